@@ -1,0 +1,168 @@
+//! The four algorithms: each a small state and what it does with a charge, as pure functions of time.
+//!
+//! Every algorithm answers the same five questions about a counter at a moment:
+//! how much counts now, when no more than so much will, when nothing will, and what the state is after
+//! a charge or a refund. The rest of the decision ([`crate::step`]) is the same for all.
+//!
+//! Two rules hold for all of them:
+//!
+//! * **A counter's time never runs backwards.** A state dated ahead of the clock is read at its own
+//!   date; one dated more than a window ahead counts as absent.
+//! * **A changed limit keeps what was used.** A state remembers the window or rate it was written
+//!   under. Under another one, it counts as before until the next charge, which carries it over as if it
+//!   had been charged then; but never longer than one new window after the last charge (a bucket
+//!   drains at the faster of the two rates instead).
+
+pub mod fixed_window;
+pub mod sliding_counter;
+pub mod sliding_log;
+pub mod token_bucket;
+
+use crate::{
+    limit::{Algorithm, Limit},
+    time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
+};
+
+/// What a store keeps of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Of a fixed window.
+    FixedWindow(fixed_window::State),
+    /// Of a sliding log.
+    SlidingLog(sliding_log::State),
+    /// Of a sliding counter.
+    SlidingCounter(sliding_counter::State),
+    /// Of a token bucket.
+    TokenBucket(token_bucket::State),
+}
+
+macro_rules! each {
+    ($state:expr, $inner:ident => $body:expr) => {
+        match $state {
+            State::FixedWindow($inner) => $body,
+            State::SlidingLog($inner) => $body,
+            State::SlidingCounter($inner) => $body,
+            State::TokenBucket($inner) => $body,
+        }
+    };
+}
+
+impl State {
+    /// A counter that nobody has used.
+    pub fn fresh(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::FixedWindow => Self::FixedWindow(fixed_window::State::default()),
+            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::State::default()),
+            Algorithm::SlidingCounter => Self::SlidingCounter(sliding_counter::State::default()),
+            Algorithm::TokenBucket => Self::TokenBucket(token_bucket::State::default()),
+        }
+    }
+
+    /// Which algorithm it belongs to.
+    pub const fn algorithm(&self) -> Algorithm {
+        match self {
+            Self::FixedWindow(_) => Algorithm::FixedWindow,
+            Self::SlidingLog(_) => Algorithm::SlidingLog,
+            Self::SlidingCounter(_) => Algorithm::SlidingCounter,
+            Self::TokenBucket(_) => Algorithm::TokenBucket,
+        }
+    }
+
+    /// How many units count against `limit` at `now`, a started one as a whole.
+    pub fn used(&self, limit: &Limit, now: Timestamp) -> u64 {
+        each!(self, state => state.used(limit, now.as_micros()))
+    }
+
+    /// Microseconds from `now` until at most `room` units count, if nobody else comes. `room` is below
+    /// what counts now.
+    pub fn wait_us(&self, limit: &Limit, now: Timestamp, room: u64) -> u64 {
+        each!(self, state => state.wait_us(limit, now.as_micros(), room))
+    }
+
+    /// Microseconds from `now` until nothing counts any more; 0 when nothing does.
+    pub fn reset_after_us(&self, limit: &Limit, now: Timestamp) -> u64 {
+        each!(self, state => state.reset_after_us(limit, now.as_micros()))
+    }
+
+    /// By how much the last microsecond of the reset wait is too long, in parts of that microsecond: one
+    /// part is `1 / limit.rate().units`. Only a bucket empties within a microsecond.
+    pub fn spare(&self, limit: &Limit, now: Timestamp) -> u64 {
+        match self {
+            Self::TokenBucket(state) => state.spare(limit, now.as_micros()),
+            Self::FixedWindow(_) | Self::SlidingLog(_) | Self::SlidingCounter(_) => 0,
+        }
+    }
+
+    /// Counts `units` more, whatever the limit says: the caller has decided, or reports what happened.
+    /// What counts never exceeds 2^53 - 1.
+    pub fn charge(&mut self, limit: &Limit, now: Timestamp, units: u64) {
+        each!(self, state => state.charge(limit, now.as_micros(), units));
+    }
+
+    /// Takes up to `units` back: the newest ones, or exactly those charged `at` that moment. Whether
+    /// anything was taken back.
+    pub fn refund(&mut self, limit: &Limit, now: Timestamp, units: u64, at: Option<Timestamp>) -> bool {
+        let at = at.map(Timestamp::as_micros);
+        each!(self, state => state.refund(limit, now.as_micros(), units, at))
+    }
+
+    /// From when on this state equals a fresh one under every limit.
+    pub fn expires_at(&self) -> Timestamp {
+        Timestamp::from_micros(each!(self, state => state.expires_at_us()))
+    }
+
+    /// Bytes this state holds beyond its own size.
+    pub fn heap_bytes(&self) -> usize {
+        self.log().map_or(0, sliding_log::State::heap_bytes)
+    }
+
+    /// How many bytes the next charge may add, when it may add any.
+    pub fn next_growth_bytes(&self) -> Option<usize> {
+        self.log().and_then(sliding_log::State::next_growth_bytes)
+    }
+
+    /// How many entries a log holds.
+    pub fn entries(&self) -> usize {
+        self.log().map_or(0, |log| log.entries.len())
+    }
+
+    /// Lets a log hold at most so many entries from now on, whatever its limit is.
+    pub fn limit_entries(&mut self, entries: usize) {
+        if let Self::SlidingLog(log) = self {
+            log.max_entries = entries;
+        }
+    }
+
+    fn log(&self) -> Option<&sliding_log::State> {
+        match self {
+            Self::SlidingLog(log) => Some(log),
+            Self::FixedWindow(_) | Self::SlidingCounter(_) | Self::TokenBucket(_) => None,
+        }
+    }
+}
+
+/// The moment at which a state dated `last` is read: its own date if the clock is behind it; nothing when
+/// it is dated more than a window ahead, because then the clock has been set back.
+fn key_time(last: u64, window: u64, now: u64) -> Option<u64> {
+    (last <= now + window).then(|| last.max(now))
+}
+
+/// `used` and `units` more, as far as a counter can hold.
+fn add_up_to_max(used: u64, units: u64) -> u64 {
+    used + units.min(MAX_EXACT - used)
+}
+
+/// `a * b / divisor` and its remainder, without overflow on the way. The quotient saturates.
+fn multiply_divide(a: u64, b: u64, divisor: u64) -> (u64, u64) {
+    if let Some(product) = a.checked_mul(b) {
+        return (product / divisor, product % divisor);
+    }
+    let (product, divisor) = (u128::from(a) * u128::from(b), u128::from(divisor));
+    let remainder = u64::try_from(product % divisor).expect("a remainder is below its u64 divisor");
+    (u64::try_from(product / divisor).unwrap_or(u64::MAX), remainder)
+}
+
+/// A wait, as far as it can be told apart.
+fn capped(wait_us: u64) -> u64 {
+    wait_us.min(MAX_WAIT_US)
+}

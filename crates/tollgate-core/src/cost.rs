@@ -1,0 +1,40 @@
+//! How much one request takes from a limit.
+
+use crate::time::MAX_EXACT;
+
+/// A whole number of units, from 0 (a read) to 2^53 - 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cost(u64);
+
+/// A cost that no store could hold exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cost {0} is too large: use a whole number from 0 to {MAX_EXACT}")]
+pub struct CostError(pub u64);
+
+impl Cost {
+    /// Takes nothing: reads, and is refused only in debt.
+    pub const ZERO: Self = Self(0);
+    /// Takes one unit.
+    pub const ONE: Self = Self(1);
+    /// The largest cost.
+    pub const MAX: Self = Self(MAX_EXACT);
+
+    /// A cost of `units`.
+    ///
+    /// # Errors
+    /// When `units` is above 2^53 - 1.
+    pub const fn new(units: u64) -> Result<Self, CostError> {
+        if units > MAX_EXACT { Err(CostError(units)) } else { Ok(Self(units)) }
+    }
+
+    /// The number of units.
+    pub const fn units(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<u32> for Cost {
+    fn from(units: u32) -> Self {
+        Self(units.into())
+    }
+}

@@ -1,0 +1,57 @@
+//! The answer's vocabulary, and the one place where waits are rounded for people and headers.
+
+use std::time::Duration;
+
+/// Whether a request may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It may, and has been charged.
+    Allowed,
+    /// It may not, and nothing was charged.
+    Denied {
+        /// When to come back.
+        retry: Retry,
+    },
+}
+
+impl Outcome {
+    /// Whether the request may pass.
+    pub const fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed)
+    }
+}
+
+/// When a refused request would pass if nobody else came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Retry {
+    /// After this wait, to the microsecond; never zero.
+    After(Duration),
+    /// Never: it costs more than the limit can ever hold.
+    Never,
+}
+
+/// A wait in whole seconds, rounded up: nobody is invited back too early.
+pub fn whole_seconds_up(wait: Duration) -> u64 {
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
+}
+
+/// A wait in whole milliseconds, rounded up; what does not fit counts as the largest.
+pub fn whole_millis_up(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_round_up_and_never_to_zero() {
+        let table = [(0, 0, 0), (1, 1, 1), (999_999, 1_000, 1), (1_000_000, 1_000, 1), (1_000_001, 1_001, 2)];
+        for (micros, millis, seconds) in table {
+            let wait = Duration::from_micros(micros);
+            assert_eq!((whole_millis_up(wait), whole_seconds_up(wait)), (millis, seconds), "{micros} us");
+        }
+        assert_eq!(whole_millis_up(Duration::MAX), u64::MAX);
+        assert_eq!(whole_seconds_up(Duration::MAX), u64::MAX);
+    }
+}

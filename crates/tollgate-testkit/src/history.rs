@@ -1,0 +1,258 @@
+//! Seeded random histories: every store must agree with the model on every field of every answer.
+//!
+//! A history mixes tiers, costs, operations, changed limits, equal times, times one microsecond before and at
+//! an edge, and clocks that are set back and forth. A failure names its seed; `TOLLGATE_SEED` replays it,
+//! and `TOLLGATE_STEPS` asks for longer histories.
+
+use std::{env, time::Duration};
+
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use tollgate::{
+    Algorithm, Check, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier, Timestamp,
+};
+use tollgate_core::step::{Admission, Mode};
+
+use crate::model::{Expected, Model};
+
+/// How many steps a history has unless `TOLLGATE_STEPS` says otherwise.
+pub const STEPS: usize = 10_000;
+
+/// A moment with all digits in use.
+const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
+/// Where a history is sent back to its start: 50 years later.
+const END: Timestamp = Timestamp::from_micros(START.as_micros() + 50 * 365 * 86_400 * 1_000_000);
+const IDENTITIES: usize = 4;
+const MAX_TIERS: usize = 8;
+const LARGEST: u64 = (1 << 53) - 1;
+
+/// What a history is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The algorithms of its counters.
+    pub algorithms: Vec<Algorithm>,
+    /// How many checks.
+    pub steps: usize,
+    /// Where chance starts.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// A history of [`STEPS`] checks, or of as many as `TOLLGATE_STEPS` says, from `seed` or from
+    /// `TOLLGATE_SEED`.
+    pub fn new(algorithms: &[Algorithm], seed: u64) -> Self {
+        let number = |name: &str| env::var(name).ok().and_then(|value| value.parse().ok());
+        Self {
+            algorithms: algorithms.to_vec(),
+            steps: number("TOLLGATE_STEPS")
+                .map_or(STEPS, |steps| usize::try_from(steps).unwrap_or(usize::MAX)),
+            seed: number("TOLLGATE_SEED").unwrap_or(seed),
+        }
+    }
+}
+
+/// Runs a history through a store whose clock is `clock`, and through the model.
+///
+/// # Panics
+/// When they disagree, naming the seed, the step and both answers.
+pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &Plan) {
+    let mut chance = StdRng::seed_from_u64(plan.seed);
+    let mut model = Model::default();
+    let mut counters: Vec<Counter> = counters(plan, &mut chance);
+    let mut now = START;
+    let mut edge = Edge::default();
+    let mut done = 0;
+    while done < plan.steps {
+        now = edge.next_moment(now, &counters, &mut chance);
+        clock.set(now);
+        let checks: Vec<Check> = (0..chance.random_range(1..=4))
+            .map(|_| random_check(&mut counters, &edge, now, &mut chance))
+            .collect();
+        let decided = store.decide(&checks, None).await.unwrap_or_else(|error| {
+            panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
+        });
+        assert_eq!(decided.at, now, "seed {} step {done}: the store is on another clock", plan.seed);
+        for (check, answers) in checks.iter().zip(&decided.answers) {
+            let expected = model.decide(check, now);
+            let granted = u32::try_from(expected.iter().filter(|one| one.granted).count()).expect("small");
+            for (index, expected) in (0..).zip(&expected) {
+                let granted = if check.operation() == Operation::Peek { 0 } else { granted };
+                let shares = answers
+                    .iter()
+                    .zip(check.tiers())
+                    .map(|(answer, tier)| answer.share(&tier.terms, index, granted));
+                let found: Vec<_> = shares.collect();
+                assert_eq!(
+                    found,
+                    expected.shares,
+                    "seed {} step {done}, request {index} of {} at {now:?}: found (left) is not as expected (right)\n\
+                     {check:#?}\n{answers:#?}",
+                    plan.seed,
+                    check.count(),
+                );
+            }
+            edge.remember(now, check, &expected);
+            done += 1;
+        }
+        if chance.random_bool(0.002) {
+            let counter = counters.choose(&mut chance).expect("there are counters");
+            let algorithm = counter.limit.algorithm();
+            store.reset(&[(counter.key.clone(), algorithm)]).await.expect("a reset is answered");
+            model.reset(&counter.key, algorithm);
+        }
+    }
+}
+
+struct Counter {
+    key: Key,
+    limit: Limit,
+}
+
+fn counters(plan: &Plan, chance: &mut StdRng) -> Vec<Counter> {
+    let mut counters = Vec::new();
+    for rule in 0..MAX_TIERS {
+        for identity in 0..IDENTITIES {
+            let algorithm = *plan.algorithms.choose(chance).expect("a plan has algorithms");
+            let key = Key::without_rule(format!("{rule}:{identity}")).expect("a short key");
+            counters.push(Counter { key, limit: random_limit(algorithm, chance) });
+        }
+    }
+    counters
+}
+
+/// Interesting moments: just before, at and after something changes.
+#[derive(Default)]
+struct Edge {
+    moments: Vec<u64>,
+    charges: Vec<Timestamp>,
+}
+
+impl Edge {
+    fn remember(&mut self, now: Timestamp, check: &Check, expected: &[Expected]) {
+        let waits = expected.iter().flat_map(|one| &one.shares).flat_map(|share| {
+            let retry = match share.retry {
+                Some(Retry::After(wait)) => Some(wait),
+                _ => None,
+            };
+            [retry, Some(share.reset_after)]
+        });
+        let near = waits.flatten().filter(|wait| *wait < Duration::from_secs(1 << 32));
+        self.moments.extend(near.map(|wait| now.plus(wait).as_micros()));
+        let excess = self.moments.len().saturating_sub(64);
+        self.moments.drain(..excess);
+        if matches!(check.operation(), Operation::Check | Operation::Charge) {
+            self.charges.push(now);
+            let excess = self.charges.len().saturating_sub(16);
+            self.charges.drain(..excess);
+        }
+    }
+
+    fn next_moment(&self, now: Timestamp, counters: &[Counter], chance: &mut StdRng) -> Timestamp {
+        let window = counters.choose(chance).expect("there are counters").limit.window();
+        let up_to = |duration: Duration, chance: &mut StdRng| {
+            Duration::from_micros(chance.random_range(0..=u64::try_from(duration.as_micros()).expect("fits")))
+        };
+        match chance.random_range(0..100) {
+            _ if now > END => START,
+            0..30 => now,
+            30..35 => now.plus(Duration::from_micros(1)),
+            35..65 => match self.moments.choose(chance) {
+                Some(moment) => {
+                    Timestamp::from_micros((moment - 1 + chance.random_range(0..3)).max(now.as_micros()))
+                }
+                None => now,
+            },
+            65..80 => now.plus(up_to(Duration::from_millis(20), chance)),
+            80..90 => now.plus(up_to(window.min(Duration::from_secs(5)), chance)),
+            90..96 => now.plus(up_to(2 * window.min(Duration::from_secs(7200)), chance)),
+            96..98 => now.minus(up_to(Duration::from_millis(50), chance)),
+            98 => now.minus(up_to(window.min(Duration::from_secs(50)), chance)),
+            _ => now.plus(up_to(window, chance).min(Duration::from_secs(86_400))),
+        }
+    }
+}
+
+fn random_limit(algorithm: Algorithm, chance: &mut StdRng) -> Limit {
+    let max = algorithm.max_amount();
+    let amount = match chance.random_range(0..20) {
+        0 => 1,
+        1..13 => chance.random_range(1..=12),
+        13..16 => *[7, 60, 100, 1_000, 9_973, 300_000].choose(chance).expect("not empty"),
+        16 => max,
+        17 => max - 1,
+        _ => chance.random_range(1..=max),
+    };
+    let micros = match chance.random_range(0..20) {
+        0..4 => 1_000,
+        4..8 => chance.random_range(1_000..=20_000),
+        8..14 => *[1_000_000, 60_000_000, 7_000_000, 1_000_003].choose(chance).expect("not empty"),
+        14..16 => 3_600_000_000,
+        16 => 315_360_000_000_000,
+        17 => 315_359_999_999_999,
+        _ => chance.random_range(1_000..=100_000_000_000),
+    };
+    let limit = Limit::new(algorithm, amount, Duration::from_micros(micros)).expect("within the range");
+    match algorithm {
+        Algorithm::TokenBucket if chance.random_bool(0.5) => {
+            let burst = if chance.random_bool(0.8) { chance.random_range(1..=20) } else { 1_000_000_000 };
+            limit.with_burst(burst).expect("within the range")
+        }
+        Algorithm::FixedWindow if chance.random_bool(0.3) => {
+            limit.with_phase(Duration::from_micros(chance.random_range(0..=micros))).expect("a fixed window")
+        }
+        _ => limit,
+    }
+}
+
+fn random_check(counters: &mut [Counter], edge: &Edge, now: Timestamp, chance: &mut StdRng) -> Check {
+    let operation = match chance.random_range(0..20) {
+        0..14 => Operation::Check,
+        14..16 => Operation::Peek,
+        16..18 => Operation::Charge,
+        18 => Operation::Refund { at: None },
+        _ => Operation::Refund { at: Some(*edge.charges.choose(chance).unwrap_or(&now)) },
+    };
+    let tier_count = match chance.random_range(0..10) {
+        0..5 => 1,
+        5..8 => 2,
+        _ => chance.random_range(3..=MAX_TIERS),
+    };
+    let first = chance.random_range(0..MAX_TIERS);
+    let tiers = (0..tier_count).map(|tier| {
+        let identity = chance.random_range(0..IDENTITIES);
+        let counter = &mut counters[(first + tier) % MAX_TIERS * IDENTITIES + identity];
+        if chance.random_bool(0.03) {
+            counter.limit = random_limit(counter.limit.algorithm(), chance);
+        }
+        let mut terms = Terms::new(counter.limit, random_cost(&counter.limit, operation, chance));
+        if chance.random_bool(0.15) {
+            terms.mode = Mode::Shadow;
+        }
+        if chance.random_bool(0.15) {
+            terms.admission = Admission::Overdraft;
+        }
+        Tier { key: counter.key.clone(), terms }
+    });
+    let check = Check::new(operation, tiers.collect()).expect("tiers are on different keys");
+    match operation {
+        Operation::Check if chance.random_bool(0.3) => check.times(chance.random_range(2..=9)),
+        _ => check,
+    }
+}
+
+fn random_cost(limit: &Limit, operation: Operation, chance: &mut StdRng) -> Cost {
+    let capacity = limit.capacity();
+    let units = match chance.random_range(0..24) {
+        0..2 => 0,
+        2..12 => 1,
+        12..16 => chance.random_range(1..=5),
+        16 => capacity,
+        17 => capacity + 1,
+        18 => capacity - 1,
+        19 => capacity / 2 + 1,
+        20 if operation == Operation::Charge => {
+            *[LARGEST, LARGEST - 1, 1 << 40, (1 << 40) - 1].choose(chance).expect("not empty")
+        }
+        _ => chance.random_range(1..=capacity),
+    };
+    Cost::new(units).expect("within the range")
+}

@@ -1,0 +1,108 @@
+//! The direction of dependencies among our crates, and the lints each of them obeys.
+
+use std::fs;
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+
+/// Our published crates: each may depend only on those before it.
+const LAYERS: [&str; 5] = ["tollgate-core", "tollgate", "tollgate-tower", "tollgate-server", "tollgate-cli"];
+
+const TESTKIT: &str = "tollgate-testkit";
+
+#[test]
+fn every_crate_has_its_place() {
+    for package in &workspace().packages {
+        let name = package.name.as_str();
+        assert!(
+            LAYERS.contains(&name) || name == TESTKIT,
+            "{name} is in no layer: add it to LAYERS in {}",
+            file!()
+        );
+    }
+}
+
+#[test]
+fn dependencies_point_to_earlier_layers_only() {
+    for package in &workspace().packages {
+        let Some(place) = layer(&package.name) else { continue };
+        for dependency in shipped_dependencies(package) {
+            if let Some(other) = layer(dependency) {
+                assert!(other < place, "{} must not depend on {dependency}", package.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_testkit_is_unpublished_and_only_ever_a_dev_dependency() {
+    for package in &workspace().packages {
+        if package.name.as_str() == TESTKIT {
+            assert_eq!(package.publish.as_deref(), Some(&[][..]), "{TESTKIT} must say publish = false");
+        }
+        assert!(
+            !shipped_dependencies(package).any(|dependency| dependency == TESTKIT),
+            "{} may depend on {TESTKIT} only under [dev-dependencies]",
+            package.name
+        );
+    }
+}
+
+#[test]
+fn only_tollgate_knows_the_redis_client() {
+    for package in &workspace().packages {
+        if ["tollgate", TESTKIT].contains(&package.name.as_str()) {
+            continue;
+        }
+        assert!(
+            !shipped_dependencies(package).any(|dependency| dependency == "redis"),
+            "{} must reach Redis through the crate tollgate",
+            package.name
+        );
+    }
+}
+
+#[test]
+fn every_crate_obeys_the_lints_of_the_workspace_and_these_forbid_unsafe_code() {
+    let workspace = workspace();
+    let root = manifest(workspace.workspace_root.join("Cargo.toml").as_str());
+    assert!(section(&root, "[workspace.lints.rust]").any(|line| line == "unsafe_code = \"forbid\""));
+
+    for package in &workspace.packages {
+        let manifest = manifest(package.manifest_path.as_str());
+        assert!(
+            section(&manifest, "[lints]").any(|line| line == "workspace = true"),
+            "{} needs [lints] with workspace = true",
+            package.name
+        );
+    }
+}
+
+fn workspace() -> Metadata {
+    MetadataCommand::new()
+        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .no_deps()
+        .exec()
+        .expect("cargo metadata reads our manifests")
+}
+
+fn layer(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| *layer == name)
+}
+
+/// Names what a user of the package compiles: normal and build dependencies, under their real names.
+fn shipped_dependencies(package: &Package) -> impl Iterator<Item = &str> {
+    let shipped =
+        package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
+    shipped.map(|dependency| dependency.name.as_str())
+}
+
+fn manifest(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Returns the lines between a header and the next.
+fn section<'a>(manifest: &'a str, header: &str) -> impl Iterator<Item = &'a str> {
+    let mut lines = manifest.lines().map(str::trim);
+    lines.by_ref().find(|line| *line == header);
+    lines.take_while(|line| !line.starts_with('['))
+}

@@ -1,0 +1,83 @@
+//! The question of one request, as a store sees it.
+
+use tollgate_core::{Operation, Terms};
+
+use crate::key::Key;
+
+/// The most tiers one check may have.
+pub const MAX_TIERS: usize = 64;
+
+/// One operation of `count` identical requests on several counters, all or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    operation: Operation,
+    count: u32,
+    tiers: Vec<Tier>,
+}
+
+/// One counter of a check and what is asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// The counter.
+    pub key: Key,
+    /// What is asked of it.
+    pub terms: Terms,
+}
+
+/// Why a check cannot be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// It has no tiers, or more than [`MAX_TIERS`].
+    #[error("a check has {0} tiers: use 1 to {MAX_TIERS}")]
+    Tiers(usize),
+    /// Two tiers are the same counter, so that neither could be decided by itself.
+    #[error("two tiers of one check count on the same key {0:?}: charge it once, with the sum of both costs")]
+    RepeatedKey(String),
+}
+
+impl Check {
+    /// A check of one request.
+    ///
+    /// # Errors
+    /// When there are no tiers, too many, or two on the same counter.
+    pub fn new(operation: Operation, tiers: Vec<Tier>) -> Result<Self, CheckError> {
+        if tiers.is_empty() || tiers.len() > MAX_TIERS {
+            return Err(CheckError::Tiers(tiers.len()));
+        }
+        for (index, tier) in tiers.iter().enumerate() {
+            if tiers[..index].iter().any(|other| tier.same_counter(other)) {
+                return Err(CheckError::RepeatedKey(tier.key.to_string()));
+            }
+        }
+        Ok(Self { operation, count: 1, tiers })
+    }
+
+    /// The same check for `count` identical requests at once, at least one.
+    pub fn times(mut self, count: u32) -> Self {
+        self.count = count.max(1);
+        self
+    }
+
+    /// What is done.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// How many identical requests ask.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The counters, in order.
+    pub fn tiers(&self) -> &[Tier] {
+        &self.tiers
+    }
+}
+
+impl Tier {
+    /// The algorithm is part of a counter: another one starts fresh.
+    fn same_counter(&self, other: &Self) -> bool {
+        self.key == other.key && self.terms.limit.algorithm() == other.terms.limit.algorithm()
+    }
+}

@@ -1,0 +1,132 @@
+//! The memory store: counters in this process, decided under a lock, within a hard bound of memory.
+//!
+//! A counter is forgotten only when it equals a fresh one. When the bound is reached and nothing can be
+//! forgotten, *new* keys of a rule share coarse counters: memory stays bounded, and flooding the store
+//! with keys never frees anybody.
+
+mod shard;
+mod table;
+
+use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
+
+use self::table::Table;
+use crate::{
+    check::Check,
+    clock::{Clock, ManualClock},
+    key::Key,
+    store::{Decided, Store, StoreError},
+};
+
+/// The bound on memory unless another is set: 256 MiB.
+pub const DEFAULT_MAX_MEMORY: usize = 256 << 20;
+/// The smallest bound on memory: 1 MiB.
+pub const MIN_MAX_MEMORY: usize = 1 << 20;
+
+/// Counters in this process.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
+///
+/// let store = MemoryStore::new();
+/// let terms = Terms::new(Limit::sliding_log(1, Duration::from_secs(60))?, Cost::ONE);
+/// let key = Key::without_rule("user:42")?;
+/// assert_eq!(store.decide_one(&key, &terms, Operation::Check, 1).0.passes, 1);
+/// assert_eq!(store.decide_one(&key, &terms, Operation::Check, 1).0.passes, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MemoryStore {
+    table: Table<parking_lot::Mutex<shard::Shard>>,
+    clock: Clock,
+}
+
+/// A bound on memory that is too small to work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("max_memory of {0} bytes is too small: use at least {MIN_MAX_MEMORY} (1 MiB)")]
+pub struct MemoryBoundError(pub usize);
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self { table: Table::new(DEFAULT_MAX_MEMORY), clock: Clock::steady() }
+    }
+}
+
+impl MemoryStore {
+    /// An empty store with the default bound, on this machine's clock.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty store that holds at most `bytes`.
+    ///
+    /// # Errors
+    /// When the bound is below 1 MiB.
+    pub fn with_max_memory(self, bytes: usize) -> Result<Self, MemoryBoundError> {
+        if bytes < MIN_MAX_MEMORY {
+            return Err(MemoryBoundError(bytes));
+        }
+        Ok(Self { table: Table::new(bytes), clock: self.clock })
+    }
+
+    /// The same store on a clock that is moved by hand: for tests and replays.
+    pub fn with_clock(self, clock: ManualClock) -> Self {
+        Self { clock: Clock::Manual(clock), ..self }
+    }
+
+    /// Decides over a single counter, without allocating unless the counter is new.
+    pub fn decide_one(
+        &self,
+        key: &Key,
+        terms: &Terms,
+        operation: Operation,
+        count: u32,
+    ) -> (Answer, Timestamp) {
+        let now = self.clock.now();
+        (self.table.decide_one(key, terms, operation, count, now), now)
+    }
+
+    /// Decides `checks` in order, each atomically.
+    pub fn decide_all(&self, checks: &[Check]) -> Decided {
+        let now = self.clock.now();
+        Decided { at: now, answers: checks.iter().map(|check| self.table.decide(check, now)).collect() }
+    }
+
+    /// Forgets these counters. How many of them were there.
+    pub fn forget(&self, counters: &[(Key, Algorithm)]) -> u64 {
+        counters.iter().map(|(key, algorithm)| u64::from(self.table.forget(key, *algorithm))).sum()
+    }
+
+    /// The store's clock.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// How many counters it holds.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether it holds no counter.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How much memory its counters take: never more than its bound.
+    pub fn memory_bytes(&self) -> usize {
+        self.table.memory_bytes()
+    }
+}
+
+impl Store for MemoryStore {
+    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+        let now = self.clock.now();
+        if deadline.is_some_and(|deadline| now > deadline) {
+            return Err(StoreError::Late(now));
+        }
+        Ok(self.decide_all(checks))
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        Ok(self.forget(counters))
+    }
+}

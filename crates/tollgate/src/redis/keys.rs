@@ -1,0 +1,40 @@
+//! How a counter is called in Redis: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
+//!
+//! `1` is the version of the stored format. The tag, eight hex digits, is all that decides the Cluster
+//! slot, and is never a caller's text: see [`crate::key`] for how rule and identity are encoded.
+
+use tollgate_core::Algorithm;
+
+use crate::key::Key;
+
+/// The prefix of all keys unless another is set.
+pub const DEFAULT_PREFIX: &str = "tg";
+/// The longest prefix.
+pub const MAX_PREFIX: usize = 32;
+
+/// The version of the stored format.
+const FORMAT: u32 = 1;
+
+pub(super) fn redis_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
+    let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
+    format!("{prefix}{FORMAT}:{{{tag:08x}}}:{algorithm}:{rule}:{identity}").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_reads_as_documented() {
+        let key = Key::without_rule("user:42").unwrap();
+        let text = String::from_utf8(redis_key(DEFAULT_PREFIX, &key, Algorithm::TokenBucket)).unwrap();
+        assert_eq!(text, "tg1:{e2f4be2c}:token-bucket:!key:user%3a42");
+    }
+
+    #[test]
+    fn a_callers_braces_never_reach_the_key() {
+        let key = Key::without_rule("{a}b}{").unwrap();
+        let text = String::from_utf8(redis_key("tg", &key, Algorithm::SlidingLog)).unwrap();
+        assert_eq!((text.matches('{').count(), text.matches('}').count()), (1, 1));
+    }
+}

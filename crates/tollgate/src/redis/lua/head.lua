@@ -1,0 +1,110 @@
+-- tollgate: decides a batch of checks in order, each over several counters, all or none.
+--
+-- KEYS      the distinct counters of the batch; those of sliding logs come last
+-- ARGV[1]   '<ddH'   now (0: the server's clock), deadline (0: none), how many KEYS are not sliding logs
+-- ARGV[2]   limits, each '<Bdddddd': algorithm (1 fixed-window, 2 sliding-counter, 3 token-bucket,
+--           4 sliding-log), amount, window, capacity, phase, and amount/window in lowest terms
+-- ARGV[3]   the tiers of all checks in order, each '<BBI4HHd': operation (0 check, 1 peek, 2 charge,
+--           3 refund), flags (1 shadow, 2 overdraft, 4 the next tier belongs to the same check), how many
+--           identical requests, which key, which limit, cost; a refund adds '<d', the time of the charge to
+--           take back (-1: the newest)
+-- reply     '<Bd': 0 decided or 1 too late (nothing ran), the time; then per tier '<I4I4dddd': how many
+--           pass this tier, how many were charged to it, free units (below 0: debt), microseconds until the
+--           next passes (0: now, -1: never), microseconds until nothing counts, and the surplus of the last
+--           of those in parts of 1/rate
+--
+-- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. A key is
+-- read once and written once, only if it changed, and always has a TTL.
+
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+local pack, unpack_from = struct.pack, struct.unpack
+
+local MAX_EXACT = 2 ^ 53 - 1
+local HALF = 2 ^ 26
+local LIMB = 2 ^ 52
+local TTL_SLACK = 10 * 1000000
+local INJECTED_TTL_SLACK = 3600 * 1000
+
+local now, deadline, plain_keys = unpack_from('<ddH', ARGV[1])
+local injected = now > 0
+if not injected then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+if deadline > 0 and now > deadline then
+  return pack('<Bd', 1, now)
+end
+
+-- a * b as high * 2^52 + low
+local function multiply(a, b)
+  local a1, b1 = floor(a / HALF), floor(b / HALF)
+  local a0, b0 = a - a1 * HALF, b - b1 * HALF
+  local cross1, cross2 = a1 * b0, a0 * b1
+  local carry1, carry2 = floor(cross1 / HALF), floor(cross2 / HALF)
+  local middle = (cross1 - carry1 * HALF) + (cross2 - carry2 * HALF)
+  local carry3 = floor(middle / HALF)
+  local low = a0 * b0 + (middle - carry3 * HALF) * HALF
+  local carry4 = floor(low / LIMB)
+  return a1 * b1 + carry1 + carry2 + carry3 + carry4, low - carry4 * LIMB
+end
+
+-- floor(a * b / divisor) and the remainder; the quotient must stay below 2^53
+local function multiply_divide(a, b, divisor)
+  local product = a * b
+  local quotient = floor(product / divisor)
+  if product < LIMB then
+    return quotient, product - quotient * divisor
+  end
+  local high, low = multiply(a, b)
+  local h, l = multiply(quotient, divisor)
+  while h > high or (h == high and l > low) do
+    quotient = quotient - 1
+    h, l = multiply(quotient, divisor)
+  end
+  local remainder = (high - h) * LIMB + (low - l)
+  while remainder >= divisor do
+    quotient = quotient + 1
+    remainder = remainder - divisor
+  end
+  return quotient, remainder
+end
+
+-- The moment at which a state dated `last` is read; nil when it is dated more than a window ahead.
+local function key_time(last, window)
+  if last > now + window then
+    return nil
+  end
+  return max(last, now)
+end
+
+-- The wait until `moment`, or until `cut` if everything stops counting there because the window changed.
+local function before_cut(moment, cut)
+  return (cut and min(cut, moment) or moment) - now
+end
+
+-- The TTL that the key of a changed state needs, in milliseconds: at least until nothing counts. nil when
+-- the one it has will do: renewing it costs as much as the write itself.
+local function next_ttl(state, limit, expires)
+  local needed = expires - now
+  local micros = max(2 * limit.window, needed)
+  local left = state.ttl_until - now
+  if state.exists and left >= needed and left <= micros + TTL_SLACK then
+    return nil
+  end
+  state.ttl_until = now + micros
+  -- Redis counts from the last whole millisecond
+  local millis = ceil(micros / 1000) + 1
+  if injected then
+    millis = millis + INJECTED_TTL_SLACK
+  end
+  return string.format('%.0f', millis)
+end
+
+-- Writes the state of a counter that is one small string of fixed length.
+local function save_string(key, packed, ttl)
+  if ttl then
+    redis.call('SET', key, packed, 'PX', ttl)
+  else
+    redis.call('SETRANGE', key, 0, packed)
+  end
+end

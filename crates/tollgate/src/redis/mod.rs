@@ -1,0 +1,144 @@
+//! The Redis store: one script call per batch, decided next to the data, on Redis's own clock.
+//!
+//! Only this module names the Redis client. It does not know rules, deadlines or failure policies: it
+//! says truthfully what is known about a call, and never sends one again whose bytes have left, unless the
+//! reply proves that it did not run.
+
+pub mod keys;
+mod script;
+
+use std::time::Duration;
+
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use tollgate_core::{Algorithm, Timestamp};
+
+pub use self::script::MAX_BATCH;
+use self::{
+    keys::{DEFAULT_PREFIX, MAX_PREFIX, redis_key},
+    script::{Call, DIGEST, Moments, SOURCE, decode, encode},
+};
+use crate::{
+    check::Check,
+    clock::ManualClock,
+    key::Key,
+    store::{Decided, Store, StoreError},
+};
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the client waits for a reply before it gives the call up; callers give up sooner.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest pause between two attempts to reconnect.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
+
+/// Counters in Redis or Valkey.
+#[derive(Clone)]
+pub struct RedisStore {
+    connection: ConnectionManager,
+    prefix: String,
+    clock: Option<ManualClock>,
+}
+
+/// Why a Redis store cannot be set up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisSetupError {
+    /// The URL is not one of a Redis server.
+    #[error("{0}: use redis://[user:password@]host[:port][/database]")]
+    Url(String),
+    /// The server could not be reached, or refused the connection.
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    /// The prefix cannot start a key.
+    #[error("prefix {0:?} cannot be used: use 1 to {MAX_PREFIX} letters, digits, '-', '_' or '.'")]
+    Prefix(String),
+}
+
+impl RedisStore {
+    /// Connects to `redis://[user:password@]host[:port][/database]`.
+    ///
+    /// # Errors
+    /// When the URL is wrong or the server cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self, RedisSetupError> {
+        let client = redis::Client::open(url).map_err(|error| RedisSetupError::Url(error.to_string()))?;
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(RESPONSE_TIMEOUT))
+            .set_max_delay(MAX_RECONNECT_DELAY);
+        let connection = ConnectionManager::new_with_config(client, config)
+            .await
+            .map_err(|error| RedisSetupError::Connect(error.to_string()))?;
+        Ok(Self { connection, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
+    }
+
+    /// The same store with another prefix, so that several can share one Redis.
+    ///
+    /// # Errors
+    /// When the prefix is empty, too long, or has other characters than letters, digits, `-`, `_` and `.`.
+    pub fn with_prefix(mut self, prefix: &str) -> Result<Self, RedisSetupError> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if prefix.is_empty() || prefix.len() > MAX_PREFIX || !prefix.bytes().all(plain) {
+            return Err(RedisSetupError::Prefix(prefix.to_owned()));
+        }
+        self.prefix = prefix.to_owned();
+        Ok(self)
+    }
+
+    /// The same store on a clock that is moved by hand instead of the server's: for tests and replays. Keys
+    /// then live an hour longer.
+    pub fn with_clock(mut self, clock: ManualClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The text of the script, as it is sent.
+    pub fn script_source() -> &'static str {
+        SOURCE
+    }
+
+    async fn call(&self, call: &Call) -> Result<Vec<u8>, StoreError> {
+        match self.send(call, "EVALSHA", &DIGEST).await {
+            Err(error) if error.code() == Some("NOSCRIPT") => self.send(call, "EVAL", SOURCE).await,
+            reply => reply,
+        }
+        .map_err(classified)
+    }
+
+    async fn send(&self, call: &Call, command: &str, script: &str) -> redis::RedisResult<Vec<u8>> {
+        let mut request = redis::cmd(command);
+        request.arg(script).arg(call.keys.len()).arg(&call.keys);
+        for argument in &call.arguments {
+            request.arg(argument);
+        }
+        request.query_async(&mut self.connection.clone()).await
+    }
+}
+
+impl Store for RedisStore {
+    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+        let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
+        let call = encode(&self.prefix, checks, moments)?;
+        let reply = self.call(&call).await?;
+        decode(&reply, checks)
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        if counters.is_empty() {
+            return Ok(0);
+        }
+        let mut request = redis::cmd("UNLINK");
+        for (key, algorithm) in counters {
+            request.arg(redis_key(&self.prefix, key, *algorithm));
+        }
+        request.query_async(&mut self.connection.clone()).await.map_err(classified)
+    }
+}
+
+/// An error that the server sent is its word that the call did not run; anything else leaves it open.
+fn classified(error: redis::RedisError) -> StoreError {
+    match error.code() {
+        Some(code) => StoreError::NotRun(format!("{code} {}", error.detail().unwrap_or_default())),
+        None if error.is_connection_refusal() => StoreError::NotRun(error.to_string()),
+        None => StoreError::Ambiguous(error.to_string()),
+    }
+}

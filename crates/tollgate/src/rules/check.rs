@@ -1,0 +1,210 @@
+//! What makes rules impossible. Everything is checked once, here, so that matching cannot fail on a rule.
+
+use std::collections::{HashMap, HashSet};
+
+use tollgate_core::{Algorithm, Limit, LimitError};
+
+use super::{
+    condition::ConditionError,
+    costs::{UnitError, check_unit},
+    rule::{Override, Rule},
+};
+use crate::labels::{self, LabelError};
+
+/// The most rules of one set.
+pub const MAX_RULES: usize = 10_000;
+/// The most overrides of one set, over all its rules.
+pub const MAX_OVERRIDES: usize = 1_000_000;
+/// The most labels that one rule counts apart by, or co-locates by.
+pub const MAX_PER: usize = 16;
+/// The longest name of a rule, in bytes.
+pub const MAX_RULE_NAME: usize = 128;
+
+/// Why rules cannot be used. Positions count from 0, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RulesError {
+    /// There are too many rules.
+    #[error(
+        "{0} rules are too many: use at most {MAX_RULES}, and overrides for what differs in numbers only"
+    )]
+    TooManyRules(usize),
+    /// There are too many overrides.
+    #[error("{0} overrides are too many: use at most {MAX_OVERRIDES} over all rules")]
+    TooManyOverrides(usize),
+    /// Two rules have one name.
+    #[error("rule {name:?} is defined twice: give each rule a name of its own")]
+    DuplicateName {
+        /// The name.
+        name: String,
+        /// The position of the first.
+        first: usize,
+        /// The position of the second.
+        second: usize,
+    },
+    /// One rule is impossible.
+    #[error("rule {name:?}: {problem}")]
+    Rule {
+        /// Its name.
+        name: String,
+        /// Its position.
+        position: usize,
+        /// What is wrong with it.
+        problem: RuleError,
+    },
+}
+
+/// What is wrong with one rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// Its name is impossible.
+    #[error(
+        "name is not usable: use 1 to {MAX_RULE_NAME} printable ASCII characters, for example \"login-per-ip\""
+    )]
+    Name,
+    /// Its `when` is impossible.
+    #[error("when: {0}")]
+    When(ConditionError),
+    /// Its `unless` is impossible.
+    #[error("unless: {0}")]
+    Unless(ConditionError),
+    /// Its `per` is impossible.
+    #[error("per: {0}")]
+    Per(LabelListError),
+    /// Its `tag` is impossible.
+    #[error("tag: {0}")]
+    Tag(LabelListError),
+    /// Its numbers are impossible.
+    #[error(transparent)]
+    Limit(LimitError),
+    /// Its unit is impossible.
+    #[error(transparent)]
+    Unit(UnitError),
+    /// Only a fixed window can be staggered.
+    #[error("stagger does nothing for {0}, which has no common edge: leave it out, or use fixed-window")]
+    Stagger(Algorithm),
+    /// One of its overrides is impossible.
+    #[error("override {}: {problem}", position + 1)]
+    Override {
+        /// Its position among the rule's overrides.
+        position: usize,
+        /// What is wrong with it.
+        problem: OverrideError,
+    },
+}
+
+/// What is wrong with a list of label names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabelListError {
+    /// There are too many.
+    #[error("{0} labels are too many: name at most {MAX_PER}")]
+    TooMany(usize),
+    /// One is named twice.
+    #[error("label {0:?} is named twice: name it once")]
+    Repeated(String),
+    /// A name is impossible.
+    #[error(transparent)]
+    Label(#[from] LabelError),
+}
+
+/// What is wrong with one override.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OverrideError {
+    /// Its `when` is impossible.
+    #[error("when: {0}")]
+    When(ConditionError),
+    /// Its numbers are impossible.
+    #[error(transparent)]
+    Limit(LimitError),
+    /// It both exempts and blocks.
+    #[error("unlimited and blocked contradict each other: set one of them")]
+    UnlimitedAndBlocked,
+}
+
+/// Checks everything about a set of rules, and settles the burst of each.
+pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
+    if rules.len() > MAX_RULES {
+        return Err(RulesError::TooManyRules(rules.len()));
+    }
+    let overrides = rules.iter().map(|rule| rule.overrides.len()).sum();
+    if overrides > MAX_OVERRIDES {
+        return Err(RulesError::TooManyOverrides(overrides));
+    }
+    for (position, rule) in rules.iter_mut().enumerate() {
+        settle_burst(rule).and_then(|()| check_rule(rule)).map_err(|problem| {
+            // An impossible name may be of any length.
+            let name = rule.name.chars().take(MAX_RULE_NAME).collect();
+            RulesError::Rule { name, position, problem }
+        })?;
+    }
+    let mut positions = HashMap::with_capacity(rules.len());
+    for (second, rule) in rules.iter().enumerate() {
+        if let Some(first) = positions.insert(&rule.name, second) {
+            return Err(RulesError::DuplicateName { name: rule.name.to_string(), first, second });
+        }
+    }
+    Ok(())
+}
+
+/// Makes `rule.burst` and `rule.limit` agree: afterwards a burst that does not follow the amount is in both.
+fn settle_burst(rule: &mut Rule) -> Result<(), RuleError> {
+    if let Some(burst) = rule.burst {
+        rule.limit = rule.limit.with_burst(burst).map_err(RuleError::Limit)?;
+    } else if rule.limit.capacity() != rule.limit.amount() {
+        rule.burst = Some(rule.limit.capacity());
+    }
+    Ok(())
+}
+
+fn check_rule(rule: &Rule) -> Result<(), RuleError> {
+    let printable = rule.name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    if rule.name.is_empty() || rule.name.len() > MAX_RULE_NAME || !printable {
+        return Err(RuleError::Name);
+    }
+    rule.when.check().map_err(RuleError::When)?;
+    rule.unless.check().map_err(RuleError::Unless)?;
+    check_label_list(&rule.per).map_err(RuleError::Per)?;
+    check_label_list(rule.tag.as_deref().unwrap_or_default()).map_err(RuleError::Tag)?;
+    check_unit(&rule.unit).map_err(RuleError::Unit)?;
+    let algorithm = rule.limit.algorithm();
+    if rule.stagger && algorithm != Algorithm::FixedWindow {
+        return Err(RuleError::Stagger(algorithm));
+    }
+    for (position, other) in rule.overrides.iter().enumerate() {
+        check_override(other, &rule.limit).map_err(|problem| RuleError::Override { position, problem })?;
+    }
+    Ok(())
+}
+
+fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
+    if list.len() > MAX_PER {
+        return Err(LabelListError::TooMany(list.len()));
+    }
+    let mut seen = HashSet::new();
+    for label in list {
+        labels::check_name(label)?;
+        if !seen.insert(label) {
+            return Err(LabelListError::Repeated(label.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Each number is checked by itself, against the rule's algorithm. That is enough for every mixture: the range
+/// of an amount, a window and a burst depends on the algorithm only, and no override changes that.
+fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> {
+    other.when.check().map_err(OverrideError::When)?;
+    let amount = other.amount.unwrap_or(limit.amount());
+    let window = other.window.unwrap_or(limit.window());
+    let changed = Limit::new(limit.algorithm(), amount, window).map_err(OverrideError::Limit)?;
+    if let Some(burst) = other.burst {
+        changed.with_burst(burst).map_err(OverrideError::Limit)?;
+    }
+    if other.unlimited == Some(true) && other.blocked == Some(true) {
+        return Err(OverrideError::UnlimitedAndBlocked);
+    }
+    Ok(())
+}

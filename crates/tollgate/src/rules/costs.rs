@@ -1,0 +1,128 @@
+//! What one request takes, in each unit that is counted.
+
+use tollgate_core::Cost;
+
+/// The unit of a rule, and of a cost, that names none.
+pub const DEFAULT_UNIT: &str = "requests";
+/// The most units one request names.
+pub const MAX_UNITS: usize = 16;
+/// The longest name of a unit, in bytes.
+pub const MAX_UNIT_NAME: usize = 64;
+
+/// What a request takes: so many of each unit it names, and nothing of the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Costs(Kind);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Requests(Cost),
+    Several(Box<[(Box<str>, Cost)]>),
+}
+
+/// Why costs cannot be used; each message says what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CostsError {
+    /// There are too many units.
+    #[error("the cost names more than {MAX_UNITS} units: name at most {MAX_UNITS}")]
+    TooMany,
+    /// A unit is named twice.
+    #[error("unit {0:?} is named more than once: give each unit one cost")]
+    Repeated(String),
+    /// The name of a unit is impossible.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+}
+
+/// A name that no unit can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unit {0:?} is not a name: use 1 to {MAX_UNIT_NAME} letters, digits, '-', '_' or '.'")]
+pub struct UnitError(pub String);
+
+impl Costs {
+    /// A cost in each of several units.
+    ///
+    /// # Errors
+    /// When there are too many units, or one is named twice or badly.
+    pub fn new<N: AsRef<str>>(costs: impl IntoIterator<Item = (N, Cost)>) -> Result<Self, CostsError> {
+        let mut several: Vec<(Box<str>, Cost)> = Vec::new();
+        for (unit, cost) in costs {
+            let unit = unit.as_ref();
+            if several.len() == MAX_UNITS {
+                return Err(CostsError::TooMany);
+            }
+            check_unit(unit)?;
+            if several.iter().any(|(name, _)| **name == *unit) {
+                return Err(CostsError::Repeated(unit.to_owned()));
+            }
+            several.push((unit.into(), cost));
+        }
+        Ok(match &*several {
+            [(unit, cost)] if **unit == *DEFAULT_UNIT => Self::from(*cost),
+            _ => Self(Kind::Several(several.into())),
+        })
+    }
+
+    /// What it takes of this unit.
+    pub fn of(&self, unit: &str) -> Cost {
+        self.iter().find(|(name, _)| *name == unit).map_or(Cost::ZERO, |(_, cost)| cost)
+    }
+
+    /// Each unit it names, with its cost.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Cost)> {
+        let (one, several) = match &self.0 {
+            Kind::Requests(cost) => (Some((DEFAULT_UNIT, *cost)), &[][..]),
+            Kind::Several(several) => (None, &**several),
+        };
+        one.into_iter().chain(several.iter().map(|(unit, cost)| (&**unit, *cost)))
+    }
+}
+
+impl From<Cost> for Costs {
+    /// That many `requests`.
+    fn from(cost: Cost) -> Self {
+        Self(Kind::Requests(cost))
+    }
+}
+
+/// Whether this can be a unit's name: the Redis protocol writes `requests=1,tokens=850`.
+pub(super) fn check_unit(unit: &str) -> Result<(), UnitError> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if unit.is_empty() || unit.len() > MAX_UNIT_NAME || !unit.bytes().all(fits) {
+        let shown = unit.chars().take(MAX_UNIT_NAME).collect();
+        return Err(UnitError(shown));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_cost_is_in_requests_and_other_units_cost_nothing() {
+        let costs = Costs::from(Cost::from(3));
+        assert_eq!((costs.of("requests"), costs.of("tokens")), (Cost::from(3), Cost::ZERO));
+        assert_eq!(costs, Costs::new([("requests", Cost::from(3))]).unwrap());
+    }
+
+    #[test]
+    fn several_units_each_have_their_cost_and_an_unnamed_one_none() {
+        let costs = Costs::new([("tokens", Cost::from(850)), ("images", Cost::ONE)]).unwrap();
+        assert_eq!(costs.of("tokens"), Cost::from(850));
+        assert_eq!(costs.of("requests"), Cost::ZERO);
+        assert_eq!(costs.iter().collect::<Vec<_>>(), [("tokens", Cost::from(850)), ("images", Cost::ONE)]);
+    }
+
+    #[test]
+    fn repeated_bad_and_too_many_units_are_refused() {
+        let twice = Costs::new([("a", Cost::ONE), ("a", Cost::ONE)]);
+        assert_eq!(twice, Err(CostsError::Repeated("a".into())));
+        for unit in ["", "a b", "a=b", "a,b", "é", &"u".repeat(MAX_UNIT_NAME + 1)] {
+            assert!(matches!(Costs::new([(unit, Cost::ONE)]), Err(CostsError::Unit(_))), "{unit}");
+        }
+        let many = |count: usize| Costs::new((0..count).map(|n| (format!("u{n}"), Cost::ONE)));
+        assert!(many(MAX_UNITS).is_ok());
+        assert_eq!(many(MAX_UNITS + 1), Err(CostsError::TooMany));
+    }
+}

@@ -1,0 +1,299 @@
+//! The rules in force: from the labels and costs of a request to the limits it meets.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tollgate_core::{Cost, Limit};
+
+use super::{
+    check::{RulesError, check_all},
+    costs::Costs,
+    index::MatchIndex,
+    pattern::Pattern,
+    rule::{Absent, OnStoreFailure, Rule},
+};
+use crate::{
+    key::{Key, encoded_rule},
+    labels::Labels,
+};
+
+/// Rules that were checked together, ready to be matched.
+#[derive(Debug)]
+pub struct RuleSet {
+    entries: Vec<Entry>,
+    index: MatchIndex,
+    positions: HashMap<Arc<str>, usize>,
+}
+
+/// A rule with what is derived from it once.
+#[derive(Debug)]
+struct Entry {
+    rule: Rule,
+    /// Its name as it stands in stored keys.
+    stored_name: Arc<str>,
+    overrides: MatchIndex,
+}
+
+/// One rule that a request meets, with its overrides resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// What it asks of this request.
+    pub effect: Effect,
+}
+
+/// What a rule asks of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// To take `cost` from `key` under `limit`.
+    Limit {
+        /// The counter.
+        key: Key,
+        /// Its limit.
+        limit: Limit,
+        /// What the request takes; 0 when it names no cost in the rule's unit.
+        cost: Cost,
+        /// It never refuses.
+        shadow: bool,
+        /// It admits while anything remains.
+        overdraft: bool,
+        /// What to do when the store does not answer.
+        on_store_failure: OnStoreFailure,
+    },
+    /// To be refused whatever is left; waiting does not help.
+    Refuse {
+        /// Why.
+        reason: Refusal,
+        /// It would refuse, but never does.
+        shadow: bool,
+    },
+}
+
+/// Why a rule refuses without counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// An override blocks the request.
+    Blocked,
+    /// The request lacks a `per` label, and the rule says `absent = "refuse"`.
+    Absent,
+}
+
+/// Why a request cannot be asked about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MatchError {
+    /// The caller's cost times the rule's factor is more than any store holds.
+    #[error(
+        "cost {} of {unit:?} is too large for rule {rule:?}, which multiplies it by {}: the product may be at most {}",
+        cost.units(), factor.units(), Cost::MAX.units()
+    )]
+    CostTooLarge {
+        /// The rule.
+        rule: Arc<str>,
+        /// Its unit.
+        unit: Arc<str>,
+        /// What the caller asked for.
+        cost: Cost,
+        /// What the rule multiplies it by.
+        factor: Cost,
+    },
+}
+
+impl RuleSet {
+    /// Checks rules and makes them ready.
+    ///
+    /// # Errors
+    /// When a rule or override is impossible, two rules have one name, or there are too many.
+    pub fn new(mut rules: Vec<Rule>) -> Result<Self, RulesError> {
+        check_all(&mut rules)?;
+        let index = MatchIndex::new(rules.iter().map(required_pairs));
+        let positions = rules.iter().enumerate().map(|(at, rule)| (Arc::clone(&rule.name), at)).collect();
+        let entries = rules
+            .into_iter()
+            .map(|rule| Entry {
+                stored_name: encoded_rule(&rule.name),
+                overrides: MatchIndex::new(rule.overrides.iter().map(|other| other.when.pairs())),
+                rule,
+            })
+            .collect();
+        Ok(Self { entries, index, positions })
+    }
+
+    /// All rules that a request meets, in their order.
+    ///
+    /// # Errors
+    /// When a cost, multiplied as a rule says, is too large.
+    pub fn matching(&self, labels: &Labels, costs: &Costs) -> Result<Vec<Applied<'_>>, MatchError> {
+        let mut candidates = Vec::new();
+        self.index.candidates(labels, &mut candidates);
+        let mut applied = Vec::with_capacity(candidates.len());
+        let mut buffer = Vec::new();
+        for id in candidates {
+            let entry = &self.entries[id as usize];
+            if !applies(&entry.rule, labels) {
+                continue;
+            }
+            if let Some(effect) = entry.effect(labels, costs, &mut buffer)? {
+                applied.push(Applied { rule: &entry.rule, effect });
+            }
+        }
+        Ok(applied)
+    }
+
+    /// The rules, in order.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.entries.iter().map(|entry| &entry.rule)
+    }
+
+    /// The rule of this name.
+    pub fn get(&self, name: &str) -> Option<&Rule> {
+        self.positions.get(name).map(|&position| &self.entries[position].rule)
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no rules.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+/// What must match for the rule to apply: its `when`, and often that its `per` labels are there.
+fn required_pairs(rule: &Rule) -> impl Iterator<Item = (&str, &Pattern)> {
+    let per = if rule.absent == Absent::Skip { &*rule.per } else { &[] };
+    rule.when.pairs().chain(per.iter().map(|label| (&**label, &Pattern::Present)))
+}
+
+/// Whether the rule applies, its overrides aside.
+fn applies(rule: &Rule, labels: &Labels) -> bool {
+    let expected = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
+    rule.when.all_match(labels)
+        && (rule.absent != Absent::Skip || !lacks_a_per_label(rule, labels))
+        && !rule.unless.any_matches(labels)
+        && (!rule.exact || labels.iter().all(|(label, _)| expected(label)))
+}
+
+fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {
+    rule.per.iter().any(|label| labels.get(label).is_none())
+}
+
+/// What the overrides that match a request make of its rule.
+struct Resolved {
+    amount: Option<u64>,
+    window: Option<Duration>,
+    burst: Option<u64>,
+    factor: Cost,
+    shadow: bool,
+    on_store_failure: OnStoreFailure,
+    /// The override that said so last, unless a later one took it back.
+    unlimited: Option<u32>,
+    blocked: Option<u32>,
+}
+
+impl Entry {
+    /// What the rule, which applies, asks of a request; nothing when an override exempts it.
+    fn effect(
+        &self,
+        labels: &Labels,
+        costs: &Costs,
+        buffer: &mut Vec<u32>,
+    ) -> Result<Option<Effect>, MatchError> {
+        let rule = &self.rule;
+        let resolved = self.resolved(labels, buffer);
+        let shadow = resolved.shadow;
+        if resolved.unlimited > resolved.blocked {
+            return Ok(None);
+        }
+        if resolved.blocked.is_some() {
+            return Ok(Some(Effect::Refuse { reason: Refusal::Blocked, shadow }));
+        }
+        if rule.absent == Absent::Refuse && lacks_a_per_label(rule, labels) {
+            return Ok(Some(Effect::Refuse { reason: Refusal::Absent, shadow }));
+        }
+        let cost = self.cost(&resolved, costs)?;
+        let values = |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<Vec<_>>();
+        let co_locate = rule.tag.as_deref().map(values);
+        let key = Key::of_rule(&self.stored_name, &values(&rule.per), co_locate.as_deref());
+        let limit = self.limit(&resolved, &key);
+        let Resolved { on_store_failure, .. } = resolved;
+        Ok(Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure }))
+    }
+
+    /// In order, field by field, a later match wins.
+    fn resolved(&self, labels: &Labels, buffer: &mut Vec<u32>) -> Resolved {
+        let rule = &self.rule;
+        let mut resolved = Resolved {
+            amount: None,
+            window: None,
+            burst: rule.burst,
+            factor: rule.cost,
+            shadow: rule.shadow,
+            on_store_failure: rule.on_store_failure,
+            unlimited: None,
+            blocked: None,
+        };
+        self.overrides.candidates(labels, buffer);
+        for &id in buffer.iter() {
+            let other = &rule.overrides[id as usize];
+            if !other.when.all_match(labels) {
+                continue;
+            }
+            resolved.amount = other.amount.or(resolved.amount);
+            resolved.window = other.window.or(resolved.window);
+            resolved.burst = other.burst.or(resolved.burst);
+            resolved.factor = other.cost.unwrap_or(resolved.factor);
+            resolved.shadow = other.shadow.unwrap_or(resolved.shadow);
+            resolved.on_store_failure = other.on_store_failure.unwrap_or(resolved.on_store_failure);
+            resolved.unlimited = other.unlimited.map_or(resolved.unlimited, |yes| yes.then_some(id));
+            resolved.blocked = other.blocked.map_or(resolved.blocked, |yes| yes.then_some(id));
+        }
+        resolved
+    }
+
+    fn cost(&self, resolved: &Resolved, costs: &Costs) -> Result<Cost, MatchError> {
+        let rule = &self.rule;
+        let (cost, factor) = (costs.of(&rule.unit), resolved.factor);
+        match cost.units().checked_mul(factor.units()).map(Cost::new) {
+            Some(Ok(product)) => Ok(product),
+            // A shadow rule refuses nobody, not even as a mistake; as this cost exceeds every capacity, the
+            // rule says truthfully that it would have refused.
+            _ if resolved.shadow => Ok(Cost::MAX),
+            _ => {
+                let (rule, unit) = (Arc::clone(&rule.name), Arc::clone(&rule.unit));
+                Err(MatchError::CostTooLarge { rule, unit, cost, factor })
+            }
+        }
+    }
+
+    fn limit(&self, resolved: &Resolved, key: &Key) -> Limit {
+        const CHECKED: &str = "every number was found in range when the rules were checked";
+        let rule = &self.rule;
+        let mut limit = rule.limit;
+        if resolved.amount.is_some() || resolved.window.is_some() || resolved.burst != rule.burst {
+            let amount = resolved.amount.unwrap_or(limit.amount());
+            let window = resolved.window.unwrap_or(limit.window());
+            let phase_us = limit.phase_us();
+            limit = Limit::new(limit.algorithm(), amount, window).expect(CHECKED);
+            if let Some(burst) = resolved.burst {
+                limit = limit.with_burst(burst).expect(CHECKED);
+            }
+            if phase_us > 0 {
+                limit = limit.with_phase(Duration::from_micros(phase_us)).expect(CHECKED);
+            }
+        }
+        if rule.stagger {
+            limit = limit.with_phase(staggered_phase(key, limit.window_us())).expect(CHECKED);
+        }
+        limit
+    }
+}
+
+/// A moment within the window that depends on the key's identity only: every process finds the same.
+fn staggered_phase(key: &Key, window_us: u64) -> Duration {
+    let hash = crc32fast::hash(key.identity().as_bytes());
+    let phase_us = (u128::from(hash) * u128::from(window_us)) >> 32;
+    Duration::from_micros(u64::try_from(phase_us).expect("a part of the window is below the window"))
+}

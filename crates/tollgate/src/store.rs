@@ -1,0 +1,55 @@
+//! What every store promises: it keeps counters, owns the clock, and decides atomically.
+
+use std::future::Future;
+
+use tollgate_core::{Algorithm, Answer, Timestamp};
+
+use crate::{check::Check, key::Key};
+
+/// Keeps counters and decides over them in one atomic step, on its own clock.
+pub trait Store: Send + Sync {
+    /// Decides `checks` in order; each sees what the earlier ones charged. With a `deadline` on the
+    /// store's clock, a call that arrives later charges nothing.
+    fn decide(
+        &self,
+        checks: &[Check],
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
+
+    /// Forgets these counters. How many of them were there.
+    fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
+}
+
+/// What a store decided, at one moment of its clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// When.
+    pub at: Timestamp,
+    /// For each check, the answer of each of its tiers.
+    pub answers: Vec<Vec<Answer>>,
+}
+
+/// Why a store did not answer, split by what is known about the charge.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The call arrived after its deadline, and nothing was charged.
+    #[error("the call reached the store after its deadline, nothing was charged (store time {0:?})")]
+    Late(Timestamp),
+    /// The store said no, and nothing was charged.
+    #[error("the store refused the call, nothing was charged: {0}")]
+    NotRun(String),
+    /// There is no answer; whether it was charged is unknown, and it must not be sent again.
+    #[error("the store did not answer, whether it was charged is unknown: {0}")]
+    Ambiguous(String),
+    /// The batch is larger than one atomic step may be.
+    #[error("a batch of {tiers} tiers on {keys} keys is too large: use at most {max} of each")]
+    TooLarge {
+        /// Tiers in the batch.
+        tiers: usize,
+        /// Distinct keys in the batch.
+        keys: usize,
+        /// The bound for both.
+        max: usize,
+    },
+}

@@ -1,0 +1,44 @@
+//! Random histories: model, memory and every Redis agree on every field.
+
+use tollgate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
+use tollgate_testkit::{
+    history::{Plan, agrees_with_model},
+    server::{Flavor, Server},
+};
+
+#[tokio::test]
+async fn memory_agrees_with_the_model() {
+    for (seed, algorithm) in (100..).zip(Algorithm::ALL) {
+        let clock = ManualClock::new(Timestamp::default());
+        let store = MemoryStore::new().with_clock(clock.clone());
+        agrees_with_model(&store, &clock, &Plan::new(&[algorithm], seed)).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_agrees_with_the_model_on_mixed_algorithms() {
+    let clock = ManualClock::new(Timestamp::default());
+    let store = MemoryStore::new().with_clock(clock.clone());
+    agrees_with_model(&store, &clock, &Plan::new(&Algorithm::ALL, 200)).await;
+}
+
+async fn redis_agrees(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
+    let server = Server::start(flavor);
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    agrees_with_model(&store, &clock, &Plan::new(algorithms, seed)).await;
+}
+
+#[tokio::test]
+async fn redis_7_agrees_with_the_model() {
+    for (seed, algorithm) in (300..).zip(Algorithm::ALL) {
+        redis_agrees(Flavor::Redis7, &[algorithm], seed).await;
+    }
+}
+
+#[tokio::test]
+async fn every_server_agrees_with_the_model_on_mixed_algorithms() {
+    for (seed, flavor) in (400..).zip(Flavor::ALL) {
+        redis_agrees(flavor, &Algorithm::ALL, seed).await;
+    }
+}
