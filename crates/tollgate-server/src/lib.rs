@@ -1,1 +1,17 @@
-//! placeholder
+//! The tollgate server: decisions over the network.
+//!
+//! A request, from socket to answer: [`serve`] accepts the connection, [`http`] reads the question, a
+//! [`Limiter`](tollgate::Limiter) over a [`store`] decides, [`http`] writes the answer.
+//!
+//! * [`serve`]: connections, their bounds, and how they end
+//! * [`http`]: the JSON API
+//! * [`store`]: from a URL to a store
+//! * [`demo`]: the rules when nothing is configured
+//!
+//! No limit is decided here, and nothing here asks the time.
+
+pub mod demo;
+mod duration;
+pub mod http;
+pub mod serve;
+pub mod store;

@@ -4,6 +4,8 @@
 //! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
 //! but the search for a free port.
 
+pub mod conformance;
+pub mod hammer;
 pub mod history;
 pub mod model;
 pub mod oracle;

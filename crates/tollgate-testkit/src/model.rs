@@ -111,10 +111,10 @@ impl Model {
     }
 
     fn charge(&mut self, key: &(Key, Algorithm), limit: &Limit, now: u64, units: u64) {
-        let units = units.min(MAX_EXACT - self.used(key, limit, now));
         if units == 0 {
             return;
         }
+        let units = units.min(MAX_EXACT - self.used(key, limit, now));
         let mut counter = match self.counters.get(key) {
             Some(counter) => counter.carried_over(limit, now),
             None => Counter::fresh(limit, now),
@@ -123,6 +123,8 @@ impl Model {
         let is_log = limit.algorithm() == Algorithm::SlidingLog;
         let full = is_log && counter.charges.len() >= usize::try_from(limit.amount()).expect("fits");
         match counter.charges.last_mut() {
+            // a log that can hold no more is dated by its newest entry
+            Some(newest) if is_log && units == 0 => counter.last = newest.0,
             Some(newest) if newest.0 == counter.last || full => *newest = (counter.last, newest.1 + units),
             _ => counter.charges.push((counter.last, units)),
         }

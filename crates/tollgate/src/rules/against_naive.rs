@@ -109,7 +109,7 @@ fn a_rule(random: &mut StdRng, name: usize, overrides: usize) -> Rule {
     rule.overdraft = random.random_bool(0.2);
     rule.absent = *[Absent::Skip, Absent::Shared, Absent::Refuse].choose(random).unwrap();
     rule.exact = random.random_bool(0.2);
-    rule.tag = maybe(random, |random| some_names(random, 2));
+    rule.tag = maybe(random, |random| rule.per[..random.random_range(0..=rule.per.len())].to_vec());
     rule.stagger = algorithm == Algorithm::FixedWindow && random.random();
     rule.on_store_failure = policy(random);
     rule.overrides = (0..overrides).map(|_| an_override(random, algorithm)).collect();

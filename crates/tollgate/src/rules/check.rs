@@ -75,6 +75,9 @@ pub enum RuleError {
     /// Its `tag` is impossible.
     #[error("tag: {0}")]
     Tag(LabelListError),
+    /// Its `tag` names a label that its `per` does not: the counters of one identity would fall apart.
+    #[error("tag: label {0:?} is not in per: add it there, so that one identity has one counter")]
+    TagNotInPer(String),
     /// Its numbers are impossible.
     #[error(transparent)]
     Limit(LimitError),
@@ -167,7 +170,11 @@ fn check_rule(rule: &Rule) -> Result<(), RuleError> {
     rule.when.check().map_err(RuleError::When)?;
     rule.unless.check().map_err(RuleError::Unless)?;
     check_label_list(&rule.per).map_err(RuleError::Per)?;
-    check_label_list(rule.tag.as_deref().unwrap_or_default()).map_err(RuleError::Tag)?;
+    let tag = rule.tag.as_deref().unwrap_or_default();
+    check_label_list(tag).map_err(RuleError::Tag)?;
+    if let Some(label) = tag.iter().find(|label| !rule.per.contains(label)) {
+        return Err(RuleError::TagNotInPer(label.to_string()));
+    }
     check_unit(&rule.unit).map_err(RuleError::Unit)?;
     let algorithm = rule.limit.algorithm();
     if rule.stagger && algorithm != Algorithm::FixedWindow {

@@ -359,6 +359,7 @@ fn impossible_rules_are_refused_with_the_rule_and_the_remedy() {
         (rule().per(["ip", "ip"]), ["per: label \"ip\"", "name it once"]),
         (rule().per(["l"; 17]), ["per: 17 labels", "at most 16"]),
         (rule().tag([""]), ["tag: ", "empty name"]),
+        (rule().per(["user"]).tag(["tenant"]), ["tag: ", "\"tenant\" is not in per"]),
         (rule().unit("a b"), ["unit \"a b\"", "letters"]),
         (rule().burst(5), ["sliding-log has no burst", "leave it out"]),
         (Rule::new("r", bucket(1)).burst(0), ["burst 0", "1 to 1000000000"]),

@@ -48,13 +48,15 @@ local function multiply(a, b)
   return a1 * b1 + carry1 + carry2 + carry3 + carry4, low - carry4 * LIMB
 end
 
--- floor(a * b / divisor) and the remainder; the quotient must stay below 2^53
+-- floor(a * b / divisor) and the remainder. The quotient may pass 2^53 by a few at most; then it is 2^53.
 local function multiply_divide(a, b, divisor)
   local product = a * b
   local quotient = floor(product / divisor)
   if product < LIMB then
     return quotient, product - quotient * divisor
   end
+  -- the estimate is off by a few where it is large: correct it by the exact products
+  quotient = min(quotient, MAX_EXACT)
   local high, low = multiply(a, b)
   local h, l = multiply(quotient, divisor)
   while h > high or (h == high and l > low) do

@@ -15,8 +15,8 @@ local function drained(whole, part, units, micros, elapsed)
   if whole == 0 and part == 0 then
     return 0, 0
   end
-  if elapsed * units / micros > whole * (1 + 2 ^ -40) + 2 then
-    return 0, 0 -- surely all of it: the exact quotient below stays in range
+  if elapsed * units / micros > whole + 8 then
+    return 0, 0 -- surely all of it, rounding aside; below, the quotient stays in range
   end
   local gone, rest = multiply_divide(elapsed, units, micros)
   if rest > part then

@@ -1,0 +1,75 @@
+//! Durations as people write them: `250ms`, `30s`, `5m`, `1h30m`, `7d`.
+//!
+//! Whole numbers, each with its unit, the larger unit first and none twice. Signs, spaces, fractions and calendar
+//! units mean nothing here, so they are refused rather than guessed at.
+
+use std::time::Duration;
+
+/// The units, largest first, in milliseconds.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// A text that is no duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a duration: use whole numbers with d, h, m, s or ms, for example \"1h30m\" or \"250ms\"")]
+pub(crate) struct DurationError(String);
+
+/// Reads a duration.
+///
+/// # Errors
+/// When the text is anything else, or longer than a duration can be.
+pub(crate) fn parse(text: &str) -> Result<Duration, DurationError> {
+    let refused = || DurationError(text.to_owned());
+    let mut total_ms: u64 = 0;
+    let mut units = UNITS.iter();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (number, after) = split_where(rest, |c| !c.is_ascii_digit());
+        let (name, after) = split_where(after, |c| c.is_ascii_digit());
+        let (_, unit_ms) = units.find(|(unit, _)| *unit == name).ok_or_else(refused)?;
+        let number: u64 = number.parse().map_err(|_| refused())?;
+        let part_ms = number.checked_mul(*unit_ms).ok_or_else(refused)?;
+        total_ms = total_ms.checked_add(part_ms).ok_or_else(refused)?;
+        rest = after;
+    }
+    if text.is_empty() { Err(refused()) } else { Ok(Duration::from_millis(total_ms)) }
+}
+
+fn split_where(text: &str, ends: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(ends).unwrap_or(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_with_units_are_read() {
+        let table = [
+            ("250ms", 250),
+            ("30s", 30_000),
+            ("5m", 300_000),
+            ("1h30m", 5_400_000),
+            ("7d", 604_800_000),
+            ("1d2h3m4s5ms", 93_784_005),
+            ("1m1ms", 60_001),
+            ("0s", 0),
+            ("90m", 5_400_000),
+        ];
+        for (text, millis) in table {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn everything_else_is_refused_and_named() {
+        let refused = [
+            "", "1", "s", "1.5h", "-1s", "+1s", "1 s", " 1s", "1s ", "1m1h", "1s1s", "1ms1s", "1w", "1M", "1S",
+            "1e3s", "PT1M", "1min", "١s", "1µs", "18446744073709551616ms", "18446744073709551615d",
+            "213503982334d18446744073709551615ms",
+        ];
+        for text in refused {
+            assert_eq!(parse(text), Err(DurationError(text.to_owned())), "{text}");
+        }
+        assert!(parse("1.5h").unwrap_err().to_string().starts_with("\"1.5h\" is not a duration: use "));
+    }
+}

@@ -1,0 +1,119 @@
+//! What a call asks, as it is used: one of the two forms, with limits and costs that can be.
+
+use tollgate::{Algorithm, Cost, Costs, Labels, Limit, Timestamp};
+
+use super::{
+    body::{self, Body, Whole},
+    problem::Problem,
+};
+use crate::duration;
+
+/// The algorithm of a limit that names none.
+const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
+
+/// The calls that ask about counters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    Check,
+    Peek,
+    Charge,
+    Refund,
+    Reset,
+}
+
+/// What is asked about.
+pub(super) enum Question {
+    /// The rules that match these labels, or only those named.
+    Rules { labels: Labels, costs: Costs, only: Option<Vec<String>>, at: Option<Timestamp> },
+    /// One key, by a limit of its own.
+    Key { key: String, limit: Limit, cost: Cost, at: Option<Timestamp> },
+}
+
+impl Question {
+    pub(super) fn read(call: Call, bytes: &[u8]) -> Result<Self, Problem> {
+        let body = Body::read(bytes)?;
+        refuse_fields_of_other_calls(call, &body)?;
+        let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
+        match body {
+            Body { labels: Some(labels), key: None, limit: None, cost, rules, .. } => {
+                let labels = Labels::new(labels.0).map_err(Problem::bad_request)?;
+                Ok(Self::Rules { labels, costs: costs(cost)?, only: named(rules)?, at })
+            }
+            Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, .. } => {
+                Ok(Self::Key { key, limit: read_limit(&limit)?, cost: cost_of_key(cost)?, at })
+            }
+            Body { labels: None, key: Some(_), limit: Some(_), .. } => Err(Problem::bad_request(
+                "\"rules\" are given together with \"key\", which no rule counts: leave \"rules\" out, \
+                 or send \"labels\" in place of \"key\" and \"limit\"",
+            )),
+            _ => Err(Problem::bad_request(
+                "the body has to be of one of two forms: send \"labels\" to ask the rules, \
+                 or \"key\" and \"limit\" to ask without rules",
+            )),
+        }
+    }
+}
+
+fn refuse_fields_of_other_calls(call: Call, body: &Body) -> Result<(), Problem> {
+    let adjusts = matches!(call, Call::Charge | Call::Refund);
+    let fields = [
+        ("cost", body.cost.is_some(), call != Call::Reset, "a reset forgets whole counters"),
+        ("rules", body.rules.is_some(), adjusts || call == Call::Reset, "all rules that match decide together"),
+        ("at_us", body.at_us.is_some(), call == Call::Refund, "only a refund names an earlier charge"),
+    ];
+    match fields.iter().find(|(_, is_given, is_taken, _)| *is_given && !is_taken) {
+        Some((field, .., why)) => {
+            Err(Problem::bad_request(format_args!("{field:?} has no place in this call: {why}, leave it out")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn named(rules: Option<Vec<String>>) -> Result<Option<Vec<String>>, Problem> {
+    match rules.as_deref() {
+        Some([]) => Err(Problem::bad_request(
+            "\"rules\" is empty: name at least one rule, or leave it out for all that match",
+        )),
+        _ => Ok(rules),
+    }
+}
+
+fn costs(cost: Option<body::Cost>) -> Result<Costs, Problem> {
+    match cost {
+        None => Ok(Cost::ONE.into()),
+        Some(body::Cost::Requests(number)) => Ok(units(number)?.into()),
+        Some(body::Cost::Units(pairs)) => {
+            let pairs: Result<Vec<_>, Problem> =
+                pairs.0.into_iter().map(|(unit, number)| Ok((unit, units(number)?))).collect();
+            Costs::new(pairs?).map_err(Problem::bad_request)
+        }
+    }
+}
+
+fn cost_of_key(cost: Option<body::Cost>) -> Result<Cost, Problem> {
+    match cost {
+        None => Ok(Cost::ONE),
+        Some(body::Cost::Requests(number)) => units(number),
+        Some(body::Cost::Units(_)) => Err(Problem::bad_request(
+            "the cost of a key has no units, which belong to rules: use a whole number, for example \"cost\":1",
+        )),
+    }
+}
+
+fn units(number: Whole) -> Result<Cost, Problem> {
+    Cost::new(number.0).map_err(Problem::bad_request)
+}
+
+fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
+    let in_limit = |error: &dyn std::error::Error| Problem::bad_request(format_args!("limit: {error}"));
+    let algorithm = match &limit.algorithm {
+        Some(name) => name.parse().map_err(|error| in_limit(&error))?,
+        None => DEFAULT_ALGORITHM,
+    };
+    let window = duration::parse(&limit.window).map_err(|error| in_limit(&error))?;
+    let read = Limit::new(algorithm, limit.amount.0, window).map_err(|error| in_limit(&error))?;
+    match limit.burst {
+        Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error)),
+        None => Ok(read),
+    }
+}

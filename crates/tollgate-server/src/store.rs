@@ -1,0 +1,124 @@
+//! From a URL to a store: which kind is known only when the server starts.
+
+use std::{fmt, str::FromStr};
+
+use tollgate::{
+    Algorithm, Check, Decided, Key, MemoryStore, RedisStore, Store, StoreError, Timestamp,
+    redis::RedisSetupError,
+};
+
+/// Where counters are kept. Shown without its user and password.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// `memory:`: in this process.
+    Memory,
+    /// `redis://…`.
+    Redis(String),
+}
+
+/// A URL of no store. What was given is not repeated: it may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store's URL names no store: use memory: or redis://[user:password@]host[:port][/database]")]
+pub struct StoreUrlError;
+
+/// A store of either kind.
+pub enum AnyStore {
+    /// In this process.
+    Memory(MemoryStore),
+    /// In Redis.
+    Redis(RedisStore),
+}
+
+/// Why a store cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("store {url}: {reason}")]
+pub struct OpenError {
+    url: StoreUrl,
+    reason: RedisSetupError,
+}
+
+impl FromStr for StoreUrl {
+    type Err = StoreUrlError;
+
+    fn from_str(url: &str) -> Result<Self, StoreUrlError> {
+        match url {
+            "memory:" => Ok(Self::Memory),
+            _ if url.starts_with("redis://") => Ok(Self::Redis(url.to_owned())),
+            _ => Err(StoreUrlError),
+        }
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory:"),
+            // The last `@`, so that one inside a password that was not escaped gives nothing away.
+            Self::Redis(url) => match url.rsplit_once('@') {
+                Some((_, place)) => write!(f, "redis://…@{place}"),
+                None => f.write_str(url),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreUrl({self})")
+    }
+}
+
+impl AnyStore {
+    /// Opens the store that the URL names.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached.
+    pub async fn open(url: &StoreUrl) -> Result<Self, OpenError> {
+        match url {
+            StoreUrl::Memory => Ok(Self::Memory(MemoryStore::new())),
+            StoreUrl::Redis(text) => RedisStore::connect(text)
+                .await
+                .map(Self::Redis)
+                .map_err(|reason| OpenError { url: url.clone(), reason }),
+        }
+    }
+}
+
+impl Store for AnyStore {
+    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+        match self {
+            Self::Memory(store) => store.decide(checks, deadline).await,
+            Self::Redis(store) => store.decide(checks, deadline).await,
+        }
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        match self {
+            Self::Memory(store) => store.reset(counters).await,
+            Self::Redis(store) => store.reset(counters).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_never_shown() {
+        for url in ["redis://me:s3cret@host:1/2", "redis://:s3cret@host:1/2", "redis://:s3@s3cret@host:1/2"] {
+            let url: StoreUrl = url.parse().unwrap();
+            assert_eq!(url.to_string(), "redis://…@host:1/2");
+            assert_eq!(format!("{url:?}"), "StoreUrl(redis://…@host:1/2)");
+        }
+        assert_eq!("redis://host".parse::<StoreUrl>().unwrap().to_string(), "redis://host");
+    }
+
+    #[test]
+    fn other_urls_are_refused_without_being_repeated() {
+        for url in ["", "memory", "memory:x", "Redis://:s3cret@host", "postgres://:s3cret@host"] {
+            let refusal = url.parse::<StoreUrl>().unwrap_err().to_string();
+            assert!(refusal.contains("redis://[user:password@]host") && !refusal.contains("s3cret"), "{refusal}");
+        }
+    }
+}

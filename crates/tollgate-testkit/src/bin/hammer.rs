@@ -1,0 +1,108 @@
+//! Hammers counters of a Redis through the library, as its arguments say: see [`Hammer::from_args`].
+//!
+//! Says `ready` when it is connected and begins when its input ends. Each admitted call is a line of its own, written
+//! at once, so that a process that is killed has told all but the calls that were under way. The first reply that
+//! does not fit together ends it with a line that says so.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tollgate::{Cost, Limiter, RedisStore};
+use tollgate_testkit::hammer::{Extent, Hammer, Hit, Line, check_snapshot, machine_time};
+use tollgate_testkit::oracle::Admitted;
+
+/// Generous: whether answers are in time is for other tests.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let (line, code) = match Hammer::from_args(std::env::args().skip(1)).and_then(run) {
+        Ok(calls) => (Line::Done(calls), ExitCode::SUCCESS),
+        Err(reason) => (Line::Failed(reason), ExitCode::FAILURE),
+    };
+    match say(&line.text()) {
+        Ok(()) => code,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn run(hammer: Hammer) -> Result<u64, String> {
+    let store = RedisStore::connect(&hammer.url).await.map_err(|error| error.to_string())?;
+    let limiter =
+        Limiter::with_deadline(store, hammer.rules(), DEADLINE).map_err(|error| error.to_string())?;
+    say("ready\n")?;
+    io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
+
+    let begin = machine_time();
+    let mut callers = JoinSet::new();
+    let job = Arc::new(Job { hammer, limiter, begin, next: AtomicU64::new(0) });
+    for _ in 0..job.hammer.callers {
+        callers.spawn(Arc::clone(&job).call_until_done());
+    }
+    let mut calls = 0;
+    while let Some(made) = callers.join_next().await {
+        calls += made.map_err(|error| error.to_string())??;
+    }
+    Ok(calls)
+}
+
+/// What the callers share.
+struct Job {
+    hammer: Hammer,
+    limiter: Limiter<RedisStore>,
+    begin: Duration,
+    /// The number of the next call.
+    next: AtomicU64,
+}
+
+impl Job {
+    /// Calls until nothing is left to do. How often.
+    async fn call_until_done(self: Arc<Self>) -> Result<u64, String> {
+        for calls in 0.. {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let is_done = match self.hammer.extent {
+                Extent::Calls(most) => number >= most,
+                Extent::Time(time) => machine_time() >= self.begin + time,
+            };
+            if is_done {
+                return Ok(calls);
+            }
+            self.call(number).await?;
+        }
+        unreachable!("a range without end has no end")
+    }
+
+    async fn call(&self, number: u64) -> Result<(), String> {
+        let Hammer { keys, costs, .. } = &self.hammer;
+        let number = usize::try_from(number).expect("so many calls are never made");
+        let cost = Cost::new(costs[number % costs.len()]).map_err(|error| error.to_string())?;
+        // Each key in turn gets all costs.
+        let key = &keys[number / costs.len() % keys.len()];
+        let labels = self.hammer.labels(key);
+
+        let sent = machine_time();
+        let decision = self.limiter.check(&labels, cost).await.map_err(|error| error.to_string())?;
+        let received = machine_time();
+
+        check_snapshot(&decision, &self.hammer.limits(), cost, Duration::ZERO)?;
+        let at = Duration::from_micros(decision.at.expect("a snapshot has a time").as_micros());
+        if !(sent..=received).contains(&at) {
+            return Err(format!("decided at {at:?}, sent at {sent:?}, received at {received:?}"));
+        }
+        if decision.is_allowed() {
+            let call = Admitted { sent, received, cost: cost.units() };
+            say(&Line::Hit(Hit { key: key.clone(), call, at }).text())?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes whole lines, at once.
+fn say(lines: &str) -> Result<(), String> {
+    let mut output = io::stdout().lock();
+    output.write_all(lines.as_bytes()).and_then(|()| output.flush()).map_err(|error| error.to_string())
+}

@@ -1,0 +1,553 @@
+//! Several processes hammer the same counters of a Redis through the library, and tell what was admitted.
+//!
+//! A [`Hammer`] is what one process does, as its command line says it; `bin/hammer.rs` does it, a line of
+//! output for each admitted call; [`run`] starts several of them, lets them go at one moment and collects the
+//! lines. [`check_snapshot`] is the judge of a single reply; over many, the [`oracle`](crate::oracle) judges.
+//!
+//! Nothing here knows how a limit is kept: a process sees the library's public face only.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use tollgate::{Algorithm, Cost, Decision, Labels, Limit, Outcome, Retry, Rule, Source, TierDecision};
+
+use crate::oracle::Admitted;
+
+/// Bounds a process from its start to its end: several times what the slowest test needs on a busy machine.
+const PROCESS_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a process says when it is connected and waits for the end of its input.
+const READY: &str = "ready";
+
+/// What one process does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hammer {
+    /// The Redis.
+    pub url: String,
+    /// The limit of each key.
+    pub limit: Limit,
+    /// The keys, taken in turn; without white space.
+    pub keys: Vec<String>,
+    /// A second tier: who is counted apart, without white space, and under which limit.
+    pub user: Option<(String, Limit)>,
+    /// What the calls cost, taken in turn.
+    pub costs: Vec<u64>,
+    /// How many calls are under way at once.
+    pub callers: usize,
+    /// How much is done.
+    pub extent: Extent,
+}
+
+/// How much a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many calls, of all callers together.
+    Calls(u64),
+    /// Calls are made for so long.
+    Time(Duration),
+}
+
+/// What one process told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The calls that were admitted.
+    pub hits: Vec<Hit>,
+    /// How many calls were made; unknown when the process was killed.
+    pub calls: Option<u64>,
+}
+
+/// A call that was admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Its key.
+    pub key: String,
+    /// When it was under way, since the epoch on the clock of this machine, and its cost.
+    pub call: Admitted,
+    /// When the store says it was decided.
+    pub at: Duration,
+}
+
+/// Lets the processes hammer at the same time, and returns what each of them told, in their order.
+///
+/// `program` is the path of `bin/hammer.rs`, built: `env!("CARGO_BIN_EXE_hammer")`.
+///
+/// # Panics
+///
+/// When one fails, finds a reply that does not fit together, or does not end in time.
+#[must_use]
+pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Report> {
+    start(program, hammers).into_iter().map(Process::finish).collect()
+}
+
+/// Starts the processes and lets them go once all are ready.
+///
+/// # Panics
+///
+/// When one does not start in time.
+#[must_use]
+pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Process> {
+    let mut processes: Vec<_> =
+        hammers.iter().map(|hammer| Process::spawn(program.as_ref(), hammer)).collect();
+    for process in &mut processes {
+        let line = process.next_line();
+        assert_eq!(line.as_deref(), Some(READY), "a hammer does not start");
+    }
+    for process in &mut processes {
+        drop(process.child.stdin.take());
+    }
+    processes
+}
+
+/// A hammer that runs; killed when it is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    deadline: Duration,
+    report: Report,
+}
+
+impl Process {
+    fn spawn(program: &Path, hammer: &Hammer) -> Process {
+        let mut child = Command::new(program)
+            .args(hammer.to_args())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
+        let output = BufReader::new(child.stdout.take().expect("the output is a pipe"));
+        let (tell, lines) = channel();
+        // A read cannot be given a deadline, a channel can. The thread ends with the process.
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        Process { child, lines, deadline: machine_time() + PROCESS_DEADLINE, report: Report::default() }
+    }
+
+    /// Waits until so many calls have been admitted, or the process has ended.
+    ///
+    /// # Panics
+    ///
+    /// When it fails or the time is up.
+    pub fn wait_for_hits(&mut self, hits: usize) {
+        while self.report.hits.len() < hits && self.read() {}
+    }
+
+    /// Kills the process with SIGKILL, and returns what it told before.
+    ///
+    /// # Panics
+    ///
+    /// When it failed before.
+    #[must_use]
+    pub fn kill(mut self) -> Report {
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        while self.read() {}
+        std::mem::take(&mut self.report)
+    }
+
+    /// Waits until the process ends, and returns what it told.
+    ///
+    /// # Panics
+    ///
+    /// When it fails or the time is up.
+    #[must_use]
+    pub fn finish(mut self) -> Report {
+        while self.read() {}
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success() && self.report.calls.is_some(), "a hammer ended early: {status}");
+        std::mem::take(&mut self.report)
+    }
+
+    /// Takes up a line; false when there are no more.
+    fn read(&mut self) -> bool {
+        let Some(line) = self.next_line() else { return false };
+        match Line::parse(&line) {
+            Some(Line::Hit(hit)) => self.report.hits.push(hit),
+            Some(Line::Done(calls)) => self.report.calls = Some(calls),
+            Some(Line::Failed(reason)) => panic!("a hammer failed: {reason}"),
+            None => panic!("a hammer said {line:?}"),
+        }
+        true
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(self.deadline.saturating_sub(machine_time())) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("a hammer did not end within {PROCESS_DEADLINE:?}"),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A line that a process says once it is ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// A call was admitted.
+    Hit(Hit),
+    /// It is over; so many calls were made.
+    Done(u64),
+    /// It gave up, and why.
+    Failed(String),
+}
+
+impl Line {
+    /// Returns the line, its end included.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self {
+            Line::Hit(Hit { key, call: Admitted { sent, received, cost }, at }) => {
+                let [sent, received, at] = [sent, received, at].map(|moment| moment.as_micros());
+                format!("admitted {sent} {received} {cost} {at} {key}\n")
+            }
+            Line::Done(calls) => format!("done {calls}\n"),
+            Line::Failed(reason) => format!("failed {}\n", reason.replace('\n', " ")),
+        }
+    }
+
+    fn parse(line: &str) -> Option<Line> {
+        let (kind, rest) = line.split_once(' ')?;
+        match kind {
+            "admitted" => {
+                let fields: Vec<&str> = rest.split(' ').collect();
+                let [sent, received, cost, at, key] = *fields else { return None };
+                let moment = |text: &str| text.parse().ok().map(Duration::from_micros);
+                let call =
+                    Admitted { sent: moment(sent)?, received: moment(received)?, cost: cost.parse().ok()? };
+                Some(Line::Hit(Hit { key: key.to_owned(), call, at: moment(at)? }))
+            }
+            "done" => rest.parse().ok().map(Line::Done),
+            "failed" => Some(Line::Failed(rest.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+impl Hammer {
+    /// Returns the limits of a call, in the order of its tiers.
+    #[must_use]
+    pub fn limits(&self) -> Vec<Limit> {
+        [self.limit].into_iter().chain(self.user.as_ref().map(|(_, limit)| *limit)).collect()
+    }
+
+    /// Returns the rules the process decides by.
+    #[must_use]
+    pub fn rules(&self) -> Vec<Rule> {
+        let per_user = self.user.as_ref().map(|(_, limit)| Rule::new("per-user", *limit).per(["user"]));
+        [Rule::new("per-key", self.limit).per(["key"])].into_iter().chain(per_user).collect()
+    }
+
+    /// Returns the labels of a call on a key.
+    ///
+    /// # Panics
+    ///
+    /// When the key or the user is too long for a label.
+    #[must_use]
+    pub fn labels(&self, key: &str) -> Labels {
+        let user = self.user.as_ref().map(|(name, _)| ("user", name.as_str()));
+        Labels::new([("key", key)].into_iter().chain(user)).expect("keys and users are short")
+    }
+
+    fn to_args(&self) -> Vec<String> {
+        let mut args = vec![
+            format!("--url={}", self.url),
+            format!("--limit={}", limit_text(&self.limit)),
+            format!("--callers={}", self.callers),
+            match self.extent {
+                Extent::Calls(calls) => format!("--calls={calls}"),
+                Extent::Time(time) => format!("--millis={}", time.as_millis()),
+            },
+        ];
+        args.extend(self.keys.iter().map(|key| format!("--key={key}")));
+        args.extend(self.costs.iter().map(|cost| format!("--cost={cost}")));
+        if let Some((name, limit)) = &self.user {
+            args.extend([format!("--user={name}"), format!("--user-limit={}", limit_text(limit))]);
+        }
+        args
+    }
+
+    /// Reads a command line:
+    ///
+    /// ```text
+    /// --url=URL --limit=ALGORITHM:AMOUNT:WINDOW_MS[:BURST] --key=KEY... --cost=COST... --callers=COUNT
+    /// (--calls=COUNT | --millis=TIME) [--user=NAME --user-limit=LIMIT]
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When an argument is unknown, wrong or missing; the text says which.
+    pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Hammer, String> {
+        let (mut url, mut limit, mut callers, mut extent) = (None, None, None, None);
+        let (mut user, mut user_limit) = (None, None);
+        let (mut keys, mut costs) = (Vec::new(), Vec::new());
+        for arg in args {
+            let (name, value) = arg.split_once('=').ok_or_else(|| format!("{arg}: not --name=value"))?;
+            let number = || value.parse::<u64>().map_err(|error| format!("{arg}: {error}"));
+            match name {
+                "--url" => url = Some(value.to_owned()),
+                "--limit" => limit = Some(parse_limit(value)?),
+                "--key" => keys.push(value.to_owned()),
+                "--cost" => costs.push(number()?),
+                "--callers" => callers = usize::try_from(number()?).ok(),
+                "--calls" => extent = Some(Extent::Calls(number()?)),
+                "--millis" => extent = Some(Extent::Time(Duration::from_millis(number()?))),
+                "--user" => user = Some(value.to_owned()),
+                "--user-limit" => user_limit = Some(parse_limit(value)?),
+                _ => return Err(format!("{arg}: there is no such argument")),
+            }
+        }
+        if keys.is_empty() || costs.is_empty() || user.is_some() != user_limit.is_some() {
+            return Err("needs --key and --cost, and --user together with --user-limit".to_owned());
+        }
+        Ok(Hammer {
+            url: url.ok_or("needs --url")?,
+            limit: limit.ok_or("needs --limit")?,
+            keys,
+            user: user.zip(user_limit),
+            costs,
+            callers: callers.ok_or("needs --callers")?,
+            extent: extent.ok_or("needs --calls or --millis")?,
+        })
+    }
+}
+
+fn limit_text(limit: &Limit) -> String {
+    let text = format!("{}:{}:{}", limit.algorithm(), limit.amount(), limit.window().as_millis());
+    match limit.algorithm() {
+        Algorithm::TokenBucket => format!("{text}:{}", limit.capacity()),
+        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => text,
+    }
+}
+
+fn parse_limit(text: &str) -> Result<Limit, String> {
+    let wrong = |reason: &dyn std::fmt::Display| format!("limit {text:?}: {reason}");
+    let number = |part: &str| part.parse::<u64>().map_err(|error| wrong(&error));
+    let parts: Vec<&str> = text.split(':').collect();
+    let (algorithm, amount, window, burst) = match *parts {
+        [algorithm, amount, window] => (algorithm, amount, window, None),
+        [algorithm, amount, window, burst] => (algorithm, amount, window, Some(burst)),
+        _ => return Err(wrong(&"use ALGORITHM:AMOUNT:WINDOW_MS[:BURST]")),
+    };
+    let algorithm = algorithm.parse().map_err(|error| wrong(&error))?;
+    let window = Duration::from_millis(number(window)?);
+    let limit = Limit::new(algorithm, number(amount)?, window).map_err(|error| wrong(&error))?;
+    match burst {
+        Some(burst) => limit.with_burst(number(burst)?).map_err(|error| wrong(&error)),
+        None => Ok(limit),
+    }
+}
+
+/// Reads the clock that all processes of this machine share, in whole microseconds since the epoch.
+///
+/// `Instant` is steady, but its value cannot be told to another process. This one can, and on one machine it is
+/// also the clock of Redis: a decision must lie between the send and the receipt of its call, and if somebody
+/// sets the clock in mid-test, both sides see it.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "no other clock can be compared across processes")]
+pub fn machine_time() -> Duration {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
+    Duration::new(since_epoch.as_secs(), since_epoch.subsec_micros() * 1_000)
+}
+
+/// Checks that all parts of a reply come from one moment of the store: outcome, remaining, retry and reset agree,
+/// in each tier and between them. For rules that are enforced, in full and never in debt.
+///
+/// `ahead` is how far a counter may be dated ahead of a decision on it: nothing in Redis, where one clock is read
+/// by one thread; in memory, as long as a thread can be held up between reading the clock and taking the lock.
+///
+/// # Errors
+///
+/// What does not agree, with the reply.
+pub fn check_snapshot(
+    decision: &Decision,
+    limits: &[Limit],
+    cost: Cost,
+    ahead: Duration,
+) -> Result<(), String> {
+    let complain =
+        |what: String| Err(format!("{what}, at a cost of {} under {limits:?}: {decision:?}", cost.units()));
+    let Some(at) = decision.at.filter(|_| decision.source == Source::Store) else {
+        return complain("not decided by the store".to_owned());
+    };
+    if decision.tiers.len() != limits.len() {
+        return complain("another number of tiers".to_owned());
+    }
+    for (index, (tier, limit)) in decision.tiers.iter().zip(limits).enumerate() {
+        let asked =
+            Asked { limit, cost: cost.units(), at_us: at.as_micros(), ahead, charged: decision.is_allowed() };
+        if let Some(what) = asked.disagreement(tier) {
+            return complain(format!("tier {index}: {what}"));
+        }
+    }
+    let refusals = decision.tiers.iter().filter_map(|tier| match tier.outcome {
+        Outcome::Denied { retry } => Some(retry),
+        Outcome::Allowed => None,
+    });
+    let expected = refusals.max().map_or(Outcome::Allowed, |retry| Outcome::Denied { retry });
+    if decision.outcome != expected {
+        return complain(format!("its tiers say {expected:?}"));
+    }
+    Ok(())
+}
+
+/// What was asked of one tier, and what became of the whole check.
+struct Asked<'a> {
+    limit: &'a Limit,
+    cost: u64,
+    at_us: u64,
+    ahead: Duration,
+    charged: bool,
+}
+
+impl Asked<'_> {
+    fn disagreement(&self, tier: &TierDecision) -> Option<&'static str> {
+        let retry_wrong = match tier.outcome {
+            Outcome::Allowed => false,
+            Outcome::Denied { retry: Retry::Never } => self.cost <= tier.limit,
+            Outcome::Denied { retry: Retry::After(wait) } => wait.is_zero() || wait > tier.reset_after,
+        };
+        let fits_wrong = match tier.outcome {
+            Outcome::Allowed if self.charged => tier.limit.saturating_sub(tier.remaining) < self.cost,
+            Outcome::Allowed => tier.remaining < self.cost,
+            Outcome::Denied { .. } => tier.remaining >= self.cost,
+        };
+        let reset_us = u64::try_from(tier.reset_after.as_micros()).unwrap_or(u64::MAX);
+        [
+            (tier.limit != self.limit.capacity(), "the limit is not the capacity"),
+            (tier.remaining > tier.limit, "more remains than there is"),
+            (retry_wrong, "the retry does not fit the outcome"),
+            (fits_wrong, "what remains does not fit the outcome"),
+            ((tier.remaining == tier.limit) != (reset_us == 0), "a reset and nothing used, or the reverse"),
+            (reset_us > 0 && !self.reset_is_possible(tier, reset_us), "the reset cannot be then"),
+        ]
+        .into_iter()
+        .find_map(|(is_wrong, what)| is_wrong.then_some(what))
+    }
+
+    /// Whether a reset after so long fits what is used, and what was charged just now.
+    fn reset_is_possible(&self, tier: &TierDecision, reset_us: u64) -> bool {
+        let window = self.limit.window_us();
+        let just_charged = self.charged && self.cost > 0;
+        let ahead = u64::try_from(self.ahead.as_micros()).unwrap_or(u64::MAX);
+        let is_edge = |phase: u64| (self.at_us + reset_us - phase).is_multiple_of(window);
+        let (shortest, longest) = match self.limit.algorithm() {
+            Algorithm::FixedWindow if !is_edge(self.limit.phase_us()) => return false,
+            Algorithm::SlidingCounter if !is_edge(0) => return false,
+            Algorithm::FixedWindow => (1, window),
+            Algorithm::SlidingLog => (if just_charged { window } else { 1 }, window),
+            Algorithm::SlidingCounter => (if just_charged { window + 1 } else { 1 }, 2 * window),
+            Algorithm::TokenBucket => {
+                let used = tier.limit - tier.remaining;
+                (self.drain_us(used - 1), self.drain_us(used))
+            }
+        };
+        (shortest..=longest.saturating_add(ahead)).contains(&reset_us)
+    }
+
+    /// How long a bucket takes to drain `units`, rounded up.
+    fn drain_us(&self, units: u64) -> u64 {
+        let micros = u128::from(units) * u128::from(self.limit.window_us());
+        u64::try_from(micros.div_ceil(u128::from(self.limit.amount()))).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate::{Limiter, ManualClock, MemoryStore, Timestamp};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_command_line_says_what_a_hammer_does() {
+        let bucket = Limit::token_bucket(7, SECOND).unwrap().with_burst(3).unwrap();
+        let plain = Hammer {
+            url: "redis://127.0.0.1:1".to_owned(),
+            limit: Limit::sliding_log(100, Duration::from_millis(1)).unwrap(),
+            keys: vec!["a".to_owned(), "b=c".to_owned()],
+            user: None,
+            costs: vec![1, 5],
+            callers: 3,
+            extent: Extent::Calls(9),
+        };
+        let tiered =
+            Hammer { user: Some(("me".to_owned(), bucket)), extent: Extent::Time(SECOND), ..plain.clone() };
+        for hammer in [plain, tiered] {
+            assert_eq!(Hammer::from_args(hammer.to_args()), Ok(hammer.clone()));
+            let mut args = hammer.to_args();
+            args.remove(0);
+            assert_eq!(Hammer::from_args(args), Err("needs --url".to_owned()));
+        }
+        assert!(parse_limit("sliding-log:1").is_err() && parse_limit("sliding-log:1:1:1").is_err());
+    }
+
+    #[test]
+    fn a_line_says_what_was_admitted() {
+        let [sent, at, received] = [5, 6, 7].map(Duration::from_micros);
+        let hit = Hit { key: "k".to_owned(), call: Admitted { sent, received, cost: 2 }, at };
+        assert_eq!(Line::Hit(hit.clone()).text(), "admitted 5 7 2 6 k\n");
+        for line in [Line::Hit(hit), Line::Done(8), Line::Failed("it is away".to_owned())] {
+            assert_eq!(Line::parse(line.text().trim_end()), Some(line));
+        }
+        assert_eq!(Line::parse("admitted 5 7 2 6"), None);
+    }
+
+    /// One admitted and one refused reply of each algorithm.
+    fn replies() -> Vec<(Limit, Decision)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+        let limiter = Limiter::new(MemoryStore::new().with_clock(clock), []).unwrap();
+        let mut replies = Vec::new();
+        for algorithm in Algorithm::ALL {
+            let limit = Limit::new(algorithm, 5, SECOND).unwrap();
+            for _ in 0..2 {
+                let decision = runtime.block_on(limiter.check_key("k", &limit, Cost::from(3))).unwrap();
+                replies.push((limit, decision));
+            }
+        }
+        replies
+    }
+
+    #[test]
+    fn a_reply_of_one_moment_is_accepted_and_any_altered_one_is_not() {
+        type Alteration = (&'static str, fn(&mut Decision));
+        let alterations: [Alteration; 10] = [
+            ("source", |reply| reply.source = Source::Open),
+            ("time", |reply| reply.at = None),
+            ("tiers", |reply| reply.tiers.clear()),
+            ("outcome", |reply| {
+                reply.outcome = match reply.outcome {
+                    Outcome::Allowed => Outcome::Denied { retry: Retry::Never },
+                    Outcome::Denied { .. } => Outcome::Allowed,
+                };
+            }),
+            ("retry", |reply| {
+                reply.tiers[0].outcome = Outcome::Denied { retry: Retry::After(Duration::ZERO) };
+            }),
+            ("never", |reply| reply.tiers[0].outcome = Outcome::Denied { retry: Retry::Never }),
+            ("limit", |reply| reply.tiers[0].limit += 1),
+            ("remaining", |reply| reply.tiers[0].remaining = 5),
+            ("no reset", |reply| reply.tiers[0].reset_after = Duration::ZERO),
+            ("late reset", |reply| reply.tiers[0].reset_after += 2 * SECOND),
+        ];
+        for (limit, reply) in replies() {
+            let cost = Cost::from(3);
+            assert_eq!(check_snapshot(&reply, &[limit], cost, Duration::ZERO), Ok(()));
+            for (what, alter) in &alterations {
+                let mut altered = reply.clone();
+                alter(&mut altered);
+                let verdict = check_snapshot(&altered, &[limit], cost, Duration::ZERO);
+                assert!(verdict.is_err(), "another {what} goes unnoticed: {altered:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The answer to one request: allowed or not, by which rule, and where that was decided.
+
+use std::{sync::Arc, time::Duration};
+
+use tollgate_core::{Outcome, Retry, Timestamp, step::Mode};
+
+/// The answer to one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Whether it may pass.
+    pub outcome: Outcome,
+    /// What each limit says: those that count in the order of their rules, then those that refuse outright.
+    pub tiers: Vec<TierDecision>,
+    /// The store's time of the decision; a charge is taken back exactly with it. Absent when no store decided.
+    pub at: Option<Timestamp>,
+    /// Where it was decided.
+    pub source: Source,
+    deciding: Option<usize>,
+}
+
+/// What one limit says to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierDecision {
+    /// The rule; absent in a check without rules.
+    pub rule: Option<Arc<str>>,
+    /// What is counted.
+    pub unit: Arc<str>,
+    /// Whether it can refuse.
+    pub mode: Mode,
+    /// Whether it alone would let the request pass.
+    pub outcome: Outcome,
+    /// The most that can pass at once.
+    pub limit: u64,
+    /// Whole units free now.
+    pub remaining: u64,
+    /// Until nothing counts any more.
+    pub reset_after: Duration,
+}
+
+/// Where a decision came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store.
+    Store,
+    /// This process, without asking the store: no rule counts this request, or one refuses it outright.
+    Local,
+    /// The store did not answer, and no rule that matched refuses then.
+    Open,
+    /// The store did not answer, and a rule that matched refuses then.
+    Closed,
+}
+
+impl Source {
+    /// Its name in answers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Local => "local",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl Decision {
+    /// Puts the tiers' verdicts together: refused as soon as one that can refuse does.
+    pub(crate) fn of_tiers(tiers: Vec<TierDecision>, at: Option<Timestamp>, source: Source) -> Self {
+        let enforced = || tiers.iter().enumerate().filter(|(_, tier)| tier.mode == Mode::Enforced);
+        let refusing = enforced().filter_map(|(index, tier)| match tier.outcome {
+            Outcome::Denied { retry } => Some((retry, index)),
+            Outcome::Allowed => None,
+        });
+        // of equal waits the first rule decides
+        let longest = refusing.min_by_key(|(retry, index)| (std::cmp::Reverse(*retry), *index));
+        let (outcome, deciding) = match longest {
+            Some((retry, index)) => (Outcome::Denied { retry }, Some(index)),
+            None => (Outcome::Allowed, enforced().min_by_key(|(_, tier)| tier.remaining).map(|(index, _)| index)),
+        };
+        Self { outcome, tiers, at, source, deciding }
+    }
+
+    /// Whether the request may pass.
+    pub fn is_allowed(&self) -> bool {
+        self.outcome.is_allowed()
+    }
+
+    /// The tier that decided: the one that refuses the longest, else the one with the least remaining. Absent
+    /// when no rule that can refuse matched, or the store did not answer.
+    pub fn deciding(&self) -> Option<&TierDecision> {
+        self.deciding.map(|index| &self.tiers[index])
+    }
+
+    /// The rule that decided.
+    pub fn rule(&self) -> Option<&str> {
+        self.deciding().and_then(|tier| tier.rule.as_deref())
+    }
+
+    /// The capacity of the limit that decided.
+    pub fn limit(&self) -> Option<u64> {
+        self.deciding().map(|tier| tier.limit)
+    }
+
+    /// Whole units that the limit that decided has free now.
+    pub fn remaining(&self) -> Option<u64> {
+        self.deciding().map(|tier| tier.remaining)
+    }
+
+    /// When to come back; absent when allowed, and when waiting cannot help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.outcome {
+            Outcome::Denied { retry: Retry::After(wait) } => Some(wait),
+            Outcome::Denied { retry: Retry::Never } | Outcome::Allowed => None,
+        }
+    }
+
+    /// Until nothing counts any more against the limit that decided.
+    pub fn reset_after(&self) -> Option<Duration> {
+        self.deciding().map(|tier| tier.reset_after)
+    }
+
+    /// Whether the store did not answer, so that the rules' failure policies decided.
+    pub fn is_degraded(&self) -> bool {
+        matches!(self.source, Source::Open | Source::Closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tier(rule: &str, mode: Mode, outcome: Outcome, remaining: u64) -> TierDecision {
+        let (rule, unit) = (Some(Arc::from(rule)), Arc::from("requests"));
+        TierDecision { rule, unit, mode, outcome, limit: 10, remaining, reset_after: Duration::ZERO }
+    }
+
+    fn denied(seconds: u64) -> Outcome {
+        Outcome::Denied { retry: Retry::After(Duration::from_secs(seconds)) }
+    }
+
+    fn decide(tiers: Vec<TierDecision>) -> Decision {
+        Decision::of_tiers(tiers, None, Source::Store)
+    }
+
+    #[test]
+    fn the_longest_refusal_decides() {
+        let decision = decide(vec![
+            tier("short", Mode::Enforced, denied(1), 0),
+            tier("long", Mode::Enforced, denied(5), 0),
+            tier("equal", Mode::Enforced, denied(5), 0),
+            tier("shadow", Mode::Shadow, denied(9), 0),
+        ]);
+        assert_eq!((decision.rule(), decision.retry_after()), (Some("long"), Some(Duration::from_secs(5))));
+    }
+
+    #[test]
+    fn waiting_for_ever_is_the_longest() {
+        let never = Outcome::Denied { retry: Retry::Never };
+        let decision =
+            decide(vec![tier("never", Mode::Enforced, never, 0), tier("long", Mode::Enforced, denied(5), 0)]);
+        assert_eq!((decision.rule(), decision.retry_after()), (Some("never"), None));
+    }
+
+    #[test]
+    fn when_all_allow_the_least_remaining_decides_and_a_shadow_never_does() {
+        let decision = decide(vec![
+            tier("more", Mode::Enforced, Outcome::Allowed, 5),
+            tier("less", Mode::Enforced, Outcome::Allowed, 3),
+            tier("shadow", Mode::Shadow, denied(9), 0),
+        ]);
+        assert!(decision.is_allowed());
+        assert_eq!((decision.rule(), decision.remaining()), (Some("less"), Some(3)));
+        assert_eq!(decide(vec![tier("shadow", Mode::Shadow, denied(9), 0)]).rule(), None);
+    }
+}

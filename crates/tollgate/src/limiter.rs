@@ -1,0 +1,377 @@
+//! What people use: rules and a store behind one question, *may this request pass, and if not, when?*
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::RwLock;
+use tollgate_core::{
+    Cost, Limit, Operation, Outcome, Retry, Terms, Timestamp,
+    step::{Admission, Mode, Share},
+};
+
+use crate::{
+    check::{Check, CheckError, Tier},
+    decision::{Decision, Source, TierDecision},
+    gate::{DEFAULT_DEADLINE, Gate},
+    key::{Key, KeyError},
+    labels::Labels,
+    rules::{Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
+    store::{Store, StoreError},
+};
+
+/// When a caller refused because the store is away is asked to come back.
+const CLOSED_RETRY: Duration = Duration::from_secs(1);
+
+/// Decides requests by rules, or by a limit given with the request. Cheap to clone.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+///
+/// let per_ip = Limit::sliding_log(10, Duration::from_secs(60))?;
+/// let rules = [Rule::new("login-per-ip", per_ip).when("route", "login").per(["ip"])];
+/// let limiter = Limiter::new(MemoryStore::new(), rules)?;
+///
+/// let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")])?;
+/// let decision = limiter.check(&labels, Cost::ONE).await?;
+/// assert!(decision.is_allowed());
+/// assert_eq!((decision.rule(), decision.remaining()), (Some("login-per-ip"), Some(9)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+pub struct Limiter<S> {
+    inner: Arc<Inner<S>>,
+}
+
+struct Inner<S> {
+    gate: Gate<S>,
+    rules: RwLock<Arc<RuleSet>>,
+}
+
+/// Why a request cannot be decided: its own mistake, but for [`Error::Store`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The request's cost is too large for a rule.
+    #[error(transparent)]
+    Match(#[from] MatchError),
+    /// More rules match than one check may have tiers.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// A rule was named that is not in force.
+    #[error("there is no rule {0:?}: the rules in force have other names")]
+    UnknownRule(String),
+    /// A reset did not reach the store. Decisions do not end here: the rules' failure policies answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// One tier on its way to the store and back.
+struct Asked {
+    rule: Option<Arc<str>>,
+    unit: Arc<str>,
+    on_store_failure: OnStoreFailure,
+    tier: Tier,
+}
+
+impl<S> Clone for Limiter<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// A limiter over a store, with these rules.
+    ///
+    /// # Errors
+    /// When a rule is impossible; see [`RuleSet::new`].
+    pub fn new(store: S, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
+        Self::with_deadline(store, rules, DEFAULT_DEADLINE)
+    }
+
+    /// A limiter whose decisions may take so long.
+    ///
+    /// # Errors
+    /// As [`Limiter::new`].
+    pub fn with_deadline(
+        store: S,
+        rules: impl IntoIterator<Item = Rule>,
+        deadline: Duration,
+    ) -> Result<Self, RulesError> {
+        let rules = RwLock::new(Arc::new(RuleSet::new(rules.into_iter().collect())?));
+        Ok(Self { inner: Arc::new(Inner { gate: Gate { store, deadline }, rules }) })
+    }
+
+    /// Puts other rules in force, from the next decision on; what was used under a rule of the same name
+    /// stays used. Impossible rules change nothing.
+    ///
+    /// # Errors
+    /// As [`Limiter::new`].
+    pub fn reconfigure(&self, rules: impl IntoIterator<Item = Rule>) -> Result<(), RulesError> {
+        let rules = Arc::new(RuleSet::new(rules.into_iter().collect())?);
+        *self.inner.rules.write() = rules;
+        Ok(())
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Arc<RuleSet> {
+        Arc::clone(&self.inner.rules.read())
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.inner.gate.store
+    }
+
+    /// Decides a request by all rules that match it, all or none, and charges it if it may pass.
+    ///
+    /// # Errors
+    /// When the request is invalid; nothing is charged.
+    pub async fn check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.by_rules(Operation::Check, labels, &cost.into(), None).await
+    }
+
+    /// Would it pass? Changes nothing.
+    ///
+    /// # Errors
+    /// When the request is invalid.
+    pub async fn peek(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.by_rules(Operation::Peek, labels, &cost.into(), None).await
+    }
+
+    /// Charges what is known only afterwards, into debt if need be: all rules that match, or only some.
+    ///
+    /// # Errors
+    /// When the request is invalid, or a rule is named that is not in force; nothing is charged.
+    pub async fn charge(
+        &self,
+        labels: &Labels,
+        cost: impl Into<Costs>,
+        only: Option<&[&str]>,
+    ) -> Result<Decision, Error> {
+        self.by_rules(Operation::Charge, labels, &cost.into(), only).await
+    }
+
+    /// Takes back at most what counts now, from all rules that match or only from some: the newest charges,
+    /// or exactly the one made `at` the time that a decision carried.
+    ///
+    /// # Errors
+    /// When the request is invalid, or a rule is named that is not in force; nothing is taken back.
+    pub async fn refund(
+        &self,
+        labels: &Labels,
+        cost: impl Into<Costs>,
+        at: Option<Timestamp>,
+        only: Option<&[&str]>,
+    ) -> Result<Decision, Error> {
+        self.by_rules(Operation::Refund { at }, labels, &cost.into(), only).await
+    }
+
+    /// Forgets the counters of all rules that match, or only of some. How many there were.
+    ///
+    /// # Errors
+    /// When a rule is named that is not in force, or the store does not answer.
+    pub async fn reset(&self, labels: &Labels, only: Option<&[&str]>) -> Result<u64, Error> {
+        let rules = self.rules();
+        known(&rules, only)?;
+        let counters: Vec<_> = rules
+            .matching(labels, &Costs::from(Cost::ZERO))?
+            .into_iter()
+            .filter(|applied| is_meant(applied.rule, only))
+            .filter_map(|applied| match applied.effect {
+                Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
+                Effect::Refuse { .. } => None,
+            })
+            .collect();
+        Ok(self.store().reset(&counters).await?)
+    }
+
+    /// Decides by a limit given with the request, without rules.
+    ///
+    /// # Errors
+    /// When the key is empty or too long; nothing is charged.
+    pub async fn check_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        self.by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)).await
+    }
+
+    /// Would it pass? Changes nothing.
+    ///
+    /// # Errors
+    /// When the key is empty or too long.
+    pub async fn peek_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        self.by_limit(Operation::Peek, key.as_ref(), Terms::new(*limit, cost)).await
+    }
+
+    /// Charges what is known only afterwards, into debt if need be.
+    ///
+    /// # Errors
+    /// When the key is empty or too long; nothing is charged.
+    pub async fn charge_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        self.by_limit(Operation::Charge, key.as_ref(), Terms::new(*limit, cost)).await
+    }
+
+    /// Takes back at most what counts now: the newest charges, or exactly the one made `at` that time.
+    ///
+    /// # Errors
+    /// When the key is empty or too long; nothing is taken back.
+    pub async fn refund_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+        at: Option<Timestamp>,
+    ) -> Result<Decision, Error> {
+        self.by_limit(Operation::Refund { at }, key.as_ref(), Terms::new(*limit, cost)).await
+    }
+
+    /// Forgets the counter of a key under the limit's algorithm. Whether there was one.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the store does not answer.
+    pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
+        let counter = (Key::without_rule(key)?, limit.algorithm());
+        Ok(self.store().reset(&[counter]).await? > 0)
+    }
+
+    async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
+        let tier = Tier { key: Key::without_rule(key)?, terms };
+        let unit = Arc::from(DEFAULT_UNIT);
+        let on_store_failure = OnStoreFailure::default();
+        self.ask(operation, vec![Asked { rule: None, unit, on_store_failure, tier }], Vec::new()).await
+    }
+
+    async fn by_rules(
+        &self,
+        operation: Operation,
+        labels: &Labels,
+        costs: &Costs,
+        only: Option<&[&str]>,
+    ) -> Result<Decision, Error> {
+        let rules = self.rules();
+        known(&rules, only)?;
+        let mut asked = Vec::new();
+        let mut refusing = Vec::new();
+        for applied in rules.matching(labels, costs)? {
+            let rule = applied.rule;
+            if !is_meant(rule, only) {
+                continue;
+            }
+            match applied.effect {
+                Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
+                    let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
+                    let terms = Terms { limit, cost, mode: mode(shadow), admission };
+                    let (rule, unit) = (Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit));
+                    asked.push(Asked { rule, unit, on_store_failure, tier: Tier { key, terms } });
+                }
+                Effect::Refuse { shadow, .. } => refusing.push(refusing_tier(rule, shadow)),
+            }
+        }
+        if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+            refusing.clear();
+        }
+        self.ask(operation, asked, refusing).await
+    }
+
+    /// Asks the store about `asked`, unless a rule in `refusing` settles it without counting.
+    async fn ask(
+        &self,
+        operation: Operation,
+        asked: Vec<Asked>,
+        refusing: Vec<TierDecision>,
+    ) -> Result<Decision, Error> {
+        let refused = refusing.iter().any(|tier| tier.mode == Mode::Enforced);
+        if refused || asked.is_empty() {
+            return Ok(Decision::of_tiers(refusing, None, Source::Local));
+        }
+        let check = Check::new(operation, asked.iter().map(|asked| asked.tier.clone()).collect())?;
+        match self.inner.gate.decide(check).await {
+            Ok(decided) => {
+                let answers = decided.answers.iter().flatten();
+                let counted = asked.iter().zip(answers).map(|(asked, answer)| {
+                    asked.decision(answer.share(&asked.tier.terms, 0, 1))
+                });
+                Ok(Decision::of_tiers(counted.chain(refusing).collect(), Some(decided.at), Source::Store))
+            }
+            Err(_) => Ok(without_store(&asked)),
+        }
+    }
+}
+
+impl Asked {
+    fn decision(&self, share: Share) -> TierDecision {
+        let outcome = match share.retry {
+            _ if share.passes => Outcome::Allowed,
+            Some(retry) => Outcome::Denied { retry },
+            None => Outcome::Denied { retry: Retry::Never },
+        };
+        TierDecision {
+            rule: self.rule.clone(),
+            unit: Arc::clone(&self.unit),
+            mode: self.tier.terms.mode,
+            outcome,
+            limit: self.tier.terms.limit.capacity(),
+            remaining: share.remaining,
+            reset_after: share.reset_after,
+        }
+    }
+}
+
+/// The rules' own policies: refused as soon as one that can refuse says `closed`, else let through.
+fn without_store(asked: &[Asked]) -> Decision {
+    let refuses = |asked: &&Asked| {
+        asked.tier.terms.mode == Mode::Enforced && asked.on_store_failure == OnStoreFailure::Closed
+    };
+    let closed = asked.iter().filter(refuses).map(|asked| {
+        let retry = Some(Retry::After(CLOSED_RETRY));
+        asked.decision(Share { passes: false, remaining: 0, retry, reset_after: Duration::ZERO })
+    });
+    let tiers: Vec<_> = closed.collect();
+    let source = if tiers.is_empty() { Source::Open } else { Source::Closed };
+    Decision::of_tiers(tiers, None, source)
+}
+
+/// A rule that refuses without counting, as a tier: nothing ever fits.
+fn refusing_tier(rule: &Rule, shadow: bool) -> TierDecision {
+    TierDecision {
+        rule: Some(Arc::clone(&rule.name)),
+        unit: Arc::clone(&rule.unit),
+        mode: mode(shadow),
+        outcome: Outcome::Denied { retry: Retry::Never },
+        limit: 0,
+        remaining: 0,
+        reset_after: Duration::ZERO,
+    }
+}
+
+fn mode(shadow: bool) -> Mode {
+    if shadow { Mode::Shadow } else { Mode::Enforced }
+}
+
+fn is_meant(rule: &Rule, only: Option<&[&str]>) -> bool {
+    only.is_none_or(|names| names.contains(&&*rule.name))
+}
+
+fn known(rules: &RuleSet, only: Option<&[&str]>) -> Result<(), Error> {
+    match only.unwrap_or_default().iter().find(|name| rules.get(name).is_none()) {
+        Some(name) => Err(Error::UnknownRule((*name).to_owned())),
+        None => Ok(()),
+    }
+}
