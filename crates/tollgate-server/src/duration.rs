@@ -10,7 +10,9 @@ const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_0
 
 /// A text that is no duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a duration: use whole numbers with d, h, m, s or ms, for example \"1h30m\" or \"250ms\"")]
+#[error(
+    "{0:?} is not a duration: use whole numbers with d, h, m, s or ms, for example \"1h30m\" or \"250ms\""
+)]
 pub(crate) struct DurationError(String);
 
 /// Reads a duration.
@@ -63,8 +65,28 @@ mod tests {
     #[test]
     fn everything_else_is_refused_and_named() {
         let refused = [
-            "", "1", "s", "1.5h", "-1s", "+1s", "1 s", " 1s", "1s ", "1m1h", "1s1s", "1ms1s", "1w", "1M", "1S",
-            "1e3s", "PT1M", "1min", "١s", "1µs", "18446744073709551616ms", "18446744073709551615d",
+            "",
+            "1",
+            "s",
+            "1.5h",
+            "-1s",
+            "+1s",
+            "1 s",
+            " 1s",
+            "1s ",
+            "1m1h",
+            "1s1s",
+            "1ms1s",
+            "1w",
+            "1M",
+            "1S",
+            "1e3s",
+            "PT1M",
+            "1min",
+            "١s",
+            "1µs",
+            "18446744073709551616ms",
+            "18446744073709551615d",
             "213503982334d18446744073709551615ms",
         ];
         for text in refused {

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, http::Request, response::Response};
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -126,4 +126,17 @@ async fn accept(listener: &TcpListener, routes: Router, connections: &GracefulSh
             drop(place);
         });
     }
+}
+
+fn connection(
+    stream: TcpStream,
+    routes: Router,
+) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>> {
+    // Answers are small and waited for. Where this cannot be set, they are only slower.
+    let _set = stream.set_nodelay(true);
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
 }

@@ -118,7 +118,10 @@ mod tests {
     fn other_urls_are_refused_without_being_repeated() {
         for url in ["", "memory", "memory:x", "Redis://:s3cret@host", "postgres://:s3cret@host"] {
             let refusal = url.parse::<StoreUrl>().unwrap_err().to_string();
-            assert!(refusal.contains("redis://[user:password@]host") && !refusal.contains("s3cret"), "{refusal}");
+            assert!(
+                refusal.contains("redis://[user:password@]host") && !refusal.contains("s3cret"),
+                "{refusal}"
+            );
         }
     }
 }

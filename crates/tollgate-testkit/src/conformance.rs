@@ -445,6 +445,21 @@ promises! {
         }
     }
 
+    /// The largest debt drains to the unit, also at the fastest rate, whose products pass 2^53 by far.
+    the_largest_debt_drains_to_the_unit(subject) {
+        let fast = Limit::token_bucket(999_999_999, Duration::from_millis(1)).expect("valid");
+        subject.charge("k", &fast, LARGEST).await;
+        let told = wait(&subject.check("k", &fast, 1).await);
+        for early in [3_000, 1_000, 2, 1] {
+            subject.clock.set(START.plus(told).minus(Duration::from_micros(early)));
+            assert_eq!(wait(&subject.check("k", &fast, 1).await), Duration::from_micros(early));
+        }
+        subject.clock.set(START.plus(told));
+        assert!(subject.check("k", &fast, 1).await.passes);
+        subject.clock.set(START.plus(Duration::from_secs(50 * 365 * 86_400)));
+        assert_eq!(subject.peek("k", &fast, 1).await.remaining, 999_999_999);
+    }
+
     /// An overdraft rule admits while anything remains, charges in full, and then waits for one whole unit.
     overdraft_admits_while_anything_remains(subject) {
         for limit in limits(10, MINUTE) {

@@ -446,8 +446,8 @@ impl Asked<'_> {
             Algorithm::SlidingLog => (if just_charged { window } else { 1 }, window),
             Algorithm::SlidingCounter => (if just_charged { window + 1 } else { 1 }, 2 * window),
             Algorithm::TokenBucket => {
-                let used = tier.limit - tier.remaining;
-                (self.drain_us(used - 1), self.drain_us(used))
+                let used = tier.limit.saturating_sub(tier.remaining);
+                (self.drain_us(used.saturating_sub(1)), self.drain_us(used))
             }
         };
         (shortest..=longest.saturating_add(ahead)).contains(&reset_us)

@@ -81,7 +81,9 @@ fn unreadable(error: &serde_json::Error, path: &serde_path_to_error::Path) -> Pr
 }
 
 fn not_json(error: &serde_json::Error) -> Problem {
-    Problem::bad_request(format_args!("the body is not JSON: {error}; send one object, for example {EXAMPLE}"))
+    Problem::bad_request(format_args!(
+        "the body cannot be read as JSON: {error}; send one object, for example {EXAMPLE}"
+    ))
 }
 
 /// A field that may be left out, but not be `null`.

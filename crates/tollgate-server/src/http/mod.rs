@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, FromRequest, Request, State},
     body::Bytes,
+    extract::{DefaultBodyLimit, FromRequest, Request, State},
     http::StatusCode,
     routing::{get, post},
 };
@@ -105,16 +105,14 @@ async fn reset<S: Store>(
 
 async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
-    Problem::new(StatusCode::NOT_FOUND, format_args!("there is no {path:?}: the calls are /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset and /healthz"))
+    let detail =
+        format!("there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset or /healthz");
+    Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
 async fn method_not_allowed(request: Request) -> Problem {
-    let detail = format_args!(
-        "{} does not take {}: use the method that the Allow header names",
-        request.uri().path(),
-        request.method()
-    )
-    .to_string();
+    let (path, method) = (request.uri().path(), request.method());
+    let detail = format!("{path} does not take {method}: use the method that the Allow header names");
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }
 
@@ -123,12 +121,12 @@ async fn ask(call: Call, request: Request) -> Result<Question, Problem> {
     let bytes = match tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(Ok(bytes)) => bytes,
         Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = format_args!("the body is too large: send at most {MAX_BODY} bytes").to_string();
+            let detail = format!("the body is too large: send at most {MAX_BODY} bytes");
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
         Ok(Err(error)) => return Err(Problem::bad_request(error.body_text())),
         Err(_) => {
-            let detail = format_args!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once").to_string();
+            let detail = format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once");
             return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail));
         }
     };

@@ -58,13 +58,18 @@ fn refuse_fields_of_other_calls(call: Call, body: &Body) -> Result<(), Problem> 
     let adjusts = matches!(call, Call::Charge | Call::Refund);
     let fields = [
         ("cost", body.cost.is_some(), call != Call::Reset, "a reset forgets whole counters"),
-        ("rules", body.rules.is_some(), adjusts || call == Call::Reset, "all rules that match decide together"),
+        (
+            "rules",
+            body.rules.is_some(),
+            adjusts || call == Call::Reset,
+            "all rules that match decide together",
+        ),
         ("at_us", body.at_us.is_some(), call == Call::Refund, "only a refund names an earlier charge"),
     ];
     match fields.iter().find(|(_, is_given, is_taken, _)| *is_given && !is_taken) {
-        Some((field, .., why)) => {
-            Err(Problem::bad_request(format_args!("{field:?} has no place in this call: {why}, leave it out")))
-        }
+        Some((field, .., why)) => Err(Problem::bad_request(format_args!(
+            "{field:?} has no place in this call: {why}, leave it out"
+        ))),
         None => Ok(()),
     }
 }

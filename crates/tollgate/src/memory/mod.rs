@@ -6,6 +6,8 @@
 
 mod shard;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
 

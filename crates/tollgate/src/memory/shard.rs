@@ -8,10 +8,13 @@ use tollgate_core::{Algorithm, State, Timestamp};
 use super::table::Budget;
 use crate::key::Key;
 
-/// How many rules have coarse counters of their own in a shard; further ones share one per algorithm.
-const COARSE_RULES: usize = 32;
 /// How many entries a coarse sliding log holds.
-const COARSE_LOG_ENTRIES: usize = 16;
+const COARSE_LOG_ENTRIES: usize = 8;
+/// What one coarse counter takes, in a vector that may just have doubled.
+pub(super) const COARSE_BYTES: usize =
+    2 * size_of::<(Arc<str>, State)>() + COARSE_LOG_ENTRIES * 16 + ALLOCATION_OVERHEAD;
+/// How many coarse counters a shard has at least: one for each algorithm, shared by all rules.
+pub(super) const MIN_COARSE: usize = Algorithm::ALL.len();
 /// How long a counter stays after it equals a fresh one, while there is room: so that a clock that is set
 /// back finds it again.
 const GRACE_US: u64 = 60 * 1_000_000;
@@ -22,11 +25,12 @@ const ALLOCATION_OVERHEAD: usize = 16;
 /// What a log takes for its first entries.
 const FIRST_LOG_BYTES: usize = 64;
 
-#[derive(Default)]
 pub(super) struct Shard {
     counters: HashTable<Counter>,
-    /// Counters that stand for all keys for which there was no room, by rule and algorithm.
+    /// Counters that stand for all keys for which there was no room, by rule and algorithm. When there are
+    /// too many rules for that, the others share those of the rule without a name.
     coarse: Vec<(Arc<str>, State)>,
+    max_coarse: usize,
     /// Before this moment the shard is not searched for something to forget.
     search_from_us: u64,
 }
@@ -64,10 +68,9 @@ const fn bytes_of(identity: usize) -> usize {
 }
 
 impl Shard {
-    /// What the coarse counters of a shard can take; it is set aside from the beginning.
-    pub(super) const fn coarse_reserve() -> usize {
-        let log = COARSE_LOG_ENTRIES * 2 * 16 + ALLOCATION_OVERHEAD;
-        (COARSE_RULES + 1) * Algorithm::ALL.len() * (2 * size_of::<(Arc<str>, State)>() + log)
+    /// An empty shard that has room set aside for so many coarse counters, at least [`MIN_COARSE`].
+    pub(super) fn new(max_coarse: usize) -> Self {
+        Self { counters: HashTable::new(), coarse: Vec::new(), max_coarse, search_from_us: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -156,7 +159,7 @@ impl Shard {
 
     fn coarse_state(&mut self, slot: &Slot<'_>) -> &mut State {
         let index = self.coarse_index(slot).unwrap_or_else(|| {
-            let own = self.coarse.len() < COARSE_RULES * Algorithm::ALL.len();
+            let own = self.coarse.len() + MIN_COARSE < self.max_coarse;
             let rule = if own { slot.key.shared_rule() } else { Arc::from("") };
             let mut state = State::fresh(slot.algorithm);
             state.limit_entries(COARSE_LOG_ENTRIES);

@@ -14,7 +14,7 @@ use tollgate_core::{
     step::{granted, step},
 };
 
-use super::shard::{Shard, Slot};
+use super::shard::{COARSE_BYTES, MIN_COARSE, Shard, Slot};
 use crate::{
     check::{Check, Tier},
     key::Key,
@@ -22,6 +22,8 @@ use crate::{
 
 /// How many shards, and so how many decisions can be under way at once. A power of two.
 const SHARDS: usize = 64;
+/// Which part of the memory is set aside for coarse counters: one in so many.
+const COARSE_SHARE: usize = 16;
 
 /// A mutual exclusion lock: real in the store, simulated where its use is checked.
 pub(super) trait Lock<T> {
@@ -86,8 +88,9 @@ impl Budget {
 
 impl<L: Lock<Shard>> Table<L> {
     pub(super) fn new(max_memory: usize) -> Self {
-        let shards: Box<[L]> = (0..SHARDS).map(|_| L::new(Shard::default())).collect();
-        let fixed = SHARDS * size_of::<L>() + Shard::coarse_reserve() * SHARDS;
+        let coarse = (max_memory / COARSE_SHARE / SHARDS / COARSE_BYTES).max(MIN_COARSE);
+        let shards: Box<[L]> = (0..SHARDS).map(|_| L::new(Shard::new(coarse))).collect();
+        let fixed = SHARDS * (size_of::<L>() + coarse * COARSE_BYTES);
         let budget = Budget { used: AtomicUsize::new(fixed), max: max_memory };
         Self { shards, hasher: RandomState::new(), budget }
     }

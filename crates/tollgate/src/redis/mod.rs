@@ -6,6 +6,8 @@
 
 pub mod keys;
 mod script;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

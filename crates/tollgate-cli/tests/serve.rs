@@ -1,0 +1,167 @@
+//! The real program: started, asked, refused, told to stop.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, ChildStdout, Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+/// Bounds each wait for the program, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server that ends with the test.
+struct Server {
+    process: Child,
+    output: BufReader<ChildStdout>,
+    address: String,
+    welcome: Vec<String>,
+}
+
+fn tollgate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments).env_remove("TOLLGATE_HTTP").env_remove("TOLLGATE_STORE_URL");
+    command
+}
+
+impl Server {
+    fn start(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut welcome = Vec::new();
+        while welcome.last().is_none_or(|line: &String| !line.contains("curl")) {
+            let mut line = String::new();
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "it ended: {welcome:?}");
+            welcome.push(line.trim_end().to_owned());
+        }
+        let address = welcome[0].strip_prefix("tollgate listens on http://").unwrap().to_owned();
+        Self { process, output, address, welcome }
+    }
+
+    /// The answer to the check that the welcome suggests.
+    fn check(&self) -> String {
+        let body = self.welcome.last().unwrap().split('\'').rev().nth(1).unwrap();
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(
+            stream,
+            "POST /v1/check HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// What it says after the signal, and its exit code.
+    fn stop(mut self, signal: &str) -> (String, Option<i32>) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        let (done, ended) = mpsc::channel();
+        thread::scope(|scope| {
+            let output = &mut self.output;
+            scope.spawn(move || {
+                let mut last_words = String::new();
+                output.read_to_string(&mut last_words).unwrap();
+                done.send(last_words).unwrap();
+            });
+            let last_words = ended.recv_timeout(PATIENCE);
+            if last_words.is_err() {
+                self.process.kill().unwrap();
+            }
+            (last_words.expect("it does not stop"), self.process.wait().unwrap().code())
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // fails when it has ended already, as it should have
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn refused(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert_eq!((status.code(), &*stdout), (Some(2), &b""[..]));
+    String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn the_sixth_login_is_refused_and_a_signal_ends_it_well() {
+    for signal in ["-TERM", "-INT"] {
+        let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
+        assert!(!server.address.ends_with(":0"), "{}", server.address);
+        for _ in 0..5 {
+            let answer = server.check();
+            assert!(answer.starts_with(r#"{"allowed":true,"rule":"login-per-ip","limit":5,"#), "{answer}");
+        }
+        let answer = server.check();
+        assert!(answer.starts_with(r#"{"allowed":false,"rule":"login-per-ip","limit":5,"#), "{answer}");
+        assert_eq!(server.stop(signal), ("stopped\n".to_owned(), Some(0)));
+    }
+}
+
+#[test]
+fn it_says_where_it_listens_what_it_uses_and_what_to_try() {
+    let server = Server::start(&mut tollgate(&["serve", "--http", "[::1]:0"]));
+    let address = &server.address;
+    assert_eq!(
+        server.welcome,
+        [
+            &*format!("tollgate listens on http://{address}"),
+            "store  memory:",
+            "rule   login-per-ip: 5 per 60s for each ip when route=login, by sliding-log",
+            "rule   api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket",
+            "",
+            "Try this 6 times within a minute; the last one is refused:",
+            &*format!(
+                r#"  curl -w '\n' http://{address}/v1/check -d '{{"labels":{{"route":"login","ip":"203.0.113.9"}}}}'"#
+            ),
+        ]
+    );
+}
+
+#[test]
+fn flags_beat_the_environment() {
+    let mut command = tollgate(&["serve", "--http", "127.0.0.1:0", "--store", "memory:"]);
+    let server =
+        Server::start(command.env("TOLLGATE_HTTP", "0.0.0.0:0").env("TOLLGATE_STORE_URL", "nowhere:"));
+    assert_eq!(server.welcome[1], "store  memory:");
+    let refusal = refused(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
+    assert!(refusal.starts_with("tollgate: 0.0.0.0:0 can be reached from other machines"), "{refusal}");
+}
+
+#[test]
+fn what_cannot_be_served_is_one_line_and_exit_code_2() {
+    let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
+    let table = [
+        (["--http", "0.0.0.0:0"], "use 127.0.0.1:0 or [::1]:0\n"),
+        (["--http", &server.address], "Address already in use (os error 98)\n"),
+        (
+            ["--store", "postgres://me:s3cret@host"],
+            "use memory: or redis://[user:password@]host[:port][/database]\n",
+        ),
+    ];
+    for (flag, remedy) in table {
+        let refusal = refused(tollgate(&["serve"]).args(flag));
+        assert!(refusal.starts_with("tollgate: ") && refusal.ends_with(remedy), "{refusal}");
+        assert!(refusal.lines().count() == 1 && !refusal.contains("s3cret"), "{refusal}");
+    }
+    let refusal = refused(&mut tollgate(&["serve", "--http", "localhost:8080"]));
+    assert!(refusal.contains("for example 127.0.0.1:8080"), "{refusal}");
+}
+
+#[test]
+fn help_shows_no_password_from_the_environment() {
+    let mut command = tollgate(&["serve", "--help"]);
+    let help = command.env("TOLLGATE_STORE_URL", "redis://:s3cret@host").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("TOLLGATE_STORE_URL") && !help.contains("s3cret"), "{help}");
+}

@@ -1,0 +1,157 @@
+//! Properties of every algorithm at the ends of its range, for limits, costs and times of any size.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate_core::{
+    Algorithm, Cost, Limit, Operation, Retry, State, Terms, Timestamp,
+    step::{Share, step},
+    time::{MAX_EXACT, MAX_WAIT_US},
+};
+
+/// Numbers of any size up to `max`, the ends and the small ones above all.
+fn sized(max: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![
+        1..=10.min(max),
+        1..=max,
+        max.saturating_sub(3).max(1)..=max,
+        (0..=53_u32).prop_map(move |bits| (1_u64 << bits).clamp(1, max)),
+    ]
+}
+
+fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
+    (sized(algorithm.max_amount()), sized(315_360_000_000_000), sized(1_000_000_000)).prop_map(
+        move |(amount, micros, burst)| {
+            let limit = Limit::new(algorithm, amount, Duration::from_micros(micros.max(1_000))).unwrap();
+            if algorithm == Algorithm::TokenBucket { limit.with_burst(burst).unwrap() } else { limit }
+        },
+    )
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    prop::sample::select(&Algorithm::ALL[..]).prop_flat_map(limit_of)
+}
+
+fn moment() -> impl Strategy<Value = u64> {
+    prop_oneof![1_794_765_441_799_839_u64..1_894_765_441_799_839, Just(1_794_765_441_000_000)]
+}
+
+fn ask(state: &mut State, limit: &Limit, operation: Operation, cost: u64, now: u64) -> Share {
+    let terms = Terms::new(*limit, Cost::new(cost).unwrap());
+    step(state, &terms, operation, 1, Timestamp::from_micros(now)).share(&terms, 0, 1)
+}
+
+fn micros(wait: Duration) -> u64 {
+    u64::try_from(wait.as_micros()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    /// Waiting exactly as told is admitted, a microsecond less is refused, and a refusal changes nothing.
+    #[test]
+    fn every_wait_is_truthful(
+        limit in limit(),
+        start in moment(),
+        charges in prop::collection::vec((sized(MAX_EXACT), 0_u64..10_000_000_000), 1..6),
+        cost in sized(1_000_000_000),
+    ) {
+        let mut state = State::fresh(limit.algorithm());
+        let mut now = start;
+        for (units, pause) in charges {
+            ask(&mut state, &limit, Operation::Charge, units, now);
+            now += pause;
+        }
+        let before = state.clone();
+        let share = ask(&mut state, &limit, Operation::Check, cost, now);
+        match share.retry {
+            None => prop_assert!(share.passes && cost <= limit.capacity()),
+            Some(Retry::Never) => prop_assert!(cost > limit.capacity()),
+            Some(Retry::After(wait)) => {
+                prop_assert_eq!(&state, &before);
+                let wait = micros(wait);
+                prop_assert!(wait > 0 && wait <= MAX_WAIT_US);
+                if wait < MAX_WAIT_US - now {
+                    prop_assert!(!ask(&mut state, &limit, Operation::Peek, cost, now + wait - 1).passes);
+                    prop_assert!(ask(&mut state, &limit, Operation::Peek, cost, now + wait).passes);
+                }
+            }
+        }
+    }
+
+    /// Nothing counts from the reset wait on, and something does before; the state then equals a fresh one.
+    #[test]
+    fn every_reset_wait_is_truthful(
+        limit in limit(), start in moment(), units in sized(MAX_EXACT), pause in 0_u64..1_000_000_000,
+    ) {
+        let mut state = State::fresh(limit.algorithm());
+        ask(&mut state, &limit, Operation::Charge, units, start);
+        let now = start + pause;
+        let reset = micros(ask(&mut state, &limit, Operation::Peek, 0, now).reset_after);
+        if reset < MAX_WAIT_US - now {
+            let used = |now: u64| state.used(&limit, Timestamp::from_micros(now));
+            prop_assert_eq!(used(now + reset), 0);
+            if reset > 0 {
+                prop_assert!(used(now + reset - 1) > 0);
+                prop_assert_eq!(state.expires_at(), Timestamp::from_micros(now + reset));
+            }
+        }
+    }
+
+    /// A bucket drains the same whether or not it is written on the way: no fraction is lost.
+    #[test]
+    fn a_bucket_loses_no_fraction(
+        limit in limit_of(Algorithm::TokenBucket),
+        start in moment(),
+        units in sized(1_000_000_000),
+        pauses in prop::collection::vec(sized(1_000_000), 1..10),
+    ) {
+        let mut written = State::fresh(Algorithm::TokenBucket);
+        ask(&mut written, &limit, Operation::Charge, units, start);
+        let untouched = written.clone();
+        let mut now = start;
+        for pause in pauses {
+            now += pause;
+            let at = Timestamp::from_micros(now);
+            if untouched.used(&limit, at) == 0 {
+                break;
+            }
+            ask(&mut written, &limit, Operation::Charge, 1, now);
+            ask(&mut written, &limit, Operation::Refund { at: None }, 1, now);
+            prop_assert_eq!(written.used(&limit, at), untouched.used(&limit, at));
+            prop_assert_eq!(written.reset_after_us(&limit, at), untouched.reset_after_us(&limit, at));
+        }
+    }
+
+    /// Over any steps, a bucket admits its burst and what the time earned, never more.
+    #[test]
+    fn a_bucket_admits_no_more_than_burst_and_rate(
+        limit in limit_of(Algorithm::TokenBucket),
+        start in moment(),
+        pauses in prop::collection::vec(sized(1_000_000_000), 1..20),
+    ) {
+        let terms = Terms::new(limit, Cost::ONE);
+        let (mut state, mut elapsed, mut admitted) = (State::fresh(Algorithm::TokenBucket), 0_u64, 0_u128);
+        for pause in pauses {
+            let now = Timestamp::from_micros(start + elapsed);
+            admitted += u128::from(step(&mut state, &terms, Operation::Check, u32::MAX, now).charged);
+            let earned = u128::from(elapsed) * u128::from(limit.amount()) / u128::from(limit.window_us());
+            prop_assert!(admitted <= u128::from(limit.capacity()) + earned);
+            elapsed += pause;
+        }
+    }
+
+    /// Charging and refunding as much leaves as much used as before, whatever the numbers.
+    #[test]
+    fn a_refund_undoes_its_charge(
+        limit in limit(), start in moment(), before in sized(MAX_EXACT / 2), units in sized(MAX_EXACT / 2),
+    ) {
+        let now = Timestamp::from_micros(start);
+        let mut state = State::fresh(limit.algorithm());
+        ask(&mut state, &limit, Operation::Charge, before, start);
+        let used = state.used(&limit, now);
+        ask(&mut state, &limit, Operation::Charge, units, start);
+        ask(&mut state, &limit, Operation::Refund { at: None }, units, start);
+        prop_assert_eq!(state.used(&limit, now), used);
+    }
+}

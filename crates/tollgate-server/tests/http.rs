@@ -1,0 +1,459 @@
+//! The JSON API, bytes in and bytes out, on a clock that is moved by hand.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes, HttpBody, to_bytes},
+    http::{Request, StatusCode, header},
+};
+use hyper::body::Frame;
+use tollgate::{
+    Algorithm, Check, Decided, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store,
+    StoreError, Timestamp,
+};
+use tollgate_server::{
+    demo,
+    http::{BODY_TIMEOUT, MAX_BODY, router},
+};
+use tower::ServiceExt;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const NOW_US: u64 = 1_794_765_441_799_839;
+const LOGIN: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
+const CALLS: [&str; 5] = ["/v1/check", "/v1/peek", "/v1/charge", "/v1/refund", "/v1/reset"];
+
+struct Api {
+    routes: Router,
+    clock: ManualClock,
+}
+
+struct Reply {
+    status: StatusCode,
+    content_type: String,
+    allow: Option<String>,
+    body: String,
+}
+
+impl Api {
+    fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
+        let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
+        let store = MemoryStore::new().with_clock(clock.clone());
+        Self { routes: router(Limiter::new(store, rules).unwrap()), clock }
+    }
+
+    /// Two logins a minute for each address.
+    fn with_login_rule() -> Self {
+        let limit = Limit::sliding_log(2, MINUTE).unwrap();
+        Self::new([Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])])
+    }
+
+    async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.routes.clone().oneshot(request).await.unwrap();
+        let text = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        let (content_type, allow) = (text(header::CONTENT_TYPE).unwrap(), text(header::ALLOW));
+        let status = response.status();
+        let body = to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        Reply { status, content_type, allow, body: String::from_utf8(body.into()).unwrap() }
+    }
+
+    async fn post(&self, path: &str, body: impl Into<Body>) -> Reply {
+        self.send(Request::post(path).body(body.into()).unwrap()).await
+    }
+
+    /// The body of a 200.
+    async fn ask(&self, path: &str, body: &str) -> String {
+        let reply = self.post(path, body.to_owned()).await;
+        assert_eq!(
+            (reply.status, &*reply.content_type),
+            (StatusCode::OK, "application/json"),
+            "{}",
+            reply.body
+        );
+        reply.body
+    }
+
+    /// One field of the body of a 200.
+    async fn field(&self, field: &str, path: &str, body: &str) -> serde_json::Value {
+        let answer: serde_json::Value = serde_json::from_str(&self.ask(path, body).await).unwrap();
+        answer[field].clone()
+    }
+
+    /// The detail of a problem, which is well formed.
+    async fn problem(&self, status: StatusCode, path: &str, body: impl Into<Body>) -> String {
+        self.post(path, body).await.into_detail(status)
+    }
+}
+
+impl Reply {
+    fn into_detail(self, status: StatusCode) -> String {
+        assert_eq!((self.status, &*self.content_type), (status, "application/problem+json"), "{}", self.body);
+        let problem: serde_json::Value = serde_json::from_str(&self.body).unwrap();
+        assert_eq!(problem["type"], "about:blank");
+        assert_eq!(problem["title"], status.canonical_reason().unwrap());
+        assert_eq!(problem["status"], status.as_u16());
+        assert_eq!(problem.as_object().unwrap().len(), 4);
+        problem["detail"].as_str().unwrap().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn an_allowed_and_a_refused_answer() {
+    let api = Api::with_login_rule();
+    assert_eq!(
+        api.ask("/v1/check", LOGIN).await,
+        r#"{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+    );
+    api.clock.advance(Duration::from_secs(20));
+    api.ask("/v1/check", LOGIN).await;
+    // a microsecond short of a whole number of milliseconds: both waits are rounded up
+    api.clock.advance(Duration::from_micros(1));
+    assert_eq!(
+        api.ask("/v1/check", LOGIN).await,
+        r#"{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765461799840,"tiers":[{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+    );
+}
+
+#[tokio::test]
+async fn no_rule_matches() {
+    let nobody = r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":false,"source":"local","at_us":null,"tiers":[]}"#;
+    let api = Api::with_login_rule();
+    for call in &CALLS[..4] {
+        assert_eq!(api.ask(call, r#"{"labels":{"route":"search"}}"#).await, nobody, "{call}");
+    }
+    assert_eq!(api.ask("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0}"#);
+}
+
+#[tokio::test]
+async fn a_key_with_a_limit_of_its_own() {
+    let api = Api::new([]);
+    let log = r#"{"key":"user:42","limit":{"algorithm":"sliding-log","amount":1,"window":"1m"},"cost":1}"#;
+    assert_eq!(
+        api.ask("/v1/check", log).await,
+        r#"{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+    );
+    assert_eq!(api.field("allowed", "/v1/check", log).await, false);
+    assert_eq!(api.ask("/v1/reset", &log.replace(r#","cost":1"#, "")).await, r#"{"reset":1}"#);
+    assert_eq!(api.field("allowed", "/v1/check", log).await, true);
+}
+
+#[tokio::test]
+async fn a_limit_is_a_token_bucket_unless_it_says_otherwise() {
+    let api = Api::new([]);
+    let bucket = r#"{"key":"a","limit":{"amount":10,"window":"1s","burst":3},"cost":3}"#;
+    assert_eq!(api.field("limit", "/v1/check", bucket).await, 3);
+    assert_eq!(api.field("retry_after_ms", "/v1/check", bucket).await, 300);
+}
+
+#[tokio::test]
+async fn a_cost_above_the_capacity_never_passes() {
+    let api = Api::with_login_rule();
+    let three = LOGIN.replace("}}", r#"},"cost":3}"#);
+    assert_eq!(api.field("never", "/v1/check", &three).await, true);
+    assert_eq!(api.field("retry_after_ms", "/v1/check", &three).await, serde_json::Value::Null);
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+}
+
+#[tokio::test]
+async fn each_unit_has_its_tier_and_a_shadow_does_not_decide() {
+    let rules = [
+        Rule::new("requests", Limit::fixed_window(10, MINUTE).unwrap()),
+        Rule::new("tokens", Limit::fixed_window(1000, MINUTE).unwrap()).unit("tokens"),
+        Rule::new("stricter", Limit::fixed_window(500, MINUTE).unwrap()).unit("tokens").shadow(),
+    ];
+    let api = Api::new(rules);
+    let body = r#"{"labels":{},"cost":{"requests":1,"tokens":850}}"#;
+    assert_eq!(api.field("rule", "/v1/check", body).await, "requests");
+    let tiers = api.field("tiers", "/v1/peek", body).await;
+    let told = |index: usize| {
+        let tier = &tiers[index];
+        [&tier["rule"], &tier["unit"], &tier["shadow"], &tier["allowed"], &tier["remaining"]]
+            .map(ToString::to_string)
+    };
+    assert_eq!(told(0), [r#""requests""#, r#""requests""#, "false", "true", "9"]);
+    assert_eq!(told(1), [r#""tokens""#, r#""tokens""#, "false", "false", "150"]);
+    assert_eq!(told(2), [r#""stricter""#, r#""tokens""#, "true", "false", "0"]);
+}
+
+#[tokio::test]
+async fn peeking_charges_nothing_and_charges_go_into_debt() {
+    let api = Api::with_login_rule();
+    for _ in 0..3 {
+        assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+    }
+    api.ask("/v1/charge", &LOGIN.replace("}}", r#"},"cost":5}"#)).await;
+    assert_eq!(api.field("allowed", "/v1/check", LOGIN).await, false);
+}
+
+#[tokio::test]
+async fn a_refund_takes_back_the_charge_it_names() {
+    let api = Api::with_login_rule();
+    let first = api.field("at_us", "/v1/check", LOGIN).await;
+    api.clock.advance(Duration::from_secs(1));
+    api.ask("/v1/check", LOGIN).await;
+    api.ask("/v1/refund", &LOGIN.replace("}}", &format!(r#"}},"at_us":{first}}}"#))).await;
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 1);
+    // what is left is the second charge: it counts for the whole minute
+    assert_eq!(api.field("reset_after_ms", "/v1/peek", LOGIN).await, 60_000);
+    api.ask("/v1/refund", LOGIN).await;
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+}
+
+#[tokio::test]
+async fn charge_refund_and_reset_can_name_rules() {
+    let limit = Limit::sliding_log(10, MINUTE).unwrap();
+    let api = Api::new([Rule::new("one", limit), Rule::new("two", limit)]);
+    let left = async || {
+        let tiers = api.field("tiers", "/v1/peek", r#"{"labels":{}}"#).await;
+        (tiers[0]["remaining"].as_u64().unwrap(), tiers[1]["remaining"].as_u64().unwrap())
+    };
+    api.ask("/v1/charge", r#"{"labels":{},"cost":4,"rules":["one"]}"#).await;
+    assert_eq!(left().await, (6, 10));
+    api.ask("/v1/charge", r#"{"labels":{},"cost":4}"#).await;
+    api.ask("/v1/refund", r#"{"labels":{},"cost":3,"rules":["two"]}"#).await;
+    assert_eq!(left().await, (2, 9));
+    assert_eq!(api.ask("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await, r#"{"reset":1}"#);
+    assert_eq!(left().await, (2, 10));
+    let detail =
+        api.problem(StatusCode::BAD_REQUEST, "/v1/charge", r#"{"labels":{},"rules":["three"]}"#).await;
+    assert!(detail.contains(r#"no rule "three""#), "{detail}");
+}
+
+#[tokio::test]
+async fn a_number_that_is_not_whole_and_exact_is_refused_and_nothing_charged() {
+    let numbers = [
+        "1.0",
+        "1e3",
+        "1E0",
+        "0.5",
+        r#""1""#,
+        "-1",
+        "-0",
+        "NaN",
+        "Infinity",
+        "9007199254740992",
+        "18446744073709551616",
+        "1e400",
+        "null",
+        "true",
+        "[1]",
+        "0x1",
+        "01",
+        "+1",
+        "",
+    ];
+    let rule = |cost: &str| LOGIN.replace("}}", &format!(r#"}},"cost":{cost}}}"#));
+    let key = |amount: &str, burst: &str, cost: &str| {
+        let limit = format!(r#"{{"amount":{amount},"window":"1m","burst":{burst}}}"#);
+        format!(r#"{{"key":"a","limit":{limit},"cost":{cost}}}"#)
+    };
+    let api = Api::with_login_rule();
+    for number in numbers {
+        let bodies = [
+            rule(number),
+            rule(&format!(r#"{{"requests":{number}}}"#)),
+            rule(&format!(r#"{{"requests":1,"tokens":{number}}}"#)),
+            key(number, "2", "1"),
+            key("2", number, "1"),
+            key("2", "2", number),
+        ];
+        for body in bodies {
+            for call in CALLS {
+                api.problem(StatusCode::BAD_REQUEST, call, body.clone()).await;
+            }
+        }
+        let at = LOGIN.replace("}}", &format!(r#"}},"at_us":{number}}}"#));
+        api.problem(StatusCode::BAD_REQUEST, "/v1/refund", at).await;
+    }
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+    assert_eq!(api.field("remaining", "/v1/peek", &key("2", "2", "1")).await, 2);
+    // the numbers next to them are fine
+    assert_eq!(api.field("never", "/v1/check", &rule("9007199254740991")).await, true);
+    assert_eq!(api.field("remaining", "/v1/check", &rule("0")).await, 2);
+
+    let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", key("1.0", "2", "1")).await;
+    assert!(detail.starts_with("limit.amount: "), "{detail}");
+    assert!(detail.contains("`1.0`, expected a whole number from 0 to 9007199254740991"), "{detail}");
+}
+
+#[tokio::test]
+async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
+    let key = |members: &str| format!(r#"{{"key":"a",{members}}}"#);
+    let limit = r#""limit":{"amount":2,"window":"1m"}"#;
+    let table = [
+        ("/v1/check", String::new(), r#"send one object, for example {"labels""#),
+        ("/v1/check", "{".into(), "cannot be read as JSON"),
+        ("/v1/check", format!("{LOGIN} {LOGIN}"), "trailing characters"),
+        ("/v1/check", "[]".into(), "expected an object"),
+        ("/v1/check", r#"[{"route":"login","ip":"203.0.113.9"}]"#.into(), "expected an object"),
+        ("/v1/check", "{}".into(), r#"send "labels" to ask the rules, or "key" and "limit""#),
+        (
+            "/v1/check",
+            LOGIN.replace("}}", r#"},"cots":2}"#),
+            "unknown field `cots`, expected one of `labels`",
+        ),
+        ("/v1/check", LOGIN.replace("}}", r#"},"cost":1,"cost":1}"#), "duplicate field `cost`"),
+        ("/v1/check", LOGIN.replace("}}", r#"},"key":"a"}"#), "one of two forms"),
+        ("/v1/check", LOGIN.replace("}}", &format!("}},{limit}}}")), "one of two forms"),
+        ("/v1/check", LOGIN.replace("}}", &format!(r#"}},"key":"a",{limit}}}"#)), "one of two forms"),
+        ("/v1/check", LOGIN.replace("}}", r#"},"rules":["login-per-ip"]}"#), r#""rules" has no place"#),
+        ("/v1/charge", LOGIN.replace("}}", r#"},"at_us":1}"#), r#""at_us" has no place"#),
+        ("/v1/reset", LOGIN.replace("}}", r#"},"cost":1}"#), r#""cost" has no place"#),
+        ("/v1/charge", LOGIN.replace("}}", r#"},"rules":[]}"#), "name at least one rule"),
+        ("/v1/charge", LOGIN.replace("}}", r#"},"rules":null}"#), "rules: invalid type: null"),
+        ("/v1/check", LOGIN.replace("}}", r#"},"cost":{"a b":1}}"#), r#"unit "a b" is not a name"#),
+        (
+            "/v1/check",
+            LOGIN.replace("}}", r#"},"cost":{"a":1,"a":1}}"#),
+            r#"unit "a" is named more than once"#,
+        ),
+        (
+            "/v1/check",
+            LOGIN.replace("}}", r#","user":42}}"#),
+            "labels.user: invalid type: integer `42`, expected a string",
+        ),
+        (
+            "/v1/check",
+            LOGIN.replace("}}", r#","ip":"203.0.113.9"}}"#),
+            r#"label "ip" is given more than once"#,
+        ),
+        ("/v1/check", key(r#""cost":1"#), "one of two forms"),
+        ("/v1/check", format!(r#"{{"key":"",{limit}}}"#), "the key is empty"),
+        ("/v1/check", format!(r#"{{"key":"{}",{limit}}}"#, "k".repeat(1025)), "the key has 1025 bytes"),
+        ("/v1/check", key(&format!(r#"{limit},"cost":{{"requests":1}}"#)), "has no units"),
+        ("/v1/charge", key(&format!(r#"{limit},"rules":["login-per-ip"]"#)), "which no rule counts"),
+        ("/v1/check", key(r#""limit":[null,2,"1m"]"#), "limit: invalid type: sequence, expected an object"),
+        ("/v1/check", key(r#""limit":{"amount":2}"#), "limit: missing field `window`"),
+        ("/v1/check", key(r#""limit":{"amount":2,"window":60}"#), "limit.window: invalid type: integer `60`"),
+        ("/v1/check", key(r#""limit":{"amount":2,"window":"60"}"#), r#"limit: "60" is not a duration: use "#),
+        ("/v1/check", key(r#""limit":{"amount":2,"window":"0s"}"#), "limit: window 0ns is out of range"),
+        ("/v1/check", key(r#""limit":{"amount":0,"window":"1m"}"#), "limit: amount 0 is out of range"),
+        ("/v1/check", key(r#""limit":{"amount":2,"window":"1m","brust":2}"#), "unknown field `brust`"),
+        (
+            "/v1/check",
+            key(r#""limit":{"algorithm":"leaky","amount":2,"window":"1m"}"#),
+            r#"unknown algorithm "leaky""#,
+        ),
+        (
+            "/v1/check",
+            key(r#""limit":{"algorithm":"sliding-log","amount":2,"window":"1m","burst":2}"#),
+            "only token-bucket does",
+        ),
+    ];
+    let api = Api::with_login_rule();
+    for (call, body, remedy) in table {
+        let detail = api.problem(StatusCode::BAD_REQUEST, call, body.clone()).await;
+        assert!(detail.contains(remedy), "{body}: {detail}");
+    }
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+    assert_eq!(api.field("remaining", "/v1/peek", &key(limit)).await, 2);
+}
+
+#[tokio::test]
+async fn a_problem_quotes_only_the_beginning_of_what_was_sent() {
+    let api = Api::new([]);
+    let body = format!(r#"{{"{}":1}}"#, "ü".repeat(20_000));
+    let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
+    assert_eq!(detail.chars().count(), 513);
+}
+
+#[tokio::test]
+async fn a_body_may_be_as_large_as_the_bound_and_no_larger() {
+    let api = Api::with_login_rule();
+    let padded = |size: usize| format!("{LOGIN}{}", " ".repeat(size - LOGIN.len()));
+    assert_eq!(api.field("remaining", "/v1/check", &padded(MAX_BODY)).await, 1);
+    let detail = api.problem(StatusCode::PAYLOAD_TOO_LARGE, "/v1/check", padded(MAX_BODY + 1)).await;
+    assert_eq!(detail, "the body is too large: send at most 65536 bytes");
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 1);
+}
+
+/// A body of which nothing ever comes.
+struct Silence;
+
+impl HttpBody for Silence {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_arrive_is_given_up() {
+    let detail = Api::new([]).problem(StatusCode::REQUEST_TIMEOUT, "/v1/check", Body::new(Silence)).await;
+    assert_eq!(detail, format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once"));
+}
+
+#[tokio::test]
+async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
+    let api = Api::new([]);
+    let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
+    assert_eq!(
+        detail,
+        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset or /healthz"
+    );
+    for call in CALLS {
+        let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;
+        assert_eq!(reply.allow.as_deref(), Some("POST"));
+        let detail = reply.into_detail(StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(detail, format!("{call} does not take GET: use the method that the Allow header names"));
+    }
+}
+
+#[tokio::test]
+async fn it_is_alive() {
+    let reply = Api::new([]).send(Request::get("/healthz").body(Body::empty()).unwrap()).await;
+    assert_eq!((reply.status, &*reply.body), (StatusCode::OK, "ok"));
+}
+
+#[tokio::test]
+async fn the_demo_refuses_one_login_too_many() {
+    let api = Api::new(demo::rules());
+    for _ in 0..demo::LOGINS_PER_MINUTE {
+        assert_eq!(api.field("allowed", "/v1/check", demo::LOGIN).await, true);
+    }
+    assert_eq!(api.field("allowed", "/v1/check", demo::LOGIN).await, false);
+    assert_eq!(api.field("limit", "/v1/check", r#"{"labels":{"user":"ada"}}"#).await, 20);
+}
+
+/// A store that is away.
+struct Away;
+
+impl Store for Away {
+    async fn decide(&self, _: &[Check], _: Option<Timestamp>) -> Result<Decided, StoreError> {
+        Err(StoreError::NotRun("away".into()))
+    }
+
+    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        Err(StoreError::NotRun("away".into()))
+    }
+}
+
+#[tokio::test]
+async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    let open = Rule::new("open", limit).when("route", "open");
+    let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
+    let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
+    let api = Api { routes: router(Limiter::new(Away, [open, closed]).unwrap()), clock };
+    assert_eq!(
+        api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
+        r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#
+    );
+    assert_eq!(
+        api.ask("/v1/check", r#"{"labels":{"route":"closed"}}"#).await,
+        r#"{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"degraded":true,"source":"closed","at_us":null,"tiers":[{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"unit":"requests","shadow":false}]}"#
+    );
+    let detail =
+        api.problem(StatusCode::SERVICE_UNAVAILABLE, "/v1/reset", r#"{"labels":{"route":"open"}}"#).await;
+    assert!(detail.ends_with("nothing was charged: away"), "{detail}");
+}

@@ -1,0 +1,115 @@
+//! Connections over real sockets, on tokio's clock: it moves on by itself whenever everybody waits.
+
+use std::{net::SocketAddr, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    task::JoinHandle,
+    time::Instant,
+};
+use tollgate::{Limiter, MemoryStore};
+use tollgate_server::{
+    demo, http,
+    serve::{HEAD_TIMEOUT, SHUTDOWN_GRACE, ServeError, Server},
+};
+
+/// Timers fire on whole milliseconds.
+const TICK: Duration = Duration::from_millis(1);
+
+struct Running {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<()>,
+}
+
+async fn start() -> Running {
+    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = server.address();
+    let limiter = Limiter::new(MemoryStore::new(), demo::rules()).unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let server = tokio::spawn(server.run(http::router(limiter), async { stopped.await.unwrap() }));
+    Running { address, stop, server }
+}
+
+async fn send(address: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+/// How long the server takes to end the connection, having sent nothing.
+async fn time_to_end(stream: &mut TcpStream) -> Duration {
+    let begin = tokio::time::Instant::now();
+    assert_eq!(rest(stream).await, "");
+    begin.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_is_never_finished_ends_the_connection() {
+    let running = start().await;
+    for unfinished in ["", "POST /v1/check HTTP/1.1\r\nhost: a\r\n"] {
+        let mut stream = send(running.address, unfinished).await;
+        let took = time_to_end(&mut stream).await;
+        assert!(took <= HEAD_TIMEOUT + TICK && took + TICK >= HEAD_TIMEOUT, "{unfinished:?}: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopping_lets_a_request_in_flight_finish_and_takes_no_more() {
+    let running = start().await;
+    let (begin, end) = demo::LOGIN.split_at(10);
+    let head = format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n", demo::LOGIN.len());
+    let mut stream = send(running.address, &format!("{head}expect: 100-continue\r\n\r\n")).await;
+    let mut asked_for = [0; 25];
+    stream.read_exact(&mut asked_for).await.unwrap();
+    assert_eq!(&asked_for, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(begin.as_bytes()).await.unwrap();
+
+    running.stop.send(()).unwrap();
+    tokio::task::yield_now().await;
+    stream.write_all(end.as_bytes()).await.unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(r#"{"allowed":true"#), "{answer}");
+    running.server.await.unwrap();
+    assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopping_does_not_wait_for_ever() {
+    let running = start().await;
+    let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    let mut stream = send(running.address, head).await;
+    stream.read_exact(&mut [0; 25]).await.unwrap();
+    let begin = Instant::now();
+    running.stop.send(()).unwrap();
+    running.server.await.unwrap();
+    assert!(begin.elapsed() <= SHUTDOWN_GRACE + TICK, "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_delay_stopping() {
+    let running = start().await;
+    let mut stream = send(running.address, "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut status = [0; 15];
+    stream.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+    running.stop.send(()).unwrap();
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, running.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn an_address_that_others_can_reach_is_refused() {
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0"] {
+        let error = Server::bind(address.parse().unwrap()).await.err().unwrap();
+        assert!(matches!(error, ServeError::NotLoopback(_)), "{error}");
+        assert!(error.to_string().ends_with("use 127.0.0.1:0 or [::1]:0"), "{error}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Several processes hammer one Redis, and together they get what one alone would: no more, and no less.
+//!
+//! What was admitted is judged twice: by when the calls were under way, for which the callers' clock is the witness,
+//! and by when the store says it decided, which is sharper and which the callers' clock confirms.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tollgate::{Algorithm, Cost, Limit, Limiter, RedisStore};
+use tollgate_core::limit::MAX_WINDOW;
+use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report};
+use tollgate_testkit::oracle::{Admitted, bucket_violation, window_violation};
+use tollgate_testkit::server::{Flavor, Server};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_hammer");
+const PROCESSES: usize = 4;
+const CALLERS: usize = 8;
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// What Redis may keep a key longer than twice its window.
+const TTL_SLACK: Duration = Duration::from_secs(10);
+
+/// A limit that gives `capacity` once and, for as long as any test takes, nothing more: ten years have no edge soon,
+/// and a bucket has given its burst before the first unit has drained.
+fn once(algorithm: Algorithm, capacity: u64) -> Limit {
+    Limit::new(algorithm, capacity, MAX_WINDOW).unwrap()
+}
+
+/// Eight callers on the key `hot`, at a cost of 1.
+fn hammer(server: &Server, limit: Limit, extent: Extent) -> Hammer {
+    let keys = vec!["hot".to_owned()];
+    Hammer { url: server.url(), limit, keys, user: None, costs: vec![1], callers: CALLERS, extent }
+}
+
+/// Lets four processes do the same.
+fn run_together(hammer: &Hammer) -> Vec<Hit> {
+    let reports = hammer::run(PROGRAM, &vec![hammer.clone(); PROCESSES]);
+    reports.into_iter().flat_map(|report| report.hits).collect()
+}
+
+fn cost_of<'a>(hits: impl IntoIterator<Item = &'a Hit>) -> u64 {
+    hits.into_iter().map(|hit| hit.call.cost).sum()
+}
+
+/// Asks the store how much of each tier is used by a key.
+fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
+    let peek = async {
+        let store = RedisStore::connect(&hammer.url).await.unwrap();
+        let limiter = Limiter::with_deadline(store, hammer.rules(), DEADLINE).unwrap();
+        let peeked = limiter.peek(&hammer.labels(key), Cost::ZERO).await.unwrap();
+        assert!(!peeked.is_degraded(), "{} does not answer", hammer.url);
+        peeked.tiers.iter().map(|tier| tier.limit - tier.remaining).collect()
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(peek)
+}
+
+/// Asserts that what was admitted on one key keeps to the bound of the limit's algorithm.
+fn assert_within(limit: &Limit, hits: &[Hit]) {
+    let calls: Vec<_> = hits.iter().map(|hit| hit.call).collect();
+    let decisions: Vec<_> =
+        hits.iter().map(|hit| Admitted { sent: hit.at, received: hit.at, cost: hit.call.cost }).collect();
+    for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions)] {
+        let (amount, window) = (limit.amount(), limit.window());
+        let violation = match limit.algorithm() {
+            Algorithm::FixedWindow => {
+                assert_within_aligned_windows(limit, &calls);
+                window_violation(&calls, 2 * amount, window)
+            }
+            Algorithm::SlidingLog => window_violation(&calls, amount, window),
+            Algorithm::SlidingCounter => window_violation(&calls, 2 * amount - 1, window),
+            Algorithm::TokenBucket => bucket_violation(&calls, limit.capacity(), amount, window),
+        };
+        if let Some(violation) = violation {
+            panic!("{}, by {witness}: {violation}", limit.algorithm());
+        }
+    }
+}
+
+/// Counts the calls that were certainly decided within one window of the clock.
+fn assert_within_aligned_windows(limit: &Limit, calls: &[Admitted]) {
+    let window = |moment: Duration| moment.as_micros() / limit.window().as_micros();
+    let mut admitted: HashMap<u128, u64> = HashMap::new();
+    for call in calls.iter().filter(|call| window(call.sent) == window(call.received)) {
+        *admitted.entry(window(call.sent)).or_default() += call.cost;
+    }
+    let most = admitted.values().max().copied().unwrap_or(0);
+    assert!(most <= limit.amount(), "{most} in one window of {limit:?}");
+}
+
+#[test]
+fn processes_together_get_exactly_the_limit_on_every_server() {
+    const AMOUNT: u64 = 300;
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        for algorithm in Algorithm::ALL {
+            let hammer = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
+            let hits = run_together(&hammer);
+            assert_within(&hammer.limit, &hits);
+            assert_eq!(cost_of(&hits), AMOUNT, "{algorithm} on {flavor}");
+            assert_eq!(used(&hammer, "hot"), [AMOUNT], "{algorithm} on {flavor}");
+        }
+    }
+}
+
+#[test]
+fn costs_of_several_units_fill_a_limit_exactly_and_each_key_has_its_own() {
+    const AMOUNT: u64 = 100;
+    let server = Server::start(Flavor::Redis7);
+    for algorithm in Algorithm::ALL {
+        let keys: Vec<_> = ["one", "two", "three"].map(String::from).to_vec();
+        // A third of the calls costs 1, a third of those goes to each key: 4 x 33 of them fill what the others leave.
+        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(300));
+        let hammer = Hammer { keys: keys.clone(), costs: vec![3, 1, 2], ..plan };
+        let hits = run_together(&hammer);
+        for key in keys {
+            let hits: Vec<_> = hits.iter().filter(|hit| hit.key == key).cloned().collect();
+            assert_within(&hammer.limit, &hits);
+            assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}, key {key}");
+            assert_eq!(used(&hammer, &key), [AMOUNT], "{algorithm}, key {key}");
+        }
+    }
+}
+
+/// Many windows pass under saturating demand: the bound holds in all of them, and each gives something.
+fn keeps_its_bound_over_many_windows(algorithm: Algorithm) {
+    const AMOUNT: u64 = 50;
+    let server = Server::start(Flavor::Redis7);
+    let limit = Limit::new(algorithm, AMOUNT, Duration::from_millis(100)).unwrap();
+    let limit = match algorithm {
+        Algorithm::TokenBucket => limit.with_burst(20).unwrap(),
+        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => limit,
+    };
+    let hits = run_together(&hammer(&server, limit, Extent::Time(Duration::from_millis(1_200))));
+    assert_within(&limit, &hits);
+    assert!(cost_of(&hits) > AMOUNT, "{algorithm} admits only {} in twelve windows", cost_of(&hits));
+}
+
+#[test]
+fn a_fixed_window_keeps_its_bound_over_many_windows() {
+    keeps_its_bound_over_many_windows(Algorithm::FixedWindow);
+}
+
+#[test]
+fn a_sliding_log_keeps_its_bound_over_many_windows() {
+    keeps_its_bound_over_many_windows(Algorithm::SlidingLog);
+}
+
+#[test]
+fn a_sliding_counter_keeps_its_bound_over_many_windows() {
+    keeps_its_bound_over_many_windows(Algorithm::SlidingCounter);
+}
+
+#[test]
+fn a_token_bucket_keeps_its_bound_over_many_windows() {
+    keeps_its_bound_over_many_windows(Algorithm::TokenBucket);
+}
+
+#[test]
+fn what_each_of_two_tiers_has_used_is_what_was_admitted() {
+    const AMOUNT: u64 = 300;
+    let users_algorithms = Algorithm::ALL.into_iter().cycle().skip(1);
+    for (algorithm, users_algorithm) in Algorithm::ALL.into_iter().zip(users_algorithms) {
+        // Four users could take 400: both tiers refuse, and the tier for all decides how much there is.
+        for (costs, least) in [(vec![1], AMOUNT), (vec![2, 3], AMOUNT - 2)] {
+            let server = Server::start(Flavor::Redis7);
+            let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(250));
+            let per_user = once(users_algorithm, 100);
+            let users = ["ann", "bob", "cy", "dee"];
+            let hammers = users.map(|user| Hammer {
+                user: Some((user.to_owned(), per_user)),
+                costs: costs.clone(),
+                ..plan.clone()
+            });
+            let reports = hammer::run(PROGRAM, &hammers);
+
+            let together: u64 = reports.iter().map(|report| cost_of(&report.hits)).sum();
+            assert!((least..=AMOUNT).contains(&together), "{together} admitted by {algorithm}");
+            for (hammer, report) in hammers.iter().zip(&reports) {
+                let alone = cost_of(&report.hits);
+                assert!(alone <= per_user.capacity(), "{alone} admitted by {users_algorithm}");
+                assert_eq!(used(hammer, "hot"), [together, alone], "{algorithm}, {users_algorithm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_killed_at_any_moment_leaves_keys_that_expire_and_calls_charged_once() {
+    const ROUNDS: usize = 12;
+    const MANY: u64 = 1_000_000;
+    let server = Server::start(Flavor::Redis7);
+    for (round, algorithm) in (0..ROUNDS).zip(Algorithm::ALL.into_iter().cycle()) {
+        let key = format!("round-{round}");
+        let limit = once(algorithm, MANY);
+        let hammer = Hammer { keys: vec![key.clone()], ..hammer(&server, limit, Extent::Calls(MANY)) };
+        let moments = [0, rand::random_range(1..100), rand::random_range(1..500)];
+        let processes = hammer::start(PROGRAM, &vec![hammer.clone(); moments.len()]);
+        let wait_and_kill = |(mut process, hits): (Process, usize)| {
+            process.wait_for_hits(hits);
+            process.kill()
+        };
+        let reports: Vec<Report> = processes.into_iter().zip(moments).map(wait_and_kill).collect();
+        settle(&server);
+
+        // Told are all but the calls under way: at most one of each caller, charged or not.
+        let told: u64 = reports.iter().map(|report| cost_of(&report.hits)).sum();
+        let under_way = u64::try_from(moments.len() * CALLERS).unwrap();
+        let [used] = used(&hammer, &key)[..] else { panic!("there is one tier") };
+        assert!(reports.iter().all(|report| report.calls.is_none()), "a hammer ended before it was killed");
+        assert!(
+            (told..=told + under_way).contains(&used),
+            "{algorithm}: {used} used, {told} told and up to {under_way} more made; killed after {moments:?}"
+        );
+        assert_every_key_expires_in_time(&server, 2 * limit.window() + TTL_SLACK);
+    }
+}
+
+/// Waits until the server has done what the dead have sent: their connections are gone once it is.
+fn settle(server: &Server) {
+    let mut connection = server.connection();
+    for _ in 0..100_000 {
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
+        if clients.lines().count() == 1 {
+            return;
+        }
+    }
+    panic!("{server} does not notice that its clients are dead");
+}
+
+fn assert_every_key_expires_in_time(server: &Server, longest: Duration) {
+    let mut connection = server.connection();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    for key in keys {
+        let millis: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+        let ttl = u64::try_from(millis).map(Duration::from_millis);
+        assert!(ttl.is_ok_and(|ttl| ttl <= longest), "{key} has a TTL of {millis} ms");
+    }
+}

@@ -1,0 +1,220 @@
+//! The bound on memory, and the locks under every order of threads that the scheduler can think of.
+
+use std::{sync::Arc, time::Duration};
+
+use tollgate_core::{Algorithm, Answer, Cost, Limit, Operation, Terms, Timestamp};
+
+use super::{
+    MIN_MAX_MEMORY, MemoryBoundError, MemoryStore,
+    shard::Shard,
+    table::{Lock, Table},
+};
+use crate::{
+    check::{Check, Tier},
+    clock::ManualClock,
+    key::{Key, encoded_rule},
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
+
+fn small_store() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::new().with_max_memory(MIN_MAX_MEMORY).unwrap().with_clock(clock.clone());
+    (store, clock)
+}
+
+fn check(store: &MemoryStore, key: &str, limit: &Limit) -> Answer {
+    let key = Key::without_rule(key).unwrap();
+    store.decide_one(&key, &Terms::new(*limit, Cost::ONE), Operation::Check, 1).0
+}
+
+fn limits(amount: u64, window: Duration) -> [Limit; 4] {
+    Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).unwrap())
+}
+
+#[test]
+fn a_flood_of_keys_stays_under_the_bound_and_frees_nobody() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        for _ in 0..3 {
+            assert_eq!(check(&store, "exhausted", &limit).charged, 1);
+        }
+        for flood in 0..50_000 {
+            check(&store, &format!("flood:{flood}"), &limit);
+            if flood % 1_000 == 0 {
+                assert!(store.memory_bytes() <= MIN_MAX_MEMORY, "{limit:?}");
+                assert_eq!(check(&store, "exhausted", &limit).charged, 0, "{limit:?}");
+            }
+        }
+        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+        assert!(store.len() > 1_000 && store.len() < 20_000, "{} counters", store.len());
+    }
+}
+
+#[test]
+fn keys_beyond_the_bound_share_and_so_never_get_more_than_their_own_limit() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        (0..30_000).for_each(|flood| {
+            check(&store, &format!("flood:{flood}"), &limit);
+        });
+        let admitted = (0..1_000).filter(|_| check(&store, "late", &limit).charged == 1).count();
+        assert_eq!(admitted, 0, "{limit:?}: the flood has used up what the late share");
+    }
+}
+
+#[test]
+fn memory_that_comes_free_grants_nothing() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        let mut kept = Vec::new();
+        for flood in 0..10_000 {
+            let name = format!("flood:{flood}");
+            let before = store.len();
+            check(&store, &name, &limit);
+            if store.len() > before {
+                kept.push((Key::without_rule(name).unwrap(), limit.algorithm()));
+            }
+        }
+        let late: Vec<String> = (0..100).map(|key| format!("late:{key}")).collect();
+        late.iter().for_each(|key| {
+            check(&store, key, &limit);
+        });
+        assert_eq!(store.forget(&kept), kept.len() as u64);
+        let admitted: u32 = late.iter().map(|key| check(&store, key, &limit).charged).sum();
+        assert_eq!(admitted, 0, "{limit:?}: who was counted coarsely stays counted");
+    }
+}
+
+#[test]
+fn counters_that_count_nothing_make_room() {
+    for limit in limits(3, Duration::from_secs(1)) {
+        let (store, clock) = small_store();
+        for flood in 0..40_000 {
+            assert_eq!(check(&store, &format!("flood:{flood}"), &limit).charged, 1, "{limit:?}");
+            clock.advance(Duration::from_millis(2));
+        }
+        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+        clock.advance(HOUR);
+        for flood in 0..2_000 {
+            check(&store, &format!("after:{flood}"), &limit);
+        }
+        assert!(store.len() < 5_000, "{limit:?}: {} counters", store.len());
+    }
+}
+
+#[test]
+fn logs_without_room_count_more_coarsely_and_never_less() {
+    let (store, clock) = small_store();
+    let limit = Limit::sliding_log(1_000_000, HOUR).unwrap();
+    let small = Limit::sliding_log(50, HOUR).unwrap();
+    assert_eq!(check(&store, "small", &small).charged, 1);
+    for charge in 0..400_000 {
+        check(&store, &format!("log:{}", charge % 20), &limit);
+        clock.advance(Duration::from_micros(10));
+    }
+    assert!(store.memory_bytes() <= MIN_MAX_MEMORY, "{}", store.memory_bytes());
+    for key in 0..20 {
+        assert_eq!(check(&store, &format!("log:{key}"), &limit).available, 1_000_000 - 20_001);
+    }
+    let admitted: u32 = (0..100)
+        .map(|_| {
+            clock.advance(Duration::from_micros(10));
+            check(&store, "small", &small).charged
+        })
+        .sum();
+    assert_eq!(admitted, 49);
+}
+
+#[test]
+fn more_rules_than_coarse_counters_still_share() {
+    let (store, _) = small_store();
+    let limit = Limit::fixed_window(1, 1000 * HOUR).unwrap();
+    let terms = Terms::new(limit, Cost::ONE);
+    for rule in 0..500 {
+        let rule = encoded_rule(&rule.to_string());
+        for identity in 0..100_u32 {
+            let key = Key::of_rule(&rule, &[Some(&identity.to_le_bytes())], None);
+            store.decide_one(&key, &terms, Operation::Check, 1);
+        }
+        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+    }
+}
+
+#[test]
+fn a_bound_too_small_to_work_with_is_refused() {
+    let error = MemoryStore::new().with_max_memory(MIN_MAX_MEMORY - 1).err();
+    assert_eq!(error, Some(MemoryBoundError(MIN_MAX_MEMORY - 1)));
+}
+
+#[test]
+fn reads_and_refusals_leave_no_counter_behind() {
+    let (store, _) = small_store();
+    for limit in limits(3, HOUR) {
+        let terms = Terms::new(limit, Cost::from(4));
+        let key = Key::without_rule("k").unwrap();
+        for operation in [Operation::Check, Operation::Peek, Operation::Refund { at: None }] {
+            store.decide_one(&key, &terms, operation, 1);
+        }
+    }
+    assert!(store.is_empty());
+}
+
+impl<T> Lock<T> for shuttle::sync::Mutex<T> {
+    type Guard<'a>
+        = shuttle::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn new(value: T) -> Self {
+        Self::new(value)
+    }
+
+    fn lock(&self) -> Self::Guard<'_> {
+        self.lock().unwrap()
+    }
+}
+
+/// Three threads check the same tiers in different orders. None waits for ever, the limit is never passed, and
+/// both tiers are charged the same.
+#[test]
+fn no_order_of_threads_deadlocks_or_splits_a_check() {
+    const THREADS: usize = 3;
+    const CALLS: usize = 3;
+    let amount = (THREADS * CALLS) as u64 - 2;
+    let scenario = move || {
+        let table: Arc<Table<shuttle::sync::Mutex<Shard>>> = Arc::new(Table::new(MIN_MAX_MEMORY));
+        let tiers = |order: [usize; 3]| -> Check {
+            let limits = [
+                Limit::token_bucket(amount, HOUR).unwrap(),
+                Limit::sliding_log(amount + 1, HOUR).unwrap(),
+                Limit::fixed_window(amount + 2, HOUR).unwrap(),
+            ];
+            let tier = |index: usize| Tier {
+                key: Key::without_rule(index.to_string()).unwrap(),
+                terms: Terms::new(limits[index], Cost::ONE),
+            };
+            Check::new(Operation::Check, order.map(tier).into()).unwrap()
+        };
+        let orders = [[0, 1, 2], [2, 1, 0], [1, 2, 0]];
+        let threads: Vec<_> = orders
+            .into_iter()
+            .map(|order| {
+                let (table, check) = (Arc::clone(&table), tiers(order));
+                shuttle::thread::spawn(move || {
+                    (0..CALLS).map(|_| u64::from(table.decide(&check, START)[0].charged)).sum::<u64>()
+                })
+            })
+            .collect();
+        let admitted: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!(admitted, amount);
+        let check = tiers([0, 1, 2]);
+        let left: Vec<i64> = (check.tiers().iter())
+            .map(|tier| table.decide_one(&tier.key, &tier.terms, Operation::Peek, 1, START).available)
+            .collect();
+        assert_eq!(left, [0, 1, 2]);
+    };
+    shuttle::check_random(scenario, 2_000);
+    shuttle::check_pct(scenario, 1_000, 3);
+}

@@ -1,0 +1,287 @@
+//! What only a look into Redis shows: TTLs, bytes that do not change, how many commands a decision takes.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::{Commands, Connection};
+use tollgate_core::{Cost, Limit, Operation, Terms};
+use tollgate_testkit::server::{Flavor, Server};
+
+use super::*;
+use crate::check::Tier;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const SLACK: Duration = Duration::from_secs(10);
+
+struct Subject {
+    store: RedisStore,
+    server: Server,
+}
+
+impl Subject {
+    async fn start(flavor: Flavor) -> Self {
+        let server = Server::start(flavor);
+        Self { store: RedisStore::connect(&server.url()).await.unwrap(), server }
+    }
+
+    async fn ask(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Decided {
+        self.store.decide(&[check(operation, key, limit, cost)], None).await.unwrap()
+    }
+
+    fn redis(&self) -> Connection {
+        self.server.connection()
+    }
+
+    /// How often each command has run, also inside scripts.
+    fn commands(&self) -> HashMap<String, u64> {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut self.redis()).unwrap();
+        info.lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
+            .map(|(name, rest)| (name.to_owned(), rest.split(',').next().unwrap().parse().unwrap()))
+            .collect()
+    }
+
+    /// What the commands in `during` are, by how often each runs.
+    async fn commands_during(&self, during: impl Future) -> HashMap<String, u64> {
+        let before = self.commands();
+        during.await;
+        let mut after = self.commands();
+        after.retain(|name, calls| {
+            *calls -= before.get(name).unwrap_or(&0);
+            *calls > 0 && name != "info"
+        });
+        after
+    }
+}
+
+fn tier(key: &str, limit: &Limit, cost: u64) -> Tier {
+    Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(*limit, Cost::new(cost).unwrap()) }
+}
+
+fn check(operation: Operation, key: &str, limit: &Limit, cost: u64) -> Check {
+    Check::new(operation, vec![tier(key, limit, cost)]).unwrap()
+}
+
+fn limits(amount: u64, window: Duration) -> [Limit; 4] {
+    Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).unwrap())
+}
+
+fn stored(key: &str, limit: &Limit) -> Vec<u8> {
+    redis_key(DEFAULT_PREFIX, &Key::without_rule(key).unwrap(), limit.algorithm())
+}
+
+#[tokio::test]
+async fn a_refusal_leaves_the_stored_bytes_and_the_ttl_alone() {
+    for flavor in Flavor::ALL {
+        let subject = Subject::start(flavor).await;
+        let mut redis = subject.redis();
+        for limit in limits(3, 60 * MINUTE) {
+            subject.ask(Operation::Check, "k", &limit, 3).await;
+            let key = stored("k", &limit);
+            let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut redis).unwrap();
+            let ttl = |redis: &mut Connection| -> u64 {
+                if flavor == Flavor::Redis6 { redis.pttl(&key).unwrap() } else { redis.pexpire_time(&key).unwrap() }
+            };
+            let (ttl_before, commands) = (ttl(&mut redis), async {
+                for _ in 0..50 {
+                    assert_eq!(subject.ask(Operation::Check, "k", &limit, 1).await.answers[0][0].charged, 0);
+                    subject.ask(Operation::Peek, "k", &limit, 1).await;
+                    subject.ask(Operation::Charge, "k", &limit, 0).await;
+                    subject.ask(Operation::Refund { at: Some(Timestamp::from_micros(1)) }, "k", &limit, 0).await;
+                }
+            });
+            let commands = subject.commands_during(commands).await;
+            for write in ["set", "setrange", "pexpire", "del", "unlink"] {
+                assert!(!commands.contains_key(write), "{flavor} {limit:?}: {commands:?}");
+            }
+            let after: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut redis).unwrap();
+            assert_eq!(before, after, "{flavor} {limit:?}");
+            if flavor != Flavor::Redis6 {
+                assert_eq!(ttl(&mut redis), ttl_before, "{flavor} {limit:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    for limit in limits(3, MINUTE) {
+        subject.ask(Operation::Check, "k", &limit, 2).await;
+        for (operation, cost) in [(Operation::Peek, 1), (Operation::Check, 2)] {
+            let checks = [check(operation, "k", &limit, cost)];
+            let call = encode(DEFAULT_PREFIX, &checks, Moments::default()).unwrap();
+            let mut request = redis::cmd("EVAL_RO");
+            request.arg(SOURCE).arg(call.keys.len()).arg(&call.keys);
+            call.arguments.iter().for_each(|argument| {
+                request.arg(argument);
+            });
+            let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
+            assert_eq!(decode(&reply, &checks).unwrap().answers[0][0].available, 1, "{limit:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
+    for flavor in Flavor::ALL {
+        let subject = Subject::start(flavor).await;
+        let mut redis = subject.redis();
+        for window in [Duration::from_millis(250), MINUTE, 24 * 60 * MINUTE] {
+            for limit in limits(10, window) {
+                for operation in [Operation::Check, Operation::Charge, Operation::Refund { at: None }] {
+                    for cost in [5, 1, 40] {
+                        let answer = subject.ask(operation, "k", &limit, cost).await.answers[0][0];
+                        let ttl: i64 = redis.pttl(stored("k", &limit)).unwrap();
+                        let needed = Duration::from_micros(answer.reset_after_us);
+                        let context = format!("{flavor} {limit:?} {operation:?} {cost}: {ttl} ms for {needed:?}");
+                        if ttl == -2 {
+                            assert!(needed < Duration::from_millis(2), "{context}");
+                            continue;
+                        }
+                        let ttl = Duration::from_millis(u64::try_from(ttl).expect(&context));
+                        // a moment has passed between the decision and the look
+                        assert!(ttl + Duration::from_secs(2) >= needed, "{context}");
+                        assert!(ttl <= needed.max(2 * window) + SLACK, "{context}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shorter_window_shortens_the_ttl_with_the_next_write() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    for algorithm in Algorithm::ALL {
+        let limit = |window| Limit::new(algorithm, 10, window).unwrap();
+        subject.ask(Operation::Check, "k", &limit(24 * 60 * MINUTE), 1).await;
+        subject.ask(Operation::Check, "k", &limit(MINUTE), 1).await;
+        let ttl: u64 = subject.redis().pttl(stored("k", &limit(MINUTE))).unwrap();
+        assert!(ttl <= 130_000, "{algorithm}: {ttl} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_script_is_sent_again_within_the_same_call() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let limit = Limit::sliding_log(100, MINUTE).unwrap();
+    for left in (80..100).rev() {
+        let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut subject.redis()).unwrap();
+        assert_eq!(subject.ask(Operation::Check, "k", &limit, 1).await.answers[0][0].available, left);
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_read_once_and_written_once_per_batch() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let ceiling = Limit::token_bucket(1_000_000, MINUTE).unwrap();
+    let per_user = Limit::fixed_window(10, MINUTE).unwrap();
+    let checks: Vec<Check> = (0..64)
+        .map(|user| {
+            let tiers = vec![tier("everybody", &ceiling, 1), tier(&format!("user:{user}"), &per_user, 1)];
+            Check::new(Operation::Check, tiers).unwrap()
+        })
+        .collect();
+    for _ in 0..2 {
+        let commands =
+            subject.commands_during(async { subject.store.decide(&checks, None).await.unwrap() }).await;
+        let writes = commands.get("set").unwrap_or(&0) + commands.get("setrange").unwrap_or(&0);
+        assert_eq!((commands["mget"], writes, commands.get("get")), (1, 65, None), "{commands:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_decision_on_a_long_log_takes_no_more_commands_than_on_a_short_one() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = subject.store.clone().with_clock(clock.clone());
+    let limit = Limit::sliding_log(20_000, MINUTE).unwrap();
+    let decide = async |cost| {
+        clock.advance(Duration::from_micros(7));
+        store.decide(&[check(Operation::Check, "k", &limit, cost)], None).await.unwrap()
+    };
+    let mut most = 0;
+    for entries in 0..30_000 {
+        let cost = if entries < 20_000 || entries % 3 == 0 { 1 } else { 9_000 };
+        if entries % 500 == 0 || (19_990..20_010).contains(&entries) {
+            let commands = subject.commands_during(decide(cost)).await;
+            most = most.max(commands.values().sum());
+        } else {
+            decide(cost).await;
+        }
+        if entries == 25_000 {
+            clock.advance(MINUTE);
+        }
+    }
+    assert!(most <= 40, "one decision took {most} commands: a binary search over 20,000 takes 15 reads");
+}
+
+#[tokio::test]
+async fn a_log_of_a_thousand_entries_takes_a_tenth_of_a_sorted_set() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = subject.store.clone().with_clock(clock.clone());
+    let limit = Limit::sliding_log(1_000, MINUTE).unwrap();
+    let mut redis = subject.redis();
+    for entry in 0..1_000_u64 {
+        clock.advance(Duration::from_micros(7));
+        store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+        let score = clock.now().as_micros();
+        let () = redis.zadd("sorted", format!("{score}:{entry}"), score).unwrap();
+    }
+    let size = |redis: &mut Connection, key: &[u8]| -> u64 {
+        redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0).query(redis).unwrap()
+    };
+    let (log, sorted) = (size(&mut redis, &stored("k", &limit)), size(&mut redis, b"sorted"));
+    let () = redis.del("sorted").unwrap();
+    assert!(log * 100 <= sorted * 12, "{log} bytes against {sorted}");
+}
+
+#[tokio::test]
+async fn a_reset_touches_one_key() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let limit = Limit::sliding_log(10, MINUTE).unwrap();
+    for user in 0..50 {
+        subject.ask(Operation::Check, &format!("user:{user}"), &limit, 1).await;
+    }
+    let key = Key::without_rule("user:7").unwrap();
+    let reset = async { subject.store.reset(&[(key, Algorithm::SlidingLog)]).await.unwrap() };
+    let commands = subject.commands_during(reset).await;
+    assert_eq!(commands, HashMap::from([("unlink".to_owned(), 1)]));
+    let left: u64 = redis::cmd("DBSIZE").query(&mut subject.redis()).unwrap();
+    assert_eq!(left, 49);
+}
+
+#[tokio::test]
+async fn a_batch_beyond_the_bound_is_refused_and_the_largest_is_not() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let limit = Limit::token_bucket(10, MINUTE).unwrap();
+    let batch = |size: usize| -> Vec<Check> {
+        (0..size).map(|key| check(Operation::Check, &key.to_string(), &limit, 1)).collect()
+    };
+    let decided = subject.store.decide(&batch(MAX_BATCH), None).await.unwrap();
+    assert!(decided.answers.iter().all(|answers| answers[0].charged == 1));
+    let error = subject.store.decide(&batch(MAX_BATCH + 1), None).await.unwrap_err();
+    assert_eq!(error, StoreError::TooLarge { tiers: 1025, keys: 1025, max: MAX_BATCH });
+}
+
+#[tokio::test]
+async fn stores_with_different_prefixes_do_not_meet() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let limit = Limit::fixed_window(1, 24 * 60 * MINUTE).unwrap();
+    for prefix in ["a", "b"] {
+        let store = subject.store.clone().with_prefix(prefix).unwrap();
+        let decided = store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+        assert_eq!(decided.answers[0][0].charged, 1, "{prefix}");
+    }
+    for bad in ["", "a:b", "{x}", "é", &"x".repeat(33)] {
+        assert!(matches!(subject.store.clone().with_prefix(bad), Err(RedisSetupError::Prefix(_))), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_url_and_an_absent_server_are_told_apart() {
+    assert!(matches!(RedisStore::connect("http://x").await, Err(RedisSetupError::Url(_))));
+    let absent = RedisStore::connect("redis://127.0.0.1:1").await;
+    assert!(matches!(absent, Err(RedisSetupError::Connect(_))));
+}
