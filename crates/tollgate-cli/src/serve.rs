@@ -28,13 +28,13 @@ pub(crate) struct Serve {
     )]
     http: SocketAddr,
 
-    /// Where counters are kept: memory: (this process) or redis://[user:password@]host[:port][/database]
     // Not read by clap, which repeats what it cannot read: this may hold a password.
     #[arg(
         long,
         value_name = "URL",
         env = "TOLLGATE_STORE_URL",
         hide_env_values = true,
+        help = "Where counters are kept: memory: (this process) or redis://[user:password@]host[:port][/database]",
         default_value = "memory:"
     )]
     store: String,

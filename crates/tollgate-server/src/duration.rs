@@ -1,7 +1,7 @@
 //! Durations as people write them: `250ms`, `30s`, `5m`, `1h30m`, `7d`.
 //!
-//! Whole numbers, each with its unit, the larger unit first and none twice. Signs, spaces, fractions and calendar
-//! units mean nothing here, so they are refused rather than guessed at.
+//! Whole numbers, each with its unit, the larger unit first and none twice. Signs, spaces, fractions and
+//! calendar units mean nothing here, so they are refused rather than guessed at.
 
 use std::time::Duration;
 

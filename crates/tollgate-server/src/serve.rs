@@ -42,7 +42,11 @@ pub struct Server {
 #[non_exhaustive]
 pub enum ServeError {
     /// The address can be reached from other machines, and there is no way yet to say who may call.
-    #[error("{0} can be reached from other machines, and everybody there could call: use 127.0.0.1:{port} or [::1]:{port}", port = .0.port())]
+    #[error(
+        "{0} can be reached from other machines, and everybody there could call: \
+         use 127.0.0.1:{port} or [::1]:{port}",
+        port = .0.port()
+    )]
     NotLoopback(SocketAddr),
     /// The address is taken or not this machine's.
     #[error("cannot listen on {address}: {reason}")]

@@ -23,7 +23,7 @@ const TTL_SLACK: Duration = Duration::from_secs(10);
 /// A limit that gives `capacity` once and, for as long as any test takes, nothing more: ten years have no edge soon,
 /// and a bucket has given its burst before the first unit has drained.
 fn once(algorithm: Algorithm, capacity: u64) -> Limit {
-    Limit::new(algorithm, capacity, MAX_WINDOW).unwrap()
+    Limit::new(algorithm, capacity, MAX_WINDOW).expect("within the range")
 }
 
 /// Eight callers on the key `hot`, at a cost of 1.
@@ -45,13 +45,13 @@ fn cost_of<'a>(hits: impl IntoIterator<Item = &'a Hit>) -> u64 {
 /// Asks the store how much of each tier is used by a key.
 fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
     let peek = async {
-        let store = RedisStore::connect(&hammer.url).await.unwrap();
-        let limiter = Limiter::with_deadline(store, hammer.rules(), DEADLINE).unwrap();
-        let peeked = limiter.peek(&hammer.labels(key), Cost::ZERO).await.unwrap();
+        let store = RedisStore::connect(&hammer.url).await.expect("the server answers");
+        let limiter = Limiter::with_deadline(store, hammer.rules(), DEADLINE).expect("the rules are valid");
+        let peeked = limiter.peek(&hammer.labels(key), Cost::ZERO).await.expect("the request is valid");
         assert!(!peeked.is_degraded(), "{} does not answer", hammer.url);
         peeked.tiers.iter().map(|tier| tier.limit - tier.remaining).collect()
     };
-    tokio::runtime::Runtime::new().unwrap().block_on(peek)
+    tokio::runtime::Runtime::new().expect("a runtime starts").block_on(peek)
 }
 
 /// Asserts that what was admitted on one key keeps to the bound of the limit's algorithm.
@@ -125,9 +125,9 @@ fn costs_of_several_units_fill_a_limit_exactly_and_each_key_has_its_own() {
 fn keeps_its_bound_over_many_windows(algorithm: Algorithm) {
     const AMOUNT: u64 = 50;
     let server = Server::start(Flavor::Redis7);
-    let limit = Limit::new(algorithm, AMOUNT, Duration::from_millis(100)).unwrap();
+    let limit = Limit::new(algorithm, AMOUNT, Duration::from_millis(100)).expect("within the range");
     let limit = match algorithm {
-        Algorithm::TokenBucket => limit.with_burst(20).unwrap(),
+        Algorithm::TokenBucket => limit.with_burst(20).expect("within the range"),
         Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => limit,
     };
     let hits = run_together(&hammer(&server, limit, Extent::Time(Duration::from_millis(1_200))));
@@ -219,7 +219,8 @@ fn a_process_killed_at_any_moment_leaves_keys_that_expire_and_calls_charged_once
 fn settle(server: &Server) {
     let mut connection = server.connection();
     for _ in 0..100_000 {
-        let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
+        let clients: String =
+            redis::cmd("CLIENT").arg("LIST").query(&mut connection).expect("the server answers");
         if clients.lines().count() == 1 {
             return;
         }
@@ -229,9 +230,9 @@ fn settle(server: &Server) {
 
 fn assert_every_key_expires_in_time(server: &Server, longest: Duration) {
     let mut connection = server.connection();
-    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("the server answers");
     for key in keys {
-        let millis: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+        let millis: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).expect("the server answers");
         let ttl = u64::try_from(millis).map(Duration::from_millis);
         assert!(ttl.is_ok_and(|ttl| ttl <= longest), "{key} has a TTL of {millis} ms");
     }

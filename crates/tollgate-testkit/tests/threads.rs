@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -28,11 +28,11 @@ const HELD_UP: Duration = Duration::from_secs(10);
 
 /// A limit that gives `capacity` once and, for as long as any test takes, nothing more.
 fn once(algorithm: Algorithm, capacity: u64) -> Limit {
-    Limit::new(algorithm, capacity, MAX_WINDOW).unwrap()
+    Limit::new(algorithm, capacity, MAX_WINDOW).expect("within the range")
 }
 
 fn tasks() -> Runtime {
-    Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap()
+    Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().expect("a runtime starts")
 }
 
 /// Waits for what runs in threads of its own; a standstill fails the test instead of holding it up for ever.
@@ -57,9 +57,9 @@ fn admitted(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
 
 /// Asks how much of a key is used.
 async fn used<S: Store>(limiter: &Limiter<S>, key: &str, limit: &Limit) -> u64 {
-    let peeked = limiter.peek_key(key, limit, Cost::ZERO).await.unwrap();
+    let peeked = limiter.peek_key(key, limit, Cost::ZERO).await.expect("the key is valid");
     assert!(!peeked.is_degraded());
-    limit.capacity() - peeked.remaining().unwrap()
+    limit.capacity() - peeked.remaining().expect("one limit decides")
 }
 
 /// Lets so many tasks begin together, each with so many calls. How many calls were admitted.
@@ -72,7 +72,7 @@ async fn hammer<S: Store + 'static>(limiter: &Limiter<S>, limit: Limit, callers:
             barrier.wait().await;
             let mut count = 0;
             for _ in 0..calls {
-                let decision = limiter.check_key("hot", &limit, Cost::ONE).await.unwrap();
+                let decision = limiter.check_key("hot", &limit, Cost::ONE).await.expect("the key is valid");
                 count += u64::from(admitted(&decision, &[limit], Cost::ONE));
             }
             count
@@ -84,7 +84,10 @@ async fn hammer<S: Store + 'static>(limiter: &Limiter<S>, limit: Limit, callers:
 /// Lets callers make more calls than the limit has room for, under each algorithm, and asserts that exactly the limit
 /// was admitted and counted.
 async fn admits_exactly<S: Store + 'static>(limiter: &Limiter<S>, amount: u64, callers: usize, calls: usize) {
-    assert!(u64::try_from(callers * calls).unwrap() > amount, "the demand must saturate the limit");
+    assert!(
+        u64::try_from(callers * calls).expect("a small number") > amount,
+        "the demand must saturate the limit"
+    );
     for algorithm in Algorithm::ALL {
         let limit = once(algorithm, amount);
         assert_eq!(hammer(limiter, limit, callers, calls).await, amount, "{algorithm}");
@@ -93,34 +96,45 @@ async fn admits_exactly<S: Store + 'static>(limiter: &Limiter<S>, amount: u64, c
 }
 
 async fn in_redis(server: &Server) -> Limiter<RedisStore> {
-    let store = RedisStore::connect(&server.url()).await.unwrap();
-    Limiter::with_deadline(store, [], DEADLINE).unwrap()
+    let store = RedisStore::connect(&server.url()).await.expect("the server answers");
+    Limiter::with_deadline(store, [], DEADLINE).expect("no rules are valid rules")
 }
 
 #[test]
 fn four_threads_on_the_memory_store_get_exactly_the_limit() {
-    const AMOUNT: u64 = 10_000;
+    // A race shows only where a limit runs out: many of them, each lasting until all threads are awake.
+    const ROUNDS: usize = 60;
+    const AMOUNT: u64 = 200;
     for algorithm in Algorithm::ALL {
         let limiter = Limiter::new(MemoryStore::new(), []).unwrap();
         let limit = once(algorithm, AMOUNT);
         let barrier = Barrier::new(THREADS);
-        let count = AtomicU64::new(0);
+        let counts: Vec<_> = (0..ROUNDS).map(|_| AtomicU64::new(0)).collect();
+        // A thread that panicked would leave the others at the barrier.
+        let complaint = OnceLock::new();
+        let hammer = || {
+            let runtime = Builder::new_current_thread().build().unwrap();
+            for (round, count) in counts.iter().enumerate() {
+                let key = format!("round-{round}");
+                barrier.wait();
+                for _ in 0..AMOUNT {
+                    let decision = runtime.block_on(limiter.check_key(&key, &limit, Cost::ONE)).unwrap();
+                    count.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
+                    if let Err(what) = check_snapshot(&decision, &[limit], Cost::ONE, HELD_UP) {
+                        complaint.get_or_init(|| what);
+                    }
+                }
+            }
+        };
         thread::scope(|scope| {
             for _ in 0..THREADS {
-                scope.spawn(|| {
-                    let runtime = Builder::new_current_thread().build().unwrap();
-                    barrier.wait();
-                    for _ in 0..AMOUNT {
-                        let decision = runtime.block_on(limiter.check_key("hot", &limit, Cost::ONE)).unwrap();
-                        count.fetch_add(
-                            u64::from(admitted(&decision, &[limit], Cost::ONE)),
-                            Ordering::Relaxed,
-                        );
-                    }
-                });
+                scope.spawn(hammer);
             }
         });
-        assert_eq!(count.into_inner(), AMOUNT, "{algorithm}");
+        assert_eq!(complaint.into_inner(), None, "{algorithm}");
+        for (round, count) in counts.into_iter().enumerate() {
+            assert_eq!(count.into_inner(), AMOUNT, "{algorithm}, round {round}");
+        }
     }
 }
 
@@ -158,7 +172,7 @@ impl Counters {
     /// A dozen counters of all algorithms, at a cost of 1. Some fill up long before others.
     fn new() -> Arc<Counters> {
         let tier = |(index, algorithm): (u64, Algorithm)| {
-            let key = Key::without_rule(format!("counter-{index}")).unwrap();
+            let key = Key::without_rule(format!("counter-{index}")).expect("a short key");
             Tier { key, terms: Terms::new(once(algorithm, 100 * (index + 1)), Cost::ONE) }
         };
         let tiers: Vec<_> = (0..12).zip(Algorithm::ALL.into_iter().cycle()).map(tier).collect();
@@ -173,8 +187,8 @@ impl Counters {
         // choose_multiple does not promise an order: give both directions their share
         let pair = if rand::random() { pair } else { pair.into_iter().rev().collect() };
         let tiers = pair.iter().map(|place| self.tiers[*place].clone()).collect();
-        let check = Check::new(Operation::Check, tiers).unwrap();
-        let decided = store.decide(&[check], None).await.unwrap();
+        let check = Check::new(Operation::Check, tiers).expect("tiers are on different keys");
+        let decided = store.decide(&[check], None).await.expect("the store answers");
         let answers = &decided.answers[0];
         let passes = answers.iter().all(|answer| answer.passes == 1);
         for (place, answer) in pair.into_iter().zip(answers) {
@@ -187,8 +201,8 @@ impl Counters {
     async fn assert_consistent(&self, store: &impl Store) {
         let mut full = 0;
         for (tier, admitted) in self.tiers.iter().zip(&self.admitted) {
-            let peek = Check::new(Operation::Peek, vec![tier.clone()]).unwrap();
-            let free = store.decide(&[peek], None).await.unwrap().answers[0][0].available;
+            let peek = Check::new(Operation::Peek, vec![tier.clone()]).expect("one tier is a check");
+            let free = store.decide(&[peek], None).await.expect("the store answers").answers[0][0].available;
             let capacity = tier.terms.limit.capacity();
             let used = capacity - u64::try_from(free).expect("nobody is in debt");
             assert_eq!(used, admitted.load(Ordering::Relaxed), "used and admitted of {}", tier.key);

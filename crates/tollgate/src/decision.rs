@@ -75,7 +75,9 @@ impl Decision {
         let longest = refusing.min_by_key(|(retry, index)| (std::cmp::Reverse(*retry), *index));
         let (outcome, deciding) = match longest {
             Some((retry, index)) => (Outcome::Denied { retry }, Some(index)),
-            None => (Outcome::Allowed, enforced().min_by_key(|(_, tier)| tier.remaining).map(|(index, _)| index)),
+            None => {
+                (Outcome::Allowed, enforced().min_by_key(|(_, tier)| tier.remaining).map(|(index, _)| index))
+            }
         };
         Self { outcome, tiers, at, source, deciding }
     }

@@ -7,8 +7,11 @@ use std::{
     time::Duration,
 };
 
+use tollgate_core::Algorithm;
+
 use crate::{
     check::Check,
+    key::Key,
     store::{Decided, Store, StoreError},
 };
 
@@ -24,6 +27,10 @@ pub(crate) struct Gate<S> {
 impl<S: Store> Gate<S> {
     pub(crate) async fn decide(&self, check: Check) -> Result<Decided, StoreError> {
         within(self.deadline, self.store.decide(&[check], None)).await
+    }
+
+    pub(crate) async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        within(self.deadline, self.store.reset(counters)).await
     }
 }
 

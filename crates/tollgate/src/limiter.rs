@@ -21,6 +21,9 @@ use crate::{
 /// When a caller refused because the store is away is asked to come back.
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
 
+/// How many names of rules an error lists.
+const NAMES_IN_ERROR: usize = 10;
+
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.
 ///
 /// ```
@@ -62,8 +65,13 @@ pub enum Error {
     #[error(transparent)]
     Check(#[from] CheckError),
     /// A rule was named that is not in force.
-    #[error("there is no rule {0:?}: the rules in force have other names")]
-    UnknownRule(String),
+    #[error("there is no rule {name:?}: the rules in force are {}", .known.join(", "))]
+    UnknownRule {
+        /// The name that was given.
+        name: String,
+        /// Some of the names that could have been given.
+        known: Vec<String>,
+    },
     /// A reset did not reach the store. Decisions do not end here: the rules' failure policies answer.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -186,7 +194,7 @@ impl<S: Store> Limiter<S> {
                 Effect::Refuse { .. } => None,
             })
             .collect();
-        Ok(self.store().reset(&counters).await?)
+        Ok(self.inner.gate.reset(&counters).await?)
     }
 
     /// Decides by a limit given with the request, without rules.
@@ -248,7 +256,7 @@ impl<S: Store> Limiter<S> {
     /// When the key is empty or too long, or the store does not answer.
     pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
         let counter = (Key::without_rule(key)?, limit.algorithm());
-        Ok(self.store().reset(&[counter]).await? > 0)
+        Ok(self.inner.gate.reset(&[counter]).await? > 0)
     }
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
@@ -305,9 +313,10 @@ impl<S: Store> Limiter<S> {
         match self.inner.gate.decide(check).await {
             Ok(decided) => {
                 let answers = decided.answers.iter().flatten();
-                let counted = asked.iter().zip(answers).map(|(asked, answer)| {
-                    asked.decision(answer.share(&asked.tier.terms, 0, 1))
-                });
+                let counted = asked
+                    .iter()
+                    .zip(answers)
+                    .map(|(asked, answer)| asked.decision(answer.share(&asked.tier.terms, 0, 1)));
                 Ok(Decision::of_tiers(counted.chain(refusing).collect(), Some(decided.at), Source::Store))
             }
             Err(_) => Ok(without_store(&asked)),
@@ -371,7 +380,10 @@ fn is_meant(rule: &Rule, only: Option<&[&str]>) -> bool {
 
 fn known(rules: &RuleSet, only: Option<&[&str]>) -> Result<(), Error> {
     match only.unwrap_or_default().iter().find(|name| rules.get(name).is_none()) {
-        Some(name) => Err(Error::UnknownRule((*name).to_owned())),
+        Some(name) => Err(Error::UnknownRule {
+            name: (*name).to_owned(),
+            known: rules.rules().take(NAMES_IN_ERROR).map(|rule| rule.name.to_string()).collect(),
+        }),
         None => Ok(()),
     }
 }

@@ -33,14 +33,14 @@ pub struct Decided {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The call arrived after its deadline, and nothing was charged.
-    #[error("the call reached the store after its deadline, nothing was charged (store time {0:?})")]
+    /// The call arrived after its deadline, and changed nothing.
+    #[error("the call reached the store after its deadline and changed nothing (store time {0:?})")]
     Late(Timestamp),
-    /// The store said no, and nothing was charged.
-    #[error("the store refused the call, nothing was charged: {0}")]
+    /// The store said no, and nothing changed.
+    #[error("the store refused the call, nothing changed: {0}")]
     NotRun(String),
-    /// There is no answer; whether it was charged is unknown, and it must not be sent again.
-    #[error("the store did not answer, whether it was charged is unknown: {0}")]
+    /// There is no answer; whether the call took effect is unknown, and it must not be sent again.
+    #[error("the store did not answer, whether the call took effect is unknown: {0}")]
     Ambiguous(String),
     /// The batch is larger than one atomic step may be.
     #[error("a batch of {tiers} tiers on {keys} keys is too large: use at most {max} of each")]

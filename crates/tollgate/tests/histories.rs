@@ -1,4 +1,5 @@
 //! Random histories: model, memory and every Redis agree on every field.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use tollgate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
 use tollgate_testkit::{

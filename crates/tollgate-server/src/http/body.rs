@@ -15,6 +15,9 @@ use super::problem::Problem;
 /// What a body that cannot be read should have been.
 const EXAMPLE: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"},"cost":1}"#;
 
+/// A cost in several units.
+const UNITS_EXAMPLE: &str = r#"{"requests":1,"tokens":850}"#;
+
 /// Every field that some call takes.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -172,11 +175,7 @@ impl<'de> Deserialize<'de> for Cost {
             type Value = Cost;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(
-                    f,
-                    "a whole number from 0 to {MAX_EXACT}, or one for each unit as in {}",
-                    r#"{"requests":1,"tokens":850}"#
-                )
+                write!(f, "a whole number from 0 to {MAX_EXACT}, or one for each unit as in {UNITS_EXAMPLE}")
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<Cost, E> {

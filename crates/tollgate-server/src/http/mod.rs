@@ -37,7 +37,7 @@ use self::{
 pub const MAX_BODY: usize = 64 << 10;
 
 /// How long a body may take to arrive.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The routes of the API.
 pub fn router<S: Store + 'static>(limiter: Limiter<S>) -> Router {

@@ -62,14 +62,31 @@ impl RedisStore {
     /// # Errors
     /// When the URL is wrong or the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, RedisSetupError> {
-        let client = redis::Client::open(url).map_err(|error| RedisSetupError::Url(error.to_string()))?;
+        let store = Self::connect_later(url)?;
+        // one attempt that says what is wrong; the store's own connection keeps trying
+        let attempt = async {
+            let client = redis::Client::open(url)?;
+            redis::cmd("PING").exec_async(&mut client.get_multiplexed_async_connection().await?).await
+        };
+        match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
+            Ok(Ok(())) => Ok(store),
+            Ok(Err(error)) => Err(RedisSetupError::Connect(error.to_string())),
+            Err(_) => Err(RedisSetupError::Connect(format!("no answer within {CONNECT_TIMEOUT:?}"))),
+        }
+    }
+
+    /// A store that connects with its first call, so that it can be set up while the server is away.
+    ///
+    /// # Errors
+    /// When the URL is wrong.
+    pub fn connect_later(url: &str) -> Result<Self, RedisSetupError> {
+        let wrong = |error: redis::RedisError| RedisSetupError::Url(error.to_string());
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(RESPONSE_TIMEOUT))
             .set_max_delay(MAX_RECONNECT_DELAY);
-        let connection = ConnectionManager::new_with_config(client, config)
-            .await
-            .map_err(|error| RedisSetupError::Connect(error.to_string()))?;
+        let client = redis::Client::open(url).map_err(wrong)?;
+        let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(wrong)?;
         Ok(Self { connection, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
     }
 

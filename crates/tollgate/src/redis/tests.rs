@@ -79,14 +79,20 @@ async fn a_refusal_leaves_the_stored_bytes_and_the_ttl_alone() {
             let key = stored("k", &limit);
             let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut redis).unwrap();
             let ttl = |redis: &mut Connection| -> u64 {
-                if flavor == Flavor::Redis6 { redis.pttl(&key).unwrap() } else { redis.pexpire_time(&key).unwrap() }
+                if flavor == Flavor::Redis6 {
+                    redis.pttl(&key).unwrap()
+                } else {
+                    redis.pexpire_time(&key).unwrap()
+                }
             };
             let (ttl_before, commands) = (ttl(&mut redis), async {
                 for _ in 0..50 {
                     assert_eq!(subject.ask(Operation::Check, "k", &limit, 1).await.answers[0][0].charged, 0);
                     subject.ask(Operation::Peek, "k", &limit, 1).await;
                     subject.ask(Operation::Charge, "k", &limit, 0).await;
-                    subject.ask(Operation::Refund { at: Some(Timestamp::from_micros(1)) }, "k", &limit, 0).await;
+                    subject
+                        .ask(Operation::Refund { at: Some(Timestamp::from_micros(1)) }, "k", &limit, 0)
+                        .await;
                 }
             });
             let commands = subject.commands_during(commands).await;
@@ -133,7 +139,8 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
                         let answer = subject.ask(operation, "k", &limit, cost).await.answers[0][0];
                         let ttl: i64 = redis.pttl(stored("k", &limit)).unwrap();
                         let needed = Duration::from_micros(answer.reset_after_us);
-                        let context = format!("{flavor} {limit:?} {operation:?} {cost}: {ttl} ms for {needed:?}");
+                        let context =
+                            format!("{flavor} {limit:?} {operation:?} {cost}: {ttl} ms for {needed:?}");
                         if ttl == -2 {
                             assert!(needed < Duration::from_millis(2), "{context}");
                             continue;

@@ -16,19 +16,27 @@
 -- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. A key is
 -- read once and written once, only if it changed, and always has a TTL.
 
+--
+-- Every call defines the script's functions anew, so each algorithm is a function that defines itself when the
+-- batch needs it. It answers with its operations on a state:
+--   load(raw, key)             the state that is stored, or that of an unused counter
+--   view(state, limit)         takes the state to the present: `state.used` is what counts now; the operations
+--                              below rely on it
+--   charge(state, limit, n)    counts n more
+--   wait(state, limit, room)   until at most `room` units count
+--   reset(state, limit)        until nothing counts, and the surplus
+--   refund(state, limit, n, t) takes back up to n; whether it did
+--   save(key, state, limit)    writes it
+
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local pack, unpack_from = struct.pack, struct.unpack
+local pack, unpack_from, call = struct.pack, struct.unpack, redis.call
 
 local MAX_EXACT = 2 ^ 53 - 1
-local HALF = 2 ^ 26
-local LIMB = 2 ^ 52
-local TTL_SLACK = 10 * 1000000
-local INJECTED_TTL_SLACK = 3600 * 1000
 
 local now, deadline, plain_keys = unpack_from('<ddH', ARGV[1])
 local injected = now > 0
 if not injected then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 if deadline > 0 and now > deadline then
@@ -37,6 +45,7 @@ end
 
 -- a * b as high * 2^52 + low
 local function multiply(a, b)
+  local HALF, LIMB = 2 ^ 26, 2 ^ 52
   local a1, b1 = floor(a / HALF), floor(b / HALF)
   local a0, b0 = a - a1 * HALF, b - b1 * HALF
   local cross1, cross2 = a1 * b0, a0 * b1
@@ -52,7 +61,7 @@ end
 local function multiply_divide(a, b, divisor)
   local product = a * b
   local quotient = floor(product / divisor)
-  if product < LIMB then
+  if product < 2 ^ 52 then
     return quotient, product - quotient * divisor
   end
   -- the estimate is off by a few where it is large: correct it by the exact products
@@ -63,7 +72,7 @@ local function multiply_divide(a, b, divisor)
     quotient = quotient - 1
     h, l = multiply(quotient, divisor)
   end
-  local remainder = (high - h) * LIMB + (low - l)
+  local remainder = (high - h) * 2 ^ 52 + (low - l)
   while remainder >= divisor do
     quotient = quotient + 1
     remainder = remainder - divisor
@@ -90,23 +99,19 @@ local function next_ttl(state, limit, expires)
   local needed = expires - now
   local micros = max(2 * limit.window, needed)
   local left = state.ttl_until - now
-  if state.exists and left >= needed and left <= micros + TTL_SLACK then
+  if state.exists and left >= needed and left <= micros + 10000000 then
     return nil
   end
   state.ttl_until = now + micros
-  -- Redis counts from the last whole millisecond
-  local millis = ceil(micros / 1000) + 1
-  if injected then
-    millis = millis + INJECTED_TTL_SLACK
-  end
-  return string.format('%.0f', millis)
+  -- Redis counts from the last whole millisecond; a clock that is moved by hand gets an hour more
+  return string.format('%.0f', ceil(micros / 1000) + 1 + (injected and 3600000 or 0))
 end
 
 -- Writes the state of a counter that is one small string of fixed length.
 local function save_string(key, packed, ttl)
   if ttl then
-    redis.call('SET', key, packed, 'PX', ttl)
+    call('SET', key, packed, 'PX', ttl)
   else
-    redis.call('SETRANGE', key, 0, packed)
+    call('SETRANGE', key, 0, packed)
   end
 end

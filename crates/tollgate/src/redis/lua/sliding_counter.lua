@@ -1,95 +1,100 @@
 
--- sliding-counter: the count of the window under way and of the one before. State '<dddddd'.
-local sliding_counter = {}
+-- sliding-counter: the count of the window under way and of the one before. Stored as '<dddddd'.
+local function sliding_counter()
+  local self = {}
 
-function sliding_counter.load(raw)
-  local state = { last = 0, start = 0, current = 0, previous = 0, window = 0, ttl_until = 0 }
-  if raw then
-    state.exists = true
-    state.last, state.start, state.current, state.previous, state.window, state.ttl_until =
-      unpack_from('<dddddd', raw)
+  function self.load(raw)
+    local state = { last = 0, start = 0, current = 0, previous = 0, window = 0, ttl_until = 0, exists = false,
+      at = 0, from = 0, length = 0, now_current = 0, now_previous = 0, cut = false, used = 0 }
+    if raw then
+      state.exists = true
+      state.last, state.start, state.current, state.previous, state.window, state.ttl_until =
+        unpack_from('<dddddd', raw)
+    end
+    return state
   end
-  return state
-end
 
--- Both counters rolled forward, in the window they were written under; `cut` is when all of it stops
--- counting because the limit has another window now.
-local function sliding_counter_view(state, limit)
-  local window = limit.window
-  local at = key_time(state.last, window)
-  local cut = state.window ~= window and state.last + window
-  if not at or state.window == 0 or (cut and at >= cut) then
-    at = at or now
-    return at, at - at % window, window, 0, 0, nil
+  -- Rolls both counters forward, in the window they were written under; `cut` is when all of it stops
+  -- counting because the limit has another window now.
+  function self.view(state, limit)
+    local window = limit.window
+    local at = key_time(state.last, window)
+    local cut = state.window ~= window and state.last + window
+    local current, previous = 0, 0
+    if not at or state.window == 0 or (cut and at >= cut) then
+      at, cut = at or now, false
+    else
+      window = state.window
+    end
+    local from = at - at % window
+    if window == state.window then
+      if from == state.start then
+        current, previous = state.current, state.previous
+      elseif from == state.start + window then
+        previous = state.current
+      end
+    end
+    local whole, part = multiply_divide(previous, from + window - at, window)
+    state.at, state.from, state.length, state.cut = at, from, window, cut
+    state.now_current, state.now_previous = current, previous
+    state.used = current + whole + (part > 0 and 1 or 0)
   end
-  window = state.window
-  local start = at - at % window
-  if start == state.start then
-    return at, start, window, state.current, state.previous, cut
-  elseif start == state.start + window then
-    return at, start, window, 0, state.current, cut
-  end
-  return at, start, window, 0, 0, cut
-end
 
-local function sliding_counter_used(at, start, window, current, previous)
-  local whole, part = multiply_divide(previous, start + window - at, window)
-  return current + whole + (part > 0 and 1 or 0)
-end
-
-function sliding_counter.used(state, limit)
-  return sliding_counter_used(sliding_counter_view(state, limit))
-end
-
-function sliding_counter.wait(state, limit, room)
-  local at, start, window, current, previous, cut = sliding_counter_view(state, limit)
-  if current <= room then
-    return before_cut(start + window - multiply_divide(room - current, window, previous), cut)
+  function self.charge(state, limit, units)
+    local added = min(units, MAX_EXACT - state.used)
+    if state.cut then
+      local window = limit.window
+      state.from, state.length, state.cut = state.at - state.at % window, window, false
+      state.now_current, state.now_previous = state.used, 0
+    end
+    state.used, state.now_current = state.used + added, state.now_current + added
+    state.last, state.start, state.window = state.at, state.from, state.length
+    state.current, state.previous = state.now_current, state.now_previous
   end
-  return before_cut(start + 2 * window - multiply_divide(room, window, current), cut)
-end
 
-function sliding_counter.reset(state, limit)
-  local _, start, window, current, previous, cut = sliding_counter_view(state, limit)
-  if current > 0 then
-    return before_cut(start + 2 * window, cut), 0
-  elseif previous > 0 then
-    return before_cut(start + window, cut), 0
+  function self.wait(state, _, room)
+    local window = state.length
+    if state.now_current <= room then
+      local faded = multiply_divide(room - state.now_current, window, state.now_previous)
+      return before_cut(state.from + window - faded, state.cut)
+    end
+    local faded = multiply_divide(room, window, state.now_current)
+    return before_cut(state.from + 2 * window - faded, state.cut)
   end
-  return 0, 0
-end
 
-function sliding_counter.charge(state, limit, units)
-  local at, start, window, current, previous, cut = sliding_counter_view(state, limit)
-  local used = sliding_counter_used(at, start, window, current, previous)
-  if cut then
-    window = limit.window
-    start, current, previous = at - at % window, used, 0
+  function self.reset(state)
+    if state.now_current > 0 then
+      return before_cut(state.from + 2 * state.length, state.cut), 0
+    elseif state.now_previous > 0 then
+      return before_cut(state.from + state.length, state.cut), 0
+    end
+    return 0, 0
   end
-  state.last, state.start, state.window, state.previous = at, start, window, previous
-  state.current = current + min(units, MAX_EXACT - used)
-end
 
-function sliding_counter.refund(state, limit, units, time)
-  local _, start, window, current, previous = sliding_counter_view(state, limit)
-  local from_current, from_previous = 0, 0
-  if time < 0 or (time >= start and time < start + window) then
-    from_current = min(units, current)
+  function self.refund(state, limit, units, time)
+    local from, window = state.from, state.length
+    local from_current, from_previous = 0, 0
+    if time < 0 or (time >= from and time < from + window) then
+      from_current = min(units, state.now_current)
+    end
+    if time < 0 or (time >= from - window and time < from) then
+      from_previous = min(units - from_current, state.now_previous)
+    end
+    if from == state.start then
+      state.current = state.current - from_current
+      state.previous = state.previous - from_previous
+    else
+      state.current = state.current - from_previous
+    end
+    self.view(state, limit)
+    return from_current + from_previous > 0
   end
-  if time < 0 or (time >= start - window and time < start) then
-    from_previous = min(units - from_current, previous)
-  end
-  if start == state.start then
-    state.current = state.current - from_current
-    state.previous = state.previous - from_previous
-  else
-    state.current = state.current - from_previous
-  end
-  return from_current + from_previous > 0
-end
 
-function sliding_counter.save(key, state, limit)
-  local ttl = next_ttl(state, limit, state.start + 2 * state.window)
-  save_string(key, pack('<dddddd', state.last, state.start, state.current, state.previous, state.window,
-    state.ttl_until), ttl)
+  function self.save(key, state, limit)
+    local ttl = next_ttl(state, limit, state.start + 2 * state.window)
+    save_string(key, pack('<dddddd', state.last, state.start, state.current, state.previous, state.window,
+      state.ttl_until), ttl)
+  end
+
+  return self
 end
