@@ -92,6 +92,13 @@ impl Store for AnyStore {
         }
     }
 
+    fn is_remote(&self) -> bool {
+        match self {
+            Self::Memory(store) => store.is_remote(),
+            Self::Redis(store) => store.is_remote(),
+        }
+    }
+
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
         match self {
             Self::Memory(store) => store.reset(counters).await,

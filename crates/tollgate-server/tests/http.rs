@@ -436,6 +436,10 @@ impl Store for Away {
         Err(StoreError::NotRun("away".into()))
     }
 
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
         Err(StoreError::NotRun("away".into()))
     }

@@ -375,6 +375,12 @@ pub fn check_snapshot(
 ) -> Result<(), String> {
     let complain =
         |what: String| Err(format!("{what}, at a cost of {} under {limits:?}: {decision:?}", cost.units()));
+    if decision.source == Source::Local {
+        return match known_refusal_is_whole(decision, limits, cost) {
+            true => Ok(()),
+            false => complain("no whole refusal, and not decided by the store".to_owned()),
+        };
+    }
     let Some(at) = decision.at.filter(|_| decision.source == Source::Store) else {
         return complain("not decided by the store".to_owned());
     };
@@ -397,6 +403,18 @@ pub fn check_snapshot(
         return complain(format!("its tiers say {expected:?}"));
     }
     Ok(())
+}
+
+/// Whether a decision without the store is the refusal of one tier, which waiting ends.
+fn known_refusal_is_whole(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
+    let [tier] = &*decision.tiers else { return false };
+    let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
+    let is_asked = limits.iter().any(|limit| limit.capacity() == tier.limit);
+    waits
+        && is_asked
+        && decision.outcome == tier.outcome
+        && tier.remaining < cost.units()
+        && decision.at.is_none()
 }
 
 /// What was asked of one tier, and what became of the whole check.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tollgate::{Algorithm, Cost, Limit, Limiter, RedisStore};
+use tollgate::{Algorithm, Cost, Limit, Limiter, Options, RedisStore};
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report};
 use tollgate_testkit::oracle::{Admitted, bucket_violation, window_violation};
@@ -15,7 +15,7 @@ use tollgate_testkit::server::{Flavor, Server};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hammer");
 const PROCESSES: usize = 4;
 const CALLERS: usize = 8;
-const DEADLINE: Duration = Duration::from_secs(5);
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
 
 /// What Redis may keep a key longer than twice its window.
 const TTL_SLACK: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ fn cost_of<'a>(hits: impl IntoIterator<Item = &'a Hit>) -> u64 {
 fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
     let peek = async {
         let store = RedisStore::connect(&hammer.url).await.expect("the server answers");
-        let limiter = Limiter::with_deadline(store, hammer.rules(), DEADLINE).expect("the rules are valid");
+        let limiter = Limiter::with_options(store, hammer.rules(), OPTIONS).expect("the rules are valid");
         let peeked = limiter.peek(&hammer.labels(key), Cost::ZERO).await.expect("the request is valid");
         assert!(!peeked.is_degraded(), "{} does not answer", hammer.url);
         peeked.tiers.iter().map(|tier| tier.limit - tier.remaining).collect()

@@ -10,15 +10,15 @@ use rand::seq::IndexedRandom;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tollgate::{
-    Algorithm, Check, Cost, Decision, Key, Labels, Limit, Limiter, MemoryStore, Operation, RedisStore, Rule,
-    Store, Terms, Tier,
+    Algorithm, Check, Cost, Decision, Key, Labels, Limit, Limiter, MemoryStore, Operation, Options,
+    RedisStore, Rule, Store, Terms, Tier,
 };
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_testkit::hammer::check_snapshot;
 use tollgate_testkit::server::{Flavor, Server};
 
 const THREADS: usize = 4;
-const DEADLINE: Duration = Duration::from_secs(5);
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
 
 /// Bounds a test that could come to a standstill.
 const STANDSTILL: Duration = Duration::from_secs(30);
@@ -97,7 +97,7 @@ async fn admits_exactly<S: Store + 'static>(limiter: &Limiter<S>, amount: u64, c
 
 async fn in_redis(server: &Server) -> Limiter<RedisStore> {
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
-    Limiter::with_deadline(store, [], DEADLINE).expect("no rules are valid rules")
+    Limiter::with_options(store, [], OPTIONS).expect("no rules are valid rules")
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::key::Key;
 pub const MAX_TIERS: usize = 64;
 
 /// One operation of `count` identical requests on several counters, all or none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
     operation: Operation,
     count: u32,
@@ -16,7 +16,7 @@ pub struct Check {
 }
 
 /// One counter of a check and what is asked of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tier {
     /// The counter.
     pub key: Key,

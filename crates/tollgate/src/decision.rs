@@ -43,7 +43,8 @@ pub struct TierDecision {
 pub enum Source {
     /// The store.
     Store,
-    /// This process, without asking the store: no rule counts this request, or one refuses it outright.
+    /// This process, without asking the store: it is certain to refuse, a rule refuses outright, or no rule
+    /// counts this request.
     Local,
     /// The store did not answer, and no rule that matched refuses then.
     Open,

@@ -47,7 +47,7 @@ pub use self::{
     check::{Check, CheckError, Tier},
     clock::ManualClock,
     decision::{Decision, Source, TierDecision},
-    gate::DEFAULT_DEADLINE,
+    gate::Options,
     key::{Key, KeyError},
     labels::Labels,
     limiter::{Error, Limiter},

@@ -11,7 +11,7 @@ use tollgate_core::{
 use crate::{
     check::{Check, CheckError, Tier},
     decision::{Decision, Source, TierDecision},
-    gate::{DEFAULT_DEADLINE, Gate},
+    gate::{Gate, Options},
     key::{Key, KeyError},
     labels::Labels,
     rules::{Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
@@ -97,20 +97,20 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     /// When a rule is impossible; see [`RuleSet::new`].
     pub fn new(store: S, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
-        Self::with_deadline(store, rules, DEFAULT_DEADLINE)
+        Self::with_options(store, rules, Options::default())
     }
 
-    /// A limiter whose decisions may take so long.
+    /// A limiter with another deadline, or another memory of refusals.
     ///
     /// # Errors
     /// As [`Limiter::new`].
-    pub fn with_deadline(
+    pub fn with_options(
         store: S,
         rules: impl IntoIterator<Item = Rule>,
-        deadline: Duration,
+        options: Options,
     ) -> Result<Self, RulesError> {
         let rules = RwLock::new(Arc::new(RuleSet::new(rules.into_iter().collect())?));
-        Ok(Self { inner: Arc::new(Inner { gate: Gate { store, deadline }, rules }) })
+        Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }) })
     }
 
     /// Puts other rules in force, from the next decision on; what was used under a rule of the same name
@@ -131,7 +131,7 @@ impl<S: Store> Limiter<S> {
 
     /// The store.
     pub fn store(&self) -> &S {
-        &self.inner.gate.store
+        self.inner.gate.store()
     }
 
     /// Decides a request by all rules that match it, all or none, and charges it if it may pass.
@@ -311,13 +311,10 @@ impl<S: Store> Limiter<S> {
         }
         let check = Check::new(operation, asked.iter().map(|asked| asked.tier.clone()).collect())?;
         match self.inner.gate.decide(check).await {
-            Ok(decided) => {
-                let answers = decided.answers.iter().flatten();
-                let counted = asked
-                    .iter()
-                    .zip(answers)
-                    .map(|(asked, answer)| asked.decision(answer.share(&asked.tier.terms, 0, 1)));
-                Ok(Decision::of_tiers(counted.chain(refusing).collect(), Some(decided.at), Source::Store))
+            Ok(verdict) => {
+                let counted = verdict.shares.into_iter().map(|(place, share)| asked[place].decision(share));
+                let source = if verdict.at.is_some() { Source::Store } else { Source::Local };
+                Ok(Decision::of_tiers(counted.chain(refusing).collect(), verdict.at, source))
             }
             Err(_) => Ok(without_store(&asked)),
         }

@@ -7,7 +7,7 @@ use tollgate_core::{Algorithm, Answer, Timestamp};
 use crate::{check::Check, key::Key};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
-pub trait Store: Send + Sync {
+pub trait Store: Send + Sync + 'static {
     /// Decides `checks` in order; each sees what the earlier ones charged. With a `deadline` on the
     /// store's clock, a call that arrives later charges nothing.
     fn decide(
@@ -15,6 +15,9 @@ pub trait Store: Send + Sync {
         checks: &[Check],
         deadline: Option<Timestamp>,
     ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
+
+    /// Whether asking costs a round trip, which several checks had better share.
+    fn is_remote(&self) -> bool;
 
     /// Forgets these counters. How many of them were there.
     fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;

@@ -128,6 +128,10 @@ impl Store for MemoryStore {
         Ok(self.decide_all(checks))
     }
 
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
         Ok(self.forget(counters))
     }

@@ -141,6 +141,10 @@ impl Store for RedisStore {
         decode(&reply, checks)
     }
 
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
         if counters.is_empty() {
             return Ok(0);

@@ -1,0 +1,173 @@
+//! Stands between callers and a store: an answer comes by the deadline, whatever the store does, and many
+//! callers share a round trip.
+//!
+//! ```text
+//! a check -> refused here already?                      -> answered at once        (refusals)
+//!         -> the store is in this process               -> asked at once
+//!         -> nothing under way                          -> asked at once, alone
+//!         -> calls under way: joins the next batch, or  -> asked when one of them  (queue)
+//!            the equal check that waits there              returns
+//! ```
+//!
+//! There is no timer: a batch is whatever arrived while earlier ones were out.
+
+mod queue;
+mod refusals;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    slice,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tollgate_core::{
+    Algorithm, Answer, Operation, Timestamp,
+    step::{Mode, Share},
+};
+
+use self::{queue::Queue, refusals::Refusals};
+use crate::{
+    check::Check,
+    key::Key,
+    store::{Store, StoreError},
+};
+
+/// How long a decision may take, and what is remembered of refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long a decision may take; then each rule's failure policy answers. 10 ms unless set.
+    pub deadline: Duration,
+    /// For how long at most a refusal that is certain is answered in this process, without asking the store
+    /// again. 1 s unless set; zero asks every time.
+    pub refusal_cache: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { deadline: Duration::from_millis(10), refusal_cache: Duration::from_secs(1) }
+    }
+}
+
+/// What the tiers of a check say to one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// When the store decided; absent when the refusal was known here.
+    pub(crate) at: Option<Timestamp>,
+    /// Each tier asked, by its place in the check, and what it says. All of them, unless refused here.
+    pub(crate) shares: Vec<(usize, Share)>,
+}
+
+/// A store, and what is shared by everybody who asks it.
+pub(crate) struct Gate<S> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S> {
+    store: S,
+    options: Options,
+    queue: Queue,
+    refusals: Refusals,
+}
+
+impl<S: Store> Gate<S> {
+    pub(crate) fn new(store: S, options: Options) -> Self {
+        let refusals = Refusals::new(options.refusal_cache);
+        Self { shared: Arc::new(Shared { store, options, queue: Queue::default(), refusals }) }
+    }
+
+    pub(crate) fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// Decides one request. The answer comes by the deadline, or there is none.
+    pub(crate) async fn decide(&self, check: Check) -> Result<Verdict, StoreError> {
+        let shared = &self.shared;
+        if !shared.store.is_remote() {
+            let call = shared.store.decide(slice::from_ref(&check), None);
+            let decided = within(shared.options.deadline, call).await?;
+            return Ok(Verdict::of(&check, &decided.answers[0], Place::ALONE, decided.at));
+        }
+        if check.operation() == Operation::Check
+            && let Some(refusal) = shared.refusals.of(&check)
+        {
+            return Ok(refusal);
+        }
+        let verdict = within(shared.options.deadline, queue::ask(shared, &check)).await;
+        if let Operation::Refund { .. } = check.operation() {
+            shared.refusals.forget(check.tiers());
+        }
+        verdict
+    }
+
+    /// Forgets counters, and every refusal that was due to them.
+    pub(crate) async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        let reset = within(self.shared.options.deadline, self.shared.store.reset(counters)).await;
+        self.shared.refusals.forget_all();
+        reset
+    }
+}
+
+impl<S: Store> Shared<S> {
+    /// Asks the store, and remembers what it refuses for certain.
+    async fn call(&self, checks: &[Check]) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
+        let sent = self.refusals.sent(Instant::now());
+        let decided = self.store.decide(checks, None).await?;
+        let answers = checks.iter().zip(decided.answers).map(|(check, answers)| {
+            self.refusals.remember(check, &answers, &sent);
+            (answers.into(), decided.at)
+        });
+        Ok(answers.collect())
+    }
+}
+
+/// Which of several identical requests this is, and how many of them passed.
+#[derive(Clone, Copy)]
+struct Place {
+    index: u32,
+    granted: u32,
+}
+
+impl Place {
+    const ALONE: Self = Self { index: 0, granted: 1 };
+}
+
+impl Verdict {
+    fn of(check: &Check, answers: &[Answer], place: Place, at: Timestamp) -> Self {
+        let shares = check.tiers().iter().zip(answers).enumerate();
+        let shares = shares
+            .map(|(tier, (asked, answer))| (tier, answer.share(&asked.terms, place.index, place.granted)));
+        Self { at: Some(at), shares: shares.collect() }
+    }
+}
+
+/// How many of the requests that a check stands for have passed.
+fn granted(check: &Check, answers: &[Answer]) -> u32 {
+    let enforced = check.tiers().iter().zip(answers).filter(|(tier, _)| tier.terms.mode == Mode::Enforced);
+    enforced.map(|(_, answer)| answer.passes).fold(check.count(), u32::min)
+}
+
+/// The answer of a call, or that it did not come in time: it may have run all the same.
+async fn within<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let mut call = pin!(call);
+    // an answer that is there at once needs no timer, and so no runtime that has one
+    let at_once = poll_fn(|context| match call.as_mut().poll(context) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => Poll::Ready(None),
+    });
+    if let Some(answer) = at_once.await {
+        return answer;
+    }
+    match tokio::time::timeout(deadline, call).await {
+        Ok(answer) => answer,
+        Err(_) => Err(StoreError::Ambiguous(format!("no answer within {deadline:?}"))),
+    }
+}

@@ -1,0 +1,314 @@
+//! Coalescing, batching and local refusals, over a store that answers when it is told to.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, task::JoinHandle};
+use tollgate_core::{Algorithm, Cost, Limit, Operation, Retry, Terms, Timestamp};
+
+use super::*;
+use crate::{Decided, ManualClock, MemoryStore, check::Tier};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A memory store that stands far away: each call waits for a permit, and is noted.
+struct Far {
+    near: MemoryStore,
+    permits: Semaphore,
+    calls: Mutex<VecDeque<Vec<u32>>>,
+}
+
+impl Store for Arc<Far> {
+    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+        self.calls.lock().push_back(checks.iter().map(Check::count).collect());
+        self.permits.acquire().await.unwrap().forget();
+        self.near.decide(checks, deadline).await
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        self.near.reset(counters).await
+    }
+}
+
+struct Subject {
+    far: Arc<Far>,
+    gate: Arc<Gate<Arc<Far>>>,
+    clock: ManualClock,
+}
+
+impl Subject {
+    fn new() -> Self {
+        let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+        let near = MemoryStore::new().with_clock(clock.clone());
+        let far = Arc::new(Far { near, permits: Semaphore::new(0), calls: Mutex::default() });
+        let options = Options { deadline: MINUTE, ..Options::default() };
+        Self { gate: Arc::new(Gate::new(Arc::clone(&far), options)), far, clock }
+    }
+
+    /// Starts a request in a task of its own, and lets it get as far as it can.
+    async fn start(&self, check: &Check) -> JoinHandle<Result<Verdict, StoreError>> {
+        let (gate, check) = (Arc::clone(&self.gate), check.clone());
+        let task = tokio::spawn(async move { gate.decide(check).await });
+        settle().await;
+        task
+    }
+
+    async fn answer(&self, calls: usize) {
+        self.far.permits.add_permits(calls);
+        settle().await;
+    }
+
+    /// The calls since the last look: for each, how many requests each of its checks stands for.
+    fn calls(&self) -> Vec<Vec<u32>> {
+        self.far.calls.lock().drain(..).collect()
+    }
+
+    /// One request with a store that answers at once.
+    async fn decide(&self, check: &Check) -> Verdict {
+        self.far.permits.add_permits(1);
+        let verdict = self.gate.decide(check.clone()).await.unwrap();
+        if verdict.at.is_none() {
+            self.far.permits.acquire().await.unwrap().forget();
+        }
+        verdict
+    }
+
+    /// Moves both clocks: that of the store and that of this process.
+    async fn advance(&self, duration: Duration) {
+        self.clock.advance(duration);
+        tokio::time::advance(duration).await;
+    }
+}
+
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn limit(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+fn check(key: &str, limit: Limit, cost: u32) -> Check {
+    operation(Operation::Check, key, limit, cost)
+}
+
+fn operation(operation: Operation, key: &str, limit: Limit, cost: u32) -> Check {
+    let tier = Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, Cost::from(cost)) };
+    Check::new(operation, vec![tier]).unwrap()
+}
+
+async fn share(task: JoinHandle<Result<Verdict, StoreError>>) -> Share {
+    task.await.unwrap().unwrap().shares[0].1
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_gate_asks_at_once_and_alone() {
+    let subject = Subject::new();
+    for left in [2, 1, 0] {
+        assert_eq!(subject.decide(&check("k", limit(3), 1)).await.shares[0].1.remaining, left);
+    }
+    assert_eq!(subject.calls(), [[1], [1], [1]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_arrives_while_calls_are_out_is_the_next_batch_and_equal_checks_are_one() {
+    let subject = Subject::new();
+    let mut tasks = Vec::new();
+    for key in ["a", "b", "hot", "c", "hot", "hot", "d"] {
+        tasks.push(subject.start(&check(key, limit(9), 1)).await);
+    }
+    assert_eq!(subject.calls(), [[1], [1]], "two calls are out, the others wait");
+    subject.answer(1).await;
+    assert_eq!(subject.calls(), [[3, 1, 1]], "three of hot, one each of c and d");
+    subject.answer(2).await;
+    let mut left = Vec::new();
+    for task in tasks {
+        left.push(share(task).await.remaining);
+    }
+    assert_eq!(left, [8, 8, 8, 8, 7, 6, 8], "first come, first served");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_is_handed_out_first_come_first_served_and_every_caller_is_told_right() {
+    let subject = Subject::new();
+    let busy = [subject.start(&check("x", limit(9), 1)).await, subject.start(&check("y", limit(9), 1)).await];
+    let mut tasks = Vec::new();
+    for _ in 0..5 {
+        tasks.push(subject.start(&check("hot", limit(10), 3)).await);
+    }
+    subject.answer(3).await;
+    let mut told = Vec::new();
+    for task in tasks {
+        let share = share(task).await;
+        told.push((share.passes, share.remaining, share.retry));
+    }
+    let after = Some(Retry::After(MINUTE));
+    assert_eq!(
+        told,
+        [(true, 7, None), (true, 4, None), (true, 1, None), (false, 1, after), (false, 1, after)]
+    );
+    drop(busy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_away_while_waiting_is_not_charged_and_blocks_nobody() {
+    let subject = Subject::new();
+    let first = subject.start(&check("x", limit(9), 1)).await;
+    let second = subject.start(&check("y", limit(9), 1)).await;
+    let gone = subject.start(&check("k", limit(9), 1)).await;
+    let alone = subject.start(&check("only", limit(9), 1)).await;
+    let stays = subject.start(&check("k", limit(9), 1)).await;
+    assert_eq!(subject.calls(), [[1], [1]]);
+    gone.abort();
+    alone.abort();
+    // the task whose turn it is goes away too
+    first.abort();
+    settle().await;
+    assert_eq!(subject.calls(), [[1]], "one of k, none of only");
+    subject.answer(2).await;
+    assert_eq!(share(stays).await.remaining, 8);
+    assert_eq!(share(second).await.remaining, 8);
+    assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_bounded_and_so_is_the_queue() {
+    let subject = Subject::new();
+    let mut tasks = Vec::new();
+    for key in 0..150 {
+        tasks.push(subject.start(&check(&key.to_string(), limit(9), 1)).await);
+    }
+    subject.answer(1).await;
+    subject.answer(1).await;
+    subject.answer(1).await;
+    let sizes: Vec<usize> = subject.calls().iter().map(Vec::len).collect();
+    assert_eq!(sizes, [1, 1, 64, 64, 20]);
+
+    let subject = Subject::new();
+    let hot = check("hot", limit(9), 1);
+    for _ in 0..2 + 16_384 {
+        let (gate, check) = (Arc::clone(&subject.gate), hot.clone());
+        tokio::spawn(async move { gate.decide(check).await });
+        tokio::task::yield_now().await;
+    }
+    settle().await;
+    let error = subject.gate.decide(hot).await.unwrap_err();
+    assert!(matches!(&error, StoreError::NotRun(reason) if reason.contains("16384 callers")), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certain_refusal_is_answered_here_until_it_is_not() {
+    let subject = Subject::new();
+    let (one, five) = (check("k", limit(2), 1), check("k", limit(2), 2));
+    subject.decide(&check("k", limit(2), 2)).await;
+    assert!(subject.decide(&one).await.at.is_some(), "the first refusal is the store's");
+    subject.calls();
+    subject.advance(Duration::from_millis(400)).await;
+    for (check, wait) in [(&one, MINUTE), (&five, MINUTE)] {
+        let refused = subject.decide(check).await;
+        assert_eq!((refused.at, refused.shares.len()), (None, 1));
+        let share = refused.shares[0].1;
+        let left = Retry::After(wait - Duration::from_millis(400));
+        assert_eq!((share.passes, share.remaining, share.retry), (false, 0, Some(left)));
+    }
+    assert!(subject.calls().is_empty());
+    subject.decide(&check("other", limit(2), 1)).await;
+    subject.decide(&operation(Operation::Peek, "k", limit(2), 1)).await;
+    assert!(
+        subject.decide(&check("k", limit(3), 1)).await.shares[0].1.passes,
+        "another limit is another question"
+    );
+    assert_eq!(subject.calls().len(), 3);
+    subject.advance(Duration::from_millis(600)).await;
+    assert!(subject.decide(&one).await.at.is_some(), "a second is over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_smaller_cost_is_asked_for_and_a_refusal_ends_when_it_said() {
+    let subject = Subject::new();
+    let limit = Limit::token_bucket(10, Duration::from_secs(1)).unwrap();
+    subject.decide(&check("k", limit, 9)).await;
+    assert!(!subject.decide(&check("k", limit, 2)).await.shares[0].1.passes);
+    assert!(subject.decide(&check("k", limit, 1)).await.shares[0].1.passes, "less may fit");
+    subject.calls();
+    let refused = subject.decide(&check("k", limit, 2)).await;
+    assert_eq!(
+        refused.shares[0].1.retry,
+        Some(Retry::After(Duration::from_millis(100))),
+        "as was told, and is certain"
+    );
+    assert!(subject.calls().is_empty());
+    subject.advance(Duration::from_millis(100)).await;
+    let refused = subject.decide(&check("k", limit, 2)).await;
+    assert_eq!(
+        refused.shares[0].1.retry,
+        Some(Retry::After(Duration::from_millis(100))),
+        "one more has come since"
+    );
+    assert_eq!(subject.calls().len(), 1);
+    subject.advance(Duration::from_millis(100)).await;
+    assert!(subject.decide(&check("k", limit, 2)).await.shares[0].1.passes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_and_a_refund_in_this_process_act_at_once() {
+    let subject = Subject::new();
+    let hit = check("k", limit(1), 1);
+    subject.decide(&hit).await;
+    assert!(!subject.decide(&hit).await.shares[0].1.passes);
+    subject.gate.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)]).await.unwrap();
+    assert!(subject.decide(&hit).await.shares[0].1.passes);
+    assert!(!subject.decide(&hit).await.shares[0].1.passes);
+    subject.decide(&operation(Operation::Refund { at: None }, "k", limit(1), 1)).await;
+    assert!(subject.decide(&hit).await.shares[0].1.passes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_was_on_its_way_during_a_reset_is_not_remembered() {
+    let subject = Subject::new();
+    let hit = check("k", limit(1), 1);
+    subject.decide(&hit).await;
+    subject.calls();
+    let refused = subject.start(&hit).await;
+    subject.gate.shared.refusals.forget_all();
+    subject.answer(1).await;
+    assert!(!share(refused).await.passes);
+    subject.decide(&hit).await;
+    assert_eq!(subject.calls().len(), 2, "the store is asked again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_several_tiers_the_refusing_one_is_known_here() {
+    let subject = Subject::new();
+    let tier = |key: &str, amount| Tier {
+        key: Key::without_rule(key).unwrap(),
+        terms: Terms::new(limit(amount), Cost::ONE),
+    };
+    let check = Check::new(Operation::Check, vec![tier("wide", 9), tier("tight", 1)]).unwrap();
+    subject.decide(&check).await;
+    subject.decide(&check).await;
+    subject.calls();
+    let refused = subject.decide(&check).await;
+    assert_eq!((refused.at, refused.shares[0].0), (None, 1), "the second tier refuses");
+    assert!(subject.calls().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_at_the_deadline() {
+    let silent = std::future::pending::<Result<(), StoreError>>();
+    let error = within(Options::default().deadline, silent).await.unwrap_err();
+    assert_eq!(error, StoreError::Ambiguous("no answer within 10ms".to_owned()));
+}
+
+#[test]
+fn an_answer_that_is_there_needs_no_runtime() {
+    let mut call = pin!(within(MINUTE, async { Ok::<_, StoreError>(7) }));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert_eq!(call.as_mut().poll(&mut context), Poll::Ready(Ok(7)));
+}
