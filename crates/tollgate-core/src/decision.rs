@@ -5,9 +5,9 @@ use std::time::Duration;
 /// Whether a request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It may, and has been charged.
+    /// It may. A check has charged it.
     Allowed,
-    /// It may not, and nothing was charged.
+    /// It may not.
     Denied {
         /// When to come back.
         retry: Retry,

@@ -68,7 +68,7 @@ pub enum Admission {
 pub struct Answer {
     /// How many of them this counter alone would let pass.
     pub passes: u32,
-    /// How many of them were charged to it.
+    /// How many of them passed and were charged to it; 0 for a charge or a refund, which nobody has to pass.
     pub charged: u32,
     /// Whole units free now; below zero is debt.
     pub available: i64,

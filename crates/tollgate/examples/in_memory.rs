@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Cost, Limit, Limiter, MemoryStore};
+use tollgate::{Cost, Limit, Limiter, MemoryStore, Outcome, Retry};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,9 +16,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for attempt in 1..=5 {
         let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
-        match decision.retry_after() {
-            None => println!("{attempt}: passed, {} left", decision.remaining().unwrap_or_default()),
-            Some(wait) => println!("{attempt}: refused, come back in {wait:.1?}"),
+        match decision.outcome {
+            Outcome::Allowed => println!("{attempt}: passed, {} left", decision.remaining().unwrap_or(0)),
+            Outcome::Denied { retry: Retry::After(wait) } => {
+                println!("{attempt}: refused, come back in {wait:.1?}")
+            }
+            Outcome::Denied { retry: Retry::Never } => println!("{attempt}: refused, whatever the wait"),
         }
     }
     Ok(())

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Cost, Labels, Limit, Limiter, RedisStore, Rule};
+use tollgate::{Cost, Labels, Limit, Limiter, Outcome, RedisStore, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,13 +27,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for attempt in 1..=6 {
             let decision = limiter.check(&labels, Cost::ONE).await?;
             let rule = decision.rule().unwrap_or("nothing");
-            match decision.retry_after() {
-                None => println!(
-                    "{user} {attempt}: passed, {rule} has {} left",
-                    decision.remaining().unwrap_or(0)
-                ),
+            match decision.outcome {
+                Outcome::Allowed => {
+                    println!("{user} {attempt}: passed, {rule} has {:?} left", decision.remaining())
+                }
                 // a refusal by one rule costs the other nothing
-                Some(wait) => println!("{user} {attempt}: refused by {rule}, come back in {wait:.1?}"),
+                Outcome::Denied { retry } => println!("{user} {attempt}: refused by {rule}, {retry:.1?}"),
             }
         }
     }

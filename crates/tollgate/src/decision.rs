@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tollgate_core::{Outcome, Retry, Timestamp, step::Mode};
 
+use crate::store::StoreError;
+
 /// The answer to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
@@ -15,6 +17,8 @@ pub struct Decision {
     pub at: Option<Timestamp>,
     /// Where it was decided.
     pub source: Source,
+    /// Why the store did not decide, when it should have.
+    pub failure: Option<StoreError>,
     deciding: Option<usize>,
 }
 
@@ -80,7 +84,7 @@ impl Decision {
                 (Outcome::Allowed, enforced().min_by_key(|(_, tier)| tier.remaining).map(|(index, _)| index))
             }
         };
-        Self { outcome, tiers, at, source, deciding }
+        Self { outcome, tiers, at, source, failure: None, deciding }
     }
 
     /// Whether the request may pass.
@@ -91,7 +95,7 @@ impl Decision {
     /// The tier that decided: the one that refuses the longest, else the one with the least remaining. Absent
     /// when no rule that can refuse matched, or the store did not answer.
     pub fn deciding(&self) -> Option<&TierDecision> {
-        self.deciding.map(|index| &self.tiers[index])
+        self.tiers.get(self.deciding?)
     }
 
     /// The rule that decided.
@@ -109,7 +113,7 @@ impl Decision {
         self.deciding().map(|tier| tier.remaining)
     }
 
-    /// When to come back; absent when allowed, and when waiting cannot help.
+    /// When to come back. Absent when allowed, but also when waiting cannot help: ask [`Self::is_allowed`].
     pub fn retry_after(&self) -> Option<Duration> {
         match self.outcome {
             Outcome::Denied { retry: Retry::After(wait) } => Some(wait),

@@ -39,8 +39,8 @@ pub mod rules;
 pub mod store;
 
 pub use tollgate_core::{
-    self as core, Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Terms,
-    Timestamp,
+    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
+    step::{Admission, Mode},
 };
 
 pub use self::{
@@ -49,10 +49,17 @@ pub use self::{
     decision::{Decision, Source, TierDecision},
     gate::Options,
     key::{Key, KeyError},
-    labels::Labels,
+    labels::{LabelError, Labels},
     limiter::{Error, Limiter},
     memory::MemoryStore,
-    redis::RedisStore,
-    rules::{Costs, OnStoreFailure, Override, Rule, RuleSet},
+    redis::{RedisSetupError, RedisStore},
+    rules::{
+        Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
+    },
     store::{Decided, Store, StoreError},
 };
+
+/// The README's examples, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! What people use: rules and a store behind one question, *may this request pass, and if not, when?*
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use tollgate_core::{
@@ -65,14 +65,15 @@ pub enum Error {
     #[error(transparent)]
     Check(#[from] CheckError),
     /// A rule was named that is not in force.
-    #[error("there is no rule {name:?}: the rules in force are {}", .known.join(", "))]
+    #[error("there is no rule {name:?}: {}", in_force(known))]
     UnknownRule {
         /// The name that was given.
         name: String,
         /// Some of the names that could have been given.
         known: Vec<String>,
     },
-    /// A reset did not reach the store. Decisions do not end here: the rules' failure policies answer.
+    /// A charge, a refund or a reset did not reach the store. A check and a peek do not end here: the rules'
+    /// failure policies answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -83,6 +84,13 @@ struct Asked {
     unit: Arc<str>,
     on_store_failure: OnStoreFailure,
     tier: Tier,
+}
+
+impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules = self.inner.rules.read().len();
+        f.debug_struct("Limiter").field("store", self.inner.gate.store()).field("rules", &rules).finish()
+    }
 }
 
 impl<S> Clone for Limiter<S> {
@@ -113,8 +121,9 @@ impl<S: Store> Limiter<S> {
         Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }) })
     }
 
-    /// Puts other rules in force, from the next decision on; what was used under a rule of the same name
-    /// stays used. Impossible rules change nothing.
+    /// Puts other rules in force, from the next decision on. What was used under a rule of the same name stays
+    /// used, unless its algorithm, its `per` or its `tag` is another: then its counters start fresh. Impossible
+    /// rules change nothing.
     ///
     /// # Errors
     /// As [`Limiter::new`].
@@ -153,7 +162,8 @@ impl<S: Store> Limiter<S> {
     /// Charges what is known only afterwards, into debt if need be: all rules that match, or only some.
     ///
     /// # Errors
-    /// When the request is invalid, or a rule is named that is not in force; nothing is charged.
+    /// When the request is invalid or a rule is named that is not in force: then nothing is charged. When the store
+    /// does not answer: [`StoreError`] says what is known.
     pub async fn charge(
         &self,
         labels: &Labels,
@@ -167,7 +177,8 @@ impl<S: Store> Limiter<S> {
     /// or exactly the one made `at` the time that a decision carried.
     ///
     /// # Errors
-    /// When the request is invalid, or a rule is named that is not in force; nothing is taken back.
+    /// When the request is invalid or a rule is named that is not in force: then nothing is taken back. When the
+    /// store does not answer: [`StoreError`] says what is known.
     pub async fn refund(
         &self,
         labels: &Labels,
@@ -316,7 +327,11 @@ impl<S: Store> Limiter<S> {
                 let source = if verdict.at.is_some() { Source::Store } else { Source::Local };
                 Ok(Decision::of_tiers(counted.chain(refusing).collect(), verdict.at, source))
             }
-            Err(_) => Ok(without_store(&asked)),
+            Err(failure) => match operation {
+                Operation::Check | Operation::Peek => Ok(without_store(&asked, failure)),
+                // a policy can answer a question, but not stand in for a charge
+                Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
+            },
         }
     }
 }
@@ -341,7 +356,7 @@ impl Asked {
 }
 
 /// The rules' own policies: refused as soon as one that can refuse says `closed`, else let through.
-fn without_store(asked: &[Asked]) -> Decision {
+fn without_store(asked: &[Asked], failure: StoreError) -> Decision {
     let refuses = |asked: &&Asked| {
         asked.tier.terms.mode == Mode::Enforced && asked.on_store_failure == OnStoreFailure::Closed
     };
@@ -351,7 +366,9 @@ fn without_store(asked: &[Asked]) -> Decision {
     });
     let tiers: Vec<_> = closed.collect();
     let source = if tiers.is_empty() { Source::Open } else { Source::Closed };
-    Decision::of_tiers(tiers, None, source)
+    let mut decision = Decision::of_tiers(tiers, None, source);
+    decision.failure = Some(failure);
+    decision
 }
 
 /// A rule that refuses without counting, as a tier: nothing ever fits.
@@ -373,6 +390,14 @@ fn mode(shadow: bool) -> Mode {
 
 fn is_meant(rule: &Rule, only: Option<&[&str]>) -> bool {
     only.is_none_or(|names| names.contains(&&*rule.name))
+}
+
+fn in_force(names: &[String]) -> String {
+    if names.is_empty() {
+        "no rules are in force".to_owned()
+    } else {
+        format!("in force are {}", names.join(", "))
+    }
 }
 
 fn known(rules: &RuleSet, only: Option<&[&str]>) -> Result<(), Error> {

@@ -19,6 +19,11 @@ pub trait Store: Send + Sync + 'static {
     /// Whether asking costs a round trip, which several checks had better share.
     fn is_remote(&self) -> bool;
 
+    /// Whether its clock runs as real ones do, and is not moved by hand.
+    fn keeps_real_time(&self) -> bool {
+        true
+    }
+
     /// Forgets these counters. How many of them were there.
     fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
 }

@@ -26,10 +26,7 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tollgate_core::{
-    Algorithm, Answer, Operation, Timestamp,
-    step::{Mode, Share},
-};
+use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::Share};
 
 use self::{queue::Queue, refusals::Refusals};
 use crate::{
@@ -48,9 +45,14 @@ pub struct Options {
     pub refusal_cache: Duration,
 }
 
+/// The deadline unless another is set.
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(10);
+/// How long refusals are remembered unless set otherwise.
+const DEFAULT_REFUSAL_CACHE: Duration = Duration::from_secs(1);
+
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: Duration::from_millis(10), refusal_cache: Duration::from_secs(1) }
+        Self { deadline: DEFAULT_DEADLINE, refusal_cache: DEFAULT_REFUSAL_CACHE }
     }
 }
 
@@ -75,14 +77,18 @@ struct Shared<S> {
     refusals: Refusals,
 }
 
-impl<S: Store> Gate<S> {
-    pub(crate) fn new(store: S, options: Options) -> Self {
-        let refusals = Refusals::new(options.refusal_cache);
-        Self { shared: Arc::new(Shared { store, options, queue: Queue::default(), refusals }) }
-    }
-
+impl<S> Gate<S> {
     pub(crate) fn store(&self) -> &S {
         &self.shared.store
+    }
+}
+
+impl<S: Store> Gate<S> {
+    pub(crate) fn new(store: S, options: Options) -> Self {
+        // a refusal ends on this process's clock: one that stands still or jumps would never end it
+        let longest = if store.keeps_real_time() { options.refusal_cache } else { Duration::ZERO };
+        let refusals = Refusals::new(longest);
+        Self { shared: Arc::new(Shared { store, options, queue: Queue::default(), refusals }) }
     }
 
     /// Decides one request. The answer comes by the deadline, or there is none.
@@ -100,7 +106,7 @@ impl<S: Store> Gate<S> {
         }
         let verdict = within(shared.options.deadline, queue::ask(shared, &check)).await;
         if let Operation::Refund { .. } = check.operation() {
-            shared.refusals.forget(check.tiers());
+            shared.refusals.forget_all();
         }
         verdict
     }
@@ -144,12 +150,6 @@ impl Verdict {
             .map(|(tier, (asked, answer))| (tier, answer.share(&asked.terms, place.index, place.granted)));
         Self { at: Some(at), shares: shares.collect() }
     }
-}
-
-/// How many of the requests that a check stands for have passed.
-fn granted(check: &Check, answers: &[Answer]) -> u32 {
-    let enforced = check.tiers().iter().zip(answers).filter(|(tier, _)| tier.terms.mode == Mode::Enforced);
-    enforced.map(|(_, answer)| answer.passes).fold(check.count(), u32::min)
 }
 
 /// The answer of a call, or that it did not come in time: it may have run all the same.

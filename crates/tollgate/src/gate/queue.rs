@@ -13,9 +13,9 @@ use std::{
 use hashbrown::HashTable;
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
-use tollgate_core::{Answer, Operation, Timestamp};
+use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
-use super::{Place, Shared, Verdict, granted, within};
+use super::{Place, Shared, Verdict, within};
 use crate::{
     check::Check,
     store::{Store, StoreError},
@@ -120,7 +120,9 @@ async fn send_until_empty<S: Store>(shared: Arc<Shared<S>>) {
         match within(shared.options.deadline, shared.call(&checks)).await {
             Ok(answers) => {
                 for ((check, callers), (answers, at)) in checks.iter().zip(callers).zip(answers) {
-                    let granted = granted(check, &answers);
+                    let passes = answers.iter().map(|answer| answer.passes);
+                    let terms = check.tiers().iter().map(|tier| &tier.terms);
+                    let granted = granted(check.count(), terms.zip(passes));
                     for (index, caller) in (0..).zip(callers) {
                         let answers = Arc::clone(&answers);
                         // a caller who has gone away in the meantime has nothing to hear

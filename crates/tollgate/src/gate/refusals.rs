@@ -1,8 +1,9 @@
 //! Refusals that are certain for a while, and so need not be asked for again.
 //!
-//! A counter that refuses a cost until some moment refuses it, and every larger one, until then, whoever else
-//! comes: others can only use up more. Only a reset, a refund or another limit changes that. Those of this
-//! process act at once; those of others after [`super::Options::refusal_cache`] at the latest.
+//! A counter that refuses a cost until some moment refuses it until then, whoever else comes: others can only use
+//! up more. Only a reset, a refund or another limit changes that. Those of this process act at once; those of
+//! others after [`super::Options::refusal_cache`] at the latest. A larger cost is refused as well, but for how
+//! long is not known here: the store is asked.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -14,15 +15,12 @@ use hashbrown::{HashTable, hash_table::Entry};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tollgate_core::{
-    Answer, Operation, Retry, Terms,
-    step::{Admission, Mode, Share},
+    Answer, Operation, Retry,
+    step::{Mode, Share},
 };
 
 use super::Verdict;
-use crate::{
-    check::{Check, Tier},
-    key::Key,
-};
+use crate::check::{Check, Tier};
 
 /// How many refusals are remembered; beyond that the store is asked.
 const MAX_REFUSALS: usize = 65_536;
@@ -39,8 +37,7 @@ pub(super) struct Refusals {
 
 struct Refusal {
     hash: u64,
-    key: Key,
-    terms: Terms,
+    tier: Tier,
     /// From this moment on, the store is asked again.
     until: Instant,
     received: Instant,
@@ -68,30 +65,30 @@ impl Refusals {
         Sent { at, changes: self.changes.load(Ordering::Acquire) }
     }
 
-    /// The refusal of a check by one of its tiers, if it is certain.
+    /// The refusal of a check by its tiers, if one of them refuses for certain.
     pub(super) fn of(&self, check: &Check) -> Option<Verdict> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let now = Instant::now();
-        let enforced = check.tiers().iter().enumerate().filter(|(_, tier)| tier.terms.mode == Mode::Enforced);
-        enforced.into_iter().find_map(|(place, tier)| {
-            let share = self.of_tier(tier, now)?;
-            Some(Verdict { at: None, shares: vec![(place, share)] })
-        })
+        let refusing = (check.tiers().iter().enumerate())
+            .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
+            .filter_map(|(place, tier)| Some((place, self.of_tier(tier, now)?)));
+        let shares: Vec<_> = refusing.collect();
+        (!shares.is_empty()).then_some(Verdict { at: None, shares })
     }
 
     fn of_tier(&self, tier: &Tier, now: Instant) -> Option<Share> {
         let hash = self.hash(tier);
         let mut shard = self.shard(hash).lock();
-        let known = shard.find_entry(hash, |refusal| refusal.is_of(hash, tier)).ok()?;
+        let known = shard.find_entry(hash, |refusal| refusal.tier == *tier).ok()?;
         let refusal = known.get();
         if now >= refusal.until {
             known.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        refusal.covers(&tier.terms).then(|| refusal.share_at(now, &tier.terms))
+        Some(refusal.share_at(now))
     }
 
     /// Remembers which tiers refuse the next request of a check for certain.
@@ -108,13 +105,12 @@ impl Refusals {
                 // counted from when the call left: the store decided later, so this ends too early if anything
                 let until = sent.at + wait.min(self.longest);
                 let share = answer.share(&tier.terms, check.count() - 1, answer.charged);
-                let (key, terms) = (tier.key.clone(), tier.terms);
-                self.insert(Refusal { hash, key, terms, until, received, share }, tier, sent);
+                self.insert(Refusal { hash, tier: tier.clone(), until, received, share }, sent);
             }
         }
     }
 
-    fn insert(&self, refusal: Refusal, tier: &Tier, sent: &Sent) {
+    fn insert(&self, refusal: Refusal, sent: &Sent) {
         let mut shard = self.shard(refusal.hash).lock();
         // looked at under the lock: who changes something forgets under it too
         if self.changes.load(Ordering::Acquire) != sent.changes || refusal.received >= refusal.until {
@@ -128,7 +124,7 @@ impl Refusals {
                 return;
             }
         }
-        match shard.entry(refusal.hash, |other| other.is_of(refusal.hash, tier), |other| other.hash) {
+        match shard.entry(refusal.hash, |other| other.tier == refusal.tier, |other| other.hash) {
             Entry::Occupied(mut known) => *known.get_mut() = refusal,
             Entry::Vacant(free) => {
                 free.insert(refusal);
@@ -137,19 +133,7 @@ impl Refusals {
         }
     }
 
-    /// Forgets the refusals of these tiers, and keeps those that are on their way from being remembered.
-    pub(super) fn forget(&self, tiers: &[Tier]) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        for tier in tiers {
-            let hash = self.hash(tier);
-            if let Ok(known) = self.shard(hash).lock().find_entry(hash, |refusal| refusal.is_of(hash, tier)) {
-                known.remove();
-                self.count.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Forgets every refusal.
+    /// Forgets every refusal, and keeps those that are on their way from being remembered.
     pub(super) fn forget_all(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {
@@ -160,7 +144,7 @@ impl Refusals {
     }
 
     fn hash(&self, tier: &Tier) -> u64 {
-        self.hasher.hash_one((&tier.key, tier.terms.limit.algorithm()))
+        self.hasher.hash_one(tier)
     }
 
     fn shard(&self, hash: u64) -> &Mutex<HashTable<Refusal>> {
@@ -171,31 +155,15 @@ impl Refusals {
 }
 
 impl Refusal {
-    fn is_of(&self, hash: u64, tier: &Tier) -> bool {
-        self.hash == hash
-            && self.key == tier.key
-            && self.terms.limit.algorithm() == tier.terms.limit.algorithm()
-    }
-
-    /// Whether what was refused says anything about these terms.
-    fn covers(&self, terms: &Terms) -> bool {
-        self.terms.limit == terms.limit
-            && self.terms.admission == terms.admission
-            && terms.cost >= self.terms.cost
-    }
-
-    /// What the counter would say now. Waits are counted from when the answer came, and those of a larger cost
-    /// last until nothing counts any more: nobody is invited back too early.
-    fn share_at(&self, now: Instant, terms: &Terms) -> Share {
+    /// What the counter said, at `now`. Waits are counted from when the answer came: nobody is invited back too
+    /// early.
+    fn share_at(&self, now: Instant) -> Share {
         let elapsed_us = u64::try_from((now - self.received).as_micros()).unwrap_or(u64::MAX);
         let left = |wait: Duration| wait.saturating_sub(Duration::from_micros(elapsed_us));
         let retry = match self.share.retry {
-            _ if terms.admission == Admission::InFull && terms.cost.units() > terms.limit.capacity() => {
-                Retry::Never
-            }
-            Some(Retry::After(wait)) if terms.cost == self.terms.cost => Retry::After(left(wait)),
-            _ => Retry::After(left(self.share.reset_after)),
+            Some(Retry::After(wait)) => Some(Retry::After(left(wait))),
+            other => other,
         };
-        Share { retry: Some(retry), reset_after: left(self.share.reset_after), ..self.share }
+        Share { retry, reset_after: left(self.share.reset_after), ..self.share }
     }
 }

@@ -205,19 +205,23 @@ async fn a_batch_is_bounded_and_so_is_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn a_certain_refusal_is_answered_here_until_it_is_not() {
     let subject = Subject::new();
-    let (one, five) = (check("k", limit(2), 1), check("k", limit(2), 2));
+    let one = check("k", limit(2), 1);
     subject.decide(&check("k", limit(2), 2)).await;
     assert!(subject.decide(&one).await.at.is_some(), "the first refusal is the store's");
     subject.calls();
     subject.advance(Duration::from_millis(400)).await;
-    for (check, wait) in [(&one, MINUTE), (&five, MINUTE)] {
-        let refused = subject.decide(check).await;
-        assert_eq!((refused.at, refused.shares.len()), (None, 1));
-        let share = refused.shares[0].1;
-        let left = Retry::After(wait - Duration::from_millis(400));
-        assert_eq!((share.passes, share.remaining, share.retry), (false, 0, Some(left)));
-    }
+    let refused = subject.decide(&one).await;
+    assert_eq!((refused.at, refused.shares.len()), (None, 1));
+    let share = refused.shares[0].1;
+    let left = Retry::After(MINUTE - Duration::from_millis(400));
+    assert_eq!((share.passes, share.remaining, share.retry), (false, 0, Some(left)));
     assert!(subject.calls().is_empty());
+    assert!(
+        subject.decide(&check("k", limit(2), 2)).await.at.is_some(),
+        "how long a larger cost waits is not known"
+    );
+    assert!(subject.decide(&check("k", limit(2), 2)).await.at.is_none());
+    subject.calls();
     subject.decide(&check("other", limit(2), 1)).await;
     subject.decide(&operation(Operation::Peek, "k", limit(2), 1)).await;
     assert!(
@@ -230,7 +234,7 @@ async fn a_certain_refusal_is_answered_here_until_it_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_smaller_cost_is_asked_for_and_a_refusal_ends_when_it_said() {
+async fn another_cost_is_asked_for_and_a_refusal_ends_when_it_said() {
     let subject = Subject::new();
     let limit = Limit::token_bucket(10, Duration::from_secs(1)).unwrap();
     subject.decide(&check("k", limit, 9)).await;
@@ -284,18 +288,20 @@ async fn a_refusal_that_was_on_its_way_during_a_reset_is_not_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_tiers_the_refusing_one_is_known_here() {
+async fn of_several_tiers_those_that_refuse_are_known_here() {
     let subject = Subject::new();
-    let tier = |key: &str, amount| Tier {
+    let tier = |key: &str, amount, window| Tier {
         key: Key::without_rule(key).unwrap(),
-        terms: Terms::new(limit(amount), Cost::ONE),
+        terms: Terms::new(Limit::sliding_log(amount, window).unwrap(), Cost::ONE),
     };
-    let check = Check::new(Operation::Check, vec![tier("wide", 9), tier("tight", 1)]).unwrap();
+    let tiers = vec![tier("wide", 9, MINUTE), tier("short", 1, MINUTE / 30), tier("long", 1, MINUTE)];
+    let check = Check::new(Operation::Check, tiers).unwrap();
     subject.decide(&check).await;
     subject.decide(&check).await;
     subject.calls();
     let refused = subject.decide(&check).await;
-    assert_eq!((refused.at, refused.shares[0].0), (None, 1), "the second tier refuses");
+    let told: Vec<_> = refused.shares.iter().map(|(place, share)| (*place, share.retry)).collect();
+    assert_eq!(told, [(1, Some(Retry::After(MINUTE / 30))), (2, Some(Retry::After(MINUTE)))]);
     assert!(subject.calls().is_empty());
 }
 

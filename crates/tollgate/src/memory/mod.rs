@@ -1,13 +1,15 @@
 //! The memory store: counters in this process, decided under a lock, within a hard bound of memory.
 //!
 //! A counter is forgotten only when it equals a fresh one. When the bound is reached and nothing can be
-//! forgotten, *new* keys of a rule share coarse counters: memory stays bounded, and flooding the store
-//! with keys never frees anybody.
+//! forgotten, *new* keys of a rule share coarse counters, and are refused together once those are used up:
+//! memory stays bounded, and flooding the store with keys never frees anybody.
 
 mod shard;
 mod table;
 #[cfg(test)]
 mod tests;
+
+use std::fmt;
 
 use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
 
@@ -46,6 +48,16 @@ pub struct MemoryStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("max_memory of {0} bytes is too small: use at least {MIN_MAX_MEMORY} (1 MiB)")]
 pub struct MemoryBoundError(pub usize);
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (counters, bytes) = (self.len(), self.memory_bytes());
+        f.debug_struct("MemoryStore")
+            .field("counters", &counters)
+            .field("bytes", &bytes)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Default for MemoryStore {
     fn default() -> Self {
@@ -113,7 +125,7 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    /// How much memory its counters take: never more than its bound.
+    /// How much memory it takes, or has set aside: never more than its bound.
     pub fn memory_bytes(&self) -> usize {
         self.table.memory_bytes()
     }
@@ -130,6 +142,10 @@ impl Store for MemoryStore {
 
     fn is_remote(&self) -> bool {
         false
+    }
+
+    fn keeps_real_time(&self) -> bool {
+        matches!(self.clock, Clock::Steady { .. })
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

@@ -127,19 +127,37 @@ fn logs_without_room_count_more_coarsely_and_never_less() {
     assert_eq!(admitted, 49);
 }
 
+/// Fills the store with keys of one rule, then asks for new keys of many rules.
+fn admitted_by_rule(max_memory: usize, rules: usize) -> Vec<u32> {
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::new().with_max_memory(max_memory).unwrap().with_clock(clock);
+    let terms = Terms::new(Limit::fixed_window(1, 1000 * HOUR).unwrap(), Cost::ONE);
+    let grows = |flood: usize| {
+        let before = store.len();
+        check(&store, &format!("flood:{flood}"), &terms.limit);
+        store.len() > before
+    };
+    (0..).find(|flood| !grows(*flood));
+    let admitted = (0..rules)
+        .map(|rule| {
+            let rule = encoded_rule(&format!("rule-{rule}"));
+            let keys =
+                (0..2_000_u32).map(|identity| Key::of_rule(&rule, &[Some(&identity.to_le_bytes())], None));
+            keys.map(|key| store.decide_one(&key, &terms, Operation::Check, 1).0.charged).sum()
+        })
+        .collect();
+    assert!(store.memory_bytes() <= max_memory);
+    admitted
+}
+
 #[test]
-fn more_rules_than_coarse_counters_still_share() {
-    let (store, _) = small_store();
-    let limit = Limit::fixed_window(1, 1000 * HOUR).unwrap();
-    let terms = Terms::new(limit, Cost::ONE);
-    for rule in 0..500 {
-        let rule = encoded_rule(&rule.to_string());
-        for identity in 0..100_u32 {
-            let key = Key::of_rule(&rule, &[Some(&identity.to_le_bytes())], None);
-            store.decide_one(&key, &terms, Operation::Check, 1);
-        }
-        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
-    }
+fn rules_have_coarse_counters_of_their_own_where_there_is_room() {
+    assert_eq!(admitted_by_rule(16 << 20, 5), [64; 5], "one in each of 64 shards, for each rule");
+}
+
+#[test]
+fn more_rules_than_coarse_counters_share_one() {
+    assert_eq!(admitted_by_rule(MIN_MAX_MEMORY, 5), [64, 0, 0, 0, 0], "the first has used up what all share");
 }
 
 #[test]

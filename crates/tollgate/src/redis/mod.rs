@@ -9,7 +9,7 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use tollgate_core::{Algorithm, Timestamp};
@@ -33,7 +33,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts to reconnect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// Counters in Redis or Valkey.
+/// Counters in Redis or Valkey. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisStore {
     connection: ConnectionManager,
@@ -63,10 +63,13 @@ impl RedisStore {
     /// When the URL is wrong or the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, RedisSetupError> {
         let store = Self::connect_later(url)?;
-        // one attempt that says what is wrong; the store's own connection keeps trying
         let attempt = async {
+            // one attempt that says what is wrong, where the store's own connection would keep trying
             let client = redis::Client::open(url)?;
-            redis::cmd("PING").exec_async(&mut client.get_multiplexed_async_connection().await?).await
+            redis::cmd("PING").exec_async(&mut client.get_multiplexed_async_connection().await?).await?;
+            // so that the first decision finds a connection, and the script
+            let mut connection = store.connection.clone();
+            redis::cmd("SCRIPT").arg("LOAD").arg(SOURCE).exec_async(&mut connection).await
         };
         match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
             Ok(Ok(())) => Ok(store),
@@ -110,11 +113,6 @@ impl RedisStore {
         self
     }
 
-    /// The text of the script, as it is sent.
-    pub fn script_source() -> &'static str {
-        SOURCE
-    }
-
     async fn call(&self, call: &Call) -> Result<Vec<u8>, StoreError> {
         match self.send(call, "EVALSHA", &DIGEST).await {
             Err(error) if error.code() == Some("NOSCRIPT") => self.send(call, "EVAL", SOURCE).await,
@@ -133,6 +131,15 @@ impl RedisStore {
     }
 }
 
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("prefix", &self.prefix)
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
         let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
@@ -145,15 +152,21 @@ impl Store for RedisStore {
         true
     }
 
+    fn keeps_real_time(&self) -> bool {
+        self.clock.is_none()
+    }
+
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        if counters.is_empty() {
-            return Ok(0);
+        let mut forgotten = 0;
+        for counters in counters.chunks(MAX_BATCH) {
+            let mut request = redis::cmd("UNLINK");
+            for (key, algorithm) in counters {
+                request.arg(redis_key(&self.prefix, key, *algorithm));
+            }
+            let found: u64 = request.query_async(&mut self.connection.clone()).await.map_err(classified)?;
+            forgotten += found;
         }
-        let mut request = redis::cmd("UNLINK");
-        for (key, algorithm) in counters {
-            request.arg(redis_key(&self.prefix, key, *algorithm));
-        }
-        request.query_async(&mut self.connection.clone()).await.map_err(classified)
+        Ok(forgotten)
     }
 }
 

@@ -3,8 +3,13 @@
 //! `lua/head.lua` describes the format; this module is its other half. Everything is packed: turning
 //! numbers into text and back costs Redis more than the decision.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::LazyLock,
+    time::Duration,
+};
 
+use hashbrown::HashTable;
 use tollgate_core::{
     Algorithm, Answer, Limit, Operation, Retry, Timestamp,
     step::{Admission, Mode},
@@ -22,6 +27,8 @@ pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(
     include_str!("lua/head.lua"),
+    include_str!("lua/straight.lua"),
+    include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_counter.lua"),
     include_str!("lua/token_bucket.lua"),
@@ -36,6 +43,7 @@ pub(super) static DIGEST: LazyLock<String> =
 const SHADOW: u8 = 1;
 const OVERDRAFT: u8 = 2;
 const MORE: u8 = 4;
+const ALONE: u8 = 8;
 const NEWEST: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const ANSWER_BYTES: usize = 40;
@@ -54,19 +62,17 @@ pub(super) struct Moments {
 }
 
 pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result<Call, StoreError> {
-    let tiers = || checks.iter().flat_map(Check::tiers);
-    let mut plain: Vec<Vec<u8>> = Vec::new();
-    let mut logs: Vec<Vec<u8>> = Vec::new();
+    let mut plain = Keys::default();
+    let mut logs = Keys::default();
     let mut limits: Vec<Limit> = Vec::new();
     let mut places = Vec::new();
-    for tier in tiers() {
+    for tier in checks.iter().flat_map(Check::tiers) {
         let algorithm = tier.terms.limit.algorithm();
-        let key = redis_key(prefix, &tier.key, algorithm);
-        let is_log = algorithm == Algorithm::SlidingLog;
-        let place = place_of(key, if is_log { &mut logs } else { &mut plain });
-        places.push((is_log, place, place_of(tier.terms.limit, &mut limits)));
+        let keys = if algorithm == Algorithm::SlidingLog { &mut logs } else { &mut plain };
+        let key = keys.place_of(redis_key(prefix, &tier.key, algorithm));
+        places.push((key, place_of_limit(tier.terms.limit, &mut limits)));
     }
-    let (tier_count, key_count) = (places.len(), plain.len() + logs.len());
+    let (tier_count, key_count) = (places.len(), plain.names.len() + logs.names.len());
     if tier_count > MAX_BATCH || key_count > MAX_BATCH {
         return Err(StoreError::TooLarge { tiers: tier_count, keys: key_count, max: MAX_BATCH });
     }
@@ -74,7 +80,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
     let mut header = Vec::with_capacity(18);
     push_moment(&mut header, moments.now);
     push_moment(&mut header, moments.deadline);
-    push_index(&mut header, plain.len());
+    push_index(&mut header, plain.names.len());
 
     let mut limit_table = Vec::with_capacity(limits.len() * 49);
     for limit in &limits {
@@ -84,21 +90,23 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
     let mut plan = Vec::with_capacity(tier_count * 18);
     let mut places = places.into_iter();
     for check in checks {
+        let tier_count = check.tiers().len();
         for (index, tier) in check.tiers().iter().enumerate() {
-            let (is_log, key, limit) = places.next().expect("every tier has been given its place");
-            let mut flags = 0;
-            if tier.terms.mode == Mode::Shadow {
-                flags |= SHADOW;
-            }
-            if tier.terms.admission == Admission::Overdraft {
-                flags |= OVERDRAFT;
-            }
-            if index + 1 < check.tiers().len() {
-                flags |= MORE;
-            }
+            let (key, limit) = places.next().expect("every tier has been given its place");
+            let (keys, offset) = match tier.terms.limit.algorithm() {
+                Algorithm::SlidingLog => (&logs, plain.names.len()),
+                _ => (&plain, 0),
+            };
+            let flags = [
+                (tier.terms.mode == Mode::Shadow, SHADOW),
+                (tier.terms.admission == Admission::Overdraft, OVERDRAFT),
+                (index + 1 < tier_count, MORE),
+                (tier_count == 1 && keys.uses[key] == 1, ALONE),
+            ];
+            let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
             plan.extend([operation_code(check.operation()), flags]);
             plan.extend(check.count().to_le_bytes());
-            push_index(&mut plan, if is_log { plain.len() + key } else { key } + 1);
+            push_index(&mut plan, offset + key + 1);
             push_index(&mut plan, limit + 1);
             push_number(&mut plan, tier.terms.cost.units());
             if let Operation::Refund { at } = check.operation() {
@@ -108,8 +116,43 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
         }
     }
 
-    plain.append(&mut logs);
-    Ok(Call { keys: plain, arguments: [header, limit_table, plan] })
+    let mut keys = plain.names;
+    keys.append(&mut logs.names);
+    Ok(Call { keys, arguments: [header, limit_table, plan] })
+}
+
+/// The distinct keys of a batch, and how many tiers each has.
+#[derive(Default)]
+struct Keys {
+    names: Vec<Vec<u8>>,
+    uses: Vec<u32>,
+    places: HashTable<usize>,
+    hasher: RandomState,
+}
+
+impl Keys {
+    fn place_of(&mut self, name: Vec<u8>) -> usize {
+        let (names, hasher) = (&self.names, &self.hasher);
+        let hash = hasher.hash_one(&name);
+        let place = *self
+            .places
+            .entry(hash, |&place| names[place] == name, |&place| hasher.hash_one(&names[place]))
+            .or_insert(names.len())
+            .get();
+        if place == self.names.len() {
+            self.names.push(name);
+            self.uses.push(0);
+        }
+        self.uses[place] += 1;
+        place
+    }
+}
+
+fn place_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
+    limits.iter().position(|other| *other == limit).unwrap_or_else(|| {
+        limits.push(limit);
+        limits.len() - 1
+    })
 }
 
 pub(super) fn decode(reply: &[u8], checks: &[Check]) -> Result<Decided, StoreError> {
@@ -153,13 +196,6 @@ fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
 
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("the slice has the length that was asked for")
-}
-
-fn place_of<T: PartialEq>(item: T, items: &mut Vec<T>) -> usize {
-    items.iter().position(|other| *other == item).unwrap_or_else(|| {
-        items.push(item);
-        items.len() - 1
-    })
 }
 
 fn operation_code(operation: Operation) -> u8 {

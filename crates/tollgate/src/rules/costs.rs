@@ -78,6 +78,12 @@ impl Costs {
     }
 }
 
+impl From<u32> for Costs {
+    fn from(requests: u32) -> Self {
+        Cost::from(requests).into()
+    }
+}
+
 impl From<Cost> for Costs {
     /// That many `requests`.
     fn from(cost: Cost) -> Self {

@@ -51,8 +51,7 @@ pub struct Rule {
     pub absent: Absent,
     /// It applies only to requests without labels other than those in `when` and `per`.
     pub exact: bool,
-    /// The labels whose values decide the Cluster slot, instead of those of `per`. They become part of the
-    /// stored key: a label that is not determined by `per` is counted apart as well.
+    /// The labels whose values decide the Cluster slot, instead of all of `per`; each is one of `per`.
     pub tag: Option<Vec<Box<str>>>,
     /// Each key's windows begin at a moment of its own, so that they do not all end in the same instant.
     /// For a fixed window only.

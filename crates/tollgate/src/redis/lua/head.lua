@@ -5,9 +5,9 @@
 -- ARGV[2]   limits, each '<Bdddddd': algorithm (1 fixed-window, 2 sliding-counter, 3 token-bucket,
 --           4 sliding-log), amount, window, capacity, phase, and amount/window in lowest terms
 -- ARGV[3]   the tiers of all checks in order, each '<BBI4HHd': operation (0 check, 1 peek, 2 charge,
---           3 refund), flags (1 shadow, 2 overdraft, 4 the next tier belongs to the same check), how many
---           identical requests, which key, which limit, cost; a refund adds '<d', the time of the charge to
---           take back (-1: the newest)
+--           3 refund), flags (1 shadow, 2 overdraft, 4 the next tier belongs to the same check, 8 a check of
+--           this tier alone, whose key no other tier of the batch has), how many identical requests, which
+--           key, which limit, cost; a refund adds '<d', the time of the charge to take back (-1: the newest)
 -- reply     '<Bd': 0 decided or 1 too late (nothing ran), the time; then per tier '<I4I4dddd': how many
 --           pass this tier, how many were charged to it, free units (below 0: debt), microseconds until the
 --           next passes (0: now, -1: never), microseconds until nothing counts, and the surplus of the last
@@ -16,22 +16,12 @@
 -- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. A key is
 -- read once and written once, only if it changed, and always has a TTL.
 
---
--- Every call defines the script's functions anew, so each algorithm is a function that defines itself when the
--- batch needs it. It answers with its operations on a state:
---   load(raw, key)             the state that is stored, or that of an unused counter
---   view(state, limit)         takes the state to the present: `state.used` is what counts now; the operations
---                              below rely on it
---   charge(state, limit, n)    counts n more
---   wait(state, limit, room)   until at most `room` units count
---   reset(state, limit)        until nothing counts, and the surplus
---   refund(state, limit, n, t) takes back up to n; whether it did
---   save(key, state, limit)    writes it
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 local pack, unpack_from, call = struct.pack, struct.unpack, redis.call
 
-local MAX_EXACT = 2 ^ 53 - 1
+-- How much longer than needed a TTL may be, and how much longer it is for a clock that is moved by hand.
+local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
 
 local now, deadline, plain_keys = unpack_from('<ddH', ARGV[1])
 local injected = now > 0
@@ -43,75 +33,15 @@ if deadline > 0 and now > deadline then
   return pack('<Bd', 1, now)
 end
 
--- a * b as high * 2^52 + low
-local function multiply(a, b)
-  local HALF, LIMB = 2 ^ 26, 2 ^ 52
-  local a1, b1 = floor(a / HALF), floor(b / HALF)
-  local a0, b0 = a - a1 * HALF, b - b1 * HALF
-  local cross1, cross2 = a1 * b0, a0 * b1
-  local carry1, carry2 = floor(cross1 / HALF), floor(cross2 / HALF)
-  local middle = (cross1 - carry1 * HALF) + (cross2 - carry2 * HALF)
-  local carry3 = floor(middle / HALF)
-  local low = a0 * b0 + (middle - carry3 * HALF) * HALF
-  local carry4 = floor(low / LIMB)
-  return a1 * b1 + carry1 + carry2 + carry3 + carry4, low - carry4 * LIMB
+local limits, position = {}, 1
+while position <= #ARGV[2] do
+  local code, amount, window, capacity, phase, units, micros
+  code, amount, window, capacity, phase, units, micros, position = unpack_from('<Bdddddd', ARGV[2], position)
+  limits[#limits + 1] = { code = code, amount = amount, window = window, capacity = capacity, phase = phase,
+    units = units, micros = micros }
 end
 
--- floor(a * b / divisor) and the remainder. The quotient may pass 2^53 by a few at most; then it is 2^53.
-local function multiply_divide(a, b, divisor)
-  local product = a * b
-  local quotient = floor(product / divisor)
-  if product < 2 ^ 52 then
-    return quotient, product - quotient * divisor
-  end
-  -- the estimate is off by a few where it is large: correct it by the exact products
-  quotient = min(quotient, MAX_EXACT)
-  local high, low = multiply(a, b)
-  local h, l = multiply(quotient, divisor)
-  while h > high or (h == high and l > low) do
-    quotient = quotient - 1
-    h, l = multiply(quotient, divisor)
-  end
-  local remainder = (high - h) * 2 ^ 52 + (low - l)
-  while remainder >= divisor do
-    quotient = quotient + 1
-    remainder = remainder - divisor
-  end
-  return quotient, remainder
-end
+local strings = plain_keys > 0 and call('MGET', unpack(KEYS, 1, plain_keys)) or {}
 
--- The moment at which a state dated `last` is read; nil when it is dated more than a window ahead.
-local function key_time(last, window)
-  if last > now + window then
-    return nil
-  end
-  return max(last, now)
-end
-
--- The wait until `moment`, or until `cut` if everything stops counting there because the window changed.
-local function before_cut(moment, cut)
-  return (cut and min(cut, moment) or moment) - now
-end
-
--- The TTL that the key of a changed state needs, in milliseconds: at least until nothing counts. nil when
--- the one it has will do: renewing it costs as much as the write itself.
-local function next_ttl(state, limit, expires)
-  local needed = expires - now
-  local micros = max(2 * limit.window, needed)
-  local left = state.ttl_until - now
-  if state.exists and left >= needed and left <= micros + 10000000 then
-    return nil
-  end
-  state.ttl_until = now + micros
-  -- Redis counts from the last whole millisecond; a clock that is moved by hand gets an hour more
-  return string.format('%.0f', ceil(micros / 1000) + 1 + (injected and 3600000 or 0))
-end
-
--- Writes the state of a counter that is one small string of fixed length.
-local function save_string(key, packed, ttl)
-  if ttl then
-    call('SET', key, packed, 'PX', ttl)
-  else
-    call('SETRANGE', key, 0, packed)
-  end
-end
+-- One reply for each tier of the plan, behind a header.
+local plan, replies = ARGV[3], { pack('<Bd', 0, now) }

@@ -2,18 +2,13 @@
 -- The decision: ask every tier of a check how many requests would pass, then charge all tiers or none.
 local ALGORITHMS = { fixed_window, sliding_counter, token_bucket, sliding_log }
 local CHECK, CHARGE, REFUND = 0, 2, 3
-local SHADOW, OVERDRAFT, MORE = 1, 2, 4
+local SHADOW, OVERDRAFT, MORE = 1, 2, 4 -- bits of the flags
 
-local algorithms, limits, position = {}, {}, 1
-while position <= #ARGV[2] do
-  local code, amount, window, capacity, phase, units, micros
-  code, amount, window, capacity, phase, units, micros, position = unpack_from('<Bdddddd', ARGV[2], position)
-  algorithms[code] = algorithms[code] or ALGORITHMS[code]()
-  limits[#limits + 1] = { algorithm = algorithms[code], amount = amount, window = window, capacity = capacity,
-    phase = phase, units = units, micros = micros }
+local algorithms = {}
+for _, limit in ipairs(limits) do
+  algorithms[limit.code] = algorithms[limit.code] or ALGORITHMS[limit.code]()
+  limit.algorithm = algorithms[limit.code]
 end
-
-local strings = plain_keys > 0 and call('MGET', unpack(KEYS, 1, plain_keys)) or {}
 
 -- What is known of each key so far, and under which limit it was last changed.
 local states, written_under = {}, {}
@@ -47,27 +42,25 @@ local function retry(state, limit, cost, overdraft)
   return room < 0 and -1 or limit.algorithm.wait(state, limit, room)
 end
 
-local replies = { pack('<Bd', 0, now) }
-
-local function reply(state, limit, passed, charged, wait)
+local function reply(number, state, limit, passed, charged, wait)
   local reset, spare = limit.algorithm.reset(state, limit)
-  replies[#replies + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
+  replies[number + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
 end
 
-local plan, size = ARGV[3], 0
-local keys, terms, costs, flags, passes = {}, {}, {}, {}, {}
-position = 1
-while position <= #plan do
+local size = 0
+local numbers, keys, terms, costs, flags, passes = {}, {}, {}, {}, {}, {}
+for next_tier = 1, #rest, 2 do
   local operation, count, at, index, limit
   size = size + 1
+  numbers[size], position = rest[next_tier], rest[next_tier + 1]
   operation, flags[size], count, keys[size], index, costs[size], position = unpack_from('<BBI4HHd', plan, position)
   terms[size] = limits[index]
   if operation == REFUND then
-    at, position = unpack_from('<d', plan, position)
+    at = unpack_from('<d', plan, position)
   end
   if operation >= CHARGE then
     -- unconditional: tier by tier
-    local key, cost = keys[size], costs[size]
+    local number, key, cost = numbers[size], keys[size], costs[size]
     limit, size = terms[size], 0
     local state, units = state_of(key, limit), min(count * cost, MAX_EXACT)
     if operation == REFUND then
@@ -78,8 +71,8 @@ while position <= #plan do
       limit.algorithm.charge(state, limit, units)
       written_under[key] = limit
     end
-    reply(state, limit, count, 0, 0)
-  elseif flags[size] < MORE then
+    reply(number, state, limit, count, 0, 0)
+  elseif flags[size] % 8 < MORE then
     local granted = operation == CHECK and count or 0
     for tier = 1, size do
       limit = terms[tier]
@@ -101,7 +94,7 @@ while position <= #plan do
       if passed < count and charged == passed then
         wait = retry(state, limit, cost, flags[tier] % 4 >= OVERDRAFT)
       end
-      reply(state, limit, passed, charged, wait)
+      reply(numbers[tier], state, limit, passed, charged, wait)
     end
     size = 0
   end

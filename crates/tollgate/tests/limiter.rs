@@ -1,0 +1,163 @@
+//! The limiter as people use it: rules, changes while running, and a store that is away.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{process::Command, time::Duration};
+
+use tollgate::{
+    Absent, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
+    Override, RedisStore, Retry, Rule, Source, Store, Timestamp,
+};
+use tollgate_testkit::server::{Flavor, Server};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: SECOND };
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    Labels::new(pairs.iter().copied()).unwrap()
+}
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter<MemoryStore> {
+    Limiter::new(MemoryStore::new(), rules).unwrap()
+}
+
+#[tokio::test]
+async fn changed_rules_act_on_the_next_decision_and_keep_what_was_used() {
+    let server = Server::start(Flavor::Redis7);
+    let redis = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = |amount| [Rule::new("r", log(amount)).per(["user"])];
+    changed_rules(Limiter::with_options(MemoryStore::new(), rules(2), PATIENT).unwrap(), rules).await;
+    changed_rules(Limiter::with_options(redis, rules(2), PATIENT).unwrap(), rules).await;
+}
+
+async fn changed_rules<S: Store>(limiter: Limiter<S>, rules: impl Fn(u64) -> [Rule; 1]) {
+    let alice = labels(&[("user", "alice")]);
+    limiter.check(&alice, 2).await.unwrap();
+    assert!(!limiter.check(&alice, 1).await.unwrap().is_allowed());
+    limiter.reconfigure(rules(5)).unwrap();
+    assert_eq!(limiter.check(&alice, 1).await.unwrap().remaining(), Some(2));
+    let twice = [rules(9), rules(9)].concat();
+    assert!(limiter.reconfigure(twice).is_err());
+    assert_eq!(limiter.peek(&alice, 1).await.unwrap().limit(), Some(5), "impossible rules change nothing");
+}
+
+#[tokio::test]
+async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = [
+        Rule::new("short", Limit::sliding_log(1, 2 * SECOND).unwrap()).per(["user"]),
+        Rule::new("long", log(1)).per(["user"]),
+        Rule::new("wide", log(9)),
+    ];
+    let limiter = Limiter::with_options(store, rules, PATIENT).unwrap();
+    let alice = labels(&[("user", "alice")]);
+    assert!(limiter.check(&alice, 1).await.unwrap().is_allowed());
+    for source in [Source::Store, Source::Local] {
+        let refused = limiter.check(&alice, 1).await.unwrap();
+        assert_eq!((refused.source, refused.rule()), (source, Some("long")));
+        assert!(refused.retry_after().unwrap() > 50 * SECOND);
+    }
+    assert_eq!(
+        limiter.peek(&labels(&[]), 1).await.unwrap().remaining(),
+        Some(8),
+        "the refusals cost nothing"
+    );
+}
+
+#[tokio::test]
+async fn units_cost_what_they_say_and_an_absent_label_is_as_the_rule_says() {
+    let rules = [
+        Rule::new("tokens", log(1_000)).unit("tokens").per(["user"]),
+        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Refuse),
+    ];
+    let limiter = memory(rules);
+    let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::from(850))]).unwrap();
+    let alice = labels(&[("user", "alice")]);
+    assert_eq!(limiter.check(&alice, costs.clone()).await.unwrap().remaining(), Some(150));
+    assert!(!limiter.check(&alice, costs).await.unwrap().is_allowed());
+    let refused = limiter.check(&labels(&[("route", "login")]), 1).await.unwrap();
+    assert_eq!((refused.is_allowed(), refused.rule(), refused.retry_after()), (false, Some("login"), None));
+}
+
+#[tokio::test]
+async fn blocked_and_unlimited_requests_are_decided_without_the_store() {
+    let rule = Rule::new("r", log(1))
+        .with_override(Override::when("tenant", "bad").blocked())
+        .with_override(Override::when("tenant", "good").unlimited());
+    let limiter = memory([rule]);
+    for _ in 0..3 {
+        assert!(limiter.check(&labels(&[("tenant", "good")]), 1).await.unwrap().is_allowed());
+        let blocked = limiter.check(&labels(&[("tenant", "bad")]), 1).await.unwrap();
+        assert_eq!((blocked.outcome, blocked.source), (denied_for_ever(), Source::Local));
+    }
+}
+
+fn denied_for_ever() -> tollgate::Outcome {
+    tollgate::Outcome::Denied { retry: Retry::Never }
+}
+
+#[tokio::test]
+async fn a_charge_and_a_refund_can_be_for_one_rule_and_an_unknown_one_is_refused() {
+    let limiter = memory([Rule::new("a", log(10)), Rule::new("b", log(10))]);
+    let anybody = labels(&[]);
+    limiter.charge(&anybody, 12, Some(&["a"])).await.unwrap();
+    let peeked = limiter.peek(&anybody, 1).await.unwrap();
+    assert_eq!(peeked.tiers.iter().map(|tier| tier.remaining).collect::<Vec<_>>(), [0, 10]);
+    let checked = limiter.refund(&anybody, 5, None, Some(&["a"])).await.unwrap();
+    assert_eq!(checked.remaining(), Some(3));
+    let unknown = limiter.charge(&anybody, 1, Some(&["c"])).await.unwrap_err().to_string();
+    assert_eq!(unknown, "there is no rule \"c\": in force are a, b");
+    assert_eq!(limiter.reset(&anybody, Some(&["a"])).await.unwrap(), 1);
+    assert_eq!(limiter.peek(&anybody, 1).await.unwrap().remaining(), Some(10));
+}
+
+/// Stops a process, or lets it go on.
+fn signal(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn when_redis_is_silent_each_rule_answers_as_it_says_and_says_why() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = [
+        Rule::new("open", log(5)).when("route", "open"),
+        Rule::new("closed", log(5)).when("route", "closed").on_store_failure(OnStoreFailure::Closed),
+        Rule::new("shadow", log(5)).shadow().on_store_failure(OnStoreFailure::Closed),
+    ];
+    let deadline = Duration::from_millis(50);
+    let limiter = Limiter::with_options(store, rules, Options { deadline, ..PATIENT }).unwrap();
+    let (open, closed) = (labels(&[("route", "open")]), labels(&[("route", "closed")]));
+    signal("-STOP", server.pid());
+    let (passed, refused) =
+        (limiter.check(&open, 1).await.unwrap(), limiter.check(&closed, 1).await.unwrap());
+    let charged = limiter.charge(&open, 1, None).await;
+    let reset = limiter.reset(&open, None).await;
+    signal("-CONT", server.pid());
+    assert_eq!((passed.is_allowed(), passed.source, passed.is_degraded()), (true, Source::Open, true));
+    assert_eq!(
+        (refused.is_allowed(), refused.source, refused.rule()),
+        (false, Source::Closed, Some("closed"))
+    );
+    assert!(refused.retry_after().is_some() && passed.failure.is_some() && refused.failure.is_some());
+    assert!(matches!(charged, Err(Error::Store(_))), "a charge that may be lost is no success: {charged:?}");
+    assert!(matches!(reset, Err(Error::Store(_))), "{reset:?}");
+}
+
+#[tokio::test]
+async fn a_clock_moved_by_hand_moves_refusals_too() {
+    let server = Server::start(Flavor::Redis7);
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    let limiter = Limiter::with_options(store, [], PATIENT).unwrap();
+    for _ in 0..3 {
+        assert!(limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
+        assert!(!limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
+        clock.advance(MINUTE);
+    }
+}
