@@ -112,16 +112,13 @@ impl Shard {
         }
     }
 
-    /// Takes memory for a new counter, if need be by forgetting others.
+    /// Takes memory for a new counter. When it gets tight, the shard first forgets what it can; so every shard
+    /// does, before there is none left.
     fn take(&mut self, bytes: usize, budget: &Budget, now: Timestamp) -> bool {
-        if budget.take(bytes) {
-            return true;
+        if budget.is_tight() && now.as_micros() >= self.search_from_us {
+            self.search_from_us = now.as_micros() + SEARCH_PAUSE_US;
+            self.forget_fresh(now.as_micros(), budget);
         }
-        if now.as_micros() < self.search_from_us {
-            return false;
-        }
-        self.search_from_us = now.as_micros() + SEARCH_PAUSE_US;
-        self.forget_fresh(now.as_micros(), budget);
         budget.take(bytes)
     }
 

@@ -76,6 +76,11 @@ impl Budget {
         true
     }
 
+    /// Whether less than an eighth is left.
+    pub(super) fn is_tight(&self) -> bool {
+        self.used.load(Ordering::Relaxed) > self.max / 8 * 7
+    }
+
     /// Takes `bytes` that have been found to be there.
     pub(super) fn take_anyway(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
