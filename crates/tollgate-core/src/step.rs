@@ -148,13 +148,14 @@ impl Terms {
         retry: Option<Retry>,
         now: Timestamp,
     ) -> Answer {
+        let reset = state.reset(&self.limit, now);
         Answer {
             passes,
             charged,
             available: self.available(state, now),
             retry,
-            reset_after_us: state.reset_after_us(&self.limit, now),
-            spare: state.spare(&self.limit, now),
+            reset_after_us: reset.after_us,
+            spare: reset.spare,
         }
     }
 

@@ -120,7 +120,7 @@ proptest! {
             ask(&mut written, &limit, Operation::Charge, 1, now);
             ask(&mut written, &limit, Operation::Refund { at: None }, 1, now);
             prop_assert_eq!(written.used(&limit, at), untouched.used(&limit, at));
-            prop_assert_eq!(written.reset_after_us(&limit, at), untouched.reset_after_us(&limit, at));
+            prop_assert_eq!(written.reset(&limit, at), untouched.reset(&limit, at));
         }
     }
 

@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/fixed-window.md")]
 
-use super::{add_up_to_max, capped, key_time};
+use super::{Reset, add_up_to_max, capped, key_time};
 use crate::limit::Limit;
 
 /// One counter and the window it belongs to.
@@ -48,9 +48,9 @@ impl State {
         capped(self.view(limit, now).until - now)
     }
 
-    pub(super) fn reset_after_us(&self, limit: &Limit, now: u64) -> u64 {
+    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
         let view = self.view(limit, now);
-        if view.used == 0 { 0 } else { capped(view.until - now) }
+        Reset::after(if view.used == 0 { 0 } else { capped(view.until - now) })
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {

@@ -36,6 +36,22 @@ pub enum State {
     TokenBucket(token_bucket::State),
 }
 
+/// When nothing counts any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reset {
+    /// Microseconds from now; 0 when nothing counts.
+    pub after_us: u64,
+    /// By how much the last of them is too long, in parts of it: one part is `1 / limit.rate().units`. Only a
+    /// bucket empties within a microsecond.
+    pub spare: u64,
+}
+
+impl Reset {
+    fn after(after_us: u64) -> Self {
+        Self { after_us, spare: 0 }
+    }
+}
+
 macro_rules! each {
     ($state:expr, $inner:ident => $body:expr) => {
         match $state {
@@ -79,18 +95,9 @@ impl State {
         each!(self, state => state.wait_us(limit, now.as_micros(), room))
     }
 
-    /// Microseconds from `now` until nothing counts any more; 0 when nothing does.
-    pub fn reset_after_us(&self, limit: &Limit, now: Timestamp) -> u64 {
-        each!(self, state => state.reset_after_us(limit, now.as_micros()))
-    }
-
-    /// By how much the last microsecond of the reset wait is too long, in parts of that microsecond: one
-    /// part is `1 / limit.rate().units`. Only a bucket empties within a microsecond.
-    pub fn spare(&self, limit: &Limit, now: Timestamp) -> u64 {
-        match self {
-            Self::TokenBucket(state) => state.spare(limit, now.as_micros()),
-            Self::FixedWindow(_) | Self::SlidingLog(_) | Self::SlidingCounter(_) => 0,
-        }
+    /// When nothing counts any more.
+    pub fn reset(&self, limit: &Limit, now: Timestamp) -> Reset {
+        each!(self, state => state.reset(limit, now.as_micros()))
     }
 
     /// Counts `units` more, whatever the limit says: the caller has decided, or reports what happened.

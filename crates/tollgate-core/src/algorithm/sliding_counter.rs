@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/sliding-counter.md")]
 
-use super::{add_up_to_max, capped, key_time, multiply_divide};
+use super::{Reset, add_up_to_max, capped, key_time, multiply_divide};
 use crate::limit::Limit;
 
 /// Two counters, of the window that is under way and of the one before.
@@ -83,14 +83,14 @@ impl State {
         view.before_cut(view.now + view.wait(room), now)
     }
 
-    pub(super) fn reset_after_us(&self, limit: &Limit, now: u64) -> u64 {
+    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
         let view = self.view(limit, now);
         let windows = match (view.current, view.previous) {
-            (0, 0) => return 0,
+            (0, 0) => return Reset::default(),
             (0, _) => 1,
             _ => 2,
         };
-        view.before_cut(view.start + windows * view.window, now)
+        Reset::after(view.before_cut(view.start + windows * view.window, now))
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {

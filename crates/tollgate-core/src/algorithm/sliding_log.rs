@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{add_up_to_max, capped, key_time};
+use super::{Reset, add_up_to_max, capped, key_time};
 use crate::limit::Limit;
 
 /// When what was charged, oldest first. Each entry carries the running total, so that how much counts
@@ -95,9 +95,9 @@ impl State {
         view.before_cut(self.entries[last_to_go].time_us + self.window_us, now)
     }
 
-    pub(super) fn reset_after_us(&self, limit: &Limit, now: u64) -> u64 {
+    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
         let view = self.view(limit, now);
-        if view.used == 0 { 0 } else { view.before_cut(self.last_us() + self.window_us, now) }
+        Reset::after(if view.used == 0 { 0 } else { view.before_cut(self.last_us() + self.window_us, now) })
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {

@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/token-bucket.md")]
 
-use super::{capped, key_time, multiply_divide};
+use super::{Reset, capped, key_time, multiply_divide};
 use crate::{
     limit::{Limit, Rate},
     time::{MAX_EXACT, MAX_WAIT_US},
@@ -43,6 +43,9 @@ impl Level {
     }
 
     fn drained(self, elapsed_us: u64) -> Self {
+        if elapsed_us == 0 {
+            return self;
+        }
         let (whole, part) = multiply_divide(elapsed_us, self.rate.units, self.rate.micros);
         let borrow = part > self.part;
         if whole.saturating_add(u64::from(borrow)) > self.whole {
@@ -105,13 +108,13 @@ impl State {
         capped(key_now - now + excess.drain_time().0)
     }
 
-    pub(super) fn reset_after_us(&self, limit: &Limit, now: u64) -> u64 {
+    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
         let (key_now, level) = self.view(limit, now);
-        if level.units_up() == 0 { 0 } else { capped(key_now - now + level.drain_time().0) }
-    }
-
-    pub(super) fn spare(&self, limit: &Limit, now: u64) -> u64 {
-        self.view(limit, now).1.drain_time().1
+        if level.units_up() == 0 {
+            return Reset::default();
+        }
+        let (wait, spare) = level.drain_time();
+        Reset { after_us: capped(key_now - now + wait), spare }
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {

@@ -1,0 +1,137 @@
+//! Callers in a closed loop: each asks, waits for the answer, and asks again.
+//!
+//! One clock reading per decision: the end of one is the start of the next, so the loop's own few nanoseconds
+//! are part of every latency.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
+
+use crate::{machine, server};
+
+/// Somebody who decides. A number selects the key, in whatever way the scenario says.
+pub trait Contestant: Clone + Send + Sync + 'static {
+    /// Whether the request with this random number may pass.
+    fn ask(&self, random: u64) -> impl Future<Output = Result<bool>> + Send;
+}
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// After this long; what completes during the warm-up is not counted.
+    Timed { warm_up: Duration, measured: Duration },
+    /// After this many decisions.
+    Counted(u64),
+}
+
+/// What one run came to.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Decisions that completed while measured.
+    pub decisions: u64,
+    /// How many of them were allowed.
+    pub allowed: u64,
+    /// Decisions per second.
+    pub rate: f64,
+    /// The median latency, in microseconds.
+    pub p50_us: f64,
+    /// The 99th percentile.
+    pub p99_us: f64,
+    /// CPU time of Redis per decision, in microseconds.
+    pub redis_cpu_us: f64,
+    /// CPU time of this process per decision, in microseconds.
+    pub client_cpu_us: f64,
+}
+
+/// Runs `callers` callers, and measures.
+pub async fn drive<C: Contestant>(
+    contestant: &C,
+    callers: usize,
+    work: Work,
+    redis: &mut MultiplexedConnection,
+) -> Result<Sample> {
+    let begun = Instant::now();
+    let (start, stop) = match work {
+        Work::Timed { warm_up, measured } => (begun + warm_up, Stop::At(begun + warm_up + measured)),
+        Work::Counted(count) => (begun, Stop::After(Arc::new(AtomicI64::new(count.cast_signed())))),
+    };
+    let tasks: Vec<_> = (0..callers)
+        .map(|caller| tokio::spawn(call(contestant.clone(), start, stop.clone(), caller as u64)))
+        .collect();
+
+    tokio::time::sleep_until(start.into()).await;
+    let (redis_before, client_before) = (server::cpu_us(redis).await?, machine::own_cpu_us()?);
+    let mut tally = Tally::new();
+    for task in tasks {
+        tally.add(&task.await??);
+    }
+    let elapsed = start.elapsed();
+    let (redis_after, client_after) = (server::cpu_us(redis).await?, machine::own_cpu_us()?);
+
+    let decisions = tally.latencies.len();
+    let per_decision = |micros: f64| micros / decisions.max(1) as f64;
+    let at = |quantile| tally.latencies.value_at_quantile(quantile) as f64 / 1e3;
+    Ok(Sample {
+        decisions,
+        allowed: tally.allowed,
+        rate: decisions as f64 / elapsed.as_secs_f64(),
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        redis_cpu_us: per_decision(redis_after - redis_before),
+        client_cpu_us: per_decision(client_after - client_before),
+    })
+}
+
+#[derive(Clone)]
+enum Stop {
+    At(Instant),
+    After(Arc<AtomicI64>),
+}
+
+struct Tally {
+    latencies: Histogram<u64>,
+    allowed: u64,
+}
+
+impl Tally {
+    fn new() -> Self {
+        Self { latencies: Histogram::new(2).expect("two significant digits are within 0 to 5"), allowed: 0 }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.latencies.add(&other.latencies).expect("both histograms resize themselves");
+        self.allowed += other.allowed;
+    }
+}
+
+/// One caller.
+async fn call<C: Contestant>(contestant: C, start: Instant, stop: Stop, seed: u64) -> Result<Tally> {
+    let mut random = fastrand::Rng::with_seed(seed ^ start.elapsed().as_nanos() as u64);
+    let mut tally = Tally::new();
+    let mut before = Instant::now();
+    loop {
+        match &stop {
+            Stop::At(end) if before >= *end => return Ok(tally),
+            Stop::After(left) if left.fetch_sub(1, Ordering::Relaxed) <= 0 => return Ok(tally),
+            _ => {}
+        }
+        let allowed = contestant.ask(random.u64(..)).await?;
+        let now = Instant::now();
+        if now >= start {
+            tally.latencies.record((now - before).as_nanos() as u64).expect("the histogram resizes itself");
+            tally.allowed += u64::from(allowed);
+        }
+        before = now;
+        // an answer that needs no IO would otherwise keep its thread from everybody else
+        tokio::task::consume_budget().await;
+    }
+}

@@ -1,0 +1,66 @@
+//! What the figures were taken on.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// The machine, and how busy it was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub cores: usize,
+    pub model: String,
+    pub kernel: String,
+    pub redis: String,
+    pub rustc: String,
+    pub revision: String,
+    pub date: String,
+    /// Load averages of 1, 5 and 15 minutes before the first run.
+    pub load: String,
+}
+
+impl Machine {
+    /// This one, now.
+    pub fn here(redis: String) -> Result<Self> {
+        let cpus = fs::read_to_string("/proc/cpuinfo")?;
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        let load = fs::read_to_string("/proc/loadavg")?;
+        Ok(Self {
+            cores: std::thread::available_parallelism()?.get(),
+            model: model.map_or("unknown", |(_, model)| model).to_owned(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            redis,
+            rustc: output("rustc", &["--version"]),
+            revision: output("git", &["describe", "--always", "--dirty"]),
+            date: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+            load: load.split(' ').take(3).collect::<Vec<_>>().join(" "),
+        })
+    }
+}
+
+/// The CPU time of this process so far, in microseconds; it counts in ticks of 10 ms.
+pub fn own_cpu_us() -> Result<f64> {
+    const TICK_US: f64 = 10_000.0;
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let after_name = stat.rsplit_once(") ").context("/proc/self/stat has no name")?.1;
+    let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Ok(ticks as f64 * TICK_US)
+}
+
+/// The CPU time of this thread so far, in nanoseconds.
+pub fn thread_cpu_ns() -> Result<u64> {
+    let stat = fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(stat.split(' ').next().context("schedstat is empty")?.parse()?)
+}
+
+/// The memory of this process that is resident, in bytes.
+pub fn resident_bytes() -> Result<u64> {
+    const PAGE: u64 = 4096;
+    let statm = fs::read_to_string("/proc/self/statm")?;
+    Ok(statm.split(' ').nth(1).context("statm is too short")?.parse::<u64>()? * PAGE)
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

@@ -1,0 +1,84 @@
+//! A private Redis: on a free loopback port, without persistence, ended with the bench.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use redis::aio::MultiplexedConnection;
+
+/// How long a server may take to answer its first `PING`.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause between two attempts to reach it.
+const START_PAUSE: Duration = Duration::from_millis(20);
+
+/// A running server. Dropping it ends the process.
+pub struct Server {
+    process: Child,
+    url: String,
+}
+
+impl Server {
+    /// Starts one, and waits until it answers.
+    pub async fn start() -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let process = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--save", "", "--appendonly", "no", "--dir", "/tmp"])
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start redis-server: scripts/servers installs it")?;
+        let server = Self { process, url: format!("redis://127.0.0.1:{port}") };
+        let started = Instant::now();
+        while server.connect().await.is_err() {
+            if started.elapsed() > START_TIMEOUT {
+                bail!("redis-server does not answer on port {port}");
+            }
+            tokio::time::sleep(START_PAUSE).await;
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A connection beside the contestants', for bookkeeping.
+    pub async fn connect(&self) -> Result<MultiplexedConnection> {
+        Ok(redis::Client::open(self.url())?.get_multiplexed_async_connection().await?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // it is ours and holds nothing that is worth a shutdown
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The CPU time the server has used so far, in microseconds.
+pub async fn cpu_us(connection: &mut MultiplexedConnection) -> Result<f64> {
+    let info: String = redis::cmd("INFO").arg("cpu").query_async(connection).await?;
+    Ok(1e6 * (field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?))
+}
+
+/// The server's version.
+pub async fn version(connection: &mut MultiplexedConnection) -> Result<String> {
+    let info: String = redis::cmd("INFO").arg("server").query_async(connection).await?;
+    let line = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    Ok(line.context("INFO server has no redis_version")?.to_owned())
+}
+
+/// Empties the private server.
+pub async fn empty(connection: &mut MultiplexedConnection) -> Result<()> {
+    Ok(redis::cmd("FLUSHALL").exec_async(connection).await?)
+}
+
+fn field(info: &str, name: &str) -> Result<f64> {
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(value.with_context(|| format!("INFO cpu has no {name}"))?.trim().parse()?)
+}
