@@ -20,6 +20,9 @@ pub struct Args {
     /// Runs only the tables whose name contains this
     #[arg(long)]
     pub only: Option<String>,
+    /// Only the contestants whose name contains this take part, on Redis: for a profiler
+    #[arg(long)]
+    pub solo: Option<String>,
     /// Writes benchmarks.md and benchmarks/redis.svg into this directory
     #[arg(long)]
     pub write: Option<PathBuf>,
@@ -54,6 +57,15 @@ pub struct Effort {
     pub warm_up: Duration,
     /// Each measurement.
     pub measured: Duration,
+}
+
+impl Effort {
+    /// As much time in more and shorter turns, for latencies that depend on what else the machine does just then.
+    pub fn in_short_turns(self) -> Self {
+        const TURNS: u32 = 4;
+        let (warm_up, measured) = (self.warm_up / TURNS, self.measured / TURNS);
+        Self { rounds: self.rounds * TURNS as usize, warm_up, measured }
+    }
 }
 
 impl Args {

@@ -48,6 +48,8 @@ pub struct Sample {
     pub p99_us: f64,
     /// CPU time of Redis per decision, in microseconds.
     pub redis_cpu_us: f64,
+    /// Script calls per decision.
+    pub calls: f64,
     /// CPU time of this process per decision, in microseconds.
     pub client_cpu_us: f64,
 }
@@ -69,13 +71,13 @@ pub async fn drive<C: Contestant>(
         .collect();
 
     tokio::time::sleep_until(start.into()).await;
-    let (redis_before, client_before) = (server::cpu_us(redis).await?, machine::own_cpu_us()?);
+    let (redis_before, client_before) = (server::done(redis).await?, machine::own_cpu_us()?);
     let mut tally = Tally::new();
     for task in tasks {
         tally.add(&task.await??);
     }
     let elapsed = start.elapsed();
-    let (redis_after, client_after) = (server::cpu_us(redis).await?, machine::own_cpu_us()?);
+    let (redis_after, client_after) = (server::done(redis).await?, machine::own_cpu_us()?);
 
     let decisions = tally.latencies.len();
     let per_decision = |micros: f64| micros / decisions.max(1) as f64;
@@ -86,7 +88,8 @@ pub async fn drive<C: Contestant>(
         rate: decisions as f64 / elapsed.as_secs_f64(),
         p50_us: at(0.5),
         p99_us: at(0.99),
-        redis_cpu_us: per_decision(redis_after - redis_before),
+        redis_cpu_us: per_decision(redis_after.cpu_us - redis_before.cpu_us),
+        calls: per_decision(redis_after.scripts - redis_before.scripts),
         client_cpu_us: per_decision(client_after - client_before),
     })
 }
@@ -115,7 +118,7 @@ impl Tally {
 
 /// One caller.
 async fn call<C: Contestant>(contestant: C, start: Instant, stop: Stop, seed: u64) -> Result<Tally> {
-    let mut random = fastrand::Rng::with_seed(seed ^ start.elapsed().as_nanos() as u64);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut tally = Tally::new();
     let mut before = Instant::now();
     loop {

@@ -24,7 +24,6 @@ impl Machine {
     pub fn here(redis: String) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-        let load = fs::read_to_string("/proc/loadavg")?;
         Ok(Self {
             cores: std::thread::available_parallelism()?.get(),
             model: model.map_or("unknown", |(_, model)| model).to_owned(),
@@ -33,9 +32,15 @@ impl Machine {
             rustc: output("rustc", &["--version"]),
             revision: output("git", &["describe", "--always", "--dirty"]),
             date: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
-            load: load.split(' ').take(3).collect::<Vec<_>>().join(" "),
+            load: load()?,
         })
     }
+}
+
+/// The load averages of 1, 5 and 15 minutes.
+pub fn load() -> Result<String> {
+    let load = fs::read_to_string("/proc/loadavg")?;
+    Ok(load.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
 /// The CPU time of this process so far, in microseconds; it counts in ticks of 10 ms.
@@ -43,7 +48,8 @@ pub fn own_cpu_us() -> Result<f64> {
     const TICK_US: f64 = 10_000.0;
     let stat = fs::read_to_string("/proc/self/stat")?;
     let after_name = stat.rsplit_once(") ").context("/proc/self/stat has no name")?.1;
-    let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let ticks: u64 =
+        after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     Ok(ticks as f64 * TICK_US)
 }
 

@@ -60,10 +60,22 @@ impl Drop for Server {
     }
 }
 
-/// The CPU time the server has used so far, in microseconds.
-pub async fn cpu_us(connection: &mut MultiplexedConnection) -> Result<f64> {
-    let info: String = redis::cmd("INFO").arg("cpu").query_async(connection).await?;
-    Ok(1e6 * (field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?))
+/// What the server has done so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// Its CPU time, in microseconds.
+    pub cpu_us: f64,
+    /// How many scripts it ran.
+    pub scripts: f64,
+}
+
+/// What the server has done so far.
+pub async fn done(connection: &mut MultiplexedConnection) -> Result<Done> {
+    let info: String = redis::cmd("INFO").arg("cpu").arg("commandstats").query_async(connection).await?;
+    let cpu_us = 1e6 * (field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?);
+    let scripts =
+        info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    Ok(Done { cpu_us, scripts: scripts.map_or(Ok(0.0), str::parse)? })
 }
 
 /// The server's version.
@@ -80,5 +92,5 @@ pub async fn empty(connection: &mut MultiplexedConnection) -> Result<()> {
 
 fn field(info: &str, name: &str) -> Result<f64> {
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(value.with_context(|| format!("INFO cpu has no {name}"))?.trim().parse()?)
+    Ok(value.with_context(|| format!("INFO has no {name}"))?.trim().parse()?)
 }

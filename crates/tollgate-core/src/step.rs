@@ -173,6 +173,8 @@ impl Terms {
 
     fn retry(&self, state: &State, now: Timestamp) -> Retry {
         match self.limit.capacity().checked_sub(self.must_be_free()) {
+            // two tiers of a check on one state: the other has just made room
+            Some(room) if state.used(&self.limit, now) <= room => Retry::After(Duration::from_micros(1)),
             Some(room) => Retry::After(Duration::from_micros(state.wait_us(&self.limit, now, room))),
             None => Retry::Never,
         }

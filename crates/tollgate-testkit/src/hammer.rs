@@ -405,16 +405,15 @@ pub fn check_snapshot(
     Ok(())
 }
 
-/// Whether a decision without the store is the refusal of one tier, which waiting ends.
+/// Whether a decision without the store is the refusal of some tiers, which waiting ends.
 fn known_refusal_is_whole(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
-    let [tier] = &*decision.tiers else { return false };
-    let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
-    let is_asked = limits.iter().any(|limit| limit.capacity() == tier.limit);
-    waits
-        && is_asked
-        && decision.outcome == tier.outcome
-        && tier.remaining < cost.units()
-        && decision.at.is_none()
+    let refuses = |tier: &TierDecision| {
+        let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
+        let is_asked = limits.iter().any(|limit| limit.capacity() == tier.limit);
+        waits && is_asked && tier.remaining < cost.units()
+    };
+    let is_known = decision.at.is_none() && !decision.is_allowed() && decision.retry_after().is_some();
+    is_known && !decision.tiers.is_empty() && decision.tiers.iter().all(refuses)
 }
 
 /// What was asked of one tier, and what became of the whole check.

@@ -37,6 +37,17 @@ pub struct Plan {
     pub steps: usize,
     /// Where chance starts.
     pub seed: u64,
+    /// What the limits are like.
+    pub limits: Limits,
+}
+
+/// What the limits of a history are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// Of every size, mostly small: edges are reached often.
+    Any,
+    /// From 20 to 400 in some seconds, asked for one at a time: sliding logs grow long, and go round their ring.
+    Dense,
 }
 
 impl Plan {
@@ -49,7 +60,13 @@ impl Plan {
             steps: number("TOLLGATE_STEPS")
                 .map_or(STEPS, |steps| usize::try_from(steps).unwrap_or(usize::MAX)),
             seed: number("TOLLGATE_SEED").unwrap_or(seed),
+            limits: Limits::Any,
         }
+    }
+
+    /// The same history over limits that fill up slowly.
+    pub fn dense(self) -> Self {
+        Self { limits: Limits::Dense, ..self }
     }
 }
 
@@ -65,10 +82,10 @@ pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &P
     let mut edge = Edge::default();
     let mut done = 0;
     while done < plan.steps {
-        now = edge.next_moment(now, &counters, &mut chance);
+        now = edge.next_moment(now, plan.limits, &counters, &mut chance);
         clock.set(now);
         let checks: Vec<Check> = (0..chance.random_range(1..=4))
-            .map(|_| random_check(&mut counters, &edge, now, &mut chance))
+            .map(|_| random_check(&mut counters, plan.limits, &edge, now, &mut chance))
             .collect();
         let decided = store.decide(&checks, None).await.unwrap_or_else(|error| {
             panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
@@ -122,7 +139,7 @@ fn counters(plan: &Plan, chance: &mut StdRng) -> Vec<Counter> {
         for identity in 0..IDENTITIES {
             let algorithm = *plan.algorithms.choose(chance).expect("a plan has algorithms");
             let key = Key::without_rule(format!("{rule}:{identity}")).expect("a short key");
-            counters.push(Counter { key, limit: random_limit(algorithm, chance) });
+            counters.push(Counter { key, limit: random_limit(algorithm, plan.limits, chance) });
         }
     }
     counters
@@ -155,13 +172,20 @@ impl Edge {
         }
     }
 
-    fn next_moment(&self, now: Timestamp, counters: &[Counter], chance: &mut StdRng) -> Timestamp {
+    fn next_moment(
+        &self,
+        now: Timestamp,
+        limits: Limits,
+        counters: &[Counter],
+        chance: &mut StdRng,
+    ) -> Timestamp {
         let window = counters.choose(chance).expect("there are counters").limit.window();
         let up_to = |duration: Duration, chance: &mut StdRng| {
             Duration::from_micros(chance.random_range(0..=u64::try_from(duration.as_micros()).expect("fits")))
         };
         match chance.random_range(0..100) {
             _ if now > END => START,
+            5.. if limits == Limits::Dense => now.plus(up_to(Duration::from_millis(20), chance)),
             0..30 => now,
             30..35 => now.plus(Duration::from_micros(1)),
             35..65 => match self.moments.choose(chance) {
@@ -180,7 +204,11 @@ impl Edge {
     }
 }
 
-fn random_limit(algorithm: Algorithm, chance: &mut StdRng) -> Limit {
+fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Limit {
+    if limits == Limits::Dense {
+        let window = Duration::from_millis(chance.random_range(1_000..=10_000));
+        return Limit::new(algorithm, chance.random_range(20..=400), window).expect("within the range");
+    }
     let max = algorithm.max_amount();
     let amount = match chance.random_range(0..20) {
         0 => 1,
@@ -212,7 +240,13 @@ fn random_limit(algorithm: Algorithm, chance: &mut StdRng) -> Limit {
     }
 }
 
-fn random_check(counters: &mut [Counter], edge: &Edge, now: Timestamp, chance: &mut StdRng) -> Check {
+fn random_check(
+    counters: &mut [Counter],
+    limits: Limits,
+    edge: &Edge,
+    now: Timestamp,
+    chance: &mut StdRng,
+) -> Check {
     let operation = match chance.random_range(0..20) {
         0..14 => Operation::Check,
         14..16 => Operation::Peek,
@@ -227,12 +261,12 @@ fn random_check(counters: &mut [Counter], edge: &Edge, now: Timestamp, chance: &
     };
     let first = chance.random_range(0..MAX_TIERS);
     let tiers = (0..tier_count).map(|tier| {
-        let identity = chance.random_range(0..IDENTITIES);
+        let identity = if limits == Limits::Dense { 0 } else { chance.random_range(0..IDENTITIES) };
         let counter = &mut counters[(first + tier) % MAX_TIERS * IDENTITIES + identity];
-        if chance.random_bool(0.03) {
-            counter.limit = random_limit(counter.limit.algorithm(), chance);
+        if chance.random_bool(if limits == Limits::Dense { 0.001 } else { 0.03 }) {
+            counter.limit = random_limit(counter.limit.algorithm(), limits, chance);
         }
-        let mut terms = Terms::new(counter.limit, random_cost(&counter.limit, operation, chance));
+        let mut terms = Terms::new(counter.limit, random_cost(&counter.limit, limits, operation, chance));
         if chance.random_bool(0.15) {
             terms.mode = Mode::Shadow;
         }
@@ -248,9 +282,22 @@ fn random_check(counters: &mut [Counter], edge: &Edge, now: Timestamp, chance: &
     }
 }
 
-fn random_cost(limit: &Limit, operation: Operation, chance: &mut StdRng) -> Cost {
+fn random_cost(limit: &Limit, limits: Limits, operation: Operation, chance: &mut StdRng) -> Cost {
     let capacity = limit.capacity();
     let units = match chance.random_range(0..24) {
+        // one at a time, but for a rare charge that makes a log wide
+        1.. if limits == Limits::Dense => 1,
+        _ if limits == Limits::Dense && operation == Operation::Charge => {
+            *[2, 1 << 40].choose(chance).expect("not empty")
+        }
+        _ if limits == Limits::Dense => chance.random_range(1..=capacity),
+        _ => units_of_any_size(capacity, operation, chance),
+    };
+    Cost::new(units).expect("within the range")
+}
+
+fn units_of_any_size(capacity: u64, operation: Operation, chance: &mut StdRng) -> u64 {
+    match chance.random_range(0..24) {
         0..2 => 0,
         2..12 => 1,
         12..16 => chance.random_range(1..=5),
@@ -262,6 +309,5 @@ fn random_cost(limit: &Limit, operation: Operation, chance: &mut StdRng) -> Cost
             *[LARGEST, LARGEST - 1, 1 << 40, (1 << 40) - 1].choose(chance).expect("not empty")
         }
         _ => chance.random_range(1..=capacity),
-    };
-    Cost::new(units).expect("within the range")
+    }
 }

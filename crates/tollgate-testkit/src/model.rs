@@ -221,8 +221,13 @@ impl Counter {
             return;
         }
         let level = self.level_at(limit, last);
-        self.level = Level { over: level.over.saturating_sub(u128::from(units) * level.under), ..level };
-        self.last = last;
+        // what is left of a single charge has drained since it was made
+        let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
+        let back = (u128::from(units) * level.under).saturating_sub(drained);
+        if back > 0 {
+            self.level = Level { over: level.over.saturating_sub(back), ..level };
+            self.last = last;
+        }
     }
 
     fn refund_charges(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) {

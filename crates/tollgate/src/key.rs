@@ -14,7 +14,7 @@
 
 use std::{
     fmt::{self, Write},
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use sha2::{Digest, Sha256};
@@ -25,7 +25,7 @@ pub const MAX_PLAIN_IDENTITY: usize = 128;
 pub const MAX_KEY: usize = 1024;
 
 /// The rule of a check without rules.
-const NO_RULE: &str = "!key";
+static NO_RULE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("!key"));
 
 /// The name of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl Key {
         if key.len() > MAX_KEY {
             return Err(KeyError::TooLong(key.len()));
         }
-        Ok(Self::of_rule(&Arc::from(NO_RULE), &[Some(key)], None))
+        Ok(Self::of_rule(&NO_RULE, &[Some(key)], None))
     }
 
     /// The rule, as it stands in the stored key.

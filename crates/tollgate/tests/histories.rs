@@ -43,3 +43,13 @@ async fn every_server_agrees_with_the_model_on_mixed_algorithms() {
         redis_agrees(flavor, &Algorithm::ALL, seed).await;
     }
 }
+
+#[tokio::test]
+async fn memory_and_redis_agree_with_the_model_on_long_logs() {
+    let plan = Plan::new(&[Algorithm::SlidingLog], 500).dense();
+    let clock = ManualClock::new(Timestamp::default());
+    agrees_with_model(&MemoryStore::new().with_clock(clock.clone()), &clock, &plan).await;
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    agrees_with_model(&store, &clock, &plan).await;
+}

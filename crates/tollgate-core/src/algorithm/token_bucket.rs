@@ -47,13 +47,21 @@ impl Level {
             return self;
         }
         let (whole, part) = multiply_divide(elapsed_us, self.rate.units, self.rate.micros);
-        let borrow = part > self.part;
-        if whole.saturating_add(u64::from(borrow)) > self.whole {
+        if whole > self.whole {
+            return Self::empty(self.rate);
+        }
+        self.without(Self { whole, part, rate: self.rate })
+    }
+
+    /// This level without another one of the same rate.
+    fn without(self, other: Self) -> Self {
+        let borrow = other.part > self.part;
+        if other.whole + u64::from(borrow) > self.whole {
             return Self::empty(self.rate);
         }
         Self {
-            whole: self.whole - whole - u64::from(borrow),
-            part: if borrow { self.part + self.rate.micros - part } else { self.part - part },
+            whole: self.whole - other.whole - u64::from(borrow),
+            part: if borrow { self.part + self.rate.micros - other.part } else { self.part - other.part },
             rate: self.rate,
         }
     }
@@ -125,19 +133,18 @@ impl State {
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) -> bool {
-        let (key_now, mut level) = self.view(limit, now);
-        if at.is_some_and(|at| at > key_now || key_now - at >= limit.window_us()) {
+        let (key_now, level) = self.view(limit, now);
+        let charge = Level { whole: units, part: 0, rate: level.rate };
+        let back = match at {
+            None => charge,
+            Some(at) if at > key_now || key_now - at >= limit.window_us() => return false,
+            // what would be left of that charge, had it been the only one: no more of it can still count
+            Some(at) => charge.drained(key_now - at),
+        };
+        if level.units_up() == 0 || back.units_up() == 0 {
             return false;
         }
-        if level.units_up() == 0 || units == 0 {
-            return false;
-        }
-        if level.whole >= units {
-            level.whole -= units;
-        } else {
-            level = Level::empty(level.rate);
-        }
-        *self = Self { last_us: key_now, level };
+        *self = Self { last_us: key_now, level: level.without(back) };
         true
     }
 

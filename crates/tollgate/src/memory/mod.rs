@@ -95,14 +95,13 @@ impl MemoryStore {
         operation: Operation,
         count: u32,
     ) -> (Answer, Timestamp) {
-        let now = self.clock.now();
-        (self.table.decide_one(key, terms, operation, count, now), now)
+        self.table.decide_one(key, terms, operation, count, || self.clock.now())
     }
 
-    /// Decides `checks` in order, each atomically.
+    /// Decides `checks` in order, in one atomic step at one moment.
     pub fn decide_all(&self, checks: &[Check]) -> Decided {
-        let now = self.clock.now();
-        Decided { at: now, answers: checks.iter().map(|check| self.table.decide(check, now)).collect() }
+        let (answers, at) = self.table.decide(checks, || self.clock.now());
+        Decided { at, answers }
     }
 
     /// Forgets these counters. How many of them were there.
@@ -125,7 +124,8 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    /// How much memory it takes, or has set aside: never more than its bound.
+    /// How much memory it has asked the allocator for, or set aside: never more than its bound. What the allocator
+    /// itself needs is not in it; an eighth of the bound is left for that.
     pub fn memory_bytes(&self) -> usize {
         self.table.memory_bytes()
     }

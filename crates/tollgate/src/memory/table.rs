@@ -25,6 +25,9 @@ const SHARDS: usize = 64;
 /// Which part of the memory is set aside for coarse counters: one in so many.
 const COARSE_SHARE: usize = 16;
 
+/// Which part of the memory is left to the allocator, for what it cannot use: one in so many.
+const ALLOCATOR_SHARE: usize = 8;
+
 /// A mutual exclusion lock: real in the store, simulated where its use is checked.
 pub(super) trait Lock<T> {
     /// What holding the lock gives.
@@ -36,6 +39,8 @@ pub(super) trait Lock<T> {
     fn new(value: T) -> Self;
     /// Waits for the lock and takes it.
     fn lock(&self) -> Self::Guard<'_>;
+    /// Takes the lock if it is open.
+    fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
 impl<T> Lock<T> for parking_lot::Mutex<T> {
@@ -51,12 +56,18 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
     fn lock(&self) -> Self::Guard<'_> {
         self.lock()
     }
+
+    fn try_lock(&self) -> Option<Self::Guard<'_>> {
+        self.try_lock()
+    }
 }
 
 pub(super) struct Table<L> {
     shards: Box<[L]>,
     hasher: RandomState,
     budget: Budget,
+    /// Which shard makes room next, when memory is tight.
+    next_to_search: AtomicUsize,
 }
 
 /// Memory, counted across all shards.
@@ -96,71 +107,83 @@ impl<L: Lock<Shard>> Table<L> {
         let coarse = (max_memory / COARSE_SHARE / SHARDS / COARSE_BYTES).max(MIN_COARSE);
         let shards: Box<[L]> = (0..SHARDS).map(|_| L::new(Shard::new(coarse))).collect();
         let fixed = SHARDS * (size_of::<L>() + coarse * COARSE_BYTES);
-        let budget = Budget { used: AtomicUsize::new(fixed), max: max_memory };
-        Self { shards, hasher: RandomState::new(), budget }
+        let budget = Budget { used: AtomicUsize::new(fixed), max: max_memory - max_memory / ALLOCATOR_SHARE };
+        Self { shards, hasher: RandomState::new(), budget, next_to_search: AtomicUsize::new(0) }
     }
 
+    /// Decides over one counter. The clock is read once its lock is held: a time read before may be older, by the
+    /// time it counts, than what others have charged meanwhile.
     pub(super) fn decide_one(
         &self,
         key: &Key,
         terms: &Terms,
         operation: Operation,
         count: u32,
-        now: Timestamp,
-    ) -> Answer {
+        clock: impl Fn() -> Timestamp,
+    ) -> (Answer, Timestamp) {
         let (shard, hash) = self.place(key, terms.limit.algorithm());
+        let slot = Slot { key, hash, limit: &terms.limit, operation };
         let mut shard = self.shards[shard].lock();
-        shard.with(&Slot { key, hash, algorithm: terms.limit.algorithm() }, &self.budget, now, |state| {
-            step(state, terms, operation, count, now)
-        })
+        let now = clock();
+        if self.budget.is_tight() {
+            shard.make_room(&self.budget, now);
+        }
+        let answer = shard.with(&slot, &self.budget, now, |state| step(state, terms, operation, count, now));
+        drop(shard);
+        self.make_room_elsewhere(now);
+        (answer, now)
     }
 
-    pub(super) fn decide(&self, check: &Check, now: Timestamp) -> Vec<Answer> {
-        let (operation, count) = (check.operation(), check.count());
-        if let [tier] = check.tiers() {
-            return vec![self.decide_one(&tier.key, &tier.terms, operation, count, now)];
+    /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
+    pub(super) fn decide(
+        &self,
+        checks: &[Check],
+        clock: impl Fn() -> Timestamp,
+    ) -> (Vec<Vec<Answer>>, Timestamp) {
+        if let [check] = checks
+            && let [tier] = check.tiers()
+        {
+            let (answer, now) =
+                self.decide_one(&tier.key, &tier.terms, check.operation(), check.count(), clock);
+            return (vec![vec![answer]], now);
         }
+        let tiers = checks.iter().flat_map(Check::tiers);
         let places: Vec<(usize, u64)> =
-            check.tiers().iter().map(|tier| self.place(&tier.key, tier.terms.limit.algorithm())).collect();
+            tiers.map(|tier| self.place(&tier.key, tier.terms.limit.algorithm())).collect();
         let mut order: Vec<usize> = places.iter().map(|(shard, _)| *shard).collect();
         order.sort_unstable();
         order.dedup();
         let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].lock()).collect();
-        let mut locked =
-            Locked { order: &order, guards: &mut guards, places: &places, budget: &self.budget, now };
+        let now = clock();
+        if self.budget.is_tight() {
+            guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
+        }
+        let mut locked = Locked { order: &order, guards: &mut guards, budget: &self.budget, now };
+        let mut places = &*places;
+        let answers = checks.iter().map(|check| {
+            let (own, rest) = places.split_at(check.tiers().len());
+            places = rest;
+            locked.decide(check, own)
+        });
+        let answers = answers.collect();
+        drop(guards);
+        self.make_room_elsewhere(now);
+        (answers, now)
+    }
 
-        match operation {
-            Operation::Check | Operation::Peek => {
-                let passes: Vec<u32> = (check.tiers().iter().enumerate())
-                    .map(|(index, tier)| {
-                        locked.with(index, tier, |state| tier.terms.passes(state, count, now))
-                    })
-                    .collect();
-                let granted = match operation {
-                    Operation::Check => granted(
-                        count,
-                        check.tiers().iter().map(|tier| &tier.terms).zip(passes.iter().copied()),
-                    ),
-                    _ => 0,
-                };
-                (check.tiers().iter().enumerate().zip(passes))
-                    .map(|((index, tier), passes)| {
-                        locked
-                            .with(index, tier, |state| tier.terms.settle(state, passes, granted, count, now))
-                    })
-                    .collect()
+    /// When memory is tight, lets one shard after the other forget what it can, whoever is busy with which.
+    fn make_room_elsewhere(&self, now: Timestamp) {
+        if self.budget.is_tight() {
+            let next = self.next_to_search.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            if let Some(mut shard) = self.shards[next].try_lock() {
+                shard.make_room(&self.budget, now);
             }
-            Operation::Charge | Operation::Refund { .. } => (check.tiers().iter().enumerate())
-                .map(|(index, tier)| {
-                    locked.with(index, tier, |state| tier.terms.adjust(state, operation, count, now))
-                })
-                .collect(),
         }
     }
 
     pub(super) fn forget(&self, key: &Key, algorithm: Algorithm) -> bool {
         let (shard, hash) = self.place(key, algorithm);
-        self.shards[shard].lock().forget(&Slot { key, hash, algorithm }, &self.budget)
+        self.shards[shard].lock().forget(key, hash, algorithm, &self.budget)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -179,20 +202,51 @@ impl<L: Lock<Shard>> Table<L> {
     }
 }
 
-/// All shards that a check touches, held together.
+/// All shards that a batch touches, held together.
 struct Locked<'a, G> {
     order: &'a [usize],
     guards: &'a mut [G],
-    places: &'a [(usize, u64)],
     budget: &'a Budget,
     now: Timestamp,
 }
 
 impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
-    fn with<R>(&mut self, index: usize, tier: &Tier, act: impl FnOnce(&mut tollgate_core::State) -> R) -> R {
-        let (shard, hash) = self.places[index];
+    /// Decides one check, whose tiers have these places.
+    fn decide(&mut self, check: &Check, places: &[(usize, u64)]) -> Vec<Answer> {
+        let (operation, count, now) = (check.operation(), check.count(), self.now);
+        let tiers = || check.tiers().iter().zip(places);
+        if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+            let adjusted = tiers().map(|(tier, place)| {
+                self.with(operation, tier, place, |state| tier.terms.adjust(state, operation, count, now))
+            });
+            return adjusted.collect();
+        }
+        let passes: Vec<u32> = tiers()
+            .map(|(tier, place)| {
+                self.with(operation, tier, place, |state| tier.terms.passes(state, count, now))
+            })
+            .collect();
+        let granted = match operation {
+            Operation::Check => {
+                granted(count, check.tiers().iter().map(|tier| &tier.terms).zip(passes.iter().copied()))
+            }
+            _ => 0,
+        };
+        let settled = tiers().zip(passes).map(|((tier, place), passes)| {
+            self.with(operation, tier, place, |state| tier.terms.settle(state, passes, granted, count, now))
+        });
+        settled.collect()
+    }
+
+    fn with<R>(
+        &mut self,
+        operation: Operation,
+        tier: &Tier,
+        &(shard, hash): &(usize, u64),
+        act: impl FnOnce(&mut tollgate_core::State) -> R,
+    ) -> R {
         let held = self.order.binary_search(&shard).expect("every tier's shard has been locked");
-        let slot = Slot { key: &tier.key, hash, algorithm: tier.terms.limit.algorithm() };
+        let slot = Slot { key: &tier.key, hash, limit: &tier.terms.limit, operation };
         self.guards[held].with(&slot, self.budget, self.now, act)
     }
 }

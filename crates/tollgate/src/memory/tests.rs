@@ -127,17 +127,25 @@ fn logs_without_room_count_more_coarsely_and_never_less() {
     assert_eq!(admitted, 49);
 }
 
-/// Fills the store with keys of one rule, then asks for new keys of many rules.
+/// Fills the store with keys of one rule, until no shard takes another.
+fn fill(store: &MemoryStore, limit: &Limit) {
+    let mut in_vain = 0;
+    for flood in 0.. {
+        let before = store.len();
+        check(store, &format!("flood:{flood}"), limit);
+        in_vain = if store.len() > before { 0 } else { in_vain + 1 };
+        if in_vain == 5_000 {
+            return;
+        }
+    }
+}
+
+/// Fills a store, then asks for new keys of many rules.
 fn admitted_by_rule(max_memory: usize, rules: usize) -> Vec<u32> {
     let clock = ManualClock::new(START);
     let store = MemoryStore::new().with_max_memory(max_memory).unwrap().with_clock(clock);
     let terms = Terms::new(Limit::fixed_window(1, 1000 * HOUR).unwrap(), Cost::ONE);
-    let grows = |flood: usize| {
-        let before = store.len();
-        check(&store, &format!("flood:{flood}"), &terms.limit);
-        store.len() > before
-    };
-    (0..).find(|flood| !grows(*flood));
+    fill(&store, &terms.limit);
     let admitted = (0..rules)
         .map(|rule| {
             let rule = encoded_rule(&format!("rule-{rule}"));
@@ -151,14 +159,102 @@ fn admitted_by_rule(max_memory: usize, rules: usize) -> Vec<u32> {
 }
 
 #[test]
-fn rules_have_coarse_counters_of_their_own_where_there_is_room() {
-    assert_eq!(admitted_by_rule(16 << 20, 5), [64; 5], "one in each of 64 shards, for each rule");
+fn rules_have_coarse_counters_of_their_own_while_there_is_room_and_then_none() {
+    assert_eq!(admitted_by_rule(8 << 20, 5), [64; 5], "one in each of 64 shards, for each rule");
+    let admitted = admitted_by_rule(MIN_MAX_MEMORY, 12);
+    assert_eq!(
+        admitted,
+        [64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0],
+        "eight in each shard, one of them the flood's"
+    );
 }
 
 #[test]
-fn more_rules_than_coarse_counters_share_one() {
-    // the last key of the flood has used up one of the 64, and the first rule all others
-    assert_eq!(admitted_by_rule(MIN_MAX_MEMORY, 5), [63, 0, 0, 0, 0]);
+fn a_short_window_does_not_free_who_is_counted_coarsely_under_a_long_one() {
+    for (long, short) in limits(3, HOUR).into_iter().zip(limits(1_000, Duration::from_millis(1))) {
+        let (store, clock) = small_store();
+        fill(&store, &long);
+        let mut admitted = 0;
+        for round in 0..200 {
+            (0..200).for_each(|key| {
+                check(&store, &format!("short:{round}:{key}"), &short);
+            });
+            admitted += check(&store, "victim", &long).charged;
+            clock.advance(Duration::from_millis(2));
+        }
+        assert!(admitted <= 3, "{long:?}: {admitted}");
+    }
+}
+
+#[test]
+fn a_refund_by_a_key_that_was_counted_coarsely_frees_nobody_else() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        fill(&store, &limit);
+        let refund = |name: String| {
+            let key = Key::without_rule(name).unwrap();
+            store.decide_one(&key, &Terms::new(limit, Cost::ONE), Operation::Refund { at: None }, 1);
+        };
+        (0..500).for_each(|key| refund(format!("never-charged:{key}")));
+        let admitted: u32 = (0..500).map(|key| check(&store, &format!("late:{key}"), &limit).charged).sum();
+        assert_eq!(admitted, 0, "{limit:?}");
+    }
+}
+
+#[test]
+fn two_tiers_on_one_coarse_counter_are_decided_without_a_panic() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        fill(&store, &limit);
+        for round in 0..200 {
+            let tier = |name: &str, cost: u32| Tier {
+                key: Key::without_rule(format!("{name}:{round}")).unwrap(),
+                terms: Terms::new(limit, Cost::from(cost)),
+            };
+            let mut shadow = tier("shadow", 3);
+            shadow.terms.mode = tollgate_core::step::Mode::Shadow;
+            store.decide_all(&[Check::new(Operation::Check, vec![tier("a", 1), shadow]).unwrap()]);
+        }
+    }
+}
+
+#[test]
+fn reads_and_refusals_on_a_full_store_leave_no_counter_behind() {
+    for limit in limits(3, HOUR) {
+        let (store, _) = small_store();
+        let names: Vec<Key> =
+            (0..10_000).map(|key| Key::without_rule(format!("flood:{key}")).unwrap()).collect();
+        let ask = |key: &Key, operation| store.decide_one(key, &Terms::new(limit, Cost::ONE), operation, 1).0;
+        names.iter().for_each(|key| {
+            ask(key, Operation::Check);
+        });
+        store.forget(&names.iter().map(|key| (key.clone(), limit.algorithm())).collect::<Vec<_>>());
+        assert!(store.is_empty());
+        for late in 0..2_000 {
+            let key = Key::without_rule(format!("late:{late}")).unwrap();
+            ask(&key, Operation::Peek);
+            assert_eq!(ask(&key, Operation::Check).charged, 0, "{limit:?}");
+        }
+        assert!(store.is_empty(), "{limit:?}: {} counters", store.len());
+    }
+}
+
+#[test]
+fn what_expired_long_ago_makes_room_for_logs_wherever_it_is() {
+    let (store, clock) = small_store();
+    let log = Limit::sliding_log(100, Duration::from_secs(10)).unwrap();
+    let names: Vec<String> = (0..20).map(|key| format!("log:{key}")).collect();
+    names.iter().for_each(|key| {
+        check(&store, key, &log);
+    });
+    fill(&store, &Limit::token_bucket(5, Duration::from_secs(10)).unwrap());
+    clock.advance(24 * HOUR);
+    for _ in 0..600 {
+        clock.advance(Duration::from_millis(125)); // 80 % of what the limit allows
+        for key in &names {
+            assert_eq!(check(&store, key, &log).charged, 1);
+        }
+    }
 }
 
 #[test]
@@ -193,6 +289,47 @@ impl<T> Lock<T> for shuttle::sync::Mutex<T> {
     fn lock(&self) -> Self::Guard<'_> {
         self.lock().unwrap()
     }
+
+    fn try_lock(&self) -> Option<Self::Guard<'_>> {
+        self.try_lock().ok()
+    }
+}
+
+/// A clock that goes on with every look at it, two looks to a window: a thread that looks before it waits for a lock
+/// decides in the past, and finds newer state dated too far ahead to count.
+#[test]
+fn no_order_of_threads_decides_in_the_past() {
+    shuttle::check_random(
+        || {
+            let table: Arc<Table<shuttle::sync::Mutex<Shard>>> = Arc::new(Table::new(MIN_MAX_MEMORY));
+            let clock = Arc::new(shuttle::sync::atomic::AtomicU64::new(START.as_micros()));
+            let threads: Vec<_> = (0..3)
+                .map(|_| {
+                    let (table, clock) = (Arc::clone(&table), Arc::clone(&clock));
+                    shuttle::thread::spawn(move || {
+                        let terms =
+                            Terms::new(Limit::sliding_log(1, Duration::from_millis(1)).unwrap(), Cost::ONE);
+                        let key = Key::without_rule("k").unwrap();
+                        let look = || {
+                            shuttle::thread::yield_now();
+                            Timestamp::from_micros(clock.fetch_add(600, std::sync::atomic::Ordering::SeqCst))
+                        };
+                        let decide = || table.decide_one(&key, &terms, Operation::Check, 1, look);
+                        let decided: Vec<_> = (0..4).map(|_| decide()).collect();
+                        decided
+                            .into_iter()
+                            .filter(|(answer, _)| answer.charged == 1)
+                            .map(|(_, at)| at.as_micros())
+                    })
+                })
+                .collect();
+            let mut admitted: Vec<u64> =
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+            admitted.sort_unstable();
+            assert!(admitted.windows(2).all(|pair| pair[1] - pair[0] >= 1_000), "{admitted:?}");
+        },
+        1_000,
+    );
 }
 
 /// Three threads check the same tiers in different orders. None waits for ever, the limit is never passed, and
@@ -222,7 +359,11 @@ fn no_order_of_threads_deadlocks_or_splits_a_check() {
             .map(|order| {
                 let (table, check) = (Arc::clone(&table), tiers(order));
                 shuttle::thread::spawn(move || {
-                    (0..CALLS).map(|_| u64::from(table.decide(&check, START)[0].charged)).sum::<u64>()
+                    (0..CALLS)
+                        .map(|_| {
+                            u64::from(table.decide(std::slice::from_ref(&check), || START).0[0][0].charged)
+                        })
+                        .sum::<u64>()
                 })
             })
             .collect();
@@ -230,7 +371,7 @@ fn no_order_of_threads_deadlocks_or_splits_a_check() {
         assert_eq!(admitted, amount);
         let check = tiers([0, 1, 2]);
         let left: Vec<i64> = (check.tiers().iter())
-            .map(|tier| table.decide_one(&tier.key, &tier.terms, Operation::Peek, 1, START).available)
+            .map(|tier| table.decide_one(&tier.key, &tier.terms, Operation::Peek, 1, || START).0.available)
             .collect();
         assert_eq!(left, [0, 1, 2]);
     };

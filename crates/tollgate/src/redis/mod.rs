@@ -9,9 +9,11 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use parking_lot::RwLock;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use tokio::time::Instant;
 use tollgate_core::{Algorithm, Timestamp};
 
 pub use self::script::MAX_BATCH;
@@ -30,15 +32,57 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the client waits for a reply before it gives the call up; callers give up sooner.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection whose handshake was refused is kept before another is tried.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts to reconnect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// Counters in Redis or Valkey. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisStore {
-    connection: ConnectionManager,
+    link: Arc<Link>,
     prefix: String,
     clock: Option<ManualClock>,
+}
+
+/// The connection that all calls share. It comes back by itself after it was lost; but one whose handshake the
+/// server refused (a password that is being changed, say) would repeat that refusal for ever, and is made anew.
+struct Link {
+    client: redis::Client,
+    config: ConnectionManagerConfig,
+    manager: RwLock<Made>,
+}
+
+struct Made {
+    manager: ConnectionManager,
+    at: Instant,
+}
+
+impl Link {
+    fn new(client: redis::Client, config: ConnectionManagerConfig) -> redis::RedisResult<Self> {
+        let manager = ConnectionManager::new_lazy_with_config(client.clone(), config.clone())?;
+        Ok(Self { client, config, manager: RwLock::new(Made { manager, at: Instant::now() }) })
+    }
+
+    fn connection(&self) -> ConnectionManager {
+        self.manager.read().manager.clone()
+    }
+
+    fn renew_if_refused(&self, error: &redis::RedisError) {
+        let refused = error.kind() == redis::ErrorKind::AuthenticationFailed
+            || matches!(error.code(), Some("WRONGPASS" | "NOAUTH" | "NOPERM"));
+        if !refused {
+            return;
+        }
+        let mut made = self.manager.write();
+        if made.at.elapsed() < RENEWAL_PAUSE {
+            return;
+        }
+        if let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), self.config.clone())
+        {
+            *made = Made { manager, at: Instant::now() };
+        }
+    }
 }
 
 /// Why a Redis store cannot be set up.
@@ -68,8 +112,7 @@ impl RedisStore {
             let client = redis::Client::open(url)?;
             redis::cmd("PING").exec_async(&mut client.get_multiplexed_async_connection().await?).await?;
             // so that the first decision finds a connection, and the script
-            let mut connection = store.connection.clone();
-            redis::cmd("SCRIPT").arg("LOAD").arg(SOURCE).exec_async(&mut connection).await
+            redis::cmd("SCRIPT").arg("LOAD").arg(SOURCE).exec_async(&mut store.link.connection()).await
         };
         match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
             Ok(Ok(())) => Ok(store),
@@ -89,8 +132,8 @@ impl RedisStore {
             .set_response_timeout(Some(RESPONSE_TIMEOUT))
             .set_max_delay(MAX_RECONNECT_DELAY);
         let client = redis::Client::open(url).map_err(wrong)?;
-        let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(wrong)?;
-        Ok(Self { connection, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
+        let link = Arc::new(Link::new(client, config).map_err(wrong)?);
+        Ok(Self { link, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
     }
 
     /// The same store with another prefix, so that several can share one Redis.
@@ -127,7 +170,11 @@ impl RedisStore {
         for argument in &call.arguments {
             request.arg(argument);
         }
-        request.query_async(&mut self.connection.clone()).await
+        let reply = request.query_async(&mut self.link.connection()).await;
+        if let Err(error) = &reply {
+            self.link.renew_if_refused(error);
+        }
+        reply
     }
 }
 
@@ -163,7 +210,7 @@ impl Store for RedisStore {
             for (key, algorithm) in counters {
                 request.arg(redis_key(&self.prefix, key, *algorithm));
             }
-            let found: u64 = request.query_async(&mut self.connection.clone()).await.map_err(classified)?;
+            let found: u64 = request.query_async(&mut self.link.connection()).await.map_err(classified)?;
             forgotten += found;
         }
         Ok(forgotten)

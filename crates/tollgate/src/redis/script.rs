@@ -44,7 +44,7 @@ const SHADOW: u8 = 1;
 const OVERDRAFT: u8 = 2;
 const MORE: u8 = 4;
 const ALONE: u8 = 8;
-const NEWEST: f64 = -1.0;
+const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const ANSWER_BYTES: usize = 40;
 
@@ -110,8 +110,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
             push_index(&mut plan, limit + 1);
             push_number(&mut plan, tier.terms.cost.units());
             if let Operation::Refund { at } = check.operation() {
-                let at = at.map_or(NEWEST, |at| exact(at.as_micros()));
-                plan.extend(at.to_le_bytes());
+                push_moment(&mut plan, at);
             }
         }
     }
@@ -227,7 +226,7 @@ fn push_limit(bytes: &mut Vec<u8>, limit: &Limit) {
 }
 
 fn push_moment(bytes: &mut Vec<u8>, moment: Option<Timestamp>) {
-    push_number(bytes, moment.map_or(0, Timestamp::as_micros));
+    bytes.extend(moment.map_or(NONE, |moment| exact(moment.as_micros())).to_le_bytes());
 }
 
 fn push_number(bytes: &mut Vec<u8>, number: u64) {

@@ -292,3 +292,34 @@ async fn a_wrong_url_and_an_absent_server_are_told_apart() {
     let absent = RedisStore::connect("redis://127.0.0.1:1").await;
     assert!(matches!(absent, Err(RedisSetupError::Connect(_))));
 }
+
+#[tokio::test]
+async fn a_store_that_was_refused_comes_back_when_its_password_is_right_again() {
+    let server = Server::start(Flavor::Redis7);
+    let url = server.url().replace("redis://", "redis://:right@");
+    let mut admin = server.connection();
+    let mut set_password = |password: &str| {
+        let () = redis::cmd("CONFIG").arg("SET").arg("requirepass").arg(password).query(&mut admin).unwrap();
+        let () = redis::cmd("CLIENT")
+            .arg("KILL")
+            .arg("SKIPME")
+            .arg("yes")
+            .arg("TYPE")
+            .arg("normal")
+            .query(&mut admin)
+            .unwrap();
+    };
+    set_password("right");
+    let store = RedisStore::connect(&url).await.unwrap();
+    let hit = [check(Operation::Check, "k", &Limit::sliding_log(1_000, MINUTE).unwrap(), 1)];
+    store.decide(&hit, None).await.unwrap();
+    set_password("wrong");
+    let refused = |error: &StoreError| error.to_string().to_lowercase().contains("password");
+    // the client itself tries for a while before it gives up
+    while !store.decide(&hit, None).await.is_err_and(|error| refused(&error)) {}
+    set_password("right");
+    while store.decide(&hit, None).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    set_password("");
+}

@@ -1,7 +1,7 @@
 -- tollgate: decides a batch of checks in order, each over several counters, all or none.
 --
 -- KEYS      the distinct counters of the batch; those of sliding logs come last
--- ARGV[1]   '<ddH'   now (0: the server's clock), deadline (0: none), how many KEYS are not sliding logs
+-- ARGV[1]   '<ddH'   now (-1: the server's clock), deadline (-1: none), how many KEYS are not sliding logs
 -- ARGV[2]   limits, each '<Bdddddd': algorithm (1 fixed-window, 2 sliding-counter, 3 token-bucket,
 --           4 sliding-log), amount, window, capacity, phase, and amount/window in lowest terms
 -- ARGV[3]   the tiers of all checks in order, each '<BBI4HHd': operation (0 check, 1 peek, 2 charge,
@@ -24,12 +24,12 @@ local pack, unpack_from, call = struct.pack, struct.unpack, redis.call
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
 
 local now, deadline, plain_keys = unpack_from('<ddH', ARGV[1])
-local injected = now > 0
+local injected = now >= 0
 if not injected then
   local time = call('TIME')
   now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
-if deadline > 0 and now > deadline then
+if deadline >= 0 and now > deadline then
   return pack('<Bd', 1, now)
 end
 

@@ -106,14 +106,21 @@ local function token_bucket()
   end
 
   function self.refund(state, limit, units, time)
-    local at = state.at
-    if time >= 0 and (time > at or at - time >= limit.window) then
+    local at, back_part = state.at, 0
+    if time >= 0 then
+      if time > at or at - time >= limit.window then
+        return false
+      end
+      -- what would be left of that charge, had it been the only one: no more of it can still count
+      units, back_part = drained(units, 0, state.now_units, state.now_micros, at - time)
+    end
+    if state.used == 0 or (units == 0 and back_part == 0) then
       return false
     end
-    if units == 0 or state.used == 0 then
-      return false
+    local whole, part = state.now_whole - units, state.now_part - back_part
+    if part < 0 then
+      whole, part = whole - 1, part + state.now_micros
     end
-    local whole, part = state.now_whole - units, state.now_part
     if whole < 0 then
       whole, part = 0, 0
     end

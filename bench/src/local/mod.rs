@@ -1,0 +1,107 @@
+//! In-process contestants, each run in a child process of its own.
+
+mod child;
+#[cfg(feature = "throttlecrab")]
+mod throttlecrab;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use self::child::CONTESTANTS;
+pub use self::child::{Measured, run};
+use crate::{
+    args::{Args, Effort},
+    progress::Progress,
+    stats::{Column, Ratio, Row, Stat, Table, Target},
+};
+
+const GOVERNOR: &str = "governor";
+const OURS: &str = "tollgate";
+
+/// One table per number of keys.
+pub fn tables(args: &Args, progress: &Progress) -> Result<Vec<Table>> {
+    let wanted = [("memory-1-key", 1), ("memory-1k-keys", 1_000), ("memory-1M-keys", 1_000_000)];
+    let wanted = wanted.into_iter().filter(|(name, _)| args.wants(name));
+    wanted.map(|(name, keys)| table(name, keys, args.effort(), progress)).collect()
+}
+
+fn table(name: &str, keys: usize, effort: Effort, progress: &Progress) -> Result<Table> {
+    let players: Vec<_> = CONTESTANTS.iter().filter(|contestant| contestant.takes(keys)).collect();
+    let mut one = vec![Vec::new(); players.len()];
+    let mut two = vec![Vec::new(); players.len()];
+    for round in 0..effort.rounds {
+        for turn in 0..players.len() {
+            let place = (turn + round) % players.len();
+            progress.at(name, round, players[place].name);
+            one[place].push(measure(players[place].name, keys, 1, effort)?);
+            two[place].push(measure(players[place].name, keys, 2, effort)?);
+        }
+    }
+    let rows = players.iter().zip(one.iter().zip(&two)).map(|(player, (one, two))| Row {
+        contestant: player.title.to_owned(),
+        cells: vec![
+            Some(Stat::of(one.iter().map(|measured| measured.cpu_ns))),
+            Some(Stat::of(two.iter().map(|measured| measured.cpu_ns))),
+            Some(Stat::of(two.iter().map(|measured| measured.rate / 1e6))),
+            (keys > 10_000).then(|| Stat::of(one.iter().map(|measured| measured.bytes_per_key))),
+        ],
+    });
+
+    let place = |name| players.iter().position(|player| player.name == name);
+    let governor = place(GOVERNOR).context("governor takes part in every table")?;
+    let ours = place(if keys > 10_000 { "tollgate-str" } else { OURS }).context("tollgate takes part")?;
+    let ratio = |what: &str, samples: &[Vec<Measured>], read: fn(&Measured) -> f64, target| Ratio {
+        what: format!("{what}, {} / {}", players[ours].title, players[governor].title),
+        stat: Stat::of(samples[ours].iter().zip(&samples[governor]).map(|(a, b)| read(a) / read(b))),
+        target,
+    };
+    let time = if keys > 10_000 { Target::AtMost(0.75) } else { Target::About(1.0) };
+    let mut ratios = vec![
+        ratio("time", &one, |measured| measured.cpu_ns, Some(time)),
+        ratio("decisions/s of two threads", &two, |measured| measured.rate, None),
+    ];
+    if keys > 10_000 {
+        ratios.push(ratio(
+            "bytes per key",
+            &one,
+            |measured| measured.bytes_per_key,
+            Some(Target::AtMost(0.7)),
+        ));
+    }
+    Ok(Table {
+        name: name.to_owned(),
+        what: what(keys),
+        columns: vec![
+            Column::new("CPU ns, 1 thread", 0),
+            Column::new("CPU ns, 2 threads", 0),
+            Column::new("M decisions/s, 2 threads", 2),
+            Column::new("bytes/key", 0),
+        ],
+        rows: rows.collect(),
+        ratios,
+    })
+}
+
+fn what(keys: usize) -> String {
+    match keys {
+        1 => "one key, all allowed. The key is made before: a `String` for governor, a `Key` for tollgate \
+              unless it says `&str`, which makes the `Key` in every call"
+            .to_owned(),
+        1_000 => "1,000 keys in random order, all allowed; keys made before, as above".to_owned(),
+        _ => "1,000,000 keys in random order, all allowed. Every call writes the key's text into the same \
+              `String` (a few ns) and looks it up: governor hashes it, tollgate makes a `Key` of it first. tollgate's \
+              bound is 1 GiB here: it sets memory aside for tables that have just grown, and its default of 256 MiB \
+              holds slightly less than a million"
+            .to_owned(),
+    }
+}
+
+fn measure(contestant: &str, keys: usize, threads: usize, effort: Effort) -> Result<Measured> {
+    let millis = effort.measured.as_millis() / 2;
+    let output = Command::new(std::env::current_exe()?)
+        .args(["in-process", contestant, &keys.to_string(), &threads.to_string(), &millis.to_string()])
+        .output()?;
+    ensure!(output.status.success(), "{contestant}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}

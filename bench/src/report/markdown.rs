@@ -1,0 +1,81 @@
+//! The page `docs/benchmarks.md`.
+
+use super::{Report, text};
+use crate::stats::{ABOUT, Table};
+
+/// The page.
+pub fn page(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut page = format!(
+        "# Benchmarks\n\n\
+         <!-- written by scripts/bench --write docs; do not edit -->\n\n\
+         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; \
+         load averages {load} before, {after} after.\n\n\
+         ```sh\n{command}\n```\n\n\
+         Client and Redis share the {cores} cores. Contestants take turns, {rounds} rounds; each figure is the median, with \
+         (lowest..highest). A ratio is taken within each round, and its median shown: identical runs on a shared machine \
+         differ by 30 %, so trust ratios and CPU per decision, not rates; take a ratio below 1.3 as noise unless its whole \
+         spread is on one side. *about 1.0* is reached up to {ABOUT}.\n\n\
+         ![decisions per second, Redis-backed](benchmarks/redis.svg)\n\n",
+        date = machine.date,
+        revision = machine.revision,
+        cores = machine.cores,
+        model = machine.model,
+        kernel = machine.kernel,
+        redis = machine.redis,
+        rustc = machine.rustc,
+        load = machine.load,
+        after = report.load_after,
+        command = report.command,
+        rounds = report.rounds,
+    );
+    page.push_str(NOT_MEASURED);
+    page.push_str("## Targets\n\n| table | ratio | median (min..max) | target | |\n|---|---|---|---|---|\n");
+    for table in report.tables() {
+        for ratio in &table.ratios {
+            let Some(target) = ratio.target else { continue };
+            let reached = if target.is_reached(ratio.stat.median) { "reached" } else { "**not reached**" };
+            let stat = crate::stats::Column::new("ratio", 2).write(&ratio.stat);
+            page.push_str(&format!(
+                "| {} | {} | {stat} | {} | {reached} |\n",
+                table.name,
+                ratio.what,
+                target.text()
+            ));
+        }
+    }
+    page.push_str("\n## On Redis\n");
+    report.remote.iter().for_each(|table| section(&mut page, table));
+    page.push_str("\n## In process\n");
+    report.local.iter().for_each(|table| section(&mut page, table));
+    page
+}
+
+const NOT_MEASURED: &str = "## What is not measured\n\n\
+    * A network: Redis is on loopback. With real round trips, batches are larger and Redis is less often the limit.\n\
+    * A machine of Redis's own: here the client takes CPU time that Redis could use, and the other way round.\n\
+    * Several processes at one Redis, Redis with persistence or replicas, Cluster, TLS.\n\
+    * An open loop: callers wait for their answers, so latencies under overload are not shown.\n\
+    * Refusals that alternate with admissions; the hot key is either never or always used up.\n\
+    * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
+    * The servers' front ends.\n\n\
+    The idle caller has four times as many rounds, each a quarter as long.\n\n\
+    *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
+    (`bench/src/remote/lua`); *tollgate* is `Limiter<RedisStore>` with its default options but for a deadline of 5 s. \
+    CPU times and script calls are per decision; CPU of the client includes the bench's own loop.\n\n";
+
+fn section(page: &mut String, table: &Table) {
+    page.push_str(&format!("\n### {}\n\n{}\n\n", table.name, table.what));
+    for (number, line) in text::cells(table).iter().enumerate() {
+        page.push_str(&format!("| {} |\n", line.join(" | ")));
+        if number == 0 {
+            page.push_str(&format!("|---|{}\n", "---:|".repeat(line.len() - 1)));
+        }
+    }
+    if !table.ratios.is_empty() {
+        page.push('\n');
+    }
+    for ratio in &table.ratios {
+        page.push_str(&format!("* {}: {}\n", ratio.what, text::verdict(ratio)));
+    }
+}

@@ -1,0 +1,100 @@
+//! Medians, spreads, ratios and targets.
+
+use serde::Serialize;
+
+/// Several values of one quantity.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Stat {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Stat {
+    /// Of at least one value.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        let median =
+            if values.len() % 2 == 0 { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] };
+        Self { median, min: values[0], max: values[values.len() - 1] }
+    }
+}
+
+/// What a ratio is meant to reach.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// Within `ABOUT` of it, or better (lower).
+    About(f64),
+}
+
+/// How far above a target that says "about" still reaches it.
+pub const ABOUT: f64 = 1.15;
+
+impl Target {
+    pub fn is_reached(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(target) => value >= target,
+            Self::AtMost(target) => value <= target,
+            Self::About(target) => value <= target * ABOUT,
+        }
+    }
+
+    pub fn text(self) -> String {
+        match self {
+            Self::AtLeast(target) => format!(">= {target}"),
+            Self::AtMost(target) => format!("<= {target}"),
+            Self::About(target) => format!("about {target:.1}"),
+        }
+    }
+}
+
+/// One contestant against another in the same round, over all rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratio {
+    pub what: String,
+    pub stat: Stat,
+    pub target: Option<Target>,
+}
+
+/// One contestant's figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub contestant: String,
+    pub cells: Vec<Option<Stat>>,
+}
+
+/// One question, and what came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Table {
+    pub name: String,
+    pub what: String,
+    pub columns: Vec<Column>,
+    pub rows: Vec<Row>,
+    pub ratios: Vec<Ratio>,
+}
+
+/// A quantity, and how it is written.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Column {
+    pub title: &'static str,
+    pub digits: usize,
+}
+
+impl Column {
+    pub const fn new(title: &'static str, digits: usize) -> Self {
+        Self { title, digits }
+    }
+
+    /// A figure with its spread: `83.1 (80.2..85.0)`.
+    pub fn write(&self, stat: &Stat) -> String {
+        let digits = self.digits;
+        if stat.min == stat.max {
+            return format!("{:.digits$}", stat.median);
+        }
+        format!("{:.digits$} ({:.digits$}..{:.digits$})", stat.median, stat.min, stat.max)
+    }
+}
