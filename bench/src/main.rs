@@ -62,5 +62,6 @@ async fn run(args: &Args) -> Result<Report> {
 /// How to do this again.
 fn command() -> String {
     let arguments = std::env::args().skip(1);
-    ["scripts/bench".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
+    let features = if cfg!(feature = "throttlecrab") { "FEATURES=throttlecrab " } else { "" };
+    [format!("{features}scripts/bench")].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }

@@ -26,7 +26,9 @@ impl Server {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let process = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
-            .args(["--save", "", "--appendonly", "no", "--dir", "/tmp"])
+            .args(["--save", "", "--appendonly", "no"])
+            .arg("--dir")
+            .arg(std::env::temp_dir())
             .stdout(Stdio::null())
             .spawn()
             .context("cannot start redis-server: scripts/servers installs it")?;

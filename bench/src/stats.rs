@@ -16,8 +16,11 @@ impl Stat {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 0 { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] };
+        let median = if values.len().is_multiple_of(2) {
+            (values[middle - 1] + values[middle]) / 2.0
+        } else {
+            values[middle]
+        };
         Self { median, min: values[0], max: values[values.len() - 1] }
     }
 }
@@ -58,6 +61,13 @@ pub struct Ratio {
     pub what: String,
     pub stat: Stat,
     pub target: Option<Target>,
+}
+
+impl Ratio {
+    /// The ratio with its spread; small ones with a digit more, since targets below 1 are that fine.
+    pub fn text(&self) -> String {
+        Column::new("ratio", if self.stat.median < 1.0 { 3 } else { 2 }).write(&self.stat)
+    }
 }
 
 /// One contestant's figures.

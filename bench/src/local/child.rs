@@ -59,6 +59,7 @@ pub const CONTESTANTS: &[Contestant] = &[
 
 /// Decides by a key's text, or by the place of a key that was made before.
 pub(super) trait Decider: Sync {
+    #[expect(clippy::ptr_arg, reason = "governor looks up by &String")]
     fn by_text(&self, text: &String) -> bool;
     fn by_place(&self, place: usize) -> bool;
 }

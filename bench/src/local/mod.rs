@@ -18,6 +18,9 @@ use crate::{
 
 const GOVERNOR: &str = "governor";
 const OURS: &str = "tollgate";
+/// How long one child may take, coreutils' `timeout` being the judge: a store that never gets done with a
+/// million keys ends as an error.
+const CHILD_TIMEOUT_S: u64 = 60;
 
 /// One table per number of keys.
 pub fn tables(args: &Args, progress: &Progress) -> Result<Vec<Table>> {
@@ -99,9 +102,15 @@ fn what(keys: usize) -> String {
 
 fn measure(contestant: &str, keys: usize, threads: usize, effort: Effort) -> Result<Measured> {
     let millis = effort.measured.as_millis() / 2;
-    let output = Command::new(std::env::current_exe()?)
+    let output = Command::new("timeout")
+        .arg(CHILD_TIMEOUT_S.to_string())
+        .arg(std::env::current_exe()?)
         .args(["in-process", contestant, &keys.to_string(), &threads.to_string(), &millis.to_string()])
         .output()?;
-    ensure!(output.status.success(), "{contestant}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{contestant} failed or took over {CHILD_TIMEOUT_S} s: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }

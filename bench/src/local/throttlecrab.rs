@@ -1,14 +1,22 @@
 //! throttlecrab's library takes `&mut self` and the time: a mutex and the system's clock make it a limiter that
 //! threads can share.
 
-use std::{sync::Mutex, time::SystemTime};
+use std::{
+    sync::Mutex,
+    time::{Duration, SystemTime},
+};
 
-use throttlecrab::{AdaptiveStore, RateLimiter};
+use throttlecrab::{PeriodicStore, RateLimiter};
 
 use super::child::Decider;
 
+/// For how many keys it sets memory aside.
+const CAPACITY: usize = 1_000;
+/// How often it looks for expired keys.
+const CLEANUP: Duration = Duration::from_secs(60);
+
 pub struct Crab {
-    limiter: Mutex<RateLimiter<AdaptiveStore>>,
+    limiter: Mutex<RateLimiter<PeriodicStore>>,
     amount: i64,
     window_s: i64,
     prepared: Vec<String>,
@@ -16,7 +24,9 @@ pub struct Crab {
 
 impl Crab {
     pub fn new(amount: i64, window_s: i64, prepared: Vec<String>) -> Self {
-        Self { limiter: Mutex::new(RateLimiter::new(AdaptiveStore::new())), amount, window_s, prepared }
+        // its default store searches for expired keys ever more often as a million arrive, and does not get there
+        let store = PeriodicStore::builder().capacity(CAPACITY).cleanup_interval(CLEANUP).build();
+        Self { limiter: Mutex::new(RateLimiter::new(store)), amount, window_s, prepared }
     }
 }
 

@@ -35,7 +35,7 @@ pub fn page(report: &Report) -> String {
         for ratio in &table.ratios {
             let Some(target) = ratio.target else { continue };
             let reached = if target.is_reached(ratio.stat.median) { "reached" } else { "**not reached**" };
-            let stat = crate::stats::Column::new("ratio", 2).write(&ratio.stat);
+            let stat = ratio.text();
             page.push_str(&format!(
                 "| {} | {} | {stat} | {} | {reached} |\n",
                 table.name,

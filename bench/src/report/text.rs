@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Report;
-use crate::stats::{Column, Ratio, Table};
+use crate::stats::{Ratio, Table};
 
 /// The whole report.
 pub fn text(report: &Report) -> String {
@@ -24,7 +24,7 @@ pub fn text(report: &Report) -> String {
 
 /// A ratio with its spread, target and whether that is reached.
 pub fn verdict(ratio: &Ratio) -> String {
-    let stat = Column::new("ratio", 2).write(&ratio.stat);
+    let stat = ratio.text();
     match ratio.target {
         None => format!("{stat} x"),
         Some(target) if target.is_reached(ratio.stat.median) => {

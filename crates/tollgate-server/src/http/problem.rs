@@ -40,6 +40,8 @@ impl From<tollgate::Error> for Problem {
     fn from(error: tollgate::Error) -> Self {
         let status = match error {
             tollgate::Error::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // more rules match than one check may have tiers: not the caller's mistake
+            tollgate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         };
         Self::new(status, error)

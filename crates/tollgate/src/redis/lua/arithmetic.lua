@@ -81,6 +81,6 @@ local function save_string(key, packed, ttl)
   if ttl then
     call('SET', key, packed, 'PX', ttl)
   else
-    call('SETRANGE', key, 0, packed)
+    call('SETRANGE', key, '0', packed)
   end
 end

@@ -13,7 +13,8 @@
 --           next passes (0: now, -1: never), microseconds until nothing counts, and the surplus of the last
 --           of those in parts of 1/rate
 --
--- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. A key is
+-- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. Constant
+-- arguments of commands are strings: Redis would format a number with every call. A key is
 -- read once and written once, only if it changed, and always has a TTL.
 
 

@@ -18,7 +18,7 @@ local function state_of(key, limit)
   if not state then
     local raw = strings[key]
     if key > plain_keys then
-      raw = call('GETRANGE', KEYS[key], 0, LOG_HEADER_BYTES - 1)
+      raw = call('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
       raw = raw ~= '' and raw
     end
     state = limit.algorithm.load(raw, KEYS[key])

@@ -5,7 +5,7 @@
 --
 -- In a state, entries are numbered from the oldest one stored: `first` to `length - 1`. They are fetched as
 -- needed and kept in `times` and `totals`; those from `changed` on differ from what is stored.
-local LOG_HEADER_BYTES = 80
+local LOG_HEADER_BYTES, LOG_HEADER_END = 80, '79'
 
 local function sliding_log()
   local self = {}
@@ -294,7 +294,7 @@ local function sliding_log()
       call('SETRANGE', key, LOG_HEADER_BYTES + slot * bytes, packed_entries(state, index, upto))
       index = upto
     end
-    call('SETRANGE', key, 0, packed_header(state))
+    call('SETRANGE', key, '0', packed_header(state))
     if ttl then
       call('PEXPIRE', key, ttl)
     end

@@ -44,7 +44,7 @@ while position <= #plan do
             lifetime = reset
           end
           if raw and left >= reset and left <= lifetime + TTL_SLACK_US then
-            call('SETRANGE', KEYS[key], 0, pack('<ddd', now, (after - part) / micros, part))
+            call('SETRANGE', KEYS[key], '0', pack('<ddd', now, (after - part) / micros, part))
           else
             local millis = ceil(lifetime / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
             call('SET', KEYS[key],
