@@ -1,8 +1,16 @@
 //! What only a look into Redis shows: TTLs, bytes that do not change, how many commands a decision takes.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use redis::{Commands, Connection};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 use tollgate_core::{Cost, Limit, Operation, Terms};
 use tollgate_testkit::server::{Flavor, Server};
 
@@ -322,4 +330,55 @@ async fn a_store_that_was_refused_comes_back_when_its_password_is_right_again() 
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     set_password("");
+}
+
+/// Stands between a client and a server, and drops the connection in place of the next reply when told to.
+async fn proxy_that_swallows(server: u16, swallow: Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let swallow = Arc::clone(&swallow);
+            tokio::spawn(async move {
+                let (mut from_client, mut to_client) = client.into_split();
+                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let (mut from_server, mut to_server) = server.into_split();
+                let requests =
+                    tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+                let mut reply = [0; 4096];
+                while let Ok(length @ 1..) = from_server.read(&mut reply).await {
+                    if swallow.swap(false, Ordering::SeqCst)
+                        || to_client.write_all(&reply[..length]).await.is_err()
+                    {
+                        break;
+                    }
+                }
+                requests.abort();
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_call_whose_reply_is_lost_is_not_sent_again() {
+    let server = Server::start(Flavor::Redis7);
+    let swallow = Arc::new(AtomicBool::new(false));
+    let port = proxy_that_swallows(server.port(), Arc::clone(&swallow)).await;
+    let store = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
+    let limit = Limit::sliding_log(10_000, 60 * MINUTE).unwrap();
+    let hit = [check(Operation::Check, "k", &limit, 1)];
+    let (mut answered, mut lost) = (0, 0);
+    for call in 0..200 {
+        swallow.store(call % 10 == 0, Ordering::SeqCst);
+        match store.decide(&hit, None).await {
+            Ok(_) => answered += 1,
+            Err(StoreError::Ambiguous(_)) => lost += 1,
+            Err(other) => panic!("the server did not refuse: {other}"),
+        }
+    }
+    swallow.store(false, Ordering::SeqCst);
+    assert_eq!((answered, lost), (180, 20));
+    let peeked = store.decide(&[check(Operation::Peek, "k", &limit, 0)], None).await.unwrap();
+    assert_eq!(peeked.answers[0][0].available, 10_000 - 200, "each call was charged once");
 }
