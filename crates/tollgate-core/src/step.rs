@@ -127,7 +127,7 @@ impl Terms {
         self.answer(state, passes, charged, retry, now)
     }
 
-    /// Applies an unconditional operation; whether the state changed is told apart by the store.
+    /// Applies an unconditional operation.
     pub fn adjust(&self, state: &mut State, operation: Operation, count: u32, now: Timestamp) -> Answer {
         let units = u64::from(count).saturating_mul(self.cost.units()).min(MAX_EXACT);
         match operation {
@@ -193,7 +193,9 @@ impl Answer {
             passes,
             remaining,
             retry: if passes { None } else { self.retry },
-            reset_after: Duration::from_micros(self.reset_after_us - self.drained_by(terms, later_units)),
+            reset_after: Duration::from_micros(
+                self.reset_after_us.saturating_sub(self.drained_by(terms, later_units)),
+            ),
         }
     }
 

@@ -10,3 +10,4 @@ pub mod history;
 pub mod model;
 pub mod oracle;
 pub mod server;
+pub mod subject;

@@ -78,12 +78,11 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
-/// One tier on its way to the store and back.
+/// What is to be said of a tier when its answer comes.
 struct Asked {
     rule: Option<Arc<str>>,
     unit: Arc<str>,
     on_store_failure: OnStoreFailure,
-    tier: Tier,
 }
 
 impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
@@ -274,7 +273,7 @@ impl<S: Store> Limiter<S> {
         let tier = Tier { key: Key::without_rule(key)?, terms };
         let unit = Arc::from(DEFAULT_UNIT);
         let on_store_failure = OnStoreFailure::default();
-        self.ask(operation, vec![Asked { rule: None, unit, on_store_failure, tier }], Vec::new()).await
+        self.ask(operation, vec![Asked { rule: None, unit, on_store_failure }], vec![tier], Vec::new()).await
     }
 
     async fn by_rules(
@@ -286,7 +285,7 @@ impl<S: Store> Limiter<S> {
     ) -> Result<Decision, Error> {
         let rules = self.rules();
         known(&rules, only)?;
-        let mut asked = Vec::new();
+        let (mut asked, mut tiers) = (Vec::new(), Vec::new());
         let mut refusing = Vec::new();
         for applied in rules.matching(labels, costs)? {
             let rule = applied.rule;
@@ -298,7 +297,8 @@ impl<S: Store> Limiter<S> {
                     let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
                     let terms = Terms { limit, cost, mode: mode(shadow), admission };
                     let (rule, unit) = (Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit));
-                    asked.push(Asked { rule, unit, on_store_failure, tier: Tier { key, terms } });
+                    asked.push(Asked { rule, unit, on_store_failure });
+                    tiers.push(Tier { key, terms });
                 }
                 Effect::Refuse { shadow, .. } => refusing.push(refusing_tier(rule, shadow)),
             }
@@ -306,29 +306,31 @@ impl<S: Store> Limiter<S> {
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
             refusing.clear();
         }
-        self.ask(operation, asked, refusing).await
+        self.ask(operation, asked, tiers, refusing).await
     }
 
-    /// Asks the store about `asked`, unless a rule in `refusing` settles it without counting.
+    /// Asks the store about `tiers`, unless a rule in `refusing` settles it without counting.
     async fn ask(
         &self,
         operation: Operation,
         asked: Vec<Asked>,
+        tiers: Vec<Tier>,
         refusing: Vec<TierDecision>,
     ) -> Result<Decision, Error> {
         let refused = refusing.iter().any(|tier| tier.mode == Mode::Enforced);
-        if refused || asked.is_empty() {
+        if refused || tiers.is_empty() {
             return Ok(Decision::of_tiers(refusing, None, Source::Local));
         }
-        let check = Check::new(operation, asked.iter().map(|asked| asked.tier.clone()).collect())?;
-        match self.inner.gate.decide(check).await {
+        let check = Check::new(operation, tiers)?;
+        let decision_of = |place: usize, share| asked[place].decision(&check.tiers()[place].terms, share);
+        match self.inner.gate.decide(&check).await {
             Ok(verdict) => {
-                let counted = verdict.shares.into_iter().map(|(place, share)| asked[place].decision(share));
+                let counted = verdict.shares.into_iter().map(|(place, share)| decision_of(place, share));
                 let source = if verdict.at.is_some() { Source::Store } else { Source::Local };
                 Ok(Decision::of_tiers(counted.chain(refusing).collect(), verdict.at, source))
             }
             Err(failure) => match operation {
-                Operation::Check | Operation::Peek => Ok(without_store(&asked, failure)),
+                Operation::Check | Operation::Peek => Ok(without_store(&asked, &check, failure)),
                 // a policy can answer a question, but not stand in for a charge
                 Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
             },
@@ -337,7 +339,7 @@ impl<S: Store> Limiter<S> {
 }
 
 impl Asked {
-    fn decision(&self, share: Share) -> TierDecision {
+    fn decision(&self, terms: &Terms, share: Share) -> TierDecision {
         let outcome = match share.retry {
             _ if share.passes => Outcome::Allowed,
             Some(retry) => Outcome::Denied { retry },
@@ -346,9 +348,9 @@ impl Asked {
         TierDecision {
             rule: self.rule.clone(),
             unit: Arc::clone(&self.unit),
-            mode: self.tier.terms.mode,
+            mode: terms.mode,
             outcome,
-            limit: self.tier.terms.limit.capacity(),
+            limit: terms.limit.capacity(),
             remaining: share.remaining,
             reset_after: share.reset_after,
         }
@@ -356,13 +358,13 @@ impl Asked {
 }
 
 /// The rules' own policies: refused as soon as one that can refuse says `closed`, else let through.
-fn without_store(asked: &[Asked], failure: StoreError) -> Decision {
-    let refuses = |asked: &&Asked| {
-        asked.tier.terms.mode == Mode::Enforced && asked.on_store_failure == OnStoreFailure::Closed
+fn without_store(asked: &[Asked], check: &Check, failure: StoreError) -> Decision {
+    let refuses = |(asked, tier): &(&Asked, &Tier)| {
+        tier.terms.mode == Mode::Enforced && asked.on_store_failure == OnStoreFailure::Closed
     };
-    let closed = asked.iter().filter(refuses).map(|asked| {
+    let closed = asked.iter().zip(check.tiers()).filter(refuses).map(|(asked, tier)| {
         let retry = Some(Retry::After(CLOSED_RETRY));
-        asked.decision(Share { passes: false, remaining: 0, retry, reset_after: Duration::ZERO })
+        asked.decision(&tier.terms, Share { passes: false, remaining: 0, retry, reset_after: Duration::ZERO })
     });
     let tiers: Vec<_> = closed.collect();
     let source = if tiers.is_empty() { Source::Open } else { Source::Closed };

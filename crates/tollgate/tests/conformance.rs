@@ -3,8 +3,8 @@
 
 use tollgate::{ManualClock, MemoryStore, RedisStore};
 use tollgate_testkit::{
-    conformance::{START, Subject},
     server::{Flavor, Server},
+    subject::{START, Subject},
 };
 
 async fn on_redis(flavor: Flavor) -> Subject<RedisStore> {

@@ -92,19 +92,19 @@ impl<S: Store> Gate<S> {
     }
 
     /// Decides one request. The answer comes by the deadline, or there is none.
-    pub(crate) async fn decide(&self, check: Check) -> Result<Verdict, StoreError> {
+    pub(crate) async fn decide(&self, check: &Check) -> Result<Verdict, StoreError> {
         let shared = &self.shared;
         if !shared.store.is_remote() {
-            let call = shared.store.decide(slice::from_ref(&check), None);
+            let call = shared.store.decide(slice::from_ref(check), None);
             let decided = within(shared.options.deadline, call).await?;
-            return Ok(Verdict::of(&check, &decided.answers[0], Place::ALONE, decided.at));
+            return Ok(Verdict::of(check, &decided.answers[0], Place::ALONE, decided.at));
         }
         if check.operation() == Operation::Check
-            && let Some(refusal) = shared.refusals.of(&check)
+            && let Some(refusal) = shared.refusals.of(check)
         {
             return Ok(refusal);
         }
-        let verdict = within(shared.options.deadline, queue::ask(shared, &check)).await;
+        let verdict = within(shared.options.deadline, queue::ask(shared, check)).await;
         if let Operation::Refund { .. } = check.operation() {
             shared.refusals.forget_all();
         }

@@ -67,7 +67,7 @@ pub(super) async fn ask<S: Store>(shared: &Arc<Shared<S>>, check: &Check) -> Res
         Joined::Idle => ask_alone(shared, check).await,
         Joined::Waits(answer) => receive(check, answer).await,
         Joined::Sends(answer) => {
-            tokio::spawn(send_until_empty(Arc::clone(shared)));
+            tokio::spawn(send_until_empty(Call::under_way(shared)));
             receive(check, answer).await
         }
     }
@@ -90,7 +90,7 @@ async fn ask_alone<S: Store>(shared: &Arc<Shared<S>>, check: &Check) -> Result<V
     Ok(Verdict::of(check, &answers, Place::ALONE, at))
 }
 
-/// Holds one of the calls that may be under way, and hands it on, also when the caller goes away.
+/// The call of a caller who asks alone. It is handed on to those who wait, also when the caller goes away.
 struct Turn<'a, S: Store>(&'a Arc<Shared<S>>);
 
 impl<S: Store> Drop for Turn<'_, S> {
@@ -98,20 +98,42 @@ impl<S: Store> Drop for Turn<'_, S> {
         if self.0.queue.end_call_if_empty() {
             return;
         }
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(send_until_empty(Arc::clone(self.0)))),
-            // outside of a runtime nobody can be served: the next caller starts anew
-            Err(_) => self.0.queue.end_call(),
+        let call = Call::under_way(self.0);
+        // outside of a runtime nobody can be served: the call ends, and the next caller starts anew
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(send_until_empty(call));
+        }
+    }
+}
+
+/// One of the calls that may be under way. It ends with its holder, also if that panics or is never run.
+struct Call<S: Store> {
+    shared: Arc<Shared<S>>,
+    has_ended: bool,
+}
+
+impl<S: Store> Call<S> {
+    fn under_way(shared: &Arc<Shared<S>>) -> Self {
+        Self { shared: Arc::clone(shared), has_ended: false }
+    }
+}
+
+impl<S: Store> Drop for Call<S> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.shared.queue.end_call();
         }
     }
 }
 
 /// Sends batch after batch until nobody waits.
-async fn send_until_empty<S: Store>(shared: Arc<Shared<S>>) {
+async fn send_until_empty<S: Store>(mut call: Call<S>) {
+    let shared = Arc::clone(&call.shared);
     loop {
         let batch = shared.queue.take_batch();
         if batch.is_empty() {
             if shared.queue.end_call_if_empty() {
+                call.has_ended = true;
                 return;
             }
             continue;

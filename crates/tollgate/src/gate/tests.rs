@@ -20,6 +20,8 @@ struct Far {
 
 impl Store for Arc<Far> {
     async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+        let names_poison = |tier: &Tier| tier.key.identity() == "poison";
+        assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
         self.permits.acquire().await.unwrap().forget();
         self.near.decide(checks, deadline).await
@@ -52,7 +54,7 @@ impl Subject {
     /// Starts a request in a task of its own, and lets it get as far as it can.
     async fn start(&self, check: &Check) -> JoinHandle<Result<Verdict, StoreError>> {
         let (gate, check) = (Arc::clone(&self.gate), check.clone());
-        let task = tokio::spawn(async move { gate.decide(check).await });
+        let task = tokio::spawn(async move { gate.decide(&check).await });
         settle().await;
         task
     }
@@ -70,7 +72,7 @@ impl Subject {
     /// One request with a store that answers at once.
     async fn decide(&self, check: &Check) -> Verdict {
         self.far.permits.add_permits(1);
-        let verdict = self.gate.decide(check.clone()).await.unwrap();
+        let verdict = self.gate.decide(check).await.unwrap();
         if verdict.at.is_none() {
             self.far.permits.acquire().await.unwrap().forget();
         }
@@ -178,6 +180,23 @@ async fn who_goes_away_while_waiting_is_not_charged_and_blocks_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_panics_does_not_take_the_gate_with_it() {
+    let subject = Subject::new();
+    for _ in 0..3 {
+        let busy =
+            [subject.start(&check("x", limit(99), 1)).await, subject.start(&check("y", limit(99), 1)).await];
+        let poison = subject.start(&check("poison", limit(9), 1)).await;
+        subject.answer(2).await;
+        let error = poison.await.unwrap().unwrap_err();
+        assert_eq!(error, StoreError::Ambiguous("the call was given up".to_owned()));
+        for task in busy {
+            assert!(share(task).await.passes);
+        }
+    }
+    assert!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.passes);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_batch_is_bounded_and_so_is_the_queue() {
     let subject = Subject::new();
     let mut tasks = Vec::new();
@@ -194,11 +213,11 @@ async fn a_batch_is_bounded_and_so_is_the_queue() {
     let hot = check("hot", limit(9), 1);
     for _ in 0..2 + 16_384 {
         let (gate, check) = (Arc::clone(&subject.gate), hot.clone());
-        tokio::spawn(async move { gate.decide(check).await });
+        tokio::spawn(async move { gate.decide(&check).await });
         tokio::task::yield_now().await;
     }
     settle().await;
-    let error = subject.gate.decide(hot).await.unwrap_err();
+    let error = subject.gate.decide(&hot).await.unwrap_err();
     assert!(matches!(&error, StoreError::NotRun(reason) if reason.contains("16384 callers")), "{error}");
 }
 

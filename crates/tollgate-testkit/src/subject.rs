@@ -1,0 +1,88 @@
+//! A store under test: asked at moments that the test chooses, every answer checked to be one snapshot.
+
+use std::time::Duration;
+
+use tollgate::{
+    Answer, Check, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier, Timestamp,
+};
+use tollgate_core::step::Share;
+
+use crate::server::Server;
+
+/// A moment with all digits in use, 21.799839 s into a minute.
+pub const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
+
+/// A store under test and its clock.
+pub struct Subject<S> {
+    /// The store, on `clock`.
+    pub store: S,
+    /// The clock.
+    pub clock: ManualClock,
+    /// The server behind the store, for as long as it is needed.
+    pub server: Option<Server>,
+}
+
+impl<S: Store> Subject<S> {
+    /// One operation on several counters.
+    pub async fn ask(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
+        let tier = |(key, terms): &(&str, Terms)| Tier {
+            key: Key::without_rule(key).expect("a short key"),
+            terms: *terms,
+        };
+        let check =
+            Check::new(operation, tiers.iter().map(tier).collect()).expect("a valid check").times(count);
+        let decided = self.store.decide(&[check], None).await.expect("the store answers");
+        assert_eq!(decided.at, self.clock.now());
+        decided.answers.into_iter().next().expect("one check, one answer")
+    }
+
+    async fn one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
+        let terms = Terms::new(*limit, Cost::new(cost).expect("a valid cost"));
+        let share = self.ask(operation, &[(key, terms)], 1).await[0].share(&terms, 0, 1);
+        assert_is_one_snapshot(&share, limit);
+        share
+    }
+
+    pub(crate) async fn check(&self, key: &str, limit: &Limit, cost: u64) -> Share {
+        self.one(Operation::Check, key, limit, cost).await
+    }
+
+    pub(crate) async fn peek(&self, key: &str, limit: &Limit, cost: u64) -> Share {
+        self.one(Operation::Peek, key, limit, cost).await
+    }
+
+    pub(crate) async fn charge(&self, key: &str, limit: &Limit, cost: u64) -> Share {
+        self.one(Operation::Charge, key, limit, cost).await
+    }
+
+    pub(crate) async fn refund(&self, key: &str, limit: &Limit, cost: u64, at: Option<Timestamp>) -> Share {
+        self.one(Operation::Refund { at }, key, limit, cost).await
+    }
+
+    /// How many of many requests of one unit pass now.
+    pub(crate) async fn admitted_now(&self, key: &str, limit: &Limit) -> u64 {
+        let terms = Terms::new(*limit, Cost::ONE);
+        self.ask(Operation::Check, &[(key, terms)], u32::MAX).await[0].charged.into()
+    }
+
+    pub(crate) async fn reset(&self, key: &str, limit: &Limit) -> u64 {
+        let key = Key::without_rule(key).expect("a short key");
+        self.store.reset(&[(key, limit.algorithm())]).await.expect("the store answers")
+    }
+
+    pub(crate) fn restart_clock(&self) {
+        self.clock.set(START);
+    }
+}
+
+/// The fields of one answer agree with each other.
+fn assert_is_one_snapshot(share: &Share, limit: &Limit) {
+    assert!(share.remaining <= limit.capacity(), "{share:?}");
+    assert_eq!(share.passes, share.retry.is_none(), "{share:?}");
+    assert_ne!(share.retry, Some(Retry::After(Duration::ZERO)), "a refusal never says now: {share:?}");
+    if share.remaining < limit.capacity() {
+        assert!(share.reset_after > Duration::ZERO, "something is used: {share:?}");
+    } else {
+        assert_eq!(share.reset_after, Duration::ZERO, "nothing is used: {share:?}");
+    }
+}
