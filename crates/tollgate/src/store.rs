@@ -51,13 +51,11 @@ pub enum StoreError {
     #[error("the store did not answer, whether the call took effect is unknown: {0}")]
     Ambiguous(String),
     /// The batch is larger than one atomic step may be.
-    #[error("a batch of {tiers} tiers on {keys} keys is too large: use at most {max} of each")]
+    #[error("a batch of {tiers} tiers is too large: use at most {max}")]
     TooLarge {
         /// Tiers in the batch.
         tiers: usize,
-        /// Distinct keys in the batch.
-        keys: usize,
-        /// The bound for both.
+        /// The bound.
         max: usize,
     },
 }

@@ -3,6 +3,8 @@
 //! `1` is the version of the stored format. The tag, eight hex digits, is all that decides the Cluster
 //! slot, and is never a caller's text: see [`crate::key`] for how rule and identity are encoded.
 
+use std::io::Write;
+
 use tollgate_core::Algorithm;
 
 use crate::key::Key;
@@ -16,8 +18,16 @@ pub const MAX_PREFIX: usize = 32;
 const FORMAT: u32 = 1;
 
 pub(super) fn redis_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
+    let mut name = Vec::new();
+    write_redis_key(&mut name, prefix, key, algorithm);
+    name
+}
+
+/// Appends the name to `text`.
+pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
     let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
-    format!("{prefix}{FORMAT}:{{{tag:08x}}}:{algorithm}:{rule}:{identity}").into_bytes()
+    write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{algorithm}:{rule}:{identity}")
+        .expect("writing to a vector cannot fail");
 }
 
 #[cfg(test)]

@@ -166,10 +166,8 @@ impl RedisStore {
 
     async fn send(&self, call: &Call, command: &str, script: &str) -> redis::RedisResult<Vec<u8>> {
         let mut request = redis::cmd(command);
-        request.arg(script).arg(call.keys.len()).arg(&call.keys);
-        for argument in &call.arguments {
-            request.arg(argument);
-        }
+        request.arg(script);
+        call.write_to(&mut request);
         let reply = request.query_async(&mut self.link.connection()).await;
         if let Err(error) = &reply {
             self.link.renew_if_refused(error);
@@ -192,7 +190,7 @@ impl Store for RedisStore {
         let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
         let call = encode(&self.prefix, checks, moments)?;
         let reply = self.call(&call).await?;
-        decode(&reply, checks)
+        decode(&reply, &call, checks)
     }
 
     fn is_remote(&self) -> bool {

@@ -5,29 +5,37 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
+    ops::Range,
     sync::LazyLock,
     time::Duration,
 };
 
 use hashbrown::HashTable;
 use tollgate_core::{
-    Algorithm, Answer, Limit, Operation, Retry, Timestamp,
+    Algorithm, Answer, Limit, Operation, Retry, State, Terms, Timestamp,
+    algorithm::token_bucket::{self, Level},
     step::{Admission, Mode},
 };
 
-use super::keys::redis_key;
+use super::keys::write_redis_key;
 use crate::{
     check::Check,
     store::{Decided, StoreError},
 };
 
-/// The most tiers, and the most distinct keys, of one call: it bounds how long others on that Redis wait,
+/// The most tiers, and so the most distinct keys, of one call: it bounds how long others on that Redis wait,
 /// and stays far below what Lua can unpack.
 pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(
     include_str!("lua/head.lua"),
-    include_str!("lua/straight.lua"),
+    include_str!("lua/plain.lua"),
+    include_str!("lua/straight/state.lua"),
+    include_str!("lua/straight/fixed_window.lua"),
+    include_str!("lua/straight/sliding_counter.lua"),
+    include_str!("lua/straight/token_bucket.lua"),
+    include_str!("lua/straight/sliding_log.lua"),
+    include_str!("lua/straight/checks.lua"),
     include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_counter.lua"),
@@ -42,16 +50,19 @@ pub(super) static DIGEST: LazyLock<String> =
 
 const SHADOW: u8 = 1;
 const OVERDRAFT: u8 = 2;
-const MORE: u8 = 4;
-const ALONE: u8 = 8;
 const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const ANSWER_BYTES: usize = 40;
+const NUMBER_BYTES: usize = 8;
+/// A bucket whose parts stay below this is calculated in plain doubles.
+const SMALL: u128 = 1 << 52;
 
 /// One call, encoded.
 pub(super) struct Call {
-    pub(super) keys: Vec<Vec<u8>>,
-    pub(super) arguments: [Vec<u8>; 3],
+    keys: Keys,
+    arguments: [Vec<u8>; 3],
+    /// In which order the checks are sent: those that are plain come first, and those of one limit together.
+    order: Vec<usize>,
 }
 
 /// What is injected into a call.
@@ -61,88 +72,166 @@ pub(super) struct Moments {
     pub(super) deadline: Option<Timestamp>,
 }
 
+/// Where a tier's key and its limit stand in the call.
+#[derive(Clone, Copy)]
+struct Place {
+    key: usize,
+    limit: usize,
+}
+
 pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result<Call, StoreError> {
-    let mut plain = Keys::default();
-    let mut logs = Keys::default();
-    let mut limits: Vec<Limit> = Vec::new();
-    let mut places = Vec::new();
-    for tier in checks.iter().flat_map(Check::tiers) {
-        let algorithm = tier.terms.limit.algorithm();
-        let keys = if algorithm == Algorithm::SlidingLog { &mut logs } else { &mut plain };
-        let key = keys.place_of(redis_key(prefix, &tier.key, algorithm));
-        places.push((key, place_of_limit(tier.terms.limit, &mut limits)));
+    let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
+    if tiers > MAX_BATCH {
+        return Err(StoreError::TooLarge { tiers, max: MAX_BATCH });
     }
-    let (tier_count, key_count) = (places.len(), plain.names.len() + logs.names.len());
-    if tier_count > MAX_BATCH || key_count > MAX_BATCH {
-        return Err(StoreError::TooLarge { tiers: tier_count, keys: key_count, max: MAX_BATCH });
+    // two passes, so that the keys of logs come last
+    let mut keys = Keys::default();
+    let mut limits: Vec<Limit> = Vec::new();
+    let mut places = vec![Place { key: 0, limit: 0 }; tiers];
+    let mut plain_keys = 0;
+    for of_logs in [false, true] {
+        for (tier, place) in checks.iter().flat_map(Check::tiers).zip(&mut places) {
+            let algorithm = tier.terms.limit.algorithm();
+            if (algorithm == Algorithm::SlidingLog) == of_logs {
+                let key = keys.place_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
+                *place = Place { key, limit: place_of_limit(tier.terms.limit, &mut limits) };
+            }
+        }
+        if !of_logs {
+            plain_keys = keys.len();
+        }
     }
 
     let mut header = Vec::with_capacity(18);
     push_moment(&mut header, moments.now);
     push_moment(&mut header, moments.deadline);
-    push_index(&mut header, plain.names.len());
+    push_index(&mut header, plain_keys);
 
     let mut limit_table = Vec::with_capacity(limits.len() * 49);
     for limit in &limits {
         push_limit(&mut limit_table, limit);
     }
 
-    let mut plan = Vec::with_capacity(tier_count * 18);
-    let mut places = places.into_iter();
-    for check in checks {
-        let tier_count = check.tiers().len();
-        for (index, tier) in check.tiers().iter().enumerate() {
-            let (key, limit) = places.next().expect("every tier has been given its place");
-            let (keys, offset) = match tier.terms.limit.algorithm() {
-                Algorithm::SlidingLog => (&logs, plain.names.len()),
-                _ => (&plain, 0),
-            };
-            let flags = [
-                (tier.terms.mode == Mode::Shadow, SHADOW),
-                (tier.terms.admission == Admission::Overdraft, OVERDRAFT),
-                (index + 1 < tier_count, MORE),
-                (tier_count == 1 && keys.uses[key] == 1, ALONE),
-            ];
-            let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
-            plan.extend([operation_code(check.operation()), flags]);
-            plan.extend(check.count().to_le_bytes());
-            push_index(&mut plan, offset + key + 1);
-            push_index(&mut plan, limit + 1);
-            push_number(&mut plan, tier.terms.cost.units());
-            if let Operation::Refund { at } = check.operation() {
-                push_moment(&mut plan, at);
-            }
+    let mut planned = Vec::with_capacity(checks.len());
+    let mut rest = &*places;
+    for (index, check) in checks.iter().enumerate() {
+        let (own, others) = rest.split_at(check.tiers().len());
+        rest = others;
+        planned.push(Planned { index, check, places: own, is_plain: is_plain(check, own, &keys) });
+    }
+    // what is plain shares no key with anything, so that its place does not matter
+    planned.sort_by_key(|planned| if planned.is_plain { planned.places[0].limit } else { usize::MAX });
+
+    let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
+    for group in planned.chunk_by(Planned::is_like) {
+        push_group(&mut plan, group);
+    }
+    let order = planned.iter().map(|planned| planned.index).collect();
+    Ok(Call { keys, arguments: [header, limit_table, plan], order })
+}
+
+/// A check and where its keys and limits stand.
+struct Planned<'a> {
+    index: usize,
+    check: &'a Check,
+    places: &'a [Place],
+    is_plain: bool,
+}
+
+impl Planned<'_> {
+    /// Whether both can be told in one group.
+    fn is_like(&self, other: &Self) -> bool {
+        let (own, others) = (self.check.tiers(), other.check.tiers());
+        self.is_plain == other.is_plain
+            && self.check.operation() == other.check.operation()
+            && own.len() == others.len()
+            && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
+    }
+}
+
+/// A check of one small bucket alone, which no other check of the call has: `lua/plain.lua` is for these.
+fn is_plain(check: &Check, places: &[Place], keys: &Keys) -> bool {
+    let ([tier], [place]) = (check.tiers(), places) else { return false };
+    let Terms { limit, mode, admission, .. } = tier.terms;
+    check.operation() == Operation::Check
+        && limit.algorithm() == Algorithm::TokenBucket
+        && mode == Mode::Enforced
+        && admission == Admission::InFull
+        && u128::from(limit.capacity()) * u128::from(limit.rate().micros) < SMALL
+        && keys.uses[place.key] == 1
+}
+
+fn push_group(plan: &mut Vec<u8>, group: &[Planned<'_>]) {
+    let [first, ..] = group else { return };
+    let operation = first.check.operation();
+    plan.extend([operation_code(operation), u8::from(first.is_plain)]);
+    plan.push(u8::try_from(first.places.len()).expect("a check has at most MAX_TIERS tiers"));
+    push_index(plan, group.len());
+    push_moment(plan, if let Operation::Refund { at } = operation { at } else { None });
+    for (tier, place) in first.check.tiers().iter().zip(first.places) {
+        let shadow = if tier.terms.mode == Mode::Shadow { SHADOW } else { 0 };
+        let overdraft = if tier.terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
+        plan.push(shadow + overdraft);
+        push_index(plan, place.limit + 1);
+        push_number(plan, tier.terms.cost.units());
+    }
+    for planned in group {
+        plan.extend(planned.check.count().to_le_bytes());
+        for place in planned.places {
+            push_index(plan, place.key + 1);
         }
     }
+}
 
-    let mut keys = plain.names;
-    keys.append(&mut logs.names);
-    Ok(Call { keys, arguments: [header, limit_table, plan] })
+impl Call {
+    /// The arguments of `EVALSHA` or `EVAL` after the script.
+    pub(super) fn write_to(&self, request: &mut redis::Cmd) {
+        request.arg(self.keys.len());
+        for name in self.keys.names() {
+            request.arg(name);
+        }
+        for argument in &self.arguments {
+            request.arg(argument);
+        }
+    }
 }
 
 /// The distinct keys of a batch, and how many tiers each has.
 #[derive(Default)]
 struct Keys {
-    names: Vec<Vec<u8>>,
+    text: Vec<u8>,
+    ranges: Vec<Range<usize>>,
     uses: Vec<u32>,
     places: HashTable<usize>,
     hasher: RandomState,
 }
 
 impl Keys {
-    fn place_of(&mut self, name: Vec<u8>) -> usize {
-        let (names, hasher) = (&self.names, &self.hasher);
-        let hash = hasher.hash_one(&name);
+    fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.ranges.iter().map(|range| &self.text[range.clone()])
+    }
+
+    fn place_of(&mut self, write_name: impl FnOnce(&mut Vec<u8>)) -> usize {
+        let start = self.text.len();
+        write_name(&mut self.text);
+        let (text, ranges, hasher) = (&self.text, &self.ranges, &self.hasher);
+        let (name, name_at) = (&text[start..], |&place: &usize| &text[ranges[place].clone()]);
         let place = *self
             .places
-            .entry(hash, |&place| names[place] == name, |&place| hasher.hash_one(&names[place]))
-            .or_insert(names.len())
+            .entry(hasher.hash_one(name), |at| name_at(at) == name, |at| hasher.hash_one(name_at(at)))
+            .or_insert(ranges.len())
             .get();
-        if place == self.names.len() {
-            self.names.push(name);
-            self.uses.push(0);
+        if place == self.ranges.len() {
+            self.ranges.push(start..self.text.len());
+            self.uses.push(1);
+        } else {
+            self.text.truncate(start);
+            self.uses[place] += 1;
         }
-        self.uses[place] += 1;
         place
     }
 }
@@ -154,25 +243,65 @@ fn place_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
     })
 }
 
-pub(super) fn decode(reply: &[u8], checks: &[Check]) -> Result<Decided, StoreError> {
-    let malformed =
-        || StoreError::Ambiguous(format!("the script's reply of {} bytes is malformed", reply.len()));
-    let (status, rest) = reply.split_first().ok_or_else(malformed)?;
-    let (at, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
+pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
+    decoded(reply, call, checks).unwrap_or_else(|| {
+        Err(StoreError::Ambiguous(format!("the script's reply of {} bytes is malformed", reply.len())))
+    })
+}
+
+/// `None` when the reply is malformed.
+fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
+    let (status, rest) = reply.split_first()?;
+    let (at, rest) = rest.split_first_chunk()?;
     let at = Timestamp::from_micros(whole(f64::from_le_bytes(*at)));
     if *status != STATUS_DECIDED {
-        return Err(StoreError::Late(at));
+        return Some(Err(StoreError::Late(at)));
     }
     let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
-    let (records, []) = rest.as_chunks::<ANSWER_BYTES>() else {
-        return Err(malformed());
-    };
-    if records.len() != tiers {
-        return Err(malformed());
+    let (numbers, records) = rest.split_at_checked((checks.len() + tiers) * NUMBER_BYTES)?;
+    let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));
+    let (records, []) = records.as_chunks::<ANSWER_BYTES>() else { return None };
+    let mut records = records.iter();
+    let mut answers = vec![Vec::new(); checks.len()];
+    for &index in &call.order {
+        let check = &checks[index];
+        let passed = numbers.next()?;
+        let levels = numbers.by_ref().take(check.tiers().len());
+        answers[index] = if passed < 0.0 {
+            levels.for_each(drop);
+            check.tiers().iter().map(|_| records.next().map(decode_answer)).collect::<Option<_>>()?
+        } else {
+            let tiers = check.tiers().iter().zip(levels);
+            tiers.map(|(tier, level)| answer(check, &tier.terms, whole(level), whole(passed), at)).collect()
+        };
     }
-    let mut answers = records.iter().map(decode_answer);
-    let answers = checks.iter().map(|check| answers.by_ref().take(check.tiers().len()).collect()).collect();
-    Ok(Decided { at, answers })
+    records.next().is_none().then_some(Ok(Decided { at, answers }))
+}
+
+/// What a tier says that held so much when `passed` requests passed all tiers: the core says what that means.
+fn answer(check: &Check, terms: &Terms, level: u64, passed: u64, at: Timestamp) -> Answer {
+    let mut state = holding(level, &terms.limit, at);
+    let passes = terms.passes(&state, check.count(), at);
+    let granted = match check.operation() {
+        Operation::Check => u32::try_from(passed).unwrap_or(u32::MAX),
+        _ => 0,
+    };
+    terms.settle(&mut state, passes, granted, check.count(), at)
+}
+
+/// A counter that holds so much `at` this time. When it came to hold that matters only for a bucket, and is part of
+/// its level: the script answers this way for others only when they were charged now.
+fn holding(level: u64, limit: &Limit, at: Timestamp) -> State {
+    if limit.algorithm() == Algorithm::TokenBucket {
+        let rate = limit.rate();
+        let level = Level { whole: level / rate.micros, part: level % rate.micros, rate };
+        return State::TokenBucket(token_bucket::State { last_us: at.as_micros(), level });
+    }
+    let mut state = State::fresh(limit.algorithm());
+    if level > 0 {
+        state.charge(limit, at, level);
+    }
+    state
 }
 
 fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {

@@ -125,12 +125,10 @@ async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
             let checks = [check(operation, "k", &limit, cost)];
             let call = encode(DEFAULT_PREFIX, &checks, Moments::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
-            request.arg(SOURCE).arg(call.keys.len()).arg(&call.keys);
-            call.arguments.iter().for_each(|argument| {
-                request.arg(argument);
-            });
+            request.arg(SOURCE);
+            call.write_to(&mut request);
             let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
-            assert_eq!(decode(&reply, &checks).unwrap().answers[0][0].available, 1, "{limit:?}");
+            assert_eq!(decode(&reply, &call, &checks).unwrap().answers[0][0].available, 1, "{limit:?}");
         }
     }
 }
@@ -277,7 +275,7 @@ async fn a_batch_beyond_the_bound_is_refused_and_the_largest_is_not() {
     let decided = subject.store.decide(&batch(MAX_BATCH), None).await.unwrap();
     assert!(decided.answers.iter().all(|answers| answers[0].charged == 1));
     let error = subject.store.decide(&batch(MAX_BATCH + 1), None).await.unwrap_err();
-    assert_eq!(error, StoreError::TooLarge { tiers: 1025, keys: 1025, max: MAX_BATCH });
+    assert_eq!(error, StoreError::TooLarge { tiers: 1025, max: MAX_BATCH });
 }
 
 #[tokio::test]

@@ -63,17 +63,11 @@ local function before_cut(moment, cut)
 end
 
 -- The TTL that the key of a changed state needs, in milliseconds: at least until nothing counts. nil when
--- the one it has will do: renewing it costs as much as the write itself.
+-- the one it has will do.
 local function next_ttl(state, limit, expires)
-  local needed = expires - now
-  local micros = max(2 * limit.window, needed)
-  local left = state.ttl_until - now
-  if state.exists and left >= needed and left <= micros + TTL_SLACK_US then
-    return nil
-  end
-  state.ttl_until = now + micros
-  -- Redis counts from the last whole millisecond; a clock that is moved by hand gets an hour more
-  return string.format('%.0f', ceil(micros / 1000) + 1 + (injected and INJECTED_TTL_MS or 0))
+  local ttl_until, millis = renewed_ttl(state.exists and state.ttl_until or 0, limit.window, expires - now)
+  state.ttl_until = ttl_until or state.ttl_until
+  return millis
 end
 
 -- Writes the state of a counter that is one small string of fixed length.

@@ -4,14 +4,17 @@
 -- ARGV[1]   '<ddH'   now (-1: the server's clock), deadline (-1: none), how many KEYS are not sliding logs
 -- ARGV[2]   limits, each '<Bdddddd': algorithm (1 fixed-window, 2 sliding-counter, 3 token-bucket,
 --           4 sliding-log), amount, window, capacity, phase, and amount/window in lowest terms
--- ARGV[3]   the tiers of all checks in order, each '<BBI4HHd': operation (0 check, 1 peek, 2 charge,
---           3 refund), flags (1 shadow, 2 overdraft, 4 the next tier belongs to the same check, 8 a check of
---           this tier alone, whose key no other tier of the batch has), how many identical requests, which
---           key, which limit, cost; a refund adds '<d', the time of the charge to take back (-1: the newest)
--- reply     '<Bd': 0 decided or 1 too late (nothing ran), the time; then per tier '<I4I4dddd': how many
---           pass this tier, how many were charged to it, free units (below 0: debt), microseconds until the
---           next passes (0: now, -1: never), microseconds until nothing counts, and the surplus of the last
---           of those in parts of 1/rate
+-- ARGV[3]   the checks in order, in groups that differ in counts and keys only. A group is '<BBBHd': operation
+--           (0 check, 1 peek, 2 charge, 3 refund), 1 if they are plain (checks of one small token bucket each, which
+--           no other check has), how many tiers, how many checks, and the time of the charge to refund (-1: the
+--           newest); for each tier '<BHd': flags (1 shadow, 2 overdraft), which limit, cost; and for each check
+--           '<I4', how many identical requests, and for each of its tiers '<H', which key
+-- reply     '<Bd': 0 decided or 1 too late (nothing ran), the time; then for each check '<d', how many requests
+--           passed, and for each tier '<d', what it held before: parts of a unit for a token bucket, else units.
+--           Where -1 passed, this means nothing, and the check's tiers are among the records at the end, each
+--           '<I4I4dddd': how many pass this tier, how many were charged to it, free units (below 0: debt),
+--           microseconds until the next passes (0: now, -1: never), microseconds until nothing counts, and the
+--           surplus of the last of those in parts of 1/rate
 --
 -- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. Constant
 -- arguments of commands are strings: Redis would format a number with every call. A key is
@@ -19,7 +22,8 @@
 
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local pack, unpack_from, call = struct.pack, struct.unpack, redis.call
+local pack, unpack_from, call, rep = struct.pack, struct.unpack, redis.call, string.rep
+local KEYS, ARGV = KEYS, ARGV
 
 -- How much longer than needed a TTL may be, and how much longer it is for a clock that is moved by hand.
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
@@ -34,15 +38,27 @@ if deadline >= 0 and now > deadline then
   return pack('<Bd', 1, now)
 end
 
-local limits, position = {}, 1
-while position <= #ARGV[2] do
-  local code, amount, window, capacity, phase, units, micros
-  code, amount, window, capacity, phase, units, micros, position = unpack_from('<Bdddddd', ARGV[2], position)
-  limits[#limits + 1] = { code = code, amount = amount, window = window, capacity = capacity, phase = phase,
-    units = units, micros = micros }
+-- Until when a key should live that counts for `needed` more, and that as text for PX; nil when the TTL it has,
+-- until `ttl_until`, will do: renewing it costs as much as the write itself.
+local function renewed_ttl(ttl_until, window, needed)
+  local left, lifetime = ttl_until - now, 2 * window
+  if lifetime < needed then
+    lifetime = needed
+  end
+  if left >= needed and left <= lifetime + TTL_SLACK_US then
+    return nil
+  end
+  -- Redis counts from the last whole millisecond; a clock that is moved by hand gets an hour more
+  local millis = ceil(lifetime / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
+  return now + lifetime, string.format('%.0f', millis)
 end
 
 local strings = plain_keys > 0 and call('MGET', unpack(KEYS, 1, plain_keys)) or {}
 
--- One reply for each tier of the plan, behind a header.
-local plan, replies = ARGV[3], { pack('<Bd', 0, now) }
+-- One part of the reply for each group.
+local plan, replies = ARGV[3], {}
+local GROUP, LIMIT, TIER = '<BBBHd', '<Bdddddd', '<BHd'
+local LIMIT_BYTES, TIER_BYTES = 49, 11
+
+-- The groups and checks that are left to what follows: where each group starts, and the checks by group and place.
+local starts, rest = {}, {}

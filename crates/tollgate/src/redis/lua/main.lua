@@ -1,8 +1,9 @@
 
--- The decision: ask every tier of a check how many requests would pass, then charge all tiers or none.
+-- The general path, for the checks that are left: ask every tier how many requests would pass, then charge all tiers
+-- or none.
 local ALGORITHMS = { fixed_window, sliding_counter, token_bucket, sliding_log }
-local CHECK, CHARGE, REFUND = 0, 2, 3
-local SHADOW, OVERDRAFT, MORE = 1, 2, 4 -- bits of the flags
+local CHARGE, REFUND = 2, 3
+local SHADOW, OVERDRAFT = 1, 2 -- bits of the flags
 
 local algorithms = {}
 for _, limit in ipairs(limits) do
@@ -20,6 +21,8 @@ local function state_of(key, limit)
     if key > plain_keys then
       raw = call('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
       raw = raw ~= '' and raw
+    elseif changed[key] then
+      raw = call('GET', KEYS[key]) -- the straight path has written it
     end
     state = limit.algorithm.load(raw, KEYS[key])
     states[key] = state
@@ -42,61 +45,65 @@ local function retry(state, limit, cost, overdraft)
   return room < 0 and -1 or limit.algorithm.wait(state, limit, room)
 end
 
-local function reply(number, state, limit, passed, charged, wait)
+local function answer(state, limit, passed, charged, wait)
   local reset, spare = limit.algorithm.reset(state, limit)
-  replies[number + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
+  replies[#replies + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
 end
 
-local size = 0
-local numbers, keys, terms, costs, flags, passes = {}, {}, {}, {}, {}, {}
-for next_tier = 1, #rest, 2 do
-  local operation, count, at, index, limit
-  size = size + 1
-  numbers[size], position = rest[next_tier], rest[next_tier + 1]
-  operation, flags[size], count, keys[size], index, costs[size], position = unpack_from('<BBI4HHd', plan, position)
-  terms[size] = limits[index]
-  if operation == REFUND then
-    at = unpack_from('<d', plan, position)
-  end
-  if operation >= CHARGE then
-    -- unconditional: tier by tier
-    local number, key, cost = numbers[size], keys[size], costs[size]
-    limit, size = terms[size], 0
-    local state, units = state_of(key, limit), min(count * cost, MAX_EXACT)
-    if operation == REFUND then
-      if limit.algorithm.refund(state, limit, units, at) then
-        written_under[key] = limit
-      end
-    elseif units > 0 then
-      limit.algorithm.charge(state, limit, units)
+-- Unconditional: tier by tier.
+local function adjust(group, tier, count, key)
+  local limit, units = group.terms[tier], min(count * group.costs[tier], MAX_EXACT)
+  local state = state_of(key, limit)
+  if group.operation == REFUND then
+    if limit.algorithm.refund(state, limit, units, group.time) then
       written_under[key] = limit
     end
-    reply(number, state, limit, count, 0, 0)
-  elseif flags[size] % 8 < MORE then
-    local granted = operation == CHECK and count or 0
-    for tier = 1, size do
-      limit = terms[tier]
-      local free = limit.capacity - state_of(keys[tier], limit).used
-      passes[tier] = passing(free, costs[tier], flags[tier] % 4 >= OVERDRAFT, count)
-      if flags[tier] % 2 < SHADOW then
-        granted = min(granted, passes[tier])
-      end
+  elseif units > 0 then
+    limit.algorithm.charge(state, limit, units)
+    written_under[key] = limit
+  end
+  answer(state, limit, count, 0, 0)
+end
+
+local function decide(group, first, count)
+  local fields, flags, passes = group.fields, group.flags, {}
+  local granted = group.operation == CHECK and count or 0
+  for tier = 1, group.tiers do
+    local limit = group.terms[tier]
+    local free = limit.capacity - state_of(fields[first + tier], limit).used
+    passes[tier] = passing(free, group.costs[tier], flags[tier] >= OVERDRAFT, count)
+    if flags[tier] % 2 < SHADOW then
+      granted = min(granted, passes[tier])
     end
-    for tier = 1, size do
-      local key, cost, passed = keys[tier], costs[tier], passes[tier]
-      local state, charged = states[key], min(granted, passed)
-      limit = terms[tier]
-      if charged * cost > 0 then
-        limit.algorithm.charge(state, limit, charged * cost)
-        written_under[key] = limit
-      end
-      local wait = 0
-      if passed < count and charged == passed then
-        wait = retry(state, limit, cost, flags[tier] % 4 >= OVERDRAFT)
-      end
-      reply(numbers[tier], state, limit, passed, charged, wait)
+  end
+  for tier = 1, group.tiers do
+    local key, limit, cost, passed = fields[first + tier], group.terms[tier], group.costs[tier], passes[tier]
+    local state, charged = states[key], min(granted, passed)
+    if charged * cost > 0 then
+      limit.algorithm.charge(state, limit, charged * cost)
+      written_under[key] = limit
     end
-    size = 0
+    local wait = 0
+    if passed < count and charged == passed then
+      wait = retry(state, limit, cost, flags[tier] >= OVERDRAFT)
+    end
+    answer(state, limit, passed, charged, wait)
+  end
+end
+
+-- Plain checks that are left stand before all others here: back into the order of the plan.
+table.sort(rest, function(one, other)
+  return one.number < other.number or (one.number == other.number and one.first < other.first)
+end)
+for _, check in ipairs(rest) do
+  local group, first = groups[check.number], check.first
+  local count = group.fields[first]
+  if group.operation >= CHARGE then
+    for tier = 1, group.tiers do
+      adjust(group, tier, count, group.fields[first + tier])
+    end
+  else
+    decide(group, first, count)
   end
 end
 
@@ -104,4 +111,4 @@ for key, limit in pairs(written_under) do
   limit.algorithm.save(KEYS[key], states[key], limit)
 end
 
-return table.concat(replies)
+return head .. table.concat(replies)

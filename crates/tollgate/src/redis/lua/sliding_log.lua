@@ -1,28 +1,25 @@
 
 -- sliding-log: (time, running total) entries in a ring, so that nothing has to move and every question is a
--- binary search. Stored as a header '<dddddddddd', then `capacity` slots of '<I7I5' or, once more than
--- 2^40 - 1 units count at once, '<I7I7'. Totals wrap round at 2^40 or 2^53; only differences count.
+-- binary search. Stored as a header '<dddddddddd', then `capacity` slots of '<I7I3' or, once more than
+-- 2^24 - 1 units count at once, '<I7I7'. Totals wrap round at 2^24 or 2^53; only differences count.
 --
 -- In a state, entries are numbered from the oldest one stored: `first` to `length - 1`. They are fetched as
 -- needed and kept in `times` and `totals`; those from `changed` on differ from what is stored.
-local LOG_HEADER_BYTES, LOG_HEADER_END = 80, '79'
-
 local function sliding_log()
   local self = {}
 
-  local HEADER = '<dddddddddd'
   local FETCH = 8
-  local SLOTS = { [5] = '<I7I5', [7] = '<I7I7' }
-  local WRAP = { [5] = 2 ^ 40, [7] = 2 ^ 53 }
+  local SLOTS = { [3] = '<I7I3', [7] = '<I7I7' }
+  local WRAP = { [3] = 2 ^ 24, [7] = 2 ^ 53 }
 
   function self.load(raw, key)
     local state = { key = key, window = 0, last = 0, ttl_until = 0, base = 0, total = 0, oldest = 0, head = 0,
-      length = 0, capacity = 0, width = 5, first = 0, changed = 0, times = {}, totals = {}, exists = false,
+      length = 0, capacity = 0, width = 3, first = 0, changed = 0, times = {}, totals = {}, exists = false,
       at = 0, live = 0, cut = false, used = 0 }
     if raw then
       state.exists = true
-      state.window, state.last, state.ttl_until, state.base, state.total, state.oldest, state.head, state.length,
-        state.capacity, state.width = unpack_from(HEADER, raw)
+      state.last, state.base, state.total, state.oldest, state.head, state.length, state.ttl_until, state.window,
+        state.capacity, state.width = unpack_from(LOG_HEADER, raw)
     end
     state.changed = state.length
     return state
@@ -125,7 +122,7 @@ local function sliding_log()
     state.base, state.total, state.head, state.first, state.length, state.changed = 0, 0, 0, 0, 0, 0
     state.times, state.totals = {}, {}
     if state.width == 7 then
-      state.width, state.capacity = 5, 0
+      state.width, state.capacity = 3, 0
     end
   end
 
@@ -168,7 +165,7 @@ local function sliding_log()
     if added == 0 then
       return
     end
-    if state.width == 5 and state.used >= WRAP[5] then
+    if state.width == 3 and state.used >= WRAP[3] then
       widen(state)
     end
     state.total = advanced(state, state.total, added)
@@ -252,8 +249,9 @@ local function sliding_log()
   end
 
   local function packed_header(state)
-    return pack(HEADER, state.window, state.last, state.ttl_until, state.base, state.total, state.oldest,
-      (state.head + state.first) % max(state.capacity, 1), state.length - state.first, state.capacity, state.width)
+    return pack(LOG_HEADER, state.last, state.base, state.total, state.oldest,
+      (state.head + state.first) % max(state.capacity, 1), state.length - state.first, state.ttl_until, state.window,
+      state.capacity, state.width)
   end
 
   -- The entries that are stored and have not changed, in order, as they are stored.

@@ -1,0 +1,29 @@
+
+-- token-bucket: the level in parts of a unit. See ../token_bucket.lua.
+if used[TOKEN_BUCKET] then
+  read[TOKEN_BUCKET] = function(key, limit)
+    local raw = strings[key]
+    if not raw then
+      return 0
+    end
+    local last, whole, part, units, micros, ttl_until = unpack_from('<dddddd', raw)
+    local level = whole * micros + part
+    if units ~= limit.units or micros ~= limit.micros or last > now or level >= SMALL then
+      return false
+    end
+    ttl_of[key] = ttl_until
+    level = level - (now - last) * units
+    return level > 0 and level or 0
+  end
+
+  write[TOKEN_BUCKET] = function(key, limit, level)
+    local units, micros = limit.units, limit.micros
+    local drained, part = level + units - 1, level % micros
+    local ttl_until, millis = renewed_ttl(ttl_of[key] or 0, limit.window, (drained - drained % units) / units)
+    if ttl_until then
+      call('SET', KEYS[key], pack('<dddddd', now, (level - part) / micros, part, units, micros, ttl_until), 'PX', millis)
+    else
+      call('SETRANGE', KEYS[key], '0', pack('<ddd', now, (level - part) / micros, part))
+    end
+  end
+end
