@@ -1,13 +1,25 @@
-//! What tollgate's tests share: the servers they start and the oracles that judge what was admitted.
+//! What tollgate's tests share: the servers they start, the faults they inject and the oracles that judge what was
+//! admitted.
+//!
+//! Real servers are a [`server::Server`], a [`cluster::Cluster`] or [`sentinel::Sentinels`]. What goes wrong with them is in
+//! [`faults`]; with the way to them, in [`proxy`] (for one client) and [`namespace`] (for whole machines).
 //!
 //! Nothing here decides a limit, and nothing here is published: other crates name this one only among their
 //! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
 //! but the search for a free port.
 
+pub mod cluster;
 pub mod conformance;
+pub mod faults;
 pub mod hammer;
 pub mod history;
 pub mod model;
+pub mod namespace;
 pub mod oracle;
+pub mod proxy;
+mod resp;
+pub mod sentinel;
 pub mod server;
 pub mod subject;
+pub mod tls;
+pub mod wait;

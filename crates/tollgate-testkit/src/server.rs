@@ -2,21 +2,24 @@
 //! of its own.
 //!
 //! A server that is dropped is first asked for keys that would never expire: a test that leaves one behind fails,
-//! without having to say so. This module installs nothing (`scripts/servers` does), keeps no server between
-//! tests and knows nothing of tollgate's keys or scripts.
+//! without having to say so. What can be done to a running server is in [`crate::faults`]. This module installs
+//! nothing (`scripts/servers` does), keeps no server between tests and knows nothing of tollgate's keys or scripts.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
 use tempfile::TempDir;
+
+use crate::namespace::Side;
+use crate::tls::{Certificates, ClientCertificates};
 
 /// Bounds each wait for an answer of a server that runs.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
@@ -31,8 +34,17 @@ const MAX_POLLS: u32 = 5_000;
 const MAX_STARTS: u32 = 20;
 
 /// Where ports are drawn from: below the range the kernel gives to outgoing connections, or a client could sit on
-/// a server's port between its stop and its restart. A cluster's bus port, 10,000 higher, is valid too.
+/// a server's port between its stop and its restart.
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
+
+/// The ports of a cluster's nodes: low enough that the bus, [`BUS_OFFSET`] higher, is within [`PORTS`] too.
+const NODE_PORTS: std::ops::Range<u16> = 10_000..20_000;
+
+/// How far above a node's port Redis puts the port of the cluster's bus.
+const BUS_OFFSET: u16 = 10_000;
+
+/// What a server may have written: snapshots, and append-only files of either layout.
+const DATA_FILES: [&str; 3] = ["dump.rdb", "appendonly.aof", "appendonlydir"];
 
 /// The servers tollgate is tested against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,21 +82,105 @@ impl Display for Flavor {
     }
 }
 
-/// A server process that this test alone uses; it ends when the value is dropped.
+/// What a server is started with.
+///
+/// ```no_run
+/// # use tollgate_testkit::server::{Flavor, Setup};
+/// let server = Setup::new(Flavor::Redis7).password("secret").args(&["--maxmemory", "2mb"]).start();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Setup {
+    flavor: Flavor,
+    args: Vec<String>,
+    password: Option<String>,
+    tls: Option<ClientCertificates>,
+    side: Option<Side>,
+    role: Role,
+}
+
+/// What a process is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Role {
+    Store,
+    ClusterNode,
+    /// With the text of its configuration file, which it rewrites.
+    Sentinel(String),
+}
+
+impl Setup {
+    /// Describes a server that writes nothing to disk, in the clear, for anybody.
+    #[must_use]
+    pub fn new(flavor: Flavor) -> Setup {
+        Setup { flavor, args: Vec::new(), password: None, tls: None, side: None, role: Role::Store }
+    }
+
+    /// Adds command line arguments, such as `["--maxmemory", "2mb"]`.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Setup {
+        self.args.extend(args.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Demands this password of every client. [`Server::connection`] gives it; [`Server::url`] does not name it.
+    #[must_use]
+    pub fn password(mut self, password: &str) -> Setup {
+        self.password = Some(password.to_string());
+        self
+    }
+
+    /// Makes the port speak TLS only, with certificates of the server's own authority (see [`Server::tls`]). Only
+    /// Redis 7 can.
+    #[must_use]
+    pub fn tls(mut self, client_certificates: ClientCertificates) -> Setup {
+        self.tls = Some(client_certificates);
+        self
+    }
+
+    /// Runs the server in a network namespace; its address is that of the side.
+    #[must_use]
+    pub fn inside(mut self, side: &Side) -> Setup {
+        self.side = Some(side.clone());
+        self
+    }
+
+    /// Makes it a node for a cluster.
+    pub(crate) fn cluster_node(mut self) -> Setup {
+        self.role = Role::ClusterNode;
+        self
+    }
+
+    /// Makes it a sentinel with this configuration.
+    pub(crate) fn sentinel(mut self, config: String) -> Setup {
+        self.role = Role::Sentinel(config);
+        self
+    }
+
+    /// Starts the server, and returns when it answers.
+    ///
+    /// # Panics
+    ///
+    /// When the program is missing or does not start, or cannot do what is asked for.
+    #[must_use]
+    pub fn start(self) -> Server {
+        Server::from_setup(self)
+    }
+}
+
+/// A server process that this test alone uses; it ends when the value is dropped, also by a panic.
 ///
 /// Dropping a running server calls [`Server::assert_every_key_expires`], unless the thread is panicking already. A
-/// test that ends with a server unable to answer (suspended, locked by a password) either makes it answer again
-/// or ends it with [`Server::stop_hard`].
+/// suspended server is resumed for that. A test that ends with a server unable to answer (paused, locked by a
+/// password) either makes it answer again or ends it with [`Server::stop_hard`].
 #[derive(Debug)]
 pub struct Server {
-    flavor: Flavor,
-    extra_args: Vec<String>,
+    setup: Setup,
     port: u16,
-    /// Keeps the number from other tests while the server is down: UDP, so it leaves the TCP port to the server, and
-    /// the kernel releases it however the test ends.
-    claim: Option<UdpSocket>,
+    /// Keep the numbers from other tests while the server is down: UDP, so they leave the TCP ports to the server, and
+    /// the kernel releases them however the test ends.
+    claims: Vec<UdpSocket>,
     /// `None` once stopped.
     child: Option<Child>,
+    certificates: Option<Certificates>,
     /// Holds the socket, the log and whatever the server writes; removed on drop.
     dir: TempDir,
 }
@@ -97,7 +193,7 @@ impl Server {
     /// When the program is missing or does not start.
     #[must_use]
     pub fn start(flavor: Flavor) -> Server {
-        Server::start_with(flavor, &[])
+        Setup::new(flavor).start()
     }
 
     /// Starts a server with further command line arguments, such as `["--maxmemory", "2mb"]`.
@@ -107,19 +203,29 @@ impl Server {
     /// When the program is missing or does not start.
     #[must_use]
     pub fn start_with(flavor: Flavor, extra_args: &[&str]) -> Server {
+        Setup::new(flavor).args(extra_args).start()
+    }
+
+    fn from_setup(setup: Setup) -> Server {
+        let flavor = setup.flavor;
         let dir = tempfile::Builder::new().prefix("tollgate-").tempdir().expect("a temporary directory");
-        let extra_args = extra_args.iter().map(ToString::to_string).collect();
-        let mut server = Server { flavor, extra_args, port: 0, claim: None, child: None, dir };
+        let certificates = setup.tls.map(|_| {
+            assert_eq!(flavor, Flavor::Redis7, "{flavor} is built without TLS: use {}", Flavor::Redis7);
+            Certificates::issue(dir.path(), ip(setup.side.as_ref()).into())
+        });
+        if let Role::Sentinel(config) = &setup.role {
+            fs::write(dir.path().join("config"), config)
+                .expect("a configuration file in the server's directory");
+        }
+        let mut server = Server { setup, port: 0, claims: Vec::new(), child: None, certificates, dir };
 
         // Whether a port is free is known only once the server holds it: any earlier probe races with others.
         let mut failure = String::from("every port drawn belongs to another test");
         for _ in 0..MAX_STARTS {
-            server.port = rand::random_range(PORTS);
-            server.claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, server.port)).ok();
-            if server.claim.is_none() {
+            if server.claim_ports().is_err() {
                 continue;
             }
-            match server.launch() {
+            match server.launch(&[], READY) {
                 Ok(()) => return server,
                 Err(reason) => failure = reason,
             }
@@ -127,22 +233,51 @@ impl Server {
         panic!("{flavor} did not start on any of {MAX_STARTS} ports; the last attempt: {failure}");
     }
 
+    /// Draws the server's port, and makes sure that no other test has drawn it.
+    fn claim_ports(&mut self) -> std::io::Result<()> {
+        let is_node = self.setup.role == Role::ClusterNode;
+        self.claims.clear();
+        self.port = rand::random_range(if is_node { NODE_PORTS } else { PORTS });
+        self.claims.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port))?);
+        if is_node {
+            self.claims.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port + BUS_OFFSET))?);
+        }
+        Ok(())
+    }
+
     /// Returns which server this is.
     #[must_use]
     pub fn flavor(&self) -> Flavor {
-        self.flavor
+        self.setup.flavor
     }
 
-    /// Returns the loopback TCP port, which a restart keeps.
+    /// Returns the TCP port, which a restart keeps.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns the address as clients want it, `redis://127.0.0.1:port`.
+    /// Returns the TCP address, which a restart keeps: on loopback, or in the namespace the server runs in.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        SocketAddr::from((ip(self.setup.side.as_ref()), self.port))
+    }
+
+    /// Returns the address as clients want it, `redis://127.0.0.1:port`; `rediss` if the port speaks TLS.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        let scheme = if self.certificates.is_some() { "rediss" } else { "redis" };
+        format!("{scheme}://{}", self.addr())
+    }
+
+    /// Returns the files a client needs to connect by TLS.
+    ///
+    /// # Panics
+    ///
+    /// When the server was started without [`Setup::tls`].
+    #[must_use]
+    pub fn tls(&self) -> &Certificates {
+        self.certificates.as_ref().expect("a server that was started with TLS")
     }
 
     /// Returns the path of the unix socket.
@@ -161,7 +296,14 @@ impl Server {
         self.child.as_ref().expect("a stopped server has no process").id()
     }
 
-    /// Opens a new blocking connection whose calls fail after 5 s without an answer.
+    /// Tells whether there is a process, be it able to answer or not.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Opens a new blocking connection whose calls fail after 5 s without an answer. It uses the unix socket, so that no
+    /// network that a test has broken, and no certificate, stands between a test and its server.
     ///
     /// # Panics
     ///
@@ -169,6 +311,23 @@ impl Server {
     #[must_use]
     pub fn connection(&self) -> redis::Connection {
         self.try_connection().unwrap_or_else(|error| panic!("{self} does not answer: {error}"))
+    }
+
+    /// Opens such a connection to a server that may be unable to answer.
+    ///
+    /// # Errors
+    ///
+    /// What the client says of it.
+    pub fn try_connection(&self) -> RedisResult<redis::Connection> {
+        let mut settings = RedisConnectionInfo::default();
+        if let Some(password) = &self.setup.password {
+            settings = settings.set_password(password);
+        }
+        let info = ConnectionAddr::Unix(self.socket()).into_connection_info()?.set_redis_settings(settings);
+        let connection = redis::Client::open(info)?.get_connection_with_timeout(ANSWER_DEADLINE)?;
+        connection.set_read_timeout(Some(ANSWER_DEADLINE))?;
+        connection.set_write_timeout(Some(ANSWER_DEADLINE))?;
+        Ok(connection)
     }
 
     /// Kills the process with SIGKILL and waits until it is gone; what it held in memory is lost.
@@ -180,14 +339,70 @@ impl Server {
         }
     }
 
-    /// Starts the server again, killing it before if it runs: same port, socket, directory and arguments.
+    /// Starts the server again, empty, killing it before if it runs: same port, socket, directory and arguments. A
+    /// cluster's node and a sentinel remember who the others are.
     ///
     /// # Panics
     ///
     /// When it does not start.
     pub fn restart(&mut self) {
         self.stop_hard();
-        self.launch().unwrap_or_else(|failure| panic!("{self} did not restart: {failure}"));
+        for name in DATA_FILES {
+            let path = self.dir.path().join(name);
+            // Most of them do not exist.
+            let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        }
+        self.relaunch(&[], READY);
+    }
+
+    /// Writes a snapshot of all data, for [`Server::restart_with_data`].
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    pub fn save(&self) {
+        self.ask::<()>(&redis::cmd("SAVE"));
+    }
+
+    /// Returns where [`Server::save`] writes to.
+    pub(crate) fn snapshot(&self) -> PathBuf {
+        self.dir.path().join(DATA_FILES[0])
+    }
+
+    /// Starts the server again with the data it last saved, killing it before if it runs. Without [`Server::save`]
+    /// before, nothing was saved.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn restart_with_data(&mut self) {
+        self.relaunch(&[], READY);
+    }
+
+    /// Restarts the server with what it last saved, and returns when it has begun to load that. It has these arguments
+    /// once only.
+    pub(crate) fn relaunch_slowly(&mut self, once: &[&str]) {
+        self.relaunch(once, LOADING);
+    }
+
+    fn relaunch(&mut self, once: &[&str], awaited: &[&Answer]) {
+        self.stop_hard();
+        self.launch(once, awaited).unwrap_or_else(|failure| panic!("{self} did not restart: {failure}"));
+    }
+
+    /// Sends one command, and returns its reply.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer, with an error or at all.
+    pub(crate) fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> T {
+        let reply = command.query(&mut self.connection());
+        reply.unwrap_or_else(|error| panic!("{self} does not do as it is told: {error}"))
+    }
+
+    /// Sends one command, and returns what comes of it.
+    pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> RedisResult<T> {
+        command.query(&mut self.try_connection()?)
     }
 
     /// Asserts that each key, in every database, has a time to live.
@@ -215,95 +430,167 @@ impl Server {
     fn keys_without_ttl(&self) -> RedisResult<Vec<String>> {
         let mut connection = self.try_connection()?;
         let keyspace: String = redis::cmd("INFO").arg("keyspace").query(&mut connection)?;
-        // A line per database that is not empty: `db0:keys=1,expires=0,avg_ttl=0`.
-        let databases = keyspace.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next());
 
         let mut offenders = Vec::new();
-        for database in databases {
+        for (database, immortal) in keyspace.lines().filter_map(immortal_keys) {
+            // Enough to know on a cluster's node too, which will not say more of keys whose slot is on the move.
+            if immortal == 0 {
+                continue;
+            }
             if database != "0" {
                 redis::cmd("SELECT").arg(database).exec(&mut connection)?;
             }
             for key in scan(&mut connection)? {
-                let ttl_millis: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection)?;
-                // -1 means no TTL. -2 is a key that has expired since the scan, 0 one in its last millisecond.
-                if ttl_millis == -1 {
-                    offenders.push(format!("{:?} in database {database}", String::from_utf8_lossy(&key)));
+                let ttl_millis: RedisResult<i64> = redis::cmd("PTTL").arg(&key).query(&mut connection);
+                let name = String::from_utf8_lossy(&key);
+                match ttl_millis {
+                    // No TTL. -2 is a key that has expired since the scan, 0 one in its last millisecond.
+                    Ok(-1) => offenders.push(format!("{name:?} in database {database}")),
+                    Ok(_) => {}
+                    // Some key has none, and a cluster's node does not say of keys in a slot it does not serve.
+                    Err(error) => {
+                        offenders.push(format!("perhaps {name:?} in database {database} ({error})"))
+                    }
                 }
             }
         }
         Ok(offenders)
     }
 
-    fn try_connection(&self) -> RedisResult<redis::Connection> {
-        let connection = redis::Client::open(self.url())?.get_connection_with_timeout(ANSWER_DEADLINE)?;
-        connection.set_read_timeout(Some(ANSWER_DEADLINE))?;
-        connection.set_write_timeout(Some(ANSWER_DEADLINE))?;
-        Ok(connection)
-    }
-
-    /// Starts the process on `self.port` and waits until it answers, or says why it did not.
-    fn launch(&mut self) -> Result<(), String> {
-        let program = self.flavor.program();
+    /// Starts the process on `self.port` and waits until it answers so, or says why it did not.
+    fn launch(&mut self, once: &[&str], awaited: &[&Answer]) -> Result<(), String> {
+        let program = self.setup.flavor.program();
         let log_path = self.dir.path().join("log");
         let log = File::create(&log_path).expect("a log file in the server's directory");
         let socket = self.socket();
         // What is left of a killed server: its own socket would refuse, but must not be taken for the new one.
         let _ = fs::remove_file(&socket);
 
-        let child = Command::new(&program)
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
-            .arg("--unixsocket")
-            .arg(&socket)
-            .arg("--dir")
-            .arg(self.dir.path())
-            .args(["--save", "", "--appendonly", "no"])
-            .args(&self.extra_args)
+        let mut command = Command::new(&program);
+        command
+            .args(self.arguments())
+            .args(once)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle of the log"))
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|error| match error.kind() {
-                ErrorKind::NotFound => {
-                    panic!("{} is missing ({}): run scripts/servers", self.flavor, program.display())
-                }
-                _ => panic!("{} cannot be run ({}): {error}", self.flavor, program.display()),
-            });
+            .stderr(log);
+        let spawned = match &self.setup.side {
+            None => command.spawn(),
+            Some(side) => side.run(move || command.spawn()),
+        };
+        let child = spawned.unwrap_or_else(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                panic!("{} is missing ({}): run scripts/servers", self.setup.flavor, program.display())
+            }
+            _ => panic!("{} cannot be run ({}): {error}", self.setup.flavor, program.display()),
+        });
 
-        let outcome = wait_until_ready(self.child.insert(child), &socket);
+        let outcome = wait_for_answer(self.child.insert(child), &socket, awaited);
         outcome.map_err(|reason| {
             self.stop_hard();
             let log = fs::read(&log_path).unwrap_or_default();
             format!("{reason}; its log:\n{}", String::from_utf8_lossy(&log))
         })
     }
+
+    fn arguments(&self) -> Vec<String> {
+        let Setup { args, password, tls, side, role, .. } = &self.setup;
+        let mut line: Vec<String> = Vec::new();
+        let mut say = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        let port = self.port.to_string();
+
+        match role {
+            Role::Sentinel(_) => say(&[&path("config"), "--sentinel"]),
+            Role::ClusterNode => say(&["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]),
+            Role::Store => {}
+        }
+        match (tls, &self.certificates) {
+            (Some(clients), Some(files)) => {
+                say(&["--port", "0", "--tls-port", &port]);
+                say(&["--tls-ca-cert-file", &files.authority.display().to_string()]);
+                say(&["--tls-cert-file", &files.server_certificate.display().to_string()]);
+                say(&["--tls-key-file", &files.server_key.display().to_string()]);
+                say(&["--tls-auth-clients", clients.setting()]);
+            }
+            _ => say(&["--port", &port]),
+        }
+        match side {
+            None => say(&["--bind", "127.0.0.1"]),
+            // Nobody but the other side can reach it, so it need not fear strangers.
+            Some(side) => say(&["--bind", "127.0.0.1", &side.ip().to_string(), "--protected-mode", "no"]),
+        }
+        say(&["--unixsocket", &path("s"), "--dir", &path("")]);
+        if !matches!(role, Role::Sentinel(_)) {
+            say(&["--save", "", "--appendonly", "no"]);
+        }
+        if let Some(password) = password {
+            say(&["--requirepass", password]);
+        }
+        line.extend(args.iter().cloned());
+        line
+    }
 }
 
 /// Names the server as messages do: `Redis 7 on port 12345`.
 impl Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on port {}", self.flavor, self.port)
+        let role = match self.setup.role {
+            Role::Sentinel(_) => " sentinel",
+            Role::Store | Role::ClusterNode => "",
+        };
+        write!(f, "{}{role} on port {}", self.setup.flavor, self.port)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         let alive = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
-        let verdict = if alive && !thread::panicking() { self.check_every_key_expires() } else { Ok(()) };
+        let holds_keys = !matches!(self.setup.role, Role::Sentinel(_));
+        let verdict = if alive && holds_keys && !thread::panicking() {
+            self.resume();
+            self.check_every_key_expires()
+        } else {
+            Ok(())
+        };
         // First the process, then the panic: a failed check leaves nothing running.
         self.stop_hard();
         verdict.unwrap_or_else(|complaint| panic!("{complaint}"));
     }
 }
 
+/// Returns the address of a server that runs on this side, or on none.
+fn ip(side: Option<&Side>) -> Ipv4Addr {
+    side.map_or(Ipv4Addr::LOCALHOST, Side::ip)
+}
+
+/// Reads a line of `INFO keyspace`, such as `db0:keys=3,expires=2,avg_ttl=0`: the database, and how many of its keys
+/// have no TTL.
+fn immortal_keys(line: &str) -> Option<(&str, u64)> {
+    let (database, counts) = line.strip_prefix("db")?.split_once(':')?;
+    let count = |name: &str| -> Option<u64> {
+        counts.split(',').find_map(|count| count.strip_prefix(name))?.parse().ok()
+    };
+    Some((database, count("keys=")? - count("expires=")?))
+}
+
+/// The beginning of an answer to `PING`.
+type Answer = [u8; 5];
+
+/// What a server answers that is ready; it may want a password first.
+const READY: &[&Answer] = &[b"+PONG", b"-NOAU"];
+
+/// What a server answers that is loading its data.
+const LOADING: &[&Answer] = &[b"-LOAD"];
+
 /// Polls until the server answers on its socket. It opens the socket only after the port, so an answer means that
 /// the port is its own, whereas an answer on the port might come from somebody else's server.
 #[expect(clippy::disallowed_methods, reason = "another process starts in real time, and does not tell when")]
-fn wait_until_ready(child: &mut Child, socket: &Path) -> Result<(), String> {
+fn wait_for_answer(child: &mut Child, socket: &Path, awaited: &[&Answer]) -> Result<(), String> {
     for _ in 0..MAX_POLLS {
         if let Ok(Some(status)) = child.try_wait() {
             return Err(format!("it ended with {status}"));
         }
-        if answers(socket) {
+        if ping(socket).is_ok_and(|answer| awaited.contains(&&answer)) {
             return Ok(());
         }
         thread::sleep(POLL_INTERVAL);
@@ -311,18 +598,13 @@ fn wait_until_ready(child: &mut Child, socket: &Path) -> Result<(), String> {
     Err(format!("it did not answer in {MAX_POLLS} polls"))
 }
 
-/// Tells whether a server is ready behind the socket. One that wants a password first is; one that is still
-/// loading its data is not.
-fn answers(socket: &Path) -> bool {
-    let ping = || -> std::io::Result<[u8; 5]> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
-        stream.write_all(b"PING\r\n")?;
-        let mut reply = [0; 5];
-        stream.read_exact(&mut reply)?;
-        Ok(reply)
-    };
-    ping().is_ok_and(|reply| &reply == b"+PONG" || &reply == b"-NOAU")
+fn ping(socket: &Path) -> std::io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
+    stream.write_all(b"PING\r\n")?;
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer)?;
+    Ok(answer)
 }
 
 /// Lists every key of the selected database; some twice, as SCAN does.

@@ -1,0 +1,443 @@
+//! A Redis Cluster of real processes: three primaries, with or without replicas.
+//!
+//! It is wired by `CLUSTER` commands directly, which is faster than `redis-cli --cluster create`; of the time it takes,
+//! two seconds are Redis's own, which keeps a fresh primary from writing for so long. What can be done to each node is
+//! in [`crate::faults`].
+
+use std::time::Duration;
+
+use redis::ToRedisArgs;
+
+use crate::server::{self, Flavor, Server};
+use crate::wait;
+
+/// The number of hash slots of every cluster.
+pub const SLOTS: u16 = 16_384;
+
+/// How many primaries there are: the fewest that can agree on a failure.
+pub const PRIMARIES: usize = 3;
+
+/// Bounds the time a `MIGRATE` may take, in milliseconds.
+const MIGRATE_MILLIS: u32 = 5_000;
+
+/// What a cluster is started with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    flavor: Flavor,
+    replicas: usize,
+    node_timeout: Duration,
+    coverage: Coverage,
+    args: Vec<String>,
+}
+
+/// What a cluster does while some slots are not served: `cluster-require-full-coverage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// Serves nothing.
+    Required,
+    /// Serves the other slots. For those that are not served, clients are still sent (`MOVED`) to the node that is gone.
+    Partial,
+}
+
+impl Setup {
+    /// Describes three primaries without replicas, which count a silent node as failed after 1 s.
+    #[must_use]
+    pub fn new(flavor: Flavor) -> Setup {
+        let node_timeout = Duration::from_secs(1);
+        Setup { flavor, replicas: 0, node_timeout, coverage: Coverage::Required, args: Vec::new() }
+    }
+
+    /// Gives each primary so many replicas.
+    #[must_use]
+    pub fn replicas(mut self, per_primary: usize) -> Setup {
+        self.replicas = per_primary;
+        self
+    }
+
+    /// Sets after what time a silent node counts as failed.
+    #[must_use]
+    pub fn node_timeout(mut self, timeout: Duration) -> Setup {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// Sets what happens while some slots are not served.
+    #[must_use]
+    pub fn coverage(mut self, coverage: Coverage) -> Setup {
+        self.coverage = coverage;
+        self
+    }
+
+    /// Adds command line arguments to each node.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Setup {
+        self.args.extend(args.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Starts the cluster, and returns when every node serves and knows every other.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not start, or they do not find together.
+    #[must_use]
+    pub fn start(self) -> Cluster {
+        let timeout = self.node_timeout.as_millis().to_string();
+        let coverage = match self.coverage {
+            Coverage::Required => "yes",
+            Coverage::Partial => "no",
+        };
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        let node = || {
+            let setup = server::Setup::new(self.flavor).cluster_node();
+            let setup = setup.args(&["--cluster-node-timeout", &timeout]);
+            let setup = setup.args(&["--cluster-require-full-coverage", coverage]);
+            setup.args(&["--repl-diskless-sync-delay", "0"]).args(&args).start()
+        };
+        let nodes = (0..PRIMARIES * (1 + self.replicas)).map(|_| node()).collect();
+        let cluster = Cluster { nodes };
+        cluster.join();
+        cluster
+    }
+}
+
+/// A running cluster; its nodes end when it is dropped.
+///
+/// Nodes 0, 1 and 2 start as primaries of a third of the slots each, in order; nodes 3, 4 and 5 as their replicas,
+/// if there are any, and so on.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts three primaries without replicas.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not start, or they do not find together.
+    #[must_use]
+    pub fn start(flavor: Flavor) -> Cluster {
+        Setup::new(flavor).start()
+    }
+
+    /// Returns all nodes, also those that were stopped.
+    #[must_use]
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// Returns a node, to stop or restart it.
+    pub fn node_mut(&mut self, node: usize) -> &mut Server {
+        &mut self.nodes[node]
+    }
+
+    /// Returns the addresses of all nodes as clients want them.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    /// Returns the slot of a key.
+    ///
+    /// # Panics
+    ///
+    /// When no node answers.
+    #[must_use]
+    pub fn slot_of(&self, key: impl ToRedisArgs) -> u16 {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("KEYSLOT").arg(key);
+        let slot = self.nodes.iter().find_map(|node| node.try_ask(&command).ok());
+        slot.expect("a node that answers")
+    }
+
+    /// Returns a key whose slot the node serves; none of its bytes needs escaping.
+    ///
+    /// # Panics
+    ///
+    /// When the node serves too few slots for one to be found.
+    #[must_use]
+    pub fn key_at(&self, node: usize) -> String {
+        let mut keys = (0..10_000).map(|number| format!("key-{number}"));
+        let key = keys.find(|key| self.primary_of(self.slot_of(key)) == Some(node));
+        key.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
+    }
+
+    /// Returns the node that serves a slot, as the first node says that answers; none if it is known to have failed.
+    #[must_use]
+    pub fn primary_of(&self, slot: u16) -> Option<usize> {
+        self.nodes.iter().find_map(|observer| self.view(observer, slot))?
+    }
+
+    /// Waits until all running nodes agree that another node than this one serves the slot, and returns it.
+    ///
+    /// # Panics
+    ///
+    /// When they do not.
+    pub fn wait_for_other_primary(&self, slot: u16, than: usize) -> usize {
+        wait::for_some(format!("slot {slot} is served by another node than {than}"), wait::PATIENCE, || {
+            let primary = self.agreed_primary(slot)?;
+            (primary != than && self.nodes[primary].is_primary()).then_some(primary)
+        })
+    }
+
+    /// Waits until every running node says that the cluster is well, or that it is not.
+    ///
+    /// # Panics
+    ///
+    /// When they do not.
+    pub fn wait_for_state(&self, state: State) {
+        wait::until(format!("the cluster is {state:?}"), wait::PATIENCE, || {
+            self.running().all(|node| node.cluster_info("cluster_state").as_deref() == Some(state.name()))
+        });
+    }
+
+    /// Has a replica take over from its primary, which goes on as a replica, and returns when all agree.
+    ///
+    /// # Panics
+    ///
+    /// When the node is no replica, or does not take over.
+    pub fn failover(&self, replica: usize) {
+        self.nodes[replica].ask::<()>(redis::cmd("CLUSTER").arg("FAILOVER"));
+        wait::until(format!("node {replica} takes over"), wait::PATIENCE, || {
+            self.nodes[replica].is_primary()
+                && self.running().all(|observer| {
+                    let line = self.line_of(observer, &self.nodes[replica]);
+                    line.is_some_and(|line| line.is_primary() && !line.slots.is_empty())
+                })
+        });
+    }
+
+    /// Begins to move a slot. From now on its old node answers `ASK` for keys that it does not have, and the new one
+    /// `TRYAGAIN` for several keys of which it does not have all.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part, or nobody serves the slot.
+    #[must_use]
+    pub fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
+        let from = self.primary_of(slot).expect("a slot that is served");
+        let set = |node: usize, state: &str, other: usize| {
+            let mut command = redis::cmd("CLUSTER");
+            command.arg("SETSLOT").arg(slot).arg(state).arg(self.nodes[other].node_id());
+            self.nodes[node].ask::<()>(&command);
+        };
+        // In this order, or the source would send clients to a node that sends them back.
+        set(to, "IMPORTING", from);
+        set(from, "MIGRATING", to);
+        Migration { cluster: self, slot, from, to }
+    }
+
+    /// Makes strangers a cluster.
+    fn join(&self) {
+        let (primaries, replicas) = self.nodes.split_at(PRIMARIES);
+        for (number, node) in self.nodes.iter().enumerate() {
+            // Distinct from the start: otherwise they are made so one by one, when two are found equal.
+            node.ask::<()>(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(number + 1));
+            for other in &self.nodes[..number] {
+                let addr = other.addr();
+                node.ask::<()>(redis::cmd("CLUSTER").arg("MEET").arg(addr.ip().to_string()).arg(addr.port()));
+            }
+        }
+        for (number, node) in primaries.iter().enumerate() {
+            let bound = |number: usize| (usize::from(SLOTS) * number).div_ceil(PRIMARIES);
+            let slots: Vec<usize> = (bound(number)..bound(number + 1)).collect();
+            node.ask::<()>(redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots));
+        }
+        for (number, replica) in replicas.iter().enumerate() {
+            let primary = &primaries[number % PRIMARIES];
+            let id = primary.node_id();
+            wait::until(format!("{replica} knows {primary}"), wait::PATIENCE, || {
+                replica.try_ask::<()>(redis::cmd("CLUSTER").arg("REPLICATE").arg(&id)).is_ok()
+            });
+        }
+        replicas.iter().for_each(Server::wait_for_link);
+        wait::until("all nodes know all nodes", wait::PATIENCE, || {
+            self.nodes.iter().all(|node| self.is_complete(node))
+        });
+        self.wait_for_state(State::Ok);
+    }
+
+    /// Tells whether a node knows who all nodes are and what they do.
+    fn is_complete(&self, observer: &Server) -> bool {
+        let lines = lines(observer);
+        let primaries = lines.iter().filter(|line| line.is_primary() && !line.slots.is_empty()).count();
+        let slots = observer.cluster_info("cluster_slots_ok");
+        lines.len() == self.nodes.len()
+            && primaries == PRIMARIES
+            && slots.is_some_and(|count| count == SLOTS.to_string())
+            && lines.iter().all(|line| !line.flags.contains("handshake"))
+            && lines.iter().filter(|line| line.flags.contains("slave")).count()
+                == self.nodes.len() - PRIMARIES
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.is_running())
+    }
+
+    fn agreed_primary(&self, slot: u16) -> Option<usize> {
+        let mut views = self.running().map(|observer| self.view(observer, slot).flatten());
+        let first = views.next()??;
+        views.all(|view| view == Some(first)).then_some(first)
+    }
+
+    /// Returns who serves the slot as one node sees it; the outer option is whether that node answers.
+    fn view(&self, observer: &Server, slot: u16) -> Option<Option<usize>> {
+        let lines = lines(observer);
+        if lines.is_empty() {
+            return None;
+        }
+        let line = lines.into_iter().find(|line| {
+            line.is_primary() && line.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot))
+        });
+        Some(line.and_then(|line| self.nodes.iter().position(|node| node.port() == line.port)))
+    }
+
+    fn line_of(&self, observer: &Server, node: &Server) -> Option<Line> {
+        lines(observer).into_iter().find(|line| line.port == node.port())
+    }
+}
+
+/// Whether a cluster serves requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It does.
+    Ok,
+    /// It answers `CLUSTERDOWN`, whatever the slot.
+    Fail,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Fail => "fail",
+        }
+    }
+}
+
+/// A slot on its way from one node to another; it stays where it is when this is dropped.
+#[derive(Debug)]
+pub struct Migration<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: usize,
+    to: usize,
+}
+
+impl Migration<'_> {
+    /// Returns the node that the slot leaves.
+    #[must_use]
+    pub fn from(&self) -> usize {
+        self.from
+    }
+
+    /// Moves up to so many keys of the slot, and returns how many.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn move_keys(&self, at_most: u32) -> usize {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("GETKEYSINSLOT").arg(self.slot).arg(at_most);
+        let keys: Vec<Vec<u8>> = self.source().ask(&command);
+        keys.iter().for_each(|key| self.move_key(key));
+        keys.len()
+    }
+
+    /// Moves one key; one that does not exist needs no moving.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn move_key(&self, key: impl ToRedisArgs) {
+        let to = self.cluster.nodes[self.to].addr();
+        let mut command = redis::cmd("MIGRATE");
+        command.arg(to.ip().to_string()).arg(to.port()).arg(key).arg(0).arg(MIGRATE_MILLIS);
+        self.source().ask::<String>(&command);
+    }
+
+    /// Moves all keys that are left and then the slot itself; returns when all nodes know.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn finish(self) {
+        while self.move_keys(1_000) > 0 {}
+        let Migration { cluster, slot, from, to } = self;
+        let id = cluster.nodes[to].node_id();
+        // In this order, or the slot could for a moment belong to nobody.
+        let others = (0..cluster.nodes.len()).filter(|node| ![from, to].contains(node));
+        for node in [to, from].into_iter().chain(others) {
+            let node = &cluster.nodes[node];
+            if node.is_running() && node.is_primary() {
+                node.ask::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(slot).arg("NODE").arg(&id));
+            }
+        }
+        wait::until(format!("slot {slot} belongs to node {to}"), wait::PATIENCE, || {
+            cluster.agreed_primary(slot) == Some(to)
+        });
+    }
+
+    /// Leaves the slot where it was. Keys that were moved already are lost to clients.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn abandon(self) {
+        for node in [self.from, self.to] {
+            let node = &self.cluster.nodes[node];
+            node.ask::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(self.slot).arg("STABLE"));
+        }
+    }
+
+    fn source(&self) -> &Server {
+        &self.cluster.nodes[self.from]
+    }
+}
+
+/// A line of `CLUSTER NODES`.
+struct Line {
+    port: u16,
+    flags: String,
+    slots: Vec<(u16, u16)>,
+}
+
+impl Line {
+    /// Tells whether the node serves its slots; `fail?` is a mere suspicion.
+    fn is_primary(&self) -> bool {
+        let mut flags = self.flags.split(',');
+        self.flags.contains("master") && !flags.any(|flag| flag == "fail")
+    }
+}
+
+/// Returns what a node knows of the cluster; nothing if it does not answer.
+fn lines(observer: &Server) -> Vec<Line> {
+    let text: String = observer.try_ask(redis::cmd("CLUSTER").arg("NODES")).unwrap_or_default();
+    text.lines().filter_map(line).collect()
+}
+
+/// Reads `<id> <ip>:<port>@<bus> <flags> <primary> <ping> <pong> <epoch> <link> <slots> ...`.
+fn line(text: &str) -> Option<Line> {
+    let mut words = text.split(' ').skip(1);
+    let (_, port) = words.next()?.split('@').next()?.rsplit_once(':')?;
+    let flags = words.next()?.to_string();
+    // Slots on their way, such as `[93->-id]`, are named among the others too.
+    let slots = words.skip(5).filter(|word| !word.starts_with('['));
+    let slots = slots.filter_map(|word| {
+        let (first, last) = word.split_once('-').unwrap_or((word, word));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    });
+    Some(Line { port: port.parse().ok()?, flags, slots: slots.collect() })
+}
+
+impl Server {
+    fn node_id(&self) -> String {
+        self.ask(redis::cmd("CLUSTER").arg("MYID"))
+    }
+
+    fn cluster_info(&self, field: &str) -> Option<String> {
+        let info: String = self.try_ask(redis::cmd("CLUSTER").arg("INFO")).ok()?;
+        crate::faults::info_field(&info, field)
+    }
+}

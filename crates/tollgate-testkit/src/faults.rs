@@ -1,0 +1,260 @@
+//! What can go wrong with a running [`Server`], by signals and by its own commands. Each fault is in force when its
+//! method returns, and most have a method that ends them.
+//!
+//! Faults of the network are elsewhere: [`crate::proxy`], [`crate::namespace`].
+
+use std::fmt::Display;
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use crate::server::Server;
+use crate::wait;
+
+/// Which commands [`Server::pause_clients`] holds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paused {
+    /// Every command, also those that would end the pause.
+    All,
+    /// Commands that may write.
+    Writes,
+}
+
+/// How many keys [`Server::restart_into_loading`] adds, and how long each takes to load, in microseconds: 25 s in all.
+const FILLER_KEYS: u32 = 5_000;
+const FILLER_LOAD_MICROS: u32 = 5_000;
+
+impl Server {
+    /// Stops the process with SIGSTOP: its kernel still accepts connections and bytes, but nobody answers.
+    ///
+    /// # Panics
+    ///
+    /// When it does not run.
+    pub fn suspend(&self) {
+        self.signal(Signal::STOP);
+        // A signal takes effect when the process is next scheduled: until then, it could still answer.
+        let stopped = waitid(WaitId::Pid(self.process()), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT);
+        stopped.unwrap_or_else(|error| panic!("{self} cannot be watched: {error}"));
+    }
+
+    /// Lets a suspended process go on, with SIGCONT: it executes what arrived meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// When it does not run.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let sent = kill_process(self.process(), signal);
+        sent.unwrap_or_else(|error| panic!("{self} cannot be sent {signal:?}: {error}"));
+    }
+
+    fn process(&self) -> Pid {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        pid.expect("a process id of the kernel")
+    }
+
+    /// Holds back clients' commands with `CLIENT PAUSE`. A pause of all commands also holds back the one that would end
+    /// it, so it lasts.
+    pub fn pause_clients(&self, lasting: Duration, paused: Paused) {
+        let mut command = redis::cmd("CLIENT");
+        command.arg("PAUSE").arg(u64::try_from(lasting.as_millis()).unwrap_or(u64::MAX));
+        self.ask::<()>(command.arg(paused.name()));
+    }
+
+    /// Ends a pause of writes early; waits for the end of a pause of all.
+    pub fn unpause_clients(&self) {
+        self.ask::<()>(redis::cmd("CLIENT").arg("UNPAUSE"));
+    }
+
+    /// Ends the connections of all clients, subscribers included, and returns how many they were.
+    pub fn kill_clients(&self) -> u64 {
+        let mut killed = 0;
+        for kind in ["normal", "pubsub"] {
+            let mut command = redis::cmd("CLIENT");
+            killed += self.ask::<u64>(command.arg("KILL").arg("TYPE").arg(kind));
+        }
+        killed
+    }
+
+    /// Changes a setting, such as `maxmemory` or `min-replicas-to-write`.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not take it.
+    pub fn config_set(&self, name: &str, value: impl Display) {
+        self.ask::<()>(redis::cmd("CONFIG").arg("SET").arg(name).arg(value.to_string()));
+    }
+
+    /// Returns a setting.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not know it.
+    #[must_use]
+    pub fn config_get(&self, name: &str) -> String {
+        let answer: Vec<String> = self.ask(redis::cmd("CONFIG").arg("GET").arg(name));
+        answer.into_iter().nth(1).unwrap_or_else(|| panic!("{self} has no setting {name}"))
+    }
+
+    /// Returns a field of `INFO`, such as `run_id` or `evicted_keys`.
+    ///
+    /// # Panics
+    ///
+    /// When the server has no such field.
+    #[must_use]
+    pub fn info(&self, field: &str) -> String {
+        let info: String = self.ask(redis::cmd("INFO").arg("all"));
+        info_field(&info, field).unwrap_or_else(|| panic!("{self} has no field {field}"))
+    }
+
+    /// Returns a field of `INFO`, if the server answers and has it.
+    pub(crate) fn try_info(&self, field: &str) -> Option<String> {
+        let info: String = self.try_ask(redis::cmd("INFO").arg("all")).ok()?;
+        info_field(&info, field)
+    }
+
+    /// Creates or changes a user by the rules of `ACL SETUSER`, such as `["on", ">secret", "~tg1:*", "+get"]`.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not take the rules.
+    pub fn set_user(&self, name: &str, rules: &[&str]) {
+        self.ask::<()>(redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules));
+    }
+
+    /// Makes the server a replica, and returns when it is in step with its primary.
+    ///
+    /// # Panics
+    ///
+    /// When the link does not come up.
+    pub fn replicate(&self, primary: &Server) {
+        // Not for others to join in the same transfer, for which it waits 5 s by default.
+        primary.config_set("repl-diskless-sync-delay", 0);
+        let addr = primary.addr();
+        self.ask::<()>(redis::cmd("REPLICAOF").arg(addr.ip().to_string()).arg(addr.port()));
+        self.wait_for_link();
+    }
+
+    /// Waits until a replica is in step with its primary.
+    pub(crate) fn wait_for_link(&self) {
+        wait::until(format!("{self} has a link to its primary"), wait::PATIENCE, || {
+            self.try_info("master_link_status").is_some_and(|status| status == "up")
+        });
+    }
+
+    /// Makes a replica a primary.
+    pub fn promote(&self) {
+        self.ask::<()>(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
+    }
+
+    /// Tells whether the server takes itself for a primary; one that does not answer is none.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.try_info("role").is_some_and(|role| role == "master")
+    }
+
+    /// Forgets all scripts.
+    pub fn flush_scripts(&self) {
+        self.ask::<()>(redis::cmd("SCRIPT").arg("FLUSH"));
+    }
+
+    /// Runs a script without end: every other command is answered with `BUSY`.
+    ///
+    /// # Panics
+    ///
+    /// When the server wants a password, or does not become busy.
+    pub fn make_busy(&self) {
+        // The old name, which all flavors know.
+        self.config_set("lua-time-limit", 1);
+        let sent = UnixStream::connect(self.socket())
+            .and_then(|mut stream| stream.write_all(b"EVAL \"while true do end\" 0\r\n").map(|()| stream));
+        // Left to itself: a client that goes away does not end its script.
+        drop(sent.unwrap_or_else(|error| panic!("{self} cannot be reached: {error}")));
+        wait::until(format!("{self} is busy"), wait::PATIENCE, || self.refuses_with("BUSY"));
+    }
+
+    /// Ends the script of [`Server::make_busy`].
+    pub fn end_busy(&self) {
+        self.ask::<()>(redis::cmd("SCRIPT").arg("KILL"));
+        wait::until(format!("{self} is no longer busy"), wait::PATIENCE, || !self.refuses_with("BUSY"));
+    }
+
+    /// Makes saving fail, for which the server refuses every write with `MISCONF`.
+    ///
+    /// # Panics
+    ///
+    /// When saving succeeds nevertheless.
+    pub fn break_saving(&self) {
+        // Nothing can be renamed to the name of a directory, not even by root.
+        fs::create_dir(self.snapshot()).expect("a directory in the place of the snapshot");
+        // The complaint is only for those who want to be saved now and then.
+        self.config_set("save", "3600 1");
+        self.ask::<()>(&redis::cmd("BGSAVE"));
+        wait::until(format!("{self} fails to save"), wait::PATIENCE, || {
+            self.info("rdb_last_bgsave_status") == "err"
+        });
+    }
+
+    /// Lets saving succeed again, and writes pass.
+    pub fn mend_saving(&self) {
+        fs::remove_dir(self.snapshot()).expect("saving was broken before");
+        self.config_set("save", "");
+        self.save();
+    }
+
+    /// Restarts the server with its data, and returns while it is loading: it answers `LOADING`, for up to 25 s or
+    /// until [`Server::finish_loading`]. For want of data, it adds some keys, which expire within the hour.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer, or cannot load slowly (Redis 6.2).
+    pub fn restart_into_loading(&mut self) {
+        let mut fill = redis::pipe();
+        for number in 0..FILLER_KEYS {
+            let key = format!("tollgate-testkit:filler:{number}");
+            fill.cmd("SET").arg(key).arg("x".repeat(1_024)).arg("EX").arg(3_600).ignore();
+        }
+        let filled = fill.exec(&mut self.connection());
+        filled.unwrap_or_else(|error| panic!("{self} cannot be filled: {error}"));
+        self.save();
+        self.relaunch_slowly(&[
+            "--key-load-delay",
+            &FILLER_LOAD_MICROS.to_string(),
+            // It listens to others only after so many bytes; compressed, the filler would have none.
+            "--loading-process-events-interval-bytes",
+            "1024",
+        ]);
+    }
+
+    /// Ends the wait that [`Server::restart_into_loading`] began.
+    pub fn finish_loading(&self) {
+        self.config_set("key-load-delay", 0);
+        wait::until(format!("{self} has its data"), wait::PATIENCE, || !self.refuses_with("LOADING"));
+    }
+
+    /// Tells whether a harmless command is answered with this error.
+    fn refuses_with(&self, code: &str) -> bool {
+        let answer = self.try_ask::<u64>(&redis::cmd("DBSIZE"));
+        answer.is_err_and(|error| error.code() == Some(code))
+    }
+}
+
+impl Paused {
+    fn name(self) -> &'static str {
+        match self {
+            Paused::All => "ALL",
+            Paused::Writes => "WRITE",
+        }
+    }
+}
+
+pub(crate) fn info_field(info: &str, field: &str) -> Option<String> {
+    let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(name, _)| *name == field).map(|(_, value)| value.to_string())
+}

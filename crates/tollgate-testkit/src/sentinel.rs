@@ -1,0 +1,308 @@
+//! A primary, its replicas and three sentinels that watch them: real processes that know each other when
+//! [`Setup::start`] returns.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::namespace::{Link, Side};
+use crate::server::{self, Flavor, Server};
+use crate::wait;
+
+/// The name under which the sentinels know the primary.
+pub const NAME: &str = "tollgate";
+
+/// How many sentinels there are.
+pub const SENTINELS: usize = 3;
+
+/// How many of them must agree that the primary is gone.
+const QUORUM: usize = 2;
+
+/// How often sentinels tell of themselves and ask the servers, in milliseconds: while they get to know each other, and
+/// as Redis has it by default.
+const HASTY: [(&str, u32); 2] = [("publish-period", 50), ("info-period", 50)];
+const CALM: [(&str, u32); 2] = [("publish-period", 2_000), ("info-period", 10_000)];
+
+/// What a watched primary is started with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    flavor: Flavor,
+    replicas: usize,
+    down_after: Duration,
+    failover_timeout: Duration,
+    password: Option<String>,
+    sentinel_password: Option<String>,
+    sides: Option<(Side, Side)>,
+    args: Vec<String>,
+    sentinel_lines: Vec<String>,
+}
+
+impl Setup {
+    /// Describes a primary with one replica, which takes over when the primary is silent for 500 ms.
+    #[must_use]
+    pub fn new(flavor: Flavor) -> Setup {
+        Setup {
+            flavor,
+            replicas: 1,
+            down_after: Duration::from_millis(500),
+            failover_timeout: Duration::from_secs(2),
+            password: None,
+            sentinel_password: None,
+            sides: None,
+            args: Vec::new(),
+            sentinel_lines: Vec::new(),
+        }
+    }
+
+    /// Sets the number of replicas.
+    #[must_use]
+    pub fn replicas(mut self, count: usize) -> Setup {
+        self.replicas = count;
+        self
+    }
+
+    /// Sets after what time a silent primary counts as gone.
+    #[must_use]
+    pub fn down_after(mut self, silence: Duration) -> Setup {
+        self.down_after = silence;
+        self
+    }
+
+    /// Demands a password of those who want the data.
+    #[must_use]
+    pub fn password(mut self, password: &str) -> Setup {
+        self.password = Some(password.to_string());
+        self
+    }
+
+    /// Demands a password of those who ask the sentinels, which also use it among themselves. Users of theirs are made by [`Server::set_user`].
+    #[must_use]
+    pub fn sentinel_password(mut self, password: &str) -> Setup {
+        self.sentinel_password = Some(password.to_string());
+        self
+    }
+
+    /// Puts the primary and one sentinel on the left side of a network, everything else on the right.
+    #[must_use]
+    pub fn across(mut self, link: &Link) -> Setup {
+        self.sides = Some((link.left().clone(), link.right().clone()));
+        self
+    }
+
+    /// Adds command line arguments to each server that holds data, such as `["--min-replicas-to-write", "1"]`.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Setup {
+        self.args.extend(args.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Adds a line to the configuration of each sentinel, such as `sentinel resolve-hostnames yes`.
+    #[must_use]
+    pub fn sentinel_line(mut self, line: &str) -> Setup {
+        self.sentinel_lines.push(line.to_string());
+        self
+    }
+
+    /// Starts all processes, and returns when each sentinel knows the replicas and the other sentinels.
+    ///
+    /// # Panics
+    ///
+    /// When one does not start, or they do not find together.
+    #[must_use]
+    pub fn start(self) -> Sentinels {
+        let nodes: Vec<Server> = (0..=self.replicas).map(|number| self.node(number)).collect();
+        // Before the sentinels: these ask a primary for its replicas at first, and then not for ten seconds.
+        nodes[1..].iter().for_each(|replica| replica.replicate(&nodes[0]));
+        let config = self.config(nodes[0].addr());
+        let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config)).collect();
+        let sentinels = Sentinels { nodes, sentinels };
+        sentinels.get_acquainted();
+        sentinels
+    }
+
+    fn node(&self, number: usize) -> Server {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        let mut setup =
+            server::Setup::new(self.flavor).args(&["--repl-diskless-sync-delay", "0"]).args(&args);
+        if let Some(password) = &self.password {
+            setup = setup.password(password).args(&["--masterauth", password]);
+        }
+        self.placed(setup, number).start()
+    }
+
+    fn sentinel(&self, number: usize, config: &str) -> Server {
+        let mut setup = server::Setup::new(self.flavor).sentinel(config.to_string());
+        if let Some(password) = &self.sentinel_password {
+            setup = setup.password(password);
+        }
+        self.placed(setup, number).start()
+    }
+
+    fn placed(&self, setup: server::Setup, number: usize) -> server::Setup {
+        match &self.sides {
+            None => setup,
+            Some((left, _)) if number == 0 => setup.inside(left),
+            Some((_, right)) => setup.inside(right),
+        }
+    }
+
+    fn config(&self, primary: SocketAddr) -> String {
+        let mut lines = vec![
+            format!("sentinel monitor {NAME} {} {} {QUORUM}", primary.ip(), primary.port()),
+            format!("sentinel down-after-milliseconds {NAME} {}", self.down_after.as_millis()),
+            format!("sentinel failover-timeout {NAME} {}", self.failover_timeout.as_millis()),
+            format!("sentinel parallel-syncs {NAME} 1"),
+        ];
+        if let Some(password) = &self.password {
+            lines.push(format!("sentinel auth-pass {NAME} {password}"));
+        }
+        lines.extend(self.sentinel_lines.iter().cloned());
+        lines.join("\n") + "\n"
+    }
+}
+
+/// A watched primary; all its processes end when it is dropped.
+#[derive(Debug)]
+pub struct Sentinels {
+    nodes: Vec<Server>,
+    sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Starts a primary with one replica and three sentinels.
+    ///
+    /// # Panics
+    ///
+    /// When a process does not start, or they do not find together.
+    #[must_use]
+    pub fn start(flavor: Flavor) -> Sentinels {
+        Setup::new(flavor).start()
+    }
+
+    /// Returns the servers that hold data; the first was the primary at the start.
+    #[must_use]
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// Returns a server that holds data, to stop or restart it.
+    pub fn node_mut(&mut self, node: usize) -> &mut Server {
+        &mut self.nodes[node]
+    }
+
+    /// Returns the sentinels.
+    #[must_use]
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// Returns a sentinel, to stop or restart it.
+    pub fn sentinel_mut(&mut self, sentinel: usize) -> &mut Server {
+        &mut self.sentinels[sentinel]
+    }
+
+    /// Returns the addresses of the sentinels as clients want them.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(Server::url).collect()
+    }
+
+    /// Returns which node is the primary, as most sentinels say that answer (`SENTINEL get-master-addr-by-name`).
+    ///
+    /// # Panics
+    ///
+    /// When they do not agree within a generous time.
+    #[must_use]
+    pub fn primary(&self) -> usize {
+        wait::for_some("the sentinels agree on a primary", wait::PATIENCE, || self.majority())
+    }
+
+    /// Kills the primary, and returns which node it was. [`Sentinels::wait_for_other_primary`] awaits the consequence.
+    ///
+    /// # Panics
+    ///
+    /// When the sentinels know no primary.
+    pub fn kill_primary(&mut self) -> usize {
+        let primary = self.primary();
+        self.nodes[primary].stop_hard();
+        primary
+    }
+
+    /// Waits until most sentinels name another primary than this one, and it takes itself for one; returns it.
+    ///
+    /// # Panics
+    ///
+    /// When that does not happen.
+    pub fn wait_for_other_primary(&self, than: usize) -> usize {
+        wait::for_some(format!("another node than {than} is the primary"), wait::PATIENCE, || {
+            let primary = self.majority()?;
+            (primary != than && self.nodes[primary].is_primary()).then_some(primary)
+        })
+    }
+
+    /// Has a replica take over in an orderly way (`SENTINEL FAILOVER`); returns the new primary. The old one may take
+    /// itself for a primary, and accept writes, for another ten seconds.
+    ///
+    /// # Panics
+    ///
+    /// When no replica takes over.
+    pub fn failover(&self) -> usize {
+        let old = self.primary();
+        wait::until("a sentinel begins the failover", wait::PATIENCE, || {
+            // Refused while another failover is under way.
+            let outcome =
+                self.sentinels[SENTINELS - 1].try_ask::<()>(redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
+            outcome.is_ok()
+        });
+        self.wait_for_other_primary(old)
+    }
+
+    fn majority(&self) -> Option<usize> {
+        let answers: Vec<usize> =
+            self.sentinels.iter().filter_map(|sentinel| self.named_by(sentinel)).collect();
+        let votes = |node: usize| answers.iter().filter(|answer| **answer == node).count();
+        (0..self.nodes.len()).find(|node| votes(*node) > answers.len() / 2)
+    }
+
+    fn named_by(&self, sentinel: &Server) -> Option<usize> {
+        if !sentinel.is_running() {
+            return None;
+        }
+        let mut command = redis::cmd("SENTINEL");
+        let answer =
+            sentinel.try_ask::<Option<(String, u16)>>(command.arg("get-master-addr-by-name").arg(NAME));
+        let (_, port) = answer.ok()??;
+        self.nodes.iter().position(|node| node.port() == port)
+    }
+
+    /// Waits until all know all. Sentinels meet by messages that they publish every 2 s; unless they are too old to be
+    /// told, they make haste meanwhile.
+    fn get_acquainted(&self) {
+        self.set_pace(HASTY);
+        wait::until("the sentinels know each other and the replicas", wait::PATIENCE, || {
+            self.sentinels.iter().all(|sentinel| self.is_acquainted(sentinel))
+        });
+        self.set_pace(CALM);
+    }
+
+    fn set_pace(&self, periods: [(&str, u32); 2]) {
+        for sentinel in &self.sentinels {
+            for (name, millis) in periods {
+                // Redis 6.2 does not know it, and takes its time.
+                let _ = sentinel.try_ask::<()>(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(millis));
+            }
+        }
+    }
+
+    fn is_acquainted(&self, sentinel: &Server) -> bool {
+        let list = |what: &str| -> Vec<std::collections::HashMap<String, String>> {
+            sentinel.try_ask(redis::cmd("SENTINEL").arg(what).arg(NAME)).unwrap_or_default()
+        };
+        let (replicas, others) = (list("REPLICAS"), list("SENTINELS"));
+        replicas.len() == self.nodes.len() - 1
+            && others.len() == SENTINELS - 1
+            && replicas
+                .iter()
+                .all(|replica| replica["flags"] == "slave" && replica["master-link-status"] == "ok")
+            && others.iter().all(|other| other["flags"] == "sentinel")
+    }
+}

@@ -1,0 +1,396 @@
+//! The proxy does to a real server's traffic what it says, and nothing else.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use tollgate_testkit::proxy::{Direction, MAX_CONNECTIONS, Mode, Proxy, Requests, Swallow, Then, Turn};
+use tollgate_testkit::server::{Flavor, Server};
+use tollgate_testkit::wait;
+
+/// Long enough to see that nothing comes.
+const SILENCE: Duration = Duration::from_millis(150);
+
+fn server_and_proxy() -> (Server, Proxy) {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    (server, proxy)
+}
+
+/// A client that sends bytes and expects bytes.
+struct Client(TcpStream);
+
+impl Client {
+    fn connect(proxy: &Proxy) -> Client {
+        let stream = TcpStream::connect(proxy.addr()).expect("the proxy accepts");
+        let client = Client(stream);
+        client.wait_for(wait::PATIENCE);
+        client
+    }
+
+    fn wait_for(&self, bound: Duration) {
+        self.0.set_read_timeout(Some(bound)).expect("a time that is not zero");
+    }
+
+    fn send(&mut self, bytes: &str) {
+        self.0.write_all(bytes.as_bytes()).expect("a connection that takes requests");
+    }
+
+    fn expect(&mut self, bytes: &str) {
+        let mut reply = vec![0; bytes.len()];
+        self.0.read_exact(&mut reply).expect("a reply");
+        assert_eq!(String::from_utf8_lossy(&reply), bytes);
+    }
+
+    fn ask(&mut self, request: &str, reply: &str) {
+        self.send(request);
+        self.expect(reply);
+    }
+
+    fn expect_silence(&mut self) {
+        self.wait_for(SILENCE);
+        let error = self.0.read(&mut [0; 1]).expect_err("nothing should come, not even an end");
+        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+        self.wait_for(wait::PATIENCE);
+    }
+
+    fn expect_end(&mut self) {
+        assert_eq!(self.0.read(&mut [0; 1]).expect("an end, not a reset"), 0);
+    }
+
+    fn expect_reset(&mut self) {
+        let error = self.0.read(&mut [0; 1]).expect_err("a reset, not an end");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+fn value(server: &Server, key: &str) -> u64 {
+    redis::cmd("GET").arg(key).query::<Option<u64>>(&mut server.connection()).expect("a number").unwrap_or(0)
+}
+
+/// A request that charges, and leaves a key that expires.
+const CHARGE: &str =
+    "EVAL \"local n = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], 60) return n\" 1 used\r\n";
+
+#[test]
+fn everything_passes_and_is_counted() {
+    let (_server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n*2\r\n$4\r\nECHO\r\n$3\r\na\r\n\r\n", "+PONG\r\n$3\r\na\r\n\r\n");
+    let big = "x".repeat(3_000_000);
+    client.send(&format!("*2\r\n$4\r\nECHO\r\n${}\r\n{big}\r\n", big.len()));
+    client.expect(&format!("${}\r\n{big}\r\n", big.len()));
+
+    let bytes_down = 7 + 9 + 10 + 3_000_000 + 2;
+    wait::until("the counters are up to date", wait::PATIENCE, || proxy.counters().bytes_down >= bytes_down);
+    let counters = proxy.counters();
+    assert_eq!((counters.accepted, counters.open, counters.beyond_bound), (1, 1, 0));
+    assert_eq!((counters.requests, counters.replies, counters.swallowed), (3, 3, 0));
+    assert_eq!(counters.bytes_down, bytes_down);
+    assert_eq!(counters.bytes_up, 6 + 23 + 24 + 3_000_000 + 2);
+
+    drop(client);
+    wait::until("the connection is closed", wait::PATIENCE, || proxy.counters().open == 0);
+}
+
+#[test]
+fn a_real_client_works_through_it() {
+    let (_server, proxy) = server_and_proxy();
+    let mut connection = redis::Client::open(proxy.url()).unwrap().get_connection().unwrap();
+    let pong: String = redis::cmd("PING").query(&mut connection).unwrap();
+    assert_eq!(pong, "PONG");
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a delay is seen in real time")]
+fn both_directions_are_delayed_each_by_its_own_time_and_pipelining_does_not_add_up() {
+    let (_server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    let (requests, replies) = (Duration::from_millis(120), Duration::from_millis(80));
+    proxy.set(Mode::Delay { requests, replies });
+
+    let start = Instant::now();
+    for _ in 0..10 {
+        client.send("PING\r\n");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    client.expect("+PONG\r\n");
+    let first = start.elapsed();
+    client.expect(&"+PONG\r\n".repeat(9));
+    let last = start.elapsed();
+    assert!(first >= requests + replies, "{first:?}");
+    assert!(last < 4 * (requests + replies), "ten requests took {last:?}: their delays add up");
+
+    proxy.set(Mode::Delay { requests: Duration::ZERO, replies: Duration::MAX });
+    client.send("PING\r\n");
+    client.expect_silence();
+    assert_eq!(proxy.counters().requests, 11);
+    proxy.pass();
+    client.expect("+PONG\r\n");
+}
+
+#[test]
+fn a_cut_resets_open_connections_and_new_ones_until_it_is_over() {
+    let (_server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+
+    proxy.cut();
+    assert_eq!(proxy.counters().open, 0);
+    client.expect_reset();
+    let mut client = Client::connect(&proxy);
+    client.expect_reset();
+    assert_eq!(proxy.counters().accepted, 2);
+
+    proxy.pass();
+    Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
+}
+
+#[test]
+fn refusing_is_told_from_cutting_and_keeps_the_port() {
+    let (_server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+    for _ in 0..3 {
+        proxy.set(Mode::Refuse);
+        let error = TcpStream::connect(proxy.addr()).expect_err("nobody should listen");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        proxy.pass();
+        Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
+    }
+    client.expect_reset();
+}
+
+#[test]
+fn one_reset_leaves_new_connections_alone() {
+    let (_server, proxy) = server_and_proxy();
+    let mut old = Client::connect(&proxy);
+    old.ask("PING\r\n", "+PONG\r\n");
+    proxy.reset_connections();
+    let mut new = Client::connect(&proxy);
+    new.ask("PING\r\n", "+PONG\r\n");
+    old.expect_reset();
+}
+
+#[test]
+fn a_stall_is_silent_for_old_and_new_connections_and_delivers_when_it_ends() {
+    let (server, proxy) = server_and_proxy();
+    let mut old = Client::connect(&proxy);
+    old.ask("PING\r\n", "+PONG\r\n");
+    proxy.stall();
+    let mut new = Client::connect(&proxy);
+    let mut gone = Client::connect(&proxy);
+    old.send(CHARGE);
+    new.send(CHARGE);
+    gone.send(CHARGE);
+    gone.0.shutdown(Shutdown::Both).unwrap();
+    old.expect_silence();
+    new.expect_silence();
+    assert_eq!(value(&server, "used"), 0, "a request came through");
+
+    proxy.pass();
+    let replies = [&mut old, &mut new].map(|client| {
+        let mut reply = [0; 4];
+        client.0.read_exact(&mut reply).unwrap();
+        reply[1]
+    });
+    assert_ne!(replies[0], replies[1]);
+    wait::until("the request of the client that left is served too", wait::PATIENCE, || {
+        value(&server, "used") == 3
+    });
+}
+
+#[test]
+fn half_a_connection_can_end() {
+    let (server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+    proxy.half_close(Direction::Replies);
+    client.expect_end();
+    client.send(CHARGE);
+    wait::until("the request arrives nevertheless", wait::PATIENCE, || value(&server, "used") == 1);
+
+    // Redis ends a connection whose requests have ended, but answers what it has read before.
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+    proxy.half_close(Direction::Requests);
+    client.expect_end();
+    Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
+}
+
+#[test]
+fn every_third_reply_is_lost_its_request_served_and_no_other_reply_shifted() {
+    let (server, proxy) = server_and_proxy();
+    proxy.swallow_every(3, Requests::SCRIPTS);
+    let mut client = Client::connect(&proxy);
+    for call in 1..=9 {
+        // Other requests are neither counted nor touched, also in the same piece.
+        client.send(&format!("PING\r\n{CHARGE}"));
+        client.expect("+PONG\r\n");
+        if call % 3 == 0 {
+            client.expect_end();
+            client = Client::connect(&proxy);
+        } else {
+            client.expect(&format!(":{call}\r\n"));
+        }
+        assert_eq!(value(&server, "used"), call);
+    }
+    assert_eq!(proxy.counters().swallowed, 3);
+}
+
+#[test]
+fn a_pipeline_is_answered_exactly_up_to_the_lost_reply() {
+    let (server, proxy) = server_and_proxy();
+    for step in [1, 7, 100_000] {
+        redis::cmd("DEL").arg("used").exec(&mut server.connection()).unwrap();
+        proxy.swallow_every(4, Requests::SCRIPTS);
+        let mut client = Client::connect(&proxy);
+        for piece in CHARGE.repeat(6).as_bytes().chunks(step) {
+            // The connection may have ended before the last piece.
+            let _ = client.0.write_all(piece);
+        }
+        client.expect(":1\r\n:2\r\n:3\r\n");
+        assert!(
+            matches!(client.0.read(&mut [0; 1]), Ok(0) | Err(_)),
+            "a later reply in place of the lost one"
+        );
+        assert!(value(&server, "used") >= 4, "the fourth request was not delivered");
+    }
+}
+
+#[test]
+fn the_next_reply_is_lost_even_if_it_is_long_and_then_all_is_well() {
+    let (server, proxy) = server_and_proxy();
+    redis::cmd("SET")
+        .arg("long")
+        .arg("x".repeat(1_000_000))
+        .arg("EX")
+        .arg(60)
+        .exec(&mut server.connection())
+        .unwrap();
+    proxy.swallow_next(Requests::Any);
+    let mut client = Client::connect(&proxy);
+    client.send("GET long\r\n");
+    client.expect_end();
+    assert_eq!(proxy.counters().bytes_down, 0, "a part of the lost reply came through");
+    Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
+    assert_eq!(proxy.counters().swallowed, 1);
+}
+
+#[test]
+fn a_swallowed_reply_can_leave_silence_that_no_later_reply_breaks() {
+    let (server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+    proxy.swallow_and_stall(Requests::SCRIPTS);
+    client.send(CHARGE);
+    wait::until("the request is served", wait::PATIENCE, || value(&server, "used") == 1);
+    client.send(CHARGE);
+    client.expect_silence();
+    wait::until("later requests are served too", wait::PATIENCE, || value(&server, "used") == 2);
+    Client::connect(&proxy).ask(CHARGE, ":3\r\n");
+
+    proxy.pass();
+    client.expect_silence();
+    proxy.cut();
+    client.expect_reset();
+}
+
+#[test]
+fn a_real_client_sees_a_lost_reply_as_an_error_and_the_server_charged_once() {
+    let (server, proxy) = server_and_proxy();
+    let client = redis::Client::open(proxy.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    proxy.swallow_next(Requests::Named(&["SET"]));
+    let error = redis::cmd("SET").arg("key").arg(7).arg("EX").arg(60).exec(&mut connection).unwrap_err();
+    assert!(error.is_io_error(), "{error}");
+    assert_eq!(value(&server, "key"), 7);
+    let mut connection = client.get_connection().unwrap();
+    assert_eq!(redis::cmd("GET").arg("key").query::<u64>(&mut connection).unwrap(), 7);
+}
+
+#[test]
+fn pushed_messages_are_not_taken_for_replies() {
+    let (server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    // RESP3 delivers invalidations between replies.
+    client.send("HELLO 3\r\n");
+    client.send("CLIENT TRACKING on BCAST PREFIX pushed\r\n");
+    client.send("ECHO ready\r\n");
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"$5\r\nready\r\n") {
+        let mut byte = [0; 1];
+        client.0.read_exact(&mut byte).unwrap();
+        seen.extend(byte);
+    }
+    // With a request in flight, a push could be taken for its reply.
+    proxy.swallow_next(Requests::Named(&["BLPOP"]));
+    client.send("BLPOP list 60\r\n");
+    wait::until("the request waits", wait::PATIENCE, || server.info("blocked_clients") == "1");
+    redis::cmd("SET").arg("pushed").arg(1).arg("EX").arg(60).exec(&mut server.connection()).unwrap();
+    client.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$6\r\npushed\r\n");
+    assert_eq!(proxy.counters().swallowed, 0);
+    redis::cmd("LPUSH").arg("list").arg(1).exec(&mut server.connection()).unwrap();
+    client.expect_end();
+    assert_eq!(proxy.counters().swallowed, 1);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a pause is seen in real time")]
+fn a_trickle_passes_one_byte_after_the_other_and_ends_when_told() {
+    let (_server, proxy) = server_and_proxy();
+    let mut client = Client::connect(&proxy);
+    proxy.set(Mode::Trickle { pause: Duration::from_millis(10) });
+    let start = Instant::now();
+    client.ask("PING\r\n", "+PONG\r\n");
+    let elapsed = start.elapsed();
+    // Five pauses before the last byte of the request, six before that of the reply.
+    assert!(elapsed >= Duration::from_millis(110), "{elapsed:?}");
+
+    proxy.set(Mode::Trickle { pause: Duration::from_secs(3_600) });
+    client.send("PING\r\n");
+    wait::until("the first byte is through", wait::PATIENCE, || proxy.counters().bytes_up == 7);
+    proxy.pass();
+    client.expect("+PONG\r\n");
+}
+
+#[test]
+fn connections_are_bounded() {
+    let (_server, proxy) = server_and_proxy();
+    let mut clients = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        clients.push(Client::connect(&proxy));
+    }
+    wait::until("all are open", wait::PATIENCE, || proxy.counters().open == MAX_CONNECTIONS);
+    Client::connect(&proxy).expect_reset();
+    assert_eq!(proxy.counters().beyond_bound, 1);
+
+    drop(clients);
+    wait::until("they are closed", wait::PATIENCE, || proxy.counters().open == 0);
+    Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
+}
+
+#[test]
+fn a_server_that_is_away_resets_the_client_and_a_dropped_proxy_leaves_nothing_open() {
+    let (mut server, proxy) = server_and_proxy();
+    let mut before = Client::connect(&proxy);
+    before.ask("PING\r\n", "+PONG\r\n");
+    server.stop_hard();
+    before.expect_end();
+    Client::connect(&proxy).expect_reset();
+
+    server.restart();
+    let mut client = Client::connect(&proxy);
+    client.ask("PING\r\n", "+PONG\r\n");
+    let addr = proxy.addr();
+    drop(proxy);
+    assert!(matches!(client.0.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(TcpStream::connect(addr).is_err(), "something still listens");
+}
+
+#[test]
+#[should_panic(expected = "every zeroth reply")]
+fn a_turn_that_never_comes_is_a_mistake() {
+    let (_server, proxy) = server_and_proxy();
+    proxy.set(Mode::Swallow(Swallow { of: Requests::Any, turn: Turn::Every(0), then: Then::Stall }));
+}
