@@ -175,6 +175,38 @@ async fn a_shorter_window_shortens_the_ttl_with_the_next_write() {
 }
 
 #[tokio::test]
+async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    // 25 s into a window: the one after next has begun when the TTL is nearly over
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_445_000_000));
+    let store = subject.store.clone().with_clock(clock.clone());
+    let ceiling = Limit::token_bucket(1_000_000, 1000 * MINUTE).unwrap();
+    for limit in limits(10, MINUTE) {
+        // alone, and together with another tier
+        for other in [None, Some(tier("everybody", &ceiling, 1))] {
+            let key = format!("k{}", other.is_some());
+            let check = |cost| {
+                let tiers = [tier(&key, &limit, cost)].into_iter().chain(other.clone()).collect();
+                Check::new(Operation::Check, tiers).unwrap()
+            };
+            // until a log has room for one more: it grows by half
+            for _ in 0..3 {
+                store.decide(&[check(1)], None).await.unwrap();
+                clock.advance(Duration::from_micros(1));
+            }
+            for (passing, cost, renews) in [(MINUTE / 10, 1, false), (MINUTE * 18 / 10, 2, true)] {
+                clock.advance(passing);
+                let decide = async { store.decide(&[check(cost)], None).await.unwrap() };
+                let commands = subject.commands_during(decide).await;
+                let renewed = commands.contains_key("set") || commands.contains_key("pexpire");
+                assert_eq!(renewed, renews, "{limit:?} {commands:?}");
+            }
+            clock.advance(8 * MINUTE + MINUTE / 10 - Duration::from_micros(3));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_lost_script_is_sent_again_within_the_same_call() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::sliding_log(100, MINUTE).unwrap();
