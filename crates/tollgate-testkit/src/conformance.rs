@@ -530,6 +530,7 @@ promises! {
         let (share, moved_share) = (subject.check("k", &limit, 1).await, subject.check("moved", &moved, 1).await);
         assert_eq!(share.reset_after, Duration::from_micros(38_200_161), "to the full minute");
         assert_eq!(moved_share.reset_after, Duration::from_micros(28_200_161), "to second 50");
+        assert!(!subject.check("k", &moved, 1).await.passes, "what was used before the move is used after it");
     }
 
     /// Checks of one batch see what the earlier ones charged.
