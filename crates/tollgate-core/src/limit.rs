@@ -227,6 +227,16 @@ impl Limit {
         Ok(self)
     }
 
+    /// An equal part of it for each of `count`, in the same window: rounded down, so that all parts together
+    /// never exceed it, but at least 1.
+    #[must_use]
+    pub fn share_of(mut self, count: u32) -> Self {
+        let part = |units: u64| (units / u64::from(count.max(1))).max(1);
+        (self.amount, self.capacity) = (part(self.amount), part(self.capacity));
+        self.rate = Rate::reduced(self.amount, self.window_us);
+        self
+    }
+
     /// How it counts.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm

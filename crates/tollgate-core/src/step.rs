@@ -93,6 +93,13 @@ pub struct Share {
     pub reset_after: Duration,
 }
 
+impl Share {
+    /// A refusal by somebody who knows no more than when to come back.
+    pub const fn refusing_for(wait: Duration) -> Self {
+        Self { passes: false, remaining: 0, retry: Some(Retry::After(wait)), reset_after: Duration::ZERO }
+    }
+}
+
 impl Terms {
     /// Enforced and in full.
     pub fn new(limit: Limit, cost: Cost) -> Self {

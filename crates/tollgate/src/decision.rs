@@ -50,6 +50,8 @@ pub enum Source {
     /// This process, without asking the store: it is certain to refuse, a rule refuses outright, or no rule
     /// counts this request.
     Local,
+    /// The store did not answer, and this process decided by its share of the limits that say so.
+    Fallback,
     /// The store did not answer, and no rule that matched refuses then.
     Open,
     /// The store did not answer, and a rule that matched refuses then.
@@ -62,6 +64,7 @@ impl Source {
         match self {
             Self::Store => "store",
             Self::Local => "local",
+            Self::Fallback => "fallback",
             Self::Open => "open",
             Self::Closed => "closed",
         }
@@ -128,7 +131,7 @@ impl Decision {
 
     /// Whether the store did not answer, so that the rules' failure policies decided.
     pub fn is_degraded(&self) -> bool {
-        matches!(self.source, Source::Open | Source::Closed)
+        matches!(self.source, Source::Fallback | Source::Open | Source::Closed)
     }
 }
 

@@ -322,6 +322,9 @@ impl<S: Store> Limiter<S> {
             return Ok(Decision::of_tiers(refusing, None, Source::Local));
         }
         let check = Check::new(operation, tiers)?;
+        if asked.iter().any(|asked| asked.on_store_failure == OnStoreFailure::Local) {
+            self.inner.gate.prepare_fallback();
+        }
         let decision_of = |place: usize, share| asked[place].decision(&check.tiers()[place].terms, share);
         match self.inner.gate.decide(&check).await {
             Ok(verdict) => {
@@ -330,11 +333,41 @@ impl<S: Store> Limiter<S> {
                 Ok(Decision::of_tiers(counted.chain(refusing).collect(), verdict.at, source))
             }
             Err(failure) => match operation {
-                Operation::Check | Operation::Peek => Ok(without_store(&asked, &check, failure)),
+                Operation::Check | Operation::Peek => Ok(self.without_store(&asked, &check, failure)),
                 // a policy can answer a question, but not stand in for a charge
                 Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
             },
         }
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// The rules' own policies: refused as soon as one that can refuse says `closed`; else those that say `local`
+    /// decide by this process's share, all or none; else let through.
+    fn without_store(&self, asked: &[Asked], check: &Check, failure: StoreError) -> Decision {
+        let of_policy = |policy: OnStoreFailure| {
+            asked.iter().zip(check.tiers()).filter(move |(asked, _)| asked.on_store_failure == policy)
+        };
+        let closed: Vec<_> = of_policy(OnStoreFailure::Closed)
+            .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
+            .map(|(asked, tier)| asked.decision(&tier.terms, Share::refusing_for(CLOSED_RETRY)))
+            .collect();
+        let (local, own): (Vec<_>, Vec<_>) =
+            of_policy(OnStoreFailure::Local).map(|(asked, tier)| (asked, tier.clone())).unzip();
+        let (tiers, source) = if !closed.is_empty() {
+            (closed, Source::Closed)
+        } else if own.is_empty() {
+            (Vec::new(), Source::Open)
+        } else {
+            let own = Check::new(check.operation(), own).expect("some tiers of a valid check are one");
+            let (verdict, own) = self.inner.gate.decide_without_store(&own);
+            let tiers = verdict.shares.into_iter();
+            let tiers = tiers.map(|(place, share)| local[place].decision(&own[place].terms, share));
+            (tiers.collect(), Source::Fallback)
+        };
+        let mut decision = Decision::of_tiers(tiers, None, source);
+        decision.failure = Some(failure);
+        decision
     }
 }
 
@@ -355,22 +388,6 @@ impl Asked {
             reset_after: share.reset_after,
         }
     }
-}
-
-/// The rules' own policies: refused as soon as one that can refuse says `closed`, else let through.
-fn without_store(asked: &[Asked], check: &Check, failure: StoreError) -> Decision {
-    let refuses = |(asked, tier): &(&Asked, &Tier)| {
-        tier.terms.mode == Mode::Enforced && asked.on_store_failure == OnStoreFailure::Closed
-    };
-    let closed = asked.iter().zip(check.tiers()).filter(refuses).map(|(asked, tier)| {
-        let retry = Some(Retry::After(CLOSED_RETRY));
-        asked.decision(&tier.terms, Share { passes: false, remaining: 0, retry, reset_after: Duration::ZERO })
-    });
-    let tiers: Vec<_> = closed.collect();
-    let source = if tiers.is_empty() { Source::Open } else { Source::Closed };
-    let mut decision = Decision::of_tiers(tiers, None, source);
-    decision.failure = Some(failure);
-    decision
 }
 
 /// A rule that refuses without counting, as a tier: nothing ever fits.

@@ -1,6 +1,9 @@
 //! What every store promises: it keeps counters, owns the clock, and decides atomically.
 
-use std::future::Future;
+use std::{
+    future::{Future, ready},
+    time::Duration,
+};
 
 use tollgate_core::{Algorithm, Answer, Timestamp};
 
@@ -22,6 +25,21 @@ pub trait Store: Send + Sync + 'static {
     /// Whether its clock runs as real ones do, and is not moved by hand.
     fn keeps_real_time(&self) -> bool {
         true
+    }
+
+    /// Whether it would decide now. Changes nothing.
+    fn probe(&self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(Ok(()))
+    }
+
+    /// Makes a process known as one that asks this store, for `lifetime`. How many are known.
+    fn announce(
+        &self,
+        instance: u64,
+        lifetime: Duration,
+    ) -> impl Future<Output = Result<u32, StoreError>> + Send {
+        let _ = (instance, lifetime);
+        ready(Ok(1))
     }
 
     /// Forgets these counters. How many of them were there.

@@ -2,15 +2,19 @@
 //! callers share a round trip.
 //!
 //! ```text
-//! a check -> refused here already?                      -> answered at once        (refusals)
-//!         -> the store is in this process               -> asked at once
+//! a check -> the store is in this process               -> asked at once
+//!         -> the store has not answered lately          -> not asked               (breaker)
+//!         -> refused here already?                      -> answered at once        (refusals)
 //!         -> nothing under way                          -> asked at once, alone
 //!         -> calls under way: joins the next batch, or  -> asked when one of them  (queue)
 //!            the equal check that waits there              returns
 //! ```
 //!
-//! There is no timer: a batch is whatever arrived while earlier ones were out.
+//! There is no timer: a batch is whatever arrived while earlier ones were out. Who gets no answer is answered by its
+//! rules' failure policies, one of which enforces this process's share of the limit (fallback).
 
+mod breaker;
+mod fallback;
 mod queue;
 mod refusals;
 #[cfg(test)]
@@ -18,6 +22,7 @@ mod tests;
 
 use std::{
     future::{Future, poll_fn},
+    mem,
     pin::pin,
     slice,
     sync::Arc,
@@ -25,12 +30,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::Share};
 
-use self::{queue::Queue, refusals::Refusals};
+use self::{
+    breaker::{Breaker, Probe},
+    fallback::{Fallback, Presence},
+    queue::Queue,
+    refusals::Refusals,
+};
 use crate::{
-    check::Check,
+    check::{Check, Tier},
     key::Key,
     store::{Store, StoreError},
 };
@@ -75,6 +85,8 @@ struct Shared<S> {
     options: Options,
     queue: Queue,
     refusals: Refusals,
+    breaker: Breaker,
+    fallback: Fallback,
 }
 
 impl<S> Gate<S> {
@@ -88,7 +100,8 @@ impl<S: Store> Gate<S> {
         // a refusal ends on this process's clock: one that stands still or jumps would never end it
         let longest = if store.keeps_real_time() { options.refusal_cache } else { Duration::ZERO };
         let refusals = Refusals::new(longest);
-        Self { shared: Arc::new(Shared { store, options, queue: Queue::default(), refusals }) }
+        let (queue, breaker, fallback) = (Queue::default(), Breaker::default(), Fallback::default());
+        Self { shared: Arc::new(Shared { store, options, queue, refusals, breaker, fallback }) }
     }
 
     /// Decides one request. The answer comes by the deadline, or there is none.
@@ -98,6 +111,9 @@ impl<S: Store> Gate<S> {
             let call = shared.store.decide(slice::from_ref(check), None);
             let decided = within(shared.options.deadline, call).await?;
             return Ok(Verdict::of(check, &decided.answers[0], Place::ALONE, decided.at));
+        }
+        if shared.breaker.is_open() {
+            return Err(left_alone());
         }
         if check.operation() == Operation::Check
             && let Some(refusal) = shared.refusals.of(check)
@@ -111,8 +127,26 @@ impl<S: Store> Gate<S> {
         verdict
     }
 
+    /// Decides by this process's share of each limit, without the store. Also says what the shares are.
+    pub(crate) fn decide_without_store(&self, check: &Check) -> (Verdict, Vec<Tier>) {
+        self.shared.fallback.decide(check)
+    }
+
+    /// Sees to it that the processes are counted that a limit would have to be divided by.
+    pub(crate) fn prepare_fallback(&self) {
+        if self.shared.store.is_remote()
+            && let Ok(runtime) = Handle::try_current()
+            && self.shared.fallback.must_be_announced()
+        {
+            runtime.spawn(Presence(Arc::downgrade(&self.shared)).run());
+        }
+    }
+
     /// Forgets counters, and every refusal that was due to them.
     pub(crate) async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        if self.shared.breaker.is_open() {
+            return Err(left_alone());
+        }
         let reset = within(self.shared.options.deadline, self.shared.store.reset(counters)).await;
         self.shared.refusals.forget_all();
         reset
@@ -120,16 +154,63 @@ impl<S: Store> Gate<S> {
 }
 
 impl<S: Store> Shared<S> {
-    /// Asks the store, and remembers what it refuses for certain.
-    async fn call(&self, checks: &[Check]) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
-        let sent = self.refusals.sent(Instant::now());
-        let decided = self.store.decide(checks, None).await?;
+    /// Asks the store, and remembers what it refuses for certain, or that it did not answer.
+    async fn call(self: &Arc<Self>, checks: &[Check]) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
+        if self.breaker.is_open() {
+            return Err(left_alone());
+        }
+        let begun = Instant::now();
+        let sent = self.refusals.sent(begun);
+        let watched = Watched { shared: self, begun };
+        let decided = self.store.decide(checks, None).await;
+        watched.ended(decided.is_ok());
+        let decided = decided?;
         let answers = checks.iter().zip(decided.answers).map(|(check, answers)| {
             self.refusals.remember(check, &answers, &sent);
             (answers.into(), decided.at)
         });
         Ok(answers.collect())
     }
+}
+
+/// A call under way. When nobody waits for it any more, because the deadline has passed, it has failed.
+struct Watched<'a, S: Store> {
+    shared: &'a Arc<Shared<S>>,
+    begun: Instant,
+}
+
+impl<S: Store> Watched<'_, S> {
+    fn ended(self, has_succeeded: bool) {
+        if has_succeeded {
+            self.shared.breaker.succeeded();
+        } else {
+            self.failed();
+        }
+        mem::forget(self);
+    }
+
+    fn failed(&self) {
+        // outside of a runtime nobody could find out that the store is back
+        if let Ok(runtime) = Handle::try_current()
+            && self.shared.breaker.failed()
+        {
+            runtime.spawn(Probe(Arc::downgrade(self.shared)).run());
+        }
+    }
+}
+
+impl<S: Store> Drop for Watched<'_, S> {
+    fn drop(&mut self) {
+        // a caller may also go away by itself, which says nothing about the store
+        let deadline = self.shared.options.deadline;
+        if self.begun.elapsed() >= deadline - deadline / 8 {
+            self.failed();
+        }
+    }
+}
+
+fn left_alone() -> StoreError {
+    StoreError::NotRun("it has not answered lately, and is tried again in the background".to_owned())
 }
 
 /// Which of several identical requests this is, and how many of them passed.

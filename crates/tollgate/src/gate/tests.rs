@@ -1,12 +1,19 @@
 //! Coalescing, batching and local refusals, over a store that answers when it is told to.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, task::JoinHandle};
 use tollgate_core::{Algorithm, Cost, Limit, Operation, Retry, Terms, Timestamp};
 
-use super::*;
+use super::{breaker::MAX_FAILURES, *};
 use crate::{Decided, ManualClock, MemoryStore, check::Tier};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -16,6 +23,14 @@ struct Far {
     near: MemoryStore,
     permits: Semaphore,
     calls: Mutex<VecDeque<Vec<u32>>>,
+    is_broken: AtomicBool,
+}
+
+impl Far {
+    fn check_health(&self) -> Result<(), StoreError> {
+        let broken = self.is_broken.load(Ordering::Relaxed);
+        if broken { Err(StoreError::NotRun("broken".to_owned())) } else { Ok(()) }
+    }
 }
 
 impl Store for Arc<Far> {
@@ -23,12 +38,17 @@ impl Store for Arc<Far> {
         let names_poison = |tier: &Tier| tier.key.identity() == "poison";
         assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
+        self.check_health()?;
         self.permits.acquire().await.unwrap().forget();
         self.near.decide(checks, deadline).await
     }
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.check_health()
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
@@ -44,10 +64,15 @@ struct Subject {
 
 impl Subject {
     fn new() -> Self {
+        Self::with_deadline(MINUTE)
+    }
+
+    fn with_deadline(deadline: Duration) -> Self {
         let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
         let near = MemoryStore::new().with_clock(clock.clone());
-        let far = Arc::new(Far { near, permits: Semaphore::new(0), calls: Mutex::default() });
-        let options = Options { deadline: MINUTE, ..Options::default() };
+        let (permits, is_broken) = (Semaphore::new(0), AtomicBool::new(false));
+        let far = Arc::new(Far { near, permits, calls: Mutex::default(), is_broken });
+        let options = Options { deadline, ..Options::default() };
         Self { gate: Arc::new(Gate::new(Arc::clone(&far), options)), far, clock }
     }
 
@@ -336,4 +361,78 @@ fn an_answer_that_is_there_needs_no_runtime() {
     let mut call = pin!(within(MINUTE, async { Ok::<_, StoreError>(7) }));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert_eq!(call.as_mut().poll(&mut context), Poll::Ready(Ok(7)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_again_and_again_is_left_alone_until_it_answers() {
+    let subject = Subject::new();
+    let request = check("k", limit(100), 1);
+    subject.far.is_broken.store(true, Ordering::Relaxed);
+    for _ in 0..2 * MAX_FAILURES {
+        assert!(matches!(subject.gate.decide(&request).await, Err(StoreError::NotRun(_))));
+    }
+    assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
+    assert!(subject.gate.reset(&[]).await.is_err());
+    tokio::time::sleep(MINUTE).await;
+    assert!(subject.gate.decide(&request).await.is_err());
+    assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
+
+    subject.far.is_broken.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(subject.decide(&request).await.shares[0].1.remaining, 99);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_with_answers_in_between_leave_nobody_alone() {
+    let subject = Subject::new();
+    for _ in 0..2 * MAX_FAILURES {
+        subject.far.is_broken.store(true, Ordering::Relaxed);
+        for _ in 1..MAX_FAILURES {
+            assert!(subject.gate.decide(&check("k", limit(100), 1)).await.is_err());
+        }
+        subject.far.is_broken.store(false, Ordering::Relaxed);
+        subject.decide(&check("k", limit(100), 1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
+    let deadline = Duration::from_millis(10);
+    let subject = Subject::with_deadline(deadline);
+    let begun = Instant::now();
+    for _ in 0..MAX_FAILURES {
+        let before = Instant::now();
+        assert!(matches!(subject.gate.decide(&check("k", limit(9), 1)).await, Err(StoreError::Ambiguous(_))));
+        assert_eq!(before.elapsed(), deadline);
+    }
+    let waiting = begun.elapsed();
+    for _ in 0..100 {
+        assert!(matches!(subject.gate.decide(&check("k", limit(9), 1)).await, Err(StoreError::NotRun(_))));
+    }
+    assert_eq!((begun.elapsed(), waiting), (waiting, deadline * MAX_FAILURES));
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_who_go_away_say_nothing_about_the_store() {
+    let subject = Subject::new();
+    for _ in 0..2 * MAX_FAILURES {
+        let caller = subject.start(&check("k", limit(9), 1)).await;
+        caller.abort();
+        settle().await;
+    }
+    assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
+}
+
+#[test]
+fn shares_of_a_limit_never_add_up_to_more_than_it() {
+    let limits = [Limit::token_bucket(10, MINUTE).unwrap().with_burst(7).unwrap(), limit(10)];
+    for limit in limits {
+        for count in 1..=7 {
+            let share = limit.share_of(count);
+            assert!(share.amount() * u64::from(count) <= limit.amount(), "{share:?}");
+            assert!(share.capacity() * u64::from(count) <= limit.capacity(), "{share:?}");
+            assert_eq!(share.window_us(), limit.window_us());
+        }
+        assert_eq!((limit.share_of(0), limit.share_of(1000).amount()), (limit, 1));
+    }
 }

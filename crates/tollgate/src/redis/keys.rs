@@ -30,6 +30,11 @@ pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algor
         .expect("writing to a vector cannot fail");
 }
 
+/// The set of processes that ask this store. No counter is called so: its tag is not a number.
+pub(super) fn instances_key(prefix: &str) -> String {
+    format!("{prefix}{FORMAT}:{{instances}}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

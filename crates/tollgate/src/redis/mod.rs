@@ -5,6 +5,7 @@
 //! reply proves that it did not run.
 
 pub mod keys;
+mod presence;
 mod script;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ use tollgate_core::{Algorithm, Timestamp};
 
 pub use self::script::MAX_BATCH;
 use self::{
-    keys::{DEFAULT_PREFIX, MAX_PREFIX, redis_key},
+    keys::{DEFAULT_PREFIX, MAX_PREFIX, instances_key, redis_key},
     script::{Call, DIGEST, Moments, SOURCE, decode, encode},
 };
 use crate::{
@@ -199,6 +200,16 @@ impl Store for RedisStore {
 
     fn keeps_real_time(&self) -> bool {
         self.clock.is_none()
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        // no checks: it shows that scripts run, and touches no key
+        let nothing = encode(&self.prefix, &[], Moments::default())?;
+        self.call(&nothing).await.map(drop)
+    }
+
+    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
+        self.announce_in(&instances_key(&self.prefix), instance, lifetime).await
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

@@ -83,6 +83,8 @@ pub enum OnStoreFailure {
     Open,
     /// It refuses.
     Closed,
+    /// This process enforces its share of the limit: the limit divided by how many processes asked the store lately.
+    Local,
 }
 
 /// Same key, other numbers, for requests that match `when`. What is `None` stays as it was.

@@ -1,0 +1,85 @@
+//! Stops asking a store that does not answer, and finds out in the background when it does again: no caller waits for
+//! an answer that will not come, and none pays for the attempt that succeeds.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{
+        Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use super::Shared;
+use crate::store::Store;
+
+/// After so many calls in a row without a decision, the store is not asked any more.
+pub(super) const MAX_FAILURES: u32 = 5;
+/// How long after that it is tried for the first time; each time it fails, the pause doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause: a store that is back is found within this and one answer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct Breaker {
+    failures: AtomicU32,
+    is_open: AtomicBool,
+}
+
+impl Breaker {
+    /// Whether the store is left alone.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    pub(super) fn succeeded(&self) {
+        // a store that works is written to by nobody
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this is one failure too many, and the first: whoever is told so must see to it that the store is tried.
+    pub(super) fn failed(&self) -> bool {
+        self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_FAILURES
+            && !self.is_open.swap(true, Ordering::AcqRel)
+    }
+
+    fn close(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.is_open.store(false, Ordering::Release);
+    }
+}
+
+/// Tries the store until it answers within the deadline, and then closes the breaker. Also when it is dropped before,
+/// with the runtime that ran it: callers of another one shall not be locked out for ever.
+pub(super) struct Probe<S: Store>(pub(super) Weak<Shared<S>>);
+
+impl<S: Store> Probe<S> {
+    pub(super) async fn run(self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            tokio::time::sleep(jittered(pause)).await;
+            let Some(shared) = self.0.upgrade() else { return };
+            let answer = tokio::time::timeout(shared.options.deadline, shared.store.probe()).await;
+            if matches!(answer, Ok(Ok(()))) {
+                return;
+            }
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+}
+
+impl<S: Store> Drop for Probe<S> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.breaker.close();
+        }
+    }
+}
+
+/// Between half and all of it, so that many processes do not come at once.
+fn jittered(pause: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish() % 512;
+    pause / 2 + pause * u32::try_from(random).expect("a small number") / 1024
+}

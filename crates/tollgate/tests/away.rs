@@ -1,0 +1,86 @@
+//! What callers see while Redis is away, and afterwards: each rule's policy, and nothing of the outage.
+
+use std::time::Duration;
+
+use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    wait,
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Long enough for a busy machine, short enough to wait for.
+const DEADLINE: Duration = Duration::from_millis(200);
+
+async fn limiter(server: &Server) -> Limiter<RedisStore> {
+    let rules = [
+        Rule::new("local", Limit::sliding_log(10, MINUTE).unwrap())
+            .when("route", "local")
+            .per(["user"])
+            .on_store_failure(OnStoreFailure::Local),
+        Rule::new("closed", Limit::sliding_log(10, MINUTE).unwrap())
+            .when("mixed", "yes")
+            .on_store_failure(OnStoreFailure::Closed),
+        Rule::new("open", Limit::sliding_log(1, MINUTE).unwrap()).per(["user"]),
+    ];
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    Limiter::with_options(store, rules, Options { deadline: DEADLINE, ..Options::default() }).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    Labels::new(pairs.iter().copied()).unwrap()
+}
+
+/// How many of twenty requests pass, all of them decided without the store.
+async fn admitted_without_store(limiter: &Limiter<RedisStore>, user: &str) -> usize {
+    let mut admitted = 0;
+    for _ in 0..20 {
+        let decision = limiter.check(&labels(&[("route", "local"), ("user", user)]), 1).await.unwrap();
+        assert_eq!((decision.source, decision.is_degraded()), (Source::Fallback, true));
+        assert_eq!(decision.rule(), Some("local"), "the rule that is open then has no say");
+        admitted += usize::from(decision.is_allowed());
+    }
+    admitted
+}
+
+/// Until the store decides again.
+async fn store_is_back(limiter: &Limiter<RedisStore>) {
+    wait::until_async("the store decides", wait::PATIENCE, || async {
+        limiter.peek(&labels(&[("route", "local"), ("user", "x")]), 1).await.unwrap().source == Source::Store
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_two_instances_enforces_half_of_the_limit_however_often_the_store_comes_and_goes() {
+    let server = Server::start(Flavor::Redis7);
+    let (one, two) = (limiter(&server).await, limiter(&server).await);
+    store_is_back(&one).await;
+    store_is_back(&two).await;
+    // each counts the other within a few seconds, with its next announcement
+    wait::until("both are known", wait::PATIENCE, || {
+        let known: u32 = redis::cmd("ZCARD").arg("tg1:{instances}").query(&mut server.connection()).unwrap();
+        known == 2
+    });
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+
+    server.suspend();
+    assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (5, 5));
+    let mixed = labels(&[("route", "local"), ("mixed", "yes"), ("user", "b")]);
+    let refused = one.check(&mixed, 1).await.unwrap();
+    assert_eq!(
+        (refused.is_allowed(), refused.source, refused.rule()),
+        (false, Source::Closed, Some("closed"))
+    );
+    assert_eq!(admitted_without_store(&one, "b").await, 5, "what closed refused was charged to nobody");
+    let open = one.check(&labels(&[("user", "a")]), 1).await.unwrap();
+    assert_eq!((open.is_allowed(), open.source), (true, Source::Open));
+    assert!(open.failure.is_some());
+
+    server.resume();
+    store_is_back(&one).await;
+    store_is_back(&two).await;
+    server.suspend();
+    assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (0, 0));
+    server.resume();
+}
