@@ -533,6 +533,18 @@ promises! {
         assert!(!subject.check("k", &moved, 1).await.passes, "what was used before the move is used after it");
     }
 
+    /// A log that is never empty counts on, however much it has counted before.
+    a_log_that_is_never_empty_counts_on(subject) {
+        let limit = Limit::sliding_log(1_000_000, MINUTE).expect("valid");
+        for step in 0..120 {
+            let share = subject.check("k", &limit, 300_000).await;
+            let counting = (step + 1).min(3);
+            assert_eq!((share.passes, share.remaining), (true, 1_000_000 - counting * 300_000), "step {step}");
+            assert_eq!(subject.peek("k", &limit, 1).await.remaining, share.remaining, "step {step}");
+            subject.clock.advance(Duration::from_secs(25));
+        }
+    }
+
     /// Checks of one batch see what the earlier ones charged.
     checks_of_one_batch_see_each_other(subject) {
         for limit in limits(3, MINUTE) {

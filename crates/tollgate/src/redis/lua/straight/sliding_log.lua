@@ -28,7 +28,7 @@ if used[SLIDING_LOG] then
       if oldest <= gone then
         return false
       end
-      base, head = last_gone, head % capacity
+      base = last_gone
     end
     if length >= capacity then
       return false
