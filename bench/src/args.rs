@@ -4,37 +4,49 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
+use crate::stats::Target;
+
 /// Measures tollgate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
-    /// How often each contestant runs; 7 for differences below 1.3 x
+    /// How often each contestant runs; at least 7 times where a target is 1.3 x or less
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// About a minute: fewer rounds, shorter
+    /// About two minutes: at most three rounds, shorter, without the contestants in Python and Node
     #[arg(long)]
     pub quick: bool,
+    /// The contestants in Python and Node take part in a quick run too
+    #[arg(long)]
+    pub peers: bool,
     /// Prints JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Runs only the tables whose name contains this
-    #[arg(long)]
-    pub only: Option<String>,
+    /// Runs only the tables whose name contains this, or one of these, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Only the contestants whose name contains this take part, on Redis: for a profiler
     #[arg(long)]
     pub solo: Option<String>,
-    /// Writes benchmarks.md and benchmarks/redis.svg into this directory
+    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory
     #[arg(long)]
     pub write: Option<PathBuf>,
-    /// What is measured in a process of its own
+    /// What else it does, instead of measuring all tables
     #[command(subcommand)]
-    pub child: Option<Child>,
+    pub task: Option<Task>,
 }
 
-/// The bench starts itself with this, so that resident memory belongs to one contestant alone.
+/// Everything but the tables.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Child {
-    /// One contestant in process, one line of JSON
+pub enum Task {
+    /// Computes and simulates how many primaries carry how many decisions, from what --write has measured
+    Scaling {
+        /// Where benchmarks/figures.json is, and where scaling.md and benchmarks/scaling.svg are written
+        #[arg(default_value = "docs")]
+        directory: PathBuf,
+    },
+    /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
+    /// one contestant alone
     #[command(hide = true)]
     InProcess {
         /// Its name
@@ -48,6 +60,11 @@ pub enum Child {
     },
 }
 
+/// How often each contestant runs where a target is so small that noise would hide it.
+const FINE_ROUNDS: usize = 7;
+/// How often at most in a quick run.
+const QUICK_ROUNDS: usize = 3;
+
 /// How long and how often.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
@@ -57,30 +74,54 @@ pub struct Effort {
     pub warm_up: Duration,
     /// Each measurement.
     pub measured: Duration,
+    quick: bool,
 }
 
 impl Effort {
+    /// Whether what takes long is left out.
+    pub fn is_quick(&self) -> bool {
+        self.quick
+    }
+
+    /// With as many rounds as these targets take.
+    pub fn for_targets(self, targets: impl IntoIterator<Item = Option<Target>>) -> Self {
+        let fine = targets.into_iter().flatten().any(Target::is_fine);
+        let least = if fine && !self.quick { FINE_ROUNDS } else { 1 };
+        Self { rounds: self.rounds.max(least), ..self }
+    }
+
+    /// With a warm-up of at least this.
+    pub fn with_warm_up(self, least: Duration) -> Self {
+        Self { warm_up: self.warm_up.max(least), ..self }
+    }
+
     /// As much time in more and shorter turns, for latencies that depend on what else the machine does just then.
     pub fn in_short_turns(self) -> Self {
         const TURNS: u32 = 4;
         let (warm_up, measured) = (self.warm_up / TURNS, self.measured / TURNS);
-        Self { rounds: self.rounds * TURNS as usize, warm_up, measured }
+        Self { rounds: self.rounds * TURNS as usize, warm_up, measured, ..self }
     }
 }
 
 impl Args {
     /// What `--rounds` and `--quick` come to.
     pub fn effort(&self) -> Effort {
-        if self.quick {
+        let quick = self.quick;
+        if quick {
             let (warm_up, measured) = (Duration::from_millis(100), Duration::from_millis(300));
-            return Effort { rounds: self.rounds.min(3), warm_up, measured };
+            return Effort { rounds: self.rounds.clamp(1, QUICK_ROUNDS), warm_up, measured, quick };
         }
         let (warm_up, measured) = (Duration::from_millis(300), Duration::from_millis(1500));
-        Effort { rounds: self.rounds.max(1), warm_up, measured }
+        Effort { rounds: self.rounds.max(1), warm_up, measured, quick }
+    }
+
+    /// Whether contestants that are programs of their own take part.
+    pub fn wants_peers(&self) -> bool {
+        self.peers || !self.quick
     }
 
     /// Whether a table of this name is wanted.
     pub fn wants(&self, table: &str) -> bool {
-        self.only.as_deref().is_none_or(|part| table.contains(part))
+        self.only.is_empty() || self.only.iter().any(|part| table.contains(part))
     }
 }

@@ -3,10 +3,10 @@
 use std::{fs, process::Command};
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The machine, and how busy it was.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     pub cores: usize,
     pub model: String,
@@ -15,6 +15,8 @@ pub struct Machine {
     pub rustc: String,
     pub revision: String,
     pub date: String,
+    /// The contestants' versions.
+    pub peers: Vec<String>,
     /// Load averages of 1, 5 and 15 minutes before the first run.
     pub load: String,
 }
@@ -32,6 +34,7 @@ impl Machine {
             rustc: output("rustc", &["--version"]),
             revision: output("git", &["describe", "--always", "--dirty"]),
             date: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+            peers: crates(),
             load: load()?,
         })
     }
@@ -65,6 +68,24 @@ pub fn resident_bytes() -> Result<u64> {
     let statm = fs::read_to_string("/proc/self/statm")?;
     Ok(statm.split(' ').nth(1).context("statm is too short")?.parse::<u64>()? * PAGE)
 }
+
+/// The contestants that are crates, as the lock file has them.
+fn crates() -> Vec<String> {
+    let mut names = vec!["governor", "quota"];
+    names.extend(cfg!(feature = "throttlecrab").then_some("throttlecrab"));
+    names.extend(cfg!(feature = "limitador").then_some("limitador"));
+    let versions = names.into_iter().map(|name| {
+        let heading = format!("name = \"{name}\"\nversion = \"");
+        let version = LOCK.split_once(&heading).and_then(|(_, rest)| rest.split('"').next());
+        format!("{name} {}", version.unwrap_or("unknown"))
+    });
+    // two versions of redis-rs may be there; the bench's own is the later one
+    let ours = LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    versions.chain(ours.last().map(|version| format!("redis-rs {version}"))).collect()
+}
+
+/// The bench's own lock file.
+const LOCK: &str = include_str!("../Cargo.lock");
 
 fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();

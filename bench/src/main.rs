@@ -10,6 +10,7 @@ mod machine;
 mod progress;
 mod remote;
 mod report;
+mod scaling;
 mod server;
 mod stats;
 
@@ -19,7 +20,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use crate::{
-    args::{Args, Child},
+    args::{Args, Task},
     machine::Machine,
     progress::Progress,
     report::Report,
@@ -28,14 +29,20 @@ use crate::{
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    if let Some(Child::InProcess { contestant, keys, threads, millis }) = &args.child {
-        let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;
-        println!("{}", serde_json::to_string(&measured)?);
-        return Ok(());
+    match &args.task {
+        None => measure(&args),
+        Some(Task::Scaling { directory }) => scaling::write(directory),
+        Some(Task::InProcess { contestant, keys, threads, millis }) => {
+            let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;
+            println!("{}", serde_json::to_string(&measured)?);
+            Ok(())
+        }
     }
+}
 
+fn measure(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(run(&args))?;
+    let report = runtime.block_on(run(args))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -49,19 +56,21 @@ fn main() -> Result<()> {
 
 async fn run(args: &Args) -> Result<Report> {
     let server = Server::start().await?;
-    let machine = Machine::here(server::version(&mut server.connect().await?).await?)?;
-    let rounds = args.effort().rounds;
-    let progress = Progress::new();
+    let redis = server::version(&mut server.connect().await?).await?;
+    let mut machine = Machine::here(redis)?;
+    if args.wants_peers() {
+        machine.peers.extend(remote::peer_versions().await?);
+    }
+    let wanted = remote::TABLES.iter().chain(&local::TABLES).filter(|name| args.wants(name));
+    let progress = Progress::new(wanted.count());
     let remote = remote::tables(args, &server, &progress).await?;
     drop(server);
     let local = local::tables(args, &progress)?;
     progress.end();
-    Ok(Report { machine, command: command(), rounds, load_after: machine::load()?, remote, local })
+    Ok(Report { machine, command: command(), load_after: machine::load()?, remote, local })
 }
 
 /// How to do this again.
 fn command() -> String {
-    let arguments = std::env::args().skip(1);
-    let features = if cfg!(feature = "throttlecrab") { "FEATURES=throttlecrab " } else { "" };
-    [format!("{features}scripts/bench")].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
+    ["scripts/bench".to_owned()].into_iter().chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ")
 }

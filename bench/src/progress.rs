@@ -1,34 +1,68 @@
-//! A line on stderr that says what runs, since it takes minutes.
+//! A bar on stderr that says what runs, since it takes minutes. Each table has an equal part of it.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often the line moves.
+/// How often the bar moves.
 const TICK: Duration = Duration::from_millis(250);
+/// What one table is worth.
+const TABLE: u64 = 1000;
 
-/// The line.
+/// The bar.
 pub struct Progress {
-    line: ProgressBar,
+    bar: ProgressBar,
+    tables_begun: AtomicU64,
+}
+
+/// One table's part of the bar.
+pub struct Part<'a> {
+    bar: &'a ProgressBar,
+    table: String,
+    from: u64,
+    turns: u64,
+    turn: AtomicU64,
 }
 
 impl Progress {
-    pub fn new() -> Self {
-        let line = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {msg}") {
-            line.set_style(style);
+    /// For so many tables.
+    pub fn new(tables: usize) -> Self {
+        let bar = ProgressBar::new(tables as u64 * TABLE);
+        if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {bar:30} {percent:>3} %  {msg}")
+        {
+            bar.set_style(style);
         }
-        line.enable_steady_tick(TICK);
-        Self { line }
+        bar.enable_steady_tick(TICK);
+        Self { bar, tables_begun: AtomicU64::new(0) }
     }
 
-    /// Says what runs now.
-    pub fn at(&self, table: &str, round: usize, contestant: &str) {
-        self.line.set_message(format!("{table}, round {}: {contestant}", round + 1));
+    /// The next table, in which so many turns will be taken.
+    pub fn begin(&self, table: &str, turns: usize) -> Part<'_> {
+        let from = self.tables_begun.fetch_add(1, Ordering::Relaxed) * TABLE;
+        self.bar.set_position(from);
+        let turns = turns.max(1) as u64;
+        Part { bar: &self.bar, table: table.to_owned(), from, turns, turn: AtomicU64::new(0) }
     }
 
-    /// Takes the line away.
+    /// Takes the bar away.
     pub fn end(&self) {
-        self.line.finish_and_clear();
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Part<'_> {
+    /// Says who has the next turn.
+    pub fn at(&self, round: usize, contestant: &str) {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).min(self.turns);
+        self.bar.set_position(self.from + TABLE * turn / self.turns);
+        self.bar.set_message(format!("{}, round {}: {contestant}", self.table, round + 1));
+    }
+
+    /// Says what is prepared before the first turn.
+    pub fn before(&self, what: &str) {
+        self.bar.set_message(format!("{}: {what}", self.table));
     }
 }

@@ -1,9 +1,11 @@
 //! Medians, spreads, ratios and targets.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 /// Several values of one quantity.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stat {
     pub median: f64,
     pub min: f64,
@@ -26,23 +28,37 @@ impl Stat {
 }
 
 /// What a ratio is meant to reach.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
     /// Within `ABOUT` of it, or better (lower).
     About(f64),
+    /// This and nothing else, in every round.
+    Exactly(f64),
 }
 
 /// How far above a target that says "about" still reaches it.
 pub const ABOUT: f64 = 1.15;
+/// Ratios up to this are noise unless repeated.
+const FINE: f64 = 1.3;
 
 impl Target {
-    pub fn is_reached(self, value: f64) -> bool {
+    /// By the median, unless every round counts.
+    pub fn is_reached(self, stat: &Stat) -> bool {
         match self {
-            Self::AtLeast(target) => value >= target,
-            Self::AtMost(target) => value <= target,
-            Self::About(target) => value <= target * ABOUT,
+            Self::AtLeast(target) => stat.median >= target,
+            Self::AtMost(target) => stat.median <= target,
+            Self::About(target) => stat.median <= target * ABOUT,
+            Self::Exactly(target) => stat.min == target && stat.max == target,
+        }
+    }
+
+    /// Whether so small a ratio takes more rounds than a large one.
+    pub fn is_fine(self) -> bool {
+        match self {
+            Self::AtLeast(target) | Self::AtMost(target) | Self::About(target) => target <= FINE,
+            Self::Exactly(_) => false,
         }
     }
 
@@ -51,12 +67,13 @@ impl Target {
             Self::AtLeast(target) => format!(">= {target}"),
             Self::AtMost(target) => format!("<= {target}"),
             Self::About(target) => format!("about {target:.1}"),
+            Self::Exactly(target) => format!("exactly {target}"),
         }
     }
 }
 
 /// One contestant against another in the same round, over all rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
     pub what: String,
     pub stat: Stat,
@@ -71,32 +88,34 @@ impl Ratio {
 }
 
 /// One contestant's figures.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     pub contestant: String,
     pub cells: Vec<Option<Stat>>,
 }
 
 /// One question, and what came out.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Table {
     pub name: String,
     pub what: String,
+    /// How often each contestant ran; some ran less often, and their text says so.
+    pub rounds: usize,
     pub columns: Vec<Column>,
     pub rows: Vec<Row>,
     pub ratios: Vec<Ratio>,
 }
 
 /// A quantity, and how it is written.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Column {
-    pub title: &'static str,
+    pub title: Cow<'static, str>,
     pub digits: usize,
 }
 
 impl Column {
     pub const fn new(title: &'static str, digits: usize) -> Self {
-        Self { title, digits }
+        Self { title: Cow::Borrowed(title), digits }
     }
 
     /// A figure with its spread: `83.1 (80.2..85.0)`.

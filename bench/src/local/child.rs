@@ -14,7 +14,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use serde::{Deserialize, Serialize};
 use tollgate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
 
-use crate::machine;
+use crate::{args::Effort, machine};
 
 /// Decisions between two looks at the clock.
 const STRIDE: usize = 1024;
@@ -40,21 +40,39 @@ pub struct Contestant {
     pub name: &'static str,
     pub title: &'static str,
     prepared_only: bool,
+    /// Takes so long over many keys that it runs less often.
+    slow: bool,
 }
 
+/// How often a slow contestant runs with many keys.
+const SLOW_ROUNDS: usize = 2;
+
 impl Contestant {
+    const fn new(name: &'static str, title: &'static str) -> Self {
+        Self { name, title, prepared_only: false, slow: false }
+    }
+
+    /// In how many rounds it runs.
+    pub fn rounds(&self, keys: usize, effort: Effort) -> usize {
+        if self.slow && keys > MAX_PREPARED { effort.rounds.min(SLOW_ROUNDS) } else { effort.rounds }
+    }
+
     /// Whether it plays with this many keys.
-    pub fn takes(&self, keys: usize) -> bool {
-        !(self.prepared_only && keys > MAX_PREPARED)
+    pub fn takes(&self, keys: usize, effort: Effort) -> bool {
+        let too_many = keys > MAX_PREPARED;
+        !(too_many && (self.prepared_only || self.slow && effort.is_quick()))
     }
 }
 
 pub const CONTESTANTS: &[Contestant] = &[
-    Contestant { name: "governor", title: "governor, keyed", prepared_only: false },
-    Contestant { name: "tollgate", title: "tollgate MemoryStore", prepared_only: true },
-    Contestant { name: "tollgate-str", title: "tollgate MemoryStore, &str", prepared_only: false },
+    Contestant::new("governor", "governor, keyed"),
+    Contestant { prepared_only: true, ..Contestant::new("tollgate", "tollgate MemoryStore") },
+    Contestant::new("tollgate-str", "tollgate MemoryStore, &str"),
+    Contestant::new("quota", "quota"),
     #[cfg(feature = "throttlecrab")]
-    Contestant { name: "throttlecrab", title: "throttlecrab, in a mutex", prepared_only: false },
+    Contestant::new("throttlecrab", "throttlecrab, in a mutex"),
+    #[cfg(feature = "limitador")]
+    Contestant { slow: true, ..Contestant::new("limitador", "limitador") },
 ];
 
 /// Decides by a key's text, or by the place of a key that was made before.
@@ -115,6 +133,17 @@ pub fn run(name: &str, keys: usize, threads: usize, time: Duration) -> Result<Me
         let measured = measure(&governor, Asked::new(keys, !many), threads, time)?;
         ensure!(governor.limiter.len() == keys, "governor holds {} keys", governor.limiter.len());
         return Ok(measured);
+    }
+    if name == "quota" {
+        let pool = super::quota::Pool::new(amount, window_s, prepared().collect());
+        let measured = measure(&pool, Asked::new(keys, !many), threads, time)?;
+        ensure!(pool.len() == keys, "quota holds {} keys", pool.len());
+        return Ok(measured);
+    }
+    #[cfg(feature = "limitador")]
+    if name == "limitador" {
+        let limitador = super::limitador::Limitador::new(amount, window_s, keys, prepared().collect())?;
+        return measure(&limitador, Asked::new(keys, !many), threads, time);
     }
     #[cfg(feature = "throttlecrab")]
     if name == "throttlecrab" {

@@ -26,6 +26,8 @@ pub const EXHAUSTED: Bound = Bound { amount: 1, window: DAY };
 pub const EXACT: Bound = Bound { amount: 10_000, window: Duration::from_secs(365 * 86_400) };
 /// A log that holds a thousand entries and then refuses.
 pub const LOG: Bound = Bound { amount: 1_000, window: DAY };
+/// A log whose entries leave after a second, and that is not used up before it gets 5,000 of them in one.
+pub const LOG_CHURNING: Bound = Bound { amount: 5_000, window: Duration::from_secs(1) };
 /// A log that only grows while measured.
 pub const LOG_GROWING: Bound = Bound { amount: 1_000_000, window: DAY };
 

@@ -1,15 +1,19 @@
-//! Sliding logs of about a thousand entries: speed while they grow, and what one takes in Redis.
+//! Sliding logs of about a thousand entries: speed while they grow, speed when old entries leave as new ones come, and
+//! what one takes in Redis.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use redis::aio::MultiplexedConnection;
 
 use super::{
     CALLERS, HAND, OURS,
-    bounds::{LOG, LOG_GROWING},
+    bounds::{LOG, LOG_CHURNING, LOG_GROWING},
+    compare::Compare,
     hand::{Hand, hand_key},
     keys::Keys,
     ours::Ours,
-    run::{Compare, Player, cells, columns},
+    run::{Entrant, Player, Scenario, cells, columns},
 };
 use crate::{
     args::Effort,
@@ -19,20 +23,57 @@ use crate::{
     stats::{Column, Ratio, Row, Stat, Table, Target},
 };
 
-/// How many logs grow at once.
+/// The tables' names.
+pub const GROWING: &str = "log";
+pub const CHURN: &str = "log-churn";
+
+/// How fast both are meant to be, against a sorted set.
+const SPEED: Target = Target::AtLeast(1.3);
+/// How many logs there are.
 const LOGS: u64 = 100;
 /// How many entries each has before and after the measurement, on average.
 const GROWS: (u64, u64) = (800, 1200);
+/// Longer than the window of the logs that churn: after that, as many entries leave as come.
+const UNTIL_STEADY: Duration = Duration::from_millis(1200);
 
-/// Fills the table.
+/// Entries come and leave. How many a log holds is up to the contestant's speed: whoever decides faster has longer
+/// logs to search.
+pub async fn churn(url: &str) -> Result<Scenario> {
+    let keys = Keys::Random(LOGS);
+    let ours = Ours::limit(url, keys, LOG_CHURNING.log()?).await?;
+    Ok(Scenario {
+        name: CHURN,
+        what: format!(
+            "sliding logs in a steady state: {LOGS} of them with a window of a second, so that each holds a hundredth of \
+             the rate, and for each entry that comes one leaves; all allowed, 64 callers. Whoever is faster has longer \
+             logs"
+        ),
+        callers: CALLERS,
+        entrants: vec![
+            (HAND, Entrant::Here(Player::Hand(Hand::log(url, keys, LOG_CHURNING).await?))),
+            (OURS, Entrant::Here(Player::Ours(ours))),
+        ],
+        prefill: 0,
+        compare: vec![Compare::rate(OURS, HAND, SPEED), Compare::redis_cpu(OURS, HAND, None)],
+    })
+}
+
+/// With a warm-up after which entries leave.
+pub fn until_steady(effort: Effort) -> Effort {
+    effort.with_warm_up(UNTIL_STEADY)
+}
+
+/// Logs that grow, and the memory of one.
 pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
+    let effort = effort.for_targets([Some(SPEED)]);
+    let progress = progress.begin(GROWING, 2 * effort.rounds);
     let mut redis = server.connect().await?;
     let mut samples = vec![(HAND, Vec::new()), (OURS, Vec::new())];
     for round in 0..effort.rounds {
         for turn in 0..samples.len() {
             let place = (turn + round) % samples.len();
             let (name, samples) = &mut samples[place];
-            progress.at("log", round, name);
+            progress.at(round, name);
             server::empty(&mut redis).await?;
             let player = growing(name, server.url()).await?;
             drive(&player, CALLERS, Work::Counted(LOGS * GROWS.0), &mut redis).await?;
@@ -48,7 +89,7 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
         cells.push(Some(Stat::of([bytes])));
         Row { contestant: (*name).to_owned(), cells }
     });
-    let speed = Compare::rate(OURS, HAND, Target::AtLeast(1.3)).ratio(&samples)?;
+    let speed = Compare::rate(OURS, HAND, SPEED).ratio(&samples)?;
     let cpu = Compare::redis_cpu(OURS, HAND, None).ratio(&samples)?;
     let memory = Ratio {
         what: format!("bytes of 1000 entries, {OURS} / {HAND}"),
@@ -58,12 +99,13 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
     let mut columns = columns();
     columns.push(Column::new("bytes of 1000 entries", 0));
     Ok(Table {
-        name: "log".to_owned(),
+        name: GROWING.to_owned(),
         what: format!(
             "sliding logs: {LOGS} of them grow from {} to {} entries, all allowed, 64 callers; and MEMORY USAGE \
              of one that holds 1000. The hand-written one is a sorted set",
             GROWS.0, GROWS.1
         ),
+        rounds: effort.rounds,
         columns,
         rows: rows.collect(),
         ratios: vec![speed, memory, cpu],

@@ -1,22 +1,27 @@
 //! Runs a scenario: contestants interleaved, round after round, each round in another order.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use redis::aio::MultiplexedConnection;
 
-use super::{hand::Hand, ours::Ours};
+#[cfg(feature = "limitador-redis")]
+use super::limitador::Limitador;
+use super::{batch::Batches, compare::Compare, hand::Hand, ours::Ours, peer::Peer};
 use crate::{
     args::{Args, Effort},
     drive::{Contestant, Sample, Work, drive},
     progress::Progress,
     server::{self, Server},
-    stats::{Column, Ratio, Row, Stat, Table, Target},
+    stats::{Column, Row, Stat, Table},
 };
 
-/// Somebody who takes part.
+/// Somebody who takes part, in this process.
 #[derive(Clone)]
 pub enum Player {
     Hand(Hand),
     Ours(Ours),
+    Batches(Batches),
+    #[cfg(feature = "limitador-redis")]
+    Limitador(Limitador),
 }
 
 impl Contestant for Player {
@@ -24,6 +29,40 @@ impl Contestant for Player {
         match self {
             Self::Hand(hand) => hand.ask(random).await,
             Self::Ours(ours) => ours.ask(random).await,
+            Self::Batches(batches) => batches.ask(random).await,
+            #[cfg(feature = "limitador-redis")]
+            Self::Limitador(limitador) => limitador.ask(random).await,
+        }
+    }
+}
+
+/// Somebody who takes part, here or in a process of their own.
+pub enum Entrant {
+    Here(Player),
+    There(Peer),
+}
+
+impl Entrant {
+    async fn fill(&self, callers: usize, decisions: u64, redis: &mut MultiplexedConnection) -> Result<()> {
+        match self {
+            Self::Here(player) => {
+                drive(player, callers, Work::Counted(decisions), redis).await?;
+            }
+            Self::There(peer) if decisions > 0 => peer.fill(callers, redis).await?,
+            Self::There(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn timed(
+        &self,
+        callers: usize,
+        effort: Effort,
+        redis: &mut MultiplexedConnection,
+    ) -> Result<Sample> {
+        match self {
+            Self::Here(player) => timed(player, callers, effort, redis).await,
+            Self::There(peer) => peer.timed(callers, effort, redis).await,
         }
     }
 }
@@ -31,55 +70,16 @@ impl Contestant for Player {
 /// One table, before it is filled.
 pub struct Scenario {
     pub name: &'static str,
-    pub what: &'static str,
+    pub what: String,
     pub callers: usize,
-    pub players: Vec<(&'static str, Player)>,
+    pub entrants: Vec<(&'static str, Entrant)>,
     /// How many decisions each makes before the first round, so that keys are there.
     pub prefill: u64,
     pub compare: Vec<Compare>,
 }
 
-/// A ratio of two contestants.
-pub struct Compare {
-    what: &'static str,
-    over: &'static str,
-    under: &'static str,
-    read: fn(&Sample) -> f64,
-    target: Option<Target>,
-}
-
-impl Compare {
-    pub fn rate(over: &'static str, under: &'static str, target: Target) -> Self {
-        Self { target: Some(target), ..Self::rate_without_target(over, under) }
-    }
-
-    pub fn rate_without_target(over: &'static str, under: &'static str) -> Self {
-        Self { what: "decisions/s", over, under, read: |sample| sample.rate, target: None }
-    }
-
-    pub fn redis_cpu(over: &'static str, under: &'static str, target: Option<Target>) -> Self {
-        Self { what: "Redis CPU per decision", over, under, read: |sample| sample.redis_cpu_us, target }
-    }
-
-    pub fn p50(over: &'static str, under: &'static str, target: Target) -> Self {
-        Self { what: "p50", over, under, read: |sample| sample.p50_us, target: Some(target) }
-    }
-
-    /// Round by round, so that what slows one round down slows both.
-    pub fn ratio(&self, samples: &[(&'static str, Vec<Sample>)]) -> Result<Ratio> {
-        let of = |name| {
-            let found = samples.iter().find(|(contestant, _)| *contestant == name);
-            found.map(|(_, samples)| samples).with_context(|| format!("{name} did not take part"))
-        };
-        let rounds = of(self.over)?.iter().zip(of(self.under)?);
-        let stat = Stat::of(rounds.map(|(over, under)| (self.read)(over) / (self.read)(under)));
-        let what = format!("{}, {} / {}", self.what, self.over, self.under);
-        Ok(Ratio { what, stat, target: self.target })
-    }
-}
-
 impl Scenario {
-    /// Runs it.
+    /// Runs it, with as many rounds as its targets take.
     pub async fn run(
         mut self,
         args: &Args,
@@ -87,24 +87,26 @@ impl Scenario {
         server: &Server,
         progress: &Progress,
     ) -> Result<Table> {
+        let effort = effort.for_targets(self.compare.iter().map(|compare| compare.target));
         if let Some(part) = &args.solo {
-            self.players.retain(|(name, _)| name.contains(part));
+            self.entrants.retain(|(name, _)| name.contains(part));
             self.compare.clear();
-            anyhow::ensure!(!self.players.is_empty(), "{}: nobody is called {part:?}", self.name);
+            anyhow::ensure!(!self.entrants.is_empty(), "{}: nobody is called {part:?}", self.name);
         }
+        let progress = progress.begin(self.name, effort.rounds * self.entrants.len());
         let mut redis = server.connect().await?;
         server::empty(&mut redis).await?;
-        for (name, player) in &self.players {
-            progress.at(self.name, 0, &format!("{name}, first keys"));
-            drive(player, self.callers, Work::Counted(self.prefill), &mut redis).await?;
+        for (name, entrant) in &self.entrants {
+            progress.before(&format!("{name}, first keys"));
+            entrant.fill(self.callers, self.prefill, &mut redis).await?;
         }
-        let mut samples: Vec<_> = self.players.iter().map(|(name, _)| (*name, Vec::new())).collect();
+        let mut samples: Vec<_> = self.entrants.iter().map(|(name, _)| (*name, Vec::new())).collect();
         for round in 0..effort.rounds {
-            for turn in 0..self.players.len() {
-                let place = (turn + round) % self.players.len();
-                let (name, player) = &self.players[place];
-                progress.at(self.name, round, name);
-                samples[place].1.push(timed(player, self.callers, effort, &mut redis).await?);
+            for turn in 0..self.entrants.len() {
+                let place = (turn + round) % self.entrants.len();
+                let (name, entrant) = &self.entrants[place];
+                progress.at(round, name);
+                samples[place].1.push(entrant.timed(self.callers, effort, &mut redis).await?);
             }
         }
         let row = |(name, samples): &(&str, Vec<Sample>)| Row {
@@ -113,7 +115,8 @@ impl Scenario {
         };
         Ok(Table {
             name: self.name.to_owned(),
-            what: self.what.to_owned(),
+            what: self.what,
+            rounds: effort.rounds,
             columns: columns(),
             rows: samples.iter().map(row).collect(),
             ratios: self.compare.iter().map(|compare| compare.ratio(&samples)).collect::<Result<_>>()?,
@@ -138,11 +141,16 @@ pub fn columns() -> Vec<Column> {
         Column::new("k decisions/s", 1),
         Column::new("p50 us", 1),
         Column::new("p99 us", 1),
-        Column::new("Redis CPU us", 2),
-        Column::new("client CPU us", 2),
-        Column::new("script calls", 3),
+        Column::new(REDIS_CPU, 2),
+        Column::new(CLIENT_CPU, 2),
+        Column::new(SCRIPT_CALLS, 3),
     ]
 }
+
+/// Titles of columns that the capacity page reads too.
+pub const REDIS_CPU: &str = "Redis CPU us";
+pub const CLIENT_CPU: &str = "client CPU us";
+pub const SCRIPT_CALLS: &str = "script calls";
 
 /// The columns' figures.
 pub fn cells(samples: &[Sample]) -> Vec<Option<Stat>> {

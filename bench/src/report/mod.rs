@@ -1,23 +1,22 @@
 //! What is shown and written of a run.
 
 mod markdown;
-mod svg;
+pub mod svg;
 mod text;
 
 use std::{fs, path::Path};
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::text::text;
 use crate::{machine::Machine, stats::Table};
 
 /// Everything that one run of the bench found out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     pub machine: Machine,
     pub command: String,
-    pub rounds: usize,
     /// The load averages after the last run.
     pub load_after: String,
     pub remote: Vec<Table>,
@@ -30,11 +29,12 @@ impl Report {
         self.remote.iter().chain(&self.local)
     }
 
-    /// Writes the page and its chart into `directory`.
+    /// Writes the page, its chart and its figures into `directory`.
     pub fn write(&self, directory: &Path) -> Result<()> {
         let charts = directory.join("benchmarks");
         fs::create_dir_all(&charts)?;
         fs::write(charts.join("redis.svg"), svg::chart(&self.remote))?;
+        fs::write(charts.join("figures.json"), serde_json::to_string_pretty(self)? + "\n")?;
         fs::write(directory.join("benchmarks.md"), markdown::page(self))?;
         Ok(())
     }

@@ -9,11 +9,11 @@ use crate::stats::{Ratio, Table};
 pub fn text(report: &Report) -> String {
     let machine = &report.machine;
     let mut out = format!(
-        "{} cores, {}, Redis {}; load {} before, {} after; medians (min..max) of {} rounds\n",
-        machine.cores, machine.model, machine.redis, machine.load, report.load_after, report.rounds
+        "{} cores, {}, Redis {}; load {} before, {} after; medians (min..max)\n",
+        machine.cores, machine.model, machine.redis, machine.load, report.load_after
     );
     for table in report.tables() {
-        push(&mut out, &format!("\n{}: {}", table.name, table.what));
+        push(&mut out, &format!("\n{} ({} rounds): {}", table.name, table.rounds, table.what));
         push(&mut out, &aligned(&cells(table)));
         for ratio in &table.ratios {
             push(&mut out, &format!("  {:<78} {}", ratio.what, verdict(ratio)));
@@ -27,7 +27,7 @@ pub fn verdict(ratio: &Ratio) -> String {
     let stat = ratio.text();
     match ratio.target {
         None => format!("{stat} x"),
-        Some(target) if target.is_reached(ratio.stat.median) => {
+        Some(target) if target.is_reached(&ratio.stat) => {
             format!("{stat} x; target {}: reached", target.text())
         }
         Some(target) => format!("{stat} x; target {}: NOT reached", target.text()),
@@ -37,7 +37,7 @@ pub fn verdict(ratio: &Ratio) -> String {
 /// Heading and rows as text.
 pub fn cells(table: &Table) -> Vec<Vec<String>> {
     let mut heading = vec![String::new()];
-    heading.extend(table.columns.iter().map(|column| column.title.to_owned()));
+    heading.extend(table.columns.iter().map(|column| column.title.to_string()));
     let mut lines = vec![heading];
     for row in &table.rows {
         let figures = table.columns.iter().zip(&row.cells);

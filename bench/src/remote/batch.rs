@@ -1,0 +1,127 @@
+//! What one call costs Redis, and what each decision in it: the store is asked directly, without the gate, for 1 to 64
+//! keys per call. Feeds the capacity page: on a Cluster, calls are per slot and hardly ever shared.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use tollgate::{Check, Cost, Key, Operation, RedisStore, Store, Terms, Tier};
+
+use super::{
+    CALLERS, USERS,
+    bounds::PER_USER,
+    keys::Keys,
+    run::{Player, cells, columns, timed},
+};
+use crate::{
+    args::Effort,
+    drive::Sample,
+    progress::Progress,
+    server::{self, Server},
+    stats::{Row, Table},
+};
+
+/// The table's name.
+pub const NAME: &str = "batch";
+
+/// How many calls the gate has under way at once; so has this, with large batches.
+const CALLS: usize = 2;
+
+/// One way to ask.
+struct Way {
+    title: &'static str,
+    keys_per_call: usize,
+    connections: usize,
+}
+
+/// The titles are read by the capacity page.
+pub const SPREAD: &str = "1 key per call, 64 connections";
+pub const ONE: &str = "1 key per call, one connection";
+pub const MANY: &str = "64 keys per call, one connection";
+
+const WAYS: [Way; 5] = [
+    Way { title: SPREAD, keys_per_call: 1, connections: 64 },
+    Way { title: ONE, keys_per_call: 1, connections: 1 },
+    Way { title: "4 keys per call, one connection", keys_per_call: 4, connections: 1 },
+    Way { title: "16 keys per call, one connection", keys_per_call: 16, connections: 1 },
+    Way { title: MANY, keys_per_call: 64, connections: 1 },
+];
+
+/// Asks for several keys in every call.
+#[derive(Clone)]
+pub struct Batches {
+    stores: Arc<[RedisStore]>,
+    keys: Keys,
+    keys_per_call: usize,
+    terms: Terms,
+}
+
+impl Batches {
+    async fn new(url: &str, way: &Way) -> Result<Self> {
+        let mut stores = Vec::new();
+        for _ in 0..way.connections {
+            stores.push(RedisStore::connect(url).await?);
+        }
+        let terms = Terms::new(PER_USER.bucket()?, Cost::ONE);
+        Ok(Self { stores: stores.into(), keys: USERS, keys_per_call: way.keys_per_call, terms })
+    }
+
+    /// Whether all requests may pass.
+    pub async fn ask(&self, random: u64) -> Result<bool> {
+        let mut random = fastrand::Rng::with_seed(random);
+        let store = &self.stores[random.usize(..self.stores.len())];
+        let check = |_| {
+            let key = Key::without_rule(self.keys.name(random.u64(..)))?;
+            Ok(Check::new(Operation::Check, vec![Tier { key, terms: self.terms }])?)
+        };
+        let checks = (0..self.keys_per_call).map(check).collect::<Result<Vec<_>>>()?;
+        let decided = store.decide(&checks, None).await?;
+        Ok(decided.answers.iter().flatten().all(|answer| answer.passes == 1))
+    }
+}
+
+/// Fills the table.
+pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
+    let progress = progress.begin(NAME, effort.rounds * WAYS.len());
+    let mut redis = server.connect().await?;
+    server::empty(&mut redis).await?;
+    let mut samples = vec![Vec::new(); WAYS.len()];
+    let mut players = Vec::new();
+    for way in &WAYS {
+        players.push(Player::Batches(Batches::new(server.url(), way).await?));
+    }
+    for round in 0..effort.rounds {
+        for turn in 0..WAYS.len() {
+            let place = (turn + round) % WAYS.len();
+            let way = &WAYS[place];
+            progress.at(round, way.title);
+            let callers = (CALLERS / way.keys_per_call).max(CALLS);
+            let sample = timed(&players[place], callers, effort, &mut redis).await?;
+            samples[place].push(per_decision(sample, way.keys_per_call as f64));
+        }
+    }
+    let row =
+        |(way, samples): (&Way, &Vec<_>)| Row { contestant: way.title.to_owned(), cells: cells(samples) };
+    Ok(Table {
+        name: NAME.to_owned(),
+        what: "what one call costs and what each decision in it: 100,000 keys, token bucket, all allowed; tollgate's store \
+               without the gate in front, 64 decisions under way (128 where 64 share a call). Latencies are of calls"
+            .to_owned(),
+        rounds: effort.rounds,
+        columns: columns(),
+        rows: WAYS.iter().zip(&samples).map(row).collect(),
+        ratios: Vec::new(),
+    })
+}
+
+/// A call decided over several keys, but was counted as one decision.
+fn per_decision(sample: Sample, keys_per_call: f64) -> Sample {
+    Sample {
+        decisions: sample.decisions * keys_per_call as u64,
+        allowed: sample.allowed * keys_per_call as u64,
+        rate: sample.rate * keys_per_call,
+        redis_cpu_us: sample.redis_cpu_us / keys_per_call,
+        calls: sample.calls / keys_per_call,
+        client_cpu_us: sample.client_cpu_us / keys_per_call,
+        ..sample
+    }
+}

@@ -1,0 +1,67 @@
+//! The hot key again, with a growing number of callers.
+
+use anyhow::Result;
+
+use super::{
+    bounds::NEVER_REACHED,
+    keys::Keys,
+    ours::Ours,
+    run::{Player, cells, columns, timed},
+};
+use crate::{
+    args::Effort,
+    progress::Progress,
+    server::Server,
+    stats::{Ratio, Row, Stat, Table, Target},
+};
+
+/// The table's name.
+pub const NAME: &str = "crowd";
+/// How many callers the crowd has.
+const CROWDS: [usize; 6] = [1, 4, 16, 64, 256, 1000];
+/// The largest crowd keeps this much of the best rate of smaller ones, or it has collapsed.
+const KEPT: Target = Target::AtLeast(0.8);
+
+/// The row of the largest crowd.
+pub fn crowded() -> String {
+    title(CROWDS[CROWDS.len() - 1])
+}
+
+fn title(callers: usize) -> String {
+    if callers == 1 { "tollgate, 1 caller".to_owned() } else { format!("tollgate, {callers} callers") }
+}
+
+/// Fills the table.
+pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
+    let effort = effort.for_targets([Some(KEPT)]);
+    let progress = progress.begin(NAME, effort.rounds * CROWDS.len());
+    let ours = Player::Ours(Ours::limit(server.url(), Keys::Hot, NEVER_REACHED.bucket()?).await?);
+    let mut redis = server.connect().await?;
+    let mut samples = vec![Vec::new(); CROWDS.len()];
+    for round in 0..effort.rounds {
+        for (callers, samples) in CROWDS.into_iter().zip(&mut samples) {
+            progress.at(round, &title(callers));
+            samples.push(timed(&ours, callers, effort, &mut redis).await?);
+        }
+    }
+    let (largest, smaller) = samples.split_last().expect("there are six crowds");
+    let kept = (0..effort.rounds).map(|round| {
+        let best = smaller.iter().map(|samples| samples[round].rate).fold(f64::MIN_POSITIVE, f64::max);
+        largest[round].rate / best
+    });
+    let ratios = vec![Ratio {
+        what: "decisions/s, 1000 callers / the best of fewer".to_owned(),
+        stat: Stat::of(kept),
+        target: Some(KEPT),
+    }];
+    let row =
+        |(callers, samples): (usize, &Vec<_>)| Row { contestant: title(callers), cells: cells(samples) };
+    Ok(Table {
+        name: NAME.to_owned(),
+        what: "one key that is never used up, and a growing number of callers".to_owned(),
+        rounds: effort.rounds,
+        columns: columns(),
+        rows: CROWDS.into_iter().zip(&samples).map(row).collect(),
+        ratios,
+    })
+}

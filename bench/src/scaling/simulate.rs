@@ -1,0 +1,182 @@
+//! One primary of a Cluster and everybody who asks it, event by event.
+//!
+//! Arrivals are random and do not wait for each other. Each process has, for each slot, what the gate has today for
+//! one Redis: at most two calls under way, and whoever arrives meanwhile shares the next one, equal keys as one. The
+//! primary serves calls one after the other. Seeded: the same costs give the same figures.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+};
+
+use hdrhistogram::Histogram;
+
+use super::{costs::Costs, traffic::Keys};
+
+/// From a client to Redis, one way.
+pub const NETWORK_US: f64 = 100.0;
+/// How long a decision may take before a failure policy answers.
+pub const DEADLINE_US: f64 = 10_000.0;
+/// Calls under way per process and slot, as in the gate.
+const MAX_CALLS: usize = 2;
+/// Keys per call, as in the gate.
+const MAX_CALL_KEYS: usize = 64;
+/// Simulated before anything is counted, and then counted.
+const WARM_UP_US: f64 = 300_000.0;
+const COUNTED_US: f64 = 300_000.0;
+const SEED: u64 = 7;
+
+/// What one primary did.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// How much of its core was busy.
+    pub busy: f64,
+    pub decisions_per_call: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    /// Which part of the answers came after the deadline.
+    pub late: f64,
+}
+
+struct Call {
+    lane: (u32, u16),
+    arrivals: Vec<f64>,
+}
+
+#[derive(Default)]
+struct Lane {
+    under_way: usize,
+    waiting: VecDeque<(u32, f64)>,
+}
+
+/// One primary with these keys, at `decisions_per_s` of the whole traffic.
+pub fn simulate(keys: &Keys, decisions_per_s: f64, instances: u32, costs: &Costs) -> Outcome {
+    let mut primary = Primary {
+        costs,
+        lanes: HashMap::new(),
+        calls: HashMap::new(),
+        replies: BinaryHeap::new(),
+        free_at: 0.0,
+        sent: 0,
+        tally: Tally::new(),
+    };
+    let mut random = fastrand::Rng::with_seed(SEED);
+    let pause_us = 1e6 / (decisions_per_s * keys.part());
+    let mut next = 0.0;
+    loop {
+        next += -pause_us * (1.0 - random.f64()).ln();
+        primary.replies_until(next);
+        if next > WARM_UP_US + COUNTED_US {
+            break;
+        }
+        let (key, slot) = keys.at(random.f64());
+        primary.arrive((random.u32(..instances), slot), key, next);
+    }
+    primary.tally.outcome()
+}
+
+struct Primary<'a> {
+    costs: &'a Costs,
+    lanes: HashMap<(u32, u16), Lane>,
+    calls: HashMap<u64, Call>,
+    /// When replies reach their callers, in picoseconds since that is an integer, and which.
+    replies: BinaryHeap<Reverse<(u64, u64)>>,
+    free_at: f64,
+    sent: u64,
+    tally: Tally,
+}
+
+const PS_PER_US: f64 = 1e6;
+
+impl Primary<'_> {
+    fn arrive(&mut self, lane: (u32, u16), key: u32, now: f64) {
+        let waits = self.lanes.entry(lane).or_default();
+        waits.waiting.push_back((key, now));
+        if waits.under_way < MAX_CALLS {
+            self.send(lane, now);
+        }
+    }
+
+    /// Sends what waits. All calls are equally long on their way, so the primary gets them in this order.
+    fn send(&mut self, place: (u32, u16), now: f64) {
+        let lane = self.lanes.entry(place).or_default();
+        let (mut keys, mut arrivals) = (Vec::new(), Vec::new());
+        while let Some((key, arrived)) = lane.waiting.front().copied() {
+            if !keys.contains(&key) {
+                if keys.len() == MAX_CALL_KEYS {
+                    break;
+                }
+                keys.push(key);
+            }
+            arrivals.push(arrived);
+            lane.waiting.pop_front();
+        }
+        lane.under_way += 1;
+        let service = self.costs.call_us() + self.costs.decision_us() * keys.len() as f64;
+        let begins = self.free_at.max(now + NETWORK_US);
+        self.free_at = begins + service;
+        self.tally.serves(begins, service);
+        let back = ((self.free_at + NETWORK_US) * PS_PER_US) as u64;
+        self.sent += 1;
+        self.replies.push(Reverse((back, self.sent)));
+        self.calls.insert(self.sent, Call { lane: place, arrivals });
+    }
+
+    fn replies_until(&mut self, end: f64) {
+        while let Some(Reverse((at, number))) = self.replies.peek().copied() {
+            let now = at as f64 / PS_PER_US;
+            if now > end {
+                return;
+            }
+            self.replies.pop();
+            let call = self.calls.remove(&number).expect("a reply belongs to a call");
+            self.tally.answers(&call.arrivals, now);
+            let lane = self.lanes.entry(call.lane).or_default();
+            lane.under_way -= 1;
+            if !lane.waiting.is_empty() {
+                self.send(call.lane, now);
+            }
+        }
+    }
+}
+
+struct Tally {
+    latencies: Histogram<u64>,
+    late: u64,
+    calls: u64,
+    busy_us: f64,
+}
+
+impl Tally {
+    fn new() -> Self {
+        let latencies = Histogram::new(2).expect("two significant digits are within 0 to 5");
+        Self { latencies, late: 0, calls: 0, busy_us: 0.0 }
+    }
+
+    fn serves(&mut self, begins: f64, service: f64) {
+        let (from, to) = (begins.max(WARM_UP_US), (begins + service).min(WARM_UP_US + COUNTED_US));
+        self.busy_us += (to - from).max(0.0);
+    }
+
+    fn answers(&mut self, arrivals: &[f64], now: f64) {
+        if now < WARM_UP_US {
+            return;
+        }
+        self.calls += 1;
+        for arrived in arrivals {
+            self.latencies.record((now - arrived) as u64).expect("the histogram resizes itself");
+            self.late += u64::from(now - arrived > DEADLINE_US);
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let decisions = self.latencies.len() as f64;
+        Outcome {
+            busy: self.busy_us / COUNTED_US,
+            decisions_per_call: decisions / self.calls.max(1) as f64,
+            p50_us: self.latencies.value_at_quantile(0.5) as f64,
+            p99_us: self.latencies.value_at_quantile(0.99) as f64,
+            late: self.late as f64 / decisions.max(1.0),
+        }
+    }
+}

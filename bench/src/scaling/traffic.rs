@@ -1,0 +1,88 @@
+//! Who is asked about: keys with weights, each in a slot, each slot with a primary.
+
+/// How many slots a Cluster has.
+pub const SLOTS: u64 = 16_384;
+/// How many keys the traffic has.
+pub const KEYS: usize = 1_000_000;
+
+/// How the keys share the traffic.
+#[derive(Clone, Copy, Debug)]
+pub enum Shape {
+    /// Equally.
+    Even,
+    /// The n-th key has 1/n of the first one's share.
+    Zipf,
+    /// One key has this part, the others share the rest equally.
+    Hot(f64),
+}
+
+/// The keys of one primary.
+pub struct Keys {
+    /// Cumulated shares of the whole traffic, and the keys' slots.
+    shares: Vec<(f64, u16)>,
+    /// Whether the first of them is the traffic's most frequent key.
+    pub has_first: bool,
+}
+
+impl Shape {
+    /// The first key's part, and each key's weight against it.
+    fn weight(self, place: usize) -> f64 {
+        match self {
+            Self::Even => 1.0,
+            Self::Zipf => 1.0 / (place + 1) as f64,
+            Self::Hot(part) if place == 0 => part / (1.0 - part) * (KEYS - 1) as f64,
+            Self::Hot(_) => 1.0,
+        }
+    }
+
+    /// What each of so many primaries gets of the traffic. Slots are dealt out in equal ranges.
+    pub fn parts(self, primaries: u64) -> Vec<f64> {
+        let mut parts = vec![0.0; primaries as usize];
+        let mut total = 0.0;
+        for key in 0..KEYS {
+            let weight = self.weight(key);
+            parts[owner(slot(key), primaries)] += weight;
+            total += weight;
+        }
+        parts.iter_mut().for_each(|part| *part /= total);
+        parts
+    }
+
+    /// The keys of one primary.
+    pub fn keys(self, primary: usize, primaries: u64) -> Keys {
+        let total: f64 = (0..KEYS).map(|key| self.weight(key)).sum();
+        let mut shares = Vec::new();
+        let mut sum = 0.0;
+        for key in (0..KEYS).filter(|key| owner(slot(*key), primaries) == primary) {
+            sum += self.weight(key) / total;
+            shares.push((sum, slot(key) as u16));
+        }
+        Keys { shares, has_first: owner(slot(0), primaries) == primary }
+    }
+}
+
+impl Keys {
+    /// Their part of the whole traffic.
+    pub fn part(&self) -> f64 {
+        self.shares.last().map_or(0.0, |(sum, _)| *sum)
+    }
+
+    /// The key, and its slot, at which a number from 0 to 1 points.
+    pub fn at(&self, number: f64) -> (u32, u16) {
+        let sum = number * self.part();
+        let place = self.shares.partition_point(|(share, _)| *share <= sum).min(self.shares.len() - 1);
+        (place as u32, self.shares[place].1)
+    }
+}
+
+/// A key's slot: a mixing function instead of CRC16, as even and as arbitrary.
+fn slot(key: usize) -> u64 {
+    let mut mixed = (key as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ (mixed >> 31)) % SLOTS
+}
+
+fn owner(slot: u64, primaries: u64) -> usize {
+    (slot * primaries / SLOTS) as usize
+}
