@@ -1,5 +1,7 @@
 //! What callers see while Redis is away, and afterwards: each rule's policy, and nothing of the outage.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::time::Duration;
 
 use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
