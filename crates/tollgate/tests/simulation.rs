@@ -26,6 +26,8 @@ const SEEDS: u64 = 1000;
 const CALLERS: usize = 12;
 const REQUESTS: usize = 25;
 const AMOUNT: u64 = 8;
+/// How many processes ask, as far as the store knows.
+const INSTANCES: u64 = 2;
 const WINDOW: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_millis(10);
 const MILLI: Duration = Duration::from_millis(1);
@@ -178,7 +180,7 @@ impl Store for Wire {
     }
 
     async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(2)
+        Ok(u32::try_from(INSTANCES).unwrap())
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
@@ -252,7 +254,7 @@ fn judge(store: &Simulated, asked: &[Asked]) {
         *by_share.entry(*user).or_default() += 1;
     }
     // the share's clock is the real one, which hardly moves here: all of this is one window
-    assert!(by_share.values().all(|admitted| *admitted <= AMOUNT), "{by_share:?}");
+    assert!(by_share.values().all(|admitted| *admitted <= AMOUNT / INSTANCES), "{by_share:?}");
     let requests = u32::try_from(CALLERS * REQUESTS).unwrap();
     assert!(store.decided.load(Ordering::Relaxed) <= requests, "nothing is sent twice");
 }
