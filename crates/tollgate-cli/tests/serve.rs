@@ -148,7 +148,7 @@ fn what_cannot_be_served_is_one_line_and_exit_code_2() {
         (["--http", &server.address], "Address already in use (os error 98)\n"),
         (
             ["--store", "postgres://me:s3cret@host"],
-            "use memory: or redis://[user:password@]host[:port][/database]\n",
+            "each with rediss for TLS\n",
         ),
     ];
     for (flag, remedy) in table {
