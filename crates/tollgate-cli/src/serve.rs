@@ -3,7 +3,7 @@
 use std::{error::Error, net::SocketAddr};
 
 use clap::Args;
-use tollgate::Limiter;
+use tollgate::{Limiter, redis::URLS};
 use tollgate_server::{
     demo, http,
     serve::{Server, stop_signal},
@@ -34,7 +34,7 @@ pub(crate) struct Serve {
         value_name = "URL",
         env = "TOLLGATE_STORE_URL",
         hide_env_values = true,
-        help = "Where counters are kept: memory: (this process) or redis://[user:password@]host[:port][/database]",
+        help = format!("Where counters are kept: memory: (this process), {URLS}"),
         default_value = "memory:"
     )]
     store: String,

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use tollgate::{
     Algorithm, Check, Decided, Key, MemoryStore, RedisStore, Store, StoreError, Timestamp,
-    redis::RedisSetupError,
+    redis::{RedisSetupError, SCHEMES, URLS},
 };
 
 /// Where counters are kept. Shown without its user and password.
@@ -12,13 +12,13 @@ use tollgate::{
 pub enum StoreUrl {
     /// `memory:`: in this process.
     Memory,
-    /// `redis://…`.
+    /// `redis://…` and the other URLs of a [`RedisStore`].
     Redis(String),
 }
 
 /// A URL of no store. What was given is not repeated: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store's URL names no store: use memory: or redis://[user:password@]host[:port][/database]")]
+#[error("the store's URL names no store: use memory: or {URLS}")]
 pub struct StoreUrlError;
 
 /// A store of either kind.
@@ -43,10 +43,16 @@ impl FromStr for StoreUrl {
     fn from_str(url: &str) -> Result<Self, StoreUrlError> {
         match url {
             "memory:" => Ok(Self::Memory),
-            _ if url.starts_with("redis://") => Ok(Self::Redis(url.to_owned())),
+            _ if scheme(url).is_some_and(|scheme| SCHEMES.contains(&scheme)) => {
+                Ok(Self::Redis(url.to_owned()))
+            }
             _ => Err(StoreUrlError),
         }
     }
+}
+
+fn scheme(url: &str) -> Option<&str> {
+    url.split_once("://").map(|(scheme, _)| scheme)
 }
 
 impl fmt::Display for StoreUrl {
@@ -55,7 +61,7 @@ impl fmt::Display for StoreUrl {
             Self::Memory => f.write_str("memory:"),
             // The last `@`, so that one inside a password that was not escaped gives nothing away.
             Self::Redis(url) => match url.rsplit_once('@') {
-                Some((_, place)) => write!(f, "redis://…@{place}"),
+                Some((_, place)) => write!(f, "{}://…@{place}", scheme(url).unwrap_or_default()),
                 None => f.write_str(url),
             },
         }
@@ -117,6 +123,13 @@ mod tests {
             let url: StoreUrl = url.parse().unwrap();
             assert_eq!(url.to_string(), "redis://…@host:1/2");
             assert_eq!(format!("{url:?}"), "StoreUrl(redis://…@host:1/2)");
+        }
+        for (url, shown) in [
+            ("rediss://me:s3cret@host", "rediss://…@host"),
+            ("redis-sentinel://:s3cret@a:1,b:2/main/3", "redis-sentinel://…@a:1,b:2/main/3"),
+            ("rediss-sentinel://a:1,b:2/main", "rediss-sentinel://a:1,b:2/main"),
+        ] {
+            assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), shown);
         }
         assert_eq!("redis://host".parse::<StoreUrl>().unwrap().to_string(), "redis://host");
     }

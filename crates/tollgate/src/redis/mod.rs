@@ -5,22 +5,33 @@
 //! reply proves that it did not run.
 
 pub mod keys;
+mod link;
 mod presence;
+mod primary;
 mod script;
+mod sentinel;
+mod settings;
 #[cfg(test)]
 mod tests;
+mod url;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use parking_lot::RwLock;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use tokio::time::Instant;
+use redis::{FromRedisValue, Value};
 use tollgate_core::{Algorithm, Timestamp};
 
-pub use self::script::MAX_BATCH;
 use self::{
     keys::{DEFAULT_PREFIX, MAX_PREFIX, instances_key, redis_key},
-    script::{Call, DIGEST, Moments, SOURCE, decode, encode},
+    link::{Connector, Failure, Request},
+    primary::Primary,
+    script::{Moments, SOURCE, decode, encode},
+    sentinel::Sentinels,
+    url::Kind,
+};
+pub use self::{
+    script::MAX_BATCH,
+    settings::{DEFAULT_CLIENT_NAME, RedisSettings, Secret},
+    url::SCHEMES,
 };
 use crate::{
     check::Check,
@@ -29,70 +40,36 @@ use crate::{
     store::{Decided, Store, StoreError},
 };
 
-/// How long one attempt to connect may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the client waits for a reply before it gives the call up; callers give up sooner.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection whose handshake was refused is kept before another is tried.
-const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause between two attempts to reconnect.
-const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
-
 /// Counters in Redis or Valkey. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisStore {
-    link: Arc<Link>,
+    backend: Backend,
     prefix: String,
     clock: Option<ManualClock>,
 }
 
-/// The connection that all calls share. It comes back by itself after it was lost; but one whose handshake the
-/// server refused (a password that is being changed, say) would repeat that refusal for ever, and is made anew.
-struct Link {
-    client: redis::Client,
-    config: ConnectionManagerConfig,
-    manager: RwLock<Made>,
-}
-
-struct Made {
-    manager: ConnectionManager,
-    at: Instant,
-}
-
-impl Link {
-    fn new(client: redis::Client, config: ConnectionManagerConfig) -> redis::RedisResult<Self> {
-        let manager = ConnectionManager::new_lazy_with_config(client.clone(), config.clone())?;
-        Ok(Self { client, config, manager: RwLock::new(Made { manager, at: Instant::now() }) })
-    }
-
-    fn connection(&self) -> ConnectionManager {
-        self.manager.read().manager.clone()
-    }
-
-    fn renew_if_refused(&self, error: &redis::RedisError) {
-        let refused = error.kind() == redis::ErrorKind::AuthenticationFailed
-            || matches!(error.code(), Some("WRONGPASS" | "NOAUTH" | "NOPERM"));
-        if !refused {
-            return;
-        }
-        let mut made = self.manager.write();
-        if made.at.elapsed() < RENEWAL_PAUSE {
-            return;
-        }
-        if let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), self.config.clone())
-        {
-            *made = Made { manager, at: Instant::now() };
-        }
-    }
+/// Who is asked.
+#[derive(Clone)]
+enum Backend {
+    Primary(Arc<Primary>),
 }
 
 /// Why a Redis store cannot be set up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisSetupError {
-    /// The URL is not one of a Redis server.
-    #[error("{0}: use redis://[user:password@]host[:port][/database]")]
+    /// The URL is not one of Redis.
+    #[error("{0}: use {URLS}")]
     Url(String),
+    /// A user is named without a password.
+    #[error("a user is named without a password: give both, or only the password of the user `default`")]
+    Credentials,
+    /// A certificate or key cannot be used.
+    #[error("{0}: use PEM, and a URL that starts with rediss")]
+    Tls(String),
+    /// The name for connections cannot be one.
+    #[error("client name {0:?} cannot be used: use 1 to 64 visible ASCII characters without spaces")]
+    ClientName(String),
     /// The server could not be reached, or refused the connection.
     #[error("cannot connect: {0}")]
     Connect(String),
@@ -101,24 +78,41 @@ pub enum RedisSetupError {
     Prefix(String),
 }
 
+/// The URLs of a [`RedisStore`], each with `rediss` instead of `redis` for TLS.
+pub const URLS: &str = "redis://[user:password@]host[:port][/database] or \
+    redis-sentinel://[user:password@]host[:port],…/name[/database], each with rediss for TLS";
+
 impl RedisStore {
-    /// Connects to `redis://[user:password@]host[:port][/database]`.
+    /// Connects to a Redis that a URL names: a server or the primary that sentinels name, by TLS with `rediss`.
+    ///
+    /// * `redis://[user:password@]host[:port][/database]`
+    /// * `redis-sentinel://[user:password@]host[:port],…/name[/database]`; user and password are those of the primary
     ///
     /// # Errors
     /// When the URL is wrong or the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, RedisSetupError> {
-        let store = Self::connect_later(url)?;
-        let attempt = async {
-            // one attempt that says what is wrong, where the store's own connection would keep trying
-            let client = redis::Client::open(url)?;
-            redis::cmd("PING").exec_async(&mut client.get_multiplexed_async_connection().await?).await?;
-            // so that the first decision finds a connection, and the script
-            redis::cmd("SCRIPT").arg("LOAD").arg(SOURCE).exec_async(&mut store.link.connection()).await
+        Self::connect_with(url, &RedisSettings::default()).await
+    }
+
+    /// Connects with what the URL does not say.
+    ///
+    /// # Errors
+    /// When URL and settings are wrong or the server cannot be reached.
+    pub async fn connect_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
+        let store = Self::connect_later_with(url, settings)?;
+        let ready = match &store.backend {
+            Backend::Primary(primary) => primary.ready().await,
         };
-        match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
-            Ok(Ok(())) => Ok(store),
-            Ok(Err(error)) => Err(RedisSetupError::Connect(error.to_string())),
-            Err(_) => Err(RedisSetupError::Connect(format!("no answer within {CONNECT_TIMEOUT:?}"))),
+        ready.map_err(RedisSetupError::Connect)?;
+        // so that the first decision finds the script; a user who may not do this sends it with that decision
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(SOURCE);
+        match &store.backend {
+            Backend::Primary(primary) => match primary.send(Request::Command(&load)).await {
+                Ok(_) => Ok(store),
+                Err(failure) if failure.is("NOPERM") => Ok(store),
+                Err(failure) => Err(RedisSetupError::Connect(StoreError::from(failure).to_string())),
+            },
         }
     }
 
@@ -127,14 +121,35 @@ impl RedisStore {
     /// # Errors
     /// When the URL is wrong.
     pub fn connect_later(url: &str) -> Result<Self, RedisSetupError> {
-        let wrong = |error: redis::RedisError| RedisSetupError::Url(error.to_string());
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(RESPONSE_TIMEOUT))
-            .set_max_delay(MAX_RECONNECT_DELAY);
-        let client = redis::Client::open(url).map_err(wrong)?;
-        let link = Arc::new(Link::new(client, config).map_err(wrong)?);
-        Ok(Self { link, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
+        Self::connect_later_with(url, &RedisSettings::default())
+    }
+
+    /// The same with what the URL does not say.
+    ///
+    /// # Errors
+    /// When URL and settings are wrong.
+    pub fn connect_later_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
+        let address = url::parse(url)?;
+        let mut credentials = address.credentials;
+        if settings.data.password.is_some() {
+            credentials.password.clone_from(&settings.data.password);
+        }
+        if settings.data.user.is_some() {
+            credentials.user.clone_from(&settings.data.user);
+        }
+        let database = settings.database.or(address.database).unwrap_or(0);
+        let connector = Connector::new(address.is_tls, &credentials, database, settings)?;
+        let mut nodes = address.nodes;
+        let backend = match address.kind {
+            Kind::Standalone => Backend::Primary(Arc::new(Primary::fixed(connector, nodes.remove(0)))),
+            Kind::Sentinel { name } => {
+                let to_sentinels = Connector::new(address.is_tls, &settings.sentinel, 0, settings)?;
+                let sentinels = Sentinels::new(to_sentinels, nodes, name);
+                Backend::Primary(Arc::new(Primary::watched(connector, sentinels)))
+            }
+            Kind::Cluster => return Err(RedisSetupError::Url("not yet".to_owned())),
+        };
+        Ok(Self { backend, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
     }
 
     /// The same store with another prefix, so that several can share one Redis.
@@ -156,25 +171,6 @@ impl RedisStore {
         self.clock = Some(clock);
         self
     }
-
-    async fn call(&self, call: &Call) -> Result<Vec<u8>, StoreError> {
-        match self.send(call, "EVALSHA", &DIGEST).await {
-            Err(error) if error.code() == Some("NOSCRIPT") => self.send(call, "EVAL", SOURCE).await,
-            reply => reply,
-        }
-        .map_err(classified)
-    }
-
-    async fn send(&self, call: &Call, command: &str, script: &str) -> redis::RedisResult<Vec<u8>> {
-        let mut request = redis::cmd(command);
-        request.arg(script);
-        call.write_to(&mut request);
-        let reply = request.query_async(&mut self.link.connection()).await;
-        if let Err(error) = &reply {
-            self.link.renew_if_refused(error);
-        }
-        reply
-    }
 }
 
 impl fmt::Debug for RedisStore {
@@ -189,9 +185,13 @@ impl fmt::Debug for RedisStore {
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
         let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
-        let call = encode(&self.prefix, checks, moments)?;
-        let reply = self.call(&call).await?;
-        decode(&reply, &call, checks)
+        match &self.backend {
+            Backend::Primary(primary) => {
+                let call = encode(&self.prefix, checks, moments)?;
+                let reply = primary.send(Request::Script(&call)).await?;
+                decode(&bytes(reply)?, &call, checks)
+            }
+        }
     }
 
     fn is_remote(&self) -> bool {
@@ -205,11 +205,18 @@ impl Store for RedisStore {
     async fn probe(&self) -> Result<(), StoreError> {
         // no checks: it shows that scripts run, and touches no key
         let nothing = encode(&self.prefix, &[], Moments::default())?;
-        self.call(&nothing).await.map(drop)
+        match &self.backend {
+            Backend::Primary(primary) => primary.send(Request::Script(&nothing)).await?,
+        };
+        Ok(())
     }
 
     async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
-        self.announce_in(&instances_key(&self.prefix), instance, lifetime).await
+        let request = presence::announcement(&instances_key(&self.prefix), instance, lifetime);
+        let reply = match &self.backend {
+            Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+        };
+        Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
@@ -219,18 +226,21 @@ impl Store for RedisStore {
             for (key, algorithm) in counters {
                 request.arg(redis_key(&self.prefix, key, *algorithm));
             }
-            let found: u64 = request.query_async(&mut self.link.connection()).await.map_err(classified)?;
-            forgotten += found;
+            let reply = match &self.backend {
+                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+            };
+            forgotten += number(reply)?;
         }
         Ok(forgotten)
     }
 }
 
-/// An error that the server sent is its word that the call did not run; anything else leaves it open.
-fn classified(error: redis::RedisError) -> StoreError {
-    match error.code() {
-        Some(code) => StoreError::NotRun(format!("{code} {}", error.detail().unwrap_or_default())),
-        None if error.is_connection_refusal() => StoreError::NotRun(error.to_string()),
-        None => StoreError::Ambiguous(error.to_string()),
-    }
+/// The reply of the script.
+fn bytes(reply: Value) -> Result<Vec<u8>, Failure> {
+    Vec::from_redis_value(reply).map_err(|error| Failure::Lost(error.to_string()))
+}
+
+/// The reply of a command that counts.
+fn number(reply: Value) -> Result<u64, Failure> {
+    u64::from_redis_value(reply).map_err(|error| Failure::Lost(error.to_string()))
 }

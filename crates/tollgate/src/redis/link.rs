@@ -1,0 +1,435 @@
+//! The connection to one server: made when first needed, shared by all callers, made anew when it is lost.
+//!
+//! It says what became of a request: the server's word, never sent, or lost. It sends nothing twice but a script that
+//! the server did not know. A connection is not health: one that has been silent for a second is asked for a
+//! sign of life, and dropped without one.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
+    Value,
+    aio::{ConnectionLike, MultiplexedConnection, PubSub},
+};
+use tokio::{
+    sync::watch,
+    task::yield_now,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    RedisSetupError,
+    script::{Call, DIGEST, SOURCE},
+    sentinel::Sentinels,
+    settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
+    url::Node,
+};
+use crate::store::StoreError;
+
+/// How long one attempt to connect may take.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the client waits for a reply before it gives the call up; callers give up sooner.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The least time between the beginnings of two attempts: at most two connections a second to any one server.
+const ATTEMPT_SPACING: Duration = Duration::from_millis(500);
+/// How much later the next attempt may be, so that clients do not come all at once.
+const MAX_JITTER: Duration = Duration::from_millis(500);
+/// How long a connection may owe a reply until it is asked for a sign of life, and how long that may take.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The longest name of a client.
+const MAX_CLIENT_NAME: usize = 64;
+
+/// What became of a request that got no answer.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// The server's word that it did not run.
+    Refused { code: String, detail: String },
+    /// It was never sent.
+    Unreachable(String),
+    /// It was sent, and nobody knows.
+    Lost(String),
+}
+
+impl Failure {
+    pub(super) fn is(&self, wanted: &str) -> bool {
+        matches!(self, Self::Refused { code, .. } if code == wanted)
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused { code, detail } => Self::NotRun(format!("{code} {detail}")),
+            Failure::Unreachable(reason) => Self::NotRun(reason),
+            Failure::Lost(reason) => Self::Ambiguous(reason),
+        }
+    }
+}
+
+/// What is asked of a server.
+#[derive(Clone, Copy)]
+pub(super) enum Request<'a> {
+    Script(&'a Call),
+    Command(&'a Cmd),
+}
+
+/// Whether a cluster's node is asked for a slot that is still on its way to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asking {
+    No,
+    Yes,
+}
+
+/// How to connect to any server of a set-up.
+pub(super) struct Connector {
+    /// An address by TLS whose certificates those of all servers share; none in the clear.
+    tls: Option<ConnectionAddr>,
+    redis: RedisConnectionInfo,
+    client_name: String,
+}
+
+impl Connector {
+    pub(super) fn new(
+        is_tls: bool,
+        credentials: &Credentials,
+        database: u32,
+        settings: &RedisSettings,
+    ) -> Result<Self, RedisSetupError> {
+        let client_name = settings.client_name.clone().unwrap_or_else(|| DEFAULT_CLIENT_NAME.to_owned());
+        let is_visible = client_name.bytes().all(|byte| byte.is_ascii_graphic());
+        if client_name.is_empty() || client_name.len() > MAX_CLIENT_NAME || !is_visible {
+            return Err(RedisSetupError::ClientName(client_name));
+        }
+        let mut redis = RedisConnectionInfo::default()
+            .set_db(database.into())
+            .set_lib_name("tollgate", env!("CARGO_PKG_VERSION"));
+        if let Some(password) = &credentials.password {
+            redis = redis.set_password(password.reveal());
+            if let Some(user) = &credentials.user {
+                redis = redis.set_username(user);
+            }
+        } else if credentials.user.is_some() {
+            return Err(RedisSetupError::Credentials);
+        }
+        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name })
+    }
+
+    fn client(&self, node: &Node) -> redis::RedisResult<redis::Client> {
+        let Node { host, port } = node.clone();
+        let addr = match &self.tls {
+            Some(ConnectionAddr::TcpTls { tls_params, .. }) => {
+                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: tls_params.clone() }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        redis::Client::open(addr.into_connection_info()?.set_redis_settings(self.redis.clone()))
+    }
+
+    /// Connects, and returns once the server has answered something.
+    pub(super) async fn connect(&self, node: &Node) -> Result<MultiplexedConnection, String> {
+        let failed = |error: redis::RedisError| format!("cannot connect to {node}: {error}");
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(RESPONSE_TIMEOUT));
+        let client = self.client(node).map_err(failed)?;
+        let mut connection =
+            client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
+        let mut name = redis::cmd("CLIENT");
+        match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
+            // the name is a courtesy, which a user may be denied
+            Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
+            _ => Ok(connection),
+        }
+    }
+
+    /// Connects to listen to channels.
+    pub(super) async fn listen(&self, node: &Node) -> redis::RedisResult<PubSub> {
+        self.client(node)?.get_async_pubsub().await
+    }
+}
+
+fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>, RedisSetupError> {
+    let RedisSettings { authority, identity, .. } = settings;
+    if !is_tls {
+        return match (authority, identity) {
+            (None, None) => Ok(None),
+            _ => Err(RedisSetupError::Tls("certificates are given, and the URL does not ask for TLS".into())),
+        };
+    }
+    // the first to choose wins, which is the application, if it did
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    if authority
+        .as_ref()
+        .is_some_and(|pem| !pem.windows(27).any(|part| part == b"-----BEGIN CERTIFICATE-----"))
+    {
+        return Err(RedisSetupError::Tls("the authority's PEM has no certificate".into()));
+    }
+    let certificates = TlsCertificates {
+        root_cert: authority.clone(),
+        client_tls: identity.as_ref().map(|identity| redis::ClientTlsConfig {
+            client_cert: identity.certificate.clone(),
+            client_key: identity.key.clone(),
+        }),
+    };
+    let wrong = |error: redis::RedisError| RedisSetupError::Tls(error.to_string());
+    let nowhere =
+        ConnectionAddr::TcpTls { host: "localhost".into(), port: 0, insecure: false, tls_params: None };
+    let client = redis::Client::build_with_tls(nowhere, certificates).map_err(wrong)?;
+    Ok(Some(client.get_connection_info().addr().clone()))
+}
+
+/// Where a link leads.
+pub(super) enum Target {
+    /// Always to the same server.
+    Fixed(Node),
+    /// To whichever server the sentinels call the primary, once it agrees.
+    Primary(Arc<Sentinels>),
+}
+
+/// The connection that all callers share.
+pub(super) struct Link {
+    connector: Arc<Connector>,
+    target: Target,
+    state: Mutex<State>,
+}
+
+type Outcome = Option<Result<Live, String>>;
+
+enum State {
+    /// The next caller connects, not before that time. Until then, the reason of a failed attempt is the answer.
+    Down {
+        not_before: Instant,
+        reason: Option<String>,
+    },
+    Connecting(watch::Receiver<Outcome>),
+    Up(Live),
+}
+
+/// A connection that was made.
+#[derive(Clone)]
+struct Live {
+    connection: MultiplexedConnection,
+    node: Node,
+    since: Instant,
+    /// Since when it has owed a reply without giving any.
+    silent_since: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Live {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.silent_since, &other.silent_since)
+    }
+}
+
+impl Link {
+    pub(super) fn new(connector: Arc<Connector>, target: Target) -> Arc<Self> {
+        let state = State::Down { not_before: Instant::now(), reason: None };
+        Arc::new(Self { connector, target, state: Mutex::new(state) })
+    }
+
+    /// Sends a request, a script by its digest first and in full if the server does not know it.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        asking: Asking,
+    ) -> Result<Value, Failure> {
+        let call = match request {
+            Request::Command(command) => return self.send_command(command, asking).await,
+            Request::Script(call) => call,
+        };
+        match self.send_command(&script(call, "EVALSHA", &DIGEST), asking).await {
+            Err(failure) if failure.is("NOSCRIPT") => {
+                self.send_command(&script(call, "EVAL", SOURCE), asking).await
+            }
+            reply => reply,
+        }
+    }
+
+    async fn send_command(self: &Arc<Self>, command: &Cmd, asking: Asking) -> Result<Value, Failure> {
+        let mut live = self.live().await.map_err(Failure::Unreachable)?;
+        self.notice_silence(&live);
+        let reply = match asking {
+            Asking::No => live.connection.req_packed_command(command).await,
+            Asking::Yes => {
+                // one piece, so that no other caller's request comes between the two
+                let mut both = redis::pipe();
+                both.cmd("ASKING").add_command(command.clone());
+                let replies = live.connection.req_packed_commands(&both, 1, 1).await;
+                replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil))
+            }
+        };
+        let error = match reply {
+            Ok(Value::ServerError(error)) => error.into(),
+            Ok(value) => {
+                *live.silent_since.lock() = None;
+                return Ok(value);
+            }
+            Err(error) => error,
+        };
+        let Some(code) = error.code().map(str::to_owned) else {
+            self.lose(&live, None);
+            return Err(Failure::Lost(format!("{}: {error}", live.node)));
+        };
+        *live.silent_since.lock() = None;
+        let detail = error.detail().unwrap_or_default().to_owned();
+        match &*code {
+            // it is a replica now, or the user is another one: only a new connection can be better
+            "READONLY" => self.lose(&live, None),
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => self.lose(&live, Some(format!("{code} {detail}"))),
+            _ => {}
+        }
+        Err(Failure::Refused { code, detail })
+    }
+
+    /// Connects if need be; why not, otherwise.
+    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
+        self.live().await.map(|_| ())
+    }
+
+    /// Whether there is a connection now.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(&*self.state.lock(), State::Up(_))
+    }
+
+    /// Drops the connection unless it leads there, and makes a new one.
+    pub(super) fn follow(self: &Arc<Self>, node: &Node) {
+        let elsewhere = match &*self.state.lock() {
+            State::Up(live) if live.node != *node => Some(live.clone()),
+            _ => None,
+        };
+        if let Some(live) = elsewhere {
+            self.lose(&live, None);
+            let link = Arc::clone(self);
+            tokio::spawn(async move { link.live().await.map(|_| ()) });
+        }
+    }
+
+    async fn live(self: &Arc<Self>) -> Result<Live, String> {
+        loop {
+            let mut outcome = match self.live_or_attempt() {
+                Ok(Ok(live)) => return Ok(live),
+                Ok(Err(outcome)) => outcome,
+                Err(reason) => {
+                    // a caller who asks in a loop must leave the runtime time to connect
+                    yield_now().await;
+                    return Err(reason);
+                }
+            };
+            if let Ok(outcome) = outcome.wait_for(Option::is_some).await {
+                return outcome.clone().expect("the wait was for an outcome");
+            }
+            // the runtime that was to connect has ended
+            let mut state = self.state.lock();
+            if matches!(&*state, State::Connecting(current) if current.same_channel(&outcome)) {
+                *state = State::Down { not_before: Instant::now(), reason: None };
+            }
+        }
+    }
+
+    fn live_or_attempt(self: &Arc<Self>) -> Result<Result<Live, watch::Receiver<Outcome>>, String> {
+        let mut state = self.state.lock();
+        match &*state {
+            State::Up(live) => Ok(Ok(live.clone())),
+            State::Connecting(outcome) => Ok(Err(outcome.clone())),
+            State::Down { not_before, reason: Some(reason) } if Instant::now() < *not_before => {
+                Err(reason.clone())
+            }
+            State::Down { not_before, .. } => {
+                let outcome = self.attempt(*not_before);
+                *state = State::Connecting(outcome.clone());
+                Ok(Err(outcome))
+            }
+        }
+    }
+
+    /// Connects in a task of its own: callers come and go.
+    fn attempt(self: &Arc<Self>, not_before: Instant) -> watch::Receiver<Outcome> {
+        let (told, outcome) = watch::channel(None);
+        let link = Arc::clone(self);
+        tokio::spawn(async move {
+            sleep_until(not_before).await;
+            let since = Instant::now();
+            let made = match timeout(CONNECT_TIMEOUT, link.establish()).await {
+                Ok(Ok((node, connection))) => {
+                    Ok(Live { connection, node, since, silent_since: Arc::default() })
+                }
+                Ok(Err(reason)) => Err(reason),
+                Err(_) => {
+                    Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", link.target))
+                }
+            };
+            *link.state.lock() = match &made {
+                Ok(live) => State::Up(live.clone()),
+                Err(reason) => State::Down { not_before: next_attempt(since), reason: Some(reason.clone()) },
+            };
+            told.send_replace(Some(made));
+        });
+        outcome
+    }
+
+    async fn establish(&self) -> Result<(Node, MultiplexedConnection), String> {
+        match &self.target {
+            Target::Fixed(node) => Ok((node.clone(), self.connector.connect(node).await?)),
+            Target::Primary(sentinels) => sentinels.connect(&self.connector).await,
+        }
+    }
+
+    fn lose(&self, live: &Live, reason: Option<String>) {
+        let mut state = self.state.lock();
+        if matches!(&*state, State::Up(current) if current.is(live)) {
+            *state = State::Down { not_before: next_attempt(live.since), reason };
+        }
+    }
+
+    /// Callers give up long before the connection does, and the network may lose a peer without a word.
+    fn notice_silence(self: &Arc<Self>, live: &Live) {
+        let now = Instant::now();
+        let mut silent_since = live.silent_since.lock();
+        let since = *silent_since.get_or_insert(now);
+        if now.duration_since(since) < SILENCE {
+            return;
+        }
+        *silent_since = Some(now);
+        let (link, mut live) = (Arc::clone(self), live.clone());
+        tokio::spawn(async move {
+            let ping = redis::cmd("PING");
+            match timeout(SILENCE, live.connection.req_packed_command(&ping)).await {
+                Ok(Ok(_)) => *live.silent_since.lock() = None,
+                Ok(Err(_)) | Err(_) => link.lose(&live, None),
+            }
+        });
+    }
+}
+
+fn script(call: &Call, command: &str, script: &str) -> Cmd {
+    let mut request = redis::cmd(command);
+    request.arg(script);
+    call.write_to(&mut request);
+    request
+}
+
+/// When the next attempt may begin, after one that began `since` then.
+fn next_attempt(since: Instant) -> Instant {
+    since + ATTEMPT_SPACING + jitter()
+}
+
+/// A random part of [`MAX_JITTER`].
+pub(super) fn jitter() -> Duration {
+    let chance = RandomState::new().build_hasher().finish() >> 32;
+    MAX_JITTER * u32::try_from(chance >> 16).unwrap_or(0) / (1 << 16)
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(node) => write!(f, "{node}"),
+            Self::Primary(sentinels) => write!(f, "the primary {:?}", sentinels.name()),
+        }
+    }
+}
