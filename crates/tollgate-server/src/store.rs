@@ -1,9 +1,9 @@
 //! From a URL to a store: which kind is known only when the server starts.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Check, Decided, Key, MemoryStore, RedisStore, Store, StoreError, Timestamp,
+    Algorithm, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
     redis::{RedisSetupError, SCHEMES, URLS},
 };
 
@@ -91,7 +91,7 @@ impl AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, deadline).await,
             Self::Redis(store) => store.decide(checks, deadline).await,
@@ -102,6 +102,20 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.is_remote(),
             Self::Redis(store) => store.is_remote(),
+        }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(store) => store.probe().await,
+            Self::Redis(store) => store.probe().await,
+        }
+    }
+
+    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
+        match self {
+            Self::Memory(store) => store.announce(instance, lifetime).await,
+            Self::Redis(store) => store.announce(instance, lifetime).await,
         }
     }
 

@@ -16,8 +16,8 @@ use axum::{
 };
 use hyper::body::Frame;
 use tollgate::{
-    Algorithm, Check, Decided, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store,
-    StoreError, Timestamp,
+    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule,
+    Store, StoreError, Timestamp,
 };
 use tollgate_server::{
     demo,
@@ -432,12 +432,20 @@ async fn the_demo_refuses_one_login_too_many() {
 struct Away;
 
 impl Store for Away {
-    async fn decide(&self, _: &[Check], _: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
         Err(StoreError::NotRun("away".into()))
     }
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        Err(StoreError::NotRun("away".into()))
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Err(StoreError::NotRun("away".into()))
     }
 
     async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

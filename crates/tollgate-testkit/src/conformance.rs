@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use tollgate::{Algorithm, Check, Cost, Key, Limit, Operation, Retry, Store, Terms, Tier, Timestamp};
+use tollgate::{
+    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Store, Terms, Tier, Timestamp,
+};
 use tollgate_core::step::{Admission, Mode, Share};
 
 use crate::subject::{START, Subject};
@@ -563,10 +565,10 @@ promises! {
         for limit in limits(3, MINUTE) {
             let tier = Tier { key: Key::without_rule("k").expect("short"), terms: Terms::new(limit, Cost::ONE) };
             let check = Check::new(Operation::Check, vec![tier]).expect("valid");
-            let late = subject.store.decide(std::slice::from_ref(&check), Some(subject.clock.now().minus(MICROSECOND))).await;
+            let late = subject.store.decide(std::slice::from_ref(&check), Some(Deadline::Store(subject.clock.now().minus(MICROSECOND)))).await;
             assert_eq!(late, Err(tollgate::StoreError::Late(subject.clock.now())));
             assert_eq!(subject.peek("k", &limit, 1).await.remaining, 3);
-            subject.store.decide(&[check], Some(subject.clock.now())).await.expect("in time");
+            subject.store.decide(&[check], Some(Deadline::Store(subject.clock.now()))).await.expect("in time");
             assert_eq!(subject.peek("k", &limit, 1).await.remaining, 2);
         }
     }

@@ -1,22 +1,20 @@
 //! What every store promises: it keeps counters, owns the clock, and decides atomically.
 
-use std::{
-    future::{Future, ready},
-    time::Duration,
-};
+use std::{future::Future, time::Duration};
 
+use tokio::time::Instant;
 use tollgate_core::{Algorithm, Answer, Timestamp};
 
 use crate::{check::Check, key::Key};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
 pub trait Store: Send + Sync + 'static {
-    /// Decides `checks` in order; each sees what the earlier ones charged. With a `deadline` on the
-    /// store's clock, a call that arrives later charges nothing.
+    /// Decides `checks` in order; each sees what the earlier ones charged. A call that arrives after its
+    /// deadline charges nothing.
     fn decide(
         &self,
         checks: &[Check],
-        deadline: Option<Timestamp>,
+        deadline: Option<Deadline>,
     ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
 
     /// Whether asking costs a round trip, which several checks had better share.
@@ -28,22 +26,27 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Whether it would decide now. Changes nothing.
-    fn probe(&self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        ready(Ok(()))
-    }
+    fn probe(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Makes a process known as one that asks this store, for `lifetime`. How many are known.
     fn announce(
         &self,
         instance: u64,
         lifetime: Duration,
-    ) -> impl Future<Output = Result<u32, StoreError>> + Send {
-        let _ = (instance, lifetime);
-        ready(Ok(1))
-    }
+    ) -> impl Future<Output = Result<u32, StoreError>> + Send;
 
     /// Forgets these counters. How many of them were there.
     fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
+}
+
+/// Until when a call is of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// Until this moment of the store's clock.
+    Store(Timestamp),
+    /// Until this moment of the process's clock. A store far away goes by its own clock, as soon as it is known what
+    /// that shows.
+    Process(Instant),
 }
 
 /// What a store decided, at one moment of its clock.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
+use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source, StoreError};
 use tollgate_testkit::{
     server::{Flavor, Server},
     wait,
@@ -85,4 +85,33 @@ async fn each_of_two_instances_enforces_half_of_the_limit_however_often_the_stor
     server.suspend();
     assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (0, 0));
     server.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_arrives_after_its_deadline_charges_nothing() {
+    let server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server).await;
+    let limit = Limit::sliding_log(100, MINUTE).unwrap();
+    // the first answer says what the server's clock shows
+    assert!(limiter.check_key("k", &limit, 1.into()).await.unwrap().is_allowed());
+    for round in 0..3 {
+        server.suspend();
+        let mut sent = 0;
+        while limiter.check_key("k", &limit, 1.into()).await.unwrap().failure.is_some_and(|why| is_open(&why))
+        {
+            sent += 1;
+        }
+        // one that is late by less than a round trip may still count
+        tokio::time::sleep(DEADLINE / 2).await;
+        server.resume();
+        assert!(sent >= 5, "only {sent} calls were on their way in round {round}");
+        store_is_back(&limiter).await;
+        let left = limiter.peek_key("k", &limit, 1.into()).await.unwrap().remaining();
+        assert_eq!(left, Some(99), "round {round}");
+    }
+}
+
+/// Whether a call was sent whose outcome is unknown.
+fn is_open(why: &StoreError) -> bool {
+    matches!(why, StoreError::Ambiguous(_))
 }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::time::Instant;
 use tollgate::{
-    Algorithm, Check, Decided, Decision, Key, Labels, Limit, Limiter, ManualClock, MemoryStore,
+    Algorithm, Check, Deadline, Decided, Decision, Key, Labels, Limit, Limiter, ManualClock, MemoryStore,
     OnStoreFailure, Options, Rule, Source, Store, StoreError, Timestamp,
 };
 
@@ -138,7 +138,7 @@ impl Simulated {
 }
 
 impl Store for Wire {
-    async fn decide(&self, checks: &[Check], _: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
         match self.0.course() {
             Course::Answered { before, after } => {
                 // once sent, it runs, whether the caller waits or not

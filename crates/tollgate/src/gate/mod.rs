@@ -42,7 +42,7 @@ use self::{
 use crate::{
     check::{Check, Tier},
     key::Key,
-    store::{Store, StoreError},
+    store::{Deadline, Store, StoreError},
 };
 
 /// How long a decision may take, and what is remembered of refusals.
@@ -162,7 +162,8 @@ impl<S: Store> Shared<S> {
         let begun = Instant::now();
         let sent = self.refusals.sent(begun);
         let watched = Watched { shared: self, begun };
-        let decided = self.store.decide(checks, None).await;
+        let deadline = Deadline::Process(begun + self.options.deadline);
+        let decided = self.store.decide(checks, Some(deadline)).await;
         watched.ended(decided.is_ok());
         let decided = decided?;
         let answers = checks.iter().zip(decided.answers).map(|(check, answers)| {

@@ -14,7 +14,7 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 use tollgate_core::{Algorithm, Cost, Limit, Operation, Retry, Terms, Timestamp};
 
 use super::{breaker::MAX_FAILURES, *};
-use crate::{Decided, ManualClock, MemoryStore, check::Tier};
+use crate::{Deadline, Decided, ManualClock, MemoryStore, check::Tier};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -34,7 +34,7 @@ impl Far {
 }
 
 impl Store for Arc<Far> {
-    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
         let names_poison = |tier: &Tier| tier.key.identity() == "poison";
         assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
@@ -49,6 +49,10 @@ impl Store for Arc<Far> {
 
     async fn probe(&self) -> Result<(), StoreError> {
         self.check_health()
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Ok(1)
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

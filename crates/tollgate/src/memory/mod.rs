@@ -9,7 +9,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
 
@@ -18,7 +18,7 @@ use crate::{
     check::Check,
     clock::{Clock, ManualClock},
     key::Key,
-    store::{Decided, Store, StoreError},
+    store::{Deadline, Decided, Store, StoreError},
 };
 
 /// The bound on memory unless another is set: 256 MiB.
@@ -132,9 +132,12 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
         let now = self.clock.now();
-        if deadline.is_some_and(|deadline| now > deadline) {
+        // there is no way to it on which a call could be late
+        if let Some(Deadline::Store(deadline)) = deadline
+            && now > deadline
+        {
             return Err(StoreError::Late(now));
         }
         Ok(self.decide_all(checks))
@@ -146,6 +149,14 @@ impl Store for MemoryStore {
 
     fn keeps_real_time(&self) -> bool {
         matches!(self.clock, Clock::Steady { .. })
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Ok(1) // nobody else can ask it
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

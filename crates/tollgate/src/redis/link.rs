@@ -23,9 +23,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
+use tollgate_core::Timestamp;
+
 use super::{
     RedisSetupError,
-    script::{Call, DIGEST, SOURCE},
+    offset::Offset,
+    script::{Arrival, Call, DIGEST, SOURCE, arrival},
     sentinel::Sentinels,
     settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
     url::Node,
@@ -75,7 +78,8 @@ impl From<Failure> for StoreError {
 /// What is asked of a server.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    Script(&'a Call),
+    /// A script, of use until then.
+    Script(&'a Call, Option<Instant>),
     Command(&'a Cmd),
 }
 
@@ -219,6 +223,8 @@ struct Live {
     since: Instant,
     /// Since when it has owed a reply without giving any.
     silent_since: Arc<Mutex<Option<Instant>>>,
+    /// What is known of the server's clock. Another connection may lead to another server.
+    offset: Arc<Offset>,
 }
 
 impl Live {
@@ -239,21 +245,54 @@ impl Link {
         request: Request<'_>,
         asking: Asking,
     ) -> Result<Value, Failure> {
-        let call = match request {
-            Request::Command(command) => return self.send_command(command, asking).await,
-            Request::Script(call) => call,
-        };
-        match self.send_command(&script(call, "EVALSHA", &DIGEST), asking).await {
-            Err(failure) if failure.is("NOSCRIPT") => {
-                self.send_command(&script(call, "EVAL", SOURCE), asking).await
-            }
-            reply => reply,
+        let mut live = self.live().await.map_err(Failure::Unreachable)?;
+        match request {
+            Request::Command(command) => self.send_command(&mut live, command, asking).await,
+            Request::Script(call, by) => self.send_script(&mut live, call, by, asking).await,
         }
     }
 
-    async fn send_command(self: &Arc<Self>, command: &Cmd, asking: Asking) -> Result<Value, Failure> {
-        let mut live = self.live().await.map_err(Failure::Unreachable)?;
-        self.notice_silence(&live);
+    /// Sends a script that runs only until then, on the server's clock. One that came too late on that clock although it
+    /// is not, here, is sent once more: it has not run, and what was known of that clock is wrong.
+    async fn send_script(
+        self: &Arc<Self>,
+        live: &mut Live,
+        call: &Call,
+        by: Option<Instant>,
+        asking: Asking,
+    ) -> Result<Value, Failure> {
+        let mut is_corrected = false;
+        loop {
+            let deadline = by.and_then(|by| live.offset.on_server(by));
+            let sent = Instant::now();
+            let by_digest = script(call, deadline, "EVALSHA", &DIGEST);
+            let reply = match self.send_command(live, &by_digest, asking).await {
+                Err(failure) if failure.is("NOSCRIPT") => {
+                    self.send_command(live, &script(call, deadline, "EVAL", SOURCE), asking).await?
+                }
+                reply => reply?,
+            };
+            let received = Instant::now();
+            let Some(Arrival { is_late, at }) = arrival_of(&reply) else { return Ok(reply) };
+            if !is_late {
+                live.offset.learn(at, sent, received);
+                return Ok(reply);
+            }
+            live.offset.correct(at, sent, received);
+            if is_corrected || by.is_none_or(|by| received >= by) {
+                return Ok(reply);
+            }
+            is_corrected = true;
+        }
+    }
+
+    async fn send_command(
+        self: &Arc<Self>,
+        live: &mut Live,
+        command: &Cmd,
+        asking: Asking,
+    ) -> Result<Value, Failure> {
+        self.notice_silence(live);
         let reply = match asking {
             Asking::No => live.connection.req_packed_command(command).await,
             Asking::Yes => {
@@ -273,15 +312,15 @@ impl Link {
             Err(error) => error,
         };
         let Some(code) = error.code().map(str::to_owned) else {
-            self.lose(&live, None);
+            self.lose(live, None);
             return Err(Failure::Lost(format!("{}: {error}", live.node)));
         };
         *live.silent_since.lock() = None;
         let detail = error.detail().unwrap_or_default().to_owned();
         match &*code {
             // it is a replica now, or the user is another one: only a new connection can be better
-            "READONLY" => self.lose(&live, None),
-            "NOAUTH" | "WRONGPASS" | "NOPERM" => self.lose(&live, Some(format!("{code} {detail}"))),
+            "READONLY" => self.lose(live, None),
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => self.lose(live, Some(format!("{code} {detail}"))),
             _ => {}
         }
         Err(Failure::Refused { code, detail })
@@ -357,7 +396,7 @@ impl Link {
             let since = Instant::now();
             let made = match timeout(CONNECT_TIMEOUT, link.establish()).await {
                 Ok(Ok((node, connection))) => {
-                    Ok(Live { connection, node, since, silent_since: Arc::default() })
+                    Ok(Live { connection, node, since, silent_since: Arc::default(), offset: Arc::default() })
                 }
                 Ok(Err(reason)) => Err(reason),
                 Err(_) => {
@@ -407,11 +446,18 @@ impl Link {
     }
 }
 
-fn script(call: &Call, command: &str, script: &str) -> Cmd {
+fn script(call: &Call, deadline: Option<Timestamp>, command: &str, script: &str) -> Cmd {
     let mut request = redis::cmd(command);
     request.arg(script);
-    call.write_to(&mut request);
+    call.write_to(&mut request, deadline);
     request
+}
+
+fn arrival_of(reply: &Value) -> Option<Arrival> {
+    match reply {
+        Value::BulkString(reply) => arrival(reply),
+        _ => None,
+    }
 }
 
 /// When the next attempt may begin, after one that began `since` then.

@@ -6,6 +6,7 @@
 
 pub mod keys;
 mod link;
+mod offset;
 mod presence;
 mod primary;
 mod script;
@@ -18,7 +19,7 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
-use tollgate_core::{Algorithm, Timestamp};
+use tollgate_core::Algorithm;
 
 use self::{
     keys::{DEFAULT_PREFIX, MAX_PREFIX, instances_key, redis_key},
@@ -37,7 +38,7 @@ use crate::{
     check::Check,
     clock::ManualClock,
     key::Key,
-    store::{Decided, Store, StoreError},
+    store::{Deadline, Decided, Store, StoreError},
 };
 
 /// Counters in Redis or Valkey. Cheap to clone.
@@ -183,12 +184,19 @@ impl fmt::Debug for RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Timestamp>) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        let (deadline, by) = match deadline {
+            None => (None, None),
+            Some(Deadline::Store(deadline)) => (Some(deadline), None),
+            // the process's clock has nothing to do with one that is moved by hand
+            Some(Deadline::Process(_)) if self.clock.is_some() => (None, None),
+            Some(Deadline::Process(by)) => (None, Some(by)),
+        };
         let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
         match &self.backend {
             Backend::Primary(primary) => {
                 let call = encode(&self.prefix, checks, moments)?;
-                let reply = primary.send(Request::Script(&call)).await?;
+                let reply = primary.send(Request::Script(&call, by)).await?;
                 decode(&bytes(reply)?, &call, checks)
             }
         }
@@ -206,7 +214,7 @@ impl Store for RedisStore {
         // no checks: it shows that scripts run, and touches no key
         let nothing = encode(&self.prefix, &[], Moments::default())?;
         match &self.backend {
-            Backend::Primary(primary) => primary.send(Request::Script(&nothing)).await?,
+            Backend::Primary(primary) => primary.send(Request::Script(&nothing, None)).await?,
         };
         Ok(())
     }

@@ -54,6 +54,8 @@ const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const ANSWER_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 8;
+/// The status and the time before the answers.
+const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
 /// A bucket whose parts stay below this is calculated in plain doubles.
 const SMALL: u128 = 1 << 52;
 
@@ -184,15 +186,25 @@ fn push_group(plan: &mut Vec<u8>, group: &[Planned<'_>]) {
 }
 
 impl Call {
-    /// The arguments of `EVALSHA` or `EVAL` after the script.
-    pub(super) fn write_to(&self, request: &mut redis::Cmd) {
+    /// The arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
+    pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
         request.arg(self.keys.len());
         for name in self.keys.names() {
             request.arg(name);
         }
-        for argument in &self.arguments {
-            request.arg(argument);
+        let [header, limits, plan] = &self.arguments;
+        match deadline {
+            Some(_) => {
+                let mut dated = header[..NUMBER_BYTES].to_vec();
+                push_moment(&mut dated, deadline);
+                dated.extend(&header[2 * NUMBER_BYTES..]);
+                request.arg(dated);
+            }
+            None => {
+                request.arg(header);
+            }
         }
+        request.arg(limits).arg(plan);
     }
 }
 
@@ -243,6 +255,20 @@ fn place_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
     })
 }
 
+/// What a reply says about itself: whether the call came in time, and when it ran.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) is_late: bool,
+    pub(super) at: Timestamp,
+}
+
+/// `None` when the reply is malformed.
+pub(super) fn arrival(reply: &[u8]) -> Option<Arrival> {
+    let (status, rest) = reply.split_first()?;
+    let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
+    Some(Arrival { is_late: *status != STATUS_DECIDED, at })
+}
+
 pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
     decoded(reply, call, checks).unwrap_or_else(|| {
         Err(StoreError::Ambiguous(format!("the script's reply of {} bytes is malformed", reply.len())))
@@ -251,12 +277,11 @@ pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Deci
 
 /// `None` when the reply is malformed.
 fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
-    let (status, rest) = reply.split_first()?;
-    let (at, rest) = rest.split_first_chunk()?;
-    let at = Timestamp::from_micros(whole(f64::from_le_bytes(*at)));
-    if *status != STATUS_DECIDED {
+    let Arrival { is_late, at } = arrival(reply)?;
+    if is_late {
         return Some(Err(StoreError::Late(at)));
     }
+    let rest = &reply[HEADER_BYTES..];
     let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
     let (numbers, records) = rest.split_at_checked((checks.len() + tiers) * NUMBER_BYTES)?;
     let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));

@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tollgate_core::{Cost, Limit, Operation, Terms};
+use tollgate_core::{Cost, Limit, Operation, Terms, Timestamp};
 use tollgate_testkit::server::{Flavor, Server};
 
 use super::*;
@@ -126,7 +126,7 @@ async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
             let call = encode(DEFAULT_PREFIX, &checks, Moments::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
             request.arg(SOURCE);
-            call.write_to(&mut request);
+            call.write_to(&mut request, None);
             let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
             assert_eq!(decode(&reply, &call, &checks).unwrap().answers[0][0].available, 1, "{limit:?}");
         }
