@@ -1,6 +1,10 @@
 //! What people use: rules and a store behind one question, *may this request pass, and if not, when?*
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use parking_lot::RwLock;
 use tollgate_core::{
@@ -20,6 +24,9 @@ use crate::{
 
 /// When a caller refused because the store is away is asked to come back.
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
+
+/// What a check without rules counts.
+static REQUESTS: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(DEFAULT_UNIT));
 
 /// How many names of rules an error lists.
 const NAMES_IN_ERROR: usize = 10;
@@ -271,7 +278,7 @@ impl<S: Store> Limiter<S> {
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
         let tier = Tier { key: Key::without_rule(key)?, terms };
-        let unit = Arc::from(DEFAULT_UNIT);
+        let unit = Arc::clone(&REQUESTS);
         let on_store_failure = OnStoreFailure::default();
         self.ask(operation, vec![Asked { rule: None, unit, on_store_failure }], vec![tier], Vec::new()).await
     }
