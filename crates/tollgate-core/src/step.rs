@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::State,
+    algorithm::{Counter, State, each},
     cost::Cost,
     decision::Retry,
     limit::Limit,
@@ -108,69 +108,122 @@ impl Terms {
 
     /// How many of `count` requests this counter alone would let pass now.
     pub fn passes(&self, state: &State, count: u32, now: Timestamp) -> u32 {
-        let available = self.available(state, now);
-        let Ok(free) = u64::try_from(available) else { return 0 };
+        self.passes_beside(state.used(&self.limit, now), count)
+    }
+
+    /// Charges what was granted, and says what the counter is like then. `passes` is what
+    /// [`Terms::passes`] said, `granted` how many requests passed all counters that can refuse.
+    pub fn settle(&self, state: &mut State, passes: u32, granted: u32, count: u32, now: Timestamp) -> Answer {
+        each!(state, counter => {
+            let view = counter.view(&self.limit, now.as_micros());
+            self.settle_on(counter, view, passes, granted, count)
+        })
+    }
+
+    /// Applies an unconditional operation.
+    pub fn adjust(&self, state: &mut State, operation: Operation, count: u32, now: Timestamp) -> Answer {
+        each!(state, counter => self.adjust_one(counter, operation, count, now))
+    }
+
+    fn adjust_one<C: Counter>(
+        &self,
+        counter: &mut C,
+        operation: Operation,
+        count: u32,
+        now: Timestamp,
+    ) -> Answer {
+        let units = u64::from(count).saturating_mul(self.cost.units()).min(MAX_EXACT);
+        let mut view = counter.view(&self.limit, now.as_micros());
+        match operation {
+            Operation::Refund { at } => {
+                counter.refund(&view, &self.limit, units, at.map(Timestamp::as_micros));
+                view = counter.view(&self.limit, now.as_micros());
+            }
+            Operation::Charge if units > 0 => counter.charge(&mut view, &self.limit, units),
+            Operation::Charge | Operation::Check | Operation::Peek => {}
+        }
+        self.answer(counter, &view, count, 0, None)
+    }
+
+    /// Both passes over a single counter, on one view of it: [`step`] for a check or a peek, where the algorithm is
+    /// known. Inlined with all that it needs, its state and its view are a few registers; behind calls they would be
+    /// written to memory and read back in other sizes, which takes longer than the decision.
+    #[inline(always)]
+    pub fn check<C: Counter>(
+        &self,
+        counter: &mut C,
+        operation: Operation,
+        count: u32,
+        now: Timestamp,
+    ) -> Answer {
+        let view = counter.view(&self.limit, now.as_micros());
+        let passes = self.passes_beside(C::used(&view), count);
+        let granted = if operation == Operation::Check { granted(count, [(self, passes)]) } else { 0 };
+        self.settle_on(counter, view, passes, granted, count)
+    }
+
+    /// How many of `count` requests pass where `used` units count.
+    #[inline]
+    fn passes_beside(&self, used: u64, count: u32) -> u32 {
+        let Ok(free) = u64::try_from(self.available(used)) else { return 0 };
         if free < self.must_be_free() {
             return 0;
         }
         let fit = match (self.cost.units(), self.admission) {
             (0, _) => return count,
+            (1, _) => free,
             (cost, Admission::InFull) => free / cost,
             (cost, Admission::Overdraft) => free.div_ceil(cost),
         };
         u32::try_from(fit).unwrap_or(u32::MAX).min(count)
     }
 
-    /// Charges what was granted, and says what the counter is like then. `passes` is what
-    /// [`Terms::passes`] said, `granted` how many requests passed all counters that can refuse.
-    pub fn settle(&self, state: &mut State, passes: u32, granted: u32, count: u32, now: Timestamp) -> Answer {
+    #[inline(always)]
+    fn settle_on<C: Counter>(
+        &self,
+        counter: &mut C,
+        mut view: C::View,
+        passes: u32,
+        granted: u32,
+        count: u32,
+    ) -> Answer {
         let charged = granted.min(passes);
         let units = u64::from(charged).saturating_mul(self.cost.units());
         if units > 0 {
-            state.charge(&self.limit, now, units);
+            counter.charge(&mut view, &self.limit, units);
         }
         let refuses_next = passes < count && charged == passes;
-        let retry = refuses_next.then(|| self.retry(state, now));
-        self.answer(state, passes, charged, retry, now)
+        let retry = refuses_next.then(|| self.retry(counter, &view));
+        self.answer(counter, &view, passes, charged, retry)
     }
 
-    /// Applies an unconditional operation.
-    pub fn adjust(&self, state: &mut State, operation: Operation, count: u32, now: Timestamp) -> Answer {
-        let units = u64::from(count).saturating_mul(self.cost.units()).min(MAX_EXACT);
-        match operation {
-            Operation::Refund { at } => {
-                state.refund(&self.limit, now, units, at);
-            }
-            Operation::Charge if units > 0 => state.charge(&self.limit, now, units),
-            Operation::Charge | Operation::Check | Operation::Peek => {}
-        }
-        self.answer(state, count, 0, None, now)
-    }
-
-    fn answer(
+    #[inline(always)]
+    fn answer<C: Counter>(
         &self,
-        state: &State,
+        counter: &C,
+        view: &C::View,
         passes: u32,
         charged: u32,
         retry: Option<Retry>,
-        now: Timestamp,
     ) -> Answer {
-        let reset = state.reset(&self.limit, now);
+        let reset = counter.reset(view);
         Answer {
             passes,
             charged,
-            available: self.available(state, now),
+            available: self.available(C::used(view)),
             retry,
             reset_after_us: reset.after_us,
             spare: reset.spare,
         }
     }
 
-    fn available(&self, state: &State, now: Timestamp) -> i64 {
-        signed(self.limit.capacity()) - signed(state.used(&self.limit, now))
+    #[inline]
+    fn available(&self, used: u64) -> i64 {
+        signed(self.limit.capacity()) - signed(used)
     }
 
     /// What must be free for the next request to pass.
+    #[inline]
     fn must_be_free(&self) -> u64 {
         match self.admission {
             Admission::InFull => self.cost.units(),
@@ -178,11 +231,12 @@ impl Terms {
         }
     }
 
-    fn retry(&self, state: &State, now: Timestamp) -> Retry {
+    #[inline(always)]
+    fn retry<C: Counter>(&self, counter: &C, view: &C::View) -> Retry {
         match self.limit.capacity().checked_sub(self.must_be_free()) {
             // two tiers of a check on one state: the other has just made room
-            Some(room) if state.used(&self.limit, now) <= room => Retry::After(Duration::from_micros(1)),
-            Some(room) => Retry::After(Duration::from_micros(state.wait_us(&self.limit, now, room))),
+            Some(room) if C::used(view) <= room => Retry::After(Duration::from_micros(1)),
+            Some(room) => Retry::After(Duration::from_micros(counter.wait_us(view, room))),
             None => Retry::Never,
         }
     }
@@ -219,6 +273,7 @@ impl Answer {
 }
 
 /// How many requests pass all counters that can refuse.
+#[inline]
 pub fn granted<'a>(count: u32, tiers: impl IntoIterator<Item = (&'a Terms, u32)>) -> u32 {
     let enforced = tiers.into_iter().filter(|(terms, _)| terms.mode == Mode::Enforced);
     enforced.map(|(_, passes)| passes).fold(count, u32::min)
@@ -237,17 +292,17 @@ pub fn granted<'a>(count: u32, tiers: impl IntoIterator<Item = (&'a Terms, u32)>
 /// assert_eq!((answer.passes, answer.charged, answer.available), (3, 3, 0));
 /// # Ok::<(), tollgate_core::LimitError>(())
 /// ```
+#[inline]
 pub fn step(state: &mut State, terms: &Terms, operation: Operation, count: u32, now: Timestamp) -> Answer {
     match operation {
         Operation::Check | Operation::Peek => {
-            let passes = terms.passes(state, count, now);
-            let granted = if operation == Operation::Check { granted(count, [(terms, passes)]) } else { 0 };
-            terms.settle(state, passes, granted, count, now)
+            each!(state, counter => terms.check(counter, operation, count, now))
         }
         Operation::Charge | Operation::Refund { .. } => terms.adjust(state, operation, count, now),
     }
 }
 
+#[inline]
 fn signed(units: u64) -> i64 {
     i64::try_from(units).expect("counts stay below 2^53")
 }

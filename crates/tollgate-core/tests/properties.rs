@@ -99,6 +99,32 @@ proptest! {
         }
     }
 
+    /// What an answer says after a charge is what the next look finds: a decision reads its counter once.
+    #[test]
+    fn an_answer_says_what_the_next_look_finds(
+        limits in prop::sample::select(&Algorithm::ALL[..])
+            .prop_flat_map(|algorithm| prop::collection::vec(limit_of(algorithm), 2)),
+        start in moment(),
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<bool>(), sized(MAX_EXACT), -20_000_000_i64..100_000_000_000), 1..8
+        ),
+    ) {
+        let mut state = State::fresh(limits[0].algorithm());
+        let mut now = start;
+        for (first, charge, units, pause) in steps {
+            let limit = &limits[usize::from(first)];
+            let terms = Terms::new(*limit, Cost::new(units).unwrap());
+            let operation = if charge { Operation::Charge } else { Operation::Check };
+            let answer = step(&mut state, &terms, operation, 1, Timestamp::from_micros(now));
+            let look = step(&mut state, &terms, Operation::Peek, 1, Timestamp::from_micros(now));
+            prop_assert_eq!(
+                (answer.available, answer.reset_after_us, answer.spare),
+                (look.available, look.reset_after_us, look.spare)
+            );
+            now = now.saturating_add_signed(pause);
+        }
+    }
+
     /// A bucket drains the same whether or not it is written on the way: no fraction is lost.
     #[test]
     fn a_bucket_loses_no_fraction(

@@ -1,8 +1,9 @@
 //! The only place that asks the time. Everything else is given it.
 
 use std::{
+    cell::Cell,
     sync::{
-        Arc,
+        Arc, LazyLock, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -41,7 +42,10 @@ impl ManualClock {
 pub(crate) enum Clock {
     /// The wall clock when the store was made, and steady from then on: steps of the system's clock do
     /// not reach it.
-    Steady { since: Instant, epoch_us: u64 },
+    Steady {
+        /// The wall clock when [`steady_ns`] showed zero.
+        epoch_us: u64,
+    },
     /// Moved by hand.
     Manual(ManualClock),
 }
@@ -49,18 +53,82 @@ pub(crate) enum Clock {
 impl Clock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
     pub(crate) fn steady() -> Self {
+        let since_zero = Duration::from_nanos(steady_ns());
         let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self::Steady { since: Instant::now(), epoch_us: micros(epoch) }
+        Self::Steady { epoch_us: micros(epoch.saturating_sub(since_zero)) }
     }
 
     pub(crate) fn now(&self) -> Timestamp {
         match self {
-            Self::Steady { since, epoch_us } => Timestamp::from_micros(epoch_us + micros(since.elapsed())),
+            Self::Steady { epoch_us } => Timestamp::from_micros(epoch_us + steady_ns() / 1_000),
             Self::Manual(clock) => clock.now(),
         }
     }
 }
 
+/// For how long a thread goes by the processor's counter before it asks the system again: whatever becomes of
+/// that counter, a time is never wrong by more than this.
+const MAX_STRETCH_NS: u64 = 1_000_000;
+
+/// How long asking the system may take for its answer to be gone on from: by so much the time may be late.
+const MAX_GAP_NS: u64 = 10_000;
+
+/// The last time that this thread asked the system.
+#[derive(Clone, Copy)]
+struct Asked {
+    counter: u64,
+    steady_ns: u64,
+}
+
+/// Nanoseconds on the system's steady clock since this was first called. Asking the system takes longer than the rest
+/// of a decision, so that most calls go on from the last answer by the processor's counter.
+fn steady_ns() -> u64 {
+    thread_local! {
+        static LAST: Cell<Option<Asked>> = const { Cell::new(None) };
+    }
+    static COUNTER: LazyLock<quanta::Clock> = LazyLock::new(quanta::Clock::new);
+    static ZERO: OnceLock<Instant> = OnceLock::new();
+
+    let counter = COUNTER.raw();
+    if let Some(last) = LAST.get() {
+        let stretch = COUNTER.delta_as_nanos(last.counter, counter);
+        if stretch < MAX_STRETCH_NS {
+            return last.steady_ns + stretch;
+        }
+    }
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
+    let now = Instant::now();
+    let since_zero = now.saturating_duration_since(*ZERO.get_or_init(|| now));
+    let steady_ns = u64::try_from(since_zero.as_nanos()).unwrap_or(u64::MAX);
+    let after = COUNTER.raw();
+    // a thread that was stopped in between does not know which counter goes with that time
+    let went_on = COUNTER.delta_as_nanos(counter, after) < MAX_GAP_NS;
+    LAST.set(went_on.then_some(Asked { counter: after, steady_ns }));
+    steady_ns
+}
+
 fn micros(duration: Duration) -> u64 {
     duration.as_secs() * 1_000_000 + u64::from(duration.subsec_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The time by the processor's counter against the system's own.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the real clock is what is tested")]
+    fn the_steady_clock_keeps_the_time_of_the_system() {
+        steady_ns(); // the first call finds out how fast the counter is
+        let (begun, first) = (Instant::now(), steady_ns());
+        while begun.elapsed() < Duration::from_millis(50) {
+            let before = begun.elapsed().as_nanos();
+            let shown = u128::from(steady_ns() - first);
+            let after = begun.elapsed().as_nanos();
+            let slack = 5 * u128::from(MAX_GAP_NS);
+            assert!(shown + slack >= before && shown <= after + slack, "{before} <= {shown} <= {after}");
+        }
+        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(Clock::steady().now().as_micros().abs_diff(micros(wall)) < 1_000_000);
+    }
 }

@@ -12,10 +12,7 @@
 //! | `#` and 64 hex digits | the SHA-256 of a text over 128 bytes |
 //! | `!…` as a rule | reserved: a counter that belongs to no rule |
 
-use std::{
-    fmt::{self, Write},
-    sync::{Arc, LazyLock},
-};
+use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -23,16 +20,29 @@ use sha2::{Digest, Sha256};
 pub const MAX_PLAIN_IDENTITY: usize = 128;
 /// The longest key of a check without rules, in bytes.
 pub const MAX_KEY: usize = 1024;
+/// The longest identity that needs no allocation of its own.
+const MAX_SHORT: usize = 22;
 
 /// The rule of a check without rules.
-static NO_RULE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("!key"));
+const NO_RULE: &str = "!key";
 
 /// The name of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    rule: Arc<str>,
-    identity: Box<str>,
-    tag: u32,
+    /// Absent where it is [`NO_RULE`]: a count of references would be shared by all threads.
+    rule: Option<Arc<str>>,
+    identity: Text,
+    /// What decides the Cluster slot, where that is not the identity.
+    co_located: Option<u32>,
+}
+
+/// Part of a key: a short one lies in the key itself.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Text {
+    /// At most [`MAX_SHORT`] bytes; those beyond `len` are zero.
+    Short { len: u8, bytes: [u8; MAX_SHORT] },
+    /// More than that.
+    Long(Box<str>),
 }
 
 /// Why a key cannot be used.
@@ -51,12 +61,8 @@ impl Key {
     /// The counter of `rule` (a text from [`encoded_rule`]) for these values of its `per` labels, stored
     /// in the Cluster slot of `co_locate`, or of the values themselves when there is none.
     pub fn of_rule(rule: &Arc<str>, values: &[Option<&[u8]>], co_locate: Option<&[Option<&[u8]>]>) -> Self {
-        let identity = identity(values);
-        let tag = match co_locate {
-            Some(values) => crc32fast::hash(self::identity(values).as_bytes()),
-            None => crc32fast::hash(identity.as_bytes()),
-        };
-        Self { rule: Arc::clone(rule), identity: identity.into(), tag }
+        let co_located = co_locate.map(|values| crc32fast::hash(identity(values).as_bytes()));
+        Self { rule: Some(Arc::clone(rule)), identity: identity(values), co_located }
     }
 
     /// The counter of a check without rules.
@@ -71,80 +77,159 @@ impl Key {
         if key.len() > MAX_KEY {
             return Err(KeyError::TooLong(key.len()));
         }
-        Ok(Self::of_rule(&NO_RULE, &[Some(key)], None))
+        Ok(Self { rule: None, identity: identity(&[Some(key)]), co_located: None })
     }
 
     /// The rule, as it stands in the stored key.
     pub fn rule(&self) -> &str {
-        &self.rule
+        self.rule.as_deref().unwrap_or(NO_RULE)
     }
 
-    pub(crate) fn shared_rule(&self) -> Arc<str> {
-        Arc::clone(&self.rule)
+    /// The rule, unless it is that of a check without rules.
+    pub(crate) fn shared_rule(&self) -> Option<&Arc<str>> {
+        self.rule.as_ref()
     }
 
     /// The values, as they stand in the stored key.
     pub fn identity(&self) -> &str {
-        &self.identity
+        self.identity.as_str()
+    }
+
+    /// The same as [`Key::identity`], without a look at what the bytes are.
+    pub(crate) fn identity_bytes(&self) -> &[u8] {
+        self.identity.as_bytes()
+    }
+
+    /// How long the allocation is that it has of its own, if it has one.
+    pub(crate) fn heap_bytes(&self) -> Option<usize> {
+        match &self.identity {
+            Text::Short { .. } => None,
+            Text::Long(text) => Some(text.len()),
+        }
     }
 
     /// What decides the Cluster slot: ours, never a caller's text.
     pub fn tag(&self) -> u32 {
-        self.tag
+        self.co_located.unwrap_or_else(|| crc32fast::hash(self.identity_bytes()))
+    }
+}
+
+impl Text {
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Long(text) => text.as_bytes(),
+        }
+    }
+
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Short { .. } => ascii(self.as_bytes()),
+            Self::Long(text) => text,
+        }
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.rule, self.identity)
+        write!(f, "{}:{}", self.rule(), self.identity())
     }
 }
 
 /// A rule's name as it stands in stored keys.
 pub fn encoded_rule(name: &str) -> Arc<str> {
-    let mut text = String::with_capacity(name.len());
-    push_encoded(&mut text, name.as_bytes());
-    text.into()
+    let mut text = vec![0; MAX_ENCODED * name.len()];
+    let len = encode(name.as_bytes(), &mut text).expect("there is room for every byte encoded");
+    ascii(&text[..len]).into()
 }
 
-fn identity(values: &[Option<&[u8]>]) -> String {
-    if values.is_empty() {
-        return "*".to_owned();
+fn identity(values: &[Option<&[u8]>]) -> Text {
+    let mut short = [0; MAX_SHORT];
+    if let Some(len) = join_encoded(values, &mut short) {
+        return Text::Short { len: u8::try_from(len).expect("a short text is short"), bytes: short };
     }
-    let mut text = String::with_capacity(32);
+    let mut plain = [0; MAX_PLAIN_IDENTITY];
+    if let Some(len) = join_encoded(values, &mut plain) {
+        return Text::Long(ascii(&plain[..len]).into());
+    }
+    let value_len = |value: &Option<&[u8]>| MAX_ENCODED * value.map_or(1, <[u8]>::len) + 1;
+    let mut long = vec![0; values.iter().map(value_len).sum()];
+    let len = join_encoded(values, &mut long).expect("there is room for every byte encoded, and commas");
+    let mut hashed = [b'#'; 65];
+    for (place, byte) in hashed[1..].chunks_exact_mut(2).zip(Sha256::digest(&long[..len])) {
+        place.copy_from_slice(&hex(byte));
+    }
+    Text::Long(ascii(&hashed).into())
+}
+
+fn ascii(text: &[u8]) -> &str {
+    str::from_utf8(text).expect("keys are ASCII")
+}
+
+/// Writes the values, encoded and joined by commas, to the beginning of `text`. How long that is, if it fits.
+fn join_encoded(values: &[Option<&[u8]>], text: &mut [u8]) -> Option<usize> {
+    if values.is_empty() {
+        *text.first_mut()? = b'*';
+        return Some(1);
+    }
+    let mut end = 0;
     for (index, value) in values.iter().enumerate() {
         if index > 0 {
-            text.push(',');
+            *text.get_mut(end)? = b',';
+            end += 1;
         }
         match value {
-            Some(value) => push_encoded(&mut text, value),
-            None => text.push('!'),
+            Some(value) => end += encode(value, &mut text[end..])?,
+            None => {
+                *text.get_mut(end)? = b'!';
+                end += 1;
+            }
         }
     }
-    if text.len() > MAX_PLAIN_IDENTITY {
-        let digest = Sha256::digest(text.as_bytes());
-        text.clear();
-        text.push('#');
-        for byte in digest {
-            push_hex(&mut text, byte);
-        }
-    }
-    text
+    Some(end)
 }
 
-fn push_encoded(text: &mut String, bytes: &[u8]) {
+/// How many bytes stand for one that does not stand for itself.
+const MAX_ENCODED: usize = 3;
+
+/// Which bytes stand for themselves.
+const IS_PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0_u8;
+    loop {
+        plain[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        if byte == u8::MAX {
+            break plain;
+        }
+        byte += 1;
+    }
+};
+
+/// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
+fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
+    let mut end = 0;
     for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_') {
-            text.push(char::from(byte));
+        if IS_PLAIN[usize::from(byte)] {
+            *text.get_mut(end)? = byte;
+            end += 1;
         } else {
-            text.push('%');
-            push_hex(text, byte);
+            let [high, low] = hex(byte);
+            text.get_mut(end..end + MAX_ENCODED)?.copy_from_slice(&[b'%', high, low]);
+            end += MAX_ENCODED;
         }
     }
+    Some(end)
 }
 
-fn push_hex(text: &mut String, byte: u8) {
-    write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+fn hex(byte: u8) -> [u8; 2] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
 }
 
 #[cfg(test)]
@@ -175,8 +260,12 @@ mod tests {
         text.split(',').map(|part| (part != "!").then(|| value(part))).collect()
     }
 
+    fn text_of(values: &[Option<&[u8]>]) -> String {
+        identity(values).as_str().to_owned()
+    }
+
     fn encoded(values: &[Option<Vec<u8>>]) -> String {
-        identity(&values.iter().map(Option::as_deref).collect::<Vec<_>>())
+        text_of(&values.iter().map(Option::as_deref).collect::<Vec<_>>())
     }
 
     proptest! {
@@ -205,7 +294,7 @@ mod tests {
                 all.extend(options.iter().map(|third| vec![*first, *second, *third]));
             }
         }
-        let distinct: std::collections::HashSet<String> = all.iter().map(|values| identity(values)).collect();
+        let distinct: std::collections::HashSet<String> = all.iter().map(|values| text_of(values)).collect();
         assert_eq!(distinct.len(), all.len());
         assert!(all.len() > 6_000);
         assert!(distinct.iter().all(|text| !text.contains(['{', '}', ':'])));
@@ -215,10 +304,14 @@ mod tests {
     fn long_values_are_hashed_and_stay_apart() {
         let long = vec![b'x'; 129];
         let longer = vec![b'x'; 130];
-        let (one, two) = (identity(&[Some(&long)]), identity(&[Some(&longer)]));
+        let (one, two) = (text_of(&[Some(&long)]), text_of(&[Some(&longer)]));
         assert_eq!((one.len(), two.len()), (65, 65));
         assert_ne!(one, two);
-        assert_eq!(identity(&[Some(&long[..128])]).len(), 128);
+        assert_eq!(text_of(&[Some(&long[..128])]).len(), 128);
+        assert_eq!(
+            text_of(&[Some(&[b'a'; 129])]),
+            "#c12cb024a2e5551cca0e08fce8f1c5e314555cc3fef6329ee994a3db752166ae"
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The four algorithms: each a small state and what it does with a charge, as pure functions of time.
 //!
-//! Every algorithm answers the same five questions about a counter at a moment:
-//! how much counts now, when no more than so much will, when nothing will, and what the state is after
-//! a charge or a refund. The rest of the decision ([`crate::step`]) is the same for all.
+//! Every algorithm reads its state once per decision: a *view* is what counts at one moment under one
+//! limit. On it, it answers the same questions: how much counts now, when no more than so much will, when
+//! nothing will, and what state and view are after a charge. The rest of the decision ([`crate::step`])
+//! is the same for all.
 //!
 //! Two rules hold for all of them:
 //!
@@ -52,16 +53,39 @@ impl Reset {
     }
 }
 
+/// The state of one algorithm: times are microseconds since the epoch. A view is made once per decision; a charge keeps
+/// it as if it had been made again.
+pub trait Counter {
+    /// The state read at one moment, under one limit.
+    type View;
+    /// What counts at `now`.
+    fn view(&self, limit: &Limit, now: u64) -> Self::View;
+    /// How many units count, a started one as a whole.
+    fn used(view: &Self::View) -> u64;
+    /// Counts `units` more, whatever the limit says.
+    fn charge(&mut self, view: &mut Self::View, limit: &Limit, units: u64);
+    /// Microseconds until at most `room` units count, which is less than what counts now.
+    fn wait_us(&self, view: &Self::View, room: u64) -> u64;
+    /// When nothing counts any more.
+    fn reset(&self, view: &Self::View) -> Reset;
+    /// Takes up to `units` back. Whether anything was; the view is to be made again.
+    fn refund(&mut self, view: &Self::View, limit: &Limit, units: u64, at: Option<u64>) -> bool;
+    /// From when on this state equals a fresh one under every limit.
+    fn expires_at_us(&self) -> u64;
+}
+
+/// The same for the state of whichever algorithm: one branch, then straight on.
 macro_rules! each {
     ($state:expr, $inner:ident => $body:expr) => {
         match $state {
-            State::FixedWindow($inner) => $body,
-            State::SlidingLog($inner) => $body,
-            State::SlidingCounter($inner) => $body,
-            State::TokenBucket($inner) => $body,
+            $crate::State::FixedWindow($inner) => $body,
+            $crate::State::SlidingLog($inner) => $body,
+            $crate::State::SlidingCounter($inner) => $body,
+            $crate::State::TokenBucket($inner) => $body,
         }
     };
 }
+pub(crate) use each;
 
 impl State {
     /// A counter that nobody has used.
@@ -86,36 +110,33 @@ impl State {
 
     /// How many units count against `limit` at `now`, a started one as a whole.
     pub fn used(&self, limit: &Limit, now: Timestamp) -> u64 {
-        each!(self, state => state.used(limit, now.as_micros()))
-    }
-
-    /// Microseconds from `now` until at most `room` units count, if nobody else comes. `room` is below
-    /// what counts now.
-    pub fn wait_us(&self, limit: &Limit, now: Timestamp, room: u64) -> u64 {
-        each!(self, state => state.wait_us(limit, now.as_micros(), room))
+        fn of<C: Counter>(counter: &C, limit: &Limit, now: u64) -> u64 {
+            C::used(&counter.view(limit, now))
+        }
+        each!(self, counter => of(counter, limit, now.as_micros()))
     }
 
     /// When nothing counts any more.
     pub fn reset(&self, limit: &Limit, now: Timestamp) -> Reset {
-        each!(self, state => state.reset(limit, now.as_micros()))
+        each!(self, counter => counter.reset(&counter.view(limit, now.as_micros())))
     }
 
     /// Counts `units` more, whatever the limit says: the caller has decided, or reports what happened.
     /// What counts never exceeds 2^53 - 1.
     pub fn charge(&mut self, limit: &Limit, now: Timestamp, units: u64) {
-        each!(self, state => state.charge(limit, now.as_micros(), units));
+        each!(self, counter => counter.charge(&mut counter.view(limit, now.as_micros()), limit, units));
     }
 
     /// Takes up to `units` back: the newest ones, or exactly those charged `at` that moment. Whether
     /// anything was taken back.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, units: u64, at: Option<Timestamp>) -> bool {
         let at = at.map(Timestamp::as_micros);
-        each!(self, state => state.refund(limit, now.as_micros(), units, at))
+        each!(self, counter => counter.refund(&counter.view(limit, now.as_micros()), limit, units, at))
     }
 
     /// From when on this state equals a fresh one under every limit.
     pub fn expires_at(&self) -> Timestamp {
-        Timestamp::from_micros(each!(self, state => state.expires_at_us()))
+        Timestamp::from_micros(each!(self, counter => counter.expires_at_us()))
     }
 
     /// Bytes this state holds beyond its own size.
@@ -150,26 +171,43 @@ impl State {
 
 /// The moment at which a state dated `last` is read: its own date if the clock is behind it; nothing when
 /// it is dated more than a window ahead, because then the clock has been set back.
+#[inline]
 fn key_time(last: u64, window: u64, now: u64) -> Option<u64> {
     (last <= now + window).then(|| last.max(now))
 }
 
 /// `used` and `units` more, as far as a counter can hold.
+#[inline]
 fn add_up_to_max(used: u64, units: u64) -> u64 {
     used + units.min(MAX_EXACT - used)
 }
 
 /// `a * b / divisor` and its remainder, without overflow on the way. The quotient saturates.
+#[inline]
 fn multiply_divide(a: u64, b: u64, divisor: u64) -> (u64, u64) {
-    if let Some(product) = a.checked_mul(b) {
-        return (product / divisor, product % divisor);
+    match a.checked_mul(b) {
+        // many divisors are one, and a division takes its time
+        Some(product) if divisor == 1 => return (product, 0),
+        Some(product) => return (product / divisor, product % divisor),
+        None => {}
     }
     let (product, divisor) = (u128::from(a) * u128::from(b), u128::from(divisor));
-    let remainder = u64::try_from(product % divisor).expect("a remainder is below its u64 divisor");
-    (u64::try_from(product / divisor).unwrap_or(u64::MAX), remainder)
+    let quotient = product / divisor;
+    // not a second division: in 128 bits it is a call
+    let remainder = product - quotient * divisor;
+    let remainder = u64::try_from(remainder).expect("a remainder is below its u64 divisor");
+    (u64::try_from(quotient).unwrap_or(u64::MAX), remainder)
+}
+
+/// The wait from `now` until `moment`, or until `cut` if that is sooner: when all stops counting because the
+/// limit has another window now.
+#[inline]
+fn before_cut(moment: u64, cut: Option<u64>, now: u64) -> u64 {
+    capped(cut.map_or(moment, |cut| cut.min(moment)) - now)
 }
 
 /// A wait, as far as it can be told apart.
+#[inline]
 fn capped(wait_us: u64) -> u64 {
     wait_us.min(MAX_WAIT_US)
 }

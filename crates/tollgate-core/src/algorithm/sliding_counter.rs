@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/sliding-counter.md")]
 
-use super::{Reset, add_up_to_max, capped, key_time, multiply_divide};
+use super::{Counter, Reset, add_up_to_max, before_cut, key_time, multiply_divide};
 use crate::limit::Limit;
 
 /// Two counters, of the window that is under way and of the one before.
@@ -19,98 +19,95 @@ pub struct State {
 }
 
 /// Both counters rolled forward to one moment, in the window they were written under.
-#[derive(Clone, Copy)]
-struct View {
+pub struct View {
     now: u64,
+    /// The counter's own time.
+    at: u64,
     window: u64,
     start: u64,
     current: u64,
     previous: u64,
+    used: u64,
     /// When all of it stops counting because the limit has another window now.
     cut: Option<u64>,
 }
 
 impl View {
-    fn used(&self) -> u64 {
-        let left = self.start + self.window - self.now;
-        let (whole, part) = multiply_divide(self.previous, left, self.window);
-        self.current + whole + u64::from(part > 0)
-    }
-
-    /// Microseconds from the view's moment until at most `room` units count.
-    fn wait(&self, room: u64) -> u64 {
-        let elapsed = self.now - self.start;
-        let faded = |count: u64, room: u64| self.window - multiply_divide(room, self.window, count).0;
-        if self.current <= room {
-            faded(self.previous, room - self.current) - elapsed
-        } else {
-            self.window - elapsed + faded(self.current, room)
-        }
-    }
-
-    fn empty(limit: &Limit, now: u64) -> Self {
+    fn empty(limit: &Limit, now: u64, at: u64) -> Self {
         let window = limit.window_us();
-        Self { now, window, start: now - now % window, current: 0, previous: 0, cut: None }
+        Self { now, at, window, start: at - at % window, current: 0, previous: 0, used: 0, cut: None }
     }
 }
 
-impl State {
+impl Counter for State {
+    type View = View;
+
+    #[inline]
     fn view(&self, limit: &Limit, now: u64) -> View {
-        let Some(now) = key_time(self.last_us, limit.window_us(), now) else {
-            return View::empty(limit, now);
+        let Some(at) = key_time(self.last_us, limit.window_us(), now) else {
+            return View::empty(limit, now, now);
         };
         let changed = self.window_us != limit.window_us();
         let cut = changed.then_some(self.last_us + limit.window_us());
-        if self.window_us == 0 || cut.is_some_and(|cut| now >= cut) {
-            return View::empty(limit, now);
+        if self.window_us == 0 || cut.is_some_and(|cut| at >= cut) {
+            return View::empty(limit, now, at);
         }
         let window = self.window_us;
-        let start = now - now % window;
+        let start = at - at % window;
         let (current, previous) = match start - self.start_us {
             0 => (self.current, self.previous),
             rolled if rolled == window => (0, self.current),
             _ => (0, 0),
         };
-        View { now, window, start, current, previous, cut }
+        let (whole, part) = multiply_divide(previous, start + window - at, window);
+        let used = current + whole + u64::from(part > 0);
+        View { now, at, window, start, current, previous, used, cut }
     }
 
-    pub(super) fn used(&self, limit: &Limit, now: u64) -> u64 {
-        self.view(limit, now).used()
+    #[inline]
+    fn used(view: &View) -> u64 {
+        view.used
     }
 
-    pub(super) fn wait_us(&self, limit: &Limit, now: u64, room: u64) -> u64 {
-        let view = self.view(limit, now);
-        view.before_cut(view.now + view.wait(room), now)
-    }
-
-    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
-        let view = self.view(limit, now);
-        let windows = match (view.current, view.previous) {
-            (0, 0) => return Reset::default(),
-            (0, _) => 1,
-            _ => 2,
-        };
-        Reset::after(view.before_cut(view.start + windows * view.window, now))
-    }
-
-    pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {
-        let mut view = self.view(limit, now);
-        let added = add_up_to_max(view.used(), units) - view.used();
+    #[inline]
+    fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
+        let used = add_up_to_max(view.used, units);
         if view.cut.is_some() {
-            let carried = view.used();
-            view = View { current: carried, ..View::empty(limit, view.now) };
+            *view = View { current: view.used, used: view.used, ..View::empty(limit, view.now, view.at) };
         }
+        view.current += used - view.used;
+        view.used = used;
         *self = Self {
-            last_us: view.now,
+            last_us: view.at,
             start_us: view.start,
-            current: view.current + added,
+            current: view.current,
             previous: view.previous,
             window_us: view.window,
         };
     }
 
-    pub(super) fn refund(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) -> bool {
-        let view = self.view(limit, now);
+    #[inline]
+    fn wait_us(&self, view: &View, room: u64) -> u64 {
+        let faded = |count: u64, room: u64| view.window - multiply_divide(room, view.window, count).0;
+        let moment = if view.current <= room {
+            view.start + faded(view.previous, room - view.current)
+        } else {
+            view.start + view.window + faded(view.current, room)
+        };
+        before_cut(moment, view.cut, view.now)
+    }
+
+    #[inline]
+    fn reset(&self, view: &View) -> Reset {
+        let windows = match (view.current, view.previous) {
+            (0, 0) => return Reset::default(),
+            (0, _) => 1,
+            _ => 2,
+        };
+        Reset::after(before_cut(view.start + windows * view.window, view.cut, view.now))
+    }
+
+    fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
         let current = view.start..view.start + view.window;
         let previous = view.start.saturating_sub(view.window)..view.start;
         let from_current = match at {
@@ -130,14 +127,7 @@ impl State {
         from_current + from_previous > 0
     }
 
-    pub(super) fn expires_at_us(&self) -> u64 {
+    fn expires_at_us(&self) -> u64 {
         self.start_us + 2 * self.window_us
-    }
-}
-
-impl View {
-    /// The wait from `now` until `moment`, or until everything stops counting if that is sooner.
-    fn before_cut(&self, moment: u64, now: u64) -> u64 {
-        capped(self.cut.map_or(moment, |cut| cut.min(moment)) - now)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Reset, add_up_to_max, capped, key_time};
+use super::{Counter, Reset, add_up_to_max, before_cut, key_time};
 use crate::limit::Limit;
 
 /// When what was charged, oldest first. Each entry carries the running total, so that how much counts
@@ -35,8 +35,10 @@ pub struct Entry {
 }
 
 /// The part of the log that counts at one moment.
-struct View {
+pub struct View {
     now: u64,
+    /// The counter's own time.
+    at: u64,
     /// The index of the oldest entry that counts.
     first: usize,
     used: u64,
@@ -44,10 +46,77 @@ struct View {
     cut: Option<u64>,
 }
 
-impl View {
-    /// The wait from `now` until `moment`, or until everything stops counting if that is sooner.
-    fn before_cut(&self, moment: u64, now: u64) -> u64 {
-        capped(self.cut.map_or(moment, |cut| cut.min(moment)) - now)
+impl Counter for State {
+    type View = View;
+
+    #[inline]
+    fn view(&self, limit: &Limit, now: u64) -> View {
+        let none = |at| View { now, at, first: self.entries.len(), used: 0, cut: None };
+        let Some(at) = key_time(self.last_us(), limit.window_us(), now) else {
+            return none(now);
+        };
+        let changed = self.window_us != limit.window_us();
+        let cut = changed.then_some(self.last_us() + limit.window_us());
+        if cut.is_some_and(|cut| at >= cut) {
+            return none(at);
+        }
+        let first = self.entries.partition_point(|entry| entry.time_us + self.window_us <= at);
+        View { now, at, first, used: self.total().wrapping_sub(self.total_before(first)), cut }
+    }
+
+    #[inline]
+    fn used(view: &View) -> u64 {
+        view.used
+    }
+
+    #[inline]
+    fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
+        let used = add_up_to_max(view.used, units);
+        if view.cut.is_some() || view.used == 0 {
+            self.window_us = limit.window_us();
+            self.base = 0;
+            self.entries.clear();
+            self.push(view.at, used, limit);
+        } else {
+            self.base = self.total_before(view.first);
+            self.entries.drain(..view.first);
+            self.push(view.at, used - view.used, limit);
+        }
+        *view = View { first: 0, used, cut: None, ..*view };
+    }
+
+    fn wait_us(&self, view: &View, room: u64) -> u64 {
+        let before = self.total_before(view.first);
+        let must_go = view.used - room;
+        let last_to_go = self.entries.partition_point(|entry| {
+            let gone = entry.total.wrapping_sub(before);
+            // entries before the first that counts lie behind `before`: their difference wraps round
+            gone < must_go || gone > view.used
+        });
+        before_cut(self.entries[last_to_go].time_us + self.window_us, view.cut, view.now)
+    }
+
+    #[inline]
+    fn reset(&self, view: &View) -> Reset {
+        let ends_us = self.last_us() + self.window_us;
+        Reset::after(if view.used == 0 { 0 } else { before_cut(ends_us, view.cut, view.now) })
+    }
+
+    fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
+        if view.used == 0 || units == 0 {
+            return false;
+        }
+        match at {
+            Some(at) => self.refund_at(view.first, units, at),
+            None => {
+                self.refund_newest(units.min(view.used));
+                true
+            }
+        }
+    }
+
+    fn expires_at_us(&self) -> u64 {
+        self.last_us() + self.window_us
     }
 }
 
@@ -65,56 +134,6 @@ impl State {
         if index == 0 { self.base } else { self.entries[index - 1].total }
     }
 
-    fn view(&self, limit: &Limit, now: u64) -> View {
-        let none = |now| View { now, first: self.entries.len(), used: 0, cut: None };
-        let Some(now) = key_time(self.last_us(), limit.window_us(), now) else {
-            return none(now);
-        };
-        let changed = self.window_us != limit.window_us();
-        let cut = changed.then_some(self.last_us() + limit.window_us());
-        if cut.is_some_and(|cut| now >= cut) {
-            return none(now);
-        }
-        let first = self.entries.partition_point(|entry| entry.time_us + self.window_us <= now);
-        View { now, first, used: self.total().wrapping_sub(self.total_before(first)), cut }
-    }
-
-    pub(super) fn used(&self, limit: &Limit, now: u64) -> u64 {
-        self.view(limit, now).used
-    }
-
-    pub(super) fn wait_us(&self, limit: &Limit, now: u64, room: u64) -> u64 {
-        let view = self.view(limit, now);
-        let before = self.total_before(view.first);
-        let must_go = view.used - room;
-        let last_to_go = self.entries.partition_point(|entry| {
-            let gone = entry.total.wrapping_sub(before);
-            // entries before the first that counts lie behind `before`: their difference wraps round
-            gone < must_go || gone > view.used
-        });
-        view.before_cut(self.entries[last_to_go].time_us + self.window_us, now)
-    }
-
-    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
-        let view = self.view(limit, now);
-        Reset::after(if view.used == 0 { 0 } else { view.before_cut(self.last_us() + self.window_us, now) })
-    }
-
-    pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {
-        let view = self.view(limit, now);
-        let added = add_up_to_max(view.used, units) - view.used;
-        if view.cut.is_some() || view.used == 0 {
-            self.window_us = limit.window_us();
-            self.base = 0;
-            self.entries.clear();
-            self.push(view.now, view.used.wrapping_add(added), limit);
-        } else {
-            self.base = self.total_before(view.first);
-            self.entries.drain(..view.first);
-            self.push(view.now, added, limit);
-        }
-    }
-
     /// Appends a charge. One of the same microsecond, or one that there is no room for, as a rule because
     /// the log is in debt already, joins the newest entry, which then counts from the later time.
     fn push(&mut self, now: u64, units: u64, limit: &Limit) {
@@ -125,20 +144,6 @@ impl State {
             _ if units == 0 => {}
             Some(newest) if newest.time_us == now || full => *newest = Entry { time_us: now, total },
             _ => self.entries.push_back(Entry { time_us: now, total }),
-        }
-    }
-
-    pub(super) fn refund(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) -> bool {
-        let view = self.view(limit, now);
-        if view.used == 0 || units == 0 {
-            return false;
-        }
-        match at {
-            Some(at) => self.refund_at(view.first, units, at),
-            None => {
-                self.refund_newest(units.min(view.used));
-                true
-            }
         }
     }
 
@@ -173,10 +178,6 @@ impl State {
             self.entries.remove(index);
         }
         true
-    }
-
-    pub(super) fn expires_at_us(&self) -> u64 {
-        self.last_us() + self.window_us
     }
 
     pub(super) fn heap_bytes(&self) -> usize {

@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/token-bucket.md")]
 
-use super::{Reset, capped, key_time, multiply_divide};
+use super::{Counter, Reset, capped, key_time, multiply_divide};
 use crate::{
     limit::{Limit, Rate},
     time::{MAX_EXACT, MAX_WAIT_US},
@@ -34,14 +34,17 @@ pub struct Level {
 }
 
 impl Level {
+    #[inline]
     const fn empty(rate: Rate) -> Self {
         Self { whole: 0, part: 0, rate }
     }
 
+    #[inline]
     fn units_up(&self) -> u64 {
         self.whole + u64::from(self.part > 0)
     }
 
+    #[inline(always)]
     fn drained(self, elapsed_us: u64) -> Self {
         if elapsed_us == 0 {
             return self;
@@ -54,6 +57,7 @@ impl Level {
     }
 
     /// This level without another one of the same rate.
+    #[inline(always)]
     fn without(self, other: Self) -> Self {
         let borrow = other.part > self.part;
         if other.whole + u64::from(borrow) > self.whole {
@@ -67,88 +71,100 @@ impl Level {
     }
 
     /// The same level in parts of another rate, the last part rounded up.
+    #[inline(always)]
     fn at_rate(self, rate: Rate) -> Self {
-        if rate == self.rate {
-            return self;
-        }
-        let (part, rest) = multiply_divide(self.part, rate.micros, self.rate.micros);
-        let part = part + u64::from(rest > 0);
-        if part == rate.micros {
-            Self { whole: self.whole + 1, part: 0, rate }
-        } else {
-            Self { whole: self.whole, part, rate }
-        }
+        let (carry, part) = part_at_rate(self.part, self.rate, rate);
+        Self { whole: self.whole + carry, part, rate }
     }
 
     /// Microseconds until all of it has drained, and how many parts of the last one are left over.
+    #[inline(always)]
     fn drain_time(self) -> (u64, u64) {
         let (micros, rest) = multiply_divide(self.whole, self.rate.micros, self.rate.units);
         let rest = rest + self.part;
-        let micros = micros.saturating_add(rest.div_ceil(self.rate.units));
-        if micros > MAX_WAIT_US {
-            return (MAX_WAIT_US, 0);
-        }
-        (micros, rest.next_multiple_of(self.rate.units) - rest)
+        let last = if self.rate.units == 1 { rest } else { rest.div_ceil(self.rate.units) };
+        let micros = micros.saturating_add(last);
+        if micros > MAX_WAIT_US { (MAX_WAIT_US, 0) } else { (micros, last * self.rate.units - rest) }
     }
 }
 
-impl State {
-    /// The key's own time and the level then, draining at the faster of the old rate and the new.
-    fn view(&self, limit: &Limit, now: u64) -> (u64, Level) {
-        let Some(now) = key_time(self.last_us, limit.window_us(), now) else {
-            return (now, Level::empty(limit.rate()));
+/// Part of a unit in parts of another rate, rounded up, and the whole unit that it may have become.
+// apart, and by number: a level that is passed by reference would be kept in memory wherever it is used
+#[cold]
+fn part_at_rate(part: u64, from: Rate, to: Rate) -> (u64, u64) {
+    let (part, rest) = multiply_divide(part, to.micros, from.micros);
+    let part = part + u64::from(rest > 0);
+    if part == to.micros { (1, 0) } else { (0, part) }
+}
+
+/// The level at one moment, draining at the faster of the old rate and the new.
+pub struct View {
+    now: u64,
+    /// The counter's own time.
+    at: u64,
+    level: Level,
+}
+
+impl Counter for State {
+    type View = View;
+
+    #[inline(always)]
+    fn view(&self, limit: &Limit, now: u64) -> View {
+        let Some(at) = key_time(self.last_us, limit.window_us(), now) else {
+            return View { now, at: now, level: Level::empty(limit.rate()) };
         };
-        let level = if limit.rate().is_faster_than(self.level.rate) {
-            self.level.at_rate(limit.rate())
-        } else {
-            self.level
-        };
-        (now, level.drained(now - self.last_us))
+        let mut level = self.level;
+        if level.rate != limit.rate() && limit.rate().is_faster_than(level.rate) {
+            level = level.at_rate(limit.rate());
+        }
+        View { now, at, level: level.drained(at - self.last_us) }
     }
 
-    pub(super) fn used(&self, limit: &Limit, now: u64) -> u64 {
-        self.view(limit, now).1.units_up()
+    #[inline]
+    fn used(view: &View) -> u64 {
+        view.level.units_up()
     }
 
-    pub(super) fn wait_us(&self, limit: &Limit, now: u64, room: u64) -> u64 {
-        let (key_now, level) = self.view(limit, now);
-        let excess = Level { whole: level.whole - room, ..level };
-        capped(key_now - now + excess.drain_time().0)
+    #[inline(always)]
+    fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
+        if view.level.rate != limit.rate() {
+            view.level = view.level.at_rate(limit.rate());
+        }
+        view.level.whole += units.min(MAX_EXACT - view.level.units_up());
+        *self = Self { last_us: view.at, level: view.level };
     }
 
-    pub(super) fn reset(&self, limit: &Limit, now: u64) -> Reset {
-        let (key_now, level) = self.view(limit, now);
-        if level.units_up() == 0 {
+    #[inline(always)]
+    fn wait_us(&self, view: &View, room: u64) -> u64 {
+        let excess = Level { whole: view.level.whole - room, ..view.level };
+        capped(view.at - view.now + excess.drain_time().0)
+    }
+
+    #[inline(always)]
+    fn reset(&self, view: &View) -> Reset {
+        if view.level.units_up() == 0 {
             return Reset::default();
         }
-        let (wait, spare) = level.drain_time();
-        Reset { after_us: capped(key_now - now + wait), spare }
+        let (wait, spare) = view.level.drain_time();
+        Reset { after_us: capped(view.at - view.now + wait), spare }
     }
 
-    pub(super) fn charge(&mut self, limit: &Limit, now: u64, units: u64) {
-        let (now, level) = self.view(limit, now);
-        let mut level = level.at_rate(limit.rate());
-        level.whole += units.min(MAX_EXACT - level.units_up());
-        *self = Self { last_us: now, level };
-    }
-
-    pub(super) fn refund(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) -> bool {
-        let (key_now, level) = self.view(limit, now);
-        let charge = Level { whole: units, part: 0, rate: level.rate };
+    fn refund(&mut self, view: &View, limit: &Limit, units: u64, at: Option<u64>) -> bool {
+        let charge = Level { whole: units, part: 0, rate: view.level.rate };
         let back = match at {
             None => charge,
-            Some(at) if at > key_now || key_now - at >= limit.window_us() => return false,
+            Some(at) if at > view.at || view.at - at >= limit.window_us() => return false,
             // what would be left of that charge, had it been the only one: no more of it can still count
-            Some(at) => charge.drained(key_now - at),
+            Some(at) => charge.drained(view.at - at),
         };
-        if level.units_up() == 0 || back.units_up() == 0 {
+        if view.level.units_up() == 0 || back.units_up() == 0 {
             return false;
         }
-        *self = Self { last_us: key_now, level: level.without(back) };
+        *self = Self { last_us: view.at, level: view.level.without(back) };
         true
     }
 
-    pub(super) fn expires_at_us(&self) -> u64 {
+    fn expires_at_us(&self) -> u64 {
         self.last_us.saturating_add(self.level.drain_time().0)
     }
 }

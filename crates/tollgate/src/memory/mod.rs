@@ -4,7 +4,14 @@
 //! forgotten, *new* keys of a rule share coarse counters, and are refused together once those are used up:
 //! memory stays bounded, and flooding the store with keys never frees anybody.
 
+mod budget;
+mod coarse;
+mod entry;
+mod hashing;
+mod index;
+mod kinds;
 mod shard;
+mod slab;
 mod table;
 #[cfg(test)]
 mod tests;

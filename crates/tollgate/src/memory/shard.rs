@@ -1,51 +1,41 @@
 //! One shard: a table of counters, what they cost, and what may be forgotten.
+//!
+//! The counters lie in a slab; an index of their places, four bytes each, finds them by hash. Few lines of
+//! memory are touched per decision, and growing moves the index only.
 
-use std::sync::Arc;
-
-use hashbrown::HashTable;
 use tollgate_core::{Algorithm, Limit, Operation, State, Timestamp};
 
-use super::table::Budget;
+use super::{
+    budget::Budget,
+    coarse::{CoarseCounters, with_used_up},
+    entry::{Entry, Log, Scale, pack},
+    hashing::Hashing,
+    index::{Index, MAX_IDS},
+    kinds::{Kinds, is_same},
+    slab::Slab,
+};
 use crate::key::Key;
 
-/// How many entries a coarse sliding log holds.
-const COARSE_LOG_ENTRIES: usize = 8;
-/// What one coarse counter takes, in a vector that may just have doubled.
-pub(super) const COARSE_BYTES: usize = 2 * size_of::<Coarse>() + allocated(COARSE_LOG_ENTRIES * 16);
-/// How many coarse counters a shard has at least.
-pub(super) const MIN_COARSE: usize = 8;
 /// How long a counter stays after it equals a fresh one, while there is room: so that a clock that is set
 /// back finds it again.
 const GRACE_US: u64 = 60 * 1_000_000;
 /// How long a shard is not searched again for something to forget.
 const SEARCH_PAUSE_US: u64 = 100_000;
-/// What a log takes for its first entries.
-const FIRST_LOG_BYTES: usize = allocated(64);
-/// How many counters a table has room for when it is first made.
-const FIRST_TABLE: usize = 4;
+/// How many counters an allocation holds: 3 KiB.
+const CHUNK: usize = 64;
 
+/// In this order, so that what every decision reads lies next to the lock.
+#[repr(C)]
 pub(super) struct Shard {
-    counters: HashTable<Counter>,
-    /// Counters that stand for all keys for which there was no room.
-    coarse: Vec<Coarse>,
-    max_coarse: usize,
+    index: Index,
+    entries: Slab<Entry, CHUNK>,
+    kinds: Kinds,
+    hashing: Hashing,
+    coarse: CoarseCounters,
+    /// What index, entries and kinds were last counted as.
+    counted_bytes: usize,
     /// Before this moment the shard is not searched for something to forget.
     search_from_us: u64,
-}
-
-struct Counter {
-    hash: u64,
-    rule: Arc<str>,
-    identity: Box<str>,
-    state: State,
-}
-
-/// One counter for all keys of a rule under limits of the same windows and rate: others must not share it,
-/// or what counts for a long time would be forgotten after a short one.
-struct Coarse {
-    rule: Arc<str>,
-    limit: Limit,
-    state: State,
 }
 
 /// A counter that is looked for, and what for.
@@ -56,76 +46,73 @@ pub(super) struct Slot<'a> {
     pub(super) operation: Operation,
 }
 
-impl Slot<'_> {
-    fn algorithm(&self) -> Algorithm {
-        self.limit.algorithm()
-    }
-}
-
-impl Counter {
-    fn is(&self, key: &Key, hash: u64, algorithm: Algorithm) -> bool {
-        self.hash == hash
-            && self.state.algorithm() == algorithm
-            && *self.identity == *key.identity()
-            && *self.rule == *key.rule()
-    }
-
-    /// What it takes outside of the table.
-    fn bytes(&self) -> usize {
-        allocated(self.identity.len()) + self.state.heap_bytes()
-    }
-}
-
-/// What the allocator takes for an allocation of so many bytes.
-const fn allocated(bytes: usize) -> usize {
-    let with_header = (bytes + 8).next_multiple_of(16);
-    if with_header < 32 { 32 } else { with_header }
-}
-
 impl Shard {
-    /// An empty shard that has room set aside for so many coarse counters, at least [`MIN_COARSE`].
-    pub(super) fn new(max_coarse: usize) -> Self {
-        Self { counters: HashTable::new(), coarse: Vec::new(), max_coarse, search_from_us: 0 }
+    /// An empty shard that has room set aside for so many coarse counters.
+    pub(super) fn new(max_coarse: usize, hashing: Hashing) -> Self {
+        Self {
+            index: Index::default(),
+            entries: Slab::default(),
+            kinds: Kinds::default(),
+            hashing,
+            coarse: CoarseCounters::new(max_coarse),
+            counted_bytes: 0,
+            search_from_us: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.counters.len()
+        self.entries.len()
     }
 
-    /// Runs `act` on the state of a counter.
+    /// The counter, if it is to be checked or peeked at, is there, and was written under the limit's own window or
+    /// rate: then a decision changes nothing but its numbers. That is so nearly always, and so has a short way.
+    #[inline(always)]
+    pub(super) fn numbers_to_check(&mut self, slot: &Slot<'_>) -> Option<(Scale, &mut [u64; 3])> {
+        if !matches!(slot.operation, Operation::Check | Operation::Peek) {
+            return None;
+        }
+        let id = self.find(slot.key, slot.hash, slot.limit.algorithm())?;
+        match self.entries.get_mut(id) {
+            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
+                let scale = self.kinds.get(*kind).scale;
+                (Some(scale) == Scale::of(slot.limit)).then_some((scale, numbers))
+            }
+            Entry::Log(_) => None,
+        }
+    }
+
+    /// Runs `act` on the state of a counter, once.
     pub(super) fn with<R>(
         &mut self,
         slot: &Slot<'_>,
         budget: &Budget,
         now: Timestamp,
-        act: impl FnOnce(&mut State) -> R,
+        act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let is_it = |counter: &Counter| counter.is(slot.key, slot.hash, slot.algorithm());
-        if let Some(counter) = self.counters.find_mut(slot.hash, is_it) {
-            return within_budget(&mut counter.state, budget, act);
+        let Some(id) = self.find(slot.key, slot.hash, slot.limit.algorithm()) else {
+            return self.with_new(slot, budget, now, act);
+        };
+        match self.entries.get_mut(id) {
+            Entry::Log(log) => within_budget(&mut log.state, budget, act),
+            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
+                let scale = self.kinds.get(*kind).scale;
+                if Some(scale) != Scale::of(slot.limit) {
+                    return self.with_changed_limit(id, slot, budget, now, act);
+                }
+                let mut state = scale.unpack(*numbers);
+                let result = act(&mut state);
+                *numbers = pack(&state).1;
+                result
+            }
         }
-        let bytes = self.bytes_for(slot);
-        if !budget.take(bytes) {
-            return self.with_coarse(slot, now, act);
-        }
-        let first = self.first_state(slot, now);
-        let mut state = first.clone();
-        let result = act(&mut state);
-        budget.give_back(bytes);
-        if state != first {
-            self.insert(slot, state, budget, now);
-        }
-        result
     }
 
     pub(super) fn forget(&mut self, key: &Key, hash: u64, algorithm: Algorithm, budget: &Budget) -> bool {
-        match self.counters.find_entry(hash, |counter| counter.is(key, hash, algorithm)) {
-            Ok(found) => {
-                budget.give_back(found.remove().0.bytes());
-                true
-            }
-            Err(_) => false,
+        let found = self.find(key, hash, algorithm);
+        if let Some(id) = found {
+            self.remove(id, budget);
         }
+        found.is_some()
     }
 
     /// Forgets what equals a fresh counter, unless that was done a moment ago. For when memory gets tight.
@@ -136,98 +123,160 @@ impl Shard {
         }
     }
 
-    /// Forgets every counter that has equalled a fresh one since `moment_us`.
-    fn forget_fresh(&mut self, moment_us: u64, budget: &Budget) {
-        let table_before = self.counters.allocation_size();
-        self.counters.retain(|counter| {
-            let stays = counter.state.expires_at().as_micros() > moment_us;
-            if !stays {
-                budget.give_back(counter.bytes());
-            }
-            stays
-        });
-        if self.counters.len() < self.counters.capacity() / 4 {
-            self.counters.shrink_to(self.counters.len() * 2, |counter| counter.hash);
-            budget.give_back(table_before - self.counters.allocation_size());
-        }
+    #[inline(always)]
+    fn find(&self, key: &Key, hash: u64, algorithm: Algorithm) -> Option<u32> {
+        self.index.find(hash, |id| {
+            let entry = self.entries.get(id);
+            let (rule, of) = match entry {
+                Entry::Short { kind, .. } | Entry::Long { kind, .. } => {
+                    let kind = self.kinds.get(*kind);
+                    (kind.rule.as_ref(), kind.scale.algorithm())
+                }
+                Entry::Log(log) => (log.key.shared_rule(), Algorithm::SlidingLog),
+            };
+            entry.identity() == key.identity_bytes() && of == algorithm && is_same(rule, key.shared_rule())
+        })
     }
 
-    /// What a new counter takes, with the table's growth if it has to grow.
-    fn bytes_for(&self, slot: &Slot<'_>) -> usize {
-        let log = if slot.algorithm() == Algorithm::SlidingLog { FIRST_LOG_BYTES } else { 0 };
-        let full = self.counters.len() == self.counters.capacity();
-        let first_table = 2 * FIRST_TABLE * size_of::<Counter>();
-        let growth = if full { self.counters.allocation_size().max(first_table) } else { 0 };
-        allocated(slot.key.identity().len()) + log + growth
+    /// Runs `act` on a counter that is not there, and keeps it if it is no longer what it began as.
+    #[cold]
+    fn with_new<R>(
+        &mut self,
+        slot: &Slot<'_>,
+        budget: &Budget,
+        now: Timestamp,
+        act: &mut dyn FnMut(&mut State) -> R,
+    ) -> R {
+        let bytes = Entry::first_heap_bytes(slot.key, slot.limit.algorithm())
+            + self.entries.growth_bytes()
+            + self.kinds.growth_bytes()
+            + self.index.growth_bytes();
+        if self.entries.len() == MAX_IDS || !budget.take(bytes) {
+            return self.coarse.with(slot, now, act);
+        }
+        let first = self.coarse.first_state(slot, now);
+        let mut state = first.clone();
+        let result = act(&mut state);
+        if state != first {
+            self.insert(slot, state, budget, now);
+        }
+        budget.give_back(bytes);
+        result
+    }
+
+    /// Runs `act` on a counter that was written under another window or rate: once it is charged, it is of another
+    /// kind. Where there is no room for that kind, it finds its limit used up.
+    fn with_changed_limit<R>(
+        &mut self,
+        id: u32,
+        slot: &Slot<'_>,
+        budget: &Budget,
+        now: Timestamp,
+        act: &mut dyn FnMut(&mut State) -> R,
+    ) -> R {
+        let bytes = self.kinds.growth_bytes();
+        if !budget.take(bytes) {
+            return with_used_up(slot, now, act);
+        }
+        let entry = self.entries.get_mut(id);
+        let (Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. }) = entry else {
+            unreachable!("a log is the same under every limit");
+        };
+        let mut state = self.kinds.get(*kind).scale.unpack(*numbers);
+        let result = act(&mut state);
+        let (scale, packed) = pack(&state);
+        let new_kind = self.kinds.join(slot.key.shared_rule(), scale, &self.hashing);
+        self.kinds.leave(*kind, &self.hashing);
+        (*kind, *numbers) = (new_kind, packed);
+        self.count_bytes(budget);
+        budget.give_back(bytes);
+        result
     }
 
     fn insert(&mut self, slot: &Slot<'_>, state: State, budget: &Budget, now: Timestamp) {
-        if self.counters.len() == self.counters.capacity() {
+        if self.index.is_full() {
             self.forget_fresh(now.as_micros().saturating_sub(GRACE_US), budget);
+            // it grows unless there is room for a while: else the next insert would search all of it again
+            if self.index.is_nearly_full() {
+                self.index.grow(|id| hash_of(self.entries.get(id), &self.kinds, &self.hashing));
+            }
         }
-        let table_before = self.counters.allocation_size();
-        let (rule, identity) = (slot.key.shared_rule(), slot.key.identity().into());
-        let counter = Counter { hash: slot.hash, rule, identity, state };
-        budget.take_anyway(counter.bytes());
-        self.counters.insert_unique(slot.hash, counter, |counter| counter.hash);
-        budget.take_anyway(self.counters.allocation_size() - table_before);
-    }
-
-    /// What a new counter starts from: nothing, unless its key may have been counted coarsely before. Then
-    /// it starts from what the coarse counter holds, so that memory coming free grants nothing.
-    fn first_state(&self, slot: &Slot<'_>, now: Timestamp) -> State {
-        let mut state = match self.coarse.iter().find(|coarse| coarse.is_for(slot)) {
-            Some(coarse) if coarse.state.expires_at() > now => coarse.state.clone(),
-            _ => return State::fresh(slot.algorithm()),
+        let entry = if slot.limit.algorithm() == Algorithm::SlidingLog {
+            Entry::Log(Box::new(Log { key: slot.key.clone(), state }))
+        } else {
+            let (scale, numbers) = pack(&state);
+            let kind = self.kinds.join(slot.key.shared_rule(), scale, &self.hashing);
+            Entry::new(slot.key.identity_bytes(), kind, numbers)
         };
-        state.limit_entries(usize::MAX);
-        state
+        budget.take_anyway(entry.heap_bytes());
+        let id = self.entries.insert(entry);
+        self.index.insert(slot.hash, id);
+        self.count_bytes(budget);
     }
 
-    /// Runs `act` on the counter that a key without one shares with others. What another may have charged is not
-    /// refunded; and a key for which there is not even a coarse counter finds its limit used up.
-    fn with_coarse<R>(&mut self, slot: &Slot<'_>, now: Timestamp, act: impl FnOnce(&mut State) -> R) -> R {
-        let known = self.coarse.iter().position(|coarse| coarse.is_for(slot));
-        let place = known.or_else(|| {
-            let has_room = self.coarse.len() < self.max_coarse || self.forget_coarse(now);
-            has_room.then(|| {
-                let mut state = State::fresh(slot.algorithm());
-                state.limit_entries(COARSE_LOG_ENTRIES);
-                self.coarse.push(Coarse { rule: slot.key.shared_rule(), limit: *slot.limit, state });
-                self.coarse.len() - 1
-            })
-        });
-        match place {
-            Some(place) if matches!(slot.operation, Operation::Refund { .. }) => {
-                act(&mut self.coarse[place].state.clone())
-            }
-            Some(place) => act(&mut self.coarse[place].state),
-            None => {
-                let mut used_up = State::fresh(slot.algorithm());
-                used_up.charge(slot.limit, now, slot.limit.capacity());
-                act(&mut used_up)
-            }
+    fn remove(&mut self, id: u32, budget: &Budget) {
+        let hash_of = |id| hash_of(self.entries.get(id), &self.kinds, &self.hashing);
+        self.index.remove(hash_of(id), id, hash_of);
+        let entry = self.entries.remove(id);
+        budget.give_back(entry.heap_bytes());
+        if let Entry::Short { kind, .. } | Entry::Long { kind, .. } = entry {
+            self.kinds.leave(kind, &self.hashing);
         }
     }
 
-    /// Forgets a coarse counter that equals a fresh one. Whether there was one.
-    fn forget_coarse(&mut self, now: Timestamp) -> bool {
-        let before = self.coarse.len();
-        self.coarse.retain(|coarse| coarse.state.expires_at() > now);
-        self.coarse.len() < before
+    /// Forgets every counter that has equalled a fresh one since `moment_us`, and gives memory back when more than
+    /// half of it has come free.
+    fn forget_fresh(&mut self, moment_us: u64, budget: &Budget) {
+        let kinds = &self.kinds;
+        let is_fresh = |entry: &Entry| {
+            let expires_at = match entry {
+                Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
+                    kinds.get(*kind).scale.unpack(*numbers).expires_at()
+                }
+                Entry::Log(log) => log.state.expires_at(),
+            };
+            expires_at.as_micros() <= moment_us
+        };
+        for id in self.entries.find_all(is_fresh) {
+            self.remove(id, budget);
+        }
+        if self.entries.places() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
+            self.compact();
+        }
+        self.count_bytes(budget);
+    }
+
+    /// Moves all counters together, into as few chunks as hold them.
+    fn compact(&mut self) {
+        let entries = std::mem::take(&mut self.entries);
+        self.index = Index::with_room_for(entries.len() + entries.len() / 2);
+        for entry in entries.into_values() {
+            let hash = hash_of(&entry, &self.kinds, &self.hashing);
+            self.index.insert(hash, self.entries.insert(entry));
+        }
+    }
+
+    /// Has the budget know what index, entries and kinds take now.
+    fn count_bytes(&mut self, budget: &Budget) {
+        let bytes = self.index.bytes() + self.entries.bytes() + self.kinds.bytes();
+        budget.correct(self.counted_bytes, bytes);
+        self.counted_bytes = bytes;
     }
 }
 
-impl Coarse {
-    fn is_for(&self, slot: &Slot<'_>) -> bool {
-        let kind = |limit: &Limit| (limit.algorithm(), limit.window_us(), limit.phase_us(), limit.rate());
-        *self.rule == *slot.key.rule() && kind(&self.limit) == kind(slot.limit)
+fn hash_of(entry: &Entry, kinds: &Kinds, hashing: &Hashing) -> u64 {
+    match entry {
+        Entry::Short { kind, .. } | Entry::Long { kind, .. } => {
+            let kind = kinds.get(*kind);
+            hashing.of(kind.rule.as_deref(), entry.identity(), kind.scale.algorithm())
+        }
+        Entry::Log(log) => hashing.of_key(&log.key, Algorithm::SlidingLog),
     }
 }
 
-/// Runs `act` on a state that is there; a log grows only as far as memory allows, and counts more coarsely,
+/// Runs `act` on a log that is there; it grows only as far as memory allows, and counts more coarsely,
 /// never less, beyond that.
-fn within_budget<R>(state: &mut State, budget: &Budget, act: impl FnOnce(&mut State) -> R) -> R {
+fn within_budget<R>(state: &mut State, budget: &Budget, act: &mut dyn FnMut(&mut State) -> R) -> R {
     let Some(growth) = state.next_growth_bytes() else {
         return act(state);
     };
@@ -236,8 +285,8 @@ fn within_budget<R>(state: &mut State, budget: &Budget, act: impl FnOnce(&mut St
     state.limit_entries(if has_room { usize::MAX } else { state.entries() });
     let result = act(state);
     if has_room {
-        budget.give_back(growth);
         budget.take_anyway(state.heap_bytes().saturating_sub(before));
+        budget.give_back(growth);
     }
     result
 }

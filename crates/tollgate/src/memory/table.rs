@@ -4,7 +4,6 @@
 //! order of the shards, so that two checks never wait for each other in a circle.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     ops::DerefMut,
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -14,7 +13,12 @@ use tollgate_core::{
     step::{granted, step},
 };
 
-use super::shard::{COARSE_BYTES, MIN_COARSE, Shard, Slot};
+use super::{
+    budget::Budget,
+    coarse::{COARSE_BYTES, MIN_COARSE},
+    hashing::Hashing,
+    shard::{Shard, Slot},
+};
 use crate::{
     check::{Check, Tier},
     key::Key,
@@ -24,9 +28,6 @@ use crate::{
 const SHARDS: usize = 64;
 /// Which part of the memory is set aside for coarse counters: one in so many.
 const COARSE_SHARE: usize = 16;
-
-/// Which part of the memory is left to the allocator, for what it cannot use: one in so many.
-const ALLOCATOR_SHARE: usize = 8;
 
 /// A mutual exclusion lock: real in the store, simulated where its use is checked.
 pub(super) trait Lock<T> {
@@ -63,56 +64,39 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
 }
 
 pub(super) struct Table<L> {
-    shards: Box<[L]>,
-    hasher: RandomState,
+    shards: Box<[Apart<L>]>,
+    hashing: Hashing,
     budget: Budget,
-    /// Which shard makes room next, when memory is tight.
+    /// Which shard makes room next, and how many are still to do so.
     next_to_search: AtomicUsize,
+    left_to_search: AtomicUsize,
 }
 
-/// Memory, counted across all shards.
-pub(super) struct Budget {
-    used: AtomicUsize,
-    max: usize,
-}
-
-impl Budget {
-    /// Takes `bytes` if they are there.
-    pub(super) fn take(&self, bytes: usize) -> bool {
-        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > self.max {
-            self.give_back(bytes);
-            return false;
-        }
-        true
-    }
-
-    /// Whether less than an eighth is left.
-    pub(super) fn is_tight(&self) -> bool {
-        self.used.load(Ordering::Relaxed) > self.max / 8 * 7
-    }
-
-    /// Takes `bytes` that have been found to be there.
-    pub(super) fn take_anyway(&self, bytes: usize) {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(super) fn give_back(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
+/// A lock on cache lines of its own, which processors fetch in pairs: threads in different shards do not slow
+/// each other down.
+#[repr(align(128))]
+struct Apart<L>(L);
 
 impl<L: Lock<Shard>> Table<L> {
     pub(super) fn new(max_memory: usize) -> Self {
         let coarse = (max_memory / COARSE_SHARE / SHARDS / COARSE_BYTES).max(MIN_COARSE);
-        let shards: Box<[L]> = (0..SHARDS).map(|_| L::new(Shard::new(coarse))).collect();
-        let fixed = SHARDS * (size_of::<L>() + coarse * COARSE_BYTES);
-        let budget = Budget { used: AtomicUsize::new(fixed), max: max_memory - max_memory / ALLOCATOR_SHARE };
-        Self { shards, hasher: RandomState::new(), budget, next_to_search: AtomicUsize::new(0) }
+        let hashing = Hashing::new();
+        let shard = |_| Apart(L::new(Shard::new(coarse, hashing.clone())));
+        let shards: Box<[Apart<L>]> = (0..SHARDS).map(shard).collect();
+        let fixed = SHARDS * (size_of::<Apart<L>>() + coarse * COARSE_BYTES);
+        let budget = Budget::new(max_memory, fixed);
+        Self {
+            shards,
+            hashing,
+            budget,
+            next_to_search: AtomicUsize::new(0),
+            left_to_search: AtomicUsize::new(0),
+        }
     }
 
     /// Decides over one counter. The clock is read once its lock is held: a time read before may be older, by the
     /// time it counts, than what others have charged meanwhile.
+    #[inline(always)]
     pub(super) fn decide_one(
         &self,
         key: &Key,
@@ -123,12 +107,17 @@ impl<L: Lock<Shard>> Table<L> {
     ) -> (Answer, Timestamp) {
         let (shard, hash) = self.place(key, terms.limit.algorithm());
         let slot = Slot { key, hash, limit: &terms.limit, operation };
-        let mut shard = self.shards[shard].lock();
+        let mut shard = self.shards[shard].0.lock();
         let now = clock();
         if self.budget.is_tight() {
             shard.make_room(&self.budget, now);
         }
-        let answer = shard.with(&slot, &self.budget, now, |state| step(state, terms, operation, count, now));
+        let answer = match shard.numbers_to_check(&slot) {
+            Some((scale, numbers)) => scale.check(numbers, terms, operation, count, now),
+            None => {
+                shard.with(&slot, &self.budget, now, &mut |state| step(state, terms, operation, count, now))
+            }
+        };
         drop(shard);
         self.make_room_elsewhere(now);
         (answer, now)
@@ -153,7 +142,7 @@ impl<L: Lock<Shard>> Table<L> {
         let mut order: Vec<usize> = places.iter().map(|(shard, _)| *shard).collect();
         order.sort_unstable();
         order.dedup();
-        let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].lock()).collect();
+        let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].0.lock()).collect();
         let now = clock();
         if self.budget.is_tight() {
             guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
@@ -171,33 +160,47 @@ impl<L: Lock<Shard>> Table<L> {
         (answers, now)
     }
 
-    /// When memory is tight, lets one shard after the other forget what it can, whoever is busy with which.
+    /// Once memory is tight, lets one shard after the other forget what it can, whoever is busy with which: all of them,
+    /// also when the first ones make room enough. What lies between what was forgotten is of no use to the allocator.
+    #[inline]
     fn make_room_elsewhere(&self, now: Timestamp) {
         if self.budget.is_tight() {
-            let next = self.next_to_search.fetch_add(1, Ordering::Relaxed) % SHARDS;
-            if let Some(mut shard) = self.shards[next].try_lock() {
-                shard.make_room(&self.budget, now);
-            }
+            self.left_to_search.store(SHARDS, Ordering::Relaxed);
+        }
+        if self.left_to_search.load(Ordering::Relaxed) > 0 {
+            self.search_next(now);
+        }
+    }
+
+    #[cold]
+    fn search_next(&self, now: Timestamp) {
+        // threads that count at once may search one shard more than they need to
+        let left = self.left_to_search.load(Ordering::Relaxed).saturating_sub(1);
+        self.left_to_search.store(left, Ordering::Relaxed);
+        let next = self.next_to_search.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        if let Some(mut shard) = self.shards[next].0.try_lock() {
+            shard.make_room(&self.budget, now);
         }
     }
 
     pub(super) fn forget(&self, key: &Key, algorithm: Algorithm) -> bool {
         let (shard, hash) = self.place(key, algorithm);
-        self.shards[shard].lock().forget(key, hash, algorithm, &self.budget)
+        self.shards[shard].0.lock().forget(key, hash, algorithm, &self.budget)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.shards.iter().map(|shard| shard.0.lock().len()).sum()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.budget.used.load(Ordering::Relaxed)
+        self.budget.used()
     }
 
+    #[inline]
     fn place(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
-        let hash = self.hasher.hash_one((key.rule(), key.identity(), algorithm));
-        // the high bits choose the shard, the low ones the place in it
-        let shard = usize::try_from(hash >> (64 - SHARDS.ilog2())).expect("a shard index fits a usize");
+        let hash = self.hashing.of_key(key, algorithm);
+        // bits from the middle: the index in a shard tells its counters apart by the low ones and the highest eight
+        let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
         (shard, hash)
     }
 }
@@ -243,10 +246,10 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         operation: Operation,
         tier: &Tier,
         &(shard, hash): &(usize, u64),
-        act: impl FnOnce(&mut tollgate_core::State) -> R,
+        mut act: impl FnMut(&mut tollgate_core::State) -> R,
     ) -> R {
         let held = self.order.binary_search(&shard).expect("every tier's shard has been locked");
         let slot = Slot { key: &tier.key, hash, limit: &tier.terms.limit, operation };
-        self.guards[held].with(&slot, self.budget, self.now, act)
+        self.guards[held].with(&slot, self.budget, self.now, &mut act)
     }
 }
