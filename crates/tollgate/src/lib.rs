@@ -30,6 +30,7 @@ pub mod check;
 mod clock;
 pub mod decision;
 mod gate;
+mod hashing;
 pub mod key;
 pub mod labels;
 pub mod limiter;

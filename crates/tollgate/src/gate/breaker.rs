@@ -2,7 +2,6 @@
 //! an answer that will not come, and none pays for the attempt that succeeds.
 
 use std::{
-    hash::{BuildHasher, Hasher, RandomState},
     sync::{
         Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -11,7 +10,7 @@ use std::{
 };
 
 use super::Shared;
-use crate::store::Store;
+use crate::{hashing::random, store::Store};
 
 /// After so many calls in a row without a decision, the store is not asked any more.
 pub(super) const MAX_FAILURES: u32 = 5;
@@ -80,6 +79,5 @@ impl<S: Store> Drop for Probe<S> {
 
 /// Between half and all of it, so that many processes do not come at once.
 fn jittered(pause: Duration) -> Duration {
-    let random = RandomState::new().build_hasher().finish() % 512;
-    pause / 2 + pause * u32::try_from(random).expect("a small number") / 1024
+    pause / 2 + pause * u32::try_from(random() % 512).expect("a small number") / 1024
 }

@@ -6,7 +6,6 @@
 //! one that stays away. When it is back, it is the truth again.
 
 use std::{
-    hash::{BuildHasher, Hasher, RandomState},
     slice,
     sync::{
         Weak,
@@ -20,6 +19,7 @@ use tollgate_core::Terms;
 use super::{Place, Shared, Verdict};
 use crate::{
     check::{Check, Tier},
+    hashing::random,
     memory::MemoryStore,
     store::Store,
 };
@@ -71,7 +71,7 @@ pub(super) struct Presence<S: Store>(pub(super) Weak<Shared<S>>);
 
 impl<S: Store> Presence<S> {
     pub(super) async fn run(self) {
-        let instance = RandomState::new().build_hasher().finish();
+        let instance = random();
         loop {
             let Some(shared) = self.0.upgrade() else { return };
             if let Ok(Ok(count)) =

@@ -3,12 +3,7 @@
 //! Equal checks wait as one group and become "up to n", handed out first come, first served. A call under
 //! way belongs to no single caller: one who goes away while waiting is neither charged nor missed.
 
-use std::{
-    collections::VecDeque,
-    hash::{BuildHasher, RandomState},
-    slice,
-    sync::Arc,
-};
+use std::{collections::VecDeque, hash::BuildHasher, slice, sync::Arc};
 
 use hashbrown::HashTable;
 use parking_lot::Mutex;
@@ -18,6 +13,7 @@ use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 use super::{Place, Shared, Verdict, within};
 use crate::{
     check::Check,
+    hashing::Keyed,
     store::{Store, StoreError},
 };
 
@@ -31,7 +27,7 @@ const MAX_WAITING: usize = 16_384;
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
-    hasher: RandomState,
+    hasher: Keyed,
 }
 
 #[derive(Default)]

@@ -6,7 +6,7 @@
 //! long is not known here: the store is asked.
 
 use std::{
-    hash::{BuildHasher, RandomState},
+    hash::BuildHasher,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -20,7 +20,10 @@ use tollgate_core::{
 };
 
 use super::Verdict;
-use crate::check::{Check, Tier};
+use crate::{
+    check::{Check, Tier},
+    hashing::Keyed,
+};
 
 /// How many refusals are remembered; beyond that the store is asked.
 const MAX_REFUSALS: usize = 65_536;
@@ -28,7 +31,7 @@ const SHARDS: usize = 16;
 
 pub(super) struct Refusals {
     shards: Box<[Mutex<HashTable<Refusal>>]>,
-    hasher: RandomState,
+    hasher: Keyed,
     longest: Duration,
     count: AtomicUsize,
     /// Rises with everything in this process that may turn a refusal into a pass.
@@ -54,7 +57,7 @@ impl Refusals {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::new(),
+            hasher: Keyed::default(),
             longest,
             count: AtomicUsize::new(0),
             changes: AtomicU64::new(0),

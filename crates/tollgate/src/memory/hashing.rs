@@ -1,27 +1,18 @@
-//! The hash of a counter's name: cheap, and keyed at random, because requests choose what is hashed.
-//!
-//! Not SipHash: it took more time than the rest of a lookup. The keys come from the same source as those of the
-//! standard library's hasher, and no hash ever leaves the store.
+//! The hash of a counter's name.
 
-use std::{
-    hash::{BuildHasher, Hasher, RandomState},
-    sync::LazyLock,
-};
+use std::hash::{BuildHasher, Hasher};
 
-use foldhash::{SharedSeed, quality::SeedableRandomState};
 use tollgate_core::Algorithm;
 
-use crate::key::Key;
+use crate::{hashing::Keyed, key::Key};
 
-static SHARED_SEED: LazyLock<SharedSeed> = LazyLock::new(|| SharedSeed::from_u64(random()));
-
-/// How one store hashes: no two do it alike.
+/// How one store hashes.
 #[derive(Clone)]
-pub(super) struct Hashing(SeedableRandomState);
+pub(super) struct Hashing(Keyed);
 
 impl Hashing {
     pub(super) fn new() -> Self {
-        Self(SeedableRandomState::with_seed(random(), &SHARED_SEED))
+        Self(Keyed::default())
     }
 
     /// The hash of a key's counter.
@@ -39,9 +30,4 @@ impl Hashing {
         hasher.write_u8(algorithm as u8);
         hasher.finish()
     }
-}
-
-/// A number that nobody can foresee.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

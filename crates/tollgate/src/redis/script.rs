@@ -3,12 +3,7 @@
 //! `lua/head.lua` describes the format; this module is its other half. Everything is packed: turning
 //! numbers into text and back costs Redis more than the decision.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    ops::Range,
-    sync::LazyLock,
-    time::Duration,
-};
+use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
 use hashbrown::HashTable;
 use tollgate_core::{
@@ -20,6 +15,7 @@ use tollgate_core::{
 use super::keys::write_redis_key;
 use crate::{
     check::Check,
+    hashing::Keyed,
     store::{Decided, StoreError},
 };
 
@@ -215,7 +211,7 @@ struct Keys {
     ranges: Vec<Range<usize>>,
     uses: Vec<u32>,
     places: HashTable<usize>,
-    hasher: RandomState,
+    hasher: Keyed,
 }
 
 impl Keys {
