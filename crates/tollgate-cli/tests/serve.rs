@@ -146,10 +146,7 @@ fn what_cannot_be_served_is_one_line_and_exit_code_2() {
     let table = [
         (["--http", "0.0.0.0:0"], "use 127.0.0.1:0 or [::1]:0\n"),
         (["--http", &server.address], "Address already in use (os error 98)\n"),
-        (
-            ["--store", "postgres://me:s3cret@host"],
-            "each with rediss for TLS\n",
-        ),
+        (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];
     for (flag, remedy) in table {
         let refusal = refused(tollgate(&["serve"]).args(flag));

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use tollgate::{
-    Algorithm, Check, Decided, Key, MemoryStore, RedisStore, Store, StoreError, Timestamp,
+    Algorithm, Answered, Check, Decided, Key, MemoryStore, RedisStore, Store, StoreError, Timestamp,
     redis::{RedisSetupError, SCHEMES, URLS},
 };
 
@@ -98,6 +98,17 @@ impl Store for AnyStore {
         }
     }
 
+    async fn decide_each(
+        &self,
+        checks: &[Check],
+        deadline: Option<Timestamp>,
+    ) -> Vec<Result<Answered, StoreError>> {
+        match self {
+            Self::Memory(store) => store.decide_each(checks, deadline).await,
+            Self::Redis(store) => store.decide_each(checks, deadline).await,
+        }
+    }
+
     fn is_remote(&self) -> bool {
         match self {
             Self::Memory(store) => store.is_remote(),
@@ -128,6 +139,7 @@ mod tests {
             ("rediss://me:s3cret@host", "rediss://…@host"),
             ("redis-sentinel://:s3cret@a:1,b:2/main/3", "redis-sentinel://…@a:1,b:2/main/3"),
             ("rediss-sentinel://a:1,b:2/main", "rediss-sentinel://a:1,b:2/main"),
+            ("redis-cluster://me:s3cret@a:1,b:2", "redis-cluster://…@a:1,b:2"),
         ] {
             assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), shown);
         }

@@ -56,7 +56,7 @@ pub use self::{
     rules::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
-    store::{Decided, Store, StoreError},
+    store::{Answered, Decided, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

@@ -8,13 +8,24 @@ use crate::{check::Check, key::Key};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
 pub trait Store: Send + Sync + 'static {
-    /// Decides `checks` in order; each sees what the earlier ones charged. With a `deadline` on the
+    /// Decides `checks` in order; each sees what the earlier ones charged (where counters are on several servers, also
+    /// what an earlier one had only reserved). With a `deadline` on the
     /// store's clock, a call that arrives later charges nothing.
     fn decide(
         &self,
         checks: &[Check],
         deadline: Option<Timestamp>,
     ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
+
+    /// Decides as [`Store::decide`] does, and says for each check what became of it: on a Cluster, a node that is away
+    /// is no reason to lose the answers of others.
+    fn decide_each(
+        &self,
+        checks: &[Check],
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Vec<Result<Answered, StoreError>>> + Send {
+        async move { each(self.decide(checks, deadline).await, checks.len()) }
+    }
 
     /// Whether asking costs a round trip, which several checks had better share.
     fn is_remote(&self) -> bool;
@@ -35,6 +46,25 @@ pub struct Decided {
     pub at: Timestamp,
     /// For each check, the answer of each of its tiers.
     pub answers: Vec<Vec<Answer>>,
+}
+
+/// What a store decided about one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// When; if its tiers were decided at several times, the last of them.
+    pub at: Timestamp,
+    /// The answer of each of its tiers.
+    pub answers: Vec<Answer>,
+}
+
+/// What became of all `count` checks of a batch, for each.
+pub(crate) fn each(decided: Result<Decided, StoreError>, count: usize) -> Vec<Result<Answered, StoreError>> {
+    match decided {
+        Ok(Decided { at, answers }) => {
+            answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
+        }
+        Err(error) => vec![Err(error); count],
+    }
 }
 
 /// Why a store did not answer, split by what is known about the charge.

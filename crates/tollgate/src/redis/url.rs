@@ -10,7 +10,8 @@ use super::{
 };
 
 /// The schemes of URLs that a [`RedisStore`](super::RedisStore) takes.
-pub const SCHEMES: [&str; 4] = ["redis", "rediss", "redis-sentinel", "rediss-sentinel"];
+pub const SCHEMES: [&str; 6] =
+    ["redis", "rediss", "redis-sentinel", "rediss-sentinel", "redis-cluster", "rediss-cluster"];
 
 /// The most servers that a URL may name.
 pub(super) const MAX_HOSTS: usize = 64;
