@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
+    Algorithm, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
     redis::{RedisSetupError, SCHEMES, URLS},
 };
 
@@ -98,6 +98,24 @@ impl Store for AnyStore {
         }
     }
 
+    async fn decide_each(
+        &self,
+        checks: &[Check],
+        deadline: Option<Deadline>,
+    ) -> Vec<Result<Answered, StoreError>> {
+        match self {
+            Self::Memory(store) => store.decide_each(checks, deadline).await,
+            Self::Redis(store) => store.decide_each(checks, deadline).await,
+        }
+    }
+
+    fn lane(&self, check: &Check) -> u64 {
+        match self {
+            Self::Memory(store) => store.lane(check),
+            Self::Redis(store) => store.lane(check),
+        }
+    }
+
     fn is_remote(&self) -> bool {
         match self {
             Self::Memory(store) => store.is_remote(),
@@ -105,10 +123,10 @@ impl Store for AnyStore {
         }
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
         match self {
-            Self::Memory(store) => store.probe().await,
-            Self::Redis(store) => store.probe().await,
+            Self::Memory(store) => store.probe(lane).await,
+            Self::Redis(store) => store.probe(lane).await,
         }
     }
 
@@ -142,6 +160,7 @@ mod tests {
             ("rediss://me:s3cret@host", "rediss://…@host"),
             ("redis-sentinel://:s3cret@a:1,b:2/main/3", "redis-sentinel://…@a:1,b:2/main/3"),
             ("rediss-sentinel://a:1,b:2/main", "rediss-sentinel://a:1,b:2/main"),
+            ("redis-cluster://me:s3cret@a:1,b:2", "redis-cluster://…@a:1,b:2"),
         ] {
             assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), shown);
         }

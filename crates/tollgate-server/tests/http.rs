@@ -436,11 +436,15 @@ impl Store for Away {
         Err(StoreError::NotRun("away".into()))
     }
 
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
     fn is_remote(&self) -> bool {
         true
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
         Err(StoreError::NotRun("away".into()))
     }
 

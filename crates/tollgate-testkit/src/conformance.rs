@@ -32,6 +32,11 @@ macro_rules! promises {
     ($($(#[$doc:meta])* $name:ident($subject:ident) $body:block)*) => {
         $($(#[$doc])* pub async fn $name<S: Store>($subject: &Subject<S>) $body)*
 
+        /// Checks every promise in turn, each on a subject that `make` makes for it: for stores that take long to start.
+        pub async fn all<S: Store>(mut make: impl AsyncFnMut() -> Subject<S>) {
+            $($name(&make().await).await;)*
+        }
+
         /// Makes a test of every promise, for the store that `$subject().await` makes.
         #[macro_export]
         macro_rules! conformance {

@@ -39,6 +39,8 @@ pub struct Plan {
     pub seed: u64,
     /// What the limits are like.
     pub limits: Limits,
+    /// How many checks the store is given at once, at most.
+    pub largest_batch: usize,
 }
 
 /// What the limits of a history are like.
@@ -61,7 +63,19 @@ impl Plan {
                 .map_or(STEPS, |steps| usize::try_from(steps).unwrap_or(usize::MAX)),
             seed: number("TOLLGATE_SEED").unwrap_or(seed),
             limits: Limits::Any,
+            largest_batch: 4,
         }
+    }
+
+    /// The same history, one check after the other: where a check may span several stores, one that was refused has
+    /// taken back what it reserved only when the next one begins.
+    pub fn one_at_a_time(self) -> Self {
+        Self { largest_batch: 1, ..self }
+    }
+
+    /// The same history with so many checks, unless `TOLLGATE_STEPS` says otherwise.
+    pub fn steps(self, steps: usize) -> Self {
+        if env::var_os("TOLLGATE_STEPS").is_some() { self } else { Self { steps, ..self } }
     }
 
     /// The same history over limits that fill up slowly.
@@ -84,7 +98,7 @@ pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &P
     while done < plan.steps {
         now = edge.next_moment(now, plan.limits, &counters, &mut chance);
         clock.set(now);
-        let checks: Vec<Check> = (0..chance.random_range(1..=4))
+        let checks: Vec<Check> = (0..chance.random_range(1..=plan.largest_batch))
             .map(|_| random_check(&mut counters, plan.limits, &edge, now, &mut chance))
             .collect();
         let decided = store.decide(&checks, None).await.unwrap_or_else(|error| {

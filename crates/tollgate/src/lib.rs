@@ -57,7 +57,7 @@ pub use self::{
     rules::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
-    store::{Deadline, Decided, Store, StoreError},
+    store::{Answered, Deadline, Decided, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

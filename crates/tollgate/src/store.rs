@@ -9,13 +9,23 @@ use crate::{check::Check, key::Key};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
 pub trait Store: Send + Sync + 'static {
-    /// Decides `checks` in order; each sees what the earlier ones charged. A call that arrives after its
-    /// deadline charges nothing.
+    /// Decides `checks` in order; each sees what the earlier ones charged (where counters are on several servers, also
+    /// what an earlier one had only reserved). A call that arrives after its deadline charges nothing.
     fn decide(
         &self,
         checks: &[Check],
         deadline: Option<Deadline>,
     ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
+
+    /// Decides as [`Store::decide`] does, and says for each check what became of it: on a Cluster, a node that is away
+    /// is no reason to lose the answers of others.
+    fn decide_each(
+        &self,
+        checks: &[Check],
+        deadline: Option<Deadline>,
+    ) -> impl Future<Output = Vec<Result<Answered, StoreError>>> + Send {
+        async move { each(self.decide(checks, deadline).await, checks.len()) }
+    }
 
     /// Whether asking costs a round trip, which several checks had better share.
     fn is_remote(&self) -> bool;
@@ -25,8 +35,12 @@ pub trait Store: Send + Sync + 'static {
         true
     }
 
-    /// Whether it would decide now. Changes nothing.
-    fn probe(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// Which of its servers decides a check, as far as is known; 0 where there is one. Checks of different lanes do not
+    /// wait for each other.
+    fn lane(&self, check: &Check) -> u64;
+
+    /// Whether the server of a lane would decide now. Changes nothing.
+    fn probe(&self, lane: u64) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Makes a process known as one that asks this store, for `lifetime`. How many are known.
     fn announce(
@@ -56,6 +70,25 @@ pub struct Decided {
     pub at: Timestamp,
     /// For each check, the answer of each of its tiers.
     pub answers: Vec<Vec<Answer>>,
+}
+
+/// What a store decided about one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// When; if its tiers were decided at several times, the last of them.
+    pub at: Timestamp,
+    /// The answer of each of its tiers.
+    pub answers: Vec<Answer>,
+}
+
+/// What became of all `count` checks of a batch, for each.
+pub(crate) fn each(decided: Result<Decided, StoreError>, count: usize) -> Vec<Result<Answered, StoreError>> {
+    match decided {
+        Ok(Decided { at, answers }) => {
+            answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
+        }
+        Err(error) => vec![Err(error); count],
+    }
 }
 
 /// Why a store did not answer, split by what is known about the charge.

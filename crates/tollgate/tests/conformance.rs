@@ -3,6 +3,9 @@
 
 use tollgate::{ManualClock, MemoryStore, RedisStore};
 use tollgate_testkit::{
+    cluster::Cluster,
+    conformance,
+    sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
     subject::{START, Subject},
 };
@@ -41,4 +44,35 @@ mod valkey_9 {
     use super::*;
 
     tollgate_testkit::conformance!(on_redis(Flavor::Valkey9));
+}
+
+/// Every promise in turn, under a prefix of its own each: these take seconds to start.
+async fn all_on(store: RedisStore) {
+    let mut number = 0;
+    conformance::all(async || {
+        number += 1;
+        let clock = ManualClock::new(START);
+        let store = store.clone().with_prefix(&format!("p{number}-")).unwrap().with_clock(clock.clone());
+        Subject { store, clock, server: None }
+    })
+    .await;
+}
+
+fn places(servers: &[Server]) -> String {
+    let places: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    places.join(",")
+}
+
+#[tokio::test]
+async fn a_primary_behind_sentinels_keeps_every_promise() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
+    all_on(RedisStore::connect(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_cluster_keeps_every_promise() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let url = format!("redis-cluster://{}", places(cluster.nodes()));
+    all_on(RedisStore::connect(&url).await.unwrap()).await;
 }

@@ -3,7 +3,9 @@
 
 use tollgate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
 use tollgate_testkit::{
+    cluster::Cluster,
     history::{Plan, agrees_with_model},
+    sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
 };
 
@@ -52,4 +54,31 @@ async fn memory_and_redis_agree_with_the_model_on_long_logs() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
     agrees_with_model(&store, &clock, &plan).await;
+}
+
+fn places(servers: &[Server]) -> String {
+    let places: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    places.join(",")
+}
+
+#[tokio::test]
+async fn a_primary_behind_sentinels_agrees_with_the_model() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+    agrees_with_model(&store, &clock, &Plan::new(&Algorithm::ALL, 600).steps(3_000)).await;
+}
+
+/// Nearly every check of these histories has tiers on several nodes.
+#[tokio::test]
+async fn every_cluster_agrees_with_the_model() {
+    for (seed, flavor) in (700..).zip(Flavor::ALL) {
+        let cluster = Cluster::start(flavor);
+        let clock = ManualClock::new(Timestamp::default());
+        let url = format!("redis-cluster://{}", places(cluster.nodes()));
+        let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+        let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
+        agrees_with_model(&store, &clock, &plan).await;
+    }
 }

@@ -144,6 +144,33 @@ async fn the_users_of_the_documentation_may_do_all_that_is_needed_and_nothing_el
 }
 
 #[tokio::test]
+async fn the_user_of_the_documentation_suffices_on_a_cluster_whose_one_node_speaks_tls_and_knows_no_address()
+{
+    let node = Setup::new(Flavor::Redis7)
+        .tls(ClientCertificates::Ignored)
+        .args(&["--cluster-enabled", "yes", "--tls-cluster", "yes"])
+        .start();
+    let line = PAGE.lines().find_map(|line| line.strip_prefix("user tollgate ")).unwrap();
+    let rules: Vec<&str> = line.split(' ').collect();
+    node.set_user("tollgate", &rules);
+    let mut admin = node.connection();
+    redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16_383).exec(&mut admin).unwrap();
+    let url = node.url().replace("rediss://", "rediss-cluster://tollgate:change-me@");
+    let settings = RedisSettings::default().authority(pem(&node.tls().authority));
+    let store = RedisStore::connect_with(&url, &settings).await.unwrap();
+    // a fresh cluster does not serve at once
+    let mut left = available(&store).await;
+    for _ in 0..500 {
+        if left.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        left = available(&store).await;
+    }
+    assert_eq!(left, Ok(9));
+}
+
+#[tokio::test]
 async fn no_password_and_no_key_is_ever_shown() {
     let server = Setup::new(Flavor::Redis7).password("right").start();
     let place = server.addr();

@@ -164,11 +164,15 @@ impl Store for Wire {
         }
     }
 
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
     fn is_remote(&self) -> bool {
         true
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
         match self.0.course() {
             Course::Answered { before, .. } => {
                 tokio::time::sleep(before).await;

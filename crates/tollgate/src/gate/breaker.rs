@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::Shared;
+use super::Lane;
 use crate::{hashing::random, store::Store};
 
 /// After so many calls in a row without a decision, the store is not asked any more.
@@ -52,15 +52,16 @@ impl Breaker {
 
 /// Tries the store until it answers within the deadline, and then closes the breaker. Also when it is dropped before,
 /// with the runtime that ran it: callers of another one shall not be locked out for ever.
-pub(super) struct Probe<S: Store>(pub(super) Weak<Shared<S>>);
+pub(super) struct Probe<S: Store>(pub(super) Weak<Lane<S>>);
 
 impl<S: Store> Probe<S> {
     pub(super) async fn run(self) {
         let mut pause = FIRST_PAUSE;
         loop {
             tokio::time::sleep(jittered(pause)).await;
-            let Some(shared) = self.0.upgrade() else { return };
-            let answer = tokio::time::timeout(shared.options.deadline, shared.store.probe()).await;
+            let Some(lane) = self.0.upgrade() else { return };
+            let probe = lane.shared.store.probe(lane.number);
+            let answer = tokio::time::timeout(lane.shared.options.deadline, probe).await;
             if matches!(answer, Ok(Ok(()))) {
                 return;
             }
@@ -71,8 +72,8 @@ impl<S: Store> Probe<S> {
 
 impl<S: Store> Drop for Probe<S> {
     fn drop(&mut self) {
-        if let Some(shared) = self.0.upgrade() {
-            shared.breaker.close();
+        if let Some(lane) = self.0.upgrade() {
+            lane.breaker.close();
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! a check -> the store is in this process               -> asked at once
-//!         -> the store has not answered lately          -> not asked               (breaker)
 //!         -> refused here already?                      -> answered at once        (refusals)
+//!         -> its server has not answered lately         -> not asked               (breaker)
 //!         -> nothing under way                          -> asked at once, alone
 //!         -> calls under way: joins the next batch, or  -> asked when one of them  (queue)
 //!            the equal check that waits there              returns
@@ -21,6 +21,7 @@ mod refusals;
 mod tests;
 
 use std::{
+    collections::HashMap,
     future::{Future, poll_fn},
     mem,
     pin::pin,
@@ -30,6 +31,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::RwLock;
 use tokio::{runtime::Handle, time::Instant};
 use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::Share};
 
@@ -75,18 +77,29 @@ pub(crate) struct Verdict {
     pub(crate) shares: Vec<(usize, Share)>,
 }
 
+/// How many servers of a store are told apart; what is more shares the first one's lane.
+const MAX_LANES: usize = 1024;
+
 /// A store, and what is shared by everybody who asks it.
 pub(crate) struct Gate<S> {
     shared: Arc<Shared<S>>,
+    first: Arc<Lane<S>>,
+    others: RwLock<HashMap<u64, Arc<Lane<S>>>>,
 }
 
 struct Shared<S> {
     store: S,
     options: Options,
-    queue: Queue,
     refusals: Refusals,
-    breaker: Breaker,
     fallback: Fallback,
+}
+
+/// The way to one of the store's servers: who asks it, and whether it answers, has nothing to do with the others.
+struct Lane<S> {
+    shared: Arc<Shared<S>>,
+    number: u64,
+    queue: Queue,
+    breaker: Breaker,
 }
 
 impl<S> Gate<S> {
@@ -100,8 +113,8 @@ impl<S: Store> Gate<S> {
         // a refusal ends on this process's clock: one that stands still or jumps would never end it
         let longest = if store.keeps_real_time() { options.refusal_cache } else { Duration::ZERO };
         let refusals = Refusals::new(longest);
-        let (queue, breaker, fallback) = (Queue::default(), Breaker::default(), Fallback::default());
-        Self { shared: Arc::new(Shared { store, options, queue, refusals, breaker, fallback }) }
+        let shared = Arc::new(Shared { store, options, refusals, fallback: Fallback::default() });
+        Self { first: Lane::new(&shared, 0), shared, others: RwLock::default() }
     }
 
     /// Decides one request. The answer comes by the deadline, or there is none.
@@ -112,19 +125,34 @@ impl<S: Store> Gate<S> {
             let decided = within(shared.options.deadline, call).await?;
             return Ok(Verdict::of(check, &decided.answers[0], Place::ALONE, decided.at));
         }
-        if shared.breaker.is_open() {
-            return Err(left_alone());
-        }
         if check.operation() == Operation::Check
             && let Some(refusal) = shared.refusals.of(check)
         {
             return Ok(refusal);
         }
-        let verdict = within(shared.options.deadline, queue::ask(shared, check)).await;
+        let lane = self.lane(shared.store.lane(check));
+        if lane.breaker.is_open() {
+            return Err(left_alone());
+        }
+        let verdict = within(shared.options.deadline, queue::ask(&lane, check)).await;
         if let Operation::Refund { .. } = check.operation() {
             shared.refusals.forget_all();
         }
         verdict
+    }
+
+    fn lane(&self, number: u64) -> Arc<Lane<S>> {
+        if number == 0 {
+            return Arc::clone(&self.first);
+        }
+        if let Some(lane) = self.others.read().get(&number) {
+            return Arc::clone(lane);
+        }
+        let mut others = self.others.write();
+        if others.len() >= MAX_LANES && !others.contains_key(&number) {
+            return Arc::clone(&self.first);
+        }
+        Arc::clone(others.entry(number).or_insert_with(|| Lane::new(&self.shared, number)))
     }
 
     /// Decides by this process's share of each limit, without the store. Also says what the shares are.
@@ -144,7 +172,7 @@ impl<S: Store> Gate<S> {
 
     /// Forgets counters, and every refusal that was due to them.
     pub(crate) async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        if self.shared.breaker.is_open() {
+        if self.first.breaker.is_open() {
             return Err(left_alone());
         }
         let reset = within(self.shared.options.deadline, self.shared.store.reset(counters)).await;
@@ -153,21 +181,27 @@ impl<S: Store> Gate<S> {
     }
 }
 
-impl<S: Store> Shared<S> {
+impl<S: Store> Lane<S> {
+    fn new(shared: &Arc<Shared<S>>, number: u64) -> Arc<Self> {
+        let (queue, breaker) = (Queue::default(), Breaker::default());
+        Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker })
+    }
+
     /// Asks the store, and remembers what it refuses for certain, or that it did not answer.
     async fn call(self: &Arc<Self>, checks: &[Check]) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
         if self.breaker.is_open() {
             return Err(left_alone());
         }
         let begun = Instant::now();
-        let sent = self.refusals.sent(begun);
-        let watched = Watched { shared: self, begun };
-        let deadline = Deadline::Process(begun + self.options.deadline);
-        let decided = self.store.decide(checks, Some(deadline)).await;
+        let Shared { store, options, refusals, .. } = &*self.shared;
+        let sent = refusals.sent(begun);
+        let watched = Watched { lane: self, begun };
+        let deadline = Deadline::Process(begun + options.deadline);
+        let decided = store.decide(checks, Some(deadline)).await;
         watched.ended(decided.is_ok());
         let decided = decided?;
         let answers = checks.iter().zip(decided.answers).map(|(check, answers)| {
-            self.refusals.remember(check, &answers, &sent);
+            refusals.remember(check, &answers, &sent);
             (answers.into(), decided.at)
         });
         Ok(answers.collect())
@@ -176,14 +210,14 @@ impl<S: Store> Shared<S> {
 
 /// A call under way. When nobody waits for it any more, because the deadline has passed, it has failed.
 struct Watched<'a, S: Store> {
-    shared: &'a Arc<Shared<S>>,
+    lane: &'a Arc<Lane<S>>,
     begun: Instant,
 }
 
 impl<S: Store> Watched<'_, S> {
     fn ended(self, has_succeeded: bool) {
         if has_succeeded {
-            self.shared.breaker.succeeded();
+            self.lane.breaker.succeeded();
         } else {
             self.failed();
         }
@@ -193,9 +227,9 @@ impl<S: Store> Watched<'_, S> {
     fn failed(&self) {
         // outside of a runtime nobody could find out that the store is back
         if let Ok(runtime) = Handle::try_current()
-            && self.shared.breaker.failed()
+            && self.lane.breaker.failed()
         {
-            runtime.spawn(Probe(Arc::downgrade(self.shared)).run());
+            runtime.spawn(Probe(Arc::downgrade(self.lane)).run());
         }
     }
 }
@@ -203,7 +237,7 @@ impl<S: Store> Watched<'_, S> {
 impl<S: Store> Drop for Watched<'_, S> {
     fn drop(&mut self) {
         // a caller may also go away by itself, which says nothing about the store
-        let deadline = self.shared.options.deadline;
+        let deadline = self.lane.shared.options.deadline;
         if self.begun.elapsed() >= deadline - deadline / 8 {
             self.failed();
         }

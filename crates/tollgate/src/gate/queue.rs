@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
 use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
-use super::{Place, Shared, Verdict, within};
+use super::{Lane, Place, Verdict, within};
 use crate::{
     check::Check,
     hashing::Keyed,
@@ -58,12 +58,12 @@ struct Handed {
 }
 
 /// Asks the store, together with others if calls are under way.
-pub(super) async fn ask<S: Store>(shared: &Arc<Shared<S>>, check: &Check) -> Result<Verdict, StoreError> {
-    match shared.queue.join(check)? {
-        Joined::Idle => ask_alone(shared, check).await,
+pub(super) async fn ask<S: Store>(lane: &Arc<Lane<S>>, check: &Check) -> Result<Verdict, StoreError> {
+    match lane.queue.join(check)? {
+        Joined::Idle => ask_alone(lane, check).await,
         Joined::Waits(answer) => receive(check, answer).await,
         Joined::Sends(answer) => {
-            tokio::spawn(send_until_empty(Call::under_way(shared)));
+            tokio::spawn(send_until_empty(Call::under_way(lane)));
             receive(check, answer).await
         }
     }
@@ -78,16 +78,16 @@ async fn receive(
 }
 
 /// Nobody else is there: asks in the caller's own task. Who has come in the meantime is served next.
-async fn ask_alone<S: Store>(shared: &Arc<Shared<S>>, check: &Check) -> Result<Verdict, StoreError> {
-    let turn = Turn(shared);
-    let answers = shared.call(slice::from_ref(check)).await;
+async fn ask_alone<S: Store>(lane: &Arc<Lane<S>>, check: &Check) -> Result<Verdict, StoreError> {
+    let turn = Turn(lane);
+    let answers = lane.call(slice::from_ref(check)).await;
     drop(turn);
     let (answers, at) = answers?.remove(0);
     Ok(Verdict::of(check, &answers, Place::ALONE, at))
 }
 
 /// The call of a caller who asks alone. It is handed on to those who wait, also when the caller goes away.
-struct Turn<'a, S: Store>(&'a Arc<Shared<S>>);
+struct Turn<'a, S: Store>(&'a Arc<Lane<S>>);
 
 impl<S: Store> Drop for Turn<'_, S> {
     fn drop(&mut self) {
@@ -104,38 +104,38 @@ impl<S: Store> Drop for Turn<'_, S> {
 
 /// One of the calls that may be under way. It ends with its holder, also if that panics or is never run.
 struct Call<S: Store> {
-    shared: Arc<Shared<S>>,
+    lane: Arc<Lane<S>>,
     has_ended: bool,
 }
 
 impl<S: Store> Call<S> {
-    fn under_way(shared: &Arc<Shared<S>>) -> Self {
-        Self { shared: Arc::clone(shared), has_ended: false }
+    fn under_way(lane: &Arc<Lane<S>>) -> Self {
+        Self { lane: Arc::clone(lane), has_ended: false }
     }
 }
 
 impl<S: Store> Drop for Call<S> {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.shared.queue.end_call();
+            self.lane.queue.end_call();
         }
     }
 }
 
 /// Sends batch after batch until nobody waits.
 async fn send_until_empty<S: Store>(mut call: Call<S>) {
-    let shared = Arc::clone(&call.shared);
+    let lane = Arc::clone(&call.lane);
     loop {
-        let batch = shared.queue.take_batch();
+        let batch = lane.queue.take_batch();
         if batch.is_empty() {
-            if shared.queue.end_call_if_empty() {
+            if lane.queue.end_call_if_empty() {
                 call.has_ended = true;
                 return;
             }
             continue;
         }
         let (checks, callers): (Vec<Check>, Vec<_>) = batch.into_iter().unzip();
-        match within(shared.options.deadline, shared.call(&checks)).await {
+        match within(lane.shared.options.deadline, lane.call(&checks)).await {
             Ok(answers) => {
                 for ((check, callers), (answers, at)) in checks.iter().zip(callers).zip(answers) {
                     let passes = answers.iter().map(|answer| answer.passes);

@@ -43,11 +43,15 @@ impl Store for Arc<Far> {
         self.near.decide(checks, deadline).await
     }
 
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
     fn is_remote(&self) -> bool {
         true
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
         self.check_health()
     }
 

@@ -150,6 +150,10 @@ impl Store for MemoryStore {
         Ok(self.decide_all(checks))
     }
 
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
     fn is_remote(&self) -> bool {
         false
     }
@@ -158,7 +162,7 @@ impl Store for MemoryStore {
         matches!(self.clock, Clock::Steady { .. })
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
         Ok(())
     }
 

@@ -30,9 +30,12 @@ pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algor
         .expect("writing to a vector cannot fail");
 }
 
-/// The set of processes that ask this store. No counter is called so: its tag is not a number.
+/// The tag of the set of processes that ask this store. No counter has it: theirs are numbers.
+pub(super) const INSTANCES: &str = "instances";
+
+/// The set of processes that ask this store.
 pub(super) fn instances_key(prefix: &str) -> String {
-    format!("{prefix}{FORMAT}:{{instances}}")
+    format!("{prefix}{FORMAT}:{{{INSTANCES}}}")
 }
 
 #[cfg(test)]

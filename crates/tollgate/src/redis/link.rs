@@ -78,8 +78,7 @@ impl From<Failure> for StoreError {
 /// What is asked of a server.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script, of use until then.
-    Script(&'a Call, Option<Instant>),
+    Script(&'a Call),
     Command(&'a Cmd),
 }
 
@@ -248,20 +247,19 @@ impl Link {
         let mut live = self.live().await.map_err(Failure::Unreachable)?;
         match request {
             Request::Command(command) => self.send_command(&mut live, command, asking).await,
-            Request::Script(call, by) => self.send_script(&mut live, call, by, asking).await,
+            Request::Script(call) => self.send_script(&mut live, call, asking).await,
         }
     }
 
-    /// Sends a script that runs only until then, on the server's clock. One that came too late on that clock although it
-    /// is not, here, is sent once more: it has not run, and what was known of that clock is wrong.
+    /// Sends a script that runs only while it is of use, on the server's clock. One that came too late on that clock
+    /// although it is not, here, is sent once more: it has not run, and what was known of that clock is wrong.
     async fn send_script(
         self: &Arc<Self>,
         live: &mut Live,
         call: &Call,
-        by: Option<Instant>,
         asking: Asking,
     ) -> Result<Value, Failure> {
-        let mut is_corrected = false;
+        let (by, mut is_corrected) = (call.by(), false);
         loop {
             let deadline = by.and_then(|by| live.offset.on_server(by));
             let sent = Instant::now();

@@ -4,6 +4,7 @@
 //! says truthfully what is known about a call, and never sends one again whose bytes have left, unless the
 //! reply proves that it did not run.
 
+mod cluster;
 pub mod keys;
 mod link;
 mod offset;
@@ -19,10 +20,11 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
-use tollgate_core::Algorithm;
+use tollgate_core::{Algorithm, Timestamp};
 
 use self::{
-    keys::{DEFAULT_PREFIX, MAX_PREFIX, instances_key, redis_key},
+    cluster::Cluster,
+    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, redis_key},
     link::{Connector, Failure, Request},
     primary::Primary,
     script::{Moments, SOURCE, decode, encode},
@@ -38,7 +40,7 @@ use crate::{
     check::Check,
     clock::ManualClock,
     key::Key,
-    store::{Deadline, Decided, Store, StoreError},
+    store::{Answered, Deadline, Decided, Store, StoreError, each},
 };
 
 /// Counters in Redis or Valkey. Cheap to clone.
@@ -53,6 +55,7 @@ pub struct RedisStore {
 #[derive(Clone)]
 enum Backend {
     Primary(Arc<Primary>),
+    Cluster(Arc<Cluster>),
 }
 
 /// Why a Redis store cannot be set up.
@@ -80,14 +83,16 @@ pub enum RedisSetupError {
 }
 
 /// The URLs of a [`RedisStore`], each with `rediss` instead of `redis` for TLS.
-pub const URLS: &str = "redis://[user:password@]host[:port][/database] or \
-    redis-sentinel://[user:password@]host[:port],…/name[/database], each with rediss for TLS";
+pub const URLS: &str = "redis://[user:password@]host[:port][/database], \
+    redis-sentinel://[user:password@]host[:port],…/name[/database] or \
+    redis-cluster://[user:password@]host[:port],…, each with rediss for TLS";
 
 impl RedisStore {
-    /// Connects to a Redis that a URL names: a server or the primary that sentinels name, by TLS with `rediss`.
+    /// Connects to a Redis that a URL names: a server, the primary that sentinels name, or a Cluster; by TLS with `rediss`.
     ///
     /// * `redis://[user:password@]host[:port][/database]`
     /// * `redis-sentinel://[user:password@]host[:port],…/name[/database]`; user and password are those of the primary
+    /// * `redis-cluster://[user:password@]host[:port],…`: some nodes of it
     ///
     /// # Errors
     /// When the URL is wrong or the server cannot be reached.
@@ -103,6 +108,7 @@ impl RedisStore {
         let store = Self::connect_later_with(url, settings)?;
         let ready = match &store.backend {
             Backend::Primary(primary) => primary.ready().await,
+            Backend::Cluster(cluster) => cluster.ready().await,
         };
         ready.map_err(RedisSetupError::Connect)?;
         // so that the first decision finds the script; a user who may not do this sends it with that decision
@@ -114,6 +120,10 @@ impl RedisStore {
                 Err(failure) if failure.is("NOPERM") => Ok(store),
                 Err(failure) => Err(RedisSetupError::Connect(StoreError::from(failure).to_string())),
             },
+            Backend::Cluster(cluster) => {
+                cluster.send_to_all(Request::Command(&load)).await;
+                Ok(store)
+            }
         }
     }
 
@@ -148,7 +158,10 @@ impl RedisStore {
                 let sentinels = Sentinels::new(to_sentinels, nodes, name);
                 Backend::Primary(Arc::new(Primary::watched(connector, sentinels)))
             }
-            Kind::Cluster => return Err(RedisSetupError::Url("not yet".to_owned())),
+            Kind::Cluster if database != 0 => {
+                return Err(RedisSetupError::Url("a Cluster has only database 0".to_owned()));
+            }
+            Kind::Cluster => Backend::Cluster(Cluster::new(connector, nodes)),
         };
         Ok(Self { backend, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
     }
@@ -172,6 +185,17 @@ impl RedisStore {
         self.clock = Some(clock);
         self
     }
+
+    fn moments(&self, deadline: Option<Deadline>) -> Moments {
+        let (deadline, by) = match deadline {
+            None => (None, None),
+            Some(Deadline::Store(deadline)) => (Some(deadline), None),
+            // the process's clock has nothing to do with one that is moved by hand
+            Some(Deadline::Process(_)) if self.clock.is_some() => (None, None),
+            Some(Deadline::Process(by)) => (None, Some(by)),
+        };
+        Moments { now: self.clock.as_ref().map(ManualClock::now), deadline, by }
+    }
 }
 
 impl fmt::Debug for RedisStore {
@@ -185,20 +209,26 @@ impl fmt::Debug for RedisStore {
 
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        let (deadline, by) = match deadline {
-            None => (None, None),
-            Some(Deadline::Store(deadline)) => (Some(deadline), None),
-            // the process's clock has nothing to do with one that is moved by hand
-            Some(Deadline::Process(_)) if self.clock.is_some() => (None, None),
-            Some(Deadline::Process(by)) => (None, Some(by)),
-        };
-        let moments = Moments { now: self.clock.as_ref().map(ManualClock::now), deadline };
         match &self.backend {
             Backend::Primary(primary) => {
-                let call = encode(&self.prefix, checks, moments)?;
-                let reply = primary.send(Request::Script(&call, by)).await?;
+                let call = encode(&self.prefix, checks, self.moments(deadline))?;
+                let reply = primary.send(Request::Script(&call)).await?;
                 decode(&bytes(reply)?, &call, checks)
             }
+            Backend::Cluster(cluster) => {
+                together(cluster.decide(&self.prefix, checks, self.moments(deadline)).await)
+            }
+        }
+    }
+
+    async fn decide_each(
+        &self,
+        checks: &[Check],
+        deadline: Option<Deadline>,
+    ) -> Vec<Result<Answered, StoreError>> {
+        match &self.backend {
+            Backend::Primary(_) => each(self.decide(checks, deadline).await, checks.len()),
+            Backend::Cluster(cluster) => cluster.decide(&self.prefix, checks, self.moments(deadline)).await,
         }
     }
 
@@ -210,37 +240,67 @@ impl Store for RedisStore {
         self.clock.is_none()
     }
 
-    async fn probe(&self) -> Result<(), StoreError> {
+    fn lane(&self, check: &Check) -> u64 {
+        match &self.backend {
+            Backend::Primary(_) => 0,
+            Backend::Cluster(cluster) => cluster.lane(check),
+        }
+    }
+
+    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
         // no checks: it shows that scripts run, and touches no key
         let nothing = encode(&self.prefix, &[], Moments::default())?;
         match &self.backend {
-            Backend::Primary(primary) => primary.send(Request::Script(&nothing, None)).await?,
+            Backend::Primary(primary) => primary.send(Request::Script(&nothing)).await?,
+            Backend::Cluster(cluster) => cluster.probe(lane, Request::Script(&nothing)).await?,
         };
         Ok(())
     }
 
     async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
-        let request = presence::announcement(&instances_key(&self.prefix), instance, lifetime);
+        let key = instances_key(&self.prefix);
+        let request = presence::announcement(&key, instance, lifetime);
         let reply = match &self.backend {
             Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+            Backend::Cluster(cluster) => cluster.send_for_tag(INSTANCES, Request::Command(&request)).await?,
         };
         Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        let primary = match &self.backend {
+            Backend::Primary(primary) => primary,
+            Backend::Cluster(cluster) => return cluster.reset(&self.prefix, counters).await,
+        };
         let mut forgotten = 0;
         for counters in counters.chunks(MAX_BATCH) {
             let mut request = redis::cmd("UNLINK");
             for (key, algorithm) in counters {
                 request.arg(redis_key(&self.prefix, key, *algorithm));
             }
-            let reply = match &self.backend {
-                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
-            };
-            forgotten += number(reply)?;
+            forgotten += number(primary.send(Request::Command(&request)).await?)?;
         }
         Ok(forgotten)
     }
+}
+
+/// One answer for all, or what is known of all when some have none.
+fn together(each: Vec<Result<Answered, StoreError>>) -> Result<Decided, StoreError> {
+    let some_ran = each.iter().any(Result::is_ok);
+    let mut decided = Decided { at: Timestamp::default(), answers: Vec::with_capacity(each.len()) };
+    for answered in each {
+        match answered {
+            Ok(Answered { at, answers }) => {
+                decided.at = decided.at.max(at);
+                decided.answers.push(answers);
+            }
+            Err(error) if some_ran => {
+                return Err(StoreError::Ambiguous(format!("some checks of the batch were decided: {error}")));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(decided)
 }
 
 /// The reply of the script.

@@ -6,6 +6,7 @@
 use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
 use hashbrown::HashTable;
+use tokio::time::Instant;
 use tollgate_core::{
     Algorithm, Answer, Limit, Operation, Retry, State, Terms, Timestamp,
     algorithm::token_bucket::{self, Level},
@@ -61,6 +62,7 @@ pub(super) struct Call {
     arguments: [Vec<u8>; 3],
     /// In which order the checks are sent: those that are plain come first, and those of one limit together.
     order: Vec<usize>,
+    by: Option<Instant>,
 }
 
 /// What is injected into a call.
@@ -68,6 +70,8 @@ pub(super) struct Call {
 pub(super) struct Moments {
     pub(super) now: Option<Timestamp>,
     pub(super) deadline: Option<Timestamp>,
+    /// Until when the call is of use, on this process's clock.
+    pub(super) by: Option<Instant>,
 }
 
 /// Where a tier's key and its limit stand in the call.
@@ -125,7 +129,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
         push_group(&mut plan, group);
     }
     let order = planned.iter().map(|planned| planned.index).collect();
-    Ok(Call { keys, arguments: [header, limit_table, plan], order })
+    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: moments.by })
 }
 
 /// A check and where its keys and limits stand.
@@ -182,6 +186,11 @@ fn push_group(plan: &mut Vec<u8>, group: &[Planned<'_>]) {
 }
 
 impl Call {
+    /// Until when it is of use, on this process's clock.
+    pub(super) fn by(&self) -> Option<Instant> {
+        self.by
+    }
+
     /// The arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
     pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
         request.arg(self.keys.len());

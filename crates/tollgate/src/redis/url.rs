@@ -10,7 +10,8 @@ use super::{
 };
 
 /// The schemes of URLs that a [`RedisStore`](super::RedisStore) takes.
-pub const SCHEMES: [&str; 4] = ["redis", "rediss", "redis-sentinel", "rediss-sentinel"];
+pub const SCHEMES: [&str; 6] =
+    ["redis", "rediss", "redis-sentinel", "rediss-sentinel", "redis-cluster", "rediss-cluster"];
 
 /// The most servers that a URL may name.
 pub(super) const MAX_HOSTS: usize = 64;
@@ -23,6 +24,13 @@ const SENTINEL_PORT: u16 = 26379;
 pub(super) struct Node {
     pub(super) host: String,
     pub(super) port: u16,
+}
+
+impl Node {
+    /// A number for it, not 0. Should two ever have the same, they are only less apart.
+    pub(super) fn number(&self) -> u64 {
+        u64::from(crc32fast::hash(self.host.as_bytes())) << 16 | u64::from(self.port.max(1))
+    }
 }
 
 impl fmt::Display for Node {

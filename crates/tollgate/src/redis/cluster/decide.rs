@@ -1,0 +1,344 @@
+//! Decides a batch over several slots: a look at the checks that span some, then level by level, one call a slot, and then
+//! what has to be taken back.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::sleep;
+use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::granted};
+
+use super::{
+    Cluster,
+    outcome::{Progress, reserves},
+    slots::slot_of,
+    split::{Done, FollowUp, Kind, Part, Reserved, split},
+};
+use crate::{
+    check::Check,
+    key::Key,
+    redis::{
+        bytes,
+        keys::redis_key,
+        link::{Failure, Request},
+        number,
+        script::{MAX_BATCH, Moments, decode, encode},
+    },
+    store::{Answered, Decided, StoreError, each},
+};
+
+/// How long several checks wait together for the keys of their slot, before each goes by itself.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// How often a take-back that did not run is tried, and how long to wait in between.
+const TAKE_BACK_TRIES: usize = 3;
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(20);
+
+type Each = Vec<Result<Answered, StoreError>>;
+
+impl Cluster {
+    /// Decides each check. What is reserved for one whose caller goes away meanwhile is still settled.
+    pub(in crate::redis) async fn decide(
+        self: &Arc<Self>,
+        prefix: &str,
+        checks: &[Check],
+        moments: Moments,
+    ) -> Each {
+        let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
+        if tiers > MAX_BATCH {
+            return vec![Err(StoreError::TooLarge { tiers, max: MAX_BATCH }); checks.len()];
+        }
+        let split = split(checks);
+        if let Some(slot) = only_slot(&split) {
+            return each(self.call(slot, prefix, checks, moments).await, checks.len());
+        }
+        let any_reserves = checks.iter().zip(&split).any(|(check, parts)| reserves(check, parts));
+        let batch = Batch {
+            cluster: Arc::clone(self),
+            prefix: prefix.to_owned(),
+            checks: checks.to_vec(),
+            split,
+            moments,
+        };
+        if !any_reserves {
+            return batch.decide().await;
+        }
+        let count = checks.len();
+        let lost = |_| vec![Err(StoreError::Ambiguous("the runtime has ended".to_owned())); count];
+        tokio::spawn(async move { batch.decide().await }).await.unwrap_or_else(lost)
+    }
+
+    /// Decides checks that are all on one slot.
+    async fn call(
+        self: &Arc<Self>,
+        slot: u16,
+        prefix: &str,
+        checks: &[Check],
+        moments: Moments,
+    ) -> Result<Decided, StoreError> {
+        let patience = if checks.len() > 1 { TOGETHER } else { super::PATIENCE };
+        match self.call_within(patience, slot, prefix, checks, moments).await {
+            Err(CallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
+                // while a slot moves, only calls of one key are sure to find it
+                let mut together = Decided { at: Timestamp::default(), answers: Vec::new() };
+                for check in checks {
+                    let one = std::slice::from_ref(check);
+                    let decided = self.call_within(super::PATIENCE, slot, prefix, one, moments).await;
+                    let decided = decided.map_err(|error| match StoreError::from(error) {
+                        error if together.answers.is_empty() => error,
+                        error => StoreError::Ambiguous(format!("part of the batch was decided: {error}")),
+                    })?;
+                    together.at = together.at.max(decided.at);
+                    together.answers.extend(decided.answers);
+                }
+                Ok(together)
+            }
+            decided => decided.map_err(StoreError::from),
+        }
+    }
+
+    async fn call_within(
+        self: &Arc<Self>,
+        patience: Duration,
+        slot: u16,
+        prefix: &str,
+        checks: &[Check],
+        moments: Moments,
+    ) -> Result<Decided, CallError> {
+        let call = encode(prefix, checks, moments)?;
+        let reply = self.send_within(patience, slot, Request::Script(&call)).await?;
+        Ok(decode(&bytes(reply)?, &call, checks)?)
+    }
+
+    /// Forgets counters, slot by slot; how many were there.
+    pub(in crate::redis) async fn reset(
+        self: &Arc<Self>,
+        prefix: &str,
+        counters: &[(Key, Algorithm)],
+    ) -> Result<u64, StoreError> {
+        let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
+        for (key, algorithm) in counters {
+            by_slot.entry(slot_of(key)).or_default().push(redis_key(prefix, key, *algorithm));
+        }
+        let requests = by_slot.iter().flat_map(|(slot, keys)| {
+            keys.chunks(MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
+        });
+        let requests: Vec<(u16, redis::Cmd)> = requests.collect();
+        let sent = requests.iter().map(|(slot, request)| self.send(*slot, Request::Command(request)));
+        let mut forgotten = 0;
+        let mut failed = None;
+        for reply in join_all(sent).await {
+            match reply.and_then(number) {
+                Ok(count) => forgotten += count,
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        match failed {
+            None => Ok(forgotten),
+            Some(failure) if forgotten == 0 => Err(failure.into()),
+            Some(failure) => {
+                Err(StoreError::Ambiguous(format!("part was forgotten: {}", StoreError::from(failure))))
+            }
+        }
+    }
+}
+
+enum CallError {
+    Failed(Failure),
+    Store(StoreError),
+}
+
+impl From<Failure> for CallError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<StoreError> for CallError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<CallError> for StoreError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Failed(failure) => failure.into(),
+            CallError::Store(error) => error,
+        }
+    }
+}
+
+fn only_slot(split: &[Vec<Part>]) -> Option<u16> {
+    let mut slots = split.iter().flatten().map(|part| part.slot);
+    let first = slots.next()?;
+    slots.all(|slot| slot == first).then_some(first)
+}
+
+/// A batch on its way.
+struct Batch {
+    cluster: Arc<Cluster>,
+    prefix: String,
+    checks: Vec<Check>,
+    split: Vec<Vec<Part>>,
+    moments: Moments,
+}
+
+/// A part of a check, by their places.
+#[derive(Clone, Copy)]
+struct Place {
+    check: usize,
+    part: usize,
+}
+
+impl Batch {
+    async fn decide(self) -> Each {
+        let checks = self.checks.iter().zip(&self.split);
+        let mut progress: Vec<Progress> = checks.map(|(check, parts)| Progress::new(check, parts)).collect();
+        self.look(&mut progress).await;
+        let levels = self.split.iter().flatten().map(|part| part.level + 1).max().unwrap_or(0);
+        for level in 0..levels {
+            self.reserve(level, &mut progress).await;
+        }
+        self.settle(progress).await
+    }
+
+    /// Looks at all parts of the checks that span several slots: most refusals are known before anything is reserved.
+    async fn look(&self, progress: &mut [Progress]) {
+        let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
+        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            if reserves(check, parts) {
+                for (part_place, part) in parts.iter().enumerate() {
+                    let place = Place { check: check_place, part: part_place };
+                    let look = part.ask(check, Operation::Peek, check.count());
+                    calls.entry(part.slot).or_default().push((place, look));
+                }
+            }
+        }
+        let mut looked: BTreeMap<usize, BTreeMap<usize, Result<Answered, StoreError>>> = BTreeMap::new();
+        for (place, _, answered) in self.send(calls, self.moments).await {
+            looked.entry(place.check).or_default().insert(place.part, answered);
+        }
+        for (check_place, looked) in looked {
+            let (check, parts) = (&self.checks[check_place], &self.split[check_place]);
+            progress[check_place].note_looks(check, parts, looked.into_values().collect());
+        }
+    }
+
+    /// Sends what is on this level, one call a slot, and notes what comes back.
+    async fn reserve(&self, level: usize, progress: &mut [Progress]) {
+        let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
+        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            let Progress { outcome, granted, error, .. } = &progress[check_place];
+            let is_in_vain = check.operation() == Operation::Check && (*granted == 0 || error.is_some());
+            let is_over = outcome.is_some() || is_in_vain;
+            for (part_place, part) in parts.iter().enumerate().filter(|(_, part)| part.level == level) {
+                if !is_over {
+                    let count = if check.operation() == Operation::Check { *granted } else { check.count() };
+                    let ask = part.ask(check, check.operation(), count);
+                    let place = Place { check: check_place, part: part_place };
+                    calls.entry(part.slot).or_default().push((place, ask));
+                }
+            }
+        }
+        for (place, ask, answered) in self.send(calls, self.moments).await {
+            let progress = &mut progress[place.check];
+            match answered {
+                Ok(Answered { at, answers }) => {
+                    if ask.operation() == Operation::Check {
+                        let passes = ask.tiers().iter().zip(&answers);
+                        let passes = passes.map(|(tier, answer)| (&tier.terms, answer.passes));
+                        progress.granted = granted(progress.granted, passes);
+                    }
+                    progress.reserved[place.part] = Some(Reserved { at, count: ask.count(), answers });
+                }
+                Err(error) => progress.error = Some(error),
+            }
+        }
+    }
+
+    /// Takes back what was reserved in vain, and puts the answers together.
+    async fn settle(&self, progress: Vec<Progress>) -> Each {
+        let mut open: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
+        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            let Progress { outcome, reserved, granted, error, .. } = &progress[check_place];
+            if outcome.is_some() || !reserves(check, parts) {
+                continue;
+            }
+            let granted = if error.is_some() { 0 } else { *granted };
+            for (part_place, part) in parts.iter().enumerate() {
+                let place = Place { check: check_place, part: part_place };
+                let mut follow_ups = part.follow_ups(check, reserved[part_place].as_ref(), granted);
+                // of a check that failed, nobody wants to know more
+                follow_ups.retain(|follow_up| error.is_none() || follow_up.kind == Kind::TakeBack);
+                open.entry(part.slot).or_default().extend(follow_ups.into_iter().map(|one| (place, one)));
+            }
+        }
+        let mut done = self.follow_up(open).await;
+
+        let checks = self.checks.iter().zip(&self.split).zip(progress).enumerate();
+        checks
+            .map(|(check_place, ((check, parts), progress))| {
+                let mut of_parts: Vec<Vec<Done>> = Vec::new();
+                of_parts.resize_with(parts.len(), Vec::new);
+                for (place, done) in done.extract_if(.., |(place, _)| place.check == check_place) {
+                    of_parts[place.part].push(done);
+                }
+                progress.outcome(check, parts, &of_parts)
+            })
+            .collect()
+    }
+
+    /// Does what is left to do, take-backs first. What did not run is tried again; what was lost is not.
+    async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(Place, FollowUp)>>) -> Vec<(Place, Done)> {
+        let without_deadline = Moments { deadline: None, by: None, ..self.moments };
+        let mut done = Vec::new();
+        open.retain(|_, follow_ups| !follow_ups.is_empty());
+        for attempt in 1..=TAKE_BACK_TRIES {
+            let asks = open.values_mut().map(|follow_ups| {
+                follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::TakeBack);
+                follow_ups.iter().map(|(_, follow_up)| follow_up.check.clone()).collect::<Vec<_>>()
+            });
+            let asks: Vec<Vec<Check>> = asks.collect();
+            let calls = open
+                .keys()
+                .zip(&asks)
+                .map(|(slot, asks)| self.cluster.call(*slot, &self.prefix, asks, without_deadline));
+            let replies = join_all(calls).await;
+            let mut failed = BTreeMap::new();
+            for ((slot, follow_ups), reply) in std::mem::take(&mut open).into_iter().zip(replies) {
+                let answers: Vec<Option<Vec<Answer>>> = match reply {
+                    Ok(decided) => decided.answers.into_iter().map(Some).collect(),
+                    Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
+                        failed.insert(slot, follow_ups);
+                        continue;
+                    }
+                    Err(_) => vec![None; follow_ups.len()],
+                };
+                let answered = follow_ups.into_iter().zip(answers);
+                done.extend(
+                    answered.map(|((place, follow_up), answers)| (place, Done { follow_up, answers })),
+                );
+            }
+            if failed.is_empty() {
+                break;
+            }
+            open = failed;
+            sleep(TAKE_BACK_PAUSE).await;
+        }
+        done
+    }
+
+    /// One call a slot, all at once; the answer of each check in it.
+    async fn send(
+        &self,
+        calls: BTreeMap<u16, Vec<(Place, Check)>>,
+        moments: Moments,
+    ) -> Vec<(Place, Check, Result<Answered, StoreError>)> {
+        let calls = calls.into_iter().map(async |(slot, parts)| {
+            let (places, checks): (Vec<Place>, Vec<Check>) = parts.into_iter().unzip();
+            let decided = self.cluster.call(slot, &self.prefix, &checks, moments).await;
+            let answers = each(decided, checks.len());
+            places.into_iter().zip(checks).zip(answers).map(|((place, check), one)| (place, check, one))
+        });
+        join_all(calls).await.into_iter().flatten().collect()
+    }
+}

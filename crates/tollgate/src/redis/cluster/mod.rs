@@ -1,0 +1,275 @@
+//! A Cluster: each slot's requests go to the node that serves it, over one connection a node.
+//!
+//! The client's own cluster connection sends a request again when its reply was lost, so it is not used. Here, only
+//! a reply that proves that nothing ran sends a request elsewhere: `MOVED`, `ASK` and `TRYAGAIN` are followed, for a
+//! bounded time. A node that is gone harms the slots that it serves, and no others.
+
+mod decide;
+mod outcome;
+mod slots;
+mod split;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use parking_lot::{Mutex, RwLock};
+use redis::Value;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use self::slots::{SlotMap, redirection, slot_of, slot_of_tag};
+use super::{
+    link::{Asking, Connector, Failure, Link, Request, Target},
+    url::Node,
+};
+use crate::check::Check;
+
+/// How long a request is sent after a slot that moves; callers give up sooner.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for a slot's keys to arrive before asking again.
+const MOVE_PAUSE: Duration = Duration::from_millis(5);
+/// How many redirections are followed without a pause: more mean that nodes disagree.
+const QUICK_HOPS: u32 = 4;
+/// How long a node may take to tell who serves what.
+const MAP_TIMEOUT: Duration = Duration::from_millis(500);
+/// The least time between two questions for who serves what.
+const MAP_PAUSE: Duration = Duration::from_millis(250);
+
+type Refreshed = Option<Result<(), String>>;
+
+pub(super) struct Cluster {
+    connector: Arc<Connector>,
+    seeds: Vec<Node>,
+    map: RwLock<SlotMap>,
+    links: Mutex<HashMap<Node, Arc<Link>>>,
+    refresh: Mutex<Refresh>,
+}
+
+#[derive(Default)]
+struct Refresh {
+    /// The question that is under way, or was last.
+    outcome: Option<watch::Receiver<Refreshed>>,
+    ended: Option<Instant>,
+}
+
+impl Cluster {
+    pub(super) fn new(connector: Connector, seeds: Vec<Node>) -> Arc<Self> {
+        Arc::new(Self {
+            connector: Arc::new(connector),
+            seeds,
+            map: RwLock::default(),
+            links: Mutex::default(),
+            refresh: Mutex::default(),
+        })
+    }
+
+    /// Learns who serves what; why not, otherwise.
+    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
+        self.refreshed().await
+    }
+
+    /// Sends a command to every node that is known. Who cannot be reached is left out.
+    pub(super) async fn send_to_all(&self, request: Request<'_>) {
+        let links: Vec<Arc<Link>> = self.map.read().nodes().iter().map(|node| self.link(node)).collect();
+        join_all(links.iter().map(|link| link.send(request, Asking::No))).await;
+    }
+
+    /// Which node decides a check. Those over several nodes have a lane of their own.
+    pub(super) fn lane(&self, check: &Check) -> u64 {
+        let map = self.map.read();
+        let mut lanes =
+            check.tiers().iter().map(|tier| map.owner(slot_of(&tier.key)).map_or(0, Node::number));
+        let first = lanes.next().unwrap_or(0);
+        if lanes.all(|lane| lane == first) { first } else { 0 }
+    }
+
+    /// Sends a request to the node of a lane, or to whichever answers where it is nobody's.
+    pub(super) async fn probe(self: &Arc<Self>, lane: u64, request: Request<'_>) -> Result<Value, Failure> {
+        let nodes = self.map.read().nodes().to_vec();
+        let mut outcome = Err(Failure::Unreachable("no node of the cluster is known".to_owned()));
+        let is_known = nodes.iter().any(|node| node.number() == lane);
+        for node in nodes.iter().filter(|node| !is_known || node.number() == lane) {
+            outcome = self.link(node).send(request, Asking::No).await;
+            if outcome.is_ok() {
+                return outcome;
+            }
+        }
+        // whoever is gone may have been replaced
+        self.refresh_soon();
+        outcome
+    }
+
+    /// Sends a request for a key with this tag.
+    pub(super) async fn send_for_tag(
+        self: &Arc<Self>,
+        tag: &str,
+        request: Request<'_>,
+    ) -> Result<Value, Failure> {
+        self.send(slot_of_tag(tag), request).await
+    }
+
+    /// Sends a request to the node that serves the slot, wherever that is by now.
+    async fn send(self: &Arc<Self>, slot: u16, request: Request<'_>) -> Result<Value, Failure> {
+        self.send_within(PATIENCE, slot, request).await
+    }
+
+    async fn send_within(
+        self: &Arc<Self>,
+        patience: Duration,
+        slot: u16,
+        request: Request<'_>,
+    ) -> Result<Value, Failure> {
+        let give_up = Instant::now() + patience;
+        let mut node = self.owner(slot).await?;
+        let mut asking = Asking::No;
+        for hop in 0.. {
+            let failure = match self.link(&node).send(request, asking).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            let is_late = Instant::now() >= give_up;
+            match &failure {
+                Failure::Refused { code, detail } if code == "MOVED" || code == "ASK" => {
+                    let Some(next) = redirection(detail, &node).filter(|_| !is_late) else {
+                        return Err(failure);
+                    };
+                    if code == "MOVED" {
+                        self.map.write().set_owner(slot, &next);
+                        self.refresh_soon();
+                        asking = Asking::No;
+                    } else {
+                        asking = Asking::Yes;
+                    }
+                    node = next;
+                    if hop >= QUICK_HOPS {
+                        sleep(MOVE_PAUSE).await;
+                    }
+                }
+                Failure::Refused { code, .. } if code == "TRYAGAIN" && !is_late => {
+                    // from the start: the slot may have arrived meanwhile
+                    sleep(MOVE_PAUSE).await;
+                    node = self.owner(slot).await?;
+                    asking = Asking::No;
+                }
+                Failure::Refused { code, .. } if code == "CLUSTERDOWN" || code == "READONLY" => {
+                    self.refresh_soon();
+                    return Err(failure);
+                }
+                Failure::Refused { .. } => return Err(failure),
+                Failure::Lost(_) => {
+                    self.refresh_soon();
+                    return Err(failure);
+                }
+                Failure::Unreachable(_) => {
+                    // others may know who has taken over; if it is still the same, only its own slots suffer
+                    if is_late || !self.refreshed_since_a_while().await {
+                        return Err(failure);
+                    }
+                    let next = self.owner(slot).await?;
+                    if next == node {
+                        return Err(failure);
+                    }
+                    (node, asking) = (next, Asking::No);
+                }
+            }
+        }
+        unreachable!("hops are counted without end, and time is bounded")
+    }
+
+    async fn owner(self: &Arc<Self>, slot: u16) -> Result<Node, Failure> {
+        if self.map.read().is_empty() {
+            self.refreshed().await.map_err(Failure::Unreachable)?;
+        }
+        if let Some(node) = self.map.read().owner(slot).cloned() {
+            return Ok(node);
+        }
+        self.refresh_soon();
+        Err(Failure::Unreachable(format!("no node of the cluster serves slot {slot}")))
+    }
+
+    fn link(&self, node: &Node) -> Arc<Link> {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(node) {
+            return Arc::clone(link);
+        }
+        let link = Link::new(Arc::clone(&self.connector), Target::Fixed(node.clone()));
+        links.insert(node.clone(), Arc::clone(&link));
+        link
+    }
+
+    /// Asks who serves what, unless that was asked a moment ago; whether it was asked now.
+    async fn refreshed_since_a_while(self: &Arc<Self>) -> bool {
+        let is_fresh = self.refresh.lock().ended.is_some_and(|ended| ended.elapsed() < MAP_PAUSE);
+        !is_fresh && self.refreshed().await.is_ok()
+    }
+
+    async fn refreshed(self: &Arc<Self>) -> Result<(), String> {
+        let mut outcome = self.refresh_soon();
+        match outcome.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().expect("the wait was for an outcome"),
+            Err(_) => Err("the runtime has ended".to_owned()),
+        }
+    }
+
+    /// Asks who serves what, in a task of its own: one at a time, and not too often.
+    fn refresh_soon(self: &Arc<Self>) -> watch::Receiver<Refreshed> {
+        let mut refresh = self.refresh.lock();
+        if let Some(outcome) = &refresh.outcome
+            && outcome.borrow().is_none()
+            && outcome.has_changed().is_ok()
+        {
+            return outcome.clone();
+        }
+        let (told, outcome) = watch::channel(None);
+        refresh.outcome = Some(outcome.clone());
+        let not_before = refresh.ended.map(|ended| ended + MAP_PAUSE);
+        let cluster = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
+            let learned = cluster.learn().await;
+            cluster.refresh.lock().ended = Some(Instant::now());
+            told.send_replace(Some(learned));
+        });
+        outcome
+    }
+
+    /// Asks one node after the other, those first to which there is a connection.
+    async fn learn(&self) -> Result<(), String> {
+        let mut nodes = self.map.read().nodes().to_vec();
+        nodes.extend(self.seeds.iter().cloned());
+        nodes.sort_by_cached_key(|node| !self.link(node).is_up());
+        nodes.dedup();
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        let mut reasons = Vec::new();
+        for node in nodes {
+            let link = self.link(&node);
+            let answer = link.send(Request::Command(&question), Asking::No);
+            match timeout(MAP_TIMEOUT, answer).await {
+                Ok(Ok(reply)) => match SlotMap::read(reply, &node) {
+                    Some(map) => {
+                        self.adopt(map);
+                        return Ok(());
+                    }
+                    None => reasons.push(format!("{node} knows no slots")),
+                },
+                Ok(Err(failure)) => reasons.push(match failure {
+                    Failure::Refused { code, detail } => format!("{node}: {code} {detail}"),
+                    Failure::Unreachable(reason) | Failure::Lost(reason) => reason,
+                }),
+                Err(_) => reasons.push(format!("{node} does not answer within {MAP_TIMEOUT:?}")),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    /// Takes over a map, and lets go of nodes that are no longer on it.
+    fn adopt(&self, map: SlotMap) {
+        self.links.lock().retain(|node, _| map.nodes().contains(node) || self.seeds.contains(node));
+        *self.map.write() = map;
+    }
+}

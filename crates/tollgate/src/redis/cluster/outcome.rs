@@ -1,0 +1,122 @@
+//! What became of a check whose tiers are on several slots, from what each of them said.
+
+use tollgate_core::{Answer, Operation, Timestamp, step::granted};
+
+use super::split::{Done, Part, Reserved};
+use crate::{
+    check::Check,
+    store::{Answered, StoreError},
+};
+
+/// How far a check has come.
+pub(super) struct Progress {
+    /// What became of it, once that is known.
+    pub(super) outcome: Option<Result<Answered, StoreError>>,
+    /// What each part said when it was looked at; nothing for a check that does not reserve.
+    pub(super) looked: Vec<Vec<Answer>>,
+    /// What each part answered, as far as it was asked.
+    pub(super) reserved: Vec<Option<Reserved>>,
+    /// How many requests pass all parts up to now.
+    pub(super) granted: u32,
+    pub(super) error: Option<StoreError>,
+}
+
+/// Whether what passes has to be reserved on one slot after the other.
+pub(super) fn reserves(check: &Check, parts: &[Part]) -> bool {
+    check.operation() == Operation::Check && parts.len() > 1
+}
+
+impl Progress {
+    pub(super) fn new(check: &Check, parts: &[Part]) -> Self {
+        Self {
+            outcome: None,
+            looked: Vec::new(),
+            reserved: vec![None; parts.len()],
+            granted: check.count(),
+            error: None,
+        }
+    }
+
+    /// Notes what the parts of a check said when they were looked at. If one refuses, that is the outcome, whatever became of
+    /// the others; and if one could not be asked, nothing needs to be reserved.
+    pub(super) fn note_looks(
+        &mut self,
+        check: &Check,
+        parts: &[Part],
+        looked: Vec<Result<Answered, StoreError>>,
+    ) {
+        let mut at = Timestamp::default();
+        let mut failed = None;
+        for (part, looked) in parts.iter().zip(looked) {
+            match looked {
+                Ok(answered) => {
+                    at = at.max(answered.at);
+                    let terms = part.tiers.iter().map(|place| &check.tiers()[*place].terms);
+                    let passes = terms.zip(&answered.answers).map(|(terms, answer)| (terms, answer.passes));
+                    self.granted = granted(self.granted, passes);
+                    self.looked.push(answered.answers);
+                }
+                Err(error) => {
+                    self.looked.push(part.unknown(check, at));
+                    failed = Some(error);
+                }
+            }
+        }
+        self.outcome = match failed {
+            _ if self.granted == 0 => {
+                Some(Ok(Answered { at, answers: in_order(check, parts, self.looked.clone()) }))
+            }
+            // a look changes nothing, also if it was lost
+            Some(StoreError::Ambiguous(reason)) => Some(Err(StoreError::NotRun(reason))),
+            Some(error) => Some(Err(error)),
+            None => None,
+        };
+    }
+
+    /// What became of a check. A take-back that was lost leaves the units of the reservation counted until their
+    /// window ends: less is admitted, never more.
+    pub(super) fn outcome(
+        self,
+        check: &Check,
+        parts: &[Part],
+        done: &[Vec<Done>],
+    ) -> Result<Answered, StoreError> {
+        if let Some(outcome) = self.outcome {
+            return outcome;
+        }
+        let is_check = check.operation() == Operation::Check;
+        if let Some(error) = self.error {
+            let others_ran = self
+                .reserved
+                .iter()
+                .flatten()
+                .any(|part| !is_check || part.answers.iter().any(|answer| answer.charged > 0));
+            let all_taken_back = done.iter().flatten().all(|done| done.answers.is_some());
+            return Err(match error {
+                StoreError::Ambiguous(_) => error,
+                error if !others_ran || check.operation() == Operation::Peek => error,
+                error if is_check && all_taken_back => error,
+                error => StoreError::Ambiguous(format!("some of the tiers were charged: {error}")),
+            });
+        }
+        let at = self.reserved.iter().flatten().map(|reserved| reserved.at).max().unwrap_or_default();
+        let answers = parts.iter().enumerate().map(|(place, part)| match &self.reserved[place] {
+            Some(reserved) if !reserves(check, parts) => reserved.answers.clone(),
+            reserved => {
+                let looked = &self.looked[place];
+                part.settled(check, looked, reserved.as_ref(), self.granted, &done[place])
+            }
+        });
+        Ok(Answered { at, answers: in_order(check, parts, answers.collect()) })
+    }
+}
+
+/// The answers of a check's tiers, from those of its parts.
+fn in_order(check: &Check, parts: &[Part], answers: Vec<Vec<Answer>>) -> Vec<Answer> {
+    let mut places: Vec<(usize, Answer)> = Vec::with_capacity(check.tiers().len());
+    for (part, answers) in parts.iter().zip(answers) {
+        places.extend(part.tiers.iter().copied().zip(answers));
+    }
+    places.sort_by_key(|(place, _)| *place);
+    places.into_iter().map(|(_, answer)| answer).collect()
+}

@@ -1,0 +1,417 @@
+//! On a Cluster: slots that move, nodes that die, replies that are lost, and checks that span several nodes.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tollgate::{Answer, Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
+use tollgate_testkit::{
+    cluster::{Cluster, Coverage, Setup, State},
+    proxy::{Proxy, Requests},
+    server::{Flavor, Server},
+    wait,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const MANY: u64 = 100_000;
+
+fn url(cluster: &Cluster) -> String {
+    let places: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis-cluster://{}", places.join(","))
+}
+
+fn tier(key: &str, amount: u64) -> Tier {
+    let limit = Limit::sliding_log(amount, HOUR).unwrap();
+    Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, Cost::ONE) }
+}
+
+fn check(operation: Operation, tiers: &[(&str, u64)]) -> Check {
+    Check::new(operation, tiers.iter().map(|(key, amount)| tier(key, *amount)).collect()).unwrap()
+}
+
+async fn ask(store: &RedisStore, check: Check) -> Result<Vec<Answer>, StoreError> {
+    let decided = store.decide(&[check], None).await?;
+    Ok(decided.answers.into_iter().next().unwrap())
+}
+
+async fn hit(store: &RedisStore, key: &str) -> Result<Vec<Answer>, StoreError> {
+    ask(store, check(Operation::Check, &[(key, MANY)])).await
+}
+
+/// Whether all tiers let it pass.
+fn passes(answers: &[Answer]) -> bool {
+    answers.iter().all(|answer| answer.charged == 1)
+}
+
+async fn used(store: &RedisStore, key: &str) -> u64 {
+    let available = ask(store, check(Operation::Peek, &[(key, MANY)])).await.unwrap()[0].available;
+    MANY - u64::try_from(available).unwrap()
+}
+
+/// A key, and where it is.
+#[derive(Clone, Debug)]
+struct Place {
+    key: String,
+    slot: u16,
+    node: usize,
+}
+
+/// Where some keys are; the prefix changes nothing about that.
+async fn places(cluster: &Cluster, store: &RedisStore) -> Vec<Place> {
+    let probe = store.clone().with_prefix("probe").unwrap();
+    for number in 0..60 {
+        hit(&probe, &format!("k{number}")).await.unwrap();
+    }
+    let mut places = Vec::new();
+    for (node, server) in cluster.nodes().iter().enumerate().filter(|(_, server)| server.is_primary()) {
+        let names: Vec<String> = redis::cmd("KEYS").arg("probe1:*").query(&mut server.connection()).unwrap();
+        for name in names {
+            let key = name.rsplit(':').next().unwrap().to_owned();
+            places.push(Place { slot: cluster.slot_of(&name), key, node });
+        }
+    }
+    assert_eq!(places.len(), 60);
+    places.sort_by_key(|place| place.slot);
+    places
+}
+
+fn at(places: &[Place], node: usize) -> Place {
+    places.iter().find(|place| place.node == node).unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiers_on_several_nodes_are_charged_all_or_none_also_among_many_callers() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &store).await;
+    let [first, second, third] = [0, 1, 2].map(|node| at(&places, node).key);
+    let other = places.iter().rfind(|place| place.node == 2).unwrap().key.clone();
+    let callers = (0..8).map(|caller| {
+        let (store, keys) = (store.clone(), [first.clone(), second.clone(), third.clone(), other.clone()]);
+        tokio::spawn(async move {
+            let [first, second, third, other] = &keys;
+            let mut admitted = (0, 0);
+            for round in 0..40 {
+                // the narrowest is last for some and first for others
+                let (wide, tiers) = if (caller + round) % 2 == 0 {
+                    (true, check(Operation::Check, &[(third, 70), (second, 90), (first, 200)]))
+                } else {
+                    (false, check(Operation::Check, &[(other, 60), (second, 90)]))
+                };
+                let passed = u32::from(passes(&ask(&store, tiers).await.unwrap()));
+                if wide { admitted.0 += passed } else { admitted.1 += passed }
+            }
+            admitted
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    let (mut wide, mut narrow) = (0, 0);
+    for caller in callers {
+        let admitted = caller.await.unwrap();
+        (wide, narrow) = (wide + u64::from(admitted.0), narrow + u64::from(admitted.1));
+    }
+    assert!(wide <= 70 && narrow <= 60 && wide + narrow <= 90, "{wide} {narrow}");
+    // alone, nobody is in the way any more: whatever was taken back can be had
+    for (tiers, count) in
+        [([(&*third, 70), (&*second, 90)], &mut wide), ([(&*other, 60), (&*second, 90)], &mut narrow)]
+    {
+        while passes(&ask(&store, check(Operation::Check, &tiers)).await.unwrap()) {
+            *count += 1;
+        }
+    }
+    assert_eq!(wide + narrow, 90, "the shared limit is handed out to the last unit");
+    let found = [used(&store, &third).await, used(&store, &other).await, used(&store, &second).await];
+    assert_eq!(found, [wide, narrow, 90], "each tier has used what was admitted");
+}
+
+#[tokio::test]
+async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let users: Vec<String> = (0..40).map(|user| format!("user:{user}")).collect();
+    // everybody shares one counter, and each has one of its own: 5 of the first 20 pass twice, nobody thrice
+    let batch: Vec<Check> =
+        users.iter().map(|user| check(Operation::Check, &[("everybody", 50), (user, 2)]).times(2)).collect();
+    let decided = store.decide(&batch, None).await.unwrap();
+    let admitted: u32 = decided.answers.iter().map(|answers| answers[0].charged).sum();
+    assert_eq!(admitted, 50);
+    for (user, answers) in users.iter().zip(&decided.answers) {
+        assert_eq!(answers[0].charged, answers[1].charged, "{user}");
+        let left = 2 - i64::from(answers[1].charged);
+        let peeked = ask(&store, check(Operation::Peek, &[(user, 2)])).await.unwrap();
+        assert_eq!(peeked[0].available, left, "{user}");
+    }
+    let tags: Vec<(Key, tollgate::Algorithm)> = users
+        .iter()
+        .map(|user| (Key::without_rule(user).unwrap(), tollgate::Algorithm::SlidingLog))
+        .collect();
+    let found = store.reset(&tags).await.unwrap();
+    assert!((25..=40).contains(&found), "a reset finds its counters on every node, not {found}");
+    let again = ask(&store, check(Operation::Check, &[("everybody", 50), ("user:0", 2)])).await.unwrap();
+    assert_eq!([again[0].passes, again[1].passes], [0, 1]);
+    assert_eq!([again[0].charged, again[1].charged, u32::from(again[1].available == 2)], [0, 0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_half_way_to_another_node_answers_and_counts_right() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor);
+        let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+        let place = at(&places(&cluster, &store).await, 0);
+        // one tag, so one slot: the same key under other algorithms
+        let limits = tollgate::Algorithm::ALL.map(|algorithm| Limit::new(algorithm, MANY, HOUR).unwrap());
+        let tiers = |count: usize| {
+            let tier = |limit: &Limit| Tier {
+                key: Key::without_rule(&place.key).unwrap(),
+                terms: Terms::new(*limit, Cost::ONE),
+            };
+            Check::new(Operation::Check, limits.iter().take(count).map(tier).collect()).unwrap()
+        };
+        let left = |answers: Vec<Answer>| answers.iter().map(|one| one.available).collect::<Vec<_>>();
+        let many = i64::try_from(MANY).unwrap();
+        ask(&store, tiers(2)).await.unwrap();
+
+        let migration = cluster.begin_migration(place.slot, 1);
+        assert_eq!(
+            left(ask(&store, tiers(2)).await.unwrap()),
+            [many - 2; 2],
+            "{flavor}: both are still there"
+        );
+        let names: Vec<String> =
+            redis::cmd("KEYS").arg("tg1:*").query(&mut cluster.nodes()[0].connection()).unwrap();
+        let moved = names.iter().find(|name| name.contains("fixed-window")).unwrap();
+        migration.move_key(moved);
+        assert_eq!(left(ask(&store, tiers(1)).await.unwrap()), [many - 3], "{flavor}: ASK is followed");
+        // a batch of single keys does not wait for the move to end
+        let batch: Vec<Check> = (0..2)
+            .map(|index| {
+                let terms = Terms::new(limits[index], Cost::ONE);
+                let key = Key::without_rule(&place.key).unwrap();
+                Check::new(Operation::Check, vec![Tier { key, terms }]).unwrap()
+            })
+            .collect();
+        let decided = store.decide(&batch, None).await.unwrap();
+        assert_eq!([decided.answers[0][0].available, decided.answers[1][0].available], [many - 4, many - 3]);
+
+        // several keys of which some have moved: TRYAGAIN, until they are together
+        let waiting = tokio::spawn({
+            let (store, both) = (store.clone(), tiers(2));
+            async move { ask(&store, both).await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiting.is_finished(), "{flavor}: it cannot be decided yet");
+        tokio::task::block_in_place(|| migration.finish());
+        assert_eq!(left(waiting.await.unwrap().unwrap()), [many - 5, many - 4], "{flavor}");
+        assert_eq!(
+            left(ask(&store, tiers(2)).await.unwrap()),
+            [many - 6, many - 5],
+            "{flavor}: MOVED is followed"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resharding_under_load_charges_every_call_exactly_once() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &store).await;
+    let moving: Vec<Place> = places.iter().filter(|place| place.node == 0).take(6).cloned().collect();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let callers = moving.iter().map(|place| {
+        let (store, key, stopped) = (store.clone(), place.key.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let mut admitted = 0_u64;
+            while !*stopped.borrow() {
+                let answers = hit(&store, &key).await.unwrap_or_else(|error| panic!("{key}: {error}"));
+                admitted += u64::from(answers[0].charged);
+            }
+            (key, admitted)
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for to in [1, 2, 0] {
+        for place in &moving {
+            tokio::task::block_in_place(|| cluster.begin_migration(place.slot, to).finish());
+        }
+    }
+    stop.send(true).unwrap();
+    for caller in callers {
+        let (key, admitted) = caller.await.unwrap();
+        assert!(admitted > 20, "{key} was hardly asked");
+        assert_eq!(used(&store, &key).await, admitted, "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_shard_harms_its_own_slots_only_and_comes_back() {
+    let mut cluster = Setup::new(Flavor::Redis7).coverage(Coverage::Partial).start();
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &store).await;
+    let [dead, alive, well] = [0, 1, 2].map(|node| at(&places, node).key);
+    hit(&store, &dead).await.unwrap();
+    cluster.node_mut(0).stop_hard();
+    // the connection that was open is lost with the first call, which may have run
+    let _ = hit(&store, &dead).await;
+    for _ in 0..300 {
+        assert!(passes(&hit(&store, &alive).await.unwrap()));
+        assert!(passes(
+            &ask(&store, check(Operation::Check, &[(&alive, MANY), (&well, MANY)])).await.unwrap()
+        ));
+        let error = hit(&store, &dead).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotRun(_)), "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // one batch: who is alive is answered, who is not is named
+    let batch = [&dead, &alive].map(|key| check(Operation::Check, &[(key, MANY)]));
+    let each = store.decide_each(&batch, None).await;
+    assert!(matches!(each[0], Err(StoreError::NotRun(_))), "{each:?}");
+    assert!(passes(&each[1].as_ref().unwrap().answers));
+    let together = store.decide(&batch, None).await.unwrap_err();
+    assert!(matches!(together, StoreError::Ambiguous(_)), "one of them was charged: {together}");
+    // what a spanning check reserved where all is well is taken back
+    let before = used(&store, &well).await;
+    for _ in 0..5 {
+        let error = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, MANY)])).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotRun(_)), "{error}");
+    }
+    assert_eq!(used(&store, &well).await, before);
+
+    cluster.node_mut(0).restart();
+    let back = async {
+        while hit(&store, &dead).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(wait::PATIENCE, back).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_takes_over_is_found_and_no_replica_ever_decides() {
+    let mut cluster = Setup::new(Flavor::Redis7).replicas(1).start();
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &store).await;
+    let [planned, killed] = [1, 2].map(|node| at(&places, node));
+    for _ in 0..10 {
+        hit(&store, &planned.key).await.unwrap();
+        hit(&store, &killed.key).await.unwrap();
+    }
+    tokio::task::block_in_place(|| cluster.failover(4));
+    let answers = hit(&store, &planned.key).await.unwrap();
+    assert_eq!(answers[0].available, i64::try_from(MANY).unwrap() - 11, "a planned change loses nothing");
+
+    cluster.node_mut(2).stop_hard();
+    let _ = hit(&store, &killed.key).await;
+    tokio::task::block_in_place(|| {
+        cluster.wait_for_other_primary(killed.slot, 2);
+        cluster.wait_for_state(State::Ok);
+    });
+    let back = async {
+        while let Err(error) = hit(&store, &killed.key).await {
+            assert!(!error.to_string().contains("READONLY"), "{error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(3), back).await.unwrap();
+    for replica in [&cluster.nodes()[3], &cluster.nodes()[1]] {
+        assert!(!replica.is_primary());
+        let before = scripts_run(replica);
+        for place in &places {
+            hit(&store, &place.key).await.unwrap();
+        }
+        assert_eq!(scripts_run(replica), before);
+    }
+}
+
+/// How many scripts a server has run.
+fn scripts_run(server: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+    info.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(calls).sum()
+}
+
+/// A cluster each of whose nodes is known to clients by the address of a proxy.
+async fn behind_proxies(cluster: &Cluster) -> (RedisStore, Vec<Proxy>) {
+    let proxies: Vec<Proxy> = cluster.nodes().iter().map(|node| Proxy::start(node.addr())).collect();
+    for (node, proxy) in cluster.nodes().iter().zip(&proxies) {
+        node.config_set("cluster-announce-port", proxy.addr().port());
+    }
+    let announced = || {
+        cluster.nodes().iter().all(|node| {
+            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut node.connection()).unwrap();
+            proxies.iter().all(|proxy| nodes.contains(&format!(":{}@", proxy.addr().port())))
+        })
+    };
+    tokio::task::block_in_place(|| wait::until("all know the proxies", wait::PATIENCE, announced));
+    let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+    (RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap(), proxies)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_reply_is_lost_is_charged_at_most_once_also_on_a_cluster() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &direct).await;
+    let keys = [0, 1, 2].map(|node| at(&places, node).key);
+    let (store, proxies) = behind_proxies(&cluster).await;
+    let mut outcomes: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for round in 0..60 {
+        if round % 20 == 0 {
+            proxies.iter().for_each(|proxy| proxy.swallow_next(Requests::SCRIPTS));
+        }
+        for key in &keys {
+            let (answered, lost) = outcomes.entry(key).or_default();
+            match hit(&store, key).await {
+                Ok(_) => *answered += 1,
+                Err(StoreError::Ambiguous(_)) => *lost += 1,
+                Err(other) => panic!("the server did not refuse: {other}"),
+            }
+        }
+    }
+    for (key, (answered, lost)) in outcomes {
+        assert_eq!((answered, lost), (57, 3), "{key}");
+        assert_eq!(used(&direct, key).await, 60, "{key}: each call was charged once");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reservation_or_take_back_never_admits_more() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &direct).await;
+    let [first, last] = [0, 2].map(|node| at(&places, node).key);
+    let (store, proxies) = behind_proxies(&cluster).await;
+    let tiers = [(&*first, 30), (&*last, 20)];
+    let (mut admitted, mut lost) = (0_u64, 0_u64);
+    for round in 0..60 {
+        // the first call of a check is a look, the second its reservation, the third takes that back
+        match round % 15 {
+            3 => proxies[0].swallow_every(2, Requests::SCRIPTS),
+            9 => proxies[2].swallow_every(2, Requests::SCRIPTS),
+            12 => {
+                proxies[2].swallow_every(2, Requests::SCRIPTS);
+                proxies[0].swallow_every(3, Requests::SCRIPTS);
+            }
+            _ => proxies.iter().for_each(Proxy::pass),
+        }
+        match ask(&store, check(Operation::Check, &tiers)).await {
+            Ok(answers) => admitted += u64::from(passes(&answers)),
+            Err(StoreError::Ambiguous(_)) => lost += 1,
+            Err(other) => panic!("the server did not refuse: {other}"),
+        }
+    }
+    assert!((3..=12).contains(&lost), "{lost} calls were lost");
+    let (first, last) = (used(&direct, &first).await, used(&direct, &last).await);
+    assert!(last <= 20 && first <= 30, "{first} {last}");
+    assert!(admitted <= last && admitted <= first, "{admitted} were admitted, {first} and {last} used");
+    assert!(last <= admitted + lost && first <= admitted + lost, "{first} {last} {admitted} {lost}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_reached_is_said_at_once() {
+    let error = RedisStore::connect("redis-cluster://127.0.0.1:1,127.0.0.1:2").await.unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:2"), "{error}");
+    let store = RedisStore::connect_later("redis-cluster://127.0.0.1:1").unwrap();
+    assert!(matches!(hit(&store, "k").await, Err(StoreError::NotRun(_))));
+    let standalone = Server::start(Flavor::Redis7);
+    let error = RedisStore::connect(&format!("redis-cluster://{}", standalone.addr())).await.unwrap_err();
+    assert!(error.to_string().contains("cluster support disabled"), "{error}");
+}

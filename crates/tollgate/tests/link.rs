@@ -1,0 +1,93 @@
+//! The connection: how often it is made, and when it is given up.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tollgate::{Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
+use tollgate_testkit::{
+    proxy::{Mode, Proxy, Requests},
+    server::{Flavor, Server},
+    wait,
+};
+
+fn hit() -> [Check; 1] {
+    let limit = Limit::sliding_log(100_000, Duration::from_secs(60)).unwrap();
+    let tier = Tier { key: Key::without_rule("k").unwrap(), terms: Terms::new(limit, Cost::ONE) };
+    [Check::new(Operation::Check, vec![tier]).unwrap()]
+}
+
+/// Asks as the gate does: who has no answer by then goes away.
+async fn ask(store: &RedisStore) -> Option<Result<(), StoreError>> {
+    let answer = timeout(Duration::from_millis(50), store.decide(&hit(), None)).await.ok()?;
+    Some(answer.map(|_| ()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_cuts_every_connection_sees_at_most_two_a_second() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    for mode in [Mode::Cut, Mode::Refuse] {
+        let before = proxy.counters().accepted;
+        proxy.set(mode);
+        let start = Instant::now();
+        let mut not_run = 0;
+        while start.elapsed() < Duration::from_secs(4) {
+            if let Some(Err(StoreError::NotRun(_))) = ask(&store).await {
+                not_run += 1;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(not_run > 10, "what was never sent is known not to have run");
+        let attempts = proxy.counters().accepted - before;
+        assert!(attempts <= 9, "{attempts} connections in 4 s");
+        if mode == Mode::Cut {
+            assert!(attempts >= 3, "only {attempts} attempts");
+        }
+    }
+    proxy.pass();
+    let back = Instant::now();
+    while ask(&store).await != Some(Ok(())) {
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_falls_silent_is_replaced_although_every_caller_goes_away_early() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    assert_eq!(ask(&store).await, Some(Ok(())));
+    proxy.swallow_and_stall(Requests::SCRIPTS);
+    let start = Instant::now();
+    while ask(&store).await != Some(Ok(())) {
+        assert!(start.elapsed() < wait::PATIENCE, "it is silent for ever");
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(start.elapsed() > Duration::from_millis(500), "it was silent for a while");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_server_is_no_reason_to_connect_without_end_and_comes_back() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    assert_eq!(ask(&store).await, Some(Ok(())));
+    let before = proxy.counters().accepted;
+    server.suspend();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        assert_ne!(ask(&store).await, Some(Ok(())));
+        sleep(Duration::from_millis(5)).await;
+    }
+    let attempts = proxy.counters().accepted - before;
+    assert!((1..=10).contains(&attempts), "{attempts} connections in 5 s");
+    server.resume();
+    let back = Instant::now();
+    while ask(&store).await != Some(Ok(())) {
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
