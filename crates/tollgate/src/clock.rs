@@ -66,8 +66,8 @@ impl Clock {
     }
 }
 
-/// For how long a thread goes by the processor's counter before it asks the system again: whatever becomes of
-/// that counter, a time is never wrong by more than this.
+/// For how long a thread goes by the processor's counter before it asks the system again: a counter whose pace is off by a
+/// tenth puts the time off by a tenth of this.
 const MAX_STRETCH_NS: u64 = 1_000_000;
 
 /// How long asking the system may take for its answer to be gone on from: by so much the time may be late.
@@ -90,7 +90,8 @@ fn steady_ns() -> u64 {
     static ZERO: OnceLock<Instant> = OnceLock::new();
 
     let counter = COUNTER.raw();
-    if let Some(last) = LAST.get() {
+    // a counter that was set back, as on another machine, says nothing
+    if let Some(last) = LAST.get().filter(|last| counter >= last.counter) {
         let stretch = COUNTER.delta_as_nanos(last.counter, counter);
         if stretch < MAX_STRETCH_NS {
             return last.steady_ns + stretch;
