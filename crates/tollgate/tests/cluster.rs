@@ -267,7 +267,16 @@ async fn a_dead_shard_harms_its_own_slots_only_and_comes_back() {
     assert!(passes(&each[1].as_ref().unwrap().answers));
     let together = store.decide(&batch, None).await.unwrap_err();
     assert!(matches!(together, StoreError::Ambiguous(_)), "one of them was charged: {together}");
-    // what a spanning check reserved where all is well is taken back
+    // a charge over both is made where it can be, and says so; a peek changes nothing
+    let both = [(&*dead, MANY), (&*well, MANY)];
+    let half = ask(&store, check(Operation::Charge, &both)).await.unwrap_err();
+    assert!(matches!(half, StoreError::Ambiguous(_)), "{half}");
+    let unseen = ask(&store, check(Operation::Peek, &both)).await.unwrap_err();
+    assert!(matches!(unseen, StoreError::NotRun(_)), "{unseen}");
+    // who is refused where all is well is refused, whatever the rest would say
+    let refused = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, 1)])).await.unwrap();
+    assert_eq!((refused[1].passes, refused[1].charged), (0, 0));
+    // a check over both reserves nothing
     let before = used(&store, &well).await;
     for _ in 0..5 {
         let error = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, MANY)])).await.unwrap_err();
