@@ -1,14 +1,14 @@
 //! Decides a batch over several slots: a look at the checks that span some, then level by level, one call a slot, and then
 //! what has to be taken back.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::sleep;
-use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::granted};
+use tollgate_core::{Algorithm, Operation, step::granted};
 
 use super::{
-    Cluster,
+    Cluster, PATIENCE,
     outcome::{Progress, reserves},
     slots::slot_of,
     split::{Done, FollowUp, Kind, Part, Reserved, split},
@@ -48,7 +48,7 @@ impl Cluster {
         }
         let split = split(checks);
         if let Some(slot) = only_slot(&split) {
-            return each(self.call(slot, prefix, checks, moments).await, checks.len());
+            return self.call(slot, prefix, checks, moments).await;
         }
         let any_reserves = checks.iter().zip(&split).any(|(check, parts)| reserves(check, parts));
         let batch = Batch {
@@ -67,44 +67,33 @@ impl Cluster {
     }
 
     /// Decides checks that are all on one slot.
-    async fn call(
-        self: &Arc<Self>,
-        slot: u16,
-        prefix: &str,
-        checks: &[Check],
-        moments: Moments,
-    ) -> Result<Decided, StoreError> {
-        let patience = if checks.len() > 1 { TOGETHER } else { super::PATIENCE };
-        match self.call_within(patience, slot, prefix, checks, moments).await {
+    async fn call(self: &Arc<Self>, slot: u16, prefix: &str, checks: &[Check], moments: Moments) -> Each {
+        let wait = if checks.len() > 1 { TOGETHER } else { PATIENCE };
+        match self.call_within(wait, slot, prefix, checks, moments).await {
             Err(CallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
                 // while a slot moves, only calls of one key are sure to find it
-                let mut together = Decided { at: Timestamp::default(), answers: Vec::new() };
+                let mut each_alone = Vec::with_capacity(checks.len());
                 for check in checks {
-                    let one = std::slice::from_ref(check);
-                    let decided = self.call_within(super::PATIENCE, slot, prefix, one, moments).await;
-                    let decided = decided.map_err(|error| match StoreError::from(error) {
-                        error if together.answers.is_empty() => error,
-                        error => StoreError::Ambiguous(format!("part of the batch was decided: {error}")),
-                    })?;
-                    together.at = together.at.max(decided.at);
-                    together.answers.extend(decided.answers);
+                    let alone = slice::from_ref(check);
+                    let decided = self.call_within(PATIENCE, slot, prefix, alone, moments).await;
+                    each_alone.extend(each(decided.map_err(StoreError::from), 1));
                 }
-                Ok(together)
+                each_alone
             }
-            decided => decided.map_err(StoreError::from),
+            decided => each(decided.map_err(StoreError::from), checks.len()),
         }
     }
 
     async fn call_within(
         self: &Arc<Self>,
-        patience: Duration,
+        wait: Duration,
         slot: u16,
         prefix: &str,
         checks: &[Check],
         moments: Moments,
     ) -> Result<Decided, CallError> {
         let call = encode(prefix, checks, moments)?;
-        let reply = self.send_within(patience, slot, Request::Script(&call)).await?;
+        let reply = self.send_within(wait, slot, Request::Script(&call)).await?;
         Ok(decode(&bytes(reply)?, &call, checks)?)
     }
 
@@ -250,7 +239,7 @@ impl Batch {
                     }
                     progress.reserved[place.part] = Some(Reserved { at, count: ask.count(), answers });
                 }
-                Err(error) => progress.error = Some(error),
+                Err(error) => progress.fail(error),
             }
         }
     }
@@ -303,20 +292,19 @@ impl Batch {
                 .zip(&asks)
                 .map(|(slot, asks)| self.cluster.call(*slot, &self.prefix, asks, without_deadline));
             let replies = join_all(calls).await;
-            let mut failed = BTreeMap::new();
+            let mut failed: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
             for ((slot, follow_ups), reply) in std::mem::take(&mut open).into_iter().zip(replies) {
-                let answers: Vec<Option<Vec<Answer>>> = match reply {
-                    Ok(decided) => decided.answers.into_iter().map(Some).collect(),
-                    Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
-                        failed.insert(slot, follow_ups);
-                        continue;
+                for ((place, follow_up), answered) in follow_ups.into_iter().zip(reply) {
+                    match answered {
+                        Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
+                            failed.entry(slot).or_default().push((place, follow_up));
+                        }
+                        answered => {
+                            let answers = answered.ok().map(|answered| answered.answers);
+                            done.push((place, Done { follow_up, answers }));
+                        }
                     }
-                    Err(_) => vec![None; follow_ups.len()],
-                };
-                let answered = follow_ups.into_iter().zip(answers);
-                done.extend(
-                    answered.map(|((place, follow_up), answers)| (place, Done { follow_up, answers })),
-                );
+                }
             }
             if failed.is_empty() {
                 break;
@@ -335,8 +323,7 @@ impl Batch {
     ) -> Vec<(Place, Check, Result<Answered, StoreError>)> {
         let calls = calls.into_iter().map(async |(slot, parts)| {
             let (places, checks): (Vec<Place>, Vec<Check>) = parts.into_iter().unzip();
-            let decided = self.cluster.call(slot, &self.prefix, &checks, moments).await;
-            let answers = each(decided, checks.len());
+            let answers = self.cluster.call(slot, &self.prefix, &checks, moments).await;
             places.into_iter().zip(checks).zip(answers).map(|((place, check), one)| (place, check, one))
         });
         join_all(calls).await.into_iter().flatten().collect()

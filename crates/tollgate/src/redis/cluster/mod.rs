@@ -115,13 +115,14 @@ impl Cluster {
         self.send_within(PATIENCE, slot, request).await
     }
 
+    /// The same; for keys that are not together yet, it waits at most so long.
     async fn send_within(
         self: &Arc<Self>,
-        patience: Duration,
+        wait: Duration,
         slot: u16,
         request: Request<'_>,
     ) -> Result<Value, Failure> {
-        let give_up = Instant::now() + patience;
+        let start = Instant::now();
         let mut node = self.owner(slot).await?;
         let mut asking = Asking::No;
         for hop in 0.. {
@@ -129,7 +130,7 @@ impl Cluster {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let is_late = Instant::now() >= give_up;
+            let is_late = start.elapsed() >= PATIENCE;
             match &failure {
                 Failure::Refused { code, detail } if code == "MOVED" || code == "ASK" => {
                     let Some(next) = redirection(detail, &node).filter(|_| !is_late) else {
@@ -147,7 +148,7 @@ impl Cluster {
                         sleep(MOVE_PAUSE).await;
                     }
                 }
-                Failure::Refused { code, .. } if code == "TRYAGAIN" && !is_late => {
+                Failure::Refused { code, .. } if code == "TRYAGAIN" && start.elapsed() < wait => {
                     // from the start: the slot may have arrived meanwhile
                     sleep(MOVE_PAUSE).await;
                     node = self.owner(slot).await?;

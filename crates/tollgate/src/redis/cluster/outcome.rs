@@ -73,6 +73,13 @@ impl Progress {
         };
     }
 
+    /// Notes that a part failed. That one may have run outweighs that others did not.
+    pub(super) fn fail(&mut self, error: StoreError) {
+        if !matches!(self.error, Some(StoreError::Ambiguous(_))) {
+            self.error = Some(error);
+        }
+    }
+
     /// What became of a check. A take-back that was lost leaves the units of the reservation counted until their
     /// window ends: less is admitted, never more.
     pub(super) fn outcome(
