@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source, StoreError};
+use tollgate::{Key, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source, StoreError};
 use tollgate_testkit::{
+    cluster::{self, Cluster},
     server::{Flavor, Server},
     wait,
 };
@@ -114,4 +115,55 @@ async fn what_arrives_after_its_deadline_charges_nothing() {
 /// Whether a call was sent whose outcome is unknown.
 fn is_open(why: &StoreError) -> bool {
     matches!(why, StoreError::Ambiguous(_))
+}
+
+/// Whoever of these keys is decided by a node.
+fn keys_of_nodes(cluster: &Cluster) -> [String; 3] {
+    let key_of = |node: usize| {
+        let mut keys = (0..1000).map(|number| format!("key-{number}"));
+        let key = keys.find(|key| {
+            let tag = Key::without_rule(key).unwrap().tag();
+            cluster.primary_of(cluster.slot_of(format!("{{{tag:08x}}}"))) == Some(node)
+        });
+        key.unwrap()
+    };
+    [0, 1, 2].map(key_of)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_node_of_a_cluster_makes_nobody_wait_who_needs_another() {
+    let setup = cluster::Setup::new(Flavor::Redis7).coverage(cluster::Coverage::Partial);
+    let cluster = setup.node_timeout(Duration::from_secs(30)).start();
+    let places: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    let store = RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap();
+    let options = Options { deadline: DEADLINE, ..Options::default() };
+    let limiter = Limiter::with_options(store, [], options).unwrap();
+    let limit = Limit::token_bucket(1_000_000, MINUTE).unwrap();
+    let keys = keys_of_nodes(&cluster);
+    for key in &keys {
+        assert_eq!(limiter.check_key(key, &limit, 1.into()).await.unwrap().source, Source::Store);
+    }
+
+    cluster.nodes()[0].suspend();
+    let ask = |key: String| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let mut sources = Vec::new();
+            for _ in 0..100 {
+                sources.push(limiter.check_key(&key, &limit, 1.into()).await.unwrap().source);
+            }
+            sources
+        })
+    };
+    // several of each, so that calls to the silent node are always under way
+    let asking: Vec<_> = (0..12).map(|number| (number % 3, ask(keys[number % 3].clone()))).collect();
+    for (node, sources) in asking {
+        let expected = if node == 0 { Source::Open } else { Source::Store };
+        assert!(sources.await.unwrap().iter().all(|source| *source == expected), "node {node}");
+    }
+    cluster.nodes()[0].resume();
+    wait::until_async("the node decides again", wait::PATIENCE, || async {
+        limiter.check_key(&keys[0], &limit, 1.into()).await.unwrap().source == Source::Store
+    })
+    .await;
 }

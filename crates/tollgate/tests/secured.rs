@@ -126,6 +126,9 @@ async fn the_users_of_the_documentation_may_do_all_that_is_needed_and_nothing_el
             let key = Key::without_rule("k").unwrap();
             assert_eq!(store.reset(&[(key, limit.algorithm())]).await.unwrap(), 1);
         }
+        assert_eq!(store.announce(1, Duration::from_secs(5)).await.unwrap(), 1);
+        assert_eq!(store.announce(2, Duration::from_secs(5)).await.unwrap(), 2);
+        store.probe(0).await.unwrap();
         server.flush_scripts();
         assert_eq!(available(&store).await.unwrap(), 9);
 

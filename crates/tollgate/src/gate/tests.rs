@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,6 +18,9 @@ use super::{breaker::MAX_FAILURES, *};
 use crate::{Deadline, Decided, ManualClock, MemoryStore, check::Tier};
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// The lane of a server that never answers.
+const SILENT: u64 = 1;
 
 /// A memory store that stands far away: each call waits for a permit, and is noted.
 struct Far {
@@ -39,20 +43,23 @@ impl Store for Arc<Far> {
         assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
         self.check_health()?;
+        if checks.iter().any(|check| self.lane(check) == SILENT) {
+            return pending().await;
+        }
         self.permits.acquire().await.unwrap().forget();
         self.near.decide(checks, deadline).await
     }
 
-    fn lane(&self, _: &Check) -> u64 {
-        0
+    fn lane(&self, check: &Check) -> u64 {
+        u64::from(check.tiers()[0].key.identity() == "silent")
     }
 
     fn is_remote(&self) -> bool {
         true
     }
 
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        self.check_health()
+    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
+        if lane == SILENT { pending().await } else { self.check_health() }
     }
 
     async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
@@ -443,4 +450,19 @@ fn shares_of_a_limit_never_add_up_to_more_than_it() {
         }
         assert_eq!((limit.share_of(0), limit.share_of(1000).amount()), (limit, 1));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_server_makes_nobody_wait_who_asks_another() {
+    let subject = Subject::with_deadline(Duration::from_millis(10));
+    let silent = check("silent", limit(9), 1);
+    // as many calls as may be under way, and more that wait
+    for _ in 0..10 {
+        subject.start(&silent).await;
+    }
+    let before = Instant::now();
+    assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
+    assert_eq!(before.elapsed(), Duration::ZERO);
+    while !matches!(subject.gate.decide(&silent).await, Err(StoreError::NotRun(_))) {}
+    assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 7);
 }
