@@ -218,7 +218,7 @@ enum State {
 #[derive(Clone)]
 struct Live {
     connection: MultiplexedConnection,
-    node: Node,
+    node: Arc<Node>,
     since: Instant,
     /// Since when it has owed a reply without giving any.
     silent_since: Arc<Mutex<Option<Instant>>>,
@@ -337,7 +337,7 @@ impl Link {
     /// Drops the connection unless it leads there, and makes a new one.
     pub(super) fn follow(self: &Arc<Self>, node: &Node) {
         let elsewhere = match &*self.state.lock() {
-            State::Up(live) if live.node != *node => Some(live.clone()),
+            State::Up(live) if *live.node != *node => Some(live.clone()),
             _ => None,
         };
         if let Some(live) = elsewhere {
@@ -394,7 +394,8 @@ impl Link {
             let since = Instant::now();
             let made = match timeout(CONNECT_TIMEOUT, link.establish()).await {
                 Ok(Ok((node, connection))) => {
-                    Ok(Live { connection, node, since, silent_since: Arc::default(), offset: Arc::default() })
+                    let (node, silent_since, offset) = (Arc::new(node), Arc::default(), Arc::default());
+                    Ok(Live { connection, node, since, silent_since, offset })
                 }
                 Ok(Err(reason)) => Err(reason),
                 Err(_) => {
