@@ -44,12 +44,16 @@ pub fn page(report: &Report) -> String {
             ));
         }
     }
+    page.push_str(LIMITS);
     page.push_str("\n## On Redis\n");
     report.remote.iter().for_each(|table| section(&mut page, table));
     page.push_str("\n## In process\n");
     report.local.iter().for_each(|table| section(&mut page, table));
     page
 }
+
+/// Why some targets are not reached. Written by hand, from profiles and experiments.
+const LIMITS: &str = include_str!("limits.md");
 
 const NOT_MEASURED: &str = "## What is not measured\n\n\
     * A network: Redis is on loopback. With real round trips, batches are larger and Redis is less often the limit.\n\

@@ -74,7 +74,7 @@ fn assumed(page: &mut String, cores: usize) {
          * Its cores are as fast as those measured, where client and Redis shared {cores}. A machine of its own is kinder.\n\
          * On a Cluster a call stays within one of {SLOTS} slots, and two users' keys hardly ever share one: batches are per slot, \
          so a decision is a call unless its key is hot. Slots are dealt out equally, keys fall into them at random. In each \
-         process, each slot has what the gate has today for one Redis: two calls under way, and one batch that waits.\n\
+         process, each slot is simulated with what the gate has for each node: two calls under way, and one batch that waits.\n\
          * A client process makes {instance:.0} k decisions per second and keeps one connection to each primary.\n\
          * A round trip takes {trip:.1} ms when nothing waits; the deadline is {deadline:.0} ms.\n\
          * A call and its reply are {CALL_BYTES:.0} bytes on the wire.\n\n",

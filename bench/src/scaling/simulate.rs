@@ -1,7 +1,7 @@
 //! One primary of a Cluster and everybody who asks it, event by event.
 //!
-//! Arrivals are random and do not wait for each other. Each process has, for each slot, what the gate has today for
-//! one Redis: at most two calls under way, and whoever arrives meanwhile shares the next one, equal keys as one. The
+//! Arrivals are random and do not wait for each other. Each process has, for each slot, what the gate has for a
+//! node: at most two calls under way, and whoever arrives meanwhile shares the next one, equal keys as one. The
 //! primary serves calls one after the other. Seeded: the same costs give the same figures.
 
 use std::{
