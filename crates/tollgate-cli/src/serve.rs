@@ -5,7 +5,9 @@ use std::{error::Error, net::SocketAddr};
 use clap::Args;
 use tollgate::{Limiter, redis::URLS};
 use tollgate_server::{
-    demo, http,
+    demo,
+    desk::Desk,
+    http,
     serve::{Server, stop_signal},
     store::{AnyStore, StoreUrl},
 };
@@ -47,7 +49,7 @@ impl Serve {
         let limiter = Limiter::new(AnyStore::open(&url).await?, demo::rules())?;
         let stop = stop_signal()?;
         announce(server.address(), &url, &limiter);
-        server.run(http::router(limiter), stop).await;
+        server.run(http::router(Desk::new(limiter)), stop).await;
         output::line("stopped");
         Ok(())
     }

@@ -1,16 +1,18 @@
 //! The tollgate server: decisions over the network.
 //!
-//! A request, from socket to answer: [`serve`] accepts the connection, [`http`] reads the question, a
-//! [`Limiter`](tollgate::Limiter) over a [`store`] decides, [`http`] writes the answer.
+//! A request, from socket to answer: [`serve`] accepts the connection, [`http`] reads the question, the [`desk`] asks
+//! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
 //! * [`serve`]: connections, their bounds, and how they end
 //! * [`http`]: the JSON API
+//! * [`desk`]: the one way from every front end to a decision
 //! * [`store`]: from a URL to a store
 //! * [`demo`]: the rules when nothing is configured
 //!
 //! No limit is decided here, and nothing here asks the time.
 
 pub mod demo;
+pub mod desk;
 mod duration;
 pub mod http;
 pub mod serve;

@@ -21,6 +21,7 @@ use tollgate::{
 };
 use tollgate_server::{
     demo,
+    desk::Desk,
     http::{BODY_TIMEOUT, MAX_BODY, router},
 };
 use tower::ServiceExt;
@@ -46,7 +47,7 @@ impl Api {
     fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
         let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
         let store = MemoryStore::new().with_clock(clock.clone());
-        Self { routes: router(Limiter::new(store, rules).unwrap()), clock }
+        Self { routes: router(Desk::new(Limiter::new(store, rules).unwrap())), clock }
     }
 
     /// Two logins a minute for each address.
@@ -463,7 +464,7 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-    let api = Api { routes: router(Limiter::new(Away, [open, closed]).unwrap()), clock };
+    let api = Api { routes: router(Desk::new(Limiter::new(Away, [open, closed]).unwrap())), clock };
     assert_eq!(
         api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#

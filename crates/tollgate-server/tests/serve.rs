@@ -14,7 +14,9 @@ use tokio::{
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
-    demo, http,
+    demo,
+    desk::Desk,
+    http,
     serve::{HEAD_TIMEOUT, SHUTDOWN_GRACE, ServeError, Server},
 };
 
@@ -28,7 +30,7 @@ struct Running {
 }
 
 async fn start() -> Running {
-    run(http::router(Limiter::new(MemoryStore::new(), demo::rules()).unwrap())).await
+    run(http::router(Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap()))).await
 }
 
 async fn run(routes: Router) -> Running {

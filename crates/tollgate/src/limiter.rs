@@ -51,6 +51,8 @@ const NAMES_IN_ERROR: usize = 10;
 /// ```
 pub struct Limiter<S> {
     inner: Arc<Inner<S>>,
+    /// How long its callers wait, where that is shorter than the deadline.
+    budget: Option<Duration>,
 }
 
 struct Inner<S> {
@@ -101,7 +103,7 @@ impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
 
 impl<S> Clone for Limiter<S> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
+        Self { inner: Arc::clone(&self.inner), budget: self.budget }
     }
 }
 
@@ -124,7 +126,14 @@ impl<S: Store> Limiter<S> {
         options: Options,
     ) -> Result<Self, RulesError> {
         let rules = RwLock::new(Arc::new(RuleSet::new(rules.into_iter().collect())?));
-        Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }) })
+        Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }), budget: None })
+    }
+
+    /// The same limiter for a caller who waits no longer than this: a decision comes by then, or by the deadline,
+    /// whichever is sooner.
+    pub fn within(&self, budget: Duration) -> Self {
+        let budget = self.budget.map_or(budget, |other| other.min(budget));
+        Self { inner: Arc::clone(&self.inner), budget: Some(budget) }
     }
 
     /// Puts other rules in force, from the next decision on. What was used under a rule of the same name stays
@@ -211,7 +220,7 @@ impl<S: Store> Limiter<S> {
                 Effect::Refuse { .. } => None,
             })
             .collect();
-        Ok(self.inner.gate.reset(&counters).await?)
+        Ok(self.inner.gate.reset(&counters, self.budget).await?)
     }
 
     /// Decides by a limit given with the request, without rules.
@@ -273,7 +282,7 @@ impl<S: Store> Limiter<S> {
     /// When the key is empty or too long, or the store does not answer.
     pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
         let counter = (Key::without_rule(key)?, limit.algorithm());
-        Ok(self.inner.gate.reset(&[counter]).await? > 0)
+        Ok(self.inner.gate.reset(&[counter], self.budget).await? > 0)
     }
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
@@ -333,7 +342,7 @@ impl<S: Store> Limiter<S> {
             self.inner.gate.prepare_fallback();
         }
         let decision_of = |place: usize, share| asked[place].decision(&check.tiers()[place].terms, share);
-        match self.inner.gate.decide(&check).await {
+        match self.inner.gate.decide(&check, self.budget).await {
             Ok(verdict) => {
                 let counted = verdict.shares.into_iter().map(|(place, share)| decision_of(place, share));
                 let source = if verdict.at.is_some() { Source::Store } else { Source::Local };

@@ -1,4 +1,4 @@
-//! The JSON API over a [`Limiter`].
+//! The JSON API over a [`Desk`].
 //!
 //! | file | has |
 //! |---|---|
@@ -25,13 +25,14 @@ use axum::{
     http::StatusCode,
     routing::{get, post},
 };
-use tollgate::{Limiter, Store};
+use tollgate::{Operation, Store};
 
 use self::{
     answer::{Answer, Reset},
     problem::Problem,
     question::{Call, Question},
 };
+use crate::desk::{Caller, Desk, Transport};
 
 /// The largest body of a request, in bytes.
 pub const MAX_BODY: usize = 64 << 10;
@@ -40,7 +41,7 @@ pub const MAX_BODY: usize = 64 << 10;
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The routes of the API.
-pub fn router<S: Store + 'static>(limiter: Limiter<S>) -> Router {
+pub fn router<S: Store>(desk: Desk<S>) -> Router {
     Router::new()
         .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
@@ -51,56 +52,41 @@ pub fn router<S: Store + 'static>(limiter: Limiter<S>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(limiter)
+        .with_state(desk)
 }
 
 type Answered = Result<Json<Answer>, Problem>;
 
-async fn check<S: Store>(State(limiter): State<Limiter<S>>, request: Request) -> Answered {
-    let decision = match ask(Call::Check, request).await? {
-        Question::Rules { labels, costs, .. } => limiter.check(&labels, costs).await?,
-        Question::Key { key, limit, cost, .. } => limiter.check_key(key, &limit, cost).await?,
-    };
-    Ok(Json(decision.into()))
+/// Who asks here.
+const CALLER: Caller = Caller::at(Transport::Http);
+
+async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+    let question = ask(&desk, Call::Check, request).await?;
+    decide(&desk, Operation::Check, &question).await
 }
 
-async fn peek<S: Store>(State(limiter): State<Limiter<S>>, request: Request) -> Answered {
-    let decision = match ask(Call::Peek, request).await? {
-        Question::Rules { labels, costs, .. } => limiter.peek(&labels, costs).await?,
-        Question::Key { key, limit, cost, .. } => limiter.peek_key(key, &limit, cost).await?,
-    };
-    Ok(Json(decision.into()))
+async fn peek<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+    let question = ask(&desk, Call::Peek, request).await?;
+    decide(&desk, Operation::Peek, &question).await
 }
 
-async fn charge<S: Store>(State(limiter): State<Limiter<S>>, request: Request) -> Answered {
-    let decision = match ask(Call::Charge, request).await? {
-        Question::Rules { labels, costs, only, .. } => {
-            limiter.charge(&labels, costs, names(&only).as_deref()).await?
-        }
-        Question::Key { key, limit, cost, .. } => limiter.charge_key(key, &limit, cost).await?,
-    };
-    Ok(Json(decision.into()))
+async fn charge<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+    let question = ask(&desk, Call::Charge, request).await?;
+    decide(&desk, Operation::Charge, &question).await
 }
 
-async fn refund<S: Store>(State(limiter): State<Limiter<S>>, request: Request) -> Answered {
-    let decision = match ask(Call::Refund, request).await? {
-        Question::Rules { labels, costs, only, at } => {
-            limiter.refund(&labels, costs, at, names(&only).as_deref()).await?
-        }
-        Question::Key { key, limit, cost, at } => limiter.refund_key(key, &limit, cost, at).await?,
-    };
-    Ok(Json(decision.into()))
+async fn refund<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+    let question = ask(&desk, Call::Refund, request).await?;
+    decide(&desk, Operation::Refund { at: question.at }, &question).await
 }
 
-async fn reset<S: Store>(
-    State(limiter): State<Limiter<S>>,
-    request: Request,
-) -> Result<Json<Reset>, Problem> {
-    let reset = match ask(Call::Reset, request).await? {
-        Question::Rules { labels, only, .. } => limiter.reset(&labels, names(&only).as_deref()).await?,
-        Question::Key { key, limit, .. } => limiter.reset_key(key, &limit).await?.into(),
-    };
-    Ok(Json(Reset { reset }))
+async fn decide<S: Store>(desk: &Desk<S>, operation: Operation, question: &Question) -> Answered {
+    Ok(Json(desk.decide(CALLER, operation, &question.subject).await?.into()))
+}
+
+async fn reset<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Json<Reset>, Problem> {
+    let question = ask(&desk, Call::Reset, request).await?;
+    Ok(Json(Reset { reset: desk.reset(CALLER, &question.subject).await? }))
 }
 
 async fn not_found(request: Request) -> Problem {
@@ -117,7 +103,7 @@ async fn method_not_allowed(request: Request) -> Problem {
 }
 
 /// The question in a request's body.
-async fn ask(call: Call, request: Request) -> Result<Question, Problem> {
+async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Question, Problem> {
     let bytes = match tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(Ok(bytes)) => bytes,
         Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -130,9 +116,5 @@ async fn ask(call: Call, request: Request) -> Result<Question, Problem> {
             return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail));
         }
     };
-    Question::read(call, &bytes)
-}
-
-fn names(rules: &Option<Vec<String>>) -> Option<Vec<&str>> {
-    rules.as_ref().map(|names| names.iter().map(String::as_str).collect())
+    Question::read(desk, call, &bytes)
 }

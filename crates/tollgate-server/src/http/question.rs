@@ -1,12 +1,15 @@
 //! What a call asks, as it is used: one of the two forms, with limits and costs that can be.
 
-use tollgate::{Algorithm, Cost, Costs, Labels, Limit, Timestamp};
+use tollgate::{Algorithm, Cost, Costs, Limit, Store, Timestamp};
 
 use super::{
     body::{self, Body, Whole},
     problem::Problem,
 };
-use crate::duration;
+use crate::{
+    desk::{Desk, Subject},
+    duration,
+};
 
 /// The algorithm of a limit that names none.
 const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
@@ -21,26 +24,26 @@ pub(super) enum Call {
     Reset,
 }
 
-/// What is asked about.
-pub(super) enum Question {
-    /// The rules that match these labels, or only those named.
-    Rules { labels: Labels, costs: Costs, only: Option<Vec<String>>, at: Option<Timestamp> },
-    /// One key, by a limit of its own.
-    Key { key: String, limit: Limit, cost: Cost, at: Option<Timestamp> },
+/// What a call asks.
+pub(super) struct Question {
+    pub(super) subject: Subject,
+    /// Which charge a refund takes back.
+    pub(super) at: Option<Timestamp>,
 }
 
 impl Question {
-    pub(super) fn read(call: Call, bytes: &[u8]) -> Result<Self, Problem> {
+    pub(super) fn read<S: Store>(desk: &Desk<S>, call: Call, bytes: &[u8]) -> Result<Self, Problem> {
         let body = Body::read(bytes)?;
         refuse_fields_of_other_calls(call, &body)?;
         let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
-        match body {
+        let subject = match body {
             Body { labels: Some(labels), key: None, limit: None, cost, rules, .. } => {
-                let labels = Labels::new(labels.0).map_err(Problem::bad_request)?;
-                Ok(Self::Rules { labels, costs: costs(cost)?, only: named(rules)?, at })
+                let labels = desk.labels(labels.0).map_err(Problem::bad_request)?;
+                Ok(Subject::Rules { labels, costs: costs(cost)?, only: named(rules)? })
             }
             Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, .. } => {
-                Ok(Self::Key { key, limit: read_limit(&limit)?, cost: cost_of_key(cost)?, at })
+                let (key, limit) = (key.into_bytes(), read_limit(&limit)?);
+                Ok(Subject::Key { key, limit, cost: cost_of_key(cost)? })
             }
             Body { labels: None, key: Some(_), limit: Some(_), .. } => Err(Problem::bad_request(
                 "\"rules\" are given together with \"key\", which no rule counts: leave \"rules\" out, \
@@ -50,7 +53,8 @@ impl Question {
                 "the body has to be of one of two forms: send \"labels\" to ask the rules, \
                  or \"key\" and \"limit\" to ask without rules",
             )),
-        }
+        };
+        Ok(Self { subject: subject?, at })
     }
 }
 

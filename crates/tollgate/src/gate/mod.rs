@@ -68,6 +68,12 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    fn deadline_within(&self, budget: Option<Duration>) -> Duration {
+        budget.map_or(self.deadline, |budget| budget.min(self.deadline))
+    }
+}
+
 /// What the tiers of a check say to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
@@ -117,12 +123,18 @@ impl<S: Store> Gate<S> {
         Self { first: Lane::new(&shared, 0), shared, others: RwLock::default() }
     }
 
-    /// Decides one request. The answer comes by the deadline, or there is none.
-    pub(crate) async fn decide(&self, check: &Check) -> Result<Verdict, StoreError> {
+    /// Decides one request. The answer comes by the deadline, or sooner if the caller waits no longer, or there is
+    /// none.
+    pub(crate) async fn decide(
+        &self,
+        check: &Check,
+        budget: Option<Duration>,
+    ) -> Result<Verdict, StoreError> {
         let shared = &self.shared;
+        let deadline = shared.options.deadline_within(budget);
         if !shared.store.is_remote() {
             let call = shared.store.decide(slice::from_ref(check), None);
-            let decided = within(shared.options.deadline, call).await?;
+            let decided = within(deadline, call).await?;
             return Ok(Verdict::of(check, &decided.answers[0], Place::ALONE, decided.at));
         }
         if check.operation() == Operation::Check
@@ -134,7 +146,7 @@ impl<S: Store> Gate<S> {
         if lane.breaker.is_open() {
             return Err(left_alone());
         }
-        let verdict = within(shared.options.deadline, queue::ask(&lane, check)).await;
+        let verdict = within(deadline, queue::ask(&lane, check, deadline)).await;
         if let Operation::Refund { .. } = check.operation() {
             shared.refusals.forget_all();
         }
@@ -171,11 +183,16 @@ impl<S: Store> Gate<S> {
     }
 
     /// Forgets counters, and every refusal that was due to them.
-    pub(crate) async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+    pub(crate) async fn reset(
+        &self,
+        counters: &[(Key, Algorithm)],
+        budget: Option<Duration>,
+    ) -> Result<u64, StoreError> {
         if self.first.breaker.is_open() {
             return Err(left_alone());
         }
-        let reset = within(self.shared.options.deadline, self.shared.store.reset(counters)).await;
+        let deadline = self.shared.options.deadline_within(budget);
+        let reset = within(deadline, self.shared.store.reset(counters)).await;
         self.shared.refusals.forget_all();
         reset
     }
@@ -188,15 +205,19 @@ impl<S: Store> Lane<S> {
     }
 
     /// Asks the store, and remembers what it refuses for certain, or that it did not answer.
-    async fn call(self: &Arc<Self>, checks: &[Check]) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
+    async fn call(
+        self: &Arc<Self>,
+        checks: &[Check],
+        patience: Duration,
+    ) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
         if self.breaker.is_open() {
             return Err(left_alone());
         }
         let begun = Instant::now();
-        let Shared { store, options, refusals, .. } = &*self.shared;
+        let Shared { store, refusals, .. } = &*self.shared;
         let sent = refusals.sent(begun);
-        let watched = Watched { lane: self, begun };
-        let deadline = Deadline::Process(begun + options.deadline);
+        let watched = Watched { lane: self, begun, patience };
+        let deadline = Deadline::Process(begun + patience);
         let decided = store.decide(checks, Some(deadline)).await;
         watched.ended(decided.is_ok());
         let decided = decided?;
@@ -212,6 +233,7 @@ impl<S: Store> Lane<S> {
 struct Watched<'a, S: Store> {
     lane: &'a Arc<Lane<S>>,
     begun: Instant,
+    patience: Duration,
 }
 
 impl<S: Store> Watched<'_, S> {
@@ -236,9 +258,9 @@ impl<S: Store> Watched<'_, S> {
 
 impl<S: Store> Drop for Watched<'_, S> {
     fn drop(&mut self) {
-        // a caller may also go away by itself, which says nothing about the store
-        let deadline = self.lane.shared.options.deadline;
-        if self.begun.elapsed() >= deadline - deadline / 8 {
+        // a caller may also go away by itself, or have hardly any time, which says nothing about the store
+        let is_patient = self.patience * 2 >= self.lane.shared.options.deadline;
+        if is_patient && self.begun.elapsed() >= self.patience - self.patience / 8 {
             self.failed();
         }
     }

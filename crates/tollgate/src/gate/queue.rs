@@ -3,7 +3,7 @@
 //! Equal checks wait as one group and become "up to n", handed out first come, first served. A call under
 //! way belongs to no single caller: one who goes away while waiting is neither charged nor missed.
 
-use std::{collections::VecDeque, hash::BuildHasher, slice, sync::Arc};
+use std::{collections::VecDeque, hash::BuildHasher, slice, sync::Arc, time::Duration};
 
 use hashbrown::HashTable;
 use parking_lot::Mutex;
@@ -57,10 +57,14 @@ struct Handed {
     place: Place,
 }
 
-/// Asks the store, together with others if calls are under way.
-pub(super) async fn ask<S: Store>(lane: &Arc<Lane<S>>, check: &Check) -> Result<Verdict, StoreError> {
+/// Asks the store, together with others if calls are under way. The caller waits for as long as `patience`.
+pub(super) async fn ask<S: Store>(
+    lane: &Arc<Lane<S>>,
+    check: &Check,
+    patience: Duration,
+) -> Result<Verdict, StoreError> {
     match lane.queue.join(check)? {
-        Joined::Idle => ask_alone(lane, check).await,
+        Joined::Idle => ask_alone(lane, check, patience).await,
         Joined::Waits(answer) => receive(check, answer).await,
         Joined::Sends(answer) => {
             tokio::spawn(send_until_empty(Call::under_way(lane)));
@@ -78,9 +82,13 @@ async fn receive(
 }
 
 /// Nobody else is there: asks in the caller's own task. Who has come in the meantime is served next.
-async fn ask_alone<S: Store>(lane: &Arc<Lane<S>>, check: &Check) -> Result<Verdict, StoreError> {
+async fn ask_alone<S: Store>(
+    lane: &Arc<Lane<S>>,
+    check: &Check,
+    patience: Duration,
+) -> Result<Verdict, StoreError> {
     let turn = Turn(lane);
-    let answers = lane.call(slice::from_ref(check)).await;
+    let answers = lane.call(slice::from_ref(check), patience).await;
     drop(turn);
     let (answers, at) = answers?.remove(0);
     Ok(Verdict::of(check, &answers, Place::ALONE, at))
@@ -135,7 +143,8 @@ async fn send_until_empty<S: Store>(mut call: Call<S>) {
             continue;
         }
         let (checks, callers): (Vec<Check>, Vec<_>) = batch.into_iter().unzip();
-        match within(lane.shared.options.deadline, lane.call(&checks)).await {
+        let patience = lane.shared.options.deadline;
+        match within(patience, lane.call(&checks, patience)).await {
             Ok(answers) => {
                 for ((check, callers), (answers, at)) in checks.iter().zip(callers).zip(answers) {
                     let passes = answers.iter().map(|answer| answer.passes);

@@ -94,7 +94,7 @@ impl Subject {
     /// Starts a request in a task of its own, and lets it get as far as it can.
     async fn start(&self, check: &Check) -> JoinHandle<Result<Verdict, StoreError>> {
         let (gate, check) = (Arc::clone(&self.gate), check.clone());
-        let task = tokio::spawn(async move { gate.decide(&check).await });
+        let task = tokio::spawn(async move { gate.decide(&check, None).await });
         settle().await;
         task
     }
@@ -112,7 +112,7 @@ impl Subject {
     /// One request with a store that answers at once.
     async fn decide(&self, check: &Check) -> Verdict {
         self.far.permits.add_permits(1);
-        let verdict = self.gate.decide(check).await.unwrap();
+        let verdict = self.gate.decide(check, None).await.unwrap();
         if verdict.at.is_none() {
             self.far.permits.acquire().await.unwrap().forget();
         }
@@ -253,11 +253,11 @@ async fn a_batch_is_bounded_and_so_is_the_queue() {
     let hot = check("hot", limit(9), 1);
     for _ in 0..2 + 16_384 {
         let (gate, check) = (Arc::clone(&subject.gate), hot.clone());
-        tokio::spawn(async move { gate.decide(&check).await });
+        tokio::spawn(async move { gate.decide(&check, None).await });
         tokio::task::yield_now().await;
     }
     settle().await;
-    let error = subject.gate.decide(&hot).await.unwrap_err();
+    let error = subject.gate.decide(&hot, None).await.unwrap_err();
     assert!(matches!(&error, StoreError::NotRun(reason) if reason.contains("16384 callers")), "{error}");
 }
 
@@ -325,7 +325,7 @@ async fn a_reset_and_a_refund_in_this_process_act_at_once() {
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
-    subject.gate.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)]).await.unwrap();
+    subject.gate.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)], None).await.unwrap();
     assert!(subject.decide(&hit).await.shares[0].1.passes);
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
     subject.decide(&operation(Operation::Refund { at: None }, "k", limit(1), 1)).await;
@@ -384,12 +384,12 @@ async fn a_store_that_fails_again_and_again_is_left_alone_until_it_answers() {
     let request = check("k", limit(100), 1);
     subject.far.is_broken.store(true, Ordering::Relaxed);
     for _ in 0..2 * MAX_FAILURES {
-        assert!(matches!(subject.gate.decide(&request).await, Err(StoreError::NotRun(_))));
+        assert!(matches!(subject.gate.decide(&request, None).await, Err(StoreError::NotRun(_))));
     }
     assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
-    assert!(subject.gate.reset(&[]).await.is_err());
+    assert!(subject.gate.reset(&[], None).await.is_err());
     tokio::time::sleep(MINUTE).await;
-    assert!(subject.gate.decide(&request).await.is_err());
+    assert!(subject.gate.decide(&request, None).await.is_err());
     assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
 
     subject.far.is_broken.store(false, Ordering::Relaxed);
@@ -403,7 +403,7 @@ async fn failures_with_answers_in_between_leave_nobody_alone() {
     for _ in 0..2 * MAX_FAILURES {
         subject.far.is_broken.store(true, Ordering::Relaxed);
         for _ in 1..MAX_FAILURES {
-            assert!(subject.gate.decide(&check("k", limit(100), 1)).await.is_err());
+            assert!(subject.gate.decide(&check("k", limit(100), 1), None).await.is_err());
         }
         subject.far.is_broken.store(false, Ordering::Relaxed);
         subject.decide(&check("k", limit(100), 1)).await;
@@ -417,12 +417,18 @@ async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
     let begun = Instant::now();
     for _ in 0..MAX_FAILURES {
         let before = Instant::now();
-        assert!(matches!(subject.gate.decide(&check("k", limit(9), 1)).await, Err(StoreError::Ambiguous(_))));
+        assert!(matches!(
+            subject.gate.decide(&check("k", limit(9), 1), None).await,
+            Err(StoreError::Ambiguous(_))
+        ));
         assert_eq!(before.elapsed(), deadline);
     }
     let waiting = begun.elapsed();
     for _ in 0..100 {
-        assert!(matches!(subject.gate.decide(&check("k", limit(9), 1)).await, Err(StoreError::NotRun(_))));
+        assert!(matches!(
+            subject.gate.decide(&check("k", limit(9), 1), None).await,
+            Err(StoreError::NotRun(_))
+        ));
     }
     assert_eq!((begun.elapsed(), waiting), (waiting, deadline * MAX_FAILURES));
 }
@@ -463,6 +469,23 @@ async fn a_silent_server_makes_nobody_wait_who_asks_another() {
     let before = Instant::now();
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
     assert_eq!(before.elapsed(), Duration::ZERO);
-    while !matches!(subject.gate.decide(&silent).await, Err(StoreError::NotRun(_))) {}
+    while !matches!(subject.gate.decide(&silent, None).await, Err(StoreError::NotRun(_))) {}
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_with_little_time_is_answered_in_it_and_takes_the_store_from_nobody() {
+    let subject = Subject::with_deadline(Duration::from_millis(100));
+    let silent = check("silent", limit(9), 1);
+    for (budget_ms, waited_ms) in [(3, 3), (1_000, 100)] {
+        let before = Instant::now();
+        let answer = subject.gate.decide(&silent, Some(Duration::from_millis(budget_ms))).await;
+        assert!(matches!(answer, Err(StoreError::Ambiguous(_))));
+        assert_eq!(before.elapsed(), Duration::from_millis(waited_ms));
+    }
+    let hurried = check("k", limit(9), 1);
+    for _ in 0..2 * MAX_FAILURES {
+        assert!(subject.gate.decide(&hurried, Some(Duration::from_millis(3))).await.is_err());
+    }
+    subject.decide(&hurried).await;
 }
