@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
     Algorithm, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
+    StoreStats,
     redis::{RedisSetupError, SCHEMES, URLS},
 };
 
@@ -134,6 +135,13 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.announce(instance, lifetime).await,
             Self::Redis(store) => store.announce(instance, lifetime).await,
+        }
+    }
+
+    fn stats(&self) -> StoreStats {
+        match self {
+            Self::Memory(store) => store.stats(),
+            Self::Redis(store) => store.stats(),
         }
     }
 

@@ -66,6 +66,14 @@ impl Clock {
     }
 }
 
+/// What this machine's clock shows: only to tell how far the store's is from it.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
+pub(crate) fn wall_clock() -> Timestamp {
+    Timestamp::from_micros(micros(
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
+    ))
+}
+
 /// For how long a thread goes by the processor's counter before it asks the system again: a counter whose pace is off by a
 /// tenth puts the time off by a tenth of this.
 const MAX_STRETCH_NS: u64 = 1_000_000;

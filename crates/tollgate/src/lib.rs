@@ -23,6 +23,7 @@
 //! * [`key`], [`check`]: one counter's name, one request's question
 //! * [`store`], [`memory`], [`redis`]: where counters are kept and decided over
 //! * [`decision`]: the answer
+//! * [`stats`]: what the store put a limiter through
 //!
 //! Limits and algorithms are in [`tollgate_core`], re-exported here.
 
@@ -37,6 +38,7 @@ pub mod limiter;
 pub mod memory;
 pub mod redis;
 pub mod rules;
+pub mod stats;
 pub mod store;
 
 pub use tollgate_core::{
@@ -57,6 +59,7 @@ pub use self::{
     rules::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
+    stats::{Stats, StoreStats},
     store::{Answered, Deadline, Decided, Store, StoreError},
 };
 

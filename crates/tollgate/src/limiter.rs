@@ -19,6 +19,7 @@ use crate::{
     key::{Key, KeyError},
     labels::Labels,
     rules::{Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
+    stats::Stats,
     store::{Store, StoreError},
 };
 
@@ -156,6 +157,11 @@ impl<S: Store> Limiter<S> {
     /// The store.
     pub fn store(&self) -> &S {
         self.inner.gate.store()
+    }
+
+    /// What the store has put callers through, and how it is now.
+    pub fn stats(&self) -> Stats {
+        self.inner.gate.stats()
     }
 
     /// Decides a request by all rules that match it, all or none, and charges it if it may pass.
@@ -381,6 +387,7 @@ impl<S: Store> Limiter<S> {
             let tiers = tiers.map(|(place, share)| local[place].decision(&own[place].terms, share));
             (tiers.collect(), Source::Fallback)
         };
+        self.inner.gate.tally().stood_in(source);
         let mut decision = Decision::of_tiers(tiers, None, source);
         decision.failure = Some(failure);
         decision

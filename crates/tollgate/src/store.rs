@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use tokio::time::Instant;
 use tollgate_core::{Algorithm, Answer, Timestamp};
 
-use crate::{check::Check, key::Key};
+use crate::{check::Check, key::Key, stats::StoreStats};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
 pub trait Store: Send + Sync + 'static {
@@ -48,6 +48,11 @@ pub trait Store: Send + Sync + 'static {
         instance: u64,
         lifetime: Duration,
     ) -> impl Future<Output = Result<u32, StoreError>> + Send;
+
+    /// What it noticed of its servers so far.
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
 
     /// Forgets these counters. How many of them were there.
     fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
@@ -99,7 +104,15 @@ pub enum StoreError {
     #[error("the call reached the store after its deadline and changed nothing (store time {0:?})")]
     Late(Timestamp),
     /// The store said no, and nothing changed.
-    #[error("the store refused the call, nothing changed: {0}")]
+    #[error("the store refused the call, nothing changed: {code} {detail}")]
+    Refused {
+        /// What it calls the reason: `OOM`, `LOADING`, …
+        code: String,
+        /// What it says about it.
+        detail: String,
+    },
+    /// The store was not asked, and nothing changed.
+    #[error("the store was not asked, nothing changed: {0}")]
     NotRun(String),
     /// There is no answer; whether the call took effect is unknown, and it must not be sent again.
     #[error("the store did not answer, whether the call took effect is unknown: {0}")]

@@ -160,7 +160,7 @@ impl Store for Wire {
                 pending().await
             }
             Course::RequestLost => pending().await,
-            Course::Refused => Err(StoreError::NotRun("OOM".to_owned())),
+            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
         }
     }
 
@@ -178,7 +178,7 @@ impl Store for Wire {
                 tokio::time::sleep(before).await;
                 Ok(())
             }
-            Course::Refused => Err(StoreError::NotRun("OOM".to_owned())),
+            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
             Course::RequestLost | Course::ReplyLost { .. } => pending().await,
         }
     }

@@ -63,6 +63,7 @@ impl<S: Store> Probe<S> {
             let probe = lane.shared.store.probe(lane.number);
             let answer = tokio::time::timeout(lane.shared.options.deadline, probe).await;
             if matches!(answer, Ok(Ok(()))) {
+                tracing::info!("the store answers again");
                 return;
             }
             pause = LONGEST_PAUSE.min(pause * 2);

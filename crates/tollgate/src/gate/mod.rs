@@ -44,7 +44,8 @@ use self::{
 use crate::{
     check::{Check, Tier},
     key::Key,
-    store::{Deadline, Store, StoreError},
+    stats::{Stats, Tally},
+    store::{Answered, Deadline, Store, StoreError},
 };
 
 /// How long a decision may take, and what is remembered of refusals.
@@ -98,6 +99,7 @@ struct Shared<S> {
     options: Options,
     refusals: Refusals,
     fallback: Fallback,
+    tally: Tally,
 }
 
 /// The way to one of the store's servers: who asks it, and whether it answers, has nothing to do with the others.
@@ -112,6 +114,11 @@ impl<S> Gate<S> {
     pub(crate) fn store(&self) -> &S {
         &self.shared.store
     }
+
+    /// Where it is counted what the store put callers through.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.shared.tally
+    }
 }
 
 impl<S: Store> Gate<S> {
@@ -119,7 +126,8 @@ impl<S: Store> Gate<S> {
         // a refusal ends on this process's clock: one that stands still or jumps would never end it
         let longest = if store.keeps_real_time() { options.refusal_cache } else { Duration::ZERO };
         let refusals = Refusals::new(longest);
-        let shared = Arc::new(Shared { store, options, refusals, fallback: Fallback::default() });
+        let (fallback, tally) = (Fallback::default(), Tally::default());
+        let shared = Arc::new(Shared { store, options, refusals, fallback, tally });
         Self { first: Lane::new(&shared, 0), shared, others: RwLock::default() }
     }
 
@@ -147,6 +155,9 @@ impl<S: Store> Gate<S> {
             return Err(left_alone());
         }
         let verdict = within(deadline, queue::ask(&lane, check, deadline)).await;
+        if let Err(StoreError::Ambiguous(_)) = verdict {
+            shared.tally.left_unknown();
+        }
         if let Operation::Refund { .. } = check.operation() {
             shared.refusals.forget_all();
         }
@@ -182,6 +193,18 @@ impl<S: Store> Gate<S> {
         }
     }
 
+    /// What callers have been through, and what is so now.
+    pub(crate) fn stats(&self) -> Stats {
+        let others = self.others.read();
+        let lanes = || others.values().chain([&self.first]);
+        Stats {
+            left_alone: lanes().filter(|lane| lane.breaker.is_open()).count(),
+            waiting: lanes().map(|lane| lane.queue.waiting()).sum(),
+            store: self.shared.store.stats(),
+            ..self.shared.tally.snapshot()
+        }
+    }
+
     /// Forgets counters, and every refusal that was due to them.
     pub(crate) async fn reset(
         &self,
@@ -204,30 +227,37 @@ impl<S: Store> Lane<S> {
         Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker })
     }
 
-    /// Asks the store, and remembers what it refuses for certain, or that it did not answer.
+    /// Asks the store, and remembers what it refuses for certain, or that it did not answer. What became of each check.
     async fn call(
         self: &Arc<Self>,
         checks: &[Check],
         patience: Duration,
-    ) -> Result<Vec<(Arc<[Answer]>, Timestamp)>, StoreError> {
+    ) -> Vec<Result<Handout, StoreError>> {
         if self.breaker.is_open() {
-            return Err(left_alone());
+            return vec![Err(left_alone()); checks.len()];
         }
         let begun = Instant::now();
-        let Shared { store, refusals, .. } = &*self.shared;
+        let Shared { store, refusals, tally, .. } = &*self.shared;
         let sent = refusals.sent(begun);
         let watched = Watched { lane: self, begun, patience };
         let deadline = Deadline::Process(begun + patience);
-        let decided = store.decide(checks, Some(deadline)).await;
-        watched.ended(decided.is_ok());
-        let decided = decided?;
-        let answers = checks.iter().zip(decided.answers).map(|(check, answers)| {
+        let decided = store.decide_each(checks, Some(deadline)).await;
+        match decided.iter().find_map(|answered| answered.as_ref().err()) {
+            None => tally.called(begun.elapsed()),
+            Some(error) => tally.failed(error),
+        }
+        watched.ended(decided.iter().any(Result::is_ok));
+        let handouts = checks.iter().zip(decided).map(|(check, answered)| {
+            let Answered { at, answers } = answered?;
             refusals.remember(check, &answers, &sent);
-            (answers.into(), decided.at)
+            Ok((answers.into(), at))
         });
-        Ok(answers.collect())
+        handouts.collect()
     }
 }
+
+/// What a store decided about a check, for all who asked it.
+type Handout = (Arc<[Answer]>, Timestamp);
 
 /// A call under way. When nobody waits for it any more, because the deadline has passed, it has failed.
 struct Watched<'a, S: Store> {
@@ -251,6 +281,7 @@ impl<S: Store> Watched<'_, S> {
         if let Ok(runtime) = Handle::try_current()
             && self.lane.breaker.failed()
         {
+            tracing::warn!("the store does not answer: rules decide without it until it does");
             runtime.spawn(Probe(Arc::downgrade(self.lane)).run());
         }
     }
@@ -261,6 +292,7 @@ impl<S: Store> Drop for Watched<'_, S> {
         // a caller may also go away by itself, or have hardly any time, which says nothing about the store
         let is_patient = self.patience * 2 >= self.lane.shared.options.deadline;
         if is_patient && self.begun.elapsed() >= self.patience - self.patience / 8 {
+            self.lane.shared.tally.timed_out();
             self.failed();
         }
     }
@@ -306,6 +338,10 @@ async fn within<T>(
     }
     match tokio::time::timeout(deadline, call).await {
         Ok(answer) => answer,
-        Err(_) => Err(StoreError::Ambiguous(format!("no answer within {deadline:?}"))),
+        Err(_) => Err(no_answer_within(deadline)),
     }
+}
+
+fn no_answer_within(deadline: Duration) -> StoreError {
+    StoreError::Ambiguous(format!("no answer within {deadline:?}"))
 }

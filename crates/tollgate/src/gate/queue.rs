@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
 use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
-use super::{Lane, Place, Verdict, within};
+use super::{Handout, Lane, Place, Verdict, no_answer_within};
 use crate::{
     check::Check,
     hashing::Keyed,
@@ -90,7 +90,7 @@ async fn ask_alone<S: Store>(
     let turn = Turn(lane);
     let answers = lane.call(slice::from_ref(check), patience).await;
     drop(turn);
-    let (answers, at) = answers?.remove(0);
+    let (answers, at) = answers.into_iter().next().expect("one check has one outcome")?;
     Ok(Verdict::of(check, &answers, Place::ALONE, at))
 }
 
@@ -144,23 +144,33 @@ async fn send_until_empty<S: Store>(mut call: Call<S>) {
         }
         let (checks, callers): (Vec<Check>, Vec<_>) = batch.into_iter().unzip();
         let patience = lane.shared.options.deadline;
-        match within(patience, lane.call(&checks, patience)).await {
-            Ok(answers) => {
-                for ((check, callers), (answers, at)) in checks.iter().zip(callers).zip(answers) {
-                    let passes = answers.iter().map(|answer| answer.passes);
-                    let terms = check.tiers().iter().map(|tier| &tier.terms);
-                    let granted = granted(check.count(), terms.zip(passes));
-                    for (index, caller) in (0..).zip(callers) {
-                        let answers = Arc::clone(&answers);
-                        // a caller who has gone away in the meantime has nothing to hear
-                        let _ = caller.send(Ok(Handed { answers, at, place: Place { index, granted } }));
-                    }
-                }
+        let Ok(outcomes) = tokio::time::timeout(patience, lane.call(&checks, patience)).await else {
+            for caller in callers.into_iter().flatten() {
+                let _ = caller.send(Err(no_answer_within(patience)));
             }
-            Err(error) => {
-                for caller in callers.into_iter().flatten() {
-                    let _ = caller.send(Err(error.clone()));
-                }
+            continue;
+        };
+        for ((check, callers), outcome) in checks.iter().zip(callers).zip(outcomes) {
+            hand_out(check, callers, outcome);
+        }
+    }
+}
+
+/// Tells everybody who asked a check what became of it. Who has gone away in the meantime has nothing to hear.
+fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreError>) {
+    match outcome {
+        Ok((answers, at)) => {
+            let passes = answers.iter().map(|answer| answer.passes);
+            let terms = check.tiers().iter().map(|tier| &tier.terms);
+            let granted = granted(check.count(), terms.zip(passes));
+            for (index, caller) in (0..).zip(callers) {
+                let answers = Arc::clone(&answers);
+                let _ = caller.send(Ok(Handed { answers, at, place: Place { index, granted } }));
+            }
+        }
+        Err(error) => {
+            for caller in callers {
+                let _ = caller.send(Err(error.clone()));
             }
         }
     }
@@ -223,6 +233,11 @@ impl Queue {
             waiting.calls -= 1;
         }
         empty
+    }
+
+    /// How many wait now.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.lock().callers
     }
 
     fn end_call(&self) {

@@ -27,6 +27,7 @@ use tollgate_core::Timestamp;
 
 use super::{
     RedisSetupError,
+    notes::{self, About, Notes},
     offset::Offset,
     script::{Arrival, Call, DIGEST, SOURCE, arrival},
     sentinel::Sentinels,
@@ -68,7 +69,7 @@ impl Failure {
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Refused { code, detail } => Self::NotRun(format!("{code} {detail}")),
+            Failure::Refused { code, detail } => Self::Refused { code, detail },
             Failure::Unreachable(reason) => Self::NotRun(reason),
             Failure::Lost(reason) => Self::Ambiguous(reason),
         }
@@ -95,9 +96,15 @@ pub(super) struct Connector {
     tls: Option<ConnectionAddr>,
     redis: RedisConnectionInfo,
     client_name: String,
+    notes: Notes,
 }
 
 impl Connector {
+    /// What was noticed of the servers that it connects to.
+    pub(super) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
     pub(super) fn new(
         is_tls: bool,
         credentials: &Credentials,
@@ -120,7 +127,7 @@ impl Connector {
         } else if credentials.user.is_some() {
             return Err(RedisSetupError::Credentials);
         }
-        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name })
+        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name, notes: Notes::default() })
     }
 
     fn client(&self, node: &Node) -> redis::RedisResult<redis::Client> {
@@ -200,6 +207,8 @@ pub(super) struct Link {
     connector: Arc<Connector>,
     target: Target,
     state: Mutex<State>,
+    /// What the server last said about itself.
+    about: Mutex<Option<About>>,
 }
 
 type Outcome = Option<Result<Live, String>>;
@@ -216,8 +225,8 @@ enum State {
 
 /// A connection that was made.
 #[derive(Clone)]
-struct Live {
-    connection: MultiplexedConnection,
+pub(super) struct Live {
+    pub(super) connection: MultiplexedConnection,
     node: Arc<Node>,
     since: Instant,
     /// Since when it has owed a reply without giving any.
@@ -235,7 +244,11 @@ impl Live {
 impl Link {
     pub(super) fn new(connector: Arc<Connector>, target: Target) -> Arc<Self> {
         let state = State::Down { not_before: Instant::now(), reason: None };
-        Arc::new(Self { connector, target, state: Mutex::new(state) })
+        Arc::new(Self { connector, target, state: Mutex::new(state), about: Mutex::default() })
+    }
+
+    pub(super) fn connector(&self) -> &Connector {
+        &self.connector
     }
 
     /// Sends a request, a script by its digest first and in full if the server does not know it.
@@ -266,6 +279,7 @@ impl Link {
             let by_digest = script(call, deadline, "EVALSHA", &DIGEST);
             let reply = match self.send_command(live, &by_digest, asking).await {
                 Err(failure) if failure.is("NOSCRIPT") => {
+                    Notes::add(&self.connector.notes.script_reloads, 1);
                     self.send_command(live, &script(call, deadline, "EVAL", SOURCE), asking).await?
                 }
                 reply => reply?,
@@ -327,6 +341,25 @@ impl Link {
     /// Connects if need be; why not, otherwise.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
         self.live().await.map(|_| ())
+    }
+
+    /// Whether this is the connection that callers share now.
+    pub(super) fn is_current(&self, live: &Live) -> bool {
+        matches!(&*self.state.lock(), State::Up(current) if current.is(live))
+    }
+
+    /// Takes note of what the server said about itself.
+    pub(super) fn learn(&self, live: &Live, about: About) {
+        let mut last = self.about.lock();
+        *last = Some(about.note(last.take(), &live.node, &self.connector.notes));
+    }
+
+    /// What is known of the server's clock: a moment of this process, on it.
+    pub(super) fn on_server(&self, moment: Instant) -> Option<Timestamp> {
+        match &*self.state.lock() {
+            State::Up(live) => live.offset.on_server(moment),
+            State::Down { .. } | State::Connecting(_) => None,
+        }
     }
 
     /// Whether there is a connection now.
@@ -402,6 +435,10 @@ impl Link {
                     Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", link.target))
                 }
             };
+            if let Ok(live) = &made {
+                Notes::add(&link.connector.notes.connections, 1);
+                tokio::spawn(notes::watch(Arc::downgrade(&link), live.clone()));
+            }
             *link.state.lock() = match &made {
                 Ok(live) => State::Up(live.clone()),
                 Err(reason) => State::Down { not_before: next_attempt(since), reason: Some(reason.clone()) },

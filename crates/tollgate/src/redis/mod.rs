@@ -7,6 +7,7 @@
 mod cluster;
 pub mod keys;
 mod link;
+mod notes;
 mod offset;
 mod presence;
 mod primary;
@@ -17,7 +18,7 @@ mod settings;
 mod tests;
 mod url;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, slice, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
 use tollgate_core::{Algorithm, Timestamp};
@@ -40,6 +41,7 @@ use crate::{
     check::Check,
     clock::ManualClock,
     key::Key,
+    stats::StoreStats,
     store::{Answered, Deadline, Decided, Store, StoreError, each},
 };
 
@@ -265,6 +267,15 @@ impl Store for RedisStore {
             Backend::Cluster(cluster) => cluster.send_for_tag(INSTANCES, Request::Command(&request)).await?,
         };
         Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
+    }
+
+    fn stats(&self) -> StoreStats {
+        match &self.backend {
+            Backend::Primary(primary) => {
+                primary.link().connector().notes().stats(slice::from_ref(primary.link()))
+            }
+            Backend::Cluster(cluster) => cluster.connector().notes().stats(&cluster.links()),
+        }
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

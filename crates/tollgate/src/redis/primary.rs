@@ -30,6 +30,10 @@ impl Primary {
         Self { link, sentinels: Some(sentinels), listeners: OnceLock::new() }
     }
 
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
     /// Connects if need be; why not, otherwise.
     pub(super) async fn ready(&self) -> Result<(), String> {
         self.listen();

@@ -65,6 +65,15 @@ impl Cluster {
         })
     }
 
+    pub(super) fn connector(&self) -> &Connector {
+        &self.connector
+    }
+
+    /// The connections to all nodes that were asked.
+    pub(super) fn links(&self) -> Vec<Arc<Link>> {
+        self.links.lock().values().cloned().collect()
+    }
+
     /// Learns who serves what; why not, otherwise.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
         self.refreshed().await

@@ -1,0 +1,113 @@
+//! What is counted of the store's troubles, so that somebody can be told.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use tollgate::{
+    Cost, Decision, Limit, Limiter, Options, RedisStore, Source, Stats,
+    stats::{BOUNDS, Skew},
+};
+use tollgate_testkit::{
+    proxy::{Proxy, Requests},
+    server::{Flavor, Server},
+    wait,
+};
+
+const DEADLINE: Duration = Duration::from_millis(200);
+
+async fn limiter(url: &str) -> Limiter<RedisStore> {
+    let store = RedisStore::connect(url).await.unwrap();
+    Limiter::with_options(store, [], Options { deadline: DEADLINE, ..Options::default() }).unwrap()
+}
+
+async fn hit(limiter: &Limiter<RedisStore>) -> Decision {
+    let limit = Limit::sliding_log(100, Duration::from_secs(60)).unwrap();
+    limiter.check_key("k", &limit, Cost::ONE).await.unwrap()
+}
+
+fn errors(stats: &Stats, kind: &str) -> u64 {
+    stats.errors.iter().find(|(name, _)| *name == kind).unwrap().1
+}
+
+fn degraded(stats: &Stats) -> u64 {
+    stats.degraded.iter().map(|(_, count)| count).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_errors_by_kind_and_what_was_decided_without_the_store_are_counted() {
+    let server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server.url()).await;
+    for _ in 0..3 {
+        assert_eq!(hit(&limiter).await.source, Source::Store);
+    }
+    let calm = limiter.stats();
+    assert_eq!(calm.calls.counts.iter().sum::<u64>(), 3);
+    assert_eq!(calm.calls.counts.len(), BOUNDS.len() + 1);
+    assert!(calm.calls.total > Duration::ZERO);
+    assert_eq!((degraded(&calm), calm.ambiguous, calm.left_alone, calm.waiting), (0, 0, 0, 0));
+    assert_eq!((calm.store.connections, calm.store.script_reloads), (1, 0));
+    let skew = calm.store.clock_skew.unwrap();
+    assert!(skew.size() < Duration::from_secs(1), "{skew:?} on one machine");
+    assert!(matches!(skew, Skew::Ahead(_) | Skew::Behind(_)));
+
+    server.flush_scripts();
+    assert_eq!(hit(&limiter).await.source, Source::Store);
+    assert_eq!(limiter.stats().store.script_reloads, 1);
+
+    server.config_set("min-replicas-to-write", 1);
+    assert_eq!(hit(&limiter).await.source, Source::Open);
+    server.config_set("min-replicas-to-write", 0);
+    let refused = limiter.stats();
+    assert_eq!((errors(&refused, "NOREPLICAS"), degraded(&refused), refused.ambiguous), (1, 1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_is_counted_as_one_of_which_nobody_knows() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let limiter = limiter(&proxy.url()).await;
+    assert_eq!(hit(&limiter).await.source, Source::Store);
+    proxy.swallow_and_stall(Requests::SCRIPTS);
+    assert_eq!(hit(&limiter).await.source, Source::Open);
+    let stats = limiter.stats();
+    assert_eq!((stats.ambiguous, errors(&stats, "timeout"), degraded(&stats)), (1, 1, 1));
+}
+
+/// Until somebody else than this has sent `INFO`.
+fn wait_until_it_was_asked_about_itself(server: &Server) {
+    let (mut connection, mut own) = (server.connection(), 0);
+    wait::until("the server was asked about itself", wait::PATIENCE, || {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
+        let calls: u64 = calls.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap());
+        own += 1;
+        calls >= own
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_left_alone_shows_and_one_that_restarted_is_another_generation() {
+    let mut server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server.url()).await;
+    hit(&limiter).await;
+    wait_until_it_was_asked_about_itself(&server);
+    server.stop_hard();
+    wait::until_async("it is left alone", wait::PATIENCE, || async {
+        hit(&limiter).await;
+        limiter.stats().left_alone == 1
+    })
+    .await;
+    assert!(errors(&limiter.stats(), "unreachable") + errors(&limiter.stats(), "lost") > 0);
+    assert_eq!(limiter.stats().store.generation_changes, 0);
+    server.restart();
+    wait::until_async("it is asked again", wait::PATIENCE, || async {
+        hit(&limiter).await.source == Source::Store
+    })
+    .await;
+    assert_eq!(limiter.stats().left_alone, 0);
+    wait::until_async("its restart is noticed", wait::PATIENCE, || async {
+        limiter.stats().store.generation_changes == 1
+    })
+    .await;
+}
