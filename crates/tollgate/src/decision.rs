@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_core::{Outcome, Retry, Timestamp, step::Mode};
+use tollgate_core::{Limit, Outcome, Retry, Timestamp, step::Mode};
 
 use crate::store::StoreError;
 
@@ -33,6 +33,8 @@ pub struct TierDecision {
     pub mode: Mode,
     /// Whether it alone would let the request pass.
     pub outcome: Outcome,
+    /// The limit it was decided by, in a fallback this process's share of it; absent when the rule refuses outright.
+    pub policy: Option<Limit>,
     /// The most that can pass at once.
     pub limit: u64,
     /// Whole units free now.
@@ -141,7 +143,8 @@ mod tests {
 
     fn tier(rule: &str, mode: Mode, outcome: Outcome, remaining: u64) -> TierDecision {
         let (rule, unit) = (Some(Arc::from(rule)), Arc::from("requests"));
-        TierDecision { rule, unit, mode, outcome, limit: 10, remaining, reset_after: Duration::ZERO }
+        let policy = Limit::sliding_log(10, Duration::from_secs(60)).ok();
+        TierDecision { rule, unit, mode, outcome, policy, limit: 10, remaining, reset_after: Duration::ZERO }
     }
 
     fn denied(seconds: u64) -> Outcome {
