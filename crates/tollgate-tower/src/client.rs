@@ -1,0 +1,433 @@
+//! Whose request it is: the address that connected, or the one that trusted proxies vouch for.
+//!
+//! Anybody can send `X-Forwarded-For` and `Forwarded`, so both are ignored unless the connection comes from a
+//! proxy that is trusted. Then the hops are read from right to left, as each proxy adds the one it heard from at the end, and reading stops
+//! at the first that is not a trusted proxy itself: that is the client. A hop that is no address (`unknown`, `_hidden`,
+//! garbage) stops it too; the client then is the last proxy before it, as nobody vouches for anything further.
+//!
+//! **Both fields present:** a proxy maintains one of them and often passes the other on as the client wrote it. Which one is
+//! not known here, so they must lead to the same client; if they differ, the peer itself is counted. Proxies should remove the one
+//! that they do not write; [`ClientAddress::believing`] names the one to look at where they do not.
+//!
+//! IPv6 subscribers own at least a /64 and can use each of its addresses once: [`ClientAddress::counted`] takes them as one.
+
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+};
+
+use http::{HeaderMap, HeaderName, header::FORWARDED};
+use ipnet::{IpNet, Ipv4Net};
+
+/// How much of an IPv6 address tells clients apart, in bits, unless configured.
+pub const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+/// The most hops that are followed; a longer chain of trusted proxies is a loop.
+pub const MAX_HOPS: usize = 32;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Finds the address of the client behind a connection.
+///
+/// ```
+/// use http::HeaderMap;
+/// use tollgate_tower::client::ClientAddress;
+///
+/// let client = ClientAddress::trusting(["10.0.0.0/8"])?;
+/// let mut headers = HeaderMap::new();
+/// headers.insert("x-forwarded-for", "192.0.2.7, 203.0.113.9, 10.1.2.3".parse()?);
+///
+/// // the proxies vouch for 203.0.113.9, who wrote the rest
+/// assert_eq!(client.of("10.0.0.1".parse()?, &headers).to_string(), "203.0.113.9");
+/// // whoever is no proxy of ours may write what he likes
+/// assert_eq!(client.of("198.51.100.4".parse()?, &headers).to_string(), "198.51.100.4");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientAddress {
+    trusted: Vec<IpNet>,
+    fields: Fields,
+    ipv6_prefix: u8,
+}
+
+/// Which fields name the hops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fields {
+    /// Whichever is there; if both are, only what both agree on.
+    #[default]
+    Either,
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
+/// What cannot be configured; each message says what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// This is no network.
+    #[error(
+        "trusted proxy {0:?} is not a network: write an address, or one with a prefix length, for example \"10.0.0.0/8\""
+    )]
+    Network(String),
+    /// No address has so many bits.
+    #[error("ipv6_prefix {0} is out of range: use 1 to 128, for example {DEFAULT_IPV6_PREFIX}")]
+    Prefix(u8),
+}
+
+impl Default for ClientAddress {
+    fn default() -> Self {
+        Self { trusted: Vec::new(), fields: Fields::default(), ipv6_prefix: DEFAULT_IPV6_PREFIX }
+    }
+}
+
+impl ClientAddress {
+    /// Believes the proxies in these networks; none: always the address that connected.
+    ///
+    /// # Errors
+    /// When one is no network.
+    pub fn trusting<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, ClientError> {
+        let trusted = networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>()?;
+        Ok(Self { trusted, ..Self::default() })
+    }
+
+    /// Looks at these fields only.
+    #[must_use]
+    pub fn believing(self, fields: Fields) -> Self {
+        Self { fields, ..self }
+    }
+
+    /// Tells IPv6 clients apart by so many leading bits.
+    ///
+    /// # Errors
+    /// When an address has fewer bits, or it is none at all.
+    pub fn with_ipv6_prefix(self, bits: u8) -> Result<Self, ClientError> {
+        match bits {
+            1..=128 => Ok(Self { ipv6_prefix: bits, ..self }),
+            _ => Err(ClientError::Prefix(bits)),
+        }
+    }
+
+    /// The client's own address, IPv4 as such also when it came as IPv6.
+    pub fn of(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let peer = peer.to_canonical();
+        if !self.is_trusted(peer) {
+            return peer;
+        }
+        let x_forwarded_for = || self.walk(peer, lines(headers, &X_FORWARDED_FOR).map(x_forwarded_hops));
+        let forwarded = || self.walk(peer, lines(headers, &FORWARDED).map(forwarded_hops));
+        let found = match self.fields {
+            Fields::XForwardedFor => x_forwarded_for(),
+            Fields::Forwarded => forwarded(),
+            Fields::Either => match (x_forwarded_for(), forwarded()) {
+                (Some(one), Some(other)) => (one == other).then_some(one),
+                (one, other) => one.or(other),
+            },
+        };
+        found.unwrap_or(peer)
+    }
+
+    /// The address that the client is counted by: of IPv6, the first of its network.
+    pub fn counted(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        aggregated(self.of(peer, headers), self.ipv6_prefix)
+    }
+
+    /// Follows hops from right to left, beginning behind the peer, which is trusted. None if there is no field.
+    fn walk(&self, peer: IpAddr, hops: Option<Vec<Option<IpAddr>>>) -> Option<IpAddr> {
+        let mut client = peer;
+        for hop in hops?.into_iter().rev().take(MAX_HOPS) {
+            let Some(address) = hop else { break };
+            client = address;
+            if !self.is_trusted(address) {
+                break;
+            }
+        }
+        Some(client)
+    }
+
+    fn is_trusted(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// The first address of the network that an IPv6 address is in; IPv4 stays itself.
+pub fn aggregated(address: IpAddr, ipv6_prefix: u8) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => {
+            let beyond = 128 - u32::from(ipv6_prefix.min(128));
+            let kept = u128::MAX.checked_shl(beyond).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & kept))
+        }
+        v4 => v4,
+    }
+}
+
+/// Reads a network or one address; an IPv4 network written as IPv6 is that IPv4 network.
+fn network(text: &str) -> Result<IpNet, ClientError> {
+    let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let network = network.map_err(|_| ClientError::Network(text.to_owned()))?.trunc();
+    let mapped = match network {
+        IpNet::V6(v6) if v6.prefix_len() >= 96 => {
+            v6.network().to_ipv4_mapped().and_then(|v4| Ipv4Net::new(v4, v6.prefix_len() - 96).ok())
+        }
+        _ => None,
+    };
+    Ok(mapped.map_or(network, IpNet::V4))
+}
+
+/// All lines of a field as one, none if it is absent. Bytes that are no text become a character that no hop has.
+fn lines(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let lines = headers.get_all(name);
+    let lines: Vec<_> = lines.iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
+    (!lines.is_empty()).then(|| lines.join(","))
+}
+
+fn x_forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
+    field.split(',').map(|hop| address(hop.trim_matches([' ', '\t']))).collect()
+}
+
+/// The hops of `Forwarded`. A client who leaves a quotation mark open makes the proxy's own part a piece of his text: a field that is
+/// not right from beginning to end says nothing at all.
+fn forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
+    let mut rest = field.as_str();
+    let mut hops = Vec::new();
+    loop {
+        match element(rest) {
+            Some((hop, after)) => {
+                hops.push(hop);
+                match after.strip_prefix(',') {
+                    Some(more) => rest = more,
+                    None if after.is_empty() => return hops,
+                    None => return Vec::new(),
+                }
+            }
+            None => return Vec::new(),
+        }
+    }
+}
+
+/// One element, `for=192.0.2.1;proto=https`, and what follows it: its hop, none if that is no address or not said
+/// exactly once.
+fn element(text: &str) -> Option<(Option<IpAddr>, &str)> {
+    let mut hops = Vec::new();
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t']);
+        if !rest.starts_with([',', ';']) && !rest.is_empty() {
+            let (name, after) = token(rest)?;
+            let (value, after) = value(after.strip_prefix('=')?)?;
+            if name.eq_ignore_ascii_case("for") {
+                hops.push(address(&value));
+            }
+            rest = after.trim_start_matches([' ', '\t']);
+        }
+        match rest.strip_prefix(';') {
+            Some(more) => rest = more,
+            None => break,
+        }
+    }
+    let hop = if let [hop] = hops[..] { hop } else { None };
+    Some((hop, rest))
+}
+
+/// A value, quoted or not, and what follows it.
+fn value(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        return token(text).map(|(token, rest)| (token.to_owned(), rest));
+    };
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return Some((value, &quoted[at + 1..])),
+            '\\' => value.push(characters.next()?.1),
+            _ => value.push(character),
+        }
+    }
+    None
+}
+
+/// A run of characters that need no quotation marks, and what follows it. Addresses with a port are often left
+/// without them, so that `:` and brackets count too.
+fn token(text: &str) -> Option<(&str, &str)> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~:[]".contains(c);
+    let (token, rest) = text.split_at(text.find(|c| !fits(c)).unwrap_or(text.len()));
+    (!token.is_empty()).then_some((token, rest))
+}
+
+/// An address, perhaps with a port and brackets.
+fn address(hop: &str) -> Option<IpAddr> {
+    let bracketed = || Ipv6Addr::from_str(hop.strip_prefix('[')?.strip_suffix(']')?).ok().map(IpAddr::V6);
+    let with_port = || hop.parse::<SocketAddr>().ok().map(|address| address.ip());
+    let address = hop.parse().ok().or_else(bracketed).or_else(with_port)?;
+    Some(address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROXY: &str = "10.0.0.1";
+
+    fn headers(fields: &[(&str, &[u8])]) -> HeaderMap {
+        let pairs = fields.iter().map(|(name, value)| {
+            (HeaderName::try_from(*name).unwrap(), http::HeaderValue::from_bytes(value).unwrap())
+        });
+        let mut headers = HeaderMap::new();
+        pairs.for_each(|(name, value)| {
+            headers.append(name, value);
+        });
+        headers
+    }
+
+    fn behind_proxies() -> ClientAddress {
+        ClientAddress::trusting(["10.0.0.0/8", "2001:db8:ffff::/48", "192.0.2.1"]).unwrap()
+    }
+
+    fn seen(peer: &str, fields: &[(&str, &[u8])]) -> String {
+        behind_proxies().of(peer.parse().unwrap(), &headers(fields)).to_string()
+    }
+
+    #[test]
+    fn without_trusted_proxies_the_peer_is_the_client_whatever_it_writes() {
+        let forged = headers(&[("x-forwarded-for", b"203.0.113.9"), ("forwarded", b"for=203.0.113.9")]);
+        for peer in ["198.51.100.4", "10.0.0.1", "127.0.0.1", "::1"] {
+            let found = ClientAddress::default().of(peer.parse().unwrap(), &forged);
+            assert_eq!(found.to_string(), peer);
+        }
+        assert_eq!(seen("198.51.100.4", &[("x-forwarded-for", b"203.0.113.9")]), "198.51.100.4");
+    }
+
+    #[test]
+    fn x_forwarded_for_is_walked_from_the_right_to_the_first_hop_that_nobody_vouches_for() {
+        let table: [(&[u8], &str); 21] = [
+            (b"203.0.113.9", "203.0.113.9"),
+            (b"1.1.1.1, 203.0.113.9", "203.0.113.9"),
+            (b"10.9.9.9, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
+            (b"1.1.1.1,203.0.113.9,10.0.0.3,  10.0.0.2", "203.0.113.9"),
+            (b"10.0.0.3, 10.0.0.2", "10.0.0.3"),
+            (b"203.0.113.9:4711", "203.0.113.9"),
+            (b"2001:db8::7", "2001:db8::7"),
+            (b"[2001:db8::7]", "2001:db8::7"),
+            (b"[2001:db8::7]:443, [2001:db8:ffff::1]:443", "2001:db8::7"),
+            (b"::ffff:203.0.113.9", "203.0.113.9"),
+            (b"203.0.113.9, ::ffff:10.0.0.2", "203.0.113.9"),
+            // what is no address ends the walk at the proxy that passed it on
+            (b"", PROXY),
+            (b"unknown", PROXY),
+            (b"_hidden", PROXY),
+            (b"1.1.1.1, garbage, 10.0.0.2", "10.0.0.2"),
+            (b"1.1.1.1, , 10.0.0.2", "10.0.0.2"),
+            (b"1.1.1.1, 10.0.0.2,", PROXY),
+            (b"203.0.113.009", PROXY),
+            (b"fe80::1%eth0", PROXY),
+            (b"203.0.113.9:99999", PROXY),
+            (b"1.1.1.1, \xff\xfe", PROXY),
+        ];
+        for (field, client) in table {
+            assert_eq!(seen(PROXY, &[("x-forwarded-for", field)]), client, "{}", field.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn forwarded_is_walked_in_the_same_way() {
+        let table: [(&[u8], &str); 20] = [
+            (b"for=203.0.113.9", "203.0.113.9"),
+            (b"For=203.0.113.9;proto=https;by=10.0.0.1", "203.0.113.9"),
+            (b"proto=http; for=\"203.0.113.9:80\" ;host=\"a,b;c\"", "203.0.113.9"),
+            (b"for=1.1.1.1, for=203.0.113.9, for=10.0.0.2", "203.0.113.9"),
+            (b"for=\"[2001:db8::7]:4711\"", "2001:db8::7"),
+            (b"for=\"[2001:db8::7]\", for=10.0.0.2", "2001:db8::7"),
+            (b"for=\"\\2\\03.0.113.9\"", "203.0.113.9"),
+            (b"for=1.1.1.1;, for=203.0.113.9", "203.0.113.9"),
+            (b"for=203.0.113.9:80", "203.0.113.9"),
+            // a hop that is no address
+            (b"for=unknown", PROXY),
+            (b"for=_hidden, for=10.0.0.2", "10.0.0.2"),
+            (b"for=\"_a:_b\"", PROXY),
+            (b"proto=https", PROXY),
+            (b"for=203.0.113.9;for=203.0.113.9", PROXY),
+            // a client who tries to swallow what the proxy appends
+            (b"for=\", for=203.0.113.9", PROXY),
+            (b"for=1.1.1.1;x=\", for=\"203.0.113.9\"", PROXY),
+            (b"for=\"1.1.1.1\\, for=203.0.113.9", PROXY),
+            (b"for=1.1.1.1 for=203.0.113.9", PROXY),
+            (b"for 1.1.1.1", PROXY),
+            (b"", PROXY),
+        ];
+        for (field, client) in table {
+            assert_eq!(seen(PROXY, &[("forwarded", field)]), client, "{}", field.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn several_lines_are_one_field() {
+        let lines: &[(&str, &[u8])] =
+            &[("x-forwarded-for", b"1.1.1.1"), ("x-forwarded-for", b"203.0.113.9, 10.0.0.2")];
+        assert_eq!(seen(PROXY, lines), "203.0.113.9");
+        let lines: &[(&str, &[u8])] =
+            &[("forwarded", b"for=1.1.1.1;x=\""), ("forwarded", b"for=203.0.113.9")];
+        assert_eq!(
+            seen(PROXY, lines),
+            PROXY,
+            "a quotation mark that is open in one line swallows nothing in another"
+        );
+    }
+
+    #[test]
+    fn two_fields_that_disagree_are_not_believed_unless_one_is_chosen() {
+        let agreeing: &[(&str, &[u8])] =
+            &[("x-forwarded-for", b"1.1.1.1, 203.0.113.9"), ("forwarded", b"for=203.0.113.9")];
+        assert_eq!(seen(PROXY, agreeing), "203.0.113.9");
+        let forged: &[(&str, &[u8])] = &[("x-forwarded-for", b"203.0.113.9"), ("forwarded", b"for=1.1.1.1")];
+        assert_eq!(seen(PROXY, forged), PROXY);
+        let table = [(Fields::XForwardedFor, "203.0.113.9"), (Fields::Forwarded, "1.1.1.1")];
+        for (fields, client) in table {
+            let found = behind_proxies().believing(fields).of(PROXY.parse().unwrap(), &headers(forged));
+            assert_eq!(found.to_string(), client);
+        }
+    }
+
+    #[test]
+    fn a_chain_of_proxies_is_followed_only_so_far() {
+        let chain = |hops: usize| format!("203.0.113.9{}", ", 10.0.0.2".repeat(hops));
+        assert_eq!(seen(PROXY, &[("x-forwarded-for", chain(MAX_HOPS - 1).as_bytes())]), "203.0.113.9");
+        assert_eq!(seen(PROXY, &[("x-forwarded-for", chain(MAX_HOPS).as_bytes())]), "10.0.0.2");
+    }
+
+    #[test]
+    fn a_peer_on_a_dual_stack_socket_is_its_ipv4_address() {
+        assert_eq!(seen("::ffff:10.0.0.1", &[("x-forwarded-for", b"203.0.113.9")]), "203.0.113.9");
+        assert_eq!(seen("::ffff:198.51.100.4", &[]), "198.51.100.4");
+        let mapped = ClientAddress::trusting(["::ffff:10.0.0.0/104"]).unwrap();
+        assert_eq!(mapped, ClientAddress::trusting(["10.0.0.0/8"]).unwrap());
+    }
+
+    #[test]
+    fn ipv6_clients_are_counted_by_their_network() {
+        let none = HeaderMap::new();
+        let counted =
+            |client: &ClientAddress, peer: &str| client.counted(peer.parse().unwrap(), &none).to_string();
+        let default = ClientAddress::default();
+        assert_eq!(counted(&default, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(counted(&default, "203.0.113.9"), "203.0.113.9");
+        assert_eq!(counted(&default, "::ffff:203.0.113.9"), "203.0.113.9");
+        let table = [(1, "::"), (48, "2001:db8:1::"), (56, "2001:db8:1::"), (128, "2001:db8:1:2:3:4:5:6")];
+        for (bits, network) in table {
+            let client = ClientAddress::default().with_ipv6_prefix(bits).unwrap();
+            assert_eq!(counted(&client, "2001:db8:1:2:3:4:5:6"), network);
+        }
+        for bits in [0, 129, 255] {
+            assert_eq!(ClientAddress::default().with_ipv6_prefix(bits), Err(ClientError::Prefix(bits)));
+        }
+        assert_eq!(aggregated("2001:db8::1".parse().unwrap(), 0).to_string(), "::");
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused_and_named() {
+        for text in ["", "10.0.0.0/33", "localhost", "10.0.0", "10.0.0.0/8 "] {
+            assert_eq!(ClientAddress::trusting([text]), Err(ClientError::Network(text.into())));
+        }
+    }
+}

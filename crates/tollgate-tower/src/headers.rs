@@ -1,0 +1,318 @@
+//! A decision as the fields of a response: how much is allowed, what is left, when to come back.
+//!
+//! | dialect | fields |
+//! |---|---|
+//! | `draft-11` | `RateLimit-Policy: "login";q=10;w=60` and `RateLimit: "login";r=3;t=41`, one member for each rule |
+//! | `draft-07` | `RateLimit-Policy: 10;w=60` and `RateLimit: limit=10, remaining=3, reset=41` |
+//! | `draft-06` | `RateLimit-Policy: 10;w=60` and `RateLimit-Limit`, `-Remaining`, `-Reset` |
+//! | `x-ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset`: plain numbers |
+//! | `github` | the same and `-Used`, `-Resource`, where `-Reset` is a Unix time |
+//! | `none` | none of these |
+//!
+//! In every dialect a refusal that ends by itself carries `Retry-After`. Seconds are whole and rounded up. Shadow rules are not
+//! shown, and nothing is said of limits while the store is away and they are not enforced.
+//!
+//! Drafts 6 and 7 and the older dialects have room for one limit: the one that decided.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use tollgate::{Algorithm, Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
+use tollgate_core::decision::whole_seconds_up;
+
+/// The largest integer of a structured field: 15 digits.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// What a limit without a rule is called.
+const UNNAMED: &str = "default";
+
+/// The shortest window that fields can express.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// The parameters of draft 11.
+mod parameter {
+    pub(super) const QUOTA: &str = "q";
+    pub(super) const QUOTA_UNIT: &str = "qu";
+    pub(super) const WINDOW: &str = "w";
+    pub(super) const AVAILABLE: &str = "r";
+    pub(super) const EFFECTIVE_WINDOW: &str = "t";
+}
+
+/// How limits are told to clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// draft-ietf-httpapi-ratelimit-headers-11, which is on the wire also what -10 is.
+    #[default]
+    Draft11,
+    /// The same document's version 7: one dictionary.
+    Draft07,
+    /// Its version 6: four fields.
+    Draft06,
+    /// `X-RateLimit-*` with a reset in seconds from now.
+    XRateLimit,
+    /// `X-RateLimit-*` with a reset as Unix time, left out where the store's time is not known.
+    GitHub,
+    /// Nothing but `Retry-After`.
+    None,
+}
+
+impl Dialect {
+    /// Every dialect, the default first.
+    pub const ALL: [Self; 6] =
+        [Self::Draft11, Self::Draft07, Self::Draft06, Self::XRateLimit, Self::GitHub, Self::None];
+
+    /// Its name in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Draft11 => "draft-11",
+            Self::Draft07 => "draft-07",
+            Self::Draft06 => "draft-06",
+            Self::XRateLimit => "x-ratelimit",
+            Self::GitHub => "github",
+            Self::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name of no dialect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown header dialect {0:?}: use draft-11, draft-07, draft-06, x-ratelimit, github or none")]
+pub struct DialectError(String);
+
+impl FromStr for Dialect {
+    type Err = DialectError;
+
+    fn from_str(name: &str) -> Result<Self, DialectError> {
+        let known = Self::ALL.into_iter().find(|dialect| dialect.name() == name);
+        known.ok_or_else(|| DialectError(name.to_owned()))
+    }
+}
+
+/// The fields that tell a client about a decision, in the order in which they are best read.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tollgate::{Labels, Limit, Limiter, MemoryStore, Rule};
+/// use tollgate_tower::headers::{self, Dialect};
+///
+/// let rule = Rule::new("login", Limit::sliding_log(10, Duration::from_secs(60))?);
+/// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+/// let decision = limiter.check(&Labels::default(), 1).await?;
+///
+/// let fields = headers::of(&decision, Dialect::Draft11);
+/// assert_eq!(fields[0].0, "ratelimit-policy");
+/// assert_eq!(fields[0].1, r#""login";q=10;w=60"#);
+/// assert_eq!(fields[1].1, r#""login";r=9;t=60"#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+pub fn of(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, HeaderValue)> {
+    let mut fields = match dialect {
+        Dialect::Draft11 => named_lists(decision),
+        Dialect::Draft07 => one_dictionary(decision),
+        Dialect::Draft06 => four_fields(decision),
+        Dialect::XRateLimit => numbers(decision),
+        Dialect::GitHub => numbers_and_date(decision),
+        Dialect::None => Vec::new(),
+    };
+    if let Some(wait) = decision.retry_after() {
+        fields.push((RETRY_AFTER, integer(seconds(wait))));
+    }
+    fields
+}
+
+/// Adds the fields of a decision to a response that may have some already, as from a limiter further inside: lists
+/// grow, everything else stays as it is.
+pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
+    for (name, value) in of(decision, dialect) {
+        let is_list = name == POLICY || (name == RATE_LIMIT && dialect == Dialect::Draft11);
+        if is_list {
+            headers.append(name, value);
+        } else if !headers.contains_key(&name) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// Draft 11: all policies; of an allowed request what each has left, of a refused one those that refuse it. So
+/// `Retry-After`, the longest of their waits, never names a moment before the end of a `t`.
+fn named_lists(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+    let policies = shown(decision).map(|tier| {
+        let mut member = quoted(name(tier));
+        push(&mut member, parameter::QUOTA, clamped(quota(tier)));
+        if *tier.unit != *DEFAULT_UNIT {
+            push(&mut member, parameter::QUOTA_UNIT, quoted(&tier.unit));
+        }
+        if let Some(seconds) = window_seconds(tier) {
+            push(&mut member, parameter::WINDOW, clamped(seconds));
+        }
+        member
+    });
+    let speaking = shown(decision).filter(|tier| tier.outcome.is_allowed() == decision.is_allowed());
+    let states = speaking.map(|tier| {
+        let mut member = quoted(name(tier));
+        push(&mut member, parameter::AVAILABLE, clamped(tier.remaining));
+        if let Some(seconds) = effective_window(tier) {
+            push(&mut member, parameter::EFFECTIVE_WINDOW, clamped(seconds));
+        }
+        member
+    });
+    let fields = [(POLICY, list(policies)), (RATE_LIMIT, list(states))];
+    fields
+        .into_iter()
+        .filter(|(_, members)| !members.is_empty())
+        .map(|(name, text)| (name, value(text)))
+        .collect()
+}
+
+fn one_dictionary(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+    let Some(tier) = decision.deciding() else { return Vec::new() };
+    let (limit, remaining, reset) =
+        (clamped(tier.limit), clamped(tier.remaining), clamped(whole_seconds_up(until_reset(tier))));
+    let mut fields = plain_policy(decision, tier);
+    fields.push((RATE_LIMIT, value(format!("limit={limit}, remaining={remaining}, reset={reset}"))));
+    fields
+}
+
+fn four_fields(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+    let Some(tier) = decision.deciding() else { return Vec::new() };
+    let mut fields = plain_policy(decision, tier);
+    fields.extend([
+        (HeaderName::from_static("ratelimit-limit"), integer(tier.limit)),
+        (HeaderName::from_static("ratelimit-remaining"), integer(tier.remaining)),
+        (HeaderName::from_static("ratelimit-reset"), integer(whole_seconds_up(until_reset(tier)))),
+    ]);
+    fields
+}
+
+/// Policies as drafts 6 and 7 have them: a quota and a window, and no quota twice. Of two alike, the one that decided.
+fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, HeaderValue)> {
+    let mut quotas = Vec::new();
+    let members = std::iter::once(deciding).chain(shown(decision)).filter_map(|tier| {
+        let seconds = window_seconds(tier)?;
+        if quotas.contains(&quota(tier)) {
+            return None;
+        }
+        quotas.push(quota(tier));
+        Some(format!("{};{}={}", clamped(quota(tier)), parameter::WINDOW, clamped(seconds)))
+    });
+    let members = list(members);
+    if members.is_empty() { Vec::new() } else { vec![(POLICY, value(members))] }
+}
+
+fn numbers(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+    let Some(tier) = decision.deciding() else { return Vec::new() };
+    vec![
+        (HeaderName::from_static("x-ratelimit-limit"), integer(tier.limit)),
+        (HeaderName::from_static("x-ratelimit-remaining"), integer(tier.remaining)),
+        (HeaderName::from_static("x-ratelimit-reset"), integer(whole_seconds_up(until_reset(tier)))),
+    ]
+}
+
+fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+    let Some(tier) = decision.deciding() else { return Vec::new() };
+    let mut fields = numbers(decision);
+    fields.pop();
+    let used = tier.limit.saturating_sub(tier.remaining);
+    fields.push((HeaderName::from_static("x-ratelimit-used"), integer(used)));
+    if let Some(at) = decision.at {
+        let reset = unix_seconds_up(at.plus(until_reset(tier)));
+        fields.push((HeaderName::from_static("x-ratelimit-reset"), integer(reset)));
+    }
+    fields.push((HeaderName::from_static("x-ratelimit-resource"), value(printable(name(tier)))));
+    fields
+}
+
+/// The limits that clients are told of: those that can refuse.
+fn shown(decision: &Decision) -> impl Iterator<Item = &TierDecision> {
+    decision.tiers.iter().filter(|tier| tier.mode == Mode::Enforced)
+}
+
+fn name(tier: &TierDecision) -> &str {
+    tier.rule.as_deref().unwrap_or(UNNAMED)
+}
+
+/// The amount per window, which a burst does not change; nothing under a rule that refuses outright.
+fn quota(tier: &TierDecision) -> u64 {
+    tier.policy.map_or(0, |limit| limit.amount())
+}
+
+/// The window; one with a fraction counts as the longer one, as the same quota then promises less.
+fn window_seconds(tier: &TierDecision) -> Option<u64> {
+    let window = tier.policy?.window();
+    (window >= SHORTEST_WINDOW).then(|| whole_seconds_up(window))
+}
+
+/// For how long no more than what remains may be used. A bucket refills all the time: until it is full, as naming the
+/// next unit's arrival would invite far more than the limit.
+fn effective_window(tier: &TierDecision) -> Option<u64> {
+    if let Outcome::Denied { retry: Retry::After(wait) } = tier.outcome {
+        return Some(seconds(wait));
+    }
+    let limit = tier.policy?;
+    match limit.algorithm() {
+        Algorithm::SlidingLog | Algorithm::SlidingCounter => Some(seconds(limit.window())),
+        Algorithm::FixedWindow | Algorithm::TokenBucket => {
+            (!tier.reset_after.is_zero()).then(|| seconds(tier.reset_after))
+        }
+    }
+}
+
+/// When the older dialects say that a limit resets: for who is refused, when to come back.
+fn until_reset(tier: &TierDecision) -> Duration {
+    match tier.outcome {
+        Outcome::Denied { retry: Retry::After(wait) } => wait,
+        Outcome::Denied { retry: Retry::Never } | Outcome::Allowed => tier.reset_after,
+    }
+}
+
+/// A wait in whole seconds, rounded up and never zero.
+fn seconds(wait: Duration) -> u64 {
+    whole_seconds_up(wait).max(1)
+}
+
+fn unix_seconds_up(moment: Timestamp) -> u64 {
+    moment.as_micros().div_ceil(1_000_000)
+}
+
+fn clamped(number: u64) -> u64 {
+    number.min(MAX_INTEGER)
+}
+
+fn integer(number: u64) -> HeaderValue {
+    HeaderValue::from(clamped(number))
+}
+
+fn push(member: &mut String, key: &str, value: impl fmt::Display) {
+    use fmt::Write;
+    write!(member, ";{key}={value}").expect("writing to a string cannot fail");
+}
+
+fn list(members: impl Iterator<Item = String>) -> String {
+    members.collect::<Vec<_>>().join(", ")
+}
+
+/// A string of a structured field. Names of rules and units are printable ASCII; should one ever not be, it is
+/// still a valid field.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", printable(text).replace('\\', r"\\").replace('"', r#"\""#))
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect()
+}
+
+fn value(text: String) -> HeaderValue {
+    HeaderValue::try_from(text).expect("a field is made of printable ASCII")
+}
