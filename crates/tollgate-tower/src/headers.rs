@@ -239,7 +239,8 @@ fn shown(decision: &Decision) -> impl Iterator<Item = &TierDecision> {
     decision.tiers.iter().filter(|tier| tier.mode == Mode::Enforced)
 }
 
-fn name(tier: &TierDecision) -> &str {
+/// What clients know a limit by.
+pub(crate) fn name(tier: &TierDecision) -> &str {
     tier.rule.as_deref().unwrap_or(UNNAMED)
 }
 

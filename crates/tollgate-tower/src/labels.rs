@@ -1,0 +1,91 @@
+//! What a request says about itself, from its head.
+
+use std::{borrow::Cow, net::IpAddr, sync::Arc};
+
+use http::{HeaderName, header::HOST, request::Parts};
+use tollgate::{LabelError, Labels};
+
+use crate::{client::ClientAddress, refusal::Mistake};
+
+type Read<V> = Arc<dyn Fn(&Parts) -> Option<V> + Send + Sync>;
+
+/// One label: its name and where its value is found.
+#[derive(Clone)]
+pub(crate) struct Label {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) source: Source,
+}
+
+/// Where the value of a label is found.
+#[derive(Clone)]
+pub(crate) enum Source {
+    ClientIp { client: ClientAddress, peer: Read<IpAddr> },
+    Header(HeaderName),
+    Method,
+    Path,
+    Host,
+    Custom(Read<Vec<u8>>),
+}
+
+/// The labels of a request. One that its source does not have is absent.
+pub(crate) fn read(labels: &[Label], request: &Parts) -> Result<Labels, Mistake> {
+    let mut pairs = Vec::with_capacity(labels.len());
+    for label in labels {
+        if let Some(value) = label.source.value(request)? {
+            pairs.push((&*label.name, value));
+        }
+    }
+    Labels::new(pairs).map_err(|error| match error {
+        LabelError::ValueTooLong { .. } => Mistake::OfCaller(error.to_string()),
+        _ => Mistake::Ours(error.to_string()),
+    })
+}
+
+impl Source {
+    fn value(&self, request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
+        Ok(match self {
+            Self::ClientIp { client, peer } => {
+                // Without it, limits for each address would apply to nobody.
+                let peer = peer(request).ok_or_else(|| {
+                    Mistake::Ours(
+                        "the address that connected is not known: see RateLimitLayer::client_ip".into(),
+                    )
+                })?;
+                Some(client.counted(peer, &request.headers).to_string().into())
+            }
+            Self::Header(name) => single(request, name)?.map(<[u8]>::to_vec),
+            Self::Method => Some(request.method.as_str().into()),
+            Self::Path => Some(request.uri.path().into()),
+            Self::Host => host(request)?.map(Vec::from),
+            Self::Custom(read) => read(request),
+        })
+    }
+}
+
+/// The value of a header that may be given once: of two, the limiter and the service within might each take another.
+fn single<'a>(request: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, Mistake> {
+    let mut values = request.headers.get_all(name).iter();
+    let first = values.next();
+    match values.next() {
+        Some(_) => Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once"))),
+        None => Ok(first.map(|value| value.as_bytes())),
+    }
+}
+
+/// The host that is asked for, without port, in one spelling.
+fn host(request: &Parts) -> Result<Option<String>, Mistake> {
+    let text = match request.uri.host() {
+        Some(host) => host,
+        None => {
+            let Some(value) = single(request, &HOST)? else { return Ok(None) };
+            let authority = http::uri::Authority::try_from(value)
+                .map_err(|_| Mistake::OfCaller("the header host is not a host".into()))?;
+            return Ok(Some(one_spelling(authority.host())));
+        }
+    };
+    Ok(Some(one_spelling(text)))
+}
+
+fn one_spelling(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}

@@ -1,0 +1,194 @@
+//! What the middleware is told: where labels come from, what requests cost, how refusals look.
+
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderName, Response, request::Parts};
+use tollgate::{Cost, Costs, Decision, Limiter};
+use tower_layer::Layer;
+
+use crate::{
+    client::ClientAddress,
+    headers::Dialect,
+    labels::{Label, Source},
+    service::RateLimit,
+};
+
+type CostOf = Arc<dyn Fn(&Parts) -> Costs + Send + Sync>;
+type Refuse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
+
+/// Puts a [`Limiter`] in front of a service. Cheap to clone.
+///
+/// Every request is asked about with the labels that are named here; what the rules say decides. A label whose source
+/// the request does not have is absent, and the rule's `absent` says what that means; the client's address is never
+/// absent. Of two sources for one label the later counts.
+pub struct RateLimitLayer<S> {
+    settings: Arc<Settings<S>>,
+}
+
+pub(crate) struct Settings<S> {
+    pub(crate) limiter: Limiter<S>,
+    pub(crate) labels: Vec<Label>,
+    pub(crate) cost: Option<CostOf>,
+    pub(crate) dialect: Dialect,
+    pub(crate) refuse: Option<Refuse>,
+}
+
+impl<S> RateLimitLayer<S> {
+    /// Asks this limiter about every request: no labels yet, each costs one, draft 11 fields, problem+json.
+    pub fn new(limiter: Limiter<S>) -> Self {
+        let settings =
+            Settings { limiter, labels: Vec::new(), cost: None, dialect: Dialect::default(), refuse: None };
+        Self { settings: Arc::new(settings) }
+    }
+
+    /// Label `ip`: the client's address. `peer` finds the address that connected, which is where each server
+    /// puts it:
+    ///
+    /// * axum: `|request| request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())`, and serve with
+    ///   `into_make_service_with_connect_info::<SocketAddr>()`
+    /// * tonic: `|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())`
+    ///
+    /// When there is none, the request is answered with 500: a limit for each address would otherwise apply
+    /// to nobody.
+    #[must_use]
+    pub fn client_ip(
+        self,
+        client: ClientAddress,
+        peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static,
+    ) -> Self {
+        self.with_label("ip".into(), Source::ClientIp { client, peer: Arc::new(peer) })
+    }
+
+    /// A label from a header, byte for byte. A request that has the header twice is answered with 400.
+    #[must_use]
+    pub fn header(self, label: impl Into<Cow<'static, str>>, header: HeaderName) -> Self {
+        self.with_label(label.into(), Source::Header(header))
+    }
+
+    /// Label `method`.
+    #[must_use]
+    pub fn method(self) -> Self {
+        self.with_label("method".into(), Source::Method)
+    }
+
+    /// Label `path`, as the client wrote it: `/users/7`, without the query. To limit what a route serves, label requests by
+    /// its template instead, which has one spelling; see [`RateLimitLayer::label`].
+    #[must_use]
+    pub fn path(self) -> Self {
+        self.with_label("path".into(), Source::Path)
+    }
+
+    /// Label `host`: the host that is asked for, in lower case and without port.
+    #[must_use]
+    pub fn host(self) -> Self {
+        self.with_label("host".into(), Source::Host)
+    }
+
+    /// A label from anything in the head of a request, for example axum's template of the route:
+    ///
+    /// ```
+    /// # use tollgate::{Limiter, MemoryStore};
+    /// # use tollgate_tower::RateLimitLayer;
+    /// use axum::extract::MatchedPath;
+    ///
+    /// # let limiter = Limiter::new(MemoryStore::new(), [])?;
+    /// let layer = RateLimitLayer::new(limiter).label("route", |request| {
+    ///     request.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned())
+    /// });
+    /// # Ok::<(), tollgate::RulesError>(())
+    /// ```
+    #[must_use]
+    pub fn label<V: Into<Vec<u8>>>(
+        self,
+        label: impl Into<Cow<'static, str>>,
+        value: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
+    ) -> Self {
+        let read = move |request: &Parts| value(request).map(Into::into);
+        self.with_label(label.into(), Source::Custom(Arc::new(read)))
+    }
+
+    /// What a request costs; one, unless this says otherwise.
+    #[must_use]
+    pub fn cost<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.cost = Some(Arc::new(move |request| cost(request).into())))
+    }
+
+    /// How limits are told to clients.
+    #[must_use]
+    pub fn dialect(self, dialect: Dialect) -> Self {
+        self.with(|settings| settings.dialect = dialect)
+    }
+
+    /// Another response to those who are refused, instead of problem+json or the gRPC status. The fields of
+    /// the dialect are added to it.
+    #[must_use]
+    pub fn on_refusal(
+        self,
+        response: impl Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|settings| settings.refuse = Some(Arc::new(response)))
+    }
+
+    fn with_label(self, name: Cow<'static, str>, source: Source) -> Self {
+        self.with(|settings| {
+            settings.labels.retain(|label| label.name != name);
+            settings.labels.push(Label { name, source });
+        })
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Settings<S>)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+}
+
+impl<S> Settings<S> {
+    pub(crate) fn cost(&self, request: &Parts) -> Costs {
+        self.cost.as_ref().map_or_else(|| Cost::ONE.into(), |cost| cost(request))
+    }
+}
+
+// by hand: the store need not be cloned, nor shown
+
+impl<S> Clone for RateLimitLayer<S> {
+    fn clone(&self) -> Self {
+        Self { settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<S> Clone for Settings<S> {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            labels: self.labels.clone(),
+            cost: self.cost.clone(),
+            dialect: self.dialect,
+            refuse: self.refuse.clone(),
+        }
+    }
+}
+
+impl<S> fmt::Debug for RateLimitLayer<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.settings.fmt(f)
+    }
+}
+
+impl<S> fmt::Debug for Settings<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let labels: Vec<_> = self.labels.iter().map(|label| &label.name).collect();
+        f.debug_struct("RateLimit")
+            .field("labels", &labels)
+            .field("dialect", &self.dialect)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<I, S> Layer<I> for RateLimitLayer<S> {
+    type Service = RateLimit<I, S>;
+
+    fn layer(&self, inner: I) -> RateLimit<I, S> {
+        RateLimit { inner, settings: Arc::clone(&self.settings) }
+    }
+}
