@@ -36,6 +36,22 @@ pub(crate) fn parse(text: &str) -> Result<Duration, DurationError> {
     if text.is_empty() { Err(refused()) } else { Ok(Duration::from_millis(total_ms)) }
 }
 
+/// Writes a duration as it is read; a fraction of a millisecond, which cannot be read, as Rust does.
+pub(crate) fn text(duration: Duration) -> String {
+    let mut rest_ms = match u64::try_from(duration.as_millis()) {
+        Ok(millis) if Duration::from_millis(millis) == duration => millis,
+        _ => return format!("{duration:?}"),
+    };
+    let mut text = String::new();
+    for (unit, unit_ms) in UNITS {
+        if rest_ms >= unit_ms {
+            text.push_str(&format!("{}{unit}", rest_ms / unit_ms));
+            rest_ms %= unit_ms;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
 fn split_where(text: &str, ends: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(ends).unwrap_or(text.len()))
 }
@@ -60,6 +76,18 @@ mod tests {
         for (text, millis) in table {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        for (millis, written) in
+            [(0, "0s"), (1, "1ms"), (60_000, "1m"), (5_400_000, "1h30m"), (93_784_005, "1d2h3m4s5ms")]
+        {
+            let duration = Duration::from_millis(millis);
+            assert_eq!(text(duration), written);
+            assert_eq!(parse(written), Ok(duration));
+        }
+        assert_eq!(text(Duration::from_micros(1500)), "1.5ms");
     }
 
     #[test]

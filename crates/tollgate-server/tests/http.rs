@@ -61,7 +61,7 @@ impl Api {
         let text = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         let (content_type, allow) = (text(header::CONTENT_TYPE).unwrap(), text(header::ALLOW));
         let status = response.status();
-        let body = to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
         Reply { status, content_type, allow, body: String::from_utf8(body.into()).unwrap() }
     }
 
@@ -403,7 +403,7 @@ async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
     let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
     assert_eq!(
         detail,
-        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset or /healthz"
+        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain or /healthz"
     );
     for call in CALLS {
         let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;
@@ -476,4 +476,105 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let detail =
         api.problem(StatusCode::SERVICE_UNAVAILABLE, "/v1/reset", r#"{"labels":{"route":"open"}}"#).await;
     assert!(detail.ends_with("nothing changed: away"), "{detail}");
+}
+
+#[tokio::test]
+async fn several_checks_are_decided_in_order_and_each_by_itself() {
+    let api = Api::with_login_rule();
+    let checks = format!(
+        r#"{{"deadline_ms":1000,"checks":[{LOGIN},{LOGIN},{LOGIN},{{"labels":{{"route":"search"}}}},
+            {{"key":"k","limit":{{"amount":5,"window":"1s"}},"cost":2}}]}}"#
+    );
+    let results = api.field("results", "/v1/check", &checks).await;
+    let allowed: Vec<_> = results.as_array().unwrap().iter().map(|result| &result["allowed"]).collect();
+    assert_eq!(allowed, [true, true, false, true, true]);
+    assert_eq!(results[4]["remaining"], 3);
+    assert_eq!(api.ask("/v1/check", r#"{"checks":[]}"#).await, r#"{"results":[]}"#);
+
+    let (most, refused) = (1000, StatusCode::BAD_REQUEST);
+    let many = |count: usize| format!(r#"{{"checks":[{}]}}"#, vec![LOGIN; count].join(","));
+    assert_eq!(api.field("results", "/v1/check", &many(most)).await.as_array().unwrap().len(), most);
+    let detail = api.problem(refused, "/v1/check", many(most + 1)).await;
+    assert_eq!(detail, "1001 checks are too many: send at most 1000");
+}
+
+#[tokio::test]
+async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
+    let api = Api::with_login_rule();
+    for (second, wrong) in [
+        (r#"{"labels":{},"cost":-1}"#, "checks[1].cost: "),
+        (r#"{"cost":1}"#, "checks[1]: the body has to be of one of two forms"),
+        (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" belongs beside \"checks\""),
+        (r#"{"checks":[]}"#, "checks[1]: \"checks\" are not for a check within others"),
+        (r#"["labels"]"#, "checks[1]: invalid type: sequence, expected an object"),
+    ] {
+        let body = format!(r#"{{"checks":[{LOGIN},{second}]}}"#);
+        let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
+        assert!(detail.starts_with(wrong), "{detail}");
+    }
+    let both = r#"{"checks":[],"labels":{}}"#;
+    let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", both).await;
+    assert!(detail.contains("stands alone"), "{detail}");
+    for call in &CALLS[1..] {
+        let detail = api.problem(StatusCode::BAD_REQUEST, call, r#"{"checks":[]}"#).await;
+        assert!(detail.contains("\"checks\" has no place in this call"), "{call}: {detail}");
+    }
+    assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
+}
+
+#[tokio::test]
+async fn a_mistake_that_shows_only_with_the_rules_leaves_the_other_checks_alone() {
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    let tenfold = Rule::new("tenfold", limit).when("big", "*").cost(tollgate::Cost::new(10).unwrap());
+    let api = Api::new([tenfold, Rule::new("all", limit)]);
+    let huge = r#"{"labels":{"big":""},"cost":9007199254740991}"#;
+    let results =
+        api.field("results", "/v1/check", &format!(r#"{{"checks":[{huge},{{"labels":{{}}}}]}}"#)).await;
+    assert_eq!((&results[0]["status"], &results[1]["allowed"]), (&400.into(), &true.into()));
+    assert!(results[0]["detail"].as_str().unwrap().contains("too large for rule \"tenfold\""));
+}
+
+#[tokio::test]
+async fn a_deadline_of_nothing_is_refused() {
+    let api = Api::with_login_rule();
+    for (given, wrong) in [("0", "is 0: use at least 1"), ("-1", "invalid type"), ("1.5", "invalid type")] {
+        let body = format!(r#"{{"labels":{{}},"deadline_ms":{given}}}"#);
+        let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
+        assert!(detail.contains(wrong), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn an_explanation_names_rules_keys_and_the_sum() {
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    let api = Api::new([
+        Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]),
+        Rule::new("search", limit).when("route", "search"),
+        Rule::new("tokens", limit).unit("tokens").shadow(),
+    ]);
+    api.ask("/v1/check", LOGIN).await;
+    api.clock.advance(Duration::from_secs(15));
+    let asked = r#"{"labels":{"route":"login","ip":"203.0.113.9"},"cost":2}"#;
+    for _ in 0..2 {
+        let told: serde_json::Value = serde_json::from_str(&api.ask("/v1/explain", asked).await).unwrap();
+        assert_eq!(
+            told["applies"][0],
+            serde_json::json!({
+                "rule": "login-per-ip", "key": "login-per-ip:203.0.113.9", "cost": 2,
+                "limit": {"algorithm": "sliding-log", "amount": 2, "window": "1m", "capacity": 2, "shadow": false},
+                "state": {"used": 1, "remaining": 1, "reset_after_ms": 45000},
+                "arithmetic": "1 used + 2 asked = 3 of 2: fits in 45s",
+            })
+        );
+        assert_eq!(
+            told["applies"][1]["arithmetic"],
+            "0 used + 0 asked = 0 of 2: fits (the request names no cost in \"tokens\")"
+        );
+        assert_eq!(told["others"], serde_json::json!([{"rule": "search", "because": "route is not search"}]));
+        assert_eq!((&told["decision"]["allowed"], &told["more_others"]), (&false.into(), &0.into()));
+    }
+    let key = r#"{"key":"k","limit":{"amount":3,"window":"1s"},"cost":4}"#;
+    let told = api.field("applies", "/v1/explain", key).await;
+    assert_eq!(told[0]["arithmetic"], "4 asked is more than the 3 that ever fit: waiting does not help");
+    assert_eq!(told[0]["key"], "!key:k");
 }

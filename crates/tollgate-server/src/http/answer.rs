@@ -1,8 +1,11 @@
 //! A decision as JSON.
 
+use axum::Json;
 use serde::Serialize;
-use tollgate::{Decision, Outcome, Retry, TierDecision};
+use tollgate::{Decision, Retry, TierDecision};
 use tollgate_core::{decision::whole_millis_up, step::Mode};
+
+use super::problem::Problem;
 
 /// The answer to a check, a peek, a charge and a refund.
 #[derive(Serialize)]
@@ -18,6 +21,29 @@ pub(super) struct Answer {
     source: &'static str,
     at_us: Option<u64>,
     tiers: Vec<Tier>,
+}
+
+/// The answers to several checks, in their order.
+#[derive(Serialize)]
+pub(super) struct Results {
+    pub(super) results: Vec<Outcome>,
+}
+
+/// What became of one of several checks. They do not depend on each other: a mistake in one leaves the others alone.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Outcome {
+    Decided(Box<Answer>),
+    Mistaken(Problem),
+}
+
+impl From<Result<Json<Answer>, Problem>> for Outcome {
+    fn from(outcome: Result<Json<Answer>, Problem>) -> Self {
+        match outcome {
+            Ok(Json(answer)) => Self::Decided(Box::new(answer)),
+            Err(problem) => Self::Mistaken(problem),
+        }
+    }
 }
 
 /// What one rule says. When and where the decision was made is said once, above.
@@ -55,8 +81,8 @@ impl From<Decision> for Answer {
 impl From<&TierDecision> for Tier {
     fn from(tier: &TierDecision) -> Self {
         let retry_after_ms = match tier.outcome {
-            Outcome::Denied { retry: Retry::After(wait) } => Some(whole_millis_up(wait)),
-            Outcome::Denied { retry: Retry::Never } | Outcome::Allowed => None,
+            tollgate::Outcome::Denied { retry: Retry::After(wait) } => Some(whole_millis_up(wait)),
+            tollgate::Outcome::Denied { retry: Retry::Never } | tollgate::Outcome::Allowed => None,
         };
         Self {
             allowed: tier.outcome.is_allowed(),
@@ -72,8 +98,8 @@ impl From<&TierDecision> for Tier {
     }
 }
 
-fn is_never(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Denied { retry: Retry::Never })
+fn is_never(outcome: tollgate::Outcome) -> bool {
+    matches!(outcome, tollgate::Outcome::Denied { retry: Retry::Never })
 }
 
 /// The answer to a reset.

@@ -34,6 +34,10 @@ pub(super) struct Body {
     pub(super) rules: Option<Vec<String>>,
     #[serde(default, deserialize_with = "given")]
     pub(super) at_us: Option<Whole>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) deadline_ms: Option<Whole>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) checks: Option<Vec<Object<Body>>>,
 }
 
 /// A limit that comes with the request.
@@ -46,6 +50,15 @@ pub(super) struct Limit {
     pub(super) window: String,
     #[serde(default, deserialize_with = "given")]
     pub(super) burst: Option<Whole>,
+}
+
+/// What is read from an object alone.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        object(deserializer).map(Self)
+    }
 }
 
 /// So many requests, or so much of each unit.
@@ -102,9 +115,9 @@ fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 
 /// A struct from an object alone: what serde derives also takes an array of the fields' values.
 fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    struct Object<T>(PhantomData<T>);
+    struct Members<T>(PhantomData<T>);
 
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
         type Value = T;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,7 +129,7 @@ fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Re
         }
     }
 
-    deserializer.deserialize_map(Object(PhantomData))
+    deserializer.deserialize_map(Members(PhantomData))
 }
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {

@@ -6,6 +6,7 @@
 //! | `body` | a body as read: types, nothing unknown |
 //! | `question` | a body as used: one of two forms, checked |
 //! | `answer` | a decision as JSON |
+//! | `explain` | why it is so |
 //! | `problem` | what goes wrong, as problem+json |
 //!
 //! A mistake of the caller is a 4xx that says what would be right, and nothing is charged. A refusal is no
@@ -13,29 +14,35 @@
 
 mod answer;
 mod body;
+mod explain;
 mod problem;
 mod question;
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use axum::{
     Json, Router,
-    body::Bytes,
-    extract::{DefaultBodyLimit, FromRequest, Request, State},
+    body::{Bytes, to_bytes},
+    extract::{Request, State},
     http::StatusCode,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
+use futures_util::future::join_all;
+use http_body_util::LengthLimitError;
 use tollgate::{Operation, Store};
 
+pub use self::question::{MAX_BODY, MAX_CHECKS};
 use self::{
-    answer::{Answer, Reset},
+    answer::{Answer, Outcome, Reset, Results},
+    explain::Explanation,
     problem::Problem,
-    question::{Call, Question},
+    question::{Call, Question, Questions},
 };
 use crate::desk::{Caller, Desk, Transport};
 
-/// The largest body of a request, in bytes.
-pub const MAX_BODY: usize = 64 << 10;
+/// The largest body of several checks, in bytes.
+pub const MAX_BATCH_BODY: usize = 1 << 20;
 
 /// How long a body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,21 +55,31 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/charge", post(charge::<S>))
         .route("/v1/refund", post(refund::<S>))
         .route("/v1/reset", post(reset::<S>))
+        .route("/v1/explain", post(explain::<S>))
         .route("/healthz", get(|| async { "ok" }))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(desk)
 }
 
 type Answered = Result<Json<Answer>, Problem>;
 
-/// Who asks here.
-const CALLER: Caller = Caller::at(Transport::Http);
+fn caller(question: &Question) -> Caller {
+    Caller { transport: Transport::Http, budget: question.budget }
+}
 
-async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
-    let question = ask(&desk, Call::Check, request).await?;
-    decide(&desk, Operation::Check, &question).await
+async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Response, Problem> {
+    match Questions::read(&desk, &body(request, MAX_BATCH_BODY).await?)? {
+        Questions::One(question) => {
+            decide(&desk, Operation::Check, &question).await.map(IntoResponse::into_response)
+        }
+        Questions::Several(questions) => {
+            // in order: each joins those that wait for the store before the next one does
+            let decisions = questions.iter().map(|question| decide(&desk, Operation::Check, question));
+            let results = join_all(decisions).await.into_iter().map(Outcome::from).collect();
+            Ok(Json(Results { results }).into_response())
+        }
+    }
 }
 
 async fn peek<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
@@ -81,18 +98,29 @@ async fn refund<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answ
 }
 
 async fn decide<S: Store>(desk: &Desk<S>, operation: Operation, question: &Question) -> Answered {
-    Ok(Json(desk.decide(CALLER, operation, &question.subject).await?.into()))
+    Ok(Json(desk.decide(caller(question), operation, &question.subject).await?.into()))
 }
 
 async fn reset<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Json<Reset>, Problem> {
     let question = ask(&desk, Call::Reset, request).await?;
-    Ok(Json(Reset { reset: desk.reset(CALLER, &question.subject).await? }))
+    Ok(Json(Reset { reset: desk.reset(caller(&question), &question.subject).await? }))
+}
+
+async fn explain<S: Store>(
+    State(desk): State<Desk<S>>,
+    request: Request,
+) -> Result<Json<Explanation>, Problem> {
+    let question = ask(&desk, Call::Explain, request).await?;
+    let rules = desk.limiter().rules();
+    let decision = desk.decide(caller(&question), Operation::Peek, &question.subject).await?;
+    Ok(Json(Explanation::new(&rules, &question.subject, decision)?))
 }
 
 async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
-    let detail =
-        format!("there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset or /healthz");
+    let detail = format!(
+        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain or /healthz"
+    );
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
@@ -104,17 +132,26 @@ async fn method_not_allowed(request: Request) -> Problem {
 
 /// The question in a request's body.
 async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Question, Problem> {
-    let bytes = match tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = format!("the body is too large: send at most {MAX_BODY} bytes");
-            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    Question::read(desk, call, &body(request, MAX_BODY).await?)
+}
+
+/// A request's body, if it arrives in time and is not too large.
+async fn body(request: Request, max: usize) -> Result<Bytes, Problem> {
+    let read = to_bytes(request.into_body(), max);
+    match tokio::time::timeout(BODY_TIMEOUT, read).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if is_too_large(&error) => {
+            let detail = format!("the body is too large: send at most {max} bytes");
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
         }
-        Ok(Err(error)) => return Err(Problem::bad_request(error.body_text())),
+        Ok(Err(error)) => Err(Problem::bad_request(format_args!("the body broke off: {error}"))),
         Err(_) => {
             let detail = format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once");
-            return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail));
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail))
         }
-    };
-    Question::read(desk, call, &bytes)
+    }
+}
+
+fn is_too_large(error: &axum::Error) -> bool {
+    error.source().is_some_and(|source| source.is::<LengthLimitError>())
 }

@@ -5,7 +5,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// The longest detail, in characters: a detail may quote what was sent.
 const MAX_DETAIL: usize = 512;
@@ -30,6 +30,12 @@ impl Problem {
         Self { status, detail: shortened(detail.to_string()) }
     }
 
+    /// The same, about this part of what was sent.
+    pub(super) fn within(mut self, part: impl std::fmt::Display) -> Self {
+        self.detail = shortened(format!("{part}: {}", self.detail));
+        self
+    }
+
     /// The caller's mistake: the detail says what would be right.
     pub(super) fn bad_request(detail: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
@@ -48,12 +54,18 @@ impl From<tollgate::Error> for Problem {
     }
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let title = self.status.canonical_reason().unwrap_or("Error");
         let body = Body { r#type: "about:blank", title, status: self.status.as_u16(), detail: &self.detail };
+        body.serialize(serializer)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
         let content_type = [(header::CONTENT_TYPE, "application/problem+json")];
-        (self.status, content_type, Json(body)).into_response()
+        (self.status, content_type, Json(self)).into_response()
     }
 }
 

@@ -1,9 +1,12 @@
 //! What a call asks, as it is used: one of the two forms, with limits and costs that can be.
 
+use std::time::Duration;
+
+use axum::http::StatusCode;
 use tollgate::{Algorithm, Cost, Costs, Limit, Store, Timestamp};
 
 use super::{
-    body::{self, Body, Whole},
+    body::{self, Body, Object, Whole},
     problem::Problem,
 };
 use crate::{
@@ -14,6 +17,12 @@ use crate::{
 /// The algorithm of a limit that names none.
 const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
 
+/// The most checks of one call.
+pub const MAX_CHECKS: usize = 1_000;
+
+/// The largest body of a call that asks one thing, in bytes.
+pub const MAX_BODY: usize = 64 << 10;
+
 /// The calls that ask about counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
@@ -22,6 +31,7 @@ pub(super) enum Call {
     Charge,
     Refund,
     Reset,
+    Explain,
 }
 
 /// What a call asks.
@@ -29,13 +39,87 @@ pub(super) struct Question {
     pub(super) subject: Subject,
     /// Which charge a refund takes back.
     pub(super) at: Option<Timestamp>,
+    /// How long the caller waits.
+    pub(super) budget: Option<Duration>,
+}
+
+/// What a check asks: once, or several times independently.
+pub(super) enum Questions {
+    One(Question),
+    Several(Vec<Question>),
+}
+
+impl Questions {
+    /// Reads a body of either form. If one of several cannot be asked, none is.
+    pub(super) fn read<S: Store>(desk: &Desk<S>, bytes: &[u8]) -> Result<Self, Problem> {
+        let body = Body::read(bytes)?;
+        let Body {
+            checks: Some(checks),
+            labels: None,
+            key: None,
+            limit: None,
+            cost: None,
+            rules: None,
+            at_us: None,
+            deadline_ms,
+        } = body
+        else {
+            if body.checks.is_some() {
+                return Err(Problem::bad_request(
+                    "\"checks\" stands alone, or with \"deadline_ms\": put the rest into its members",
+                ));
+            }
+            within_bound(bytes)?;
+            return Question::of(desk, Call::Check, body).map(Self::One);
+        };
+        if checks.len() > MAX_CHECKS {
+            let count = checks.len();
+            return Err(Problem::bad_request(format_args!(
+                "{count} checks are too many: send at most {MAX_CHECKS}"
+            )));
+        }
+        let budget = deadline_ms.map(budget).transpose()?;
+        let read = |(place, check): (usize, Object<Body>)| {
+            let question = match check.0 {
+                Body { deadline_ms: Some(_), .. } => {
+                    Err(Problem::bad_request("\"deadline_ms\" belongs beside \"checks\", for all of them"))
+                }
+                Body { checks: Some(_), .. } => {
+                    Err(Problem::bad_request("\"checks\" are not for a check within others"))
+                }
+                check => Question::of(desk, Call::Check, check),
+            };
+            let question = question.map_err(|problem| problem.within(format_args!("checks[{place}]")))?;
+            Ok(Question { budget, ..question })
+        };
+        checks.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Self::Several)
+    }
+}
+
+fn within_bound(bytes: &[u8]) -> Result<(), Problem> {
+    if bytes.len() > MAX_BODY {
+        let detail = format!("the body is too large: send at most {MAX_BODY} bytes");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    }
+    Ok(())
+}
+
+fn budget(deadline_ms: Whole) -> Result<Duration, Problem> {
+    match deadline_ms.0 {
+        0 => Err(Problem::bad_request("\"deadline_ms\" is 0: use at least 1, or leave it out")),
+        millis => Ok(Duration::from_millis(millis)),
+    }
 }
 
 impl Question {
     pub(super) fn read<S: Store>(desk: &Desk<S>, call: Call, bytes: &[u8]) -> Result<Self, Problem> {
-        let body = Body::read(bytes)?;
+        Self::of(desk, call, Body::read(bytes)?)
+    }
+
+    fn of<S: Store>(desk: &Desk<S>, call: Call, body: Body) -> Result<Self, Problem> {
         refuse_fields_of_other_calls(call, &body)?;
         let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
+        let budget = body.deadline_ms.map(budget).transpose()?;
         let subject = match body {
             Body { labels: Some(labels), key: None, limit: None, cost, rules, .. } => {
                 let labels = desk.labels(labels.0).map_err(Problem::bad_request)?;
@@ -54,7 +138,7 @@ impl Question {
                  or \"key\" and \"limit\" to ask without rules",
             )),
         };
-        Ok(Self { subject: subject?, at })
+        Ok(Self { subject: subject?, at, budget })
     }
 }
 
@@ -69,6 +153,7 @@ fn refuse_fields_of_other_calls(call: Call, body: &Body) -> Result<(), Problem> 
             "all rules that match decide together",
         ),
         ("at_us", body.at_us.is_some(), call == Call::Refund, "only a refund names an earlier charge"),
+        ("checks", body.checks.is_some(), false, "only a check may ask several things at once"),
     ];
     match fields.iter().find(|(_, is_given, is_taken, _)| *is_given && !is_taken) {
         Some((field, .., why)) => Err(Problem::bad_request(format_args!(

@@ -9,12 +9,14 @@
 //! | `costs` | what a request takes, in each unit |
 //! | `index` | from labels to the few conditions that may match |
 //! | `set` | the rules in force: from labels and costs to keys, limits and costs |
+//! | `explain` | why a rule does or does not apply |
 //!
 //! Nothing here knows a file format, a store or the time.
 
 mod check;
 mod condition;
 mod costs;
+mod explain;
 mod index;
 mod pattern;
 mod rule;
@@ -30,6 +32,7 @@ pub use check::{
 };
 pub use condition::{Condition, ConditionError, MAX_PAIRS};
 pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, UnitError};
+pub use explain::{Explained, Unmet};
 pub use pattern::{Alternatives, MAX_ALTERNATIVES, Network, Pattern, PatternError};
 pub use rule::{Absent, OnStoreFailure, Override, Rule};
 pub use set::{Applied, Effect, MatchError, Refusal, RuleSet};

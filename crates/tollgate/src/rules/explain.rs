@@ -1,0 +1,163 @@
+//! Why a rule does or does not apply to a request.
+
+use std::fmt;
+
+use super::{
+    costs::Costs,
+    pattern::Pattern,
+    rule::{Absent, Rule},
+    set::{Effect, MatchError, RuleSet},
+};
+use crate::labels::Labels;
+
+/// A rule, and what it has to do with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// What it asks of the request, or why it asks nothing.
+    pub effect: Result<Effect, Unmet<'a>>,
+}
+
+/// Why a rule does not apply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unmet<'a> {
+    /// A pair of its `when` does not match.
+    When {
+        /// The label.
+        label: &'a str,
+        /// What its value should have been.
+        wanted: &'a Pattern,
+        /// Whether the request has such a label.
+        is_present: bool,
+    },
+    /// A pair of its `unless` matches.
+    Unless {
+        /// The label.
+        label: &'a str,
+    },
+    /// The request lacks a label of its `per`.
+    Lacks {
+        /// The label.
+        label: &'a str,
+    },
+    /// It is `exact`, and the request has a label that it does not name.
+    Further {
+        /// The label.
+        label: String,
+    },
+    /// An override says `unlimited`.
+    Unlimited,
+}
+
+impl fmt::Display for Unmet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::When { label, wanted, is_present: true } => write!(f, "{label} is not {wanted}"),
+            Self::When { label, wanted, is_present: false } => {
+                write!(f, "there is no label {label}, which would have to be {wanted}")
+            }
+            Self::Unless { label } => write!(f, "it excepts this {label}"),
+            Self::Lacks { label } => write!(f, "there is no label {label}, by which it counts"),
+            Self::Further { label } => write!(f, "it is exact, and there is a further label {label}"),
+            Self::Unlimited => f.write_str("an override makes it unlimited"),
+        }
+    }
+}
+
+impl RuleSet {
+    /// What each rule has to do with a request, in their order.
+    ///
+    /// # Errors
+    /// As [`RuleSet::matching`].
+    pub fn explain(&self, labels: &Labels, costs: &Costs) -> Result<Vec<Explained<'_>>, MatchError> {
+        let mut matching = self.matching(labels, costs)?.into_iter().peekable();
+        let explained = self.rules().map(|rule| {
+            let effect = match matching.next_if(|applied| applied.rule.name == rule.name) {
+                Some(applied) => Ok(applied.effect),
+                None => Err(unmet(rule, labels)),
+            };
+            Explained { rule, effect }
+        });
+        Ok(explained.collect())
+    }
+}
+
+/// Why a rule that does not match a request does not.
+fn unmet<'a>(rule: &'a Rule, labels: &Labels) -> Unmet<'a> {
+    let when = rule
+        .when
+        .pairs()
+        .find(|(label, pattern)| !labels.get(label).is_some_and(|value| pattern.matches(value)));
+    if let Some((label, wanted)) = when {
+        return Unmet::When { label, wanted, is_present: labels.get(label).is_some() };
+    }
+    let unless = rule
+        .unless
+        .pairs()
+        .find(|(label, pattern)| labels.get(label).is_some_and(|value| pattern.matches(value)));
+    if let Some((label, _)) = unless {
+        return Unmet::Unless { label };
+    }
+    let lacking = rule.per.iter().find(|label| labels.get(label).is_none());
+    if rule.absent == Absent::Skip
+        && let Some(label) = lacking
+    {
+        return Unmet::Lacks { label };
+    }
+    let is_named = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
+    match labels.iter().find(|(label, _)| rule.exact && !is_named(label)) {
+        Some((label, _)) => Unmet::Further { label: label.to_owned() },
+        None => Unmet::Unlimited,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate_core::{Cost, Limit};
+
+    use super::*;
+    use crate::rules::Override;
+
+    #[test]
+    fn every_rule_says_what_it_has_to_do_with_a_request_or_why_nothing() {
+        let rule = |name: &str| Rule::new(name, Limit::fixed_window(5, Duration::from_secs(1)).unwrap());
+        let rules = RuleSet::new(vec![
+            rule("all"),
+            rule("wrong").when("route", "logout"),
+            rule("missing").when("tenant", "*"),
+            rule("excepted").unless("ip", "10.0.0.1"),
+            rule("per").per(["user"]),
+            rule("exact").when("route", "login").exact(),
+            rule("free").with_override(Override::when("route", "login").unlimited()),
+            rule("both").when("route", "login").per(["ip"]),
+        ])
+        .unwrap();
+        let labels = Labels::new([("route", "login"), ("ip", "10.0.0.1")]).unwrap();
+        let explained = rules.explain(&labels, &Costs::from(Cost::ONE)).unwrap();
+        let said: Vec<String> = explained
+            .iter()
+            .map(|explained| match &explained.effect {
+                Ok(Effect::Limit { key, .. }) => key.to_string(),
+                Ok(effect) => panic!("{effect:?}"),
+                Err(unmet) => unmet.to_string(),
+            })
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "all:*",
+                "route is not logout",
+                "there is no label tenant, which would have to be *",
+                "it excepts this ip",
+                "there is no label user, by which it counts",
+                "it is exact, and there is a further label ip",
+                "an override makes it unlimited",
+                "both:10.0.0.1",
+            ]
+        );
+    }
+}
