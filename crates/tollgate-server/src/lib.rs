@@ -7,13 +7,17 @@
 //! * [`http`]: the JSON API
 //! * [`desk`]: the one way from every front end to a decision
 //! * [`store`]: from a URL to a store
+//! * [`config`]: the configuration, and the only place that reads files and the environment
+//! * [`labels`]: how labels are read and cleaned
 //! * [`demo`]: the rules when nothing is configured
 //!
 //! No limit is decided here, and nothing here asks the time.
 
+pub mod config;
 pub mod demo;
 pub mod desk;
 mod duration;
 pub mod http;
+pub mod labels;
 pub mod serve;
 pub mod store;

@@ -127,6 +127,29 @@ pub enum OverrideError {
     UnlimitedAndBlocked,
 }
 
+impl Rule {
+    /// Whether the rule is possible, by itself: [`RuleSet::new`](super::RuleSet::new) also asks for names of its own.
+    ///
+    /// # Errors
+    /// What is wrong with it, in the order of its fields.
+    pub fn check(&self) -> Result<(), RuleError> {
+        if let Some(burst) = self.burst {
+            self.limit.with_burst(burst).map_err(RuleError::Limit)?;
+        }
+        check_rule(self)
+    }
+}
+
+impl Override {
+    /// Whether the override is possible for a rule with this limit.
+    ///
+    /// # Errors
+    /// What is wrong with it, in the order of its fields.
+    pub fn check(&self, limit: &Limit) -> Result<(), OverrideError> {
+        check_override(self, limit)
+    }
+}
+
 /// Checks everything about a set of rules, and settles the burst of each.
 pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
     if rules.len() > MAX_RULES {

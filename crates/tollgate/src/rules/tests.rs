@@ -371,7 +371,9 @@ fn impossible_rules_are_refused_with_the_rule_and_the_remedy() {
         (with(Override::when("t", &*long)), ["override 2: when: label \"t\"", "1024"]),
         (with(when().unlimited().blocked()), ["override 2: unlimited and blocked", "one of them"]),
     ] {
+        let by_itself = rule.check().unwrap_err().to_string();
         let error = refused(rule);
+        assert!(error.ends_with(&by_itself), "{by_itself}");
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
     let mut crowded = rule();

@@ -1,0 +1,339 @@
+//! What is wrong with a configuration, where, and what would be right.
+//!
+//! One [`ConfigError`] holds everything that was found at once. Shown, it is one line for each problem, for logs;
+//! [`ConfigError::render`] draws the lines of the file as a compiler would. Neither shows a secret: what may be
+//! one is blotted out of a file's text before anything else sees it.
+
+use std::{fmt, ops::Range, path::PathBuf, sync::Arc};
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, renderer::DecorStyle};
+
+/// The most problems that are kept of one configuration; the rest is counted.
+pub(super) const MAX_PROBLEMS: usize = 20;
+/// The most lines of a file that are drawn for one problem.
+const MAX_DRAWN_LINES: usize = 8;
+
+/// Why a configuration cannot be used: at least one problem, each with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    problems: Vec<Problem>,
+    /// How many more there are.
+    further: usize,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    message: String,
+    place: Place,
+    /// Another place that matters, and why.
+    also: Option<(Place, &'static str)>,
+    help: Option<String>,
+}
+
+/// A file as it was read, secrets blotted out.
+#[derive(PartialEq, Eq)]
+pub(super) struct File {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+/// Where a setting was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It was not: this is its default.
+    #[default]
+    Nowhere,
+    In {
+        file: Arc<File>,
+        span: Range<usize>,
+    },
+    Flag(&'static str),
+    Variable(&'static str),
+}
+
+impl ConfigError {
+    /// Everything that was found, in the order of the file.
+    pub(super) fn new(mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| match &problem.place {
+            Place::In { span, .. } => span.start,
+            _ => usize::MAX,
+        });
+        problems.dedup();
+        let further = problems.len().saturating_sub(MAX_PROBLEMS);
+        problems.truncate(MAX_PROBLEMS);
+        Self { problems, further }
+    }
+
+    /// What is wrong; never empty.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The problems with the lines they are in, as a compiler shows them; in colour when asked for.
+    pub fn render(&self, colour: Colour) -> String {
+        let renderer = match colour {
+            Colour::Never => Renderer::plain().decor_style(DecorStyle::Ascii),
+            Colour::Always => Renderer::styled(),
+        };
+        let mut drawn: Vec<_> =
+            self.problems.iter().map(|problem| renderer.render(&problem.report())).collect();
+        if self.further > 0 {
+            drawn.push(format!("and {} more", self.further));
+        }
+        drawn.join("\n\n")
+    }
+}
+
+/// Whether [`ConfigError::render`] uses colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colour {
+    /// For files and logs.
+    Never,
+    /// For terminals.
+    Always,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            write!(f, "{}{problem}", if index == 0 { "" } else { "; " })?;
+        }
+        if self.further > 0 {
+            write!(f, "; and {} more", self.further)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl From<Problem> for ConfigError {
+    fn from(problem: Problem) -> Self {
+        Self::new(vec![problem])
+    }
+}
+
+impl Problem {
+    pub(super) fn new(place: &Place, message: impl Into<String>) -> Self {
+        Self { message: message.into(), place: place.clone(), also: None, help: None }
+    }
+
+    pub(super) fn also(mut self, place: &Place, why: &'static str) -> Self {
+        self.also = Some((place.clone(), why));
+        self
+    }
+
+    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// What is wrong and what would be right, without the place.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Line and column in the file, from 1; columns count characters.
+    pub fn line_and_column(&self) -> Option<(usize, usize)> {
+        match &self.place {
+            Place::In { file, span } => Some(file.line_and_column(span.start)),
+            _ => None,
+        }
+    }
+
+    fn report(&self) -> Vec<Group<'_>> {
+        let title = Level::ERROR.primary_title(&*self.message);
+        let mut group = match &self.place {
+            Place::In { file, span } => {
+                let (excerpt, first_line, span) = file.excerpt(span);
+                let mut snippet = Snippet::source(excerpt)
+                    .path(file.path.display().to_string())
+                    .line_start(first_line)
+                    .annotation(AnnotationKind::Primary.span(span));
+                let also = self.also.as_ref();
+                // Drawn together with the problem only when that keeps the drawing small.
+                if let Some((Place::In { file: other, span: also }, why)) = also
+                    && Arc::ptr_eq(other, file)
+                    && let Some(also) = file.within_excerpt(also, excerpt)
+                {
+                    snippet = snippet.annotation(AnnotationKind::Context.span(also).label(*why));
+                }
+                title.element(snippet)
+            }
+            Place::Nowhere => Group::with_title(title),
+            place => title.element(Level::NOTE.message(format!("in {place}"))),
+        };
+        if let Some((place, why)) = &self.also {
+            group = group.element(Level::NOTE.message(format!("{place}: {why}")));
+        }
+        if let Some(help) = &self.help {
+            group = group.element(Level::HELP.message(&**help));
+        }
+        vec![group]
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Nowhere => f.write_str(&self.message)?,
+            place => write!(f, "{place}: {}", self.message)?,
+        }
+        if let Some((place, why)) = &self.also {
+            write!(f, " ({place}: {why})")?;
+        }
+        match &self.help {
+            Some(help) => write!(f, " ({help})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("the defaults"),
+            Self::In { file, span } => {
+                let (line, column) = file.line_and_column(span.start);
+                write!(f, "{}:{line}:{column}", file.path.display())
+            }
+            Self::Flag(name) | Self::Variable(name) => f.write_str(name),
+        }
+    }
+}
+
+impl File {
+    /// Keeps the text of a file for messages, without what may be a secret.
+    pub(super) fn new(path: PathBuf, text: &str) -> Self {
+        Self { path, text: blotted(text) }
+    }
+
+    fn line_and_column(&self, offset: usize) -> (usize, usize) {
+        let before = self.text.get(..offset).unwrap_or(&self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        (line, before[line_start..].chars().count() + 1)
+    }
+
+    /// The whole lines that `span` touches, the number of the first, and the span within them.
+    fn excerpt(&self, span: &Range<usize>) -> (&str, usize, Range<usize>) {
+        let start = self.text.floor_char_boundary(span.start.min(self.text.len()));
+        let first = self.text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+        let lines = self.text[first..].split_inclusive('\n').scan(first, |end, line| {
+            *end += line.len();
+            Some(*end)
+        });
+        let ends: Vec<usize> = lines.take(MAX_DRAWN_LINES).collect();
+        let last = ends.iter().copied().find(|end| *end >= span.end).or(ends.last().copied());
+        let last = last.unwrap_or(self.text.len());
+        let end = self.text.floor_char_boundary(span.end.clamp(start, last));
+        let excerpt = self.text[first..last].trim_end_matches(['\n', '\r']);
+        let line = self.line_and_column(start).0;
+        (excerpt, line, (start - first).min(excerpt.len())..(end - first).min(excerpt.len()))
+    }
+
+    fn within_excerpt(&self, span: &Range<usize>, excerpt: &str) -> Option<Range<usize>> {
+        let first = excerpt.as_ptr() as usize - self.text.as_ptr() as usize;
+        let (start, end) = (span.start.checked_sub(first)?, span.end.checked_sub(first)?);
+        (end <= excerpt.len()).then_some(start..end)
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({})", self.path.display())
+    }
+}
+
+/// Blots out user and password of URLs, and values of keys that sound like a secret, byte by byte: places stay.
+fn blotted(text: &str) -> String {
+    text.split_inclusive('\n').map(blotted_line).collect()
+}
+
+fn blotted_line(line: &str) -> String {
+    const PRIVATE: [&str; 6] = ["secret", "password", "passwd", "token", "api_key", "auth"];
+    let mut bytes = line.as_bytes().to_vec();
+    if let Some(start) = line.find("://").map(|at| at + 3)
+        && let Some(end) = line.rfind('@').filter(|end| *end > start)
+    {
+        bytes[start..end].fill(b'*');
+    }
+    for (at, _) in line.match_indices('=') {
+        let key = line[..at].trim_end().trim_end_matches(['"', '\'']);
+        let key = &key
+            [key.rfind(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).map_or(0, |at| at + 1)..];
+        let value = line[at + 1..].trim_start();
+        if PRIVATE.contains(&key.to_ascii_lowercase().as_str()) && value.starts_with(['"', '\'']) {
+            let from = line.len() - value.len() + 1;
+            let length = value[1..].trim_end().trim_end_matches(['"', '\'']).len();
+            bytes[from..from + length].fill(b'*');
+        }
+    }
+    // Stars replace whole characters or parts of them; what is left of a character is no text.
+    String::from_utf8(bytes).unwrap_or_else(|_| "*".repeat(line.len() - 1) + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(text: &str, span: Range<usize>) -> Problem {
+        let file = Arc::new(File::new("t.toml".into(), text));
+        Problem::new(&Place::In { file, span }, "wrong")
+    }
+
+    #[test]
+    fn a_problem_says_its_line_and_column_in_characters() {
+        for (text, start, expected) in [
+            ("abc", 1, (1, 2)),
+            ("a\nbc", 2, (2, 1)),
+            ("a\r\nbc", 4, (2, 2)),
+            ("ä = 1", 3, (1, 3)),
+            ("a\n", 2, (2, 1)),
+            ("", 0, (1, 1)),
+        ] {
+            assert_eq!(problem(text, start..start).line_and_column(), Some(expected), "{text:?}");
+        }
+        assert_eq!(problem("a\n b", 3..4).to_string(), "t.toml:2:2: wrong");
+    }
+
+    #[test]
+    fn a_drawing_shows_the_line_and_what_in_it() {
+        let drawn = ConfigError::from(problem("a = 1\nbc = 22\nd = 3\n", 11..13).help("do this"))
+            .render(Colour::Never);
+        assert!(drawn.contains("error: wrong") && drawn.contains("--> t.toml:2:6"), "{drawn}");
+        assert!(drawn.contains("2 | bc = 22") && drawn.contains("help: do this"), "{drawn}");
+        assert!(!drawn.contains("a = 1") && !drawn.contains("d = 3"), "{drawn}");
+    }
+
+    #[test]
+    fn any_span_can_be_drawn() {
+        let text = "ä = 1\n\nö = \"ü\"\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1";
+        for start in 0..=text.len() + 1 {
+            for end in start..=text.len() + 2 {
+                ConfigError::from(problem(text, start..end)).render(Colour::Never);
+            }
+        }
+        ConfigError::from(problem("", 0..0)).render(Colour::Always);
+    }
+
+    #[test]
+    fn what_may_be_a_secret_is_blotted_out_and_nothing_moves() {
+        for (line, shown) in [
+            ("url = \"redis://me:s3cret@h:1\"\n", "url = \"redis://*********@h:1\"\n"),
+            ("url = \"redis://:ä@b@h\"", "url = \"redis://*****@h\""),
+            ("secret = \"s3cret\" ", "secret = \"******\" "),
+            ("{ name = 'x', password = 's3cret' }", "{ name = 'x', password = '********' }"),
+            ("\"password\"=\"ä\"", "\"password\"=\"**\""),
+            ("password_file = \"x\"\n", "password_file = \"x\"\n"),
+            ("url = \"redis://h\"\n", "url = \"redis://h\"\n"),
+        ] {
+            let blot = blotted(line);
+            assert!(!blot.contains("s3cret") && blot.len() == line.len(), "{blot}");
+            if !line.contains("name") {
+                assert_eq!(blot, shown);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The configuration: from a file, the environment and flags to settings and rules that are known to work.
+//!
+//! The only module that reads files and the environment. Everything has two types, as written (`read`) and as used
+//! ([`Config`]); what lies between is here:
+//!
+//! | file | has |
+//! |---|---|
+//! | `source` | where settings come from, and which of them wins |
+//! | `files` | the files of a configuration, within bounds |
+//! | `reader`, `kinds`, `read` | from TOML to settings as written, each with its place |
+//! | `settings` | the server's and the store's settings as used |
+//! | `labels` | how labels are read and cleaned |
+//! | `rules`, `overrides` | from rules as written, and files of overrides, to the library's rules |
+//! | `error` | what is wrong, where, and what would be right |
+//! | `view` | rules as they are shown, and their fingerprint |
+//! | `watch` | the same again when a file changes |
+
+mod error;
+mod files;
+mod kinds;
+mod labels;
+mod overrides;
+mod read;
+mod reader;
+mod rules;
+mod settings;
+mod source;
+mod view;
+pub mod watch;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tollgate::Rule;
+
+pub use self::{
+    error::{Colour, ConfigError, Problem},
+    files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES},
+    settings::{
+        EnvoyClosed, Headers, Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, Scope,
+        Scopes, ServerSettings, StoreSettings, Tls, Token,
+    },
+    source::{DEFAULT_FILE, Environment, Flags, Source},
+    view::{ConditionView, RuleView, fingerprint},
+};
+use self::{
+    error::{File, Place},
+    files::Files,
+    read::Document,
+    settings::Settle,
+};
+use crate::{
+    demo,
+    labels::{HashSecret, LabelPolicy},
+};
+
+/// A configuration that works.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Where the server listens, and who may call.
+    pub server: ServerSettings,
+    /// Where counters are kept.
+    pub store: StoreSettings,
+    /// How labels are read and cleaned.
+    pub labels: LabelPolicy,
+    /// The rules, each possible and with a name of its own.
+    pub rules: Vec<Rule>,
+    /// What works and is probably not meant.
+    pub warnings: Vec<String>,
+}
+
+/// Where a configuration comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing is configured: the demo's rules.
+    Demo,
+    /// This file.
+    File(PathBuf),
+}
+
+/// Reads and checks the configuration.
+///
+/// # Errors
+/// Everything that is wrong with it, each with its place and what would be right.
+pub fn load(source: &Source) -> Result<Config, ConfigError> {
+    attempt(source).outcome
+}
+
+/// The JSON Schema of the configuration file.
+pub fn schema() -> serde_json::Value {
+    let mut schema = schemars::schema_for!(Document);
+    schema.insert("title".to_owned(), DEFAULT_FILE.into());
+    schema.to_value()
+}
+
+/// One reading of the configuration.
+struct Attempt {
+    outcome: Result<Config, ConfigError>,
+    /// The files that took part, also those that could not be read.
+    files: Vec<PathBuf>,
+    /// A hash of what was in them.
+    digest: [u8; 32],
+}
+
+fn attempt(source: &Source) -> Attempt {
+    let named = source.named_file();
+    let path = named.as_ref().map_or_else(|| source.default_file(), |(path, _)| path.clone());
+    let mut files = Files::beside(&path);
+    let outcome = match files.bytes(&path, MAX_CONFIG_BYTES) {
+        Ok(bytes) => parsed(source, &mut files, &path, bytes),
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+            settled(source, &mut files, Document::default(), Vec::new(), Origin::Demo)
+        }
+        Err(error) => {
+            let place = named.map_or(Place::Nowhere, |(_, place)| place);
+            Err(files::unreadable(&path, &error, &place).into())
+        }
+    };
+    let (files, digest) = files.into_parts();
+    Attempt { outcome, files, digest }
+}
+
+fn parsed(source: &Source, files: &mut Files, path: &Path, bytes: Vec<u8>) -> Result<Config, ConfigError> {
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let file = Arc::new(File::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
+        Problem::new(&Place::In { file, span: valid..valid }, "this is not UTF-8: save the file as UTF-8")
+    })?;
+    let file = Arc::new(File::new(path.to_owned(), &text));
+    let (document, problems) = reader::read::<Document>(file, &text)?;
+    settled(source, files, document, problems, Origin::File(path.to_owned()))
+}
+
+/// From everything as written to everything as used.
+fn settled(
+    source: &Source,
+    files: &mut Files,
+    mut document: Document,
+    mut problems: Vec<Problem>,
+    origin: Origin,
+) -> Result<Config, ConfigError> {
+    source.lay_over(&mut document, &mut problems);
+    let mut warnings = Vec::new();
+    let store_place = document.store.place();
+    let store_read = document.store.into_value().unwrap_or_default();
+    let hash_secret = files.secret(&store_read.hash_secret_file, &mut problems).map(HashSecret::new);
+    let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
+    let mut settle = Settle { files, environment: &source.environment, problems: &mut problems };
+    let server = settle.server(document.server.into_value().unwrap_or_default());
+    let store = settle.store(&store_read, &store_place);
+    let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
+    let rules = match &origin {
+        Origin::Demo => demo::rules(),
+        Origin::File(_) => builder.rules(document.defaults, document.rule),
+    };
+    if problems.is_empty() {
+        Ok(Config { origin, server, store, labels, rules, warnings })
+    } else {
+        Err(ConfigError::new(problems))
+    }
+}

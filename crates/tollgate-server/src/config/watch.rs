@@ -1,0 +1,1 @@
+//! The configuration again, when a file changes or somebody asks.

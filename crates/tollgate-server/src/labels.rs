@@ -1,0 +1,361 @@
+//! How labels are read and cleaned, on every front end: one [`LabelPolicy`] for all of them.
+//!
+//! * A label of kind `ip` gets one spelling: canonical, IPv4 written as IPv6 as IPv4, and of IPv6 the network of
+//!   its caller, since a caller has 2^64 addresses and more. The label named `ip` is cleaned so also when nothing is
+//!   configured, but then may be something else than an address.
+//! * A secret label becomes a keyed hash before it is a key, a log line or a row of the dashboard.
+//! * A label with a header is read from that header where requests are passed through: forward-auth, middleware.
+//!
+//! Other labels pass as they are.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::OnceLock,
+};
+
+use hmac::{Hmac, Mac};
+use ipnet::{IpNet, Ipv6Net};
+use sha2::Sha256;
+use tollgate::{LabelError, Labels};
+
+/// The length of the network that IPv6 addresses are cut to, unless another is set.
+pub const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+/// The label that is an address unless the configuration says otherwise.
+pub const IP: &str = "ip";
+
+/// How many bytes of a hash are kept: enough that no two values of a label ever share a counter.
+const HASH_BYTES: usize = 16;
+/// The longest spelling of an address.
+const MAX_ADDRESS: usize = 45;
+
+/// How the labels of all requests are read and cleaned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelPolicy {
+    labels: Vec<LabelSettings>,
+    secret: HashSecret,
+}
+
+/// How one label is read and cleaned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelSettings {
+    /// Its name.
+    pub name: String,
+    /// What its values are.
+    pub kind: Kind,
+    /// Of a label of kind `ip`: how many leading bits of an IPv6 address are kept.
+    pub ipv6_prefix: u8,
+    /// The header it is read from, in small letters.
+    pub header: Option<String>,
+    /// Its values are hashed.
+    pub secret: bool,
+    /// A value that is not of its kind is refused; otherwise it passes as it is.
+    pub strict: bool,
+}
+
+/// What the values of a label are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Anything.
+    #[default]
+    Text,
+    /// IP addresses.
+    Ip,
+}
+
+/// The key of the hash that stands for secret labels. Never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HashSecret(Vec<u8>);
+
+/// Why labels cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CleanError {
+    /// They cannot be labels at all.
+    #[error(transparent)]
+    Label(#[from] LabelError),
+    /// A value of a label of kind `ip` is no address.
+    #[error("label {label:?} is not an IP address: send one, for example \"203.0.113.9\" or \"2001:db8::1\"")]
+    NotAnAddress {
+        /// The label's name.
+        label: String,
+    },
+}
+
+impl Default for LabelPolicy {
+    /// The policy when nothing is configured.
+    fn default() -> Self {
+        Self::new(Vec::new(), HashSecret::of_process())
+    }
+}
+
+impl LabelPolicy {
+    /// A policy for these labels, and for `ip` if it is not among them.
+    pub fn new(mut labels: Vec<LabelSettings>, secret: HashSecret) -> Self {
+        if !labels.iter().any(|label| label.name == IP) {
+            let kind = Kind::Ip;
+            labels.push(LabelSettings { kind, strict: false, ..LabelSettings::new(IP) });
+        }
+        Self { labels, secret }
+    }
+
+    /// The labels that are cleaned or have a header.
+    pub fn labels(&self) -> &[LabelSettings] {
+        &self.labels
+    }
+
+    /// How this label is read and cleaned, if in any special way.
+    pub fn label(&self, name: &str) -> Option<&LabelSettings> {
+        self.labels.iter().find(|label| label.name == name)
+    }
+
+    /// The labels that are read from headers, each with its header in small letters.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.labels.iter().filter_map(|label| Some((&*label.name, label.header.as_deref()?)))
+    }
+
+    /// The labels of a request, cleaned.
+    ///
+    /// # Errors
+    /// When they cannot be labels, or one of kind `ip` is no address.
+    pub fn clean<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        let mut refused = None;
+        let cleaned = pairs.into_iter().map_while(|(name, value)| {
+            match self.label(name.as_ref()).map(|label| self.cleaned(label, value.as_ref())) {
+                None | Some(Ok(Cow::Borrowed(_))) => Some((name, Cleaned::AsIs(value))),
+                Some(Ok(Cow::Owned(other))) => Some((name, Cleaned::Other(other))),
+                Some(Err(error)) => {
+                    refused = Some(error);
+                    None
+                }
+            }
+        });
+        let labels = Labels::new(cleaned);
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(labels?),
+        }
+    }
+
+    /// The value that a label has after cleaning; borrowed when it stays as it is.
+    pub(crate) fn cleaned<'v>(
+        &self,
+        label: &LabelSettings,
+        value: &'v [u8],
+    ) -> Result<Cow<'v, [u8]>, CleanError> {
+        let value = match label.kind {
+            Kind::Text => Cow::Borrowed(value),
+            Kind::Ip => match address(value) {
+                // One that is spelled as IPv4 is spelled in the only way.
+                Some(IpAddr::V4(_)) if !value.contains(&b':') => Cow::Borrowed(value),
+                Some(address) => label.network(address),
+                None if label.strict => {
+                    return Err(CleanError::NotAnAddress { label: label.name.clone() });
+                }
+                None => Cow::Borrowed(value),
+            },
+        };
+        Ok(if label.secret { Cow::Owned(self.secret.hash(&label.name, &value)) } else { value })
+    }
+}
+
+impl LabelSettings {
+    /// A label of any text, which passes as it is.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind: Kind::Text,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
+            header: None,
+            secret: false,
+            strict: true,
+        }
+    }
+
+    /// How an address is spelled: of IPv6, that of the network around it.
+    fn network(&self, address: IpAddr) -> Cow<'static, [u8]> {
+        let address = match address {
+            IpAddr::V6(v6) => {
+                IpAddr::V6(Ipv6Net::new(v6, self.ipv6_prefix).map_or(v6, |network| network.network()))
+            }
+            v4 => v4,
+        };
+        Cow::Owned(address.to_string().into_bytes())
+    }
+
+    /// Whether a network in a condition can never match, since addresses are cut to less than its length.
+    pub(crate) fn cuts_into(&self, network: &IpNet) -> bool {
+        matches!(network, IpNet::V6(v6) if v6.prefix_len() > self.ipv6_prefix)
+    }
+}
+
+impl HashSecret {
+    /// A secret that all instances share.
+    pub fn new(secret: impl Into<Vec<u8>>) -> Self {
+        Self(secret.into())
+    }
+
+    /// The secret of this process, made up at its first use: another process hashes otherwise.
+    pub fn of_process() -> Self {
+        static OF_PROCESS: OnceLock<[u8; 32]> = OnceLock::new();
+        let secret = OF_PROCESS.get_or_init(|| {
+            let mut bytes = [0; 32];
+            getrandom::fill(&mut bytes).expect("the system gives random bytes");
+            bytes
+        });
+        Self(secret.to_vec())
+    }
+
+    /// The label's name takes part, so that a value that two labels have is not known to be the same.
+    fn hash(&self, label: &str, value: &[u8]) -> Vec<u8> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key may have any length");
+        mac.update(label.as_bytes());
+        mac.update(&[0]);
+        mac.update(value);
+        let hash = mac.finalize().into_bytes();
+        hash[..HASH_BYTES].iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
+    }
+}
+
+impl fmt::Debug for HashSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashSecret(…)")
+    }
+}
+
+/// A value that passes as it is, or what became of it.
+enum Cleaned<V> {
+    AsIs(V),
+    Other(Vec<u8>),
+}
+
+impl<V: AsRef<[u8]>> AsRef<[u8]> for Cleaned<V> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::AsIs(value) => value.as_ref(),
+            Self::Other(value) => value,
+        }
+    }
+}
+
+fn address(value: &[u8]) -> Option<IpAddr> {
+    if value.len() > MAX_ADDRESS {
+        return None;
+    }
+    let text = std::str::from_utf8(value).ok()?;
+    if let Ok(v4) = text.parse::<Ipv4Addr>() {
+        return Some(IpAddr::V4(v4));
+    }
+    text.parse::<Ipv6Addr>().ok().map(|v6| IpAddr::V6(v6).to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(name: &str) -> LabelSettings {
+        LabelSettings { secret: true, ..LabelSettings::new(name) }
+    }
+
+    fn ip(name: &str, ipv6_prefix: u8) -> LabelSettings {
+        LabelSettings { kind: Kind::Ip, ipv6_prefix, ..LabelSettings::new(name) }
+    }
+
+    fn policy(labels: impl Into<Vec<LabelSettings>>) -> LabelPolicy {
+        LabelPolicy::new(labels.into(), HashSecret::new("key"))
+    }
+
+    fn value(policy: &LabelPolicy, name: &str, value: &str) -> String {
+        let labels = policy.clean([(name, value)]).unwrap();
+        String::from_utf8(labels.get(name).unwrap().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn an_address_has_one_spelling_and_an_ipv6_caller_one_value() {
+        let policy = policy([ip("ip", 64), ip("peer", 48), ip("host", 128)]);
+        for (label, given, expected) in [
+            ("ip", "203.0.113.9", "203.0.113.9"),
+            ("ip", "::ffff:203.0.113.9", "203.0.113.9"),
+            ("ip", "::FFFF:cb00:7109", "203.0.113.9"),
+            ("ip", "2001:DB8:0:1:2:3:4:5", "2001:db8:0:1::"),
+            ("ip", "2001:db8:0:1::", "2001:db8:0:1::"),
+            ("ip", "::1", "::"),
+            ("peer", "2001:db8:1:2:3:4:5:6", "2001:db8:1::"),
+            ("host", "2001:db8:0:0:0:0:0:1", "2001:db8::1"),
+            ("other", "2001:DB8::1", "2001:DB8::1"),
+        ] {
+            assert_eq!(value(&policy, label, given), expected, "{label} {given}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_where_one_was_asked_for() {
+        let policy = policy([ip("ip", 64)]);
+        for given in
+            ["", "localhost", "1.2.3", "1.2.3.4 ", "1.2.3.4:80", "[::1]", "fe80::1%eth0", &"1".repeat(2000)]
+        {
+            let error = policy.clean([("route", "x"), ("ip", given)]).unwrap_err();
+            assert_eq!(error, CleanError::NotAnAddress { label: "ip".into() });
+        }
+        let error = policy.clean([("ip", &b"\xff"[..])]).unwrap_err();
+        assert!(error.to_string().contains("203.0.113.9"));
+    }
+
+    #[test]
+    fn the_label_ip_is_cleaned_without_being_configured_and_may_be_something_else() {
+        let policy = LabelPolicy::default();
+        assert_eq!(value(&policy, "ip", "::ffff:1.2.3.4"), "1.2.3.4");
+        assert_eq!(value(&policy, "ip", "2001:db8::1:0:0:1"), "2001:db8::");
+        assert_eq!(value(&policy, "ip", "somebody"), "somebody");
+        let text = self::policy([LabelSettings::new("ip")]);
+        assert_eq!(value(&text, "ip", "2001:db8::1"), "2001:db8::1");
+    }
+
+    #[test]
+    fn a_secret_is_hashed_with_the_key_and_its_label() {
+        let policy = policy([secret("api_key"), secret("other")]);
+        let hashed = value(&policy, "api_key", "s3cret");
+        // printf 'api_key\0s3cret' | openssl dgst -sha256 -hmac key
+        assert_eq!(hashed, HASHED);
+        assert_ne!(hashed, value(&policy, "other", "s3cret"));
+        assert_ne!(hashed, value(&policy, "api_key", "s3cret2"));
+        let elsewhere = LabelPolicy::new(vec![secret("api_key")], HashSecret::new("other key"));
+        assert_ne!(hashed, value(&elsewhere, "api_key", "s3cret"));
+        let shown = format!("{:?}", LabelPolicy::new(Vec::new(), HashSecret::new("s3cret")));
+        assert!(!shown.contains("s3cret") && shown.contains("HashSecret(…)"), "{shown}");
+    }
+
+    const HASHED: &str = "c4853d1055d1628a4a6839d1ccc8a040";
+
+    #[test]
+    fn an_address_is_one_value_also_when_it_is_secret() {
+        let policy = policy([LabelSettings { kind: Kind::Ip, ..secret("ip") }]);
+        assert_eq!(value(&policy, "ip", "::ffff:1.2.3.4"), value(&policy, "ip", "1.2.3.4"));
+        assert_eq!(value(&policy, "ip", "1.2.3.4").len(), 2 * HASH_BYTES);
+    }
+
+    #[test]
+    fn the_secret_of_a_process_stays_the_same() {
+        assert_eq!(HashSecret::of_process(), HashSecret::of_process());
+    }
+
+    #[test]
+    fn labels_that_cannot_be_labels_are_refused_as_everywhere() {
+        let error = LabelPolicy::default().clean([("a", "1"), ("a", "2")]).unwrap_err();
+        assert_eq!(error, CleanError::Label(LabelError::Repeated("a".into())));
+    }
+
+    #[test]
+    fn headers_are_listed_with_their_labels() {
+        let mut label = secret("api_key");
+        label.header = Some("x-api-key".to_owned());
+        let policy = policy([label, LabelSettings::new("route")]);
+        assert_eq!(policy.headers().collect::<Vec<_>>(), [("api_key", "x-api-key")]);
+    }
+}
