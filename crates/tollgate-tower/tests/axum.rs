@@ -1,0 +1,330 @@
+//! The layer in front of a real axum server, asked by a real client.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    future,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::{ConnectInfo, MatchedPath},
+    routing::get,
+};
+use bytes::Bytes;
+use http::{HeaderName, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::net::TcpListener;
+use tollgate::{
+    Cost, Decision, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source,
+    Store,
+};
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    wait,
+};
+use tollgate_tower::{RateLimitLayer, client::ClientAddress, headers::Dialect};
+use tower::{Layer, Service, ServiceExt};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter<MemoryStore> {
+    Limiter::new(MemoryStore::new(), rules).unwrap()
+}
+
+/// With the labels `ip` and `route`.
+fn layer<S>(limiter: Limiter<S>, client: ClientAddress) -> RateLimitLayer<S> {
+    let peer = |request: &http::request::Parts| {
+        request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+    };
+    RateLimitLayer::new(limiter).client_ip(client, peer).label("route", |request| {
+        request.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned())
+    })
+}
+
+/// Serves what says how much is left and where that was decided.
+async fn serve<S: Store>(layer: RateLimitLayer<S>) -> SocketAddr {
+    let handler = |Extension(decision): Extension<Arc<Decision>>| async move {
+        format!("{:?} {}", decision.remaining(), decision.source.name())
+    };
+    let routes = Router::new().route("/users/{id}", get(handler)).route("/", get(handler)).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = routes.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, service).await });
+    address
+}
+
+async fn ask(server: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Response<String> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let mut request = Request::get(format!("http://{server}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let (head, body) = client.request(request.body(Empty::new()).unwrap()).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Response::from_parts(head, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn field<'a>(response: &'a Response<String>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+fn body(response: &Response<String>) -> serde_json::Value {
+    serde_json::from_str(response.body()).unwrap()
+}
+
+#[tokio::test]
+async fn exactly_the_limit_passes_and_the_rest_are_told_when_to_come_back() {
+    let server =
+        serve(layer(memory([Rule::new("per-ip", log(7)).per(["ip"])]), ClientAddress::default())).await;
+    let asked = (0..20).map(|_| tokio::spawn(async move { ask(server, "/", &[]).await }));
+    let mut statuses: HashMap<StatusCode, usize> = HashMap::new();
+    for answer in asked.collect::<Vec<_>>() {
+        let response = answer.await.unwrap();
+        *statuses.entry(response.status()).or_default() += 1;
+        assert_eq!(field(&response, "ratelimit-policy"), r#""per-ip";q=7;w=60"#);
+        let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
+        assert_eq!(refused, response.headers().contains_key(header::RETRY_AFTER));
+        if refused {
+            let wait: u64 = field(&response, "retry-after").parse().unwrap();
+            assert!((1..=60).contains(&wait), "{wait}");
+            assert_eq!(field(&response, "ratelimit"), format!(r#""per-ip";r=0;t={wait}"#));
+            assert_eq!(field(&response, "cache-control"), "no-store");
+        } else {
+            assert!(field(&response, "ratelimit").starts_with(r#""per-ip";r="#));
+        }
+    }
+    let (passed, refused) = (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(statuses, HashMap::from([(passed, 7), (refused, 13)]));
+}
+
+#[tokio::test]
+async fn a_refusal_says_which_policies_it_broke() {
+    let server = serve(layer(memory([Rule::new("a \"b\"", log(1))]), ClientAddress::default())).await;
+    ask(server, "/", &[]).await;
+    let response = ask(server, "/", &[]).await;
+    assert_eq!(field(&response, "content-type"), "application/problem+json");
+    let mut body = body(&response);
+    let wait_ms = body["retry_after_ms"].take().as_u64().unwrap();
+    assert!((1..=60_000).contains(&wait_ms), "{wait_ms}");
+    let seconds = wait_ms.div_ceil(1_000);
+    assert_eq!(
+        body,
+        serde_json::json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Quota Exceeded",
+            "status": 429,
+            "detail": format!("used up: a \"b\"; try again in {seconds} seconds"),
+            "violated-policies": ["a \"b\""],
+            "retry_after_ms": null,
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_cost_that_never_fits_is_refused_without_a_time() {
+    let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default()).cost(|_| 2);
+    let response = ask(serve(layer).await, "/", &[]).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    assert_eq!(body(&response)["detail"], "more than is ever allowed: r; waiting does not help");
+    assert!(body(&response).get("retry_after_ms").is_none());
+}
+
+#[tokio::test]
+async fn a_forged_address_changes_nothing() {
+    let rule = || memory([Rule::new("per-ip", log(3)).per(["ip"])]);
+    let forged = |n: usize| format!("203.0.113.{n}");
+    let open = serve(layer(rule(), ClientAddress::default())).await;
+    for n in 0..6 {
+        let response = ask(open, "/", &[("x-forwarded-for", &forged(n)), ("forwarded", "for=1.1.1.1")]).await;
+        assert_eq!(response.status() == StatusCode::OK, n < 3, "no proxy is trusted: {n}");
+    }
+    let behind = serve(layer(rule(), ClientAddress::trusting(["127.0.0.0/8"]).unwrap())).await;
+    for n in 0..6 {
+        let chain = format!("{}, 198.51.100.4", forged(n));
+        let response = ask(behind, "/", &[("x-forwarded-for", &chain)]).await;
+        assert_eq!(response.status() == StatusCode::OK, n < 3, "a proxy adds 198.51.100.4: {n}");
+    }
+    let other = ask(behind, "/", &[("x-forwarded-for", "198.51.100.4, 198.51.100.5")]).await;
+    assert_eq!(other.status(), StatusCode::OK, "another client of the proxy has a counter of its own");
+}
+
+#[tokio::test]
+async fn labels_come_from_the_route_the_method_the_host_and_headers() {
+    let rules = [
+        Rule::new("route", log(1)).when("route", "/users/{id}"),
+        Rule::new("key", log(1)).per(["api_key"]),
+        Rule::new("host", log(1)).when("host", "example.com").when("method", "GET").when("path", "/"),
+    ];
+    let layer = layer(memory(rules), ClientAddress::default())
+        .method()
+        .host()
+        .path()
+        .header("api_key", HeaderName::from_static("x-other"))
+        .header("api_key", API_KEY);
+    let server = serve(layer).await;
+    let passes = async |path: &str, headers: &[(&str, &str)]| {
+        ask(server, path, headers).await.status() == StatusCode::OK
+    };
+    assert!(passes("/users/1", &[]).await);
+    assert!(!passes("/users/2", &[]).await, "one counter for the whole route");
+    assert!(passes("/", &[("x-api-key", "a"), ("x-other", "b")]).await);
+    assert!(!passes("/", &[("x-api-key", "a")]).await, "of two sources of a label the later counts");
+    assert!(passes("/", &[("x-api-key", "b")]).await);
+    assert!(passes("/", &[("host", "example.com")]).await);
+    assert!(!passes("/", &[("host", "EXAMPLE.com.:8080")]).await, "a host has one spelling");
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_asked_about_does_not_pass() {
+    let rule = Rule::new("per-key", log(100)).per(["api_key"]).cost(Cost::MAX);
+    let shadow = layer(memory([rule]), ClientAddress::default()).header("api_key", API_KEY).cost(|_| 2);
+    let server = serve(shadow).await;
+    let table: [(&[(&str, &str)], &str); 3] = [
+        (
+            &[("x-api-key", "a"), ("x-api-key", "b")],
+            "the header x-api-key is given more than once: give it once",
+        ),
+        (
+            &[("x-api-key", &"k".repeat(1025))],
+            "label \"api_key\" has a value of 1025 bytes: use at most 1024",
+        ),
+        (&[("x-api-key", "a")], "cost 2 of \"requests\" is too large for rule \"per-key\""),
+    ];
+    for (headers, detail) in table {
+        let response = ask(server, "/", headers).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{detail}");
+        assert_eq!(field(&response, "content-type"), "application/problem+json");
+        assert!(body(&response)["detail"].as_str().unwrap().starts_with(detail), "{}", response.body());
+    }
+
+    let unknown = RateLimitLayer::new(memory([Rule::new("r", log(1)).per(["ip"])]))
+        .client_ip(ClientAddress::default(), |_| None);
+    let response = ask(serve(unknown).await, "/", &[]).await;
+    assert_eq!(
+        response.status(),
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "limits for each address would limit nobody"
+    );
+}
+
+#[tokio::test]
+async fn ones_own_refusal_has_the_fields_too() {
+    let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())
+        .dialect(Dialect::XRateLimit)
+        .on_refusal(|request, decision| {
+            let text = format!("{} refused by {}", request.uri.path(), decision.rule().unwrap());
+            Response::builder().status(StatusCode::FORBIDDEN).body(Bytes::from(text)).unwrap()
+        });
+    let server = serve(layer).await;
+    assert_eq!(field(&ask(server, "/", &[]).await, "x-ratelimit-remaining"), "0");
+    let response = ask(server, "/", &[]).await;
+    assert_eq!((response.status(), response.body().as_str()), (StatusCode::FORBIDDEN, "/ refused by r"));
+    assert_eq!(field(&response, "x-ratelimit-limit"), "1");
+    assert_eq!(field(&response, "retry-after"), field(&response, "x-ratelimit-reset"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_is_away_each_rules_policy_answers_in_time_and_marked() {
+    let redis = Server::start(Flavor::Redis7);
+    let policy = |name: &str, policy| Rule::new(name, log(3)).when("policy", name).on_store_failure(policy);
+    let rules = [
+        policy("open", OnStoreFailure::Open),
+        policy("closed", OnStoreFailure::Closed),
+        policy("local", OnStoreFailure::Local),
+    ];
+    let deadline = Duration::from_millis(200);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let limiter = Limiter::with_options(store, rules, Options { deadline, ..Options::default() }).unwrap();
+    let header = HeaderName::from_static("x-policy");
+    let server = serve(layer(limiter.clone(), ClientAddress::default()).header("policy", header)).await;
+    for policy in ["open", "closed", "local"] {
+        let response = ask(server, "/", &[("x-policy", policy)]).await;
+        assert_eq!((response.status(), response.body().as_str()), (StatusCode::OK, "Some(2) store"));
+    }
+
+    redis.suspend();
+    let away = Labels::new([("policy", "local")]).unwrap();
+    wait::until_async("the store is known to be away", wait::PATIENCE, || async {
+        limiter.peek(&away, 1).await.unwrap().source == Source::Fallback
+    })
+    .await;
+    for _ in 0..5 {
+        let open = ask(server, "/", &[("x-policy", "open")]).await;
+        assert_eq!((open.status(), open.body().as_str()), (StatusCode::OK, "None open"));
+        assert_eq!((field(&open, "ratelimit"), field(&open, "ratelimit-policy")), ("", ""));
+
+        let closed = ask(server, "/", &[("x-policy", "closed")]).await;
+        assert_eq!(closed.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(field(&closed, "retry-after"), "1");
+        let body = body(&closed);
+        assert_eq!(
+            body["type"],
+            "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+        );
+        assert_eq!((body["status"].as_u64(), &body["violated-policies"][0]), (Some(503), &"closed".into()));
+    }
+    let mut passed = 0;
+    for _ in 0..6 {
+        let local = ask(server, "/", &[("x-policy", "local")]).await;
+        passed += usize::from(local.status() == StatusCode::OK);
+        assert_eq!(field(&local, "ratelimit-policy"), r#""local";q=3;w=60"#);
+    }
+    assert_eq!(passed, 3, "this process's share of the limit");
+    redis.resume();
+}
+
+/// Ready only once it was asked whether it is, and not for its clones.
+struct Reserved(AtomicBool);
+
+impl Clone for Reserved {
+    fn clone(&self) -> Self {
+        Self(AtomicBool::new(false))
+    }
+}
+
+impl Service<Request<Body>> for Reserved {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        *self.0.get_mut() = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        assert!(self.0.swap(false, Ordering::Relaxed), "called without being ready");
+        future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+#[tokio::test]
+async fn the_service_that_was_ready_is_the_one_that_is_called() {
+    let layer = RateLimitLayer::new(memory([Rule::new("r", log(2))]));
+    let mut service = layer.layer(Reserved(AtomicBool::new(false)));
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        let response = service.ready().await.unwrap().call(Request::new(Body::empty())).await.unwrap();
+        assert!(response.extensions().get::<Arc<Decision>>().is_some());
+        statuses.push(response.status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+}

@@ -1,0 +1,89 @@
+//! The layer in front of a real tonic server, asked by a real client.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use http::HeaderName;
+use tokio::net::TcpListener;
+use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
+use tollgate_testkit::server::{Flavor, Server as Redis};
+use tollgate_tower::{RateLimitLayer, client::ClientAddress};
+use tonic::{
+    Code, Request,
+    transport::{
+        Channel, Server,
+        server::{TcpConnectInfo, TcpIncoming},
+    },
+};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, Duration::from_secs(60)).unwrap()
+}
+
+/// Serves gRPC health checks with the label `ip`.
+async fn serve<S: Store>(layer: RateLimitLayer<S>) -> HealthClient<Channel> {
+    let layer = layer.client_ip(ClientAddress::default(), |request| {
+        request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(layer).add_service(health);
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    HealthClient::new(Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy())
+}
+
+#[tokio::test]
+async fn exactly_the_limit_passes_and_the_rest_get_a_status_with_the_wait() {
+    let limiter = Limiter::new(MemoryStore::new(), [Rule::new("50% per ip", log(4)).per(["ip"])]).unwrap();
+    let mut client = serve(RateLimitLayer::new(limiter)).await;
+    for n in 0..10 {
+        match client.check(HealthCheckRequest::default()).await {
+            Ok(response) => {
+                assert!(n < 4, "{n} passed");
+                let fields = response.metadata();
+                assert_eq!(fields.get("ratelimit-policy").unwrap(), r#""50% per ip";q=4;w=60"#);
+                assert_eq!(
+                    fields.get("ratelimit").unwrap(),
+                    format!(r#""50% per ip";r={};t=60"#, 3 - n).as_str()
+                );
+            }
+            Err(status) => {
+                assert!(n >= 4, "{n} refused: {status}");
+                assert_eq!(status.code(), Code::ResourceExhausted);
+                let wait = status.metadata().get("retry-after").unwrap().to_str().unwrap();
+                assert!((1..=60).contains(&wait.parse::<u64>().unwrap()), "{wait}");
+                assert_eq!(status.message(), format!("used up: 50% per ip; try again in {wait} seconds"));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_asked_about_is_an_invalid_argument() {
+    let limiter = Limiter::new(MemoryStore::new(), [Rule::new("r", log(4)).per(["key"])]).unwrap();
+    let header = HeaderName::from_static("x-api-key");
+    let mut client = serve(RateLimitLayer::new(limiter).header("key", header)).await;
+    let mut request = Request::new(HealthCheckRequest::default());
+    request.metadata_mut().append("x-api-key", "a".parse().unwrap());
+    request.metadata_mut().append("x-api-key", "b".parse().unwrap());
+    let status = client.check(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(status.message(), "the header x-api-key is given more than once: give it once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_is_away_a_closed_rule_makes_the_service_unavailable() {
+    let redis = Redis::start(Flavor::Redis7);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let rules = [Rule::new("closed", log(1)).on_store_failure(OnStoreFailure::Closed)];
+    let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
+    let mut client = serve(RateLimitLayer::new(Limiter::with_options(store, rules, options).unwrap())).await;
+    client.check(HealthCheckRequest::default()).await.unwrap();
+    redis.suspend();
+    let status = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(status.metadata().get("retry-after").unwrap(), "1");
+    redis.resume();
+}
