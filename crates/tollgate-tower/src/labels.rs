@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
-use http::{HeaderName, header::HOST, request::Parts};
+use http::{HeaderName, header::HOST, request::Parts, uri::Authority};
 use tollgate::{LabelError, Labels};
 
 use crate::{client::ClientAddress, refusal::Mistake};
@@ -74,16 +74,13 @@ fn single<'a>(request: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>,
 
 /// The host that is asked for, without port, in one spelling.
 fn host(request: &Parts) -> Result<Option<String>, Mistake> {
-    let text = match request.uri.host() {
-        Some(host) => host,
-        None => {
-            let Some(value) = single(request, &HOST)? else { return Ok(None) };
-            let authority = http::uri::Authority::try_from(value)
-                .map_err(|_| Mistake::OfCaller("the header host is not a host".into()))?;
-            return Ok(Some(one_spelling(authority.host())));
-        }
-    };
-    Ok(Some(one_spelling(text)))
+    if let Some(host) = request.uri.host() {
+        return Ok(Some(one_spelling(host)));
+    }
+    let Some(value) = single(request, &HOST)? else { return Ok(None) };
+    let authority = Authority::try_from(value)
+        .map_err(|_| Mistake::OfCaller("the header host is not a host: use name or name:port".into()))?;
+    Ok(Some(one_spelling(authority.host())))
 }
 
 fn one_spelling(host: &str) -> String {

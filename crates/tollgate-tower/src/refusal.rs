@@ -85,20 +85,15 @@ pub(crate) fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
     };
     match form {
         Form::Http => {
-            let title = status.canonical_reason().unwrap_or("Error");
-            let r#type = "about:blank".to_owned();
-            let status_code = status.as_u16();
-            problem(
-                status,
-                &Body {
-                    r#type,
-                    title,
-                    status: status_code,
-                    detail,
-                    violated_policies: None,
-                    retry_after_ms: None,
-                },
-            )
+            let body = Body {
+                r#type: "about:blank".to_owned(),
+                title: status.canonical_reason().unwrap_or("Error"),
+                status: status.as_u16(),
+                detail,
+                violated_policies: None,
+                retry_after_ms: None,
+            };
+            problem(status, &body)
         }
         Form::Grpc(content_type) => grpc_status(code, detail, content_type),
     }
