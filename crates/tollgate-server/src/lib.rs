@@ -5,6 +5,7 @@
 //!
 //! * [`serve`]: connections, their bounds, and how they end
 //! * [`http`]: the JSON API
+//! * [`resp`]: the Redis protocol
 //! * [`desk`]: the one way from every front end to a decision
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration, and the only place that reads files and the environment
@@ -19,5 +20,6 @@ pub mod desk;
 mod duration;
 pub mod http;
 pub mod labels;
+pub mod resp;
 pub mod serve;
 pub mod store;

@@ -1,0 +1,323 @@
+//! One connection: all commands that have arrived are answered in order, and the answers written at once.
+//!
+//! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
+//! at most once all others are answered, and answers that it does not read stop us from reading more.
+
+use std::{io, pin::Pin, time::Duration};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    task::coop::consume_budget,
+    time::{Instant, Sleep, sleep_until, timeout},
+};
+use tollgate::Store;
+
+use super::{
+    CALLER, Endpoint,
+    codec::{Command, Decoded, Decoder},
+    error::Error,
+    question::{Ask, Question},
+    reply::Replies,
+    serve::{SHUTDOWN_GRACE, Stop},
+    session::{Next, Session},
+    together::Together,
+};
+use crate::desk::Desk;
+
+/// How long a new connection may take to send its first command.
+pub const FIRST_COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a connection may idle between commands.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a command may take to arrive once it has begun.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a client may take to read answers.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a connection must be quiet to be ended when the server stops: what the client has sent by then is answered.
+pub const DRAIN_QUIET: Duration = Duration::from_millis(50);
+
+/// So many bytes of answers are written without waiting for more of them.
+pub const MAX_REPLIES: usize = 64 << 10;
+
+/// How long a client may go on sending, unheard, after the last answer: it would not get that answer otherwise.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How much is read at once.
+const READ_ROOM: usize = 16 << 10;
+
+/// How much room a quiet connection keeps for answers.
+const REPLY_ROOM: usize = 4 << 10;
+
+impl<S: Store> Endpoint<S> {
+    /// Serves one client until it leaves, breaks the protocol or is too slow, or until `stop` comes and it is quiet.
+    pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
+        let present = Present::come(self);
+        let connection = Connection {
+            io,
+            desk: &self.desk,
+            is_far: self.desk.limiter().store().is_remote(),
+            endpoint: self,
+            session: Session::new(present.id, self.access.clone()),
+            input: BytesMut::new(),
+            decoder: Decoder::default(),
+            replies: Replies::default(),
+            together: Together::default(),
+        };
+        // A connection that breaks off is its client's affair.
+        let _ended = connection.run(stop).await;
+    }
+}
+
+/// A client that is here, until this is dropped.
+struct Present<'a, S> {
+    endpoint: &'a Endpoint<S>,
+    id: u64,
+}
+
+impl<'a, S> Present<'a, S> {
+    fn come(endpoint: &'a Endpoint<S>) -> Self {
+        Self { endpoint, id: endpoint.numbers.connected() }
+    }
+}
+
+impl<S> Drop for Present<'_, S> {
+    fn drop(&mut self) {
+        self.endpoint.numbers.disconnected();
+    }
+}
+
+struct Connection<'a, I, S> {
+    io: I,
+    desk: &'a Desk<S>,
+    /// Whether asking costs a round trip.
+    is_far: bool,
+    endpoint: &'a Endpoint<S>,
+    session: Session,
+    /// What has arrived and is not answered yet.
+    input: BytesMut,
+    decoder: Decoder,
+    replies: Replies,
+    together: Together,
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
+    async fn run(mut self, mut stop: Stop) -> io::Result<()> {
+        let mut patience = Patience::new(Instant::now());
+        let mut timer = Box::pin(sleep_until(patience.until));
+        let mut stopped = Box::pin(stop.stopped());
+        loop {
+            self.input.reserve(READ_ROOM);
+            let waited_for_the_rest = !self.input.is_empty();
+            tokio::select! {
+                biased;
+                read = self.io.read_buf(&mut self.input) => {
+                    if read? == 0 {
+                        return Ok(());
+                    }
+                    let had = self.input.len();
+                    if self.answer_all().await? == Next::Leave {
+                        return self.leave().await;
+                    }
+                    let waits = if self.input.is_empty() {
+                        Waits::ForMore
+                    } else if waited_for_the_rest && self.input.len() == had {
+                        Waits::Still
+                    } else {
+                        Waits::ForTheRest
+                    };
+                    patience.heard(waits, Instant::now());
+                    patience.set(timer.as_mut());
+                }
+                () = &mut timer => {
+                    if patience.until <= Instant::now() {
+                        return self.leave().await;
+                    }
+                    timer.as_mut().reset(patience.until);
+                }
+                () = &mut stopped, if !patience.is_stopping() => {
+                    patience.stop(self.input.is_empty(), Instant::now());
+                    patience.set(timer.as_mut());
+                }
+            }
+        }
+    }
+
+    /// Answers all commands that have arrived.
+    async fn answer_all(&mut self) -> io::Result<Next> {
+        let (mut read, mut served) = (0, 0);
+        let next = loop {
+            match self.decoder.decode(&self.input[read..]) {
+                Ok(Decoded::Partial) => break Next::Stay,
+                Ok(Decoded::Empty(len)) => read += len,
+                Ok(Decoded::Command(command, _)) if is_http(&command) => break Next::Leave,
+                Ok(Decoded::Command(command, len)) => {
+                    (read, served) = (read + len, served + 1);
+                    // asks the runtime whether others have waited long enough
+                    consume_budget().await;
+                    let asked = Asked {
+                        desk: self.desk,
+                        is_far: self.is_far,
+                        together: &mut self.together,
+                        replies: &mut self.replies,
+                    };
+                    if asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave {
+                        break Next::Leave;
+                    }
+                    if self.replies.len() >= MAX_REPLIES {
+                        self.write().await?;
+                    }
+                }
+                Err(error) => {
+                    self.together.answer(self.desk, &mut self.replies).await;
+                    self.endpoint.numbers.broke_protocol();
+                    self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
+                    break Next::Leave;
+                }
+            }
+        };
+        self.together.answer(self.desk, &mut self.replies).await;
+        self.endpoint.numbers.served(served);
+        self.input.advance(read);
+        if self.input.is_empty() && self.input.capacity() > READ_ROOM {
+            self.input = BytesMut::new();
+        }
+        self.write().await?;
+        Ok(next)
+    }
+
+    async fn write(&mut self) -> io::Result<()> {
+        if self.replies.is_empty() {
+            return Ok(());
+        }
+        let written = async {
+            self.io.write_all(self.replies.bytes()).await?;
+            self.io.flush().await
+        };
+        timeout(WRITE_TIMEOUT, written).await??;
+        self.replies.clear(REPLY_ROOM);
+        Ok(())
+    }
+
+    /// Ends the connection so that the client hears all answers: one that is closed while it still sends may not.
+    async fn leave(mut self) -> io::Result<()> {
+        timeout(WRITE_TIMEOUT, self.io.shutdown()).await??;
+        let unheard = async {
+            loop {
+                self.input.clear();
+                self.input.reserve(READ_ROOM);
+                if self.io.read_buf(&mut self.input).await? == 0 {
+                    return Ok(());
+                }
+            }
+        };
+        timeout(LINGER, unheard).await?
+    }
+}
+
+/// Where a command is asked and answered.
+struct Asked<'a, S> {
+    desk: &'a Desk<S>,
+    is_far: bool,
+    together: &'a mut Together,
+    replies: &'a mut Replies,
+}
+
+impl<S: Store> Asked<'_, S> {
+    /// Answers one command, or keeps its question to ask it together with others.
+    async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
+        let Self { desk, is_far, together, replies } = self;
+        let found = session.find(command);
+        let question = match &found {
+            Ok(entry) => Question::read(desk, entry.verb, command).transpose(),
+            Err(_) => Ok(None),
+        };
+        let question = match question {
+            Ok(Some(question)) if is_far => match together.add(question) {
+                Ok(()) => return Next::Stay,
+                Err(question) => Ok(Some(question)),
+            },
+            question => question,
+        };
+        together.answer(desk, replies).await;
+        let answered = match (found, question) {
+            (Err(error), _) | (_, Err(error)) => Err(error),
+            (Ok(_), Ok(Some(question))) => ask(desk, &question, replies).await.map(|()| Next::Stay),
+            (Ok(entry), Ok(None)) => session.answer(entry, command, &endpoint.numbers, replies),
+        };
+        answered.unwrap_or_else(|error| {
+            replies.error(error);
+            Next::Stay
+        })
+    }
+}
+
+async fn ask<S: Store>(desk: &Desk<S>, question: &Question, replies: &mut Replies) -> Result<(), Error> {
+    match question.ask {
+        Ask::Decide(operation) => {
+            let decision = desk.decide(CALLER, operation, &question.subject).await?;
+            question.answer(&decision, replies);
+        }
+        Ask::Forget => replies.count(desk.reset(CALLER, &question.subject).await?),
+    }
+    Ok(())
+}
+
+/// Whether a browser was made to send this: its lines are words too, and a page must not speak for its visitor.
+fn is_http(command: &Command<'_>) -> bool {
+    [&b"POST"[..], b"HOST:"].iter().any(|word| command.name().eq_ignore_ascii_case(word))
+}
+
+/// What a connection waits for once all that has arrived is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    /// A command.
+    ForMore,
+    /// The rest of a command.
+    ForTheRest,
+    /// The rest of a command, as before.
+    Still,
+}
+
+/// Until when a client may be silent.
+struct Patience {
+    until: Instant,
+    /// When the connection ends at the latest, once the server stops.
+    end: Option<Instant>,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Self {
+        Self { until: now + FIRST_COMMAND_TIMEOUT, end: None }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.end.is_some()
+    }
+
+    fn heard(&mut self, waits: Waits, now: Instant) {
+        let until = match (waits, self.end) {
+            (Waits::Still, _) => self.until,
+            (Waits::ForTheRest, _) => now + COMMAND_TIMEOUT,
+            (Waits::ForMore, None) => now + IDLE_TIMEOUT,
+            (Waits::ForMore, Some(_)) => now + DRAIN_QUIET,
+        };
+        self.until = self.end.map_or(until, |end| until.min(end));
+    }
+
+    fn stop(&mut self, is_quiet: bool, now: Instant) {
+        // half of it, so that it is the client who is waited for, and not a connection that is cut off
+        self.end = Some(now + SHUTDOWN_GRACE / 2);
+        self.heard(if is_quiet { Waits::ForMore } else { Waits::Still }, now);
+    }
+
+    /// Lets the timer go off in time. One that goes off too early is only set again: so a command costs no timer.
+    fn set(&self, timer: Pin<&mut Sleep>) {
+        if self.until < timer.deadline() {
+            timer.reset(self.until);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What a command asks, and how its answer is written.
+//!
+//! A number is digits and nothing else: no sign, no fraction, no exponent, no space.
+
+use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Store};
+use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
+
+use super::{
+    codec::Command,
+    commands::Verb,
+    error::{Error, shown},
+    reply::Replies,
+};
+use crate::desk::{Desk, Subject};
+
+/// What a command asks about counters.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) ask: Ask,
+    pub(super) subject: Subject,
+    form: Form,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Decide(Operation),
+    Forget,
+}
+
+/// What the answer looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// As redis-cell answers.
+    Cell,
+    /// As `TG.CHECK` answers.
+    Tollgate,
+}
+
+impl Question {
+    /// The question of a command, if it is one.
+    pub(super) fn read<S: Store>(
+        desk: &Desk<S>,
+        verb: Verb,
+        command: &Command<'_>,
+    ) -> Option<Result<Self, Error>> {
+        let rules = |operation| by_rules(desk, Ask::Decide(operation), command.get(1), command, 2);
+        Some(match verb {
+            Verb::Throttle => throttle(command),
+            Verb::Check => rules(Operation::Check),
+            Verb::Charge => rules(Operation::Charge),
+            Verb::Refund => rules(Operation::Refund { at: None }),
+            Verb::Peek => by_rules(desk, Ask::Decide(Operation::Peek), None, command, 1),
+            Verb::Forget => by_rules(desk, Ask::Forget, None, command, 1),
+            _ => return None,
+        })
+    }
+
+    /// Whether both are about the same counters, as far as can be seen here.
+    pub(super) fn is_about_the_same(&self, other: &Self) -> bool {
+        match (&self.subject, &other.subject) {
+            (Subject::Key { key, .. }, Subject::Key { key: other, .. }) => key == other,
+            (Subject::Rules { labels, .. }, Subject::Rules { labels: other, .. }) => labels == other,
+            _ => false,
+        }
+    }
+
+    /// Whether both ask exactly the same.
+    pub(super) fn is_equal(&self, other: &Self) -> bool {
+        let same_amount = match (&self.subject, &other.subject) {
+            (Subject::Key { limit, cost, .. }, Subject::Key { limit: other, cost: other_cost, .. }) => {
+                (limit, cost) == (other, other_cost)
+            }
+            (Subject::Rules { costs, .. }, Subject::Rules { costs: other, .. }) => costs == other,
+            _ => false,
+        };
+        same_amount && self.ask == other.ask && self.form == other.form && self.is_about_the_same(other)
+    }
+
+    /// Writes the decision.
+    pub(super) fn answer(&self, decision: &Decision, replies: &mut Replies) {
+        match (self.form, &self.subject) {
+            (Form::Cell, Subject::Key { limit, .. }) => as_cell(decision, limit, replies),
+            _ => as_tollgate(decision, replies),
+        }
+    }
+}
+
+/// `CL.THROTTLE key max_burst count period [quantity]`.
+fn throttle(command: &Command<'_>) -> Result<Question, Error> {
+    let (Some(key), Some(max_burst), Some(count), Some(period), quantity, true) =
+        (command.get(1), command.get(2), command.get(3), command.get(4), command.get(5), command.len() <= 6)
+    else {
+        return Err(Error::cell(
+            "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
+        ));
+    };
+    let [max_burst, count, period] = [
+        cell_number("max_burst", max_burst)?,
+        cell_number("count per period", count)?,
+        cell_number("period", period)?,
+    ];
+    let cost = match quantity {
+        Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
+        None => Cost::ONE,
+    };
+    if count == 0 || period == 0 {
+        return Err(Error::cell("Zero rates are not supported"));
+    }
+    let limit = Limit::new(Algorithm::TokenBucket, count, std::time::Duration::from_secs(period))
+        .and_then(|limit| limit.with_burst(max_burst.saturating_add(1)))
+        .map_err(Error::mistake)?;
+    let subject = Subject::Key { key: key.to_vec(), limit, cost };
+    Ok(Question { ask: Ask::Decide(Operation::Check), subject, form: Form::Cell })
+}
+
+/// A number of redis-cell's: it takes 64 bits and a sign, and we no sign.
+fn cell_number(name: &str, text: &[u8]) -> Result<u64, Error> {
+    if let Some(number) = whole(text) {
+        return Ok(number);
+    }
+    match text {
+        [b'-', digits @ ..] if whole(digits).is_some() => {
+            Err(Error::mistake(format_args!("{name} {} is negative: use 0 or more", shown(text))))
+        }
+        _ => Err(Error::cell(format_args!("Couldn't parse as integer: {}", shown(text)))),
+    }
+}
+
+/// Labels and values from a place on, and what they cost.
+fn by_rules<S: Store>(
+    desk: &Desk<S>,
+    ask: Ask,
+    cost: Option<&[u8]>,
+    command: &Command<'_>,
+    first_label: usize,
+) -> Result<Question, Error> {
+    let costs = match cost {
+        Some(text) => costs(text)?,
+        None => Cost::ONE.into(),
+    };
+    let count = command.len() - first_label;
+    if !count.is_multiple_of(2) {
+        return Err(Error::mistake("a label has no value: send label value [label value ...]"));
+    }
+    let mut names = command.from(first_label).step_by(2);
+    if let Some(name) = names.find(|name| str::from_utf8(name).is_err()) {
+        let text = format_args!("the label's name '{}' is not UTF-8: use text", name.escape_ascii());
+        return Err(Error::mistake(text));
+    }
+    let names = command.from(first_label).step_by(2).map(|name| str::from_utf8(name).unwrap_or_default());
+    let values = command.from(first_label + 1).step_by(2);
+    let labels = desk.labels(names.zip(values)).map_err(Error::mistake)?;
+    Ok(Question { ask, subject: Subject::Rules { labels, costs, only: None }, form: Form::Tollgate })
+}
+
+/// `1`, or `requests=1,tokens=850`.
+fn costs(text: &[u8]) -> Result<Costs, Error> {
+    if !text.contains(&b'=') {
+        return Ok(cost(text)?.into());
+    }
+    let pairs: Result<Vec<_>, Error> = text
+        .split(|&byte| byte == b',')
+        .map(|pair| {
+            let equals = pair.iter().position(|&byte| byte == b'=').ok_or_else(|| no_cost(text))?;
+            let unit = str::from_utf8(&pair[..equals]).map_err(|_| no_cost(text))?;
+            Ok((unit, cost(&pair[equals + 1..])?))
+        })
+        .collect();
+    Costs::new(pairs?).map_err(Error::mistake)
+}
+
+fn cost(text: &[u8]) -> Result<Cost, Error> {
+    let units = whole(text).ok_or_else(|| no_cost(text))?;
+    Cost::new(units).map_err(Error::mistake)
+}
+
+fn no_cost(text: &[u8]) -> Error {
+    Error::mistake(format_args!(
+        "cost '{}' is no whole number from 0 to {}: use for example 1, or requests=1,tokens=850",
+        shown(text),
+        Cost::MAX.units()
+    ))
+}
+
+/// A number in digits, if it is one and fits.
+pub(super) fn whole(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |number, &byte| {
+        if !byte.is_ascii_digit() {
+            return None;
+        }
+        number.checked_mul(10)?.checked_add(u64::from(byte - b'0'))
+    })
+}
+
+/// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`. Where the store did not answer and the
+/// request passes, nothing is known to be used.
+fn as_cell(decision: &Decision, limit: &Limit, replies: &mut Replies) {
+    replies.array(5);
+    replies.integer(i64::from(!decision.is_allowed()));
+    replies.count(limit.capacity());
+    replies.count(decision.remaining().unwrap_or(limit.capacity()));
+    replies.count_or_none(decision.retry_after().map(whole_seconds_up));
+    replies.count(decision.reset_after().map_or(0, whole_seconds_up));
+}
+
+/// `[allowed 0|1, limit, remaining, retry_after_ms (-1 none), reset_after_ms, rule, degraded 0|1, at_us]`; -1 and null
+/// where there is nothing to say.
+fn as_tollgate(decision: &Decision, replies: &mut Replies) {
+    replies.array(8);
+    replies.integer(i64::from(decision.is_allowed()));
+    replies.count_or_none(decision.limit());
+    replies.count_or_none(decision.remaining());
+    replies.count_or_none(decision.retry_after().map(whole_millis_up));
+    replies.count_or_none(decision.reset_after().map(whole_millis_up));
+    match decision.rule() {
+        Some(rule) => replies.bulk(rule.as_bytes()),
+        None => replies.null(),
+    }
+    replies.integer(i64::from(decision.is_degraded()));
+    replies.count_or_none(decision.at.map(|at| at.as_micros()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_digits_and_nothing_else() {
+        for (text, number) in [("0", 0), ("1", 1), ("007", 7), ("18446744073709551615", u64::MAX)] {
+            assert_eq!(whole(text.as_bytes()), Some(number), "{text}");
+        }
+        for text in
+            ["", "-1", "+1", "1.5", "1e3", "NaN", "inf", "0x10", " 1", "1 ", "1_000", "18446744073709551616"]
+        {
+            assert_eq!(whole(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cost_has_units_or_none() {
+        let read = |text: &str| costs(text.as_bytes()).map_err(|error| error.to_string());
+        assert_eq!(read("3"), Ok(Cost::from(3).into()));
+        assert_eq!(read("requests=3"), Ok(Cost::from(3).into()));
+        let both = Costs::new([("requests", Cost::ONE), ("tokens", Cost::from(850))]).unwrap();
+        assert_eq!(read("requests=1,tokens=850"), Ok(both));
+        for bad in [
+            "requests=",
+            "=1",
+            "requests=1,",
+            "requests=1,tokens",
+            "requests=1,requests=1",
+            "a=-1",
+            "a=1.5",
+            "a==1",
+            "a=1 ,b=2",
+            "1,2",
+            ",",
+            "9007199254740992",
+            "a=9007199254740992",
+        ] {
+            assert!(read(bad).is_err_and(|error| error.starts_with("ERR ")), "{bad}");
+        }
+    }
+}
