@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate::{Cost, Costs, Decision, Error, LabelError, Labels, Limit, Limiter, Operation, Store};
+use tollgate::{
+    Cost, Costs, Decision, Error, LabelError, Labels, Limit, Limiter, Operation, Request, Store, Together,
+};
 
 /// The one way from a front end to a decision. Cheap to clone.
 pub struct Desk<S> {
@@ -122,6 +124,14 @@ impl<S: Store> Desk<S> {
                 Operation::Refund { at } => limiter.refund_key(key, limit, *cost, at).await,
             },
         }
+    }
+
+    /// Decides several requests together, all or none.
+    ///
+    /// # Errors
+    /// As [`Limiter::check_together`].
+    pub async fn decide_together(&self, caller: Caller, requests: &[Request]) -> Result<Together, Error> {
+        self.within(caller).check_together(requests).await
     }
 
     /// Forgets counters. How many there were.

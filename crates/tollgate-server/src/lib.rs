@@ -6,6 +6,7 @@
 //! * [`serve`]: connections, their bounds, and how they end
 //! * [`http`]: the JSON API
 //! * [`resp`]: the Redis protocol
+//! * [`grpc`]: Envoy's rate limit service
 //! * [`desk`]: the one way from every front end to a decision
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration, and the only place that reads files and the environment
@@ -18,6 +19,7 @@ pub mod config;
 pub mod demo;
 pub mod desk;
 mod duration;
+pub mod grpc;
 pub mod http;
 pub mod labels;
 pub mod resp;

@@ -77,7 +77,7 @@ impl Check {
 
 impl Tier {
     /// The algorithm is part of a counter: another one starts fresh.
-    fn same_counter(&self, other: &Self) -> bool {
+    pub(crate) fn same_counter(&self, other: &Self) -> bool {
         self.key == other.key && self.terms.limit.algorithm() == other.terms.limit.algorithm()
     }
 }

@@ -12,9 +12,14 @@
 //! | `#` and 64 hex digits | the SHA-256 of a text over 128 bytes |
 //! | `!…` as a rule | reserved: a counter that belongs to no rule |
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use sha2::{Digest, Sha256};
+
+use crate::labels::Labels;
 
 /// The longest identity that is stored as it is; a longer one is stored as its SHA-256.
 pub const MAX_PLAIN_IDENTITY: usize = 128;
@@ -25,6 +30,9 @@ const MAX_SHORT: usize = 22;
 
 /// The rule of a check without rules.
 const NO_RULE: &str = "!key";
+
+/// The rule of a limit that a request brings for its labels.
+static LABELS: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("!labels"));
 
 /// The name of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -78,6 +86,13 @@ impl Key {
             return Err(KeyError::TooLong(key.len()));
         }
         Ok(Self { rule: None, identity: identity(&[Some(key)]), co_located: None })
+    }
+
+    /// The counter of exactly these labels, which belongs to no rule.
+    pub fn of_labels(labels: &Labels) -> Self {
+        let names_and_values = |(name, value)| [Some(str::as_bytes(name)), Some(value)];
+        let parts: Vec<_> = labels.iter().flat_map(names_and_values).collect();
+        Self { rule: Some(Arc::clone(&LABELS)), identity: identity(&parts), co_located: None }
     }
 
     /// The rule, as it stands in the stored key.
@@ -327,6 +342,16 @@ mod tests {
         for name in ["!key", "key", "%21key"] {
             assert_ne!(key, Key::of_rule(&encoded_rule(name), &[Some(b"a")], None));
         }
+    }
+
+    #[test]
+    fn labels_that_differ_never_share_a_counter() {
+        let keys =
+            [&[("a", "b")][..], &[("a", "b"), ("c", "d")], &[("a", "b,c"), ("d", "")], &[("a,b", "")], &[]]
+                .map(|labels| Key::of_labels(&Labels::new(labels.iter().copied()).unwrap()));
+        let distinct: std::collections::HashSet<_> = keys.iter().map(ToString::to_string).collect();
+        assert_eq!(distinct.len(), keys.len());
+        assert_ne!(keys[0], Key::of_rule(&encoded_rule("!labels"), &[Some(b"a"), Some(b"b")], None));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use self::{
     gate::Options,
     key::{Key, KeyError},
     labels::{LabelError, Labels},
-    limiter::{Error, Limiter},
+    limiter::{Error, Hits, Limiter, Numbers, Request, Together},
     memory::MemoryStore,
     redis::{RedisSetupError, RedisStore},
     rules::{

@@ -1,4 +1,8 @@
 //! What people use: rules and a store behind one question, *may this request pass, and if not, when?*
+//!
+//! Several requests that pass together or not at all are in `together`.
+
+mod together;
 
 use std::{
     fmt,
@@ -8,7 +12,7 @@ use std::{
 
 use parking_lot::RwLock;
 use tollgate_core::{
-    Cost, Limit, Operation, Outcome, Retry, Terms, Timestamp,
+    Cost, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 
@@ -18,10 +22,12 @@ use crate::{
     gate::{Gate, Options},
     key::{Key, KeyError},
     labels::Labels,
-    rules::{Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
+    rules::{Applied, Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
     stats::Stats,
     store::{Store, StoreError},
 };
+
+pub use self::together::{Hits, Numbers, Request, Together};
 
 /// When a caller refused because the store is away is asked to come back.
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
@@ -74,6 +80,9 @@ pub enum Error {
     /// More rules match than one check may have tiers.
     #[error(transparent)]
     Check(#[from] CheckError),
+    /// The limit that the request brings cannot be used.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// A rule was named that is not in force.
     #[error("there is no rule {name:?}: {}", in_force(known))]
     UnknownRule {
@@ -93,6 +102,22 @@ struct Asked {
     rule: Option<Arc<str>>,
     unit: Arc<str>,
     on_store_failure: OnStoreFailure,
+}
+
+/// What a rule that a request meets comes to.
+enum Met {
+    /// A counter to ask.
+    Counter(Asked, Tier),
+    /// A refusal, whatever is counted.
+    Refusal(TierDecision),
+}
+
+/// When and where the tiers of a check were decided.
+#[derive(Clone)]
+struct Settled {
+    at: Option<Timestamp>,
+    source: Source,
+    failure: Option<StoreError>,
 }
 
 impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
@@ -310,19 +335,15 @@ impl<S: Store> Limiter<S> {
         let (mut asked, mut tiers) = (Vec::new(), Vec::new());
         let mut refusing = Vec::new();
         for applied in rules.matching(labels, costs)? {
-            let rule = applied.rule;
-            if !is_meant(rule, only) {
+            if !is_meant(applied.rule, only) {
                 continue;
             }
-            match applied.effect {
-                Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
-                    let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
-                    let terms = Terms { limit, cost, mode: mode(shadow), admission };
-                    let (rule, unit) = (Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit));
-                    asked.push(Asked { rule, unit, on_store_failure });
-                    tiers.push(Tier { key, terms });
+            match Met::from(applied) {
+                Met::Counter(by, tier) => {
+                    asked.push(by);
+                    tiers.push(tier);
                 }
-                Effect::Refuse { shadow, .. } => refusing.push(refusing_tier(rule, shadow)),
+                Met::Refusal(tier) => refusing.push(tier),
             }
         }
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
@@ -344,53 +365,100 @@ impl<S: Store> Limiter<S> {
             return Ok(Decision::of_tiers(refusing, None, Source::Local));
         }
         let check = Check::new(operation, tiers)?;
+        let mut said = Vec::with_capacity(asked.len() + refusing.len());
+        let settled = self.settle(&asked, &check, |_, tier| said.push(tier)).await?;
+        if settled.failure.is_none() {
+            said.extend(refusing);
+        }
+        Ok(settled.decision(said))
+    }
+
+    /// Asks the store, or whoever stands in for it, and tells what each tier says, by its place in the check. Not
+    /// all of them have something to say.
+    async fn settle(
+        &self,
+        asked: &[Asked],
+        check: &Check,
+        mut tell: impl FnMut(usize, TierDecision),
+    ) -> Result<Settled, Error> {
         if asked.iter().any(|asked| asked.on_store_failure == OnStoreFailure::Local) {
             self.inner.gate.prepare_fallback();
         }
-        let decision_of = |place: usize, share| asked[place].decision(&check.tiers()[place].terms, share);
-        match self.inner.gate.decide(&check, self.budget).await {
+        match self.inner.gate.decide(check, self.budget).await {
             Ok(verdict) => {
-                let counted = verdict.shares.into_iter().map(|(place, share)| decision_of(place, share));
+                for (place, share) in verdict.shares {
+                    tell(place, asked[place].decision(&check.tiers()[place].terms, share));
+                }
                 let source = if verdict.at.is_some() { Source::Store } else { Source::Local };
-                Ok(Decision::of_tiers(counted.chain(refusing).collect(), verdict.at, source))
+                Ok(Settled { at: verdict.at, source, failure: None })
             }
-            Err(failure) => match operation {
-                Operation::Check | Operation::Peek => Ok(self.without_store(&asked, &check, failure)),
+            Err(failure) => match check.operation() {
+                Operation::Check | Operation::Peek => {
+                    let source = self.without_store(asked, check, tell);
+                    Ok(Settled { at: None, source, failure: Some(failure) })
+                }
                 // a policy can answer a question, but not stand in for a charge
                 Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
             },
         }
     }
-}
 
-impl<S: Store> Limiter<S> {
     /// The rules' own policies: refused as soon as one that can refuse says `closed`; else those that say `local`
     /// decide by this process's share, all or none; else let through.
-    fn without_store(&self, asked: &[Asked], check: &Check, failure: StoreError) -> Decision {
-        let of_policy = |policy: OnStoreFailure| {
-            asked.iter().zip(check.tiers()).filter(move |(asked, _)| asked.on_store_failure == policy)
+    fn without_store(
+        &self,
+        asked: &[Asked],
+        check: &Check,
+        mut tell: impl FnMut(usize, TierDecision),
+    ) -> Source {
+        let tiers = check.tiers();
+        let of_policy = |policy| {
+            let places = 0..tiers.len();
+            places.filter(move |&place| asked[place].on_store_failure == policy)
         };
-        let closed: Vec<_> = of_policy(OnStoreFailure::Closed)
-            .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
-            .map(|(asked, tier)| asked.decision(&tier.terms, Share::refusing_for(CLOSED_RETRY)))
-            .collect();
-        let (local, own): (Vec<_>, Vec<_>) =
-            of_policy(OnStoreFailure::Local).map(|(asked, tier)| (asked, tier.clone())).unzip();
-        let (tiers, source) = if !closed.is_empty() {
-            (closed, Source::Closed)
-        } else if own.is_empty() {
-            (Vec::new(), Source::Open)
-        } else {
+        let mut source = Source::Open;
+        for place in of_policy(OnStoreFailure::Closed) {
+            let terms = &tiers[place].terms;
+            if terms.mode == Mode::Enforced {
+                tell(place, asked[place].decision(terms, Share::refusing_for(CLOSED_RETRY)));
+                source = Source::Closed;
+            }
+        }
+        let places: Vec<_> = of_policy(OnStoreFailure::Local).collect();
+        if source == Source::Open && !places.is_empty() {
+            let own = places.iter().map(|&place| tiers[place].clone()).collect();
             let own = Check::new(check.operation(), own).expect("some tiers of a valid check are one");
             let (verdict, own) = self.inner.gate.decide_without_store(&own);
-            let tiers = verdict.shares.into_iter();
-            let tiers = tiers.map(|(place, share)| local[place].decision(&own[place].terms, share));
-            (tiers.collect(), Source::Fallback)
-        };
+            for (at, share) in verdict.shares {
+                tell(places[at], asked[places[at]].decision(&own[at].terms, share));
+            }
+            source = Source::Fallback;
+        }
         self.inner.gate.tally().stood_in(source);
-        let mut decision = Decision::of_tiers(tiers, None, source);
-        decision.failure = Some(failure);
+        source
+    }
+}
+
+impl Settled {
+    fn decision(self, tiers: Vec<TierDecision>) -> Decision {
+        let mut decision = Decision::of_tiers(tiers, self.at, self.source);
+        decision.failure = self.failure;
         decision
+    }
+}
+
+impl From<Applied<'_>> for Met {
+    fn from(applied: Applied<'_>) -> Self {
+        let rule = applied.rule;
+        match applied.effect {
+            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
+                let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
+                let terms = Terms { limit, cost, mode: mode(shadow), admission };
+                let (rule, unit) = (Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit));
+                Self::Counter(Asked { rule, unit, on_store_failure }, Tier { key, terms })
+            }
+            Effect::Refuse { shadow, .. } => Self::Refusal(refusing_tier(rule, shadow)),
+        }
     }
 }
 

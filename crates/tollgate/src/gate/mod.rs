@@ -178,6 +178,11 @@ impl<S: Store> Gate<S> {
         Arc::clone(others.entry(number).or_insert_with(|| Lane::new(&self.shared, number)))
     }
 
+    /// How long a decision may take for a caller who waits no longer than `budget`.
+    pub(crate) fn deadline(&self, budget: Option<Duration>) -> Duration {
+        self.shared.options.deadline_within(budget)
+    }
+
     /// Decides by this process's share of each limit, without the store. Also says what the shares are.
     pub(crate) fn decide_without_store(&self, check: &Check) -> (Verdict, Vec<Tier>) {
         self.shared.fallback.decide(check)
