@@ -20,7 +20,7 @@ use redis::{
 use tokio::{
     sync::watch,
     task::yield_now,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use tollgate_core::Timestamp;
@@ -44,6 +44,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 const ATTEMPT_SPACING: Duration = Duration::from_millis(500);
 /// How much later the next attempt may be, so that clients do not come all at once.
 const MAX_JITTER: Duration = Duration::from_millis(500);
+/// How long before its deadline a call that waits for a connection is given up: its caller then knows that nothing was sent.
+const GIVE_UP: Duration = Duration::from_millis(1);
 /// How long a connection may owe a reply until it is asked for a sign of life, and how long that may take.
 const SILENCE: Duration = Duration::from_secs(1);
 /// The longest name of a client.
@@ -153,7 +155,7 @@ impl Connector {
         let mut name = redis::cmd("CLIENT");
         match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
             // the name is a courtesy, which a user may be denied
-            Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
+            Err(error) if lets_nobody_in(&error) => Err(failed(error)),
             _ => Ok(connection),
         }
     }
@@ -162,6 +164,12 @@ impl Connector {
     pub(super) async fn listen(&self, node: &Node) -> redis::RedisResult<PubSub> {
         self.client(node)?.get_async_pubsub().await
     }
+}
+
+/// Whether an answer means that there is no connection, rather than that a command may not be used.
+fn lets_nobody_in(error: &redis::RedisError) -> bool {
+    let is_full = error.detail().is_some_and(|detail| detail.contains("max number of clients"));
+    is_full || error.code().is_none_or(|code| code == "NOAUTH")
 }
 
 fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>, RedisSetupError> {
@@ -214,13 +222,22 @@ pub(super) struct Link {
 type Outcome = Option<Result<Live, String>>;
 
 enum State {
-    /// The next caller connects, not before that time. Until then, the reason of a failed attempt is the answer.
-    Down {
-        not_before: Instant,
-        reason: Option<String>,
+    /// The next caller has a connection made.
+    Down(Pause),
+    /// A connection is made as soon as the pause is over. If the sentinels name another primary meanwhile, it is this one.
+    Connecting {
+        outcome: watch::Receiver<Outcome>,
+        pause: Pause,
+        named: Option<Node>,
     },
-    Connecting(watch::Receiver<Outcome>),
     Up(Live),
+}
+
+/// Until when there is no further attempt. If there is a reason, it is the answer until then; otherwise callers wait.
+#[derive(Clone)]
+struct Pause {
+    until: Instant,
+    reason: Option<String>,
 }
 
 /// A connection that was made.
@@ -243,7 +260,7 @@ impl Live {
 
 impl Link {
     pub(super) fn new(connector: Arc<Connector>, target: Target) -> Arc<Self> {
-        let state = State::Down { not_before: Instant::now(), reason: None };
+        let state = State::Down(Pause { until: Instant::now(), reason: None });
         Arc::new(Self { connector, target, state: Mutex::new(state), about: Mutex::default() })
     }
 
@@ -257,10 +274,15 @@ impl Link {
         request: Request<'_>,
         asking: Asking,
     ) -> Result<Value, Failure> {
-        let mut live = self.live().await.map_err(Failure::Unreachable)?;
         match request {
-            Request::Command(command) => self.send_command(&mut live, command, asking).await,
-            Request::Script(call) => self.send_script(&mut live, call, asking).await,
+            Request::Command(command) => {
+                let mut live = self.live().await.map_err(Failure::Unreachable)?;
+                self.send_command(&mut live, command, asking).await
+            }
+            Request::Script(call) => {
+                let mut live = self.live_by(call.by()).await.map_err(Failure::Unreachable)?;
+                self.send_script(&mut live, call, asking).await
+            }
         }
     }
 
@@ -358,7 +380,7 @@ impl Link {
     pub(super) fn on_server(&self, moment: Instant) -> Option<Timestamp> {
         match &*self.state.lock() {
             State::Up(live) => live.offset.on_server(moment),
-            State::Down { .. } | State::Connecting(_) => None,
+            State::Down(_) | State::Connecting { .. } => None,
         }
     }
 
@@ -367,16 +389,33 @@ impl Link {
         matches!(&*self.state.lock(), State::Up(_))
     }
 
-    /// Drops the connection unless it leads there, and makes a new one.
+    /// Drops the connection unless it leads there, and makes a new one. One that is being made may have begun before
+    /// that was known.
     pub(super) fn follow(self: &Arc<Self>, node: &Node) {
-        let elsewhere = match &*self.state.lock() {
+        let elsewhere = match &mut *self.state.lock() {
             State::Up(live) if *live.node != *node => Some(live.clone()),
-            _ => None,
+            State::Connecting { named, .. } => {
+                *named = Some(node.clone());
+                None
+            }
+            State::Up(_) | State::Down(_) => None,
         };
         if let Some(live) = elsewhere {
             self.lose(&live, None);
             let link = Arc::clone(self);
             tokio::spawn(async move { link.live().await.map(|_| ()) });
+        }
+    }
+
+    /// The connection; if there is none in time, that is known before the caller goes away.
+    async fn live_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Live, String> {
+        if let State::Up(live) = &*self.state.lock() {
+            return Ok(live.clone());
+        }
+        let Some(by) = by else { return self.live().await };
+        match timeout_at(by - GIVE_UP, self.live()).await {
+            Ok(live) => live,
+            Err(_) => Err(format!("no connection to {} in time", self.target)),
         }
     }
 
@@ -396,25 +435,28 @@ impl Link {
             }
             // the runtime that was to connect has ended
             let mut state = self.state.lock();
-            if matches!(&*state, State::Connecting(current) if current.same_channel(&outcome)) {
-                *state = State::Down { not_before: Instant::now(), reason: None };
+            if matches!(&*state, State::Connecting { outcome: current, .. } if current.same_channel(&outcome))
+            {
+                *state = State::Down(Pause { until: Instant::now(), reason: None });
             }
         }
     }
 
     fn live_or_attempt(self: &Arc<Self>) -> Result<Result<Live, watch::Receiver<Outcome>>, String> {
         let mut state = self.state.lock();
+        if let State::Down(pause) = &*state {
+            let (outcome, pause) = (self.attempt(pause.until), pause.clone());
+            *state = State::Connecting { outcome, pause, named: None };
+        }
         match &*state {
             State::Up(live) => Ok(Ok(live.clone())),
-            State::Connecting(outcome) => Ok(Err(outcome.clone())),
-            State::Down { not_before, reason: Some(reason) } if Instant::now() < *not_before => {
+            State::Connecting { pause: Pause { until, reason: Some(reason) }, .. }
+                if Instant::now() < *until =>
+            {
                 Err(reason.clone())
             }
-            State::Down { not_before, .. } => {
-                let outcome = self.attempt(*not_before);
-                *state = State::Connecting(outcome.clone());
-                Ok(Err(outcome))
-            }
+            State::Connecting { outcome, .. } => Ok(Err(outcome.clone())),
+            State::Down(_) => unreachable!("an attempt has just begun"),
         }
     }
 
@@ -424,28 +466,49 @@ impl Link {
         let link = Arc::clone(self);
         tokio::spawn(async move {
             sleep_until(not_before).await;
-            let since = Instant::now();
-            let made = match timeout(CONNECT_TIMEOUT, link.establish()).await {
-                Ok(Ok((node, connection))) => {
-                    let (node, silent_since, offset) = (Arc::new(node), Arc::default(), Arc::default());
-                    Ok(Live { connection, node, since, silent_since, offset })
+            loop {
+                let (made, since) = link.connect().await;
+                if link.settle(&made, since) {
+                    if let Ok(live) = &made {
+                        Notes::add(&link.connector.notes.connections, 1);
+                        tokio::spawn(notes::watch(Arc::downgrade(&link), live.clone()));
+                    }
+                    told.send_replace(Some(made));
+                    return;
                 }
-                Ok(Err(reason)) => Err(reason),
-                Err(_) => {
-                    Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", link.target))
-                }
-            };
-            if let Ok(live) = &made {
-                Notes::add(&link.connector.notes.connections, 1);
-                tokio::spawn(notes::watch(Arc::downgrade(&link), live.clone()));
             }
-            *link.state.lock() = match &made {
-                Ok(live) => State::Up(live.clone()),
-                Err(reason) => State::Down { not_before: next_attempt(since), reason: Some(reason.clone()) },
-            };
-            told.send_replace(Some(made));
         });
         outcome
+    }
+
+    /// Tries to connect; also when that began.
+    async fn connect(&self) -> (Result<Live, String>, Instant) {
+        let since = Instant::now();
+        let made = match timeout(CONNECT_TIMEOUT, self.establish()).await {
+            Ok(Ok((node, connection))) => {
+                let (node, silent_since, offset) = (Arc::new(node), Arc::default(), Arc::default());
+                Ok(Live { connection, node, since, silent_since, offset })
+            }
+            Ok(Err(reason)) => Err(reason),
+            Err(_) => Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", self.target)),
+        };
+        (made, since)
+    }
+
+    /// Takes note of what came of an attempt. Not of a connection to somebody who has just been replaced: whether all is
+    /// said and done.
+    fn settle(&self, made: &Result<Live, String>, since: Instant) -> bool {
+        let mut state = self.state.lock();
+        if let (Ok(live), State::Connecting { named, .. }) = (made, &mut *state)
+            && named.take().is_some_and(|named| named != *live.node)
+        {
+            return false;
+        }
+        *state = match made {
+            Ok(live) => State::Up(live.clone()),
+            Err(reason) => State::Down(Pause { until: next_attempt(since), reason: Some(reason.clone()) }),
+        };
+        true
     }
 
     async fn establish(&self) -> Result<(Node, MultiplexedConnection), String> {
@@ -458,7 +521,7 @@ impl Link {
     fn lose(&self, live: &Live, reason: Option<String>) {
         let mut state = self.state.lock();
         if matches!(&*state, State::Up(current) if current.is(live)) {
-            *state = State::Down { not_before: next_attempt(live.since), reason };
+            *state = State::Down(Pause { until: next_attempt(live.since), reason });
         }
     }
 

@@ -28,7 +28,7 @@ use super::{
 /// How long one sentinel may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait before a server that is not yet the primary is asked again.
-const ROLE_PAUSE: Duration = Duration::from_millis(250);
+const ROLE_PAUSE: Duration = Duration::from_millis(500);
 /// The least time between two connections to one sentinel.
 const LISTEN_PAUSE: Duration = Duration::from_millis(500);
 /// How long a sentinel may say nothing before it is asked for a sign of life.
@@ -134,10 +134,6 @@ async fn listen(sentinels: Arc<Sentinels>, sentinel: Node, link: Weak<Link>) {
         // why it ended does not matter: the others are listened to as well, and it is tried again
         let _ = hear(&sentinels, &sentinel, &link).await;
         sleep(LISTEN_PAUSE + jitter()).await;
-        // what was said meanwhile was missed
-        if let (Ok(primary), Some(link)) = (sentinels.primary().await, link.upgrade()) {
-            link.follow(&primary);
-        }
     }
 }
 
@@ -145,6 +141,10 @@ async fn hear(sentinels: &Sentinels, sentinel: &Node, link: &Weak<Link>) -> Opti
     let (mut sink, mut stream) =
         timeout(ANSWER_TIMEOUT, sentinels.connector.listen(sentinel)).await.ok()?.ok()?.split();
     timeout(ANSWER_TIMEOUT, sink.subscribe(SWITCH)).await.ok()?.ok()?;
+    // not before: what is said between the answer and the subscription would be missed
+    if let Ok(primary) = sentinels.primary().await {
+        link.upgrade()?.follow(&primary);
+    }
     loop {
         let Ok(message) = timeout(QUIET, stream.next()).await else {
             timeout(ANSWER_TIMEOUT, sink.ping::<Value>()).await.ok()?.ok()?;
