@@ -4,11 +4,16 @@
 //! two seconds are Redis's own, which keeps a fresh primary from writing for so long. What can be done to each node is
 //! in [`crate::faults`].
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use redis::ToRedisArgs;
+use tempfile::TempDir;
+use tollgate::Key;
 
+use crate::proxy::Proxy;
 use crate::server::{self, Flavor, Server};
+use crate::tls::Certificates;
 use crate::wait;
 
 /// The number of hash slots of every cluster.
@@ -27,6 +32,7 @@ pub struct Setup {
     replicas: usize,
     node_timeout: Duration,
     coverage: Coverage,
+    is_encrypted: bool,
     args: Vec<String>,
 }
 
@@ -44,7 +50,8 @@ impl Setup {
     #[must_use]
     pub fn new(flavor: Flavor) -> Setup {
         let node_timeout = Duration::from_secs(1);
-        Setup { flavor, replicas: 0, node_timeout, coverage: Coverage::Required, args: Vec::new() }
+        let coverage = Coverage::Required;
+        Setup { flavor, replicas: 0, node_timeout, coverage, is_encrypted: false, args: Vec::new() }
     }
 
     /// Gives each primary so many replicas.
@@ -68,6 +75,14 @@ impl Setup {
         self
     }
 
+    /// Makes every port speak TLS only, the bus included, with the certificates of one authority (see [`Server::tls`]). Only
+    /// Redis 7 can.
+    #[must_use]
+    pub fn tls(mut self) -> Setup {
+        self.is_encrypted = true;
+        self
+    }
+
     /// Adds command line arguments to each node.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Setup {
@@ -88,14 +103,20 @@ impl Setup {
             Coverage::Partial => "no",
         };
         let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        let dir = self.is_encrypted.then(|| tempfile::tempdir().expect("a temporary directory"));
+        let certificates =
+            dir.as_ref().map(|dir| Certificates::issue(dir.path(), Ipv4Addr::LOCALHOST.into()));
         let node = || {
-            let setup = server::Setup::new(self.flavor).cluster_node();
+            let mut setup = server::Setup::new(self.flavor).cluster_node();
+            if let Some(certificates) = &certificates {
+                setup = setup.group_tls(certificates).args(&["--tls-cluster", "yes"]);
+            }
             let setup = setup.args(&["--cluster-node-timeout", &timeout]);
             let setup = setup.args(&["--cluster-require-full-coverage", coverage]);
             setup.args(&["--repl-diskless-sync-delay", "0"]).args(&args).start()
         };
         let nodes = (0..PRIMARIES * (1 + self.replicas)).map(|_| node()).collect();
-        let cluster = Cluster { nodes };
+        let cluster = Cluster { nodes, _certificates: dir };
         cluster.join();
         cluster
     }
@@ -108,6 +129,8 @@ impl Setup {
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
+    /// Where those of all are, if they have any; removed on drop.
+    _certificates: Option<TempDir>,
 }
 
 impl Cluster {
@@ -161,6 +184,41 @@ impl Cluster {
         let mut keys = (0..10_000).map(|number| format!("key-{number}"));
         let key = keys.find(|key| self.primary_of(self.slot_of(key)) == Some(node));
         key.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
+    }
+
+    /// Returns what [`Key::without_rule`] makes a key of whose slot the node serves.
+    ///
+    /// # Panics
+    ///
+    /// When the node serves too few slots for one to be found.
+    #[must_use]
+    pub fn identity_at(&self, node: usize) -> String {
+        let mut identities = (0..10_000).map(|number| format!("user-{number}"));
+        let identity = identities.find(|identity| {
+            let tag = Key::without_rule(identity).expect("a short identity").tag();
+            self.primary_of(self.slot_of(format!("{{{tag:08x}}}"))) == Some(node)
+        });
+        identity.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
+    }
+
+    /// Puts a proxy before each node, in their order, and returns when all nodes send clients to the proxies.
+    ///
+    /// # Panics
+    ///
+    /// When the nodes do not hear of it.
+    #[must_use]
+    pub fn behind_proxies(&self) -> Vec<Proxy> {
+        let proxies: Vec<Proxy> = self.nodes.iter().map(|node| Proxy::start(node.addr())).collect();
+        for (node, proxy) in self.nodes.iter().zip(&proxies) {
+            node.config_set("cluster-announce-port", proxy.addr().port());
+        }
+        wait::until("all nodes know the proxies", wait::PATIENCE, || {
+            self.nodes.iter().all(|node| {
+                let nodes: String = node.ask(redis::cmd("CLUSTER").arg("NODES"));
+                proxies.iter().all(|proxy| nodes.contains(&format!(":{}@", proxy.addr().port())))
+            })
+        });
+        proxies
     }
 
     /// Returns the node that serves a slot, as the first node says that answers; none if it is known to have failed.
@@ -226,6 +284,47 @@ impl Cluster {
         set(to, "IMPORTING", from);
         set(from, "MIGRATING", to);
         Migration { cluster: self, slot, from, to }
+    }
+
+    /// Moves every slot of one node to another, all at the same time and with all keys; returns when all nodes know.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn move_every_slot(&self, from: usize, to: usize) {
+        let lines = lines(&self.nodes[from]);
+        let line = lines.into_iter().find(|line| line.port == self.nodes[from].port());
+        let slots: Vec<u16> = line.into_iter().flat_map(|line| line.slots).flat_map(|(a, b)| a..=b).collect();
+        let ids = [from, to].map(|node| self.nodes[node].node_id());
+        let set = |node: usize, state: &str, id: &str| {
+            let mut commands = redis::pipe();
+            for slot in &slots {
+                commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(state).arg(id).ignore();
+            }
+            let outcome = commands.exec(&mut self.nodes[node].connection());
+            // an error for each slot
+            let first = |error: redis::RedisError| error.to_string().chars().take(200).collect::<String>();
+            outcome.unwrap_or_else(|error| {
+                panic!("{} does not do its part: {}", self.nodes[node], first(error))
+            });
+        };
+        // in this order, as with a single slot
+        set(to, "IMPORTING", &ids[0]);
+        set(from, "MIGRATING", &ids[1]);
+        for slot in &slots {
+            let migration = Migration { cluster: self, slot: *slot, from, to };
+            while migration.move_keys(1_000) > 0 {}
+        }
+        let others = (0..self.nodes.len()).filter(|node| ![from, to].contains(node));
+        for node in [to, from].into_iter().chain(others) {
+            if self.nodes[node].is_running() && self.nodes[node].is_primary() {
+                set(node, "NODE", &ids[1]);
+            }
+        }
+        wait::until(format!("node {to} has all slots of node {from}"), wait::PATIENCE, || {
+            let all = slots.first().into_iter().chain(slots.last());
+            all.into_iter().all(|slot| self.agreed_primary(*slot) == Some(to))
+        });
     }
 
     /// Makes strangers a cluster.

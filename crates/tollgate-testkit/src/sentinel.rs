@@ -1,11 +1,14 @@
 //! A primary, its replicas and three sentinels that watch them: real processes that know each other when
 //! [`Setup::start`] returns.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use crate::namespace::{Link, Side};
 use crate::server::{self, Flavor, Server};
+use crate::tls::Certificates;
 use crate::wait;
 
 /// The name under which the sentinels know the primary.
@@ -34,6 +37,7 @@ pub struct Setup {
     sides: Option<(Side, Side)>,
     args: Vec<String>,
     sentinel_lines: Vec<String>,
+    is_encrypted: bool,
 }
 
 impl Setup {
@@ -50,6 +54,7 @@ impl Setup {
             sides: None,
             args: Vec::new(),
             sentinel_lines: Vec::new(),
+            is_encrypted: false,
         }
     }
 
@@ -102,6 +107,14 @@ impl Setup {
         self
     }
 
+    /// Makes every port speak TLS only, on loopback, with the certificates of one authority (see [`Server::tls`]). Only Redis
+    /// 7 can.
+    #[must_use]
+    pub fn tls(mut self) -> Setup {
+        self.is_encrypted = true;
+        self
+    }
+
     /// Starts all processes, and returns when each sentinel knows the replicas and the other sentinels.
     ///
     /// # Panics
@@ -109,30 +122,40 @@ impl Setup {
     /// When one does not start, or they do not find together.
     #[must_use]
     pub fn start(self) -> Sentinels {
-        let nodes: Vec<Server> = (0..=self.replicas).map(|number| self.node(number)).collect();
+        let dir = self.is_encrypted.then(|| tempfile::tempdir().expect("a temporary directory"));
+        let certificates =
+            dir.as_ref().map(|dir| Certificates::issue(dir.path(), Ipv4Addr::LOCALHOST.into()));
+        let certificates = certificates.as_ref();
+        let nodes: Vec<Server> = (0..=self.replicas).map(|number| self.node(number, certificates)).collect();
         // Before the sentinels: these ask a primary for its replicas at first, and then not for ten seconds.
         nodes[1..].iter().for_each(|replica| replica.replicate(&nodes[0]));
         let config = self.config(nodes[0].addr());
-        let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config)).collect();
-        let sentinels = Sentinels { nodes, sentinels };
+        let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config, certificates)).collect();
+        let sentinels = Sentinels { nodes, sentinels, _certificates: dir };
         sentinels.get_acquainted();
         sentinels
     }
 
-    fn node(&self, number: usize) -> Server {
+    fn node(&self, number: usize, certificates: Option<&Certificates>) -> Server {
         let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
         let mut setup =
             server::Setup::new(self.flavor).args(&["--repl-diskless-sync-delay", "0"]).args(&args);
         if let Some(password) = &self.password {
             setup = setup.password(password).args(&["--masterauth", password]);
         }
+        if let Some(certificates) = certificates {
+            setup = setup.group_tls(certificates);
+        }
         self.placed(setup, number).start()
     }
 
-    fn sentinel(&self, number: usize, config: &str) -> Server {
+    fn sentinel(&self, number: usize, config: &str, certificates: Option<&Certificates>) -> Server {
         let mut setup = server::Setup::new(self.flavor).sentinel(config.to_string());
         if let Some(password) = &self.sentinel_password {
             setup = setup.password(password);
+        }
+        if let Some(certificates) = certificates {
+            setup = setup.group_tls(certificates);
         }
         self.placed(setup, number).start()
     }
@@ -165,6 +188,8 @@ impl Setup {
 pub struct Sentinels {
     nodes: Vec<Server>,
     sentinels: Vec<Server>,
+    /// Where those of all are, if they have any; removed on drop.
+    _certificates: Option<TempDir>,
 }
 
 impl Sentinels {

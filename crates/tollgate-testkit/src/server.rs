@@ -94,6 +94,8 @@ pub struct Setup {
     args: Vec<String>,
     password: Option<String>,
     tls: Option<ClientCertificates>,
+    /// Those of a group, if not its own.
+    certificates: Option<Certificates>,
     side: Option<Side>,
     role: Role,
 }
@@ -111,7 +113,15 @@ impl Setup {
     /// Describes a server that writes nothing to disk, in the clear, for anybody.
     #[must_use]
     pub fn new(flavor: Flavor) -> Setup {
-        Setup { flavor, args: Vec::new(), password: None, tls: None, side: None, role: Role::Store }
+        Setup {
+            flavor,
+            args: Vec::new(),
+            password: None,
+            tls: None,
+            certificates: None,
+            side: None,
+            role: Role::Store,
+        }
     }
 
     /// Adds command line arguments, such as `["--maxmemory", "2mb"]`.
@@ -134,6 +144,14 @@ impl Setup {
     pub fn tls(mut self, client_certificates: ClientCertificates) -> Setup {
         self.tls = Some(client_certificates);
         self
+    }
+
+    /// Makes the port speak TLS only, with certificates that a group of servers shares and by which they also know each
+    /// other. Only Redis 7 can.
+    pub(crate) fn group_tls(mut self, certificates: &Certificates) -> Setup {
+        self.tls = Some(ClientCertificates::Ignored);
+        self.certificates = Some(certificates.clone());
+        self.args(&["--tls-replication", "yes"])
     }
 
     /// Runs the server in a network namespace; its address is that of the side.
@@ -211,7 +229,8 @@ impl Server {
         let dir = tempfile::Builder::new().prefix("tollgate-").tempdir().expect("a temporary directory");
         let certificates = setup.tls.map(|_| {
             assert_eq!(flavor, Flavor::Redis7, "{flavor} is built without TLS: use {}", Flavor::Redis7);
-            Certificates::issue(dir.path(), ip(setup.side.as_ref()).into())
+            let of_group = setup.certificates.clone();
+            of_group.unwrap_or_else(|| Certificates::issue(dir.path(), ip(setup.side.as_ref()).into()))
         });
         if let Role::Sentinel(config) = &setup.role {
             fs::write(dir.path().join("config"), config)
@@ -510,6 +529,9 @@ impl Server {
                 say(&["--tls-ca-cert-file", &files.authority.display().to_string()]);
                 say(&["--tls-cert-file", &files.server_certificate.display().to_string()]);
                 say(&["--tls-key-file", &files.server_key.display().to_string()]);
+                // for what it asks of other servers
+                say(&["--tls-client-cert-file", &files.client_certificate.display().to_string()]);
+                say(&["--tls-client-key-file", &files.client_key.display().to_string()]);
                 say(&["--tls-auth-clients", clients.setting()]);
             }
             _ => say(&["--port", &port]),

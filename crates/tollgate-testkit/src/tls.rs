@@ -34,7 +34,7 @@ impl ClientCertificates {
 }
 
 /// Where a server's certificates are, as PEM; they vanish with the directory they were issued in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Certificates {
     /// The certificate of the authority, which both sides trust.
     pub authority: PathBuf,

@@ -340,17 +340,7 @@ fn scripts_run(server: &Server) -> u64 {
 
 /// A cluster each of whose nodes is known to clients by the address of a proxy.
 async fn behind_proxies(cluster: &Cluster) -> (RedisStore, Vec<Proxy>) {
-    let proxies: Vec<Proxy> = cluster.nodes().iter().map(|node| Proxy::start(node.addr())).collect();
-    for (node, proxy) in cluster.nodes().iter().zip(&proxies) {
-        node.config_set("cluster-announce-port", proxy.addr().port());
-    }
-    let announced = || {
-        cluster.nodes().iter().all(|node| {
-            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut node.connection()).unwrap();
-            proxies.iter().all(|proxy| nodes.contains(&format!(":{}@", proxy.addr().port())))
-        })
-    };
-    tokio::task::block_in_place(|| wait::until("all know the proxies", wait::PATIENCE, announced));
+    let proxies = tokio::task::block_in_place(|| cluster.behind_proxies());
     let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
     (RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap(), proxies)
 }
