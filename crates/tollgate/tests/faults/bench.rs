@@ -1,0 +1,125 @@
+//! What the tests share: the rules, the limits of patience, and how callers are counted.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::Instant,
+};
+use tollgate::{Decision, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
+use tollgate_testkit::{oracle::Admitted, server::Server};
+
+/// How long a decision may take.
+pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
+/// What a call may take: two busy cores and a build without optimisation are slow.
+pub(crate) const LONGEST_CALL: Duration = DEADLINE.saturating_add(Duration::from_millis(250));
+/// Within this all is well again after a fault: two seconds are promised.
+pub(crate) const RECOVERY: Duration = Duration::from_millis(2_000 + 1_000);
+/// A window that does not end during a test.
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Waits until no other test of this file runs.
+pub(crate) async fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().await
+}
+
+/// What a rule with the policy `local` lets pass of each user.
+pub(crate) const LOCAL_AMOUNT: u64 = 20;
+/// Enough for everybody.
+pub(crate) const MANY: u64 = 100_000;
+
+/// A rule of each policy, for requests that have its name among their labels.
+pub(crate) fn rules() -> [Rule; 3] {
+    let rule = |name, amount, policy| {
+        let rule = Rule::new(name, Limit::sliding_log(amount, HOUR).unwrap());
+        rule.when(name, "yes").per(["user"]).on_store_failure(policy)
+    };
+    [
+        rule("open", MANY, OnStoreFailure::Open),
+        rule("closed", MANY, OnStoreFailure::Closed),
+        rule("local", LOCAL_AMOUNT, OnStoreFailure::Local),
+    ]
+}
+
+pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, refusal_cache: Duration::from_secs(1) };
+
+pub(crate) async fn limiter(url: &str) -> Limiter<RedisStore> {
+    let store = RedisStore::connect(url).await.unwrap();
+    Limiter::with_options(store, rules(), OPTIONS).unwrap()
+}
+
+/// Which rules a request meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mixture(pub(crate) &'static [&'static str]);
+
+impl Mixture {
+    pub(crate) const OPEN: Self = Self(&["open"]);
+    pub(crate) const ALL: [Self; 5] = [
+        Self::OPEN,
+        Self(&["closed"]),
+        Self(&["local"]),
+        Self(&["open", "local"]),
+        Self(&["open", "local", "closed"]),
+    ];
+
+    pub(crate) fn labels(self, phase: &str) -> Labels {
+        let user = format!("{}-{phase}", self.0.join("-"));
+        let names = self.0.iter().map(|name| (*name, "yes"));
+        Labels::new(names.chain([("user", user.as_str())])).unwrap()
+    }
+
+    /// Asserts that a decision without the store is the one of these rules' policies. So many passed so before.
+    pub(crate) fn assert_degraded_right(self, decision: &Decision, passed_before: u64, context: &str) {
+        let (source, rule) = self.without_store();
+        let passes = match source {
+            Source::Closed => false,
+            Source::Fallback => passed_before < LOCAL_AMOUNT,
+            _ => true,
+        };
+        let told = (decision.is_allowed(), decision.source, decision.rule());
+        assert_eq!(told, (passes, source, rule), "{context}: {self:?}, {:?}", decision.failure);
+        assert!(decision.is_degraded() && decision.failure.is_some(), "{context}: {self:?}");
+    }
+
+    /// Who decides without the store, and by which rule.
+    pub(crate) fn without_store(self) -> (Source, Option<&'static str>) {
+        if self.0.contains(&"closed") {
+            (Source::Closed, Some("closed"))
+        } else if self.0.contains(&"local") {
+            (Source::Fallback, Some("local"))
+        } else {
+            (Source::Open, None)
+        }
+    }
+}
+
+/// Asks once, and holds the call to its time.
+pub(crate) async fn check(limiter: &Limiter<RedisStore>, labels: &Labels, context: &str) -> Decision {
+    let begun = Instant::now();
+    let decision = limiter.check(labels, 1).await.unwrap();
+    let took = begun.elapsed();
+    assert!(took <= LONGEST_CALL, "{context}: a call took {took:?}, {decision:?}");
+    decision
+}
+
+/// An admitted call for the oracle, on the clock that began at `origin`.
+pub(crate) fn admitted(origin: Instant, sent: Instant) -> Admitted {
+    Admitted { sent: sent - origin, received: origin.elapsed(), cost: 1 }
+}
+
+/// How many scripts a server has run.
+pub(crate) fn scripts_run(server: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+    let scripts = info.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    scripts.filter_map(calls).sum()
+}
+
+/// How much memory this process has, in bytes.
+pub(crate) fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}

@@ -1,0 +1,73 @@
+//! Sentinel and Cluster by TLS: every connection is, those to the sentinels and to nodes that were learned of included.
+
+use std::{fs, time::Duration};
+
+use tokio::task::block_in_place;
+use tollgate::{Limit, Limiter, Options, RedisStore, Source, redis::RedisSettings};
+use tollgate_testkit::{
+    cluster,
+    sentinel::{self, NAME},
+    server::{Flavor, Server},
+    wait,
+};
+
+use crate::bench::{HOUR, MANY, OPTIONS, alone};
+
+fn places(servers: &[Server]) -> String {
+    let places: Vec<String> = servers.iter().map(|node| node.addr().to_string()).collect();
+    places.join(",")
+}
+
+fn trusting(server: &Server) -> RedisSettings {
+    RedisSettings::default().authority(fs::read(&server.tls().authority).unwrap())
+}
+
+async fn limiter(url: &str, settings: &RedisSettings) -> Limiter<RedisStore> {
+    let store = RedisStore::connect_with(url, settings).await.unwrap();
+    let patient = Options { deadline: Duration::from_secs(5), ..OPTIONS };
+    Limiter::with_options(store, [], patient).unwrap()
+}
+
+async fn assert_decided(limiter: &Limiter<RedisStore>, key: &str, left: u64) {
+    let limit = Limit::sliding_log(MANY, HOUR).unwrap();
+    let decision = limiter.check_key(key, &limit, 1.into()).await.unwrap();
+    assert_eq!((decision.source, decision.remaining()), (Source::Store, Some(left)), "{decision:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_that_speak_tls_are_asked_and_heard_and_their_new_primary_is_followed() {
+    let _alone = alone().await;
+    let sentinels = block_in_place(|| sentinel::Setup::new(Flavor::Redis7).tls().start());
+    let url = format!("rediss-sentinel://{}/{NAME}", places(sentinels.sentinels()));
+    let limiter = limiter(&url, &trusting(&sentinels.nodes()[0])).await;
+    assert_decided(&limiter, "k", MANY - 1).await;
+    let new = block_in_place(|| sentinels.failover());
+    let limit = Limit::sliding_log(MANY, HOUR).unwrap();
+    wait::until_async("the new primary decides", Duration::from_secs(5), async || {
+        limiter.check_key("k", &limit, 1.into()).await.unwrap();
+        crate::bench::scripts_run(&sentinels.nodes()[new]) > 0
+    })
+    .await;
+
+    let strangers = RedisStore::connect(&url).await.unwrap_err().to_string();
+    assert!(strangers.contains("certificate"), "{strangers}");
+    let plain = url.replace("rediss", "redis");
+    assert!(RedisStore::connect(&plain).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_speaks_tls_is_learned_of_from_one_node_and_asked_everywhere() {
+    let _alone = alone().await;
+    let cluster = block_in_place(|| cluster::Setup::new(Flavor::Redis7).tls().start());
+    let url = format!("rediss-cluster://{}", cluster.nodes()[0].addr());
+    let limiter = limiter(&url, &trusting(&cluster.nodes()[0])).await;
+    let keys = [0, 1, 2].map(|node| block_in_place(|| cluster.identity_at(node)));
+    for (node, key) in keys.into_iter().enumerate() {
+        assert_decided(&limiter, &key, MANY - 1).await;
+        let slot = cluster.slot_of(format!("{{{:08x}}}", tollgate::Key::without_rule(&key).unwrap().tag()));
+        block_in_place(|| cluster.begin_migration(slot, (node + 1) % cluster::PRIMARIES).finish());
+        assert_decided(&limiter, &key, MANY - 2).await;
+    }
+    let strangers = RedisStore::connect(&url).await.unwrap_err().to_string();
+    assert!(strangers.contains("certificate"), "{strangers}");
+}

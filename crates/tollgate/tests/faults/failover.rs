@@ -1,0 +1,105 @@
+//! Sentinel: a primary that is replaced, by order or because it died, while two instances never stop asking.
+
+use std::time::Duration;
+
+use tokio::{
+    task::{JoinSet, block_in_place},
+    time::Instant,
+};
+use tollgate::redis::RedisSettings;
+use tollgate_testkit::{
+    sentinel::{NAME, Sentinels},
+    server::Flavor,
+    wait,
+};
+
+use crate::{
+    bench::{alone, scripts_run},
+    watched::{AMOUNT, Watched, assert_bound},
+};
+
+/// By when everybody has left a primary that was replaced by order.
+const HEARD: Duration = Duration::from_secs(3);
+/// When sentinels notice that a primary is dead (the testkit's setting), what is promised after that, and slack.
+const BACK: Duration = Duration::from_millis(500 + 3_000 + 1_500);
+
+pub(crate) fn url(sentinels: &Sentinels) -> String {
+    let places: Vec<String> = sentinels.sentinels().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis-sentinel://{}/{NAME}", places.join(","))
+}
+
+struct Instances {
+    origin: Instant,
+    watched: [Watched; 2],
+    running: JoinSet<()>,
+}
+
+impl Instances {
+    fn start(sentinels: &Sentinels) -> Self {
+        let origin = Instant::now();
+        let watched = [Watched::new(origin), Watched::new(origin)];
+        let mut running = JoinSet::new();
+        for one in &watched {
+            let (one, url) = (one.clone(), url(sentinels));
+            running.spawn(async move { one.run(&url, &RedisSettings::default()).await });
+        }
+        // until the limit has been reached, and has come free again
+        block_in_place(|| {
+            wait::until("there is load", wait::PATIENCE, || {
+                watched.iter().map(|one| one.record().admitted.len()).sum::<usize>() as u64 > AMOUNT
+            });
+        });
+        Self { origin, watched, running }
+    }
+
+    /// When the last of them was answered by the store again.
+    fn decided_since(&self, moment: Duration) -> Duration {
+        let decided = self.watched.iter().map(|one| one.wait_until_decided_since(moment));
+        block_in_place(|| decided.max().unwrap())
+    }
+
+    async fn finish(mut self) {
+        self.watched.iter().for_each(Watched::stop);
+        while let Some(ended) = self.running.join_next().await {
+            ended.unwrap();
+        }
+        assert_bound(&[&self.watched[0], &self.watched[1]], 2 * AMOUNT);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_planned_failover_under_load_nobody_decides_on_the_old_primary_and_two_quotas_are_the_most() {
+    let _alone = alone().await;
+    let sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
+    let instances = Instances::start(&sentinels);
+    let old = sentinels.primary();
+    let new = block_in_place(|| sentinels.failover());
+    let switched = instances.origin.elapsed();
+
+    tokio::time::sleep(HEARD).await;
+    let left = scripts_run(&sentinels.nodes()[old]);
+    let before = scripts_run(&sentinels.nodes()[new]);
+    let back = instances.decided_since(switched + HEARD);
+    assert!(back < switched + 2 * HEARD, "switched at {switched:?}, decided at {back:?}");
+    assert!(sentinels.nodes()[old].is_primary(), "the old primary has not been told yet");
+    tokio::time::sleep(HEARD).await;
+    assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "somebody stayed with the old primary");
+    assert!(scripts_run(&sentinels.nodes()[new]) > before);
+    instances.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_dies_under_load_is_replaced_in_time_and_two_quotas_are_the_most() {
+    let _alone = alone().await;
+    let mut sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
+    let instances = Instances::start(&sentinels);
+    let died = instances.origin.elapsed();
+    let old = block_in_place(|| sentinels.kill_primary());
+    // whoever was answered in that moment
+    let died = died + Duration::from_millis(100);
+    let back = instances.decided_since(died);
+    assert!(back < died + BACK, "it died at {died:?}, and all were answered at {back:?}");
+    let new = block_in_place(|| sentinels.wait_for_other_primary(old));
+    assert!(scripts_run(&sentinels.nodes()[new]) > 0);
+    instances.finish().await;
+}

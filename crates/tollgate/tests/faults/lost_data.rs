@@ -1,0 +1,82 @@
+//! A Redis that forgets: by an order, a restart, or for want of room. What that grants is bounded, and no more than that.
+
+use std::time::Duration;
+
+use tokio::{task::block_in_place, time::Instant};
+use tollgate::{Limit, Limiter, Options, RedisStore, Source};
+use tollgate_testkit::server::{Flavor, Server};
+
+use crate::bench::{HOUR, RECOVERY, alone};
+
+/// Generous, and every refusal is Redis's own.
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+
+async fn limiter(server: &Server) -> Limiter<RedisStore> {
+    Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()
+}
+
+/// Takes all that is to be had; how much that was.
+async fn exhaust(limiter: &Limiter<RedisStore>, key: &str, limit: &Limit) -> u64 {
+    let begun = Instant::now();
+    let mut admitted = 0;
+    loop {
+        let decision = limiter.check_key(key, limit, 1.into()).await.unwrap();
+        match (decision.source, decision.is_allowed()) {
+            (Source::Store, true) => admitted += 1,
+            (Source::Store, false) => return admitted,
+            _ => {
+                assert!(begun.elapsed() < RECOVERY, "{decision:?}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_time_redis_loses_its_data_grants_one_more_quota_and_no_more() {
+    const AMOUNT: u64 = 50;
+    let _alone = alone().await;
+    let mut server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server).await;
+    for algorithm in tollgate::Algorithm::ALL {
+        // ten years have no edge soon, and a bucket fills by nothing
+        let limit = Limit::new(algorithm, AMOUNT, tollgate_core::limit::MAX_WINDOW).unwrap();
+        let mut admitted = exhaust(&limiter, "k", &limit).await;
+        assert_eq!(admitted, AMOUNT, "{algorithm}");
+        let losses: [fn(&mut Server); 2] = [
+            |server| redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap(),
+            |server| server.restart(),
+        ];
+        for (lost, lose) in (1..).zip(losses) {
+            block_in_place(|| lose(&mut server));
+            admitted += exhaust(&limiter, "k", &limit).await;
+            assert_eq!(exhaust(&limiter, "k", &limit).await, 0);
+            assert!(admitted <= (1 + lost) * AMOUNT, "{algorithm}: {admitted} after {lost} losses");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eviction_grants_at_most_the_quotas_of_what_was_evicted() {
+    const AMOUNT: u64 = 5;
+    const KEYS: u64 = 400;
+    let _alone = alone().await;
+    let server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server).await;
+    let limit = Limit::sliding_log(AMOUNT, HOUR).unwrap();
+    let key = |number: u64| format!("user-{number}");
+    for number in 0..KEYS {
+        assert_eq!(exhaust(&limiter, &key(number), &limit).await, AMOUNT);
+    }
+    server.config_set("maxmemory-policy", "allkeys-lru");
+    let used: u64 = server.info("used_memory").parse().unwrap();
+    server.config_set("maxmemory", used - used / 40);
+    let mut granted = 0;
+    for number in 0..KEYS {
+        granted += exhaust(&limiter, &key(number), &limit).await;
+    }
+    let evicted: u64 = server.info("evicted_keys").parse().unwrap();
+    assert!(evicted > 0 && granted > 0, "{evicted} were evicted, {granted} granted");
+    assert!(granted <= evicted * AMOUNT, "{granted} were granted for {evicted} evicted counters");
+    server.config_set("maxmemory", 0);
+}

@@ -1,0 +1,27 @@
+//! Everything that can go wrong with a Redis, done to real ones: what callers are told meanwhile, how long they wait, and
+//! that they notice nothing afterwards.
+//!
+//! * `table`: the faults, each with how it begins and ends; `policies` does every one of them to every policy
+//! * `flood`: many callers of a server that is silent
+//! * `replies`: requests that run, and whose replies are lost
+//! * `lost_data`, `full`: a Redis that forgets, and one that has no room
+//! * `failover`, `partition`: Sentinel, with processes that die and networks that part
+//! * `shards`: a Cluster, of which a part dies or moves
+//! * `encrypted`: Sentinel and Cluster by TLS
+//!
+//! Times are asserted with much slack, and one test runs at a time: these are promises about what happens, not about speed.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bench;
+mod encrypted;
+mod failover;
+mod flood;
+mod full;
+mod lost_data;
+mod partition;
+mod policies;
+mod replies;
+mod shards;
+mod table;
+mod watched;

@@ -1,0 +1,127 @@
+//! Instances that never stop asking for the same counter, and a record of what each was told, and when.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{task::JoinSet, time::Instant};
+use tollgate::{
+    Decision, Labels, Limit, Limiter, OnStoreFailure, RedisStore, Rule, Source, redis::RedisSettings,
+};
+use tollgate_testkit::{
+    oracle::{Admitted, window_violation},
+    wait,
+};
+
+use crate::bench::{LONGEST_CALL, OPTIONS, admitted};
+
+/// What all instances together may admit in a window.
+pub(crate) const AMOUNT: u64 = 50;
+pub(crate) const WINDOW: Duration = Duration::from_secs(2);
+/// How many callers an instance has.
+const CALLERS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// What one instance was told; all times since the origin.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) admitted: Vec<Admitted>,
+    /// When the store decided.
+    pub(crate) decided: Vec<Duration>,
+    /// When it did not, and why.
+    pub(crate) failed: Vec<(Duration, String)>,
+    pub(crate) longest: Duration,
+}
+
+/// An instance of which the record is kept.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    origin: Instant,
+    record: Arc<Mutex<Record>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watched {
+    pub(crate) fn new(origin: Instant) -> Self {
+        Self { origin, record: Arc::default(), stop: Arc::default() }
+    }
+
+    /// Asks until it is stopped. A store that is away refuses, so that all that is admitted was charged.
+    pub(crate) async fn run(&self, url: &str, settings: &RedisSettings) {
+        let store = RedisStore::connect_with(url, settings).await.unwrap();
+        let limit = Limit::sliding_log(AMOUNT, WINDOW).unwrap();
+        let rule = Rule::new("shared", limit).on_store_failure(OnStoreFailure::Closed);
+        let limiter = Limiter::with_options(store, [rule], OPTIONS).unwrap();
+        let mut callers = JoinSet::new();
+        for _ in 0..CALLERS {
+            let (watched, limiter) = (self.clone(), limiter.clone());
+            callers.spawn(async move { watched.call(&limiter).await });
+        }
+        callers.join_all().await;
+    }
+
+    async fn call(&self, limiter: &Limiter<RedisStore>) {
+        let labels = Labels::new([("any", "body")]).unwrap();
+        while !self.stop.load(Ordering::Relaxed) {
+            let sent = Instant::now();
+            let decision = limiter.check(&labels, 1).await.unwrap();
+            self.note(admitted(self.origin, sent), decision);
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn note(&self, call: Admitted, decision: Decision) {
+        let mut record = self.record();
+        record.longest = record.longest.max(call.received - call.sent);
+        match decision.source {
+            Source::Store => {
+                record.decided.push(call.received);
+                if decision.is_allowed() {
+                    record.admitted.push(call);
+                }
+            }
+            // remembered from the store
+            Source::Local => assert!(!decision.is_allowed()),
+            source => {
+                assert_eq!((source, decision.is_allowed()), (Source::Closed, false));
+                record.failed.push((call.received, decision.failure.unwrap().to_string()));
+            }
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks until the store has decided again, for the first time since then; when that was.
+    pub(crate) fn wait_until_decided_since(&self, moment: Duration) -> Duration {
+        wait::for_some("the store decides", wait::PATIENCE, || {
+            self.record().decided.iter().copied().find(|decided| *decided > moment)
+        })
+    }
+}
+
+/// Asserts that all instances together were admitted at most so much in any window, that no call took too long, and that nobody
+/// heard of a replica.
+pub(crate) fn assert_bound(instances: &[&Watched], most: u64) {
+    let mut all = Vec::new();
+    for instance in instances {
+        let record = instance.record();
+        all.extend_from_slice(&record.admitted);
+        assert!(record.longest <= LONGEST_CALL, "a call took {:?}", record.longest);
+        let replica = record.failed.iter().find(|(_, reason)| reason.contains("READONLY"));
+        assert_eq!(replica, None);
+    }
+    assert!(all.len() as u64 > AMOUNT, "only {} were admitted", all.len());
+    if let Some(violation) = window_violation(&all, most, WINDOW) {
+        panic!("{violation}");
+    }
+}
