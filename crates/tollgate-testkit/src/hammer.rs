@@ -40,6 +40,48 @@ pub struct Hammer {
     pub callers: usize,
     /// How much is done.
     pub extent: Extent,
+    /// What is wrong with the clock of the process, if anything.
+    pub clock: Option<WrongClock>,
+}
+
+/// A clock that is not the machine's, for one process: its offset, and how fast it goes. Its reports are then on that clock, but
+/// for what the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongClock {
+    /// Seconds that it is ahead, or behind.
+    pub offset_seconds: i64,
+    /// How many of its seconds pass in ten of the machine's.
+    pub seconds_in_ten: u32,
+}
+
+impl WrongClock {
+    /// Returns what libfaketime wants to be told.
+    fn setting(&self) -> String {
+        let WrongClock { offset_seconds, seconds_in_ten } = self;
+        format!("{offset_seconds:+} x{}.{}", seconds_in_ten / 10, seconds_in_ten % 10)
+    }
+
+    fn text(&self) -> String {
+        format!("{}:{}", self.offset_seconds, self.seconds_in_ten)
+    }
+
+    fn parse(text: &str) -> Option<WrongClock> {
+        let (offset, speed) = text.split_once(':')?;
+        Some(WrongClock { offset_seconds: offset.parse().ok()?, seconds_in_ten: speed.parse().ok()? })
+    }
+
+    /// Has a process live by this clock.
+    ///
+    /// # Panics
+    ///
+    /// When libfaketime is missing.
+    fn put_into(&self, command: &mut Command) {
+        let libraries = Path::new("/usr/lib").read_dir().into_iter().flatten().flatten();
+        let mut libraries = libraries.map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
+        let library = libraries.find(|path| path.exists());
+        let library = library.unwrap_or_else(|| panic!("libfaketime is missing: run scripts/servers"));
+        command.env("LD_PRELOAD", library).env("FAKETIME", self.setting());
+    }
 }
 
 /// How much a process does.
@@ -113,12 +155,13 @@ pub struct Process {
 
 impl Process {
     fn spawn(program: &Path, hammer: &Hammer) -> Process {
-        let mut child = Command::new(program)
-            .args(hammer.to_args())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
+        let mut command = Command::new(program);
+        command.args(hammer.to_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(clock) = &hammer.clock {
+            clock.put_into(&mut command);
+        }
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
         let output = BufReader::new(child.stdout.take().expect("the output is a pipe"));
         let (tell, lines) = channel();
         // A read cannot be given a deadline, a channel can. The thread ends with the process.
@@ -272,6 +315,7 @@ impl Hammer {
         if let Some((name, limit)) = &self.user {
             args.extend([format!("--user={name}"), format!("--user-limit={}", limit_text(limit))]);
         }
+        args.extend(self.clock.iter().map(|clock| format!("--clock={}", clock.text())));
         args
     }
 
@@ -279,7 +323,7 @@ impl Hammer {
     ///
     /// ```text
     /// --url=URL --limit=ALGORITHM:AMOUNT:WINDOW_MS[:BURST] --key=KEY... --cost=COST... --callers=COUNT
-    /// (--calls=COUNT | --millis=TIME) [--user=NAME --user-limit=LIMIT]
+    /// (--calls=COUNT | --millis=TIME) [--user=NAME --user-limit=LIMIT] [--clock=OFFSET:SPEED]
     /// ```
     ///
     /// # Errors
@@ -287,7 +331,7 @@ impl Hammer {
     /// When an argument is unknown, wrong or missing; the text says which.
     pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Hammer, String> {
         let (mut url, mut limit, mut callers, mut extent) = (None, None, None, None);
-        let (mut user, mut user_limit) = (None, None);
+        let (mut user, mut user_limit, mut clock) = (None, None, None);
         let (mut keys, mut costs) = (Vec::new(), Vec::new());
         for arg in args {
             let (name, value) = arg.split_once('=').ok_or_else(|| format!("{arg}: not --name=value"))?;
@@ -302,6 +346,10 @@ impl Hammer {
                 "--millis" => extent = Some(Extent::Time(Duration::from_millis(number()?))),
                 "--user" => user = Some(value.to_owned()),
                 "--user-limit" => user_limit = Some(parse_limit(value)?),
+                "--clock" => {
+                    let parsed = WrongClock::parse(value);
+                    clock = Some(parsed.ok_or_else(|| format!("{arg}: not OFFSET:SPEED"))?);
+                }
                 _ => return Err(format!("{arg}: there is no such argument")),
             }
         }
@@ -316,6 +364,7 @@ impl Hammer {
             costs,
             callers: callers.ok_or("needs --callers")?,
             extent: extent.ok_or("needs --calls or --millis")?,
+            clock,
         })
     }
 }
@@ -495,9 +544,14 @@ mod tests {
             costs: vec![1, 5],
             callers: 3,
             extent: Extent::Calls(9),
+            clock: None,
         };
-        let tiered =
-            Hammer { user: Some(("me".to_owned(), bucket)), extent: Extent::Time(SECOND), ..plain.clone() };
+        let tiered = Hammer {
+            user: Some(("me".to_owned(), bucket)),
+            extent: Extent::Time(SECOND),
+            clock: Some(WrongClock { offset_seconds: -5, seconds_in_ten: 3 }),
+            ..plain.clone()
+        };
         for hammer in [plain, tiered] {
             assert_eq!(Hammer::from_args(hammer.to_args()), Ok(hammer.clone()));
             let mut args = hammer.to_args();

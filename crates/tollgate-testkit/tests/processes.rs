@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tollgate::{Algorithm, Cost, Limit, Limiter, Options, RedisStore};
 use tollgate_core::limit::MAX_WINDOW;
-use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report};
+use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report, WrongClock};
 use tollgate_testkit::oracle::{Admitted, bucket_violation, window_violation};
 use tollgate_testkit::server::{Flavor, Server};
 
@@ -29,7 +29,16 @@ fn once(algorithm: Algorithm, capacity: u64) -> Limit {
 /// Eight callers on the key `hot`, at a cost of 1.
 fn hammer(server: &Server, limit: Limit, extent: Extent) -> Hammer {
     let keys = vec!["hot".to_owned()];
-    Hammer { url: server.url(), limit, keys, user: None, costs: vec![1], callers: CALLERS, extent }
+    Hammer {
+        url: server.url(),
+        limit,
+        keys,
+        user: None,
+        costs: vec![1],
+        callers: CALLERS,
+        extent,
+        clock: None,
+    }
 }
 
 /// Lets four processes do the same.
@@ -57,22 +66,29 @@ fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
 /// Asserts that what was admitted on one key keeps to the bound of the limit's algorithm.
 fn assert_within(limit: &Limit, hits: &[Hit]) {
     let calls: Vec<_> = hits.iter().map(|hit| hit.call).collect();
-    let decisions: Vec<_> =
-        hits.iter().map(|hit| Admitted { sent: hit.at, received: hit.at, cost: hit.call.cost }).collect();
-    for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions)] {
-        let (amount, window) = (limit.amount(), limit.window());
-        let violation = match limit.algorithm() {
-            Algorithm::FixedWindow => {
-                assert_within_aligned_windows(limit, &calls);
-                window_violation(&calls, 2 * amount, window)
-            }
-            Algorithm::SlidingLog => window_violation(&calls, amount, window),
-            Algorithm::SlidingCounter => window_violation(&calls, 2 * amount - 1, window),
-            Algorithm::TokenBucket => bucket_violation(&calls, limit.capacity(), amount, window),
-        };
-        if let Some(violation) = violation {
-            panic!("{}, by {witness}: {violation}", limit.algorithm());
+    for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions(hits))] {
+        assert_calls_within(limit, witness, &calls);
+    }
+}
+
+/// The calls as the store's clock saw them.
+fn decisions(hits: &[Hit]) -> Vec<Admitted> {
+    hits.iter().map(|hit| Admitted { sent: hit.at, received: hit.at, cost: hit.call.cost }).collect()
+}
+
+fn assert_calls_within(limit: &Limit, witness: &str, calls: &[Admitted]) {
+    let (amount, window) = (limit.amount(), limit.window());
+    let violation = match limit.algorithm() {
+        Algorithm::FixedWindow => {
+            assert_within_aligned_windows(limit, calls);
+            window_violation(calls, 2 * amount, window)
         }
+        Algorithm::SlidingLog => window_violation(calls, amount, window),
+        Algorithm::SlidingCounter => window_violation(calls, 2 * amount - 1, window),
+        Algorithm::TokenBucket => bucket_violation(calls, limit.capacity(), amount, window),
+    };
+    if let Some(violation) = violation {
+        panic!("{}, by {witness}: {violation}", limit.algorithm());
     }
 }
 
@@ -99,6 +115,66 @@ fn processes_together_get_exactly_the_limit_on_every_server() {
             assert_eq!(cost_of(&hits), AMOUNT, "{algorithm} on {flavor}");
             assert_eq!(used(&hammer, "hot"), [AMOUNT], "{algorithm} on {flavor}");
         }
+    }
+}
+
+#[test]
+fn processes_whose_clocks_are_wrong_together_get_exactly_the_limit_all_the_same() {
+    const AMOUNT: u64 = 300;
+    let clocks = [(3_600, 10), (-86_400, 10), (0, 30), (-7, 3)]
+        .map(|(offset_seconds, seconds_in_ten)| Some(WrongClock { offset_seconds, seconds_in_ten }));
+    let together = |plan: &Hammer| {
+        let hammers = clocks.clone().map(|clock| Hammer { clock, ..plan.clone() });
+        hammer::run(PROGRAM, &hammers)
+    };
+    let server = Server::start(Flavor::Redis7);
+    for algorithm in Algorithm::ALL {
+        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
+        let reports = together(&plan);
+        let hits: Vec<_> = reports.iter().flat_map(|report| report.hits.clone()).collect();
+        assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}");
+        assert_eq!(used(&plan, "hot"), [AMOUNT], "{algorithm}");
+
+        // over many windows, which end for all of them at once
+        let short = Limit::new(algorithm, 50, Duration::from_millis(100)).expect("within the range");
+        let plan = Hammer {
+            keys: vec!["short".to_owned()],
+            ..hammer(&server, short, Extent::Time(Duration::from_millis(800)))
+        };
+        let reports = together(&plan);
+        let hits: Vec<_> = reports.iter().flat_map(|report| report.hits.clone()).collect();
+        assert_calls_within(&short, "the store's clock", &decisions(&hits));
+        assert!(cost_of(&hits) > short.amount(), "{algorithm} admits only {}", cost_of(&hits));
+
+        // and they are wrong
+        let ahead = reports[0].hits.iter().all(|hit| hit.call.sent > hit.at + Duration::from_secs(3_000));
+        let behind = reports[1].hits.iter().all(|hit| hit.call.sent + Duration::from_secs(80_000) < hit.at);
+        assert!(ahead && behind, "libfaketime does not change the clocks");
+    }
+}
+
+#[test]
+fn demand_without_end_gets_all_of_the_limit_but_a_hundredth() {
+    const AMOUNT: u64 = 400;
+    const WINDOW: Duration = Duration::from_secs(1);
+    let server = Server::start(Flavor::Redis7);
+    for algorithm in Algorithm::ALL {
+        let limit = Limit::new(algorithm, AMOUNT, WINDOW).expect("within the range");
+        let plan = hammer(&server, limit, Extent::Time(Duration::from_millis(4_500)));
+        let reports = hammer::run(PROGRAM, &[plan]);
+        let hits = &reports[0].hits;
+        assert_calls_within(&limit, "the store's clock", &decisions(hits));
+        // from the first call, or the first edge after it, three windows that were under demand from end to end
+        let first = hits[0].at;
+        let from = match algorithm {
+            Algorithm::SlidingLog | Algorithm::TokenBucket => first,
+            Algorithm::FixedWindow | Algorithm::SlidingCounter => {
+                Duration::from_secs(first.as_secs()) + WINDOW
+            }
+        };
+        let span = from..from + 3 * WINDOW;
+        let admitted = cost_of(hits.iter().filter(|hit| span.contains(&hit.at)));
+        assert!(admitted * 100 >= 3 * AMOUNT * 99, "{algorithm}: {admitted} of {}", 3 * AMOUNT);
     }
 }
 

@@ -94,7 +94,7 @@ impl Job {
             return Ok(());
         };
         let at = Duration::from_micros(at.as_micros());
-        if !(sent..=received).contains(&at) {
+        if self.hammer.clock.is_none() && !(sent..=received).contains(&at) {
             return Err(format!("decided at {at:?}, sent at {sent:?}, received at {received:?}"));
         }
         if decision.is_allowed() {

@@ -27,6 +27,9 @@ use super::{
 
 /// How long one sentinel may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the server that they name may take to accept a connection, before they are asked again: it may be cut off, and be
+/// replaced meanwhile.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait before a server that is not yet the primary is asked again.
 const ROLE_PAUSE: Duration = Duration::from_millis(500);
 /// The least time between two connections to one sentinel.
@@ -59,11 +62,12 @@ impl Sentinels {
         &self.name
     }
 
-    /// Connects to the primary; goes on asking as long as a server is named that is none.
+    /// Connects to the primary; goes on asking as long as a server is named that is none, or is silent.
     pub(super) async fn connect(&self, to_data: &Connector) -> Result<(Node, MultiplexedConnection), String> {
         loop {
             let node = self.primary().await?;
-            let mut connection = to_data.connect(&node).await?;
+            let Ok(connected) = timeout(ACCEPT_TIMEOUT, to_data.connect(&node)).await else { continue };
+            let mut connection = connected?;
             let role: Vec<Value> = redis::cmd("ROLE")
                 .query_async(&mut connection)
                 .await

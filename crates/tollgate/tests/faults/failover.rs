@@ -6,15 +6,15 @@ use tokio::{
     task::{JoinSet, block_in_place},
     time::Instant,
 };
-use tollgate::redis::RedisSettings;
+use tollgate::{Source, redis::RedisSettings};
 use tollgate_testkit::{
-    sentinel::{NAME, Sentinels},
+    sentinel::{NAME, Sentinels, Setup},
     server::Flavor,
     wait,
 };
 
 use crate::{
-    bench::{alone, scripts_run},
+    bench::{Mixture, alone, check, limiter, scripts_run},
     watched::{AMOUNT, Watched, assert_bound},
 };
 
@@ -102,4 +102,31 @@ async fn a_primary_that_dies_under_load_is_replaced_in_time_and_two_quotas_are_t
     let new = block_in_place(|| sentinels.wait_for_other_primary(old));
     assert!(scripts_run(&sentinels.nodes()[new]) > 0);
     instances.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_there_is_no_primary_each_sentinel_sees_at_most_two_connections_a_second() {
+    const LASTING: Duration = Duration::from_secs(5);
+    let _alone = alone().await;
+    let mut sentinels = block_in_place(|| Setup::new(Flavor::Redis7).replicas(0).start());
+    let limiter = limiter(&url(&sentinels)).await;
+    let labels = Mixture::OPEN.labels("nobody");
+    assert_eq!(check(&limiter, &labels, "before").await.source, Source::Store);
+    block_in_place(|| sentinels.kill_primary());
+    let connections = || {
+        let accepted = sentinels.sentinels().iter().map(|one| one.info("total_connections_received"));
+        accepted.map(|count| count.parse::<u64>().unwrap()).collect::<Vec<_>>()
+    };
+    let before = block_in_place(connections);
+    let begun = Instant::now();
+    while begun.elapsed() < LASTING {
+        let decision = check(&limiter, &labels, "without a primary").await;
+        assert_eq!((decision.source, decision.is_allowed()), (Source::Open, true));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // one of them is the question itself
+    let most = 2 * LASTING.as_secs() + 1 + 1;
+    for (before, after) in before.into_iter().zip(block_in_place(connections)) {
+        assert!((before + 2..=before + most).contains(&after), "{} connections", after - before);
+    }
 }
