@@ -45,15 +45,9 @@ impl Files {
         let content = contents(path, most);
         if !self.read.iter().any(|other| other == path) {
             self.read.push(path.to_owned());
-        }
-        self.digest.update(path.as_os_str().as_encoded_bytes());
-        match &content {
-            Ok(bytes) => {
-                self.digest.update([1]);
-                self.digest.update(bytes.len().to_le_bytes());
-                self.digest.update(bytes);
+            if !is_stream(path) {
+                note(&mut self.digest, &content);
             }
-            Err(error) => self.digest.update(error.to_string()),
         }
         content
     }
@@ -93,6 +87,33 @@ impl Files {
 /// Says that a file cannot be read.
 pub(super) fn unreadable(path: &Path, error: &io::Error, place: &Place) -> Problem {
     Problem::new(place, format!("cannot read {}: {error}", path.display()))
+}
+
+/// The hash of what is in these files now: that of [`Files::into_parts`] unless something has changed.
+pub(super) fn digest(paths: &[PathBuf]) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for path in paths {
+        if !is_stream(path) {
+            note(&mut digest, &contents(path, MAX_OVERRIDES_BYTES));
+        }
+    }
+    digest.finalize().into()
+}
+
+/// Whether this is a pipe or the like, which can be read only once.
+pub(super) fn is_stream(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|data| !data.is_file())
+}
+
+fn note(digest: &mut Sha256, content: &io::Result<Vec<u8>>) {
+    match content {
+        Ok(bytes) => {
+            digest.update([1]);
+            digest.update(bytes.len().to_le_bytes());
+            digest.update(bytes);
+        }
+        Err(error) => digest.update(error.kind().to_string()),
+    }
 }
 
 fn contents(path: &Path, most: u64) -> io::Result<Vec<u8>> {
