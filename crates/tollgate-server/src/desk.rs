@@ -1,9 +1,18 @@
-//! Where every front end asks: labels are read the same way, and the limiter decides within the caller's own time.
+//! Where every front end asks: labels are read the same way, the limiter decides within the caller's own time, and
+//! what comes of it is observed once.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
+use tokio::time::MissedTickBehavior;
 use tollgate::{
-    Cost, Costs, Decision, Error, LabelError, Labels, Limit, Limiter, Operation, Request, Store, Together,
+    Cost, Costs, Decision, Error, Hits, Labels, Limit, Limiter, Operation, Request, Store, Together,
+};
+use tracing::Instrument;
+
+use crate::{
+    labels::{CleanError, LabelPolicy},
+    observe::{About, Call, Observer, history, trace},
 };
 
 /// The one way from a front end to a decision. Cheap to clone.
@@ -13,6 +22,8 @@ pub struct Desk<S> {
 
 struct Inner<S> {
     limiter: Limiter<S>,
+    observer: Arc<Observer>,
+    labels: ArcSwap<LabelPolicy>,
 }
 
 /// Who asks, and how long they wait for the answer.
@@ -60,6 +71,21 @@ pub enum Subject {
     },
 }
 
+impl Transport {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Http, Self::ForwardAuth, Self::Grpc, Self::Resp];
+
+    /// Its name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::ForwardAuth => "forward_auth",
+            Self::Grpc => "grpc",
+            Self::Resp => "resp",
+        }
+    }
+}
+
 impl Caller {
     /// A caller who waits for as long as a decision may take.
     pub const fn at(transport: Transport) -> Self {
@@ -76,7 +102,8 @@ impl<S> Clone for Desk<S> {
 impl<S: Store> Desk<S> {
     /// A desk in front of a limiter.
     pub fn new(limiter: Limiter<S>) -> Self {
-        Self { inner: Arc::new(Inner { limiter }) }
+        let observer = Arc::new(Observer::new(limiter.rules()));
+        Self { inner: Arc::new(Inner { limiter, observer, labels: ArcSwap::default() }) }
     }
 
     /// What decides.
@@ -84,16 +111,47 @@ impl<S: Store> Desk<S> {
         &self.inner.limiter
     }
 
+    /// What watches.
+    pub fn observer(&self) -> &Observer {
+        &self.inner.observer
+    }
+
+    /// The text that Prometheus reads; it is [`CONTENT_TYPE`](crate::observe::metrics::CONTENT_TYPE).
+    pub fn metrics(&self) -> String {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        observer.exposition(limiter.stats(), limiter.rules())
+    }
+
+    /// Keeps the [history](crate::observe::history) of the last hour, for as long as this is awaited.
+    pub async fn keep_history(&self) -> Infallible {
+        let mut interval = tokio::time::interval(history::INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            self.inner.observer.keep_second(&self.inner.limiter.stats());
+        }
+    }
+
     /// What a request says about itself, as rules see it.
     ///
     /// # Errors
     /// When a label cannot be used.
-    pub fn labels<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, LabelError>
+    pub fn labels<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
     where
         N: AsRef<str>,
         V: AsRef<[u8]>,
     {
-        Labels::new(pairs)
+        self.inner.labels.load().clean(pairs)
+    }
+
+    /// How labels are read and cleaned now.
+    pub fn label_policy(&self) -> Arc<LabelPolicy> {
+        self.inner.labels.load_full()
+    }
+
+    /// Reads and cleans labels so from now on.
+    pub fn clean_labels_by(&self, policy: LabelPolicy) {
+        self.inner.labels.store(Arc::new(policy));
     }
 
     /// Checks, peeks, charges or refunds.
@@ -106,6 +164,20 @@ impl<S: Store> Desk<S> {
         operation: Operation,
         subject: &Subject,
     ) -> Result<Decision, Error> {
+        let pending = self.inner.observer.begin(caller.transport);
+        let span = trace::decision_span(caller.transport, operation);
+        let decided = self.ask(caller, operation, subject).instrument(span.clone()).await;
+        match &decided {
+            Ok(decision) => {
+                trace::record(&span, decision);
+                pending.decided(operation, About::from(subject), decision, || self.inner.limiter.rules());
+            }
+            Err(error) => pending.failed(Call::Decide(operation), error),
+        }
+        decided
+    }
+
+    async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {
         let limiter = self.within(caller);
         match subject {
             Subject::Rules { labels, costs, only } => {
@@ -131,7 +203,24 @@ impl<S: Store> Desk<S> {
     /// # Errors
     /// As [`Limiter::check_together`].
     pub async fn decide_together(&self, caller: Caller, requests: &[Request]) -> Result<Together, Error> {
-        self.within(caller).check_together(requests).await
+        let pending = self.inner.observer.begin(caller.transport);
+        let span = trace::decision_span(caller.transport, Operation::Check);
+        let together = self.within(caller).check_together(requests).instrument(span.clone()).await;
+        match &together {
+            Ok(Together { overall, each }) => {
+                trace::record(&span, overall);
+                for (request, decision) in requests.iter().zip(each) {
+                    let operation = match request.hits {
+                        Hits::Taken => Operation::Check,
+                        Hits::GivenBack => Operation::Refund { at: None },
+                    };
+                    let about = About::Rules { labels: &request.labels, costs: &request.costs };
+                    pending.decided(operation, about, decision, || self.inner.limiter.rules());
+                }
+            }
+            Err(error) => pending.failed(Call::Decide(Operation::Check), error),
+        }
+        together
     }
 
     /// Forgets counters. How many there were.
@@ -139,11 +228,17 @@ impl<S: Store> Desk<S> {
     /// # Errors
     /// As [`Limiter::reset`].
     pub async fn reset(&self, caller: Caller, subject: &Subject) -> Result<u64, Error> {
+        let pending = self.inner.observer.begin(caller.transport);
         let limiter = self.within(caller);
-        match subject {
+        let reset = match subject {
             Subject::Rules { labels, only, .. } => limiter.reset(labels, names(only).as_deref()).await,
             Subject::Key { key, limit, .. } => limiter.reset_key(key, limit).await.map(u64::from),
+        };
+        match &reset {
+            Ok(_) => pending.done(Call::Reset),
+            Err(error) => pending.failed(Call::Reset, error),
         }
+        reset
     }
 
     fn within(&self, caller: Caller) -> Limiter<S> {

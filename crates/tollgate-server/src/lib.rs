@@ -8,12 +8,13 @@
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
 //! * [`desk`]: the one way from every front end to a decision
+//! * [`observe`]: what the server tells about itself: metrics, heaviest keys, logs, traces
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration, and the only place that reads files and the environment
 //! * [`labels`]: how labels are read and cleaned
 //! * [`demo`]: the rules when nothing is configured
 //!
-//! No limit is decided here, and nothing here asks the time.
+//! No limit is decided here. The time is asked only to tell how long something took, and when.
 
 pub mod config;
 pub mod demo;
@@ -22,6 +23,7 @@ mod duration;
 pub mod grpc;
 pub mod http;
 pub mod labels;
+pub mod observe;
 pub mod resp;
 pub mod serve;
 pub mod store;

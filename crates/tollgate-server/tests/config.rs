@@ -270,7 +270,9 @@ fn many_mistakes_are_counted_rather_than_listed() {
     let text: String = (0..50).map(|number| format!("key{number} = 1\n")).collect();
     let error = refusal(&text);
     assert_eq!(error.problems().len(), 20);
-    assert!(error.to_string().ends_with("and 30 more") && error.render(Colour::Always).contains("and 30 more"));
+    assert!(
+        error.to_string().ends_with("and 30 more") && error.render(Colour::Always).contains("and 30 more")
+    );
 }
 
 #[test]
@@ -379,7 +381,10 @@ fn without_a_token_only_this_machine_may_call_unless_that_is_wanted() {
 #[test]
 fn two_front_ends_do_not_share_an_address() {
     let error = refusal("[server]\nresp = \"127.0.0.1:8080\"\n");
-    assert!(error.to_string().contains(":2:8: server.http and server.resp are both 127.0.0.1:8080"), "{error}");
+    assert!(
+        error.to_string().contains(":2:8: server.http and server.resp are both 127.0.0.1:8080"),
+        "{error}"
+    );
     load("[server]\nhttp = \"127.0.0.1:0\"\nresp = \"127.0.0.1:0\"\ngrpc = \"off\"\n");
     load("[server]\nhttp = \"off\"\nresp = \"off\"\ngrpc = \"off\"\n");
 }
@@ -450,7 +455,9 @@ fn no_secret_is_ever_shown() {
     let shown = format!("{config:?} {:?} {:?}", setup.source, RuleView::from(&config.rules[0]));
     assert!(!shown.contains("s3cret"), "{shown}");
     let broken = fs::read_to_string(setup.directory.path().join("tollgate.toml")).unwrap();
-    for broken in [broken.replace("@h\"", "@h"), broken.replace("redis:", "reds:"), broken.replace("url", "ulr")] {
+    for broken in
+        [broken.replace("@h\"", "@h"), broken.replace("redis:", "reds:"), broken.replace("url", "ulr")]
+    {
         setup.write("tollgate.toml", &broken);
         let error = setup.load().unwrap_err();
         let shown = format!("{error} {error:?} {}", error.render(Colour::Never));
@@ -585,7 +592,11 @@ fn conditions_on_addresses_are_networks_and_on_secrets_hashes() {
     assert!(applies("ip = { secret = true }", "ip = \"::ffff:10.0.0.1\"", ("ip", "10.0.0.1")));
     for (labels, when, part) in [
         ("ip = { kind = \"ip\" }", "ip = \"localhost\"", "\"localhost\" is not a network"),
-        ("ip = { kind = \"ip\" }", "ip = [\"10.0.0.0/8\", \"10.0.0.0/64\"]", "\"10.0.0.0/64\" is not a network"),
+        (
+            "ip = { kind = \"ip\" }",
+            "ip = [\"10.0.0.0/8\", \"10.0.0.0/64\"]",
+            "\"10.0.0.0/64\" is not a network",
+        ),
         ("", "ip = \"2001:db8::1\"", "cut to /64"),
         ("ip = { ipv6_prefix = 48 }", "ip = \"2001:db8::/56\"", "cut to /48"),
         ("k = { secret = true }", "k = \"s3*\"", "its values are hashed"),
@@ -611,7 +622,9 @@ fn a_secret_label_without_a_shared_key_is_warned_about() {
 
 /// A rule per tenant, with a file of overrides.
 fn with_csv(csv: &str) -> Result<Config, ConfigError> {
-    let setup = Setup::new(&rule("per = [\"tenant\"]\noverrides_file = \"tenants.csv\"\n[[rule.override]]\nwhen = {tenant=\"own\"}"));
+    let setup = Setup::new(&rule(
+        "per = [\"tenant\"]\noverrides_file = \"tenants.csv\"\n[[rule.override]]\nwhen = {tenant=\"own\"}",
+    ));
     setup.write("tenants.csv", csv);
     setup.load()
 }
@@ -634,7 +647,10 @@ fn overrides_are_read_from_csv_before_those_of_the_rule() {
     assert_eq!(pairs(0), [("tenant".to_owned(), "acme".to_owned())]);
     let second = [("amount".to_owned(), "x".to_owned()), ("tenant".to_owned(), "a, \\\"b\\\"".to_owned())];
     assert_eq!((pairs(1), overrides[1].unlimited), (second.to_vec(), Some(true)));
-    assert_eq!((pairs(2), overrides[2].blocked), (vec![("tenant".to_owned(), "evil*".to_owned())], Some(true)));
+    assert_eq!(
+        (pairs(2), overrides[2].blocked),
+        (vec![("tenant".to_owned(), "evil*".to_owned())], Some(true))
+    );
     assert_eq!(pairs(3), [("tenant".to_owned(), "own".to_owned())]);
     assert_eq!(with_csv("tenant,amount\n").unwrap().rules[0].overrides.len(), 1);
 }
@@ -726,7 +742,9 @@ fn the_schema_accepts_what_is_documented_and_refuses_what_is_unknown() {
     let example = as_json(documented_example());
     let mistakes: Vec<_> = schema.iter_errors(&example).map(|error| error.to_string()).collect();
     assert!(mistakes.is_empty(), "{mistakes:?}");
-    assert!(schema.is_valid(&as_json("")) && schema.is_valid(&as_json(&rule("when = { a = [\"x\", \"y*\"] }"))));
+    assert!(
+        schema.is_valid(&as_json("")) && schema.is_valid(&as_json(&rule("when = { a = [\"x\", \"y*\"] }")))
+    );
     for text in [
         "bogus = 1".to_owned(),
         "[server]\nbogus = 1".to_owned(),

@@ -45,6 +45,10 @@ pub struct StoreStats {
     pub evicted_keys: u64,
     /// How far a server's clock is ahead of this machine's, of the one that is off the most.
     pub clock_skew: Option<Skew>,
+    /// Counters that it holds, where it is in this process.
+    pub keys: u64,
+    /// Memory that it has asked for, in bytes, where it is in this process.
+    pub bytes: u64,
 }
 
 /// How far one clock is from another.

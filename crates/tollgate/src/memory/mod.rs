@@ -25,6 +25,7 @@ use crate::{
     check::Check,
     clock::{Clock, ManualClock},
     key::Key,
+    stats::StoreStats,
     store::{Deadline, Decided, Store, StoreError},
 };
 
@@ -168,6 +169,11 @@ impl Store for MemoryStore {
 
     async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
         Ok(1) // nobody else can ask it
+    }
+
+    fn stats(&self) -> StoreStats {
+        let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        StoreStats { keys: whole(self.len()), bytes: whole(self.memory_bytes()), ..StoreStats::default() }
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

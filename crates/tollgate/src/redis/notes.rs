@@ -55,6 +55,7 @@ impl Notes {
             generation_changes: read(&self.generation_changes),
             evicted_keys: read(&self.evicted_keys),
             clock_skew: skews.max_by_key(|skew| skew.size()),
+            ..StoreStats::default()
         }
     }
 

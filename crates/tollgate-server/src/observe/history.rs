@@ -1,0 +1,229 @@
+//! Decisions a second, of the last hour: what the dashboard draws.
+//!
+//! Once a second the counts are read and what they grew by is kept, so that a decision costs nothing more. Of each second
+//! the [`MAX_RULES`] busiest rules are kept apart, and nothing of those that were idle.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::watch;
+use tollgate::Stats;
+
+use super::{
+    Observer,
+    outcome::{RequestOutcome, RuleOutcome},
+    tally::{OTHER, Table},
+};
+
+/// How many seconds are kept.
+pub const SECONDS: usize = 3_600;
+
+/// How many rules are kept apart in one second.
+pub const MAX_RULES: usize = 32;
+
+/// How often the counts are read.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+
+/// What happened in one second.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Second {
+    /// The how many'th since the server began, from 1.
+    pub number: u64,
+    /// Requests of any kind, by what became of them.
+    pub allowed: u64,
+    /// Those that were refused.
+    pub denied: u64,
+    /// Those that no rule counts.
+    pub unmatched: u64,
+    /// Those that could not be asked about, or that the store did not do.
+    pub errors: u64,
+    /// Those that were decided without the store.
+    pub degraded: u64,
+    /// Calls to the store that were answered.
+    pub store_calls: u64,
+    /// How long those took together, in microseconds.
+    pub store_micros: u64,
+    /// Calls to the store that failed.
+    pub store_errors: u64,
+    /// Servers that were not asked at its end.
+    pub left_alone: u64,
+    /// The busiest rules, busiest first, and then the others together.
+    pub rules: Vec<RuleSecond>,
+}
+
+/// What one rule said in one second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleSecond {
+    /// Its name.
+    pub rule: Arc<str>,
+    /// Checks it had room for.
+    pub allowed: u64,
+    /// Checks it refused, also without the store.
+    pub denied: u64,
+    /// Checks it would have refused, were it no shadow.
+    pub shadow_denied: u64,
+}
+
+/// The last hour.
+pub struct History {
+    kept: Mutex<Kept>,
+    /// The number of the last second.
+    last: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Kept {
+    seconds: VecDeque<Arc<Second>>,
+    before: Totals,
+}
+
+/// All counts at one moment.
+#[derive(Default)]
+struct Totals {
+    requests: [u64; RequestOutcome::ALL.len()],
+    degraded: u64,
+    store_calls: u64,
+    store_micros: u64,
+    store_errors: u64,
+    rules: HashMap<Arc<str>, [u64; RuleOutcome::ALL.len()]>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { kept: Mutex::default(), last: watch::Sender::new(0) }
+    }
+}
+
+impl History {
+    /// The seconds after this one, oldest first.
+    pub fn since(&self, number: u64) -> Vec<Arc<Second>> {
+        let kept = self.kept.lock();
+        let first = kept.seconds.partition_point(|second| second.number <= number);
+        kept.seconds.range(first..).cloned().collect()
+    }
+
+    /// Changes with each second, to its number.
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    fn keep(&self, totals: Totals, left_alone: usize) {
+        let mut kept = self.kept.lock();
+        let number = kept.seconds.back().map_or(1, |second| second.number + 1);
+        let second = totals.since(&kept.before, number, left_alone);
+        if kept.seconds.len() == SECONDS {
+            kept.seconds.pop_front();
+        }
+        kept.seconds.push_back(Arc::new(second));
+        kept.before = totals;
+        drop(kept);
+        self.last.send_replace(number);
+    }
+}
+
+impl Observer {
+    /// The last hour, if somebody calls [`Observer::keep_second`].
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Keeps what happened since this was last called. To be called every [`INTERVAL`].
+    pub fn keep_second(&self, stats: &Stats) {
+        self.history.keep(self.totals(stats), stats.left_alone);
+    }
+
+    fn totals(&self, stats: &Stats) -> Totals {
+        let mut requests = [0; RequestOutcome::ALL.len()];
+        for (place, count) in self.requests.by_outcome() {
+            requests[place] += count;
+        }
+        let table: &Table = &self.table.load();
+        let rules = table.all().map(|(rule, tally)| {
+            let mut counts = [0; RuleOutcome::ALL.len()];
+            for (place, (_, count)) in tally.decisions().enumerate() {
+                counts[place] = count;
+            }
+            (Arc::from(rule), counts)
+        });
+        Totals {
+            requests,
+            degraded: stats.degraded.iter().map(|(_, count)| count).sum(),
+            store_calls: stats.calls.counts.iter().sum(),
+            store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
+            store_errors: stats.errors.iter().map(|(_, count)| count).sum(),
+            rules: rules.collect(),
+        }
+    }
+}
+
+impl Totals {
+    fn since(&self, before: &Self, number: u64, left_alone: usize) -> Second {
+        let of = |outcome: RequestOutcome| {
+            grown(self.requests[outcome as usize], before.requests[outcome as usize])
+        };
+        Second {
+            number,
+            allowed: of(RequestOutcome::Allowed),
+            denied: of(RequestOutcome::Denied),
+            unmatched: of(RequestOutcome::Unmatched),
+            errors: of(RequestOutcome::Invalid) + of(RequestOutcome::Failed),
+            degraded: grown(self.degraded, before.degraded),
+            store_calls: grown(self.store_calls, before.store_calls),
+            store_micros: grown(self.store_micros, before.store_micros),
+            store_errors: grown(self.store_errors, before.store_errors),
+            left_alone: u64::try_from(left_alone).unwrap_or(u64::MAX),
+            rules: self.rules_since(before),
+        }
+    }
+
+    fn rules_since(&self, before: &Self) -> Vec<RuleSecond> {
+        let idle = [0; RuleOutcome::ALL.len()];
+        let mut rules: Vec<_> = self
+            .rules
+            .iter()
+            .map(|(rule, counts)| {
+                let before = before.rules.get(rule).unwrap_or(&idle);
+                let of = |outcome: RuleOutcome| grown(counts[outcome as usize], before[outcome as usize]);
+                RuleSecond {
+                    rule: Arc::clone(rule),
+                    allowed: of(RuleOutcome::Allowed)
+                        + of(RuleOutcome::FallbackAllowed)
+                        + of(RuleOutcome::FailedOpen)
+                        + of(RuleOutcome::Overruled),
+                    denied: of(RuleOutcome::Denied)
+                        + of(RuleOutcome::FallbackDenied)
+                        + of(RuleOutcome::FailedClosed),
+                    shadow_denied: of(RuleOutcome::ShadowDenied),
+                }
+            })
+            .filter(|rule| rule.busy() > 0)
+            .collect();
+        rules.sort_by(|one, two| two.busy().cmp(&one.busy()).then_with(|| one.rule.cmp(&two.rule)));
+        if rules.len() > MAX_RULES {
+            let mut others = RuleSecond { rule: OTHER.into(), allowed: 0, denied: 0, shadow_denied: 0 };
+            for rule in rules.drain(MAX_RULES..) {
+                others.allowed += rule.allowed;
+                others.denied += rule.denied;
+                others.shadow_denied += rule.shadow_denied;
+            }
+            rules.push(others);
+        }
+        rules
+    }
+}
+
+impl RuleSecond {
+    fn busy(&self) -> u64 {
+        self.allowed + self.denied + self.shadow_denied
+    }
+}
+
+/// By how much a count has grown; one that began anew, as that of a rule that came back, by all of it.
+fn grown(now: u64, before: u64) -> u64 {
+    now.checked_sub(before).unwrap_or(now)
+}

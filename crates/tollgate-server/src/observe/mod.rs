@@ -1,0 +1,255 @@
+//! What the server tells about itself. Every decision is observed once, at the [desk](crate::desk).
+//!
+//! | module | has |
+//! |---|---|
+//! | `mod` | the [`Observer`]: what is noted of a decision |
+//! | `outcome` | what a decision means for each rule, in one word |
+//! | `tally` | counts, for as many threads as there are |
+//! | [`metrics`] | every metric's name, labels and meaning, and the text that Prometheus reads |
+//! | [`top`] | the keys that ask the most and are refused the most |
+//! | [`history`] | decisions a second, of the last hour |
+//! | [`logs`] | what is logged, and where it goes |
+//! | [`trace`] | a span for each request, in the trace of the one who sent it |
+//! | `otlp` | spans to an OpenTelemetry collector |
+//!
+//! Memory is bounded, whatever requests name: keys are never labels of a metric. Nothing here decides anything.
+
+pub mod history;
+pub mod logs;
+pub mod metrics;
+#[cfg(feature = "otlp")]
+pub mod otlp;
+mod outcome;
+mod tally;
+pub mod top;
+pub mod trace;
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use quanta::{Clock, Instant};
+use tollgate::{
+    Cost, Costs, Decision, Error, Labels, Mode, Operation, RuleSet, Source, TierDecision, rules::Effect,
+};
+
+use self::{
+    outcome::{RequestOutcome, RuleOutcome},
+    tally::{RequestTally, RuleTally, Table, TransportTally},
+    top::Top,
+};
+use crate::desk::{Subject, Transport};
+
+/// Notes what becomes of requests.
+pub struct Observer {
+    clock: Clock,
+    begun: Instant,
+    /// The rules that are counted apart. Swapped when others are in force, so that a decision finds its counters
+    /// without a lock.
+    table: ArcSwap<Table>,
+    /// Held by who swaps the table.
+    swapping: Mutex<()>,
+    transports: [TransportTally; Transport::ALL.len()],
+    requests: RequestTally,
+    reloads: metrics::Reloads,
+    top: Top,
+    history: history::History,
+}
+
+/// A request that is being decided; over when this is dropped, also if its caller has gone.
+pub struct Pending<'a> {
+    observer: &'a Observer,
+    transport: Transport,
+    begun: Instant,
+}
+
+/// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// To decide, or to adjust.
+    Decide(Operation),
+    /// To forget.
+    Reset,
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug)]
+pub enum About<'a> {
+    /// The rules that match it.
+    Rules {
+        /// What it says about itself.
+        labels: &'a Labels,
+        /// What it costs.
+        costs: &'a Costs,
+    },
+    /// One key, by a limit of its own.
+    Key {
+        /// The key.
+        key: &'a [u8],
+        /// What it costs.
+        cost: Cost,
+    },
+}
+
+impl Observer {
+    /// An observer of a server with these rules.
+    pub fn new(rules: Arc<RuleSet>) -> Self {
+        Self::with_clock(rules, Clock::new())
+    }
+
+    fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
+        Self {
+            begun: clock.now(),
+            clock,
+            table: ArcSwap::from_pointee(Table::new(rules)),
+            swapping: Mutex::new(()),
+            transports: Default::default(),
+            requests: RequestTally::default(),
+            reloads: metrics::Reloads::default(),
+            top: Top::default(),
+            history: history::History::default(),
+        }
+    }
+
+    /// A request has come.
+    pub fn begin(&self, transport: Transport) -> Pending<'_> {
+        self.transports[transport as usize].entered();
+        Pending { observer: self, transport, begun: self.clock.now() }
+    }
+
+    /// How often the configuration was read, and how that went.
+    pub fn reloads(&self) -> &metrics::Reloads {
+        &self.reloads
+    }
+
+    /// The keys that ask the most and are refused the most.
+    pub fn top(&self, count: usize) -> top::Snapshot {
+        self.top.snapshot(count, self.uptime())
+    }
+
+    /// How long it has been watching.
+    pub fn uptime(&self) -> Duration {
+        self.clock.now().duration_since(self.begun)
+    }
+
+    /// Counts by the rules in force, from now on.
+    fn follow(&self, rules: Arc<RuleSet>) -> Arc<Table> {
+        let _one_at_a_time = self.swapping.lock();
+        let table = self.table.load_full();
+        if Arc::ptr_eq(table.rules(), &rules) {
+            return table;
+        }
+        let next = Arc::new(table.with_rules(rules));
+        self.table.store(Arc::clone(&next));
+        next
+    }
+}
+
+impl Pending<'_> {
+    /// It was decided. `in_force` are the rules to look at if those that are known do not explain the decision.
+    pub fn decided(
+        &self,
+        operation: Operation,
+        about: About<'_>,
+        decision: &Decision,
+        in_force: impl Fn() -> Arc<RuleSet>,
+    ) {
+        let Observer { table, requests, .. } = self.observer;
+        requests.count(Call::Decide(operation), outcome::of_request(decision));
+        if operation == Operation::Peek {
+            return;
+        }
+        let table = table.load();
+        let tallied = |tier: &TierDecision, tally: &RuleTally| {
+            let cost = about.cost(&tier.unit);
+            match operation {
+                Operation::Check => {
+                    let outcome = outcome::of_tier(decision, tier);
+                    tally.decided(outcome, cost);
+                    if tier.mode == Mode::Enforced {
+                        self.note_key(about, tally, !tier.outcome.is_allowed());
+                    }
+                }
+                Operation::Charge => tally.adjusted(tally::Adjustment::Charged, cost),
+                Operation::Refund { .. } => tally.adjusted(tally::Adjustment::Refunded, cost),
+                Operation::Peek => {}
+            }
+        };
+        for tier in &decision.tiers {
+            match table.find(tier.rule.as_deref()) {
+                Some(tally) => tallied(tier, tally),
+                None => {
+                    let table = self.observer.follow(in_force());
+                    tallied(tier, table.find(tier.rule.as_deref()).unwrap_or(table.other()));
+                }
+            }
+        }
+        if decision.is_degraded() && operation == Operation::Check {
+            self.decided_without_store(about, decision, &in_force());
+        }
+    }
+
+    /// It cannot be decided.
+    pub fn failed(&self, call: Call, error: &Error) {
+        self.observer.requests.count(call, outcome::of_error(error));
+    }
+
+    /// It has been done.
+    pub fn done(&self, call: Call) {
+        self.observer.requests.count(call, RequestOutcome::Allowed);
+    }
+
+    /// The rules that have no say in a decision that was made without the store: it does not name them.
+    fn decided_without_store(&self, about: About<'_>, decision: &Decision, rules: &Arc<RuleSet>) {
+        let outcome = if decision.is_allowed() { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
+        let table = self.observer.follow(Arc::clone(rules));
+        let About::Rules { labels, costs } = about else {
+            if decision.source == Source::Open {
+                table.keyed().decided(outcome, about.cost(""));
+            }
+            return;
+        };
+        for applied in rules.matching(labels, costs).unwrap_or_default() {
+            let has_say = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
+            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(has_say) {
+                let tally = table.find(Some(&applied.rule.name)).unwrap_or(table.other());
+                tally.decided(outcome, about.cost(&applied.rule.unit));
+            }
+        }
+    }
+
+    fn note_key(&self, about: About<'_>, tally: &RuleTally, refused: bool) {
+        let now = self.begun.duration_since(self.observer.begun);
+        let noted = if refused { top::Noted::Refused } else { top::Noted::Passed };
+        match about {
+            About::Rules { labels, .. } => self.observer.top.note_rule(tally.top_rule(), labels, noted, now),
+            About::Key { key, .. } => self.observer.top.note_key(key, noted, now),
+        }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let took = self.observer.clock.now().duration_since(self.begun);
+        self.observer.transports[self.transport as usize].left(took);
+    }
+}
+
+impl About<'_> {
+    /// What the caller asked for in this unit.
+    fn cost(&self, unit: &str) -> u64 {
+        match self {
+            Self::Rules { costs, .. } => costs.of(unit).units(),
+            Self::Key { cost, .. } => cost.units(),
+        }
+    }
+}
+
+impl<'a> From<&'a Subject> for About<'a> {
+    fn from(subject: &'a Subject) -> Self {
+        match subject {
+            Subject::Rules { labels, costs, .. } => Self::Rules { labels, costs },
+            Subject::Key { key, cost, .. } => Self::Key { key, cost: *cost },
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Spans to an OpenTelemetry collector, by OTLP over gRPC.
+//!
+//! They are sent by a thread of their own. What the collector does not take in time is dropped: no request waits for it.
+
+use std::{fmt, time::Duration};
+
+use http::HeaderMap;
+use opentelemetry::{
+    propagation::{Extractor, TextMapPropagator},
+    trace::TracerProvider,
+};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::{
+    Resource,
+    propagation::TraceContextPropagator,
+    trace::{Sampler, SdkTracer, SdkTracerProvider},
+};
+use tracing::{Span, Subscriber};
+use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// What the server is called in traces.
+pub const SERVICE: &str = "tollgate";
+
+/// How long the collector may take for one batch of spans.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where spans are sent, and how many.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collector {
+    /// Its address, as `http://127.0.0.1:4317`.
+    pub endpoint: String,
+    /// Which share of the traces that begin here is sent, from 0 to 1. Who sends a trace along has decided that already.
+    pub share: f64,
+}
+
+/// An address that no collector can have.
+#[derive(Debug, thiserror::Error)]
+#[error("no spans can be sent to {endpoint:?}: {reason}; use for example \"http://127.0.0.1:4317\"")]
+pub struct CollectorError {
+    endpoint: String,
+    reason: ExporterBuildError,
+}
+
+/// Spans on their way.
+pub(super) struct Exporting(SdkTracerProvider);
+
+impl Exporting {
+    pub(super) fn to(collector: &Collector) -> Result<Self, CollectorError> {
+        let Collector { endpoint, share } = collector;
+        let exporter = SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(endpoint)
+            .with_timeout(EXPORT_TIMEOUT)
+            .build()
+            .map_err(|reason| CollectorError { endpoint: endpoint.clone(), reason })?;
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(*share)));
+        let resource = Resource::builder().with_service_name(SERVICE).build();
+        Ok(Self(
+            SdkTracerProvider::builder()
+                .with_batch_exporter(exporter)
+                .with_sampler(sampler)
+                .with_resource(resource)
+                .build(),
+        ))
+    }
+
+    pub(super) fn layer<S>(&self) -> OpenTelemetryLayer<S, SdkTracer>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        tracing_opentelemetry::layer()
+            .with_tracer(self.0.tracer(SERVICE))
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+    }
+
+    /// Sends what there is. Blocks for at most [`EXPORT_TIMEOUT`].
+    pub(super) fn stop(self) {
+        if let Err(error) = self.0.shutdown_with_timeout(EXPORT_TIMEOUT) {
+            tracing::warn!(%error, "the last spans may be lost");
+        }
+    }
+}
+
+impl fmt::Debug for Exporting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Exporting")
+    }
+}
+
+/// Makes the span a child of the one that the request names.
+pub(super) fn join(span: &Span, headers: &HeaderMap) {
+    let parent = TraceContextPropagator::new().extract(&Fields(headers));
+    // No layer that knows traces: nobody to tell.
+    let _joined = span.set_parent(parent);
+}
+
+struct Fields<'a>(&'a HeaderMap);
+
+impl Extractor for Fields<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(|name| name.as_str()).collect()
+    }
+}

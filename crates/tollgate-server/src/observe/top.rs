@@ -1,0 +1,304 @@
+//! The keys that ask the most and are refused the most, in bounded memory.
+//!
+//! Each thread has its own pair of frequent-items sketches (Misra and Gries, as Apache DataSketches has them), and a
+//! look at them adds them up. What is said of a key is never more than what happened, and less by at most
+//! [`Snapshot::error`]: with n requests, n times [`ERROR_SHARE`]. A key that asked more often than that is never missed.
+//!
+//! Two windows are kept, the one that goes on and the one before, so that what is old fades. Labels that are secret come
+//! here hashed, like everywhere behind the front ends.
+
+use std::{
+    borrow::Borrow,
+    cell::Cell,
+    fmt::Write,
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use datasketches::frequencies::{ErrorType, FrequentItemsSketch};
+use foldhash::{SharedSeed, quality::SeedableRandomState};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tollgate::Labels;
+
+use super::tally::KEYED;
+
+/// How long a window is: a snapshot is about so long at least, and twice at most.
+pub const WINDOW: Duration = Duration::from_secs(300);
+
+/// Threads that do not meet; beyond so many, some share.
+const SHARDS: usize = 16;
+
+/// Places in a sketch, a power of two; three quarters of them are used.
+const PLACES: usize = 512;
+
+/// By how much of all requests a count may be too small.
+pub const ERROR_SHARE: f64 = 3.5 / PLACES as f64;
+
+/// The longest text of a key, in bytes; a longer one is cut when it is shown.
+const MAX_TEXT: usize = 256;
+
+/// The most keys of a snapshot.
+pub const MAX_KEYS: usize = 100;
+
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// The rule let a request pass.
+    Passed,
+    /// The rule refused one.
+    Refused,
+}
+
+/// A rule as keys show it.
+pub struct TopRule {
+    name: Arc<str>,
+    per: Box<[Box<str>]>,
+}
+
+/// What was noted lately.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// How long it has been noted, in seconds.
+    pub seconds: u64,
+    /// Checks that met a rule.
+    pub count: u64,
+    /// Those that the rule refused.
+    pub refused: u64,
+    /// By how much the counts of the heaviest may be too small.
+    pub error: u64,
+    /// By how much the counts of refusals may be too small.
+    pub refused_error: u64,
+    /// The keys that ask the most, heaviest first.
+    pub heaviest: Vec<TopKey>,
+    /// The keys that are refused the most, most refused first.
+    pub most_refused: Vec<TopKey>,
+}
+
+/// One key of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TopKey {
+    /// The rule.
+    pub rule: Arc<str>,
+    /// Who is counted, as `label=value`; empty where the rule counts everybody together.
+    pub key: Box<str>,
+    /// How often it asked.
+    pub count: u64,
+    /// How often it was refused.
+    pub refused: u64,
+}
+
+/// Notes keys.
+pub struct Top {
+    shards: Box<[Shard; SHARDS]>,
+    hashing: SeedableRandomState,
+}
+
+/// The notes of some threads; apart from those of the others also in memory.
+#[repr(align(128))]
+struct Shard(Mutex<Windows>);
+
+struct Windows {
+    current: Sketches,
+    previous: Option<Sketches>,
+}
+
+#[derive(Clone)]
+struct Sketches {
+    begun: Duration,
+    asked: FrequentItemsSketch<Name>,
+    refused: FrequentItemsSketch<Name>,
+}
+
+/// A key: told from others by its hash, which is keyed and has 64 bits.
+#[derive(Clone)]
+struct Name {
+    hash: u64,
+    rule: Option<Arc<str>>,
+    text: Box<str>,
+}
+
+impl TopRule {
+    /// A rule that counts these labels apart.
+    pub fn new(name: Arc<str>, per: &[Box<str>]) -> Self {
+        Self { name, per: per.into() }
+    }
+
+    fn text(&self, labels: &Labels) -> Box<str> {
+        let mut text = String::new();
+        for label in &self.per {
+            let separator = if text.is_empty() { "" } else { " " };
+            let value = String::from_utf8_lossy(labels.get(label).unwrap_or_default());
+            write!(text, "{separator}{label}={value}").expect("writing to a string cannot fail");
+        }
+        cut(text)
+    }
+}
+
+impl Default for Top {
+    fn default() -> Self {
+        let random = || RandomState::new().build_hasher().finish();
+        static SEED: std::sync::LazyLock<SharedSeed> =
+            std::sync::LazyLock::new(|| SharedSeed::from_u64(RandomState::new().build_hasher().finish()));
+        Self {
+            shards: Box::new(std::array::from_fn(|_| Shard(Mutex::new(Windows::new(Duration::ZERO))))),
+            hashing: SeedableRandomState::with_seed(random(), &SEED),
+        }
+    }
+}
+
+impl Top {
+    /// A request met a rule, `now` since the notes began.
+    pub fn note_rule(&self, rule: &Arc<TopRule>, labels: &Labels, noted: Noted, now: Duration) {
+        let mut hasher = self.hashing.build_hasher();
+        hasher.write(rule.name.as_bytes());
+        for label in &rule.per {
+            let value = labels.get(label).unwrap_or_default();
+            hasher.write_usize(value.len());
+            hasher.write(value);
+        }
+        self.note(hasher.finish(), noted, now, || (Some(Arc::clone(&rule.name)), rule.text(labels)));
+    }
+
+    /// A request was about a key of its own.
+    pub fn note_key(&self, key: &[u8], noted: Noted, now: Duration) {
+        let hash = self.hashing.hash_one(key);
+        self.note(hash, noted, now, || (None, cut(String::from_utf8_lossy(key).into_owned())));
+    }
+
+    fn note(&self, hash: u64, noted: Noted, now: Duration, name: impl Fn() -> (Option<Arc<str>>, Box<str>)) {
+        let mut windows = self.shards[own_shard()].0.lock();
+        windows.go_on(now);
+        let Sketches { asked, refused, .. } = &mut windows.current;
+        note_in(asked, hash, &name);
+        if noted == Noted::Refused {
+            note_in(refused, hash, &name);
+        }
+    }
+
+    /// The keys that ask the most and are refused the most, at most so many of each.
+    pub fn snapshot(&self, count: usize, now: Duration) -> Snapshot {
+        let count = count.min(MAX_KEYS);
+        let mut all = Sketches::new(now);
+        for shard in &*self.shards {
+            let windows = {
+                let mut windows = shard.0.lock();
+                windows.go_on(now);
+                [Some(windows.current.clone()), windows.previous.clone()]
+            };
+            for sketches in windows.into_iter().flatten() {
+                all.add(&sketches);
+            }
+        }
+        Snapshot {
+            seconds: now.saturating_sub(all.begun).as_secs(),
+            count: all.asked.total_weight(),
+            refused: all.refused.total_weight(),
+            error: all.asked.maximum_error(),
+            refused_error: all.refused.maximum_error(),
+            heaviest: all.leading(&all.asked, count),
+            most_refused: all.leading(&all.refused, count),
+        }
+    }
+}
+
+/// Where this thread takes notes.
+fn own_shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    OWN.get().unwrap_or_else(|| {
+        let own = NEXT.fetch_add(1, Relaxed) % SHARDS;
+        OWN.set(Some(own));
+        own
+    })
+}
+
+fn note_in(
+    sketch: &mut FrequentItemsSketch<Name>,
+    hash: u64,
+    name: &impl Fn() -> (Option<Arc<str>>, Box<str>),
+) {
+    // One that is there keeps the name that it has: most of the time there is none to be made.
+    let is_known = sketch.lower_bound(&hash) > 0;
+    let (rule, text) = if is_known { Default::default() } else { name() };
+    sketch.update(Name { hash, rule, text });
+}
+
+impl Windows {
+    fn new(begun: Duration) -> Self {
+        Self { current: Sketches::new(begun), previous: None }
+    }
+
+    /// Begins the next window if it is time to.
+    fn go_on(&mut self, now: Duration) {
+        let age = now.saturating_sub(self.current.begun);
+        if age < WINDOW {
+            return;
+        }
+        let ended = std::mem::replace(&mut self.current, Sketches::new(now));
+        self.previous = (age < 2 * WINDOW).then_some(ended);
+    }
+}
+
+impl Sketches {
+    fn new(begun: Duration) -> Self {
+        let sketch = || FrequentItemsSketch::new(PLACES).expect("a power of two is a size");
+        Self { begun, asked: sketch(), refused: sketch() }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.begun = self.begun.min(other.begun);
+        self.asked.merge(&other.asked);
+        self.refused.merge(&other.refused);
+    }
+
+    fn leading(&self, sketch: &FrequentItemsSketch<Name>, count: usize) -> Vec<TopKey> {
+        let mut rows = sketch.frequent_items_with_threshold(ErrorType::NoFalseNegatives, 0);
+        rows.truncate(count);
+        rows.iter()
+            .map(|row| {
+                let Name { hash, rule, text } = row.item();
+                TopKey {
+                    rule: rule.clone().unwrap_or_else(|| KEYED.into()),
+                    key: text.clone(),
+                    count: self.asked.lower_bound(hash).max(self.refused.lower_bound(hash)),
+                    refused: self.refused.lower_bound(hash),
+                }
+            })
+            .collect()
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash
+    }
+}
+
+impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash.hash(state);
+    }
+}
+
+impl Borrow<u64> for Name {
+    fn borrow(&self) -> &u64 {
+        &self.hash
+    }
+}
+
+fn cut(mut text: String) -> Box<str> {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT - '…'.len_utf8()));
+        text.push('…');
+    }
+    text.into()
+}

@@ -1,0 +1,92 @@
+//! Decisions a second, of the last hour, on a clock that is moved by hand.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{sync::Arc, time::Duration};
+
+use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
+use tollgate_server::{
+    desk::{Caller, Desk, Subject, Transport},
+    observe::history::{MAX_RULES, RuleSecond, SECONDS, Second},
+};
+
+fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk<MemoryStore> {
+    Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
+}
+
+fn rule(name: &str, amount: u64) -> Rule {
+    Rule::new(name, Limit::sliding_log(amount, Duration::from_secs(60)).unwrap())
+}
+
+async fn check(desk: &Desk<MemoryStore>, labels: &[(&str, &str)]) {
+    let labels = Labels::new(labels.iter().copied()).unwrap();
+    let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
+    desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
+}
+
+fn keep(desk: &Desk<MemoryStore>) -> Arc<Second> {
+    desk.observer().keep_second(&desk.limiter().stats());
+    desk.observer().history().since(0).pop().unwrap()
+}
+
+#[tokio::test]
+async fn a_second_holds_what_was_decided_in_it_and_by_which_rule() {
+    let desk = desk([rule("login", 1).when("route", "login"), rule("shadow", 1).when("route", "*").shadow()]);
+    for route in ["login", "login", "home"] {
+        check(&desk, &[("route", route)]).await;
+    }
+    check(&desk, &[]).await;
+    let of = |rule: &str, allowed, denied, shadow_denied| RuleSecond {
+        rule: rule.into(),
+        allowed,
+        denied,
+        shadow_denied,
+    };
+    let first = keep(&desk);
+    assert_eq!((first.number, first.allowed, first.denied, first.unmatched), (1, 2, 1, 1));
+    assert_eq!(first.rules, [of("shadow", 1, 0, 2), of("login", 1, 1, 0)]);
+    assert_eq!(*keep(&desk), Second { number: 2, ..Second::default() });
+    check(&desk, &[("route", "login")]).await;
+    let third = keep(&desk);
+    assert_eq!((third.allowed, third.denied, third.degraded, third.store_errors), (0, 1, 0, 0));
+    assert_eq!(third.rules[0].denied, 1);
+    let numbers: Vec<_> = desk.observer().history().since(1).iter().map(|second| second.number).collect();
+    assert_eq!(numbers, [2, 3]);
+}
+
+#[tokio::test]
+async fn an_hour_is_kept_and_of_each_second_the_busiest_rules() {
+    let count = MAX_RULES + 3;
+    let desk = desk((0..count).map(|n| rule(&format!("rule-{n}"), 100).when("n", n.to_string().as_str())));
+    for n in 0..count {
+        for _ in 0..=usize::from(n == 1) {
+            check(&desk, &[("n", &n.to_string())]).await;
+        }
+    }
+    let second = keep(&desk);
+    assert_eq!(
+        (second.rules.len(), &*second.rules[0].rule, second.rules[0].allowed),
+        (MAX_RULES + 1, "rule-1", 2)
+    );
+    let others = second.rules.last().unwrap();
+    assert_eq!((&*others.rule, others.allowed), ("!other", 3));
+    for _ in 0..SECONDS {
+        keep(&desk);
+    }
+    let kept = desk.observer().history().since(0);
+    assert_eq!((kept.len(), kept[0].number), (SECONDS, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_follows_is_told_each_second() {
+    let desk = desk([rule("login", 1)]);
+    let mut follow = desk.observer().history().follow();
+    let keeping = desk.clone();
+    let keeper = tokio::spawn(async move { keeping.keep_history().await });
+    follow.wait_for(|number| *number >= 2).await.unwrap();
+    check(&desk, &[]).await;
+    let last = *follow.wait_for(|number| *number >= 4).await.unwrap();
+    let seconds = desk.observer().history().since(2);
+    assert_eq!((last, seconds.len(), seconds[0].allowed), (4, 2, 1));
+    keeper.abort();
+}

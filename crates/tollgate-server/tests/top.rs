@@ -1,0 +1,160 @@
+//! The keys that ask the most and are refused the most.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{collections::HashMap, sync::Arc, thread, time::Duration};
+
+use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
+use tollgate_server::{
+    desk::{Caller, Desk, Subject, Transport},
+    observe::top::{ERROR_SHARE, MAX_KEYS, Noted, Snapshot, Top, TopKey, TopRule, WINDOW},
+};
+
+const CALLER: Caller = Caller::at(Transport::Http);
+
+fn rule() -> Arc<TopRule> {
+    Arc::new(TopRule::new("per-ip".into(), &["ip".into()]))
+}
+
+fn ip(address: &str) -> Labels {
+    Labels::new([("ip", address)]).unwrap()
+}
+
+fn key(rule: &str, key: &str, count: u64, refused: u64) -> TopKey {
+    TopKey { rule: rule.into(), key: key.into(), count, refused }
+}
+
+/// Numbers that look random and are the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// About as many as there are requests are seen once, and the first few very often.
+    fn skewed(&mut self) -> u64 {
+        (1 << 40) / (self.next() % (1 << 20) * (1 << 12) + 1 + self.next() % (1 << 12))
+    }
+}
+
+#[test]
+fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_is_missed() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 200_000;
+    let (top, rule) = (Top::default(), rule());
+    let seen: Vec<HashMap<u64, (u64, u64)>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|seed| {
+                let (top, rule) = (&top, &rule);
+                scope.spawn(move || {
+                    let (mut numbers, mut seen) = (Numbers(seed), HashMap::new());
+                    for _ in 0..EACH {
+                        let n = numbers.skewed();
+                        let noted = if n % 3 == 0 { Noted::Refused } else { Noted::Passed };
+                        let (count, refused): &mut (u64, u64) = seen.entry(n).or_default();
+                        *count += 1;
+                        *refused += u64::from(noted == Noted::Refused);
+                        top.note_rule(rule, &ip(&n.to_string()), noted, Duration::ZERO);
+                    }
+                    seen
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut truth: HashMap<String, (u64, u64)> = HashMap::new();
+    for (n, (count, refused)) in seen.into_iter().flatten() {
+        let total = truth.entry(format!("ip={n}")).or_default();
+        *total = (total.0 + count, total.1 + refused);
+    }
+    assert!(truth.len() > 50_000, "{} keys are too few for a test", truth.len());
+
+    let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
+    let total = THREADS * EACH;
+    assert_eq!((snapshot.count, snapshot.heaviest.len()), (total, MAX_KEYS));
+    assert!(snapshot.error > 0 && snapshot.error as f64 <= ERROR_SHARE * total as f64, "{}", snapshot.error);
+    for shown in &snapshot.heaviest {
+        let (count, refused) = truth[&*shown.key];
+        assert!(shown.count <= count && shown.count + snapshot.error >= count, "{shown:?}, in truth {count}");
+        assert!(shown.refused <= refused && shown.refused + snapshot.refused_error >= refused, "{shown:?}");
+    }
+    let is_shown = |keys: &[TopKey], key: &str| keys.iter().any(|shown| *shown.key == *key);
+    let least = snapshot.heaviest.last().unwrap().count + snapshot.error;
+    for (key, (count, _)) in truth.iter().filter(|(_, (count, _))| *count > least) {
+        assert!(is_shown(&snapshot.heaviest, key), "{key} asked {count} times");
+    }
+    let least = snapshot.most_refused.last().unwrap().refused + snapshot.refused_error;
+    for (key, (_, refused)) in truth.iter().filter(|(_, (_, refused))| *refused > least) {
+        assert!(is_shown(&snapshot.most_refused, key), "{key} was refused {refused} times");
+    }
+}
+
+#[test]
+fn what_is_old_fades_also_when_nobody_asks_any_more() {
+    let (top, rule) = (Top::default(), rule());
+    let keys = |at: Duration| -> Vec<(String, u64)> {
+        let Snapshot { heaviest, .. } = top.snapshot(10, at);
+        heaviest.into_iter().map(|key| (key.key.into(), key.count)).collect()
+    };
+    let key = |name: &str, count| (format!("ip={name}"), count);
+    let second = Duration::from_secs(1);
+    top.note_rule(&rule, &ip("old"), Noted::Passed, Duration::ZERO);
+    top.note_rule(&rule, &ip("old"), Noted::Passed, second);
+    top.note_rule(&rule, &ip("new"), Noted::Passed, WINDOW + second);
+    assert_eq!(keys(WINDOW + second), [key("old", 2), key("new", 1)]);
+    assert_eq!(top.snapshot(1, WINDOW + second).seconds, WINDOW.as_secs() + 1);
+    assert_eq!(keys(2 * WINDOW + 2 * second), [key("new", 1)]);
+    assert_eq!(keys(4 * WINDOW + 3 * second), []);
+}
+
+#[tokio::test]
+async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
+    let minute = |amount| Limit::sliding_log(amount, Duration::from_secs(60)).unwrap();
+    let rules = [
+        Rule::new("per-user", minute(3)).per(["tenant", "user"]),
+        Rule::new("all", minute(1_000)),
+        Rule::new("shadow", minute(1)).shadow(),
+    ];
+    let desk = Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap());
+    let ask = async |operation, tenant: &str, user: &str| {
+        let labels = Labels::new([("user", user), ("tenant", tenant)]).unwrap();
+        let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
+        desk.decide(CALLER, operation, &subject).await.unwrap();
+    };
+    for _ in 0..5 {
+        ask(Operation::Check, "acme", "eve").await;
+    }
+    ask(Operation::Check, "acme", "bob").await;
+    ask(Operation::Peek, "acme", "peeks only").await;
+    let subject = Subject::Key { key: b"user:42".into(), limit: minute(5), cost: Cost::ONE };
+    desk.decide(CALLER, Operation::Check, &subject).await.unwrap();
+
+    let snapshot = desk.observer().top(10);
+    let eve = key("per-user", "tenant=acme user=eve", 5, 2);
+    assert_eq!((snapshot.error, snapshot.refused_error), (0, 0));
+    assert_eq!(snapshot.most_refused, [eve.clone()]);
+    // of the last refusal, which was remembered, only the rule that refuses is known
+    let mut heaviest = snapshot.heaviest;
+    heaviest.retain(|key| &*key.rule != "all");
+    assert_eq!(heaviest.len(), 3, "{heaviest:?}");
+    for key in [eve, key("per-user", "tenant=acme user=bob", 1, 0), key("!key", "user:42", 1, 0)] {
+        assert!(heaviest.contains(&key), "{key:?}");
+    }
+    assert_eq!(desk.observer().top(1).heaviest.len(), 1);
+}
+
+#[test]
+fn a_long_key_is_cut_and_stays_apart_from_others() {
+    let (top, rule) = (Top::default(), rule());
+    let long = |end: &str| ip(&("ü".repeat(400) + end));
+    top.note_rule(&rule, &long("a"), Noted::Passed, Duration::ZERO);
+    top.note_rule(&rule, &long("b"), Noted::Refused, Duration::ZERO);
+    let heaviest = top.snapshot(10, Duration::ZERO).heaviest;
+    assert_eq!(
+        heaviest.iter().map(|key| (key.count, key.key.chars().count())).collect::<Vec<_>>(),
+        [(1, 129); 2]
+    );
+    assert!(heaviest.iter().all(|key| key.key.ends_with("ü…")));
+}
