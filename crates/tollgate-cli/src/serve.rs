@@ -7,6 +7,7 @@ use tollgate::{Limiter, redis::URLS};
 use tollgate_server::{
     demo,
     desk::Desk,
+    forward_auth::{self, Settings},
     http,
     serve::{Server, stop_signal},
     store::{AnyStore, StoreUrl},
@@ -49,7 +50,9 @@ impl Serve {
         let limiter = Limiter::new(AnyStore::open(&url).await?, demo::rules())?;
         let stop = stop_signal()?;
         announce(server.address(), &url, &limiter);
-        server.run(http::router(Desk::new(limiter)), stop).await;
+        let desk = Desk::new(limiter);
+        let routes = http::router(desk.clone()).merge(forward_auth::router(desk, Settings::default()));
+        server.run(routes, stop).await;
         output::line("stopped");
         Ok(())
     }

@@ -7,6 +7,7 @@
 //! * [`http`]: the JSON API
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
+//! * [`forward_auth`]: what proxies ask before they pass a request on
 //! * [`desk`]: the one way from every front end to a decision
 //! * [`observe`]: what the server tells about itself: metrics, heaviest keys, logs, traces
 //! * [`store`]: from a URL to a store
@@ -21,6 +22,7 @@ pub mod demo;
 pub mod desk;
 mod duration;
 pub mod grpc;
+pub mod forward_auth;
 pub mod http;
 pub mod labels;
 pub mod observe;

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Extension, Router, extract::ConnectInfo, middleware::AddExtension};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -14,6 +14,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::Semaphore,
 };
+use tower_layer::Layer;
 
 /// The most connections at a time, within the 1024 open files that a process usually may have. More wait
 /// to be accepted.
@@ -116,14 +117,14 @@ async fn accept(listener: &TcpListener, routes: Router, connections: &GracefulSh
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(_) => {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let connection = connections.watch(connection(stream, routes.clone()));
+        let connection = connections.watch(connection(stream, peer, routes.clone()));
         tokio::spawn(async move {
             // A connection that breaks off is its client's affair.
             let _ended = connection.await;
@@ -132,12 +133,17 @@ async fn accept(listener: &TcpListener, routes: Router, connections: &GracefulSh
     }
 }
 
+/// Routes that find out who connected.
+type Routes = AddExtension<Router, ConnectInfo<SocketAddr>>;
+
 fn connection(
     stream: TcpStream,
+    peer: SocketAddr,
     routes: Router,
-) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>> {
+) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Routes>> {
     // Answers are small and waited for. Where this cannot be set, they are only slower.
     let _set = stream.set_nodelay(true);
+    let routes = Extension(ConnectInfo(peer)).layer(routes);
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)

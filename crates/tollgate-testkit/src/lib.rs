@@ -1,7 +1,7 @@
 //! What tollgate's tests share: the servers they start, the faults they inject and the oracles that judge what was
 //! admitted.
 //!
-//! Real servers are a [`server::Server`], a [`cluster::Cluster`] or [`sentinel::Sentinels`]. What goes wrong with them is in
+//! Real servers are a [`server::Server`], a [`cluster::Cluster`] or [`sentinel::Sentinels`]; real proxies, a [`gateway::Gateway`]. What goes wrong with them is in
 //! [`faults`]; with the way to them, in [`proxy`] (for one client) and [`namespace`] (for whole machines).
 //!
 //! Nothing here decides a limit, and nothing here is published: other crates name this one only among their
@@ -11,6 +11,7 @@
 pub mod cluster;
 pub mod conformance;
 pub mod faults;
+pub mod gateway;
 pub mod hammer;
 pub mod history;
 pub mod model;

@@ -112,7 +112,7 @@ impl ClientAddress {
     /// The client's own address, IPv4 as such also when it came as IPv6.
     pub fn of(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
-        if !self.is_trusted(peer) {
+        if !self.trusts(peer) {
             return peer;
         }
         let x_forwarded_for = || self.walk(peer, lines(headers, &X_FORWARDED_FOR).map(x_forwarded_hops));
@@ -133,21 +133,23 @@ impl ClientAddress {
         aggregated(self.of(peer, headers), self.ipv6_prefix)
     }
 
+    /// Whether what this address forwards is believed.
+    pub fn trusts(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+
     /// Follows hops from right to left, beginning behind the peer, which is trusted. None if there is no field.
     fn walk(&self, peer: IpAddr, hops: Option<Vec<Option<IpAddr>>>) -> Option<IpAddr> {
         let mut client = peer;
         for hop in hops?.into_iter().rev().take(MAX_HOPS) {
             let Some(address) = hop else { break };
             client = address;
-            if !self.is_trusted(address) {
+            if !self.trusts(address) {
                 break;
             }
         }
         Some(client)
-    }
-
-    fn is_trusted(&self, address: IpAddr) -> bool {
-        self.trusted.iter().any(|network| network.contains(&address))
     }
 }
 

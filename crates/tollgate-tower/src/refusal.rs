@@ -17,7 +17,7 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 use serde::Serialize;
-use tollgate::{Decision, Mode, Source};
+use tollgate::{Decision, Error, Mode, Source};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 
 use crate::headers::{self, Dialect};
@@ -78,7 +78,7 @@ pub fn status(decision: &Decision) -> StatusCode {
 }
 
 /// The response to a request that could not be asked about.
-pub(crate) fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
+pub fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
     let (status, code, detail) = match mistake {
         Mistake::OfCaller(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, detail),
         Mistake::Ours(detail) => (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, detail),
@@ -100,12 +100,21 @@ pub(crate) fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
 }
 
 /// Why a request cannot be asked about, and whose mistake that is.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Mistake {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mistake {
     /// Something in the request.
     OfCaller(String),
     /// How the middleware or its rules were set up.
     Ours(String),
+}
+
+impl From<Error> for Mistake {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Match(_) | Error::Key(_) => Self::OfCaller(error.to_string()),
+            _ => Self::Ours(error.to_string()),
+        }
+    }
 }
 
 /// What a refused client is told it is.

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use http_body_util::{Either, Full};
-use tollgate::{Decision, Error, Store};
+use tollgate::{Decision, Store};
 use tower_service::Service;
 
 use crate::{
@@ -74,11 +74,7 @@ where
 
 async fn decide<S: Store>(settings: &Settings<S>, head: &Parts) -> Result<Decision, Mistake> {
     let labels = labels::read(&settings.labels, head)?;
-    let decided = settings.limiter.check(&labels, settings.cost(head)).await;
-    decided.map_err(|error| match error {
-        Error::Match(_) | Error::Key(_) => Mistake::OfCaller(error.to_string()),
-        _ => Mistake::Ours(error.to_string()),
-    })
+    Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
 }
 
 fn refuse<S>(settings: &Settings<S>, head: &Parts, decision: &Decision) -> Response<Bytes> {

@@ -1,0 +1,247 @@
+//! Forward-auth: a proxy asks before it passes a request on. nginx `auth_request`, Caddy `forward_auth`, Traefik `ForwardAuth`.
+//!
+//! The question is a request without a body, its labels are
+//!
+//! | label | from |
+//! |---|---|
+//! | any | the query, `/v1/auth?route=login`, which the proxy's configuration writes |
+//! | configured with a header | that header of the client |
+//! | `method`, `path`, `host` | `X-Forwarded-Method`, `-Uri`, `-Host` of a trusted proxy; else method and host are those of the question |
+//! | `ip` | the client, as [`ClientAddress`] finds it |
+//!
+//! where a later line wins over an earlier one. Reserved in the query: `cost`, a whole number of requests, and `deny_status`.
+//!
+//! The answer is 200, or a refusal as the middleware writes it: 429, 503 when the store is away and a rule says `closed`; 400 when
+//! the request cannot be asked about. nginx passes no refusal on but 401 and 403: with `deny_status=403` each of these is a 403 without a body
+//! that carries its own status as `Tollgate-Status`. No answer may be cached.
+
+use std::{borrow::Cow, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{ConnectInfo, Request, State},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri,
+        header::{CACHE_CONTROL, CONTENT_TYPE, HOST},
+        request::Parts,
+        uri::Authority,
+    },
+    routing::any,
+};
+use tollgate::{Cost, Costs, Decision, Operation, Store};
+use tollgate_tower::{
+    client::ClientAddress,
+    headers::{self, Dialect},
+    refusal::{self, Form, Mistake},
+};
+
+use crate::desk::{Caller, Desk, Subject, Transport};
+
+/// The status that a refusal has by itself, where another was asked for.
+pub const TOLLGATE_STATUS: HeaderName = HeaderName::from_static("tollgate-status");
+
+const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
+const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// How questions are read and answered.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Which proxies are trusted.
+    pub client: ClientAddress,
+    /// How limits are told to clients.
+    pub dialect: Dialect,
+    /// Labels that are read from headers of the client.
+    pub headers: Vec<(String, HeaderName)>,
+}
+
+struct Gatehouse<S> {
+    desk: Desk<S>,
+    settings: Arc<Settings>,
+}
+
+/// The route of this front end. It has to know who connected: requests carry a [`ConnectInfo`].
+pub fn router<S: Store>(desk: Desk<S>, settings: Settings) -> Router {
+    let gatehouse = Gatehouse { desk, settings: Arc::new(settings) };
+    Router::new().route("/v1/auth", any(answer::<S>)).with_state(gatehouse)
+}
+
+impl<S> Clone for Gatehouse<S> {
+    fn clone(&self) -> Self {
+        Self { desk: self.desk.clone(), settings: Arc::clone(&self.settings) }
+    }
+}
+
+/// A question as read from the query.
+struct Question<'a> {
+    labels: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
+    costs: Costs,
+    deny_status: Option<StatusCode>,
+}
+
+async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Request) -> Response<Body> {
+    let (head, _body) = request.into_parts();
+    let (decided, deny_status) = match Question::read(head.uri.query().unwrap_or_default()) {
+        Ok(question) => {
+            let deny_status = question.deny_status;
+            (gatehouse.decide(question, &head).await, deny_status)
+        }
+        Err(mistake) => (Err(mistake), None),
+    };
+    let dialect = gatehouse.settings.dialect;
+    let mut response = match decided {
+        Ok(decision) if decision.is_allowed() => {
+            let mut response = Response::new(Bytes::new());
+            headers::add(response.headers_mut(), &decision, dialect);
+            response
+        }
+        Ok(decision) => instead(refusal::response(&decision, dialect, Form::Http), deny_status),
+        Err(mistake) => instead(refusal::mistake(&mistake, Form::Http), deny_status),
+    };
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.map(Body::from)
+}
+
+impl<S: Store> Gatehouse<S> {
+    async fn decide(&self, question: Question<'_>, head: &Parts) -> Result<Decision, Mistake> {
+        let Question { mut labels, costs, .. } = question;
+        for (label, header) in &self.settings.headers {
+            if let Some(value) = single(&head.headers, header)? {
+                put(&mut labels, label, value.as_bytes());
+            }
+        }
+        let ConnectInfo(peer) = head
+            .extensions
+            .get::<ConnectInfo<SocketAddr>>()
+            .ok_or_else(|| Mistake::Ours("the address that connected is not known".into()))?;
+        let asked = Asked::by(head, self.settings.client.trusts(peer.ip()))?;
+        put(&mut labels, "method", asked.method.as_str().as_bytes());
+        if let Some(path) = &asked.path {
+            put(&mut labels, "path", path.as_bytes());
+        }
+        if let Some(host) = &asked.host {
+            put(&mut labels, "host", host.as_bytes());
+        }
+        let ip = self.settings.client.counted(peer.ip(), &head.headers).to_string();
+        put(&mut labels, "ip", ip.as_bytes());
+
+        let labels = self.desk.labels(labels).map_err(of_caller)?;
+        let subject = Subject::Rules { labels, costs, only: None };
+        Ok(self.desk.decide(Caller::at(Transport::ForwardAuth), Operation::Check, &subject).await?)
+    }
+}
+
+impl<'a> Question<'a> {
+    fn read(query: &'a str) -> Result<Self, Mistake> {
+        let (mut labels, mut costs, mut deny_status) = (Vec::new(), None, None);
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let repeated = match &*name {
+                "cost" => costs.replace(cost(&value)?).is_some(),
+                "deny_status" => deny_status.replace(refusing_status(&value)?).is_some(),
+                _ => {
+                    let value = match value {
+                        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+                    };
+                    labels.push((name, value));
+                    continue;
+                }
+            };
+            if repeated {
+                return Err(Mistake::OfCaller(format!("{name} is given more than once: give it once")));
+            }
+        }
+        Ok(Self { labels, costs: costs.unwrap_or(Cost::ONE.into()), deny_status })
+    }
+}
+
+fn cost(text: &str) -> Result<Costs, Mistake> {
+    let number = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
+    let cost = number.and_then(|number| Cost::new(number).ok());
+    cost.map(Costs::from).ok_or_else(|| {
+        let most = Cost::MAX.units();
+        Mistake::OfCaller(format!("cost {text:?} is not a cost: use a whole number from 0 to {most}"))
+    })
+}
+
+fn refusing_status(text: &str) -> Result<StatusCode, Mistake> {
+    let status = text.parse::<StatusCode>().ok();
+    status.filter(|status| status.is_client_error() || status.is_server_error()).ok_or_else(|| {
+        Mistake::OfCaller(format!(
+            "deny_status {text:?} is not one that refuses: use 400 to 599, for example 403"
+        ))
+    })
+}
+
+/// What the client asked the proxy for.
+struct Asked<'a> {
+    method: Cow<'a, Method>,
+    path: Option<String>,
+    host: Option<String>,
+}
+
+impl<'a> Asked<'a> {
+    fn by(head: &'a Parts, trusted: bool) -> Result<Self, Mistake> {
+        let forwarded = |name: HeaderName| if trusted { single(&head.headers, &name) } else { Ok(None) };
+        let method = match forwarded(FORWARDED_METHOD)? {
+            Some(value) => Cow::Owned(read(&FORWARDED_METHOD, Method::from_bytes(value.as_bytes()))?),
+            None => Cow::Borrowed(&head.method),
+        };
+        let path = match forwarded(FORWARDED_URI)? {
+            Some(value) => Some(read(&FORWARDED_URI, Uri::try_from(value.as_bytes()))?.path().to_owned()),
+            None => None,
+        };
+        let (name, host) = match forwarded(FORWARDED_HOST)? {
+            Some(value) => (FORWARDED_HOST, Some(value)),
+            None => (HOST, single(&head.headers, &HOST)?),
+        };
+        let host = match host {
+            Some(value) => Some(one_spelling(read(&name, Authority::try_from(value.as_bytes()))?.host())),
+            None => None,
+        };
+        Ok(Self { method, path, host })
+    }
+}
+
+/// One spelling of a host, as the middleware has it.
+fn one_spelling(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}
+
+/// The value of a header that may be given once: of two, the service behind the proxy might take the other.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Mistake> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (_, Some(_)) => {
+            Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once")))
+        }
+        (first, None) => Ok(first),
+    }
+}
+
+fn read<T, E>(header: &HeaderName, value: Result<T, E>) -> Result<T, Mistake> {
+    value.map_err(|_| Mistake::OfCaller(format!("the header {header} cannot be read")))
+}
+
+fn of_caller(error: impl ToString) -> Mistake {
+    Mistake::OfCaller(error.to_string())
+}
+
+/// Sets a label, in place of what an earlier source said.
+fn put<'a>(labels: &mut Vec<(Cow<'a, str>, Cow<'a, [u8]>)>, name: &'a str, value: &'a [u8]) {
+    labels.retain(|(label, _)| *label != *name);
+    labels.push((Cow::Borrowed(name), Cow::Borrowed(value)));
+}
+
+/// A refusal under another status, for proxies that know few.
+fn instead(mut response: Response<Bytes>, deny_status: Option<StatusCode>) -> Response<Bytes> {
+    if let Some(status) = deny_status {
+        let own = HeaderValue::from(response.status().as_u16());
+        response.headers_mut().insert(TOLLGATE_STATUS, own);
+        response.headers_mut().remove(CONTENT_TYPE);
+        *response.status_mut() = status;
+        *response.body_mut() = Bytes::new();
+    }
+    response
+}

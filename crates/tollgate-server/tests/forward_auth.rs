@@ -1,0 +1,243 @@
+//! Forward-auth: the question that a proxy asks, bytes in and bytes out.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::ConnectInfo,
+    http::{HeaderMap, HeaderName, Request, StatusCode},
+};
+use tollgate::{
+    Cost, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override, RedisStore, Rule,
+    Store, Timestamp,
+};
+use tollgate_server::{
+    desk::Desk,
+    forward_auth::{Settings, router},
+};
+use tollgate_testkit::server::{Flavor, Server};
+use tollgate_tower::{client::ClientAddress, headers::Dialect};
+use tower::ServiceExt;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const PROXY: &str = "10.0.0.1";
+const STRANGER: &str = "198.51.100.4";
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+/// Behind proxies in 10.0.0.0/8, with the label `api_key` from a header.
+fn settings() -> Settings {
+    Settings {
+        client: ClientAddress::trusting(["10.0.0.0/8"]).unwrap(),
+        dialect: Dialect::Draft11,
+        headers: vec![("api_key".into(), HeaderName::from_static("x-api-key"))],
+    }
+}
+
+fn routes(rules: impl IntoIterator<Item = Rule>) -> Router {
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let limiter = Limiter::new(MemoryStore::new().with_clock(clock), rules).unwrap();
+    over(limiter)
+}
+
+fn over<S: Store>(limiter: Limiter<S>) -> Router {
+    router(Desk::new(limiter), settings())
+}
+
+struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Reply {
+    fn field(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+async fn ask(routes: &Router, peer: &str, query: &str, headers: &[(&str, &str)]) -> Reply {
+    let mut request = Request::get(format!("/v1/auth{query}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let peer = SocketAddr::new(peer.parse().unwrap(), 4711);
+    let request = request.extension(ConnectInfo(peer)).body(Body::empty()).unwrap();
+    let (head, body) = routes.clone().oneshot(request).await.unwrap().into_parts();
+    let body = to_bytes(body, 1 << 20).await.unwrap();
+    assert_eq!(head.headers["cache-control"], "no-store");
+    Reply { status: head.status, headers: head.headers, body: String::from_utf8(body.to_vec()).unwrap() }
+}
+
+#[tokio::test]
+async fn the_limit_passes_and_what_exceeds_it_is_refused_with_all_that_a_client_needs() {
+    let routes = routes([Rule::new("login-per-ip", log(1)).when("route", "login").per(["ip"])]);
+    let forwarded = [("x-forwarded-for", "203.0.113.9")];
+    let passed = ask(&routes, PROXY, "?route=login", &forwarded).await;
+    assert_eq!((passed.status, passed.body.as_str()), (StatusCode::OK, ""));
+    assert_eq!(passed.field("ratelimit-policy"), r#""login-per-ip";q=1;w=60"#);
+    assert_eq!(passed.field("ratelimit"), r#""login-per-ip";r=0;t=60"#);
+
+    let refused = ask(&routes, PROXY, "?route=login", &forwarded).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((refused.field("retry-after"), refused.field("tollgate-status")), ("60", ""));
+    assert_eq!(refused.field("content-type"), "application/problem+json");
+    assert!(
+        refused.body.contains(r##"#quota-exceeded","title":"Quota Exceeded","status":429"##),
+        "{}",
+        refused.body
+    );
+    assert!(refused.body.contains(r#""violated-policies":["login-per-ip"],"retry_after_ms":60000"#));
+
+    for other in ["?route=home", ""] {
+        let unlimited = ask(&routes, PROXY, other, &forwarded).await;
+        assert_eq!((unlimited.status, unlimited.field("ratelimit")), (StatusCode::OK, ""), "{other}");
+    }
+}
+
+#[tokio::test]
+async fn nginx_gets_a_status_that_it_passes_on_and_learns_the_true_one() {
+    let routes = routes([Rule::new("r", log(1)).per(["ip"])]);
+    assert_eq!(ask(&routes, PROXY, "?deny_status=403", &[]).await.status, StatusCode::OK);
+    let refused = ask(&routes, PROXY, "?deny_status=403", &[]).await;
+    assert_eq!((refused.status, refused.body.as_str()), (StatusCode::FORBIDDEN, ""));
+    assert_eq!((refused.field("tollgate-status"), refused.field("retry-after")), ("429", "60"));
+    assert_eq!((refused.field("content-type"), refused.field("ratelimit")), ("", r#""r";r=0;t=60"#));
+    let long = format!("?deny_status=403&a={}", "x".repeat(1025));
+    let mistaken = ask(&routes, PROXY, &long, &[]).await;
+    assert_eq!((mistaken.status, mistaken.field("tollgate-status")), (StatusCode::FORBIDDEN, "400"));
+}
+
+#[tokio::test]
+async fn the_client_is_who_trusted_proxies_say_and_else_who_connected() {
+    let routes = routes([Rule::new("per-ip", log(1)).per(["ip"])]);
+    let passes = async |peer: &str, query: &str, forwarded: &str| {
+        ask(&routes, peer, query, &[("x-forwarded-for", forwarded)]).await.status == StatusCode::OK
+    };
+    assert!(passes(PROXY, "", "1.1.1.1, 203.0.113.9").await);
+    assert!(!passes(PROXY, "", "2.2.2.2, 203.0.113.9").await, "what the client writes changes nothing");
+    assert!(!passes(PROXY, "?ip=3.3.3.3", "203.0.113.9").await, "what is derived wins over the query");
+    assert!(passes(PROXY, "", "203.0.113.10").await);
+    assert!(passes(STRANGER, "", "203.0.113.11").await);
+    assert!(!passes(STRANGER, "", "203.0.113.12").await, "nobody else is believed");
+    assert!(passes(PROXY, "", "2001:db8::1").await);
+    assert!(!passes(PROXY, "", "2001:db8::2").await, "one IPv6 network is one client");
+}
+
+#[tokio::test]
+async fn method_path_host_and_headers_are_labels() {
+    let rules = [
+        Rule::new("post", log(1)).when("method", "POST").when("path", "/a b").when("host", "example.com"),
+        Rule::new("key", log(1)).per(["api_key"]),
+        Rule::new("own", log(1)).when("method", "GET").when("host", "tollgate").when("path", "/given"),
+    ];
+    let routes = routes(rules);
+    let status = async |peer: &str, query: &str, headers: &[(&str, &str)]| {
+        ask(&routes, peer, query, headers).await.status.as_u16()
+    };
+    let forwarded = [
+        ("x-forwarded-method", "POST"),
+        ("x-forwarded-uri", "/a%20b?c=/d"),
+        ("x-forwarded-host", "EXAMPLE.com.:8080"),
+        ("host", "tollgate"),
+    ];
+    // as the client wrote it: nothing is decoded
+    assert_eq!(status(PROXY, "", &forwarded).await, 200);
+    assert_eq!(status(PROXY, "", &forwarded).await, 200);
+    let plain = [forwarded[0], ("x-forwarded-uri", "http://example.com/a?b"), forwarded[2]];
+    let rules =
+        [Rule::new("post", log(1)).when("method", "POST").when("path", "/a").when("host", "example.com")];
+    let other = self::routes(rules);
+    for (query, expected) in [("", 200), ("?method=GET&path=/b&host=x", 429)] {
+        assert_eq!(ask(&other, PROXY, query, &plain).await.status.as_u16(), expected, "derived labels win");
+    }
+    assert_eq!(
+        ask(&other, STRANGER, "", &plain).await.status,
+        StatusCode::OK,
+        "a stranger's are not believed"
+    );
+
+    assert_eq!(status(PROXY, "?api_key=b", &[("x-api-key", "a")]).await, 200);
+    assert_eq!(
+        status(PROXY, "?api_key=c", &[("x-api-key", "a")]).await,
+        429,
+        "the header wins over the query"
+    );
+    assert_eq!(status(PROXY, "?api_key=b", &[]).await, 200);
+    for expected in [200, 429] {
+        assert_eq!(status(STRANGER, "?path=%2Fgiven", &[("host", "tollgate:80")]).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn the_query_says_what_a_request_costs() {
+    let routes = routes([Rule::new("r", log(10))]);
+    assert_eq!(ask(&routes, PROXY, "?cost=8", &[]).await.field("ratelimit"), r#""r";r=2;t=60"#);
+    assert_eq!(ask(&routes, PROXY, "?cost=3", &[]).await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask(&routes, PROXY, "?cost=0", &[]).await.status, StatusCode::OK);
+    let never = ask(&routes, PROXY, "?cost=11", &[]).await;
+    assert_eq!((never.status, never.field("retry-after")), (StatusCode::TOO_MANY_REQUESTS, ""));
+}
+
+#[tokio::test]
+async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() {
+    let rules = [Rule::new("r", log(1)).with_override(Override::when("big", "yes").cost(Cost::MAX))];
+    let routes = routes(rules);
+    let long = format!("?a={}", "x".repeat(1025));
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+    let table: [Case<'_>; 13] = [
+        ("?cost=x", &[], "cost \\\"x\\\" is not a cost: use a whole number from 0 to 9007199254740991"),
+        ("?cost=", &[], "cost \\\"\\\" is not a cost"),
+        ("?cost=%2B1", &[], "cost \\\"+1\\\" is not a cost"),
+        ("?cost=9007199254740992", &[], "is not a cost"),
+        ("?cost=1&cost=1", &[], "cost is given more than once: give it once"),
+        ("?deny_status=200", &[], "deny_status \\\"200\\\" is not one that refuses: use 400 to 599"),
+        ("?deny_status=x", &[], "is not one that refuses"),
+        ("?a=1&a=2", &[], "label \\\"a\\\" is given more than once"),
+        ("?=1", &[], "a label has an empty name"),
+        (&long, &[], "has a value of 1025 bytes"),
+        ("?big=yes&cost=2", &[], "is too large for rule \\\"r\\\""),
+        ("", &[("x-api-key", "a"), ("x-api-key", "b")], "the header x-api-key is given more than once"),
+        ("", &[("x-forwarded-host", "a b")], "the header x-forwarded-host cannot be read"),
+    ];
+    for (query, headers, detail) in table {
+        let reply = ask(&routes, PROXY, query, headers).await;
+        assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{query} {headers:?}");
+        assert!(reply.body.contains(detail), "{query}: {}", reply.body);
+        assert_eq!(reply.field("content-type"), "application/problem+json");
+    }
+    assert_eq!(ask(&routes, PROXY, "", &[]).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_from_nowhere_is_our_mistake_and_does_not_pass() {
+    let routes = routes([Rule::new("per-ip", log(1)).per(["ip"])]);
+    let request = Request::get("/v1/auth").body(Body::empty()).unwrap();
+    assert_eq!(routes.oneshot(request).await.unwrap().status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_is_away_closed_is_a_503_and_open_passes() {
+    let redis = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let rules = [
+        Rule::new("closed", log(9)).when("r", "closed").on_store_failure(OnStoreFailure::Closed),
+        Rule::new("open", log(9)).when("r", "open").on_store_failure(OnStoreFailure::Open),
+    ];
+    let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
+    let routes = over(Limiter::with_options(store, rules, options).unwrap());
+    assert_eq!(ask(&routes, PROXY, "?r=closed", &[]).await.status, StatusCode::OK);
+    redis.suspend();
+    let closed = ask(&routes, PROXY, "?r=closed", &[]).await;
+    assert_eq!((closed.status, closed.field("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    assert!(closed.body.contains("#temporary-reduced-capacity"), "{}", closed.body);
+    let closed = ask(&routes, PROXY, "?r=closed&deny_status=403", &[]).await;
+    assert_eq!((closed.status, closed.field("tollgate-status")), (StatusCode::FORBIDDEN, "503"));
+    let open = ask(&routes, PROXY, "?r=open", &[]).await;
+    assert_eq!((open.status, open.field("ratelimit")), (StatusCode::OK, ""));
+    redis.resume();
+}

@@ -1,0 +1,220 @@
+//! Real nginx, Caddy and Traefik with the configurations of `deploy/`, between a client and a service.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{
+    collections::HashMap,
+    future::pending,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Bytes,
+    http::{Method, Request, Response, StatusCode},
+};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
+use tollgate_server::{desk::Desk, forward_auth, serve};
+use tollgate_testkit::{
+    gateway::{Gateway, READY, Running},
+    server::{Flavor, Server},
+};
+use tollgate_tower::client::ClientAddress;
+
+const LIMIT: u32 = 5;
+
+/// Where clients come from: not the address of the proxies, which is trusted.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// A rule for everything but the question whether the proxy is ready.
+fn counted(name: &str, amount: u32) -> Rule {
+    let limit = Limit::sliding_log(amount.into(), Duration::from_secs(60)).unwrap();
+    Rule::new(name, limit).unless("path", READY)
+}
+
+/// A proxy, what it asks, and the service behind it.
+struct Chain {
+    gateway: Running,
+    tollgate: JoinHandle<()>,
+    served: Arc<AtomicU32>,
+}
+
+impl Chain {
+    async fn start<S: Store>(gateway: Gateway, limiter: Limiter<S>) -> Self {
+        let server = serve::Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let asked = server.address();
+        let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
+        let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
+        let routes = forward_auth::router(Desk::new(limiter), settings);
+        let tollgate = tokio::spawn(server.run(routes, pending()));
+
+        let served = Arc::new(AtomicU32::new(0));
+        let service = service(Arc::clone(&served)).await;
+        let gateway = tokio::task::spawn_blocking(move || gateway.start(asked, service)).await.unwrap();
+        served.store(0, Ordering::Relaxed);
+        Self { gateway, tollgate, served }
+    }
+
+    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
+        let mut connector = HttpConnector::new();
+        connector.set_local_address(Some(CLIENT.into()));
+        let client = Client::builder(TokioExecutor::new()).build::<_, Full<Bytes>>(connector);
+        let mut request =
+            Request::builder().method(method).uri(format!("http://{}{path}", self.gateway.addr()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::from("a body")).unwrap();
+        let (head, body) = client.request(request).await.unwrap().into_parts();
+        Response::from_parts(head, body.collect().await.unwrap().to_bytes())
+    }
+}
+
+/// Counts what reaches it; `/forbidden` is its own 403.
+async fn service(served: Arc<AtomicU32>) -> SocketAddr {
+    let handler = move |request: axum::extract::Request| async move {
+        served.fetch_add(1, Ordering::Relaxed);
+        let forbidden = request.uri().path() == "/forbidden";
+        (if forbidden { StatusCode::FORBIDDEN } else { StatusCode::OK }, "served")
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handler)).await });
+    address
+}
+
+fn field<'a>(response: &'a Response<Bytes>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+fn is_problem(response: &Response<Bytes>, kind: &str) -> bool {
+    let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
+    let kind = format!("https://iana.org/assignments/http-problem-types#{kind}");
+    field(response, "content-type") == "application/problem+json"
+        && body["type"] == kind
+        && body["status"] == response.status().as_u16()
+}
+
+/// Exactly the limit reaches the service, whatever the client writes about its address.
+async fn exactly_the_limit(kind: Gateway) {
+    let rules = [
+        counted("per-ip", LIMIT).when("route", "api").unless("method", "POST").per(["ip"]),
+        counted("admin", 1).when("method", "POST").when("path", "/admin").when("host", "127.0.0.1"),
+    ];
+    let chain = Chain::start(kind, Limiter::new(MemoryStore::new(), rules).unwrap()).await;
+    let mut statuses: HashMap<u16, u32> = HashMap::new();
+    for n in 0..3 * LIMIT {
+        let forged = format!("203.0.113.{n}");
+        let forged_too = format!("for={forged}");
+        let headers = [
+            ("x-forwarded-for", &*forged),
+            ("forwarded", &*forged_too),
+            ("x-real-ip", &*forged),
+            ("x-forwarded-uri", "/admin"),
+            ("x-forwarded-method", "PUT"),
+            ("x-forwarded-host", "elsewhere"),
+        ];
+        let forging = if n % 2 == 0 { &headers[..] } else { &[] };
+        let response = chain.ask(Method::GET, "/path?a=b", forging).await;
+        *statuses.entry(response.status().as_u16()).or_default() += 1;
+        if response.status() == StatusCode::OK {
+            assert_eq!(response.body(), "served");
+            // Traefik has no way to show them then.
+            if kind != Gateway::Traefik {
+                assert_eq!(field(&response, "ratelimit-policy"), r#""per-ip";q=5;w=60"#);
+                let left = LIMIT - 1 - n;
+                assert_eq!(field(&response, "ratelimit"), format!(r#""per-ip";r={left};t=60"#));
+            }
+        } else {
+            let wait: u64 = field(&response, "retry-after").parse().unwrap();
+            assert!((1..=60).contains(&wait), "{wait}");
+            assert_eq!(field(&response, "ratelimit"), format!(r#""per-ip";r=0;t={wait}"#));
+            assert!(is_problem(&response, "quota-exceeded"), "{response:?}");
+        }
+    }
+    assert_eq!(statuses, HashMap::from([(200, LIMIT), (429, 2 * LIMIT)]));
+    assert_eq!(chain.served.load(Ordering::Relaxed), LIMIT, "what is refused never reaches the service");
+
+    for expected in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let response = chain.ask(Method::POST, "/admin?x", &[("x-forwarded-uri", "/forged")]).await;
+        assert_eq!(response.status(), expected, "method, path and host are those of the client's request");
+    }
+}
+
+/// Refused as long as nobody can say how much is left.
+async fn closed_is_503(kind: Gateway) {
+    let redis = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let rules = [counted("closed", 9).on_store_failure(OnStoreFailure::Closed)];
+    let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
+    let chain = Chain::start(kind, Limiter::with_options(store, rules, options).unwrap()).await;
+    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::OK);
+    redis.suspend();
+    let response = chain.ask(Method::GET, "/", &[]).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{response:?}");
+    assert_eq!(field(&response, "retry-after"), "1");
+    assert!(is_problem(&response, "temporary-reduced-capacity"), "{response:?}");
+    redis.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_nginx_exactly_the_limit_passes() {
+    exactly_the_limit(Gateway::Nginx).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_caddy_exactly_the_limit_passes() {
+    exactly_the_limit(Gateway::Caddy).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_traefik_exactly_the_limit_passes() {
+    exactly_the_limit(Gateway::Traefik).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_away() {
+    for kind in Gateway::ALL {
+        closed_is_503(kind).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_403_of_the_service_itself_passes_nginx_as_it_is() {
+    let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
+    let response = chain.ask(Method::GET, "/forbidden", &[]).await;
+    assert_eq!((response.status(), &response.body()[..]), (StatusCode::FORBIDDEN, &b"served"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_cannot_be_asked_about_is_a_400_behind_nginx_too() {
+    let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
+    let long = format!("/{}", "x".repeat(2000));
+    assert_eq!(chain.ask(Method::GET, &long, &[]).await.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_tollgate_itself_is_away_nginx_lets_requests_pass() {
+    let chain =
+        Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), [counted("r", 1)]).unwrap()).await;
+    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::OK);
+    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    chain.tollgate.abort();
+    // its connections go with the last of its tasks
+    tollgate_testkit::wait::until_async(
+        "nginx finds nobody to ask",
+        tollgate_testkit::wait::PATIENCE,
+        || async { chain.ask(Method::GET, "/", &[]).await.status() == StatusCode::OK },
+    )
+    .await;
+}

@@ -1,0 +1,189 @@
+//! Real proxies in front of a service, started from the configurations in `deploy/` that users copy.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::wait;
+
+/// The proxies that ask tollgate by forward-auth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gateway {
+    /// nginx, by `auth_request`.
+    Nginx,
+    /// Caddy, by `forward_auth` written out.
+    Caddy,
+    /// Traefik, by `ForwardAuth`.
+    Traefik,
+}
+
+/// The addresses in the files of `deploy/`.
+const LISTENS: &str = "127.0.0.1:8000";
+const TOLLGATE: &str = "127.0.0.1:8080";
+const SERVICE: &str = "127.0.0.1:3000";
+
+/// The path that is asked for until a proxy knows its routes: Traefik listens before it does. Rules of tests leave it out.
+pub const READY: &str = "/ready";
+
+/// How often another port is tried, should somebody else have taken one.
+const MAX_STARTS: u32 = 5;
+
+/// What stands around nginx's own file: everything that it writes is in its directory.
+const NGINX: &str = "daemon off;
+master_process off;
+pid nginx.pid;
+error_log stderr;
+events {}
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    include tollgate.conf;
+}
+";
+
+/// Caddy's own switches, without which it wants to store and to be administered.
+const CADDY: &str = "{
+	admin off
+	auto_https off
+}
+";
+
+/// A proxy that runs until it is dropped.
+pub struct Running {
+    child: Child,
+    address: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Gateway {
+    /// Every proxy.
+    pub const ALL: [Gateway; 3] = [Gateway::Nginx, Gateway::Caddy, Gateway::Traefik];
+
+    /// Starts it before a service, with the files of `deploy/`.
+    ///
+    /// # Panics
+    ///
+    /// When it is not installed, or does not start; its log is in the message.
+    pub fn start(self, tollgate: SocketAddr, service: SocketAddr) -> Running {
+        let mut reason = String::new();
+        for _ in 0..MAX_STARTS {
+            match self.try_start(tollgate, service) {
+                Ok(running) => return running,
+                Err(log) => reason = log,
+            }
+        }
+        panic!("{self:?} does not start; its log:\n{reason}");
+    }
+
+    fn try_start(self, tollgate: SocketAddr, service: SocketAddr) -> Result<Running, String> {
+        let dir = TempDir::new().expect("a directory for the proxy");
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = free.local_addr().expect("the address of a listener");
+        drop(free);
+        let places = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
+        self.write_files(dir.path(), &places);
+
+        let log_path = dir.path().join("log");
+        let log = File::create(&log_path).expect("a log in the proxy's directory");
+        let mut command = self.command(dir.path());
+        command.current_dir(dir.path()).env("HOME", dir.path()).stdin(Stdio::null());
+        command.stdout(log.try_clone().expect("a second handle of the log")).stderr(log);
+        let child = command.spawn().unwrap_or_else(|error| match error.kind() {
+            ErrorKind::NotFound => panic!("{self:?} is missing: run scripts/servers"),
+            _ => panic!("{self:?} cannot be run: {error}"),
+        });
+        let mut running = Running { child, address, _dir: dir };
+        let mut ended = false;
+        wait::until(format_args!("{self:?} listens"), wait::PATIENCE, || {
+            ended = !matches!(running.child.try_wait(), Ok(None));
+            ended || is_ready(address).unwrap_or(false)
+        });
+        if ended { Err(fs::read_to_string(log_path).unwrap_or_default()) } else { Ok(running) }
+    }
+
+    /// The files of `deploy/`, with these addresses in place of theirs.
+    fn write_files(self, dir: &Path, places: &[(&str, SocketAddr); 3]) {
+        let (from, files): (_, &[&str]) = match self {
+            Gateway::Nginx => ("nginx", &["tollgate.conf"]),
+            Gateway::Caddy => ("caddy", &["Caddyfile"]),
+            Gateway::Traefik => ("traefik", &["traefik.yml", "limits.yml"]),
+        };
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(from);
+        let mut seen = [false; 3];
+        for name in files {
+            let mut text = fs::read_to_string(deploy.join(name)).expect("a file of deploy/");
+            // By way of names that are no addresses: a port picked for one may be that of another.
+            for (index, (written, _)) in places.iter().enumerate() {
+                seen[index] |= text.contains(written);
+                text = text.replace(written, &format!("<{index}>"));
+            }
+            for (index, (_, address)) in places.iter().enumerate() {
+                text = text.replace(&format!("<{index}>"), &address.to_string());
+            }
+            if self == Gateway::Caddy {
+                text.insert_str(0, CADDY);
+            }
+            fs::write(dir.join(name), text).expect("a file in the proxy's directory");
+        }
+        assert_eq!(seen, [true; 3], "the files of {from} name {LISTENS}, {TOLLGATE} and {SERVICE}");
+        if self == Gateway::Nginx {
+            fs::write(dir.join("nginx.conf"), NGINX).expect("a file in the proxy's directory");
+        }
+    }
+
+    fn command(self, dir: &Path) -> Command {
+        match self {
+            Gateway::Nginx => {
+                // Debian puts it where only root looks.
+                let sbin = Path::new("/usr/sbin/nginx");
+                let program = if sbin.exists() { sbin.to_owned() } else { PathBuf::from("nginx") };
+                let mut command = Command::new(program);
+                command.arg("-p").arg(dir).arg("-c").arg(dir.join("nginx.conf")).args(["-e", "stderr"]);
+                command
+            }
+            Gateway::Caddy => {
+                let mut command = Command::new("caddy");
+                command.args(["run", "--adapter", "caddyfile", "--config", "Caddyfile"]);
+                command
+            }
+            Gateway::Traefik => {
+                let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers");
+                let mut command = Command::new(servers.join("traefik-3.7/traefik"));
+                command.arg("--configFile=traefik.yml");
+                command
+            }
+        }
+    }
+}
+
+/// Whether somebody answers, and knows where to pass requests on to.
+fn is_ready(address: SocketAddr) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(wait::PATIENCE))?;
+    write!(stream, "GET {READY} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status)?;
+    Ok(!status.ends_with(b"404"))
+}
+
+impl Running {
+    /// Where clients connect.
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
