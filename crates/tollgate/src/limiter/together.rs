@@ -93,7 +93,7 @@ impl<S: Store> Limiter<S> {
                 // what was taken is taken: that something could not be given back refuses nobody
                 Err(Error::Store(failure)) => {
                     let settled = Settled { at: None, source: Source::Open, failure: Some(failure) };
-                    Said { settled, tiers: vec![None; given_back.tiers.len()] }
+                    Said { settled, tiers: vec![None; given_back.asked.len()] }
                 }
                 said => said?,
             };
