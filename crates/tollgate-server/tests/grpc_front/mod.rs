@@ -23,34 +23,38 @@ use tollgate_server::{
 };
 use tonic::{Status, transport::Channel};
 
-pub const NOW_US: u64 = 1_794_765_441_799_839;
+pub(crate) const NOW_US: u64 = 1_794_765_441_799_839;
 
-pub struct Front {
-    pub address: SocketAddr,
-    pub channel: Channel,
-    pub client: RateLimitServiceClient<Channel>,
-    pub stop: oneshot::Sender<()>,
-    pub server: JoinHandle<()>,
+pub(crate) struct Front {
+    pub(crate) address: SocketAddr,
+    pub(crate) channel: Channel,
+    pub(crate) client: RateLimitServiceClient<Channel>,
+    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) server: JoinHandle<()>,
 }
 
-pub struct OnMemory {
-    pub front: Front,
-    pub clock: ManualClock,
-    pub limiter: Limiter<MemoryStore>,
+pub(crate) struct OnMemory {
+    pub(crate) front: Front,
+    pub(crate) clock: ManualClock,
+    pub(crate) limiter: Limiter<MemoryStore>,
 }
 
 impl OnMemory {
-    pub async fn start(rules: impl IntoIterator<Item = Rule>) -> Self {
+    pub(crate) async fn start(rules: impl IntoIterator<Item = Rule>) -> Self {
         let (limiter, clock) = on_memory(rules);
         let front = Front::start(limiter.clone(), Settings::default()).await;
         Self { front, clock, limiter }
     }
 
-    pub async fn ask(&mut self, domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+    pub(crate) async fn ask(
+        &mut self,
+        domain: &str,
+        descriptors: Vec<RateLimitDescriptor>,
+    ) -> RateLimitResponse {
         self.try_ask(domain, descriptors).await.unwrap()
     }
 
-    pub async fn try_ask(
+    pub(crate) async fn try_ask(
         &mut self,
         domain: &str,
         descriptors: Vec<RateLimitDescriptor>,
@@ -59,14 +63,14 @@ impl OnMemory {
     }
 }
 
-pub fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter<MemoryStore>, ManualClock) {
+pub(crate) fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter<MemoryStore>, ManualClock) {
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
     let store = MemoryStore::new().with_clock(clock.clone());
     (Limiter::new(store, rules).unwrap(), clock)
 }
 
 impl Front {
-    pub async fn start<S: Store>(limiter: Limiter<S>, settings: Settings) -> Self {
+    pub(crate) async fn start<S: Store>(limiter: Limiter<S>, settings: Settings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -78,40 +82,40 @@ impl Front {
         Self { address, channel, client, stop, server }
     }
 
-    pub async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(crate) async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
         Ok(self.client.should_rate_limit(request).await?.into_inner())
     }
 }
 
-pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+pub(crate) fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 }
 }
 
-pub fn descriptor<const N: usize>(entries: [(&str, &str); N]) -> RateLimitDescriptor {
+pub(crate) fn descriptor<const N: usize>(entries: [(&str, &str); N]) -> RateLimitDescriptor {
     let entry = |(key, value): (&str, &str)| Entry { key: key.to_owned(), value: value.as_bytes().to_vec() };
     RateLimitDescriptor { entries: entries.map(entry).into(), ..RateLimitDescriptor::default() }
 }
 
-pub fn hits(addend: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+pub(crate) fn hits(addend: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { hits_addend: Some(addend), ..descriptor }
 }
 
-pub fn negative(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+pub(crate) fn negative(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..descriptor }
 }
 
 /// What a status says, in short: its code, what remains, its limit.
-pub type Short = (Code, u32, Option<(u32, Unit)>);
+pub(crate) type Short = (Code, u32, Option<(u32, Unit)>);
 
-pub fn short(status: &DescriptorStatus) -> Short {
+pub(crate) fn short(status: &DescriptorStatus) -> Short {
     let limit = status.current_limit.as_ref().map(|limit| (limit.requests_per_unit, limit.unit()));
     (status.code(), status.limit_remaining, limit)
 }
 
-pub fn shorts(response: &RateLimitResponse) -> (Code, Vec<Short>) {
+pub(crate) fn shorts(response: &RateLimitResponse) -> (Code, Vec<Short>) {
     (response.overall_code(), response.statuses.iter().map(short).collect())
 }
 
-pub fn seconds(count: u64) -> Duration {
+pub(crate) fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }

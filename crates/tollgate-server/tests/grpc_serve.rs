@@ -1,0 +1,206 @@
+//! Connections of the gRPC front end: their bounds, and how they end.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod grpc_front;
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Bytes, HttpBody};
+use hyper::body::Frame;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::Semaphore,
+    time::Instant,
+};
+use tollgate::{
+    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
+};
+use tollgate_server::{
+    grpc::{
+        Settings,
+        messages::Code,
+        serve::{CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_HEAD},
+    },
+    serve::SHUTDOWN_GRACE,
+};
+use tonic::codegen::Service;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use self::grpc_front::{Front, OnMemory, descriptor, request};
+
+/// Timers fire on whole milliseconds, and pings of the protocol may fire first.
+const SLACK: Duration = Duration::from_millis(10);
+
+/// How a client of HTTP/2 begins: its preface, and settings that change nothing.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// How long the server takes to end a connection.
+async fn time_to_end(stream: &mut TcpStream) -> Duration {
+    let begun = Instant::now();
+    let mut sent = Vec::new();
+    // a reset is an end too
+    let _read = tokio::time::timeout(2 * IDLE_TIMEOUT, stream.read_to_end(&mut sent)).await.unwrap();
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_never_says_anything_ends() {
+    let front = OnMemory::start([]).await.front;
+    let mut silent = TcpStream::connect(front.address).await.unwrap();
+    let took = time_to_end(&mut silent).await;
+    assert!(took >= FIRST_CALL_TIMEOUT && took <= FIRST_CALL_TIMEOUT + Duration::from_secs(2), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_only_says_hello_ends() {
+    let front = OnMemory::start([]).await.front;
+    let mut quiet = TcpStream::connect(front.address).await.unwrap();
+    quiet.write_all(HELLO).await.unwrap();
+    let took = time_to_end(&mut quiet).await;
+    assert!(took <= FIRST_CALL_TIMEOUT + Duration::from_secs(2), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_client_of_another_protocol_is_turned_away() {
+    let front = OnMemory::start([]).await.front;
+    let mut other = TcpStream::connect(front.address).await.unwrap();
+    other.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    assert!(time_to_end(&mut other).await < Duration::from_secs(5));
+}
+
+/// A body that never comes.
+struct Never;
+
+impl HttpBody for Never {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_never_arrives_ends() {
+    let mut front = OnMemory::start([]).await.front;
+    // the connection is there already
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    let call = http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc")
+        .body(tonic::body::Body::new(Never))
+        .unwrap();
+    let begun = Instant::now();
+    std::future::poll_fn(|context| front.channel.poll_ready(context)).await.unwrap();
+    let answer = front.channel.call(call).await.unwrap();
+    let took = begun.elapsed();
+    assert_eq!(answer.headers()["grpc-status"], "4", "DEADLINE_EXCEEDED");
+    assert!(took >= CALL_TIMEOUT && took <= CALL_TIMEOUT + SLACK, "{took:?}");
+}
+
+#[tokio::test]
+async fn a_head_beyond_its_bound_is_refused_and_the_next_call_is_answered() {
+    let mut front = OnMemory::start([]).await.front;
+    let mut large = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
+    large.metadata_mut().insert("x-large", "x".repeat(MAX_HEAD as usize).parse().unwrap());
+    assert!(front.client.should_rate_limit(large).await.is_err());
+    assert!(front.ask(request("d", vec![descriptor([("a", "x")])])).await.is_ok());
+}
+
+/// A store that decides when it is let.
+struct Gated {
+    asked: Arc<Semaphore>,
+    let_on: Arc<Semaphore>,
+    memory: MemoryStore,
+}
+
+impl Store for Gated {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        self.asked.add_permits(1);
+        self.let_on.acquire().await.unwrap().forget();
+        self.memory.decide(checks, deadline).await
+    }
+
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Ok(1)
+    }
+
+    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+}
+
+#[tokio::test]
+async fn stopping_lets_a_call_in_flight_finish_and_takes_no_more() {
+    let (asked, let_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let store = Gated { asked: Arc::clone(&asked), let_on: Arc::clone(&let_on), memory: MemoryStore::new() };
+    let rules = [Rule::new("r", Limit::sliding_log(5, Duration::from_secs(60)).unwrap())];
+    let options = Options { deadline: SHUTDOWN_GRACE, ..Options::default() };
+    let mut front =
+        Front::start(Limiter::with_options(store, rules, options).unwrap(), Settings::default()).await;
+    let mut client = front.client.clone();
+    let call =
+        tokio::spawn(
+            async move { client.should_rate_limit(request("d", vec![descriptor([("a", "x")])])).await },
+        );
+    asked.acquire().await.unwrap().forget();
+
+    front.stop.send(()).unwrap();
+    let turned_away = async {
+        while TcpStream::connect(front.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, turned_away).await.unwrap();
+    assert!(!front.server.is_finished());
+    let_on.add_permits(1);
+    let answer = call.await.unwrap().unwrap().into_inner();
+    assert_eq!((answer.overall_code(), answer.statuses[0].limit_remaining), (Code::Ok, 4));
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, &mut front.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn idle_and_silent_connections_do_not_delay_stopping() {
+    let mut front = OnMemory::start([]).await.front;
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    let _silent = TcpStream::connect(front.address).await.unwrap();
+    let mut quiet = TcpStream::connect(front.address).await.unwrap();
+    quiet.write_all(HELLO).await.unwrap();
+    let mut first = [0];
+    quiet.read_exact(&mut first).await.unwrap();
+    front.stop.send(()).unwrap();
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, front.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_watches_its_health_learns_that_it_stops() {
+    let front = OnMemory::start([]).await.front;
+    let mut health = HealthClient::new(front.channel.clone());
+    let asked = HealthCheckRequest { service: "ratelimit".to_owned() };
+    let mut watched = health.watch(asked).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "SERVING");
+    front.stop.send(()).unwrap();
+    assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "NOT_SERVING");
+}
