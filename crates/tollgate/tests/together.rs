@@ -1,0 +1,156 @@
+//! Several requests decided together, on every store that is at hand.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use tollgate::{
+    Cost, Decision, Error, Hits, Labels, Limit, Limiter, MemoryStore, Mode, Numbers, Options, Override,
+    RedisStore, Request, Rule, Source, Store,
+};
+use tollgate_testkit::{
+    cluster::Cluster,
+    server::{Flavor, Server},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+
+fn takes(cost: u32, labels: &[(&str, &str)]) -> Request {
+    let labels = Labels::new(labels.iter().copied()).unwrap();
+    Request { labels, costs: Cost::from(cost).into(), hits: Hits::Taken, numbers: None }
+}
+
+fn gives_back(cost: u32, labels: &[(&str, &str)]) -> Request {
+    Request { hits: Hits::GivenBack, ..takes(cost, labels) }
+}
+
+fn with_numbers(amount: u64, window: Duration, request: Request) -> Request {
+    Request { numbers: Some(Numbers { amount, window }), ..request }
+}
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+fn rules() -> [Rule; 3] {
+    [
+        Rule::new("per-a", log(3)).per(["a"]),
+        Rule::new("per-b", Limit::token_bucket(10, MINUTE).unwrap()).per(["b"]),
+        Rule::new("all", Limit::fixed_window(20, 24 * 60 * MINUTE).unwrap()),
+    ]
+}
+
+/// Whether it passes, and the rule and what remains of each request.
+async fn ask<S: Store>(limiter: &Limiter<S>, requests: &[Request]) -> (bool, Vec<(bool, String, u64)>) {
+    let answer = limiter.check_together(requests).await.unwrap();
+    let told = |decision: &Decision| {
+        let rule = decision.rule().unwrap_or_default().to_owned();
+        (decision.is_allowed(), rule, decision.remaining().unwrap_or(0))
+    };
+    (answer.overall.is_allowed(), answer.each.iter().map(told).collect())
+}
+
+fn told<const N: usize>(each: [(bool, &str, u64); N]) -> Vec<(bool, String, u64)> {
+    each.map(|(allowed, rule, remaining)| (allowed, rule.to_owned(), remaining)).into()
+}
+
+async fn all_or_none<S: Store>(limiter: Limiter<S>) {
+    let both = [takes(2, &[("a", "x")]), takes(4, &[("b", "x")])];
+    assert_eq!(ask(&limiter, &both).await, (true, told([(true, "per-a", 1), (true, "per-b", 6)])));
+    let refused = (false, told([(false, "per-a", 1), (true, "per-b", 6)]));
+    assert_eq!(ask(&limiter, &both).await, refused);
+    assert_eq!(ask(&limiter, &both).await, refused, "a refusal charges nobody");
+    let all = limiter.peek(&Labels::default(), 1).await.unwrap();
+    assert_eq!(all.remaining(), Some(16), "the rule that both meet was charged once, with the larger cost");
+    let back = [gives_back(2, &[("a", "x")]), gives_back(1, &[("a", "x")]), takes(1, &[("b", "x")])];
+    let given = told([(true, "per-a", 3), (true, "per-a", 3), (true, "per-b", 5)]);
+    assert_eq!(ask(&limiter, &back).await, (true, given), "what two give back is given back once");
+}
+
+#[tokio::test]
+async fn all_pass_or_none_is_charged_in_memory() {
+    all_or_none(Limiter::new(MemoryStore::new(), rules()).unwrap()).await;
+}
+
+#[tokio::test]
+async fn all_pass_or_none_is_charged_in_redis() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    all_or_none(Limiter::with_options(store, rules(), PATIENT).unwrap()).await;
+}
+
+#[tokio::test]
+async fn all_pass_or_none_is_charged_over_several_nodes_of_a_cluster() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let url = cluster.urls()[0].replace("redis://", "redis-cluster://");
+    let store = RedisStore::connect(&url).await.unwrap();
+    all_or_none(Limiter::with_options(store, rules(), PATIENT).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_pass_exactly_as_often_as_the_smallest_limit_allows() {
+    let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
+    let callers = (0..64).map(|caller| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let own = caller.to_string();
+            let both = [takes(1, &[("a", &own)]), takes(1, &[("b", "x")])];
+            limiter.check_together(&both).await.unwrap().overall.is_allowed()
+        })
+    });
+    let mut passed = 0;
+    for caller in callers.collect::<Vec<_>>() {
+        passed += u64::from(caller.await.unwrap());
+    }
+    assert_eq!(passed, 10);
+    let all = limiter.peek(&Labels::default(), 1).await.unwrap();
+    assert_eq!(all.remaining(), Some(10), "who was refused took nothing from anybody");
+}
+
+#[tokio::test]
+async fn where_requests_disagree_about_a_counter_the_stricter_holds() {
+    let mut enforced = Override::when("plan", "free").amount(4);
+    enforced.shadow = Some(false);
+    let rule = Rule::new("r", log(10)).per(["a"]).shadow().with_override(enforced);
+    let limiter = Limiter::new(MemoryStore::new(), [rule]).unwrap();
+    for order in [[0, 1], [1, 0]] {
+        let requests = [takes(1, &[("a", "x")]), takes(1, &[("a", "x"), ("plan", "free")])];
+        let requests = order.map(|place| requests[place].clone());
+        let answer = limiter.check_together(&requests).await.unwrap();
+        let [tier] = &*answer.overall.tiers else { panic!("{:?}", answer.overall) };
+        assert_eq!((tier.limit, tier.mode), (4, Mode::Enforced));
+        assert_eq!(answer.each[0].tiers, answer.each[1].tiers);
+    }
+}
+
+#[tokio::test]
+async fn numbers_that_come_along_replace_those_of_a_rule_or_stand_alone() {
+    let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
+    let a = || takes(2, &[("a", "x")]);
+    let raised = limiter.check_together(&[with_numbers(8, MINUTE, a())]).await.unwrap();
+    let limits: Vec<_> = raised.overall.tiers.iter().map(|tier| (tier.limit, tier.remaining)).collect();
+    assert_eq!(limits, [(8, 6), (8, 6)], "every rule that matches");
+    let refused = limiter.check_together(&[with_numbers(0, MINUTE, a())]).await.unwrap();
+    assert_eq!((refused.overall.is_allowed(), refused.overall.source), (false, Source::Local));
+    let error = limiter.check_together(&[with_numbers(1_000_001, MINUTE, a())]).await.unwrap_err();
+    assert!(matches!(error, Error::Limit(_)), "{error}");
+
+    let without_rules = Limiter::new(MemoryStore::new(), []).unwrap();
+    for allowed in [true, false] {
+        let own = with_numbers(3, MINUTE, a());
+        let answer = without_rules.check_together(&[own, takes(1, &[("b", "x")])]).await.unwrap();
+        assert_eq!((answer.overall.is_allowed(), answer.overall.limit()), (allowed, Some(3)));
+        assert!(answer.each[1].is_allowed() && answer.each[1].tiers.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn more_counters_than_a_check_may_have_are_refused() {
+    let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
+    let many =
+        |count: usize| -> Vec<_> { (0..count).map(|place| takes(1, &[("a", &place.to_string())])).collect() };
+    assert!(limiter.check_together(&many(63)).await.unwrap().overall.is_allowed());
+    assert!(matches!(limiter.check_together(&many(64)).await, Err(Error::Check(_))));
+    assert!(limiter.check_together(&[]).await.unwrap().overall.is_allowed());
+}
