@@ -11,7 +11,7 @@ use tokio::{
     task::coop::consume_budget,
     time::{Instant, Sleep, sleep_until, timeout},
 };
-use tollgate::Store;
+use tollgate::{Operation, Store};
 
 use super::{
     CALLER, Endpoint,
@@ -236,11 +236,14 @@ impl<S: Store> Asked<'_, S> {
             Err(_) => Ok(None),
         };
         let question = match question {
-            Ok(Some(question)) if is_far => match together.add(question) {
-                Ok(()) => return Next::Stay,
-                Err(question) => Ok(Some(question)),
-            },
-            question => question,
+            Ok(Some(question)) if is_far && question.ask == Ask::Decide(Operation::Check) => {
+                if !together.has_room_for(&question) {
+                    together.answer(desk, replies).await;
+                }
+                together.add(question);
+                return Next::Stay;
+            }
+            other => other,
         };
         together.answer(desk, replies).await;
         let answered = match (found, question) {

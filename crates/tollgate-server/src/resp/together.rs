@@ -7,36 +7,28 @@
 use futures_util::future::join_all;
 use tollgate::{Decision, Operation, Store};
 
-use super::{
-    CALLER,
-    error::Error,
-    question::{Ask, Question},
-    reply::Replies,
-};
+use super::{CALLER, error::Error, question::Question, reply::Replies};
 use crate::desk::Desk;
 
 /// How many questions of one client are asked at the same time.
 pub const MAX_TOGETHER: usize = 64;
 
-/// Questions that are to be asked at the same time.
+/// Checks that are to be asked at the same time.
 #[derive(Debug, Default)]
 pub(super) struct Together {
     questions: Vec<Question>,
 }
 
 impl Together {
-    /// Adds a question, or gives it back if it cannot be asked before those that wait are answered.
-    pub(super) fn add(&mut self, question: Question) -> Result<(), Question> {
-        let would_interfere =
-            |other: &Question| other.is_about_the_same(&question) && !other.is_equal(&question);
-        if question.ask != Ask::Decide(Operation::Check)
-            || self.questions.len() == MAX_TOGETHER
-            || self.questions.iter().any(would_interfere)
-        {
-            return Err(question);
-        }
+    /// Whether a check can be asked before those that wait are answered.
+    pub(super) fn has_room_for(&self, check: &Question) -> bool {
+        let interferes = |other: &Question| other.is_about_the_same(check) && !other.is_equal(check);
+        self.questions.len() < MAX_TOGETHER && !self.questions.iter().any(interferes)
+    }
+
+    /// Adds a check for which there is room.
+    pub(super) fn add(&mut self, question: Question) {
         self.questions.push(question);
-        Ok(())
     }
 
     /// Asks them all, and writes the answers in their order.
