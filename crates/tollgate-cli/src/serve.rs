@@ -1,77 +1,135 @@
 //! `tollgate serve`: the server.
 
-use std::{error::Error, net::SocketAddr};
+use std::{error::Error, path::PathBuf};
 
-use clap::Args;
-use tollgate::{Limiter, redis::URLS};
+use clap::{Args, ValueEnum};
+use tollgate::redis::URLS;
 use tollgate_server::{
+    config::{Config, Flags, Origin, Source},
     demo,
-    desk::Desk,
-    forward_auth::{self, Settings},
-    http,
-    serve::{Server, stop_signal},
-    store::{AnyStore, StoreUrl},
+    observe::{
+        logs::{self, Logs},
+        otlp::Collector,
+    },
+    run::{Addresses, Signals, Tollgate},
 };
 
 use crate::output;
 
-/// Answer "may this request pass?" over HTTP
+/// Answer "may this request pass?" over HTTP, gRPC and the Redis protocol
 ///
-/// Decides by a small set of demo rules until SIGTERM or Ctrl-C, and then finishes the requests in flight.
-/// Flags beat the environment.
+/// Reads its rules from --config, else from ./tollgate.toml, else decides by a small set of demo rules; reads them again when
+/// they change and on SIGHUP. Flags beat the environment, which beats the file. SIGTERM lets requests in flight finish.
 #[derive(Args)]
 pub(crate) struct Serve {
-    /// Address of the JSON API: a loopback address and a port; port 0 picks a free one
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        env = "TOLLGATE_HTTP",
-        default_value = "127.0.0.1:8080",
-        value_parser = address
-    )]
-    http: SocketAddr,
+    /// The configuration: rules, addresses, store [env: TOLLGATE_CONFIG=]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     // Not read by clap, which repeats what it cannot read: this may hold a password.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "TOLLGATE_STORE_URL",
-        hide_env_values = true,
-        help = format!("Where counters are kept: memory: (this process), {URLS}"),
-        default_value = "memory:"
-    )]
-    store: String,
+    #[arg(long, value_name = "URL", help = format!("Where counters are kept: memory: (this process), {URLS} [env: TOLLGATE_STORE_URL=]"))]
+    store: Option<String>,
+
+    /// Address of the JSON API, forward-auth and metrics; port 0 picks a free one, "off" turns it off [env: TOLLGATE_HTTP=]
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<String>,
+
+    /// Address of Envoy's rate limit service [env: TOLLGATE_GRPC=]
+    #[arg(long, value_name = "ADDRESS")]
+    grpc: Option<String>,
+
+    /// Address of the Redis protocol [env: TOLLGATE_RESP=]
+    #[arg(long, value_name = "ADDRESS")]
+    resp: Option<String>,
+
+    /// What is logged: error, warn, info, debug, or for example "info,tollgate=debug"
+    #[arg(long, value_name = "FILTER", env = "TOLLGATE_LOG")]
+    log: Option<String>,
+
+    /// How log lines look
+    #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", default_value = "text")]
+    log_format: Format,
+
+    /// Sends traces to this OpenTelemetry collector, for example http://127.0.0.1:4317
+    #[arg(long, value_name = "URL", env = "TOLLGATE_OTLP")]
+    otlp: Option<String>,
+
+    /// Which share of the traces that begin here is sent, from 0 to 1
+    #[arg(long, value_name = "SHARE", env = "TOLLGATE_OTLP_SHARE", default_value_t = 1.0)]
+    otlp_share: f64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
 }
 
 impl Serve {
     pub(crate) async fn run(self) -> Result<(), Box<dyn Error>> {
-        let url: StoreUrl = self.store.parse()?;
-        let server = Server::bind(self.http).await?;
-        let limiter = Limiter::new(AnyStore::open(&url).await?, demo::rules())?;
-        let stop = stop_signal()?;
-        announce(server.address(), &url, &limiter);
-        let desk = Desk::new(limiter);
-        let routes = http::router(desk.clone()).merge(forward_auth::router(desk, Settings::default()));
-        server.run(routes, stop).await;
+        let logs = Logs::start(&self.logs())?;
+        let signals = Signals::listen()?;
+        let server = Tollgate::start(Source::new(self.flags())).await?;
+        announce(server.addresses(), server.config());
+        server.run(signals).await;
         output::line("stopped");
+        logs.stop();
         Ok(())
     }
-}
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "use an IP address and a port, for example 127.0.0.1:8080".to_owned())
-}
-
-fn announce(address: SocketAddr, store: &StoreUrl, limiter: &Limiter<AnyStore>) {
-    output::line(format_args!("tollgate listens on http://{address}"));
-    output::line(format_args!("store  {store}"));
-    for rule in limiter.rules().rules() {
-        output::line(format_args!("rule   {}", demo::summary(rule)));
+    fn flags(&self) -> Flags {
+        Flags {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            http: self.http.clone(),
+            grpc: self.grpc.clone(),
+            resp: self.resp.clone(),
+        }
     }
-    output::line("");
-    output::line(format_args!(
-        "Try this {} times within a minute; the last one is refused:",
-        demo::LOGINS_PER_MINUTE + 1
-    ));
-    output::line(format_args!("  curl -w '\\n' http://{address}/v1/check -d '{}'", demo::LOGIN));
+
+    fn logs(&self) -> logs::Settings {
+        logs::Settings {
+            format: match self.log_format {
+                Format::Text => logs::Format::Text,
+                Format::Json => logs::Format::Json,
+            },
+            filter: self.log.clone(),
+            otlp: self.otlp.clone().map(|endpoint| Collector { endpoint, share: self.otlp_share }),
+        }
+    }
+}
+
+/// Says where it listens and what it decides by; to somebody who has configured nothing, also what to try.
+fn announce(addresses: Addresses, config: &Config) {
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    if let Some(http) = addresses.http {
+        output::line(format_args!("tollgate listens on {scheme}://{http}"));
+    }
+    if let Some(grpc) = addresses.grpc {
+        output::line(format_args!("grpc   {grpc} (Envoy's rate limit service)"));
+    }
+    if let Some(resp) = addresses.resp {
+        output::line(format_args!("resp   {resp} (Redis protocol)"));
+    }
+    output::line(format_args!("store  {}", config.store.url));
+    match &config.origin {
+        Origin::File(path) => {
+            output::line(format_args!("rules  {} from {}", config.rules.len(), path.display()));
+        }
+        Origin::Demo => {
+            for rule in &config.rules {
+                output::line(format_args!("rule   {}", demo::summary(rule)));
+            }
+            if let Some(http) = addresses.http {
+                output::line("");
+                output::line(format_args!(
+                    "Try this {} times within a minute; the last one is refused:",
+                    demo::LOGINS_PER_MINUTE + 1
+                ));
+                output::line(format_args!("  curl -w '\\n' {scheme}://{http}/v1/check -d '{}'", demo::LOGIN));
+            }
+            output::line("");
+            output::line("These are demo rules. Write your own into ./tollgate.toml and start again.");
+        }
+    }
 }

@@ -36,7 +36,10 @@ use tollgate_tower::{
     refusal::{self, Form, Mistake},
 };
 
-use crate::desk::{Caller, Desk, Subject, Transport};
+use crate::{
+    config::Live,
+    desk::{Caller, Desk, Subject, Transport},
+};
 
 /// The status that a refusal has by itself, where another was asked for.
 pub const TOLLGATE_STATUS: HeaderName = HeaderName::from_static("tollgate-status");
@@ -52,18 +55,16 @@ pub struct Settings {
     pub client: ClientAddress,
     /// How limits are told to clients.
     pub dialect: Dialect,
-    /// Labels that are read from headers of the client.
-    pub headers: Vec<(String, HeaderName)>,
 }
 
 struct Gatehouse<S> {
     desk: Desk<S>,
-    settings: Arc<Settings>,
+    settings: Live<Settings>,
 }
 
 /// The route of this front end. It has to know who connected: requests carry a [`ConnectInfo`].
-pub fn router<S: Store>(desk: Desk<S>, settings: Settings) -> Router {
-    let gatehouse = Gatehouse { desk, settings: Arc::new(settings) };
+pub fn router<S: Store>(desk: Desk<S>, settings: Live<Settings>) -> Router {
+    let gatehouse = Gatehouse { desk, settings };
     Router::new().route("/v1/auth", any(answer::<S>)).with_state(gatehouse)
 }
 
@@ -89,7 +90,7 @@ async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Reques
         }
         Err(mistake) => (Err(mistake), None),
     };
-    let dialect = gatehouse.settings.dialect;
+    let dialect = gatehouse.settings.load().dialect;
     let mut response = match decided {
         Ok(decision) if decision.is_allowed() => {
             let mut response = Response::new(Bytes::new());
@@ -106,16 +107,20 @@ async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Reques
 impl<S: Store> Gatehouse<S> {
     async fn decide(&self, question: Question<'_>, head: &Parts) -> Result<Decision, Mistake> {
         let Question { mut labels, costs, .. } = question;
-        for (label, header) in &self.settings.headers {
-            if let Some(value) = single(&head.headers, header)? {
-                put(&mut labels, label, value.as_bytes());
+        let policy = self.desk.label_policy();
+        for label in policy.labels() {
+            if let Some(header) = &label.header
+                && let Some(value) = single(&head.headers, header)?
+            {
+                put(&mut labels, &label.name, value.as_bytes());
             }
         }
         let ConnectInfo(peer) = head
             .extensions
             .get::<ConnectInfo<SocketAddr>>()
             .ok_or_else(|| Mistake::Ours("the address that connected is not known".into()))?;
-        let asked = Asked::by(head, self.settings.client.trusts(peer.ip()))?;
+        let client = &self.settings.load().client;
+        let asked = Asked::by(head, client.trusts(peer.ip()))?;
         put(&mut labels, "method", asked.method.as_str().as_bytes());
         if let Some(path) = &asked.path {
             put(&mut labels, "path", path.as_bytes());
@@ -123,7 +128,7 @@ impl<S: Store> Gatehouse<S> {
         if let Some(host) = &asked.host {
             put(&mut labels, "host", host.as_bytes());
         }
-        let ip = self.settings.client.counted(peer.ip(), &head.headers).to_string();
+        let ip = client.of(peer.ip(), &head.headers).to_string();
         put(&mut labels, "ip", ip.as_bytes());
 
         let labels = self.desk.labels(labels).map_err(of_caller)?;
@@ -183,7 +188,8 @@ struct Asked<'a> {
 
 impl<'a> Asked<'a> {
     fn by(head: &'a Parts, trusted: bool) -> Result<Self, Mistake> {
-        let forwarded = |name: HeaderName| if trusted { single(&head.headers, &name) } else { Ok(None) };
+        let forwarded =
+            |name: HeaderName| if trusted { single(&head.headers, name.as_str()) } else { Ok(None) };
         let method = match forwarded(FORWARDED_METHOD)? {
             Some(value) => Cow::Owned(read(&FORWARDED_METHOD, Method::from_bytes(value.as_bytes()))?),
             None => Cow::Borrowed(&head.method),
@@ -194,7 +200,7 @@ impl<'a> Asked<'a> {
         };
         let (name, host) = match forwarded(FORWARDED_HOST)? {
             Some(value) => (FORWARDED_HOST, Some(value)),
-            None => (HOST, single(&head.headers, &HOST)?),
+            None => (HOST, single(&head.headers, HOST.as_str())?),
         };
         let host = match host {
             Some(value) => Some(one_spelling(read(&name, Authority::try_from(value.as_bytes()))?.host())),
@@ -210,7 +216,7 @@ fn one_spelling(host: &str) -> String {
 }
 
 /// The value of a header that may be given once: of two, the service behind the proxy might take the other.
-fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Mistake> {
+fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderValue>, Mistake> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (_, Some(_)) => {

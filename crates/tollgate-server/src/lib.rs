@@ -3,7 +3,9 @@
 //! A request, from socket to answer: [`serve`] accepts the connection, [`http`] reads the question, the [`desk`] asks
 //! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
-//! * [`serve`]: connections, their bounds, and how they end
+//! * [`run`]: the whole server, from its configuration to its end
+//! * [`listen`], [`access`]: addresses, certificates and tokens
+//! * [`serve`]: HTTP connections, their bounds, and how they end
 //! * [`http`]: the JSON API
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
@@ -17,15 +19,18 @@
 //!
 //! No limit is decided here. The time is asked only to tell how long something took, and when.
 
+pub mod access;
 pub mod config;
 pub mod demo;
 pub mod desk;
 mod duration;
-pub mod grpc;
 pub mod forward_auth;
+pub mod grpc;
 pub mod http;
 pub mod labels;
+pub mod listen;
 pub mod observe;
 pub mod resp;
+pub mod run;
 pub mod serve;
 pub mod store;

@@ -1,20 +1,29 @@
-//! Connections: how many, how long, and how they end.
+//! Connections of the HTTP front end: how many, how long, and how they end.
 
-use std::{convert::Infallible, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use axum::{Extension, Router, extract::ConnectInfo, middleware::AddExtension};
-use hyper::server::conn::http1;
+use axum::{Router, extract::ConnectInfo};
+use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
-    service::TowerToHyperService,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    signal::unix::{SignalKind, signal},
     sync::Semaphore,
 };
-use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::listen::{self, ListenError, Protocol, Security};
 
 /// The most connections at a time, within the 1024 open files that a process usually may have. More wait
 /// to be accepted.
@@ -32,51 +41,53 @@ pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// The pause after a connection could not be accepted, for want of open files for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Whether the server is about to stop: then it says so, and clients are asked to connect elsewhere. Cheap to clone; all
+/// clones change together.
+#[derive(Clone, Debug, Default)]
+pub struct Draining(Arc<AtomicBool>);
+
+impl Draining {
+    /// It is, from now on.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is.
+    pub fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A server that has its address and takes connections, but does not answer yet.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-}
-
-/// Why a server cannot start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// The address can be reached from other machines, and there is no way yet to say who may call.
-    #[error(
-        "{0} can be reached from other machines, and everybody there could call: \
-         use 127.0.0.1:{port} or [::1]:{port}",
-        port = .0.port()
-    )]
-    NotLoopback(SocketAddr),
-    /// The address is taken or not this machine's.
-    #[error("cannot listen on {address}: {reason}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// What the system says.
-        reason: io::Error,
-    },
-    /// The system does not let the process listen for signals.
-    #[error("cannot listen for signals: {0}")]
-    Signals(io::Error),
+    security: Security,
+    draining: Draining,
 }
 
 impl Server {
-    /// Takes the address; with port 0, any free port of it.
+    /// Takes the address; with port 0, any free port of it. Connections are not encrypted.
     ///
     /// # Errors
-    /// When the address is no loopback address, or is taken.
-    pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
-        if !address.ip().to_canonical().is_loopback() {
-            return Err(ServeError::NotLoopback(address));
-        }
-        let bound = async {
-            let listener = TcpListener::bind(address).await?;
-            let address = listener.local_addr()?;
-            Ok(Self { listener, address })
-        };
-        bound.await.map_err(|reason| ServeError::Bind { address, reason })
+    /// When the address is taken or not this machine's.
+    pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
+        let (listener, address) = listen::bind(address).await?;
+        Ok(Self { listener, address, security: Security::default(), draining: Draining::default() })
+    }
+
+    /// The same with secured connections.
+    #[must_use]
+    pub fn secured(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+
+    /// The same, which asks clients to connect elsewhere once it is about to stop.
+    #[must_use]
+    pub fn draining(mut self, draining: Draining) -> Self {
+        self.draining = draining;
+        self
     }
 
     /// Where it listens.
@@ -84,36 +95,31 @@ impl Server {
         self.address
     }
 
-    /// Answers until `stop` is ready. Then takes no more connections, and gives requests in flight
-    /// [`SHUTDOWN_GRACE`] to finish.
+    /// Answers until `stop` is ready. Then takes no more connections, and gives requests in flight [`SHUTDOWN_GRACE`] to
+    /// finish.
     pub async fn run(self, routes: Router, stop: impl Future<Output = ()>) {
+        let Self { listener, security, draining, .. } = self;
         let connections = GracefulShutdown::new();
+        let door = Door { security, routes, draining };
         tokio::select! {
-            never = accept(&self.listener, routes, &connections) => match never {},
+            never = accept(&listener, &door, &connections) => match never {},
             () = stop => {}
         }
         // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
-        drop(self.listener);
+        drop(listener);
         let _finished_or_cut_off = tokio::time::timeout(SHUTDOWN_GRACE, connections.shutdown()).await;
     }
 }
 
-/// Ready at the first SIGTERM or Ctrl-C after this call, also one that comes before it is awaited.
-///
-/// # Errors
-/// When the system does not let the process listen for signals.
-pub fn stop_signal() -> Result<impl Future<Output = ()>, ServeError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
+/// What every connection needs.
+#[derive(Clone)]
+struct Door {
+    security: Security,
+    routes: Router,
+    draining: Draining,
 }
 
-async fn accept(listener: &TcpListener, routes: Router, connections: &GracefulShutdown) -> Infallible {
+async fn accept(listener: &TcpListener, door: &Door, connections: &GracefulShutdown) -> Infallible {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
@@ -124,29 +130,42 @@ async fn accept(listener: &TcpListener, routes: Router, connections: &GracefulSh
                 continue;
             }
         };
-        let connection = connections.watch(connection(stream, peer, routes.clone()));
+        let (door, watcher) = (door.clone(), connections.watcher());
         tokio::spawn(async move {
             // A connection that breaks off is its client's affair.
-            let _ended = connection.await;
+            let _ended = door.serve(stream, peer, watcher).await;
             drop(place);
         });
     }
 }
 
-/// Routes that find out who connected.
-type Routes = AddExtension<Router, ConnectInfo<SocketAddr>>;
-
-fn connection(
-    stream: TcpStream,
-    peer: SocketAddr,
-    routes: Router,
-) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Routes>> {
-    // Answers are small and waited for. Where this cannot be set, they are only slower.
-    let _set = stream.set_nodelay(true);
-    let routes = Extension(ConnectInfo(peer)).layer(routes);
-    http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+impl Door {
+    async fn serve(
+        self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        watcher: hyper_util::server::graceful::Watcher,
+    ) -> Result<(), hyper::Error> {
+        let Ok(stream) = self.security.secure(stream, Protocol::Http1).await else { return Ok(()) };
+        let Self { routes, draining, .. } = self;
+        let answer = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            let (mut routes, draining) = (routes.clone(), draining.clone());
+            async move {
+                let mut response = routes.call(request).await?;
+                if draining.has_begun() {
+                    response
+                        .headers_mut()
+                        .insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(TokioIo::new(stream), answer);
+        watcher.watch(connection).await
+    }
 }

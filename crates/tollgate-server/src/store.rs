@@ -5,8 +5,10 @@ use std::{fmt, str::FromStr, time::Duration};
 use tollgate::{
     Algorithm, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
     StoreStats,
-    redis::{RedisSetupError, SCHEMES, URLS},
+    redis::{SCHEMES, URLS},
 };
+
+use crate::config::StoreSettings;
 
 /// Where counters are kept. Shown without its user and password.
 #[derive(Clone, PartialEq, Eq)]
@@ -35,7 +37,7 @@ pub enum AnyStore {
 #[error("store {url}: {reason}")]
 pub struct OpenError {
     url: StoreUrl,
-    reason: RedisSetupError,
+    reason: String,
 }
 
 impl FromStr for StoreUrl {
@@ -76,17 +78,22 @@ impl fmt::Debug for StoreUrl {
 }
 
 impl AnyStore {
-    /// Opens the store that the URL names.
+    /// The store that the settings name. Redis may be away: it is connected to with the first decision.
     ///
     /// # Errors
-    /// When Redis cannot be reached.
-    pub async fn open(url: &StoreUrl) -> Result<Self, OpenError> {
+    /// When the settings cannot be used.
+    pub fn set_up(settings: &StoreSettings) -> Result<Self, OpenError> {
+        let StoreSettings { url, prefix, max_memory, redis, .. } = settings;
+        let refused = |reason: String| OpenError { url: url.clone(), reason };
         match url {
-            StoreUrl::Memory => Ok(Self::Memory(MemoryStore::new())),
-            StoreUrl::Redis(text) => RedisStore::connect(text)
-                .await
+            StoreUrl::Memory => {
+                let store = MemoryStore::new().with_max_memory(*max_memory);
+                store.map(Self::Memory).map_err(|error| refused(error.to_string()))
+            }
+            StoreUrl::Redis(text) => RedisStore::connect_later_with(text, redis)
+                .and_then(|store| store.with_prefix(prefix))
                 .map(Self::Redis)
-                .map_err(|reason| OpenError { url: url.clone(), reason }),
+                .map_err(|error| refused(error.to_string())),
         }
     }
 }

@@ -6,11 +6,12 @@ use tempfile::TempDir;
 use tollgate::{Absent, Algorithm, OnStoreFailure, RuleSet};
 use tollgate_server::{
     config::{
-        self, Colour, Config, ConfigError, Environment, EnvoyClosed, Flags, Headers, Listen, Origin,
-        RuleView, Scopes, Source,
+        self, Colour, Config, ConfigError, Environment, Flags, Listen, Origin, RuleView, Scopes, Source,
     },
+    grpc::Closed,
     store::StoreUrl,
 };
+use tollgate_tower::headers::Dialect;
 
 /// A directory with a configuration.
 struct Setup {
@@ -75,7 +76,7 @@ fn without_a_file_there_is_the_demo_on_loopback_and_in_memory() {
     assert_eq!((server.http, server.grpc), (address("127.0.0.1:8080"), address("127.0.0.1:8081")));
     assert_eq!(server.resp, address("127.0.0.1:6380"));
     assert!(server.tokens.is_empty() && server.tls.is_none() && !server.insecure);
-    assert_eq!((server.headers, server.envoy_closed), (Headers::Draft11, EnvoyClosed::OverLimit));
+    assert_eq!((server.headers, server.envoy_closed), (Dialect::Draft11, Closed::OverLimit));
     let store = &config.store;
     assert_eq!((store.deadline, store.refusal_cache), (Duration::from_millis(10), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "tg"));
@@ -316,7 +317,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
     assert_eq!(config.store.url.to_string(), "redis://flag");
     assert_eq!((config.store.prefix.as_str(), config.store.deadline), ("file", Duration::from_millis(7)));
     assert_eq!((config.store.refusal_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
-    assert_eq!((server.headers, server.envoy_closed), (Headers::GitHub, EnvoyClosed::Unavailable));
+    assert_eq!((server.headers, server.envoy_closed), (Dialect::GitHub, Closed::Unavailable));
     let proxies: Vec<_> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(proxies, ["10.0.0.0/8", "192.0.2.1/32"]);
 }

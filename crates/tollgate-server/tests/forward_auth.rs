@@ -7,15 +7,17 @@ use axum::{
     Router,
     body::{Body, to_bytes},
     extract::ConnectInfo,
-    http::{HeaderMap, HeaderName, Request, StatusCode},
+    http::{HeaderMap, Request, StatusCode},
 };
 use tollgate::{
     Cost, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override, RedisStore, Rule,
     Store, Timestamp,
 };
 use tollgate_server::{
+    config::live,
     desk::Desk,
     forward_auth::{Settings, router},
+    labels::{HashSecret, LabelPolicy, LabelSettings},
 };
 use tollgate_testkit::server::{Flavor, Server};
 use tollgate_tower::{client::ClientAddress, headers::Dialect};
@@ -31,11 +33,7 @@ fn log(amount: u64) -> Limit {
 
 /// Behind proxies in 10.0.0.0/8, with the label `api_key` from a header.
 fn settings() -> Settings {
-    Settings {
-        client: ClientAddress::trusting(["10.0.0.0/8"]).unwrap(),
-        dialect: Dialect::Draft11,
-        headers: vec![("api_key".into(), HeaderName::from_static("x-api-key"))],
-    }
+    Settings { client: ClientAddress::trusting(["10.0.0.0/8"]).unwrap(), dialect: Dialect::Draft11 }
 }
 
 fn routes(rules: impl IntoIterator<Item = Rule>) -> Router {
@@ -45,7 +43,10 @@ fn routes(rules: impl IntoIterator<Item = Rule>) -> Router {
 }
 
 fn over<S: Store>(limiter: Limiter<S>) -> Router {
-    router(Desk::new(limiter), settings())
+    let desk = Desk::new(limiter);
+    let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
+    desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
+    router(desk, live(settings()))
 }
 
 struct Reply {

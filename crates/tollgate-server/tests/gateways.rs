@@ -24,7 +24,7 @@ use hyper_util::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
-use tollgate_server::{desk::Desk, forward_auth, serve};
+use tollgate_server::{config::live, desk::Desk, forward_auth, serve};
 use tollgate_testkit::{
     gateway::{Gateway, READY, Running},
     server::{Flavor, Server},
@@ -55,7 +55,7 @@ impl Chain {
         let asked = server.address();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
-        let routes = forward_auth::router(Desk::new(limiter), settings);
+        let routes = forward_auth::router(Desk::new(limiter), live(settings));
         let tollgate = tokio::spawn(server.run(routes, pending()));
 
         let served = Arc::new(AtomicU32::new(0));

@@ -10,8 +10,10 @@ use tokio::{
 };
 use tollgate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
+    access::Access,
+    config::{Scopes, Token},
     desk::Desk,
-    resp::{Access, Endpoint, Scopes, Stop},
+    resp::{Endpoint, Stop},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -34,13 +36,13 @@ impl Api {
     }
 
     fn without_rules() -> Self {
-        Self::new([], Access::open())
+        Self::new([], Access::default())
     }
 
     /// Two logins a minute for each address.
     fn with_login_rule() -> Self {
         let limit = Limit::sliding_log(2, MINUTE).unwrap();
-        Self::new([Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])], Access::open())
+        Self::new([Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])], Access::default())
     }
 
     fn connect(&self) -> Client {
@@ -415,12 +417,11 @@ async fn passwords_let_clients_in_and_scopes_say_what_they_may_do() {
     let rules = [Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])];
     let api = Api::new(
         rules,
-        Access::by(|user, secret| match (user, secret) {
-            ("default", "all") => Some(Scopes::ALL),
-            ("proxy", "s3cret") => Some(Scopes { check: true, ..Scopes::default() }),
-            ("billing", "s3cret") => Some(Scopes { adjust: true, ..Scopes::default() }),
-            _ => None,
-        }),
+        Access::new(vec![
+            Token::new("ops", b"all", Scopes::ALL),
+            Token::new("proxy", b"s3cret", Scopes { check: true, ..Scopes::default() }),
+            Token::new("billing", b"0ther", Scopes { adjust: true, ..Scopes::default() }),
+        ]),
     );
     let denied = "-NOAUTH Authentication required.";
     for line in ["PING", "TG.CHECK 1 a b", "CL.THROTTLE k 1 1 1", "COMMAND", "INFO", "CLIENT ID", "nope"] {
@@ -454,7 +455,7 @@ async fn passwords_let_clients_in_and_scopes_say_what_they_may_do() {
     );
     assert_eq!(api.say(&lines).await, expected);
     let lines =
-        ["AUTH billing s3cret", "TG.PEEK a b", "TG.CHECK 1 a b", "CL.THROTTLE k 0 1 1", "TG.CHARGE 1 a b"];
+        ["AUTH billing 0ther", "TG.PEEK a b", "TG.CHECK 1 a b", "CL.THROTTLE k 0 1 1", "TG.CHARGE 1 a b"];
     let nothing = "*8 :1 :-1 :-1 :-1 :-1 $-1 :0 :-1";
     let expected =
         format!("+OK {} {} {} {nothing}", may_not("tg.peek"), may_not("tg.check"), may_not("cl.throttle"));

@@ -13,18 +13,21 @@ use redis::{FromRedisValue, Value, aio::MultiplexedConnection};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
+    access::Access,
+    config::{Scopes, Token},
     demo,
     desk::Desk,
-    resp::{self, Access, Endpoint, Scopes},
+    listen::Security,
+    resp::{self, Endpoint},
 };
 
 /// A server with the demo's rules and one user. Its port.
 async fn start() -> u16 {
     let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
-    let access = Access::by(|user, secret| (user == "app" && secret == "s3cret").then_some(Scopes::ALL));
+    let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(resp::run(listener, Endpoint::new(desk, access), pending()));
+    tokio::spawn(resp::run(listener, Endpoint::new(desk, access), Security::default(), pending()));
     port
 }
 

@@ -15,10 +15,12 @@ use tokio::{
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
+    access::Access,
     desk::Desk,
+    listen::Security,
     resp::{
-        self, Access, COMMAND_TIMEOUT, DRAIN_QUIET, Endpoint, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT,
-        MAX_CONNECTIONS, SHUTDOWN_GRACE, WRITE_TIMEOUT,
+        self, COMMAND_TIMEOUT, DRAIN_QUIET, Endpoint, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS,
+        SHUTDOWN_GRACE, WRITE_TIMEOUT,
     },
 };
 
@@ -41,8 +43,9 @@ async fn start() -> Running {
     let listener = socket.listen(2 * CROWD as u32).unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let endpoint = Endpoint::new(desk, Access::open());
-    let server = tokio::spawn(resp::run(listener, endpoint, async { stopped.await.unwrap() }));
+    let endpoint = Endpoint::new(desk, Access::default());
+    let server =
+        tokio::spawn(resp::run(listener, endpoint, Security::default(), async { stopped.await.unwrap() }));
     Running { address, stop, server }
 }
 

@@ -92,6 +92,11 @@ impl ClientAddress {
         Ok(Self { trusted, ..Self::default() })
     }
 
+    /// Believes the proxies in these networks.
+    pub fn trusting_networks(trusted: Vec<IpNet>) -> Self {
+        Self { trusted, ..Self::default() }
+    }
+
     /// Looks at these fields only.
     #[must_use]
     pub fn believing(self, fields: Fields) -> Self {

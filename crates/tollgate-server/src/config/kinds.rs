@@ -9,12 +9,13 @@ use std::{
 use ipnet::{IpNet, Ipv4Net};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tollgate::{Absent, Algorithm, OnStoreFailure, redis::keys::MAX_PREFIX};
+use tollgate_tower::headers::Dialect;
 
 use super::{
     reader::{Field, FromText, FromToml, Reader, Value, meant, shown},
-    settings::{EnvoyClosed, Headers, Listen, Scope},
+    settings::{Listen, Scope},
 };
-use crate::{duration, labels::Kind, store::StoreUrl};
+use crate::{duration, grpc::Closed, labels::Kind, store::StoreUrl};
 
 /// A length of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +292,7 @@ impl<T: Words> JsonSchema for Word<T> {
     }
 }
 
-impl Words for Headers {
+impl Words for Dialect {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("draft-11", Self::Draft11),
         ("x-ratelimit", Self::XRateLimit),
@@ -302,7 +303,7 @@ impl Words for Headers {
     ];
 }
 
-impl Words for EnvoyClosed {
+impl Words for Closed {
     const WORDS: &'static [(&'static str, Self)] =
         &[("over-limit", Self::OverLimit), ("unavailable", Self::Unavailable)];
 }

@@ -33,14 +33,15 @@ use std::{
     sync::Arc,
 };
 
+use arc_swap::ArcSwap;
 use tollgate::Rule;
 
 pub use self::{
     error::{Colour, ConfigError, Problem},
     files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES},
     settings::{
-        EnvoyClosed, Headers, Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, Scope,
-        Scopes, ServerSettings, StoreSettings, Tls, Token,
+        Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, Scope, Scopes, ServerSettings,
+        StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
     view::{ConditionView, RuleView, fingerprint},
@@ -55,6 +56,14 @@ use crate::{
     demo,
     labels::{HashSecret, LabelPolicy},
 };
+
+/// Settings that may change while they are used: whoever uses them loads them each time.
+pub type Live<T> = Arc<ArcSwap<T>>;
+
+/// Settings that are these for now.
+pub fn live<T>(settings: T) -> Live<T> {
+    Arc::new(ArcSwap::from_pointee(settings))
+}
 
 /// A configuration that works.
 #[derive(Clone, Debug, PartialEq)]

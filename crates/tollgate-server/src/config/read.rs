@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use tollgate::{Absent, Algorithm, OnStoreFailure};
+use tollgate_tower::headers::Dialect;
 
 use super::{
     kinds::{Bytes, HeaderName, Network, OneOrMore, Prefix, Span, Url, Word},
     reader::{Field, FromToml, Reader, Value, tables},
-    settings::{EnvoyClosed, Headers, Listen, Scope},
+    settings::{Listen, Scope},
 };
-use crate::labels::Kind;
+use crate::{grpc::Closed, labels::Kind};
 
 /// Pairs of a label and what its value must look like.
 pub(super) type Conditions = BTreeMap<String, Field<OneOrMore>>;
@@ -41,11 +42,11 @@ tables! {
         /// Networks whose X-Forwarded-For and Forwarded are believed
         trusted_proxies: Vec<Field<Network>>,
         /// The headers that tell clients their limits
-        headers: Word<Headers>,
+        headers: Word<Dialect>,
         /// Allows listeners that other machines reach although there is no token
         insecure: bool,
         /// What Envoy is told when a rule that fails closed refuses
-        envoy_closed: Word<EnvoyClosed>,
+        envoy_closed: Word<Closed>,
         /// Certificates; without them connections are not encrypted
         tls: Tls,
         /// Who may call; without any, everybody on this machine may

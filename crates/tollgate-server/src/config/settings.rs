@@ -10,6 +10,8 @@ use tollgate::{
     redis::{RedisSettings, Secret, keys::DEFAULT_PREFIX},
 };
 
+use tollgate_tower::headers::Dialect;
+
 use super::{
     error::{Place, Problem},
     files::Files,
@@ -18,7 +20,7 @@ use super::{
     reader::Field,
     source::Environment,
 };
-use crate::store::StoreUrl;
+use crate::{grpc::Closed, store::StoreUrl};
 
 /// The shortest deadline of a decision.
 pub const MIN_DEADLINE: Duration = Duration::from_millis(1);
@@ -41,11 +43,11 @@ pub struct ServerSettings {
     /// Whose X-Forwarded-For and Forwarded are believed.
     pub trusted_proxies: Vec<IpNet>,
     /// The headers that tell clients their limits.
-    pub headers: Headers,
+    pub headers: Dialect,
     /// Listeners may be reached from other machines although there is no token.
     pub insecure: bool,
     /// What Envoy is told when a rule that fails closed refuses.
-    pub envoy_closed: EnvoyClosed,
+    pub envoy_closed: Closed,
     /// Certificates; without them connections are not encrypted.
     pub tls: Option<Tls>,
     /// Who may call; without any, everybody who can reach the server.
@@ -59,34 +61,6 @@ pub enum Listen {
     Off,
     /// On this address; port 0 picks a free one.
     Address(SocketAddr),
-}
-
-/// The headers that tell clients their limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Headers {
-    /// `RateLimit-Policy` and `RateLimit` of draft 11.
-    #[default]
-    Draft11,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
-    XRateLimit,
-    /// `RateLimit-Policy` and `RateLimit` of draft 7.
-    Draft07,
-    /// `RateLimit-Limit`, `-Remaining` and `-Reset` of draft 6.
-    Draft06,
-    /// As GitHub's API has them.
-    GitHub,
-    /// Only `Retry-After`.
-    None,
-}
-
-/// What Envoy is told when a rule that fails closed refuses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EnvoyClosed {
-    /// OVER_LIMIT.
-    #[default]
-    OverLimit,
-    /// The gRPC error UNAVAILABLE.
-    Unavailable,
 }
 
 /// The server's certificates, as PEM. The private key does not print.
@@ -157,9 +131,9 @@ impl Default for ServerSettings {
             grpc: local(8081),
             resp: local(6380),
             trusted_proxies: Vec::new(),
-            headers: Headers::default(),
+            headers: Dialect::default(),
             insecure: false,
-            envoy_closed: EnvoyClosed::default(),
+            envoy_closed: Closed::default(),
             tls: None,
             tokens: Vec::new(),
         }

@@ -19,9 +19,11 @@ mod question;
 pub mod serve;
 mod timeout;
 
-use tollgate::{Error, Source, Store};
+use std::fmt::Display;
+
+use tollgate::{Error, Hits, Source, Store};
 use tollgate_tower::headers::Dialect;
-use tonic::{Request, Response, Status, service::Routes};
+use tonic::{Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
     server::{HealthReporter, health_reporter},
@@ -31,7 +33,12 @@ use self::messages::{
     DESCRIPTORS, RateLimitRequest, RateLimitResponse,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
-use crate::desk::{Caller, Desk, Transport};
+use crate::{
+    access::{Access, Denied, Granted},
+    config::{Live, Scope},
+    desk::{Caller, Desk, Transport},
+    observe::logs::{Audit, audit},
+};
 
 /// The largest request, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -68,13 +75,14 @@ pub struct Services {
 /// Answers Envoy.
 struct Limits<S> {
     desk: Desk<S>,
-    settings: Settings,
+    settings: Live<Settings>,
+    access: Access,
 }
 
 impl Services {
     /// The rate limit service over a desk. It says that it is in good health until it stops.
-    pub async fn new<S: Store>(desk: Desk<S>, settings: Settings) -> Self {
-        let limits = Limits { desk, settings };
+    pub async fn new<S: Store>(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
+        let limits = Limits { desk, settings, access };
         let limits = RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE);
         let (health, health_service) = health_reporter();
         let routes = Routes::new(limits).add_service(health_service);
@@ -109,17 +117,39 @@ impl<S: Store> RateLimitService for Limits<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
+        let settings = **self.settings.load();
+        let mut granted = self.admit(request.metadata(), Scope::Check)?;
         let budget = timeout::budget(request.metadata());
         let caller = Caller { transport: Transport::Grpc, budget };
         let requests = question::read(&self.desk, request.get_ref())?;
-        let decided = self.desk.decide_together(caller, &requests).await.map_err(|error| status(&error))?;
+        let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
+        if gives_back {
+            granted = self.admit(request.metadata(), Scope::Adjust)?;
+        }
+        let decided = self.desk.decide_together(caller, &requests).await;
+        if gives_back {
+            let subject = format_args!("domain {:?}", request.get_ref().domain);
+            let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
+            audit(&Audit { who: &granted.name, action: "refund", subject: &subject, result });
+        }
+        let decided = decided.map_err(|error| status(&error))?;
         let is_closed = decided.overall.source == Source::Closed;
-        if is_closed && self.settings.closed == Closed::Unavailable {
+        if is_closed && settings.closed == Closed::Unavailable {
             return Err(Status::unavailable(
                 "the store is away, and a rule that matches is closed until it is back",
             ));
         }
-        Ok(Response::new(answer::of(&decided, self.settings.headers)))
+        Ok(Response::new(answer::of(&decided, settings.headers)))
+    }
+}
+
+impl<S> Limits<S> {
+    fn admit(&self, metadata: &MetadataMap, scope: Scope) -> Result<Granted, Status> {
+        let authorization = metadata.get("authorization").map(|value| value.as_encoded_bytes());
+        self.access.check(authorization, scope).map_err(|denied| match denied {
+            Denied::NoToken => Status::unauthenticated(denied.to_string()),
+            Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
+        })
     }
 }
 

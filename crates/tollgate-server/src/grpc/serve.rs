@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
-    io,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -24,7 +23,10 @@ use tonic::{Status, body::Body, codegen::Service, service::Routes};
 use tonic_health::ServingStatus;
 
 use super::{MAX_MESSAGE, Services};
-use crate::serve::SHUTDOWN_GRACE;
+use crate::{
+    listen::{Protocol, Security},
+    serve::SHUTDOWN_GRACE,
+};
 
 /// The most connections at a time. A proxy needs few; more wait to be accepted.
 pub const MAX_CONNECTIONS: u32 = 500;
@@ -59,29 +61,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
 /// flight [`SHUTDOWN_GRACE`] to finish.
-pub async fn run(listener: TcpListener, services: Services, stop: impl Future<Output = ()>) {
-    run_secured(listener, services, async |stream| Ok(stream), stop).await;
-}
-
-/// The same on connections that `secure` makes of accepted ones, which may take [`FIRST_CALL_TIMEOUT`].
-pub async fn run_secured<I, F>(
+pub async fn run(
     listener: TcpListener,
     services: Services,
-    secure: impl Fn(TcpStream) -> F,
+    security: Security,
     stop: impl Future<Output = ()>,
-) where
-    I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    F: Future<Output = io::Result<I>> + Send + 'static,
-{
+) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
     let (stopping, stopped) = watch::channel(());
     let accepting = async {
         loop {
             let (stream, place) = accept(&listener, &places).await;
-            let (secured, routes, stopped) = (secure(stream), services.routes.clone(), stopped.clone());
+            let (security, routes, stopped) = (security.clone(), services.routes.clone(), stopped.clone());
             tokio::spawn(async move {
                 // A connection that breaks off is its client's affair.
-                if let Ok(Ok(io)) = tokio::time::timeout(FIRST_CALL_TIMEOUT, secured).await {
+                if let Ok(io) = security.secure(stream, Protocol::Http2).await {
                     serve(io, routes, stopped).await;
                 }
                 drop(place);
@@ -104,11 +98,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
     let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                // Answers are small and waited for. Where this cannot be set, they are only slower.
-                let _set = stream.set_nodelay(true);
-                return (stream, place);
-            }
+            Ok((stream, _)) => return (stream, place),
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }

@@ -6,15 +6,19 @@
 //! | `body` | a body as read: types, nothing unknown |
 //! | `question` | a body as used: one of two forms, checked |
 //! | `answer` | a decision as JSON |
+//! | `guard` | who may call |
+//! | `about` | what the server says about itself |
 //! | `explain` | why it is so |
 //! | `problem` | what goes wrong, as problem+json |
 //!
 //! A mistake of the caller is a 4xx that says what would be right, and nothing is charged. A refusal is no
-//! mistake: it is a decision, and a 200. Who may call, metrics and other protocols are not known here.
+//! mistake: it is a decision, and a 200. Other protocols are not known here.
 
+mod about;
 mod answer;
 mod body;
 mod explain;
+mod guard;
 mod problem;
 mod question;
 
@@ -23,8 +27,9 @@ use std::{error::Error, time::Duration};
 use axum::{
     Json, Router,
     body::{Bytes, to_bytes},
-    extract::{Request, State},
+    extract::{FromRef, Request, State},
     http::StatusCode,
+    middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -36,10 +41,17 @@ pub use self::question::{MAX_BODY, MAX_CHECKS};
 use self::{
     answer::{Answer, Outcome, Reset, Results},
     explain::Explanation,
+    guard::Guard,
     problem::Problem,
     question::{Call, Question, Questions},
 };
-use crate::desk::{Caller, Desk, Transport};
+use crate::{
+    access::Access,
+    config::Scope,
+    desk::{Caller, Desk, Transport},
+    observe::trace::RequestSpans,
+    serve::Draining,
+};
 
 /// The largest body of several checks, in bytes.
 pub const MAX_BATCH_BODY: usize = 1 << 20;
@@ -47,19 +59,69 @@ pub const MAX_BATCH_BODY: usize = 1 << 20;
 /// How long a body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The routes of the API.
+/// Who may call, and whether the server is about to stop.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Who may call.
+    pub access: Access,
+    /// Whether the server is about to stop.
+    pub draining: Draining,
+}
+
+/// What every call needs.
+struct Api<S> {
+    desk: Desk<S>,
+    settings: Settings,
+}
+
+impl<S> Clone for Api<S> {
+    fn clone(&self) -> Self {
+        Self { desk: self.desk.clone(), settings: self.settings.clone() }
+    }
+}
+
+impl<S> FromRef<Api<S>> for Desk<S> {
+    fn from_ref(api: &Api<S>) -> Self {
+        api.desk.clone()
+    }
+}
+
+/// The routes of the API, for everybody.
 pub fn router<S: Store>(desk: Desk<S>) -> Router {
-    Router::new()
+    guarded(desk, Settings::default(), Router::new())
+}
+
+/// The routes of the API for those who may call, and those of `gatehouse`, which asks as somebody who may check.
+pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> Router {
+    let access = settings.access.clone();
+    let needing = |scope| from_fn_with_state(Guard { access: access.clone(), scope }, guard::admit);
+    let asking = Router::new()
         .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
+        .route("/v1/explain", post(explain::<S>))
+        .route_layer(needing(Scope::Check));
+    let adjusting = Router::new()
         .route("/v1/charge", post(charge::<S>))
         .route("/v1/refund", post(refund::<S>))
+        .route_layer(needing(Scope::Adjust));
+    let administering = Router::new()
         .route("/v1/reset", post(reset::<S>))
-        .route("/v1/explain", post(explain::<S>))
+        .route("/v1/rules", get(about::rules::<S>))
+        .route("/v1/top", get(about::top::<S>))
+        .route_layer(needing(Scope::Admin));
+    Router::new()
+        .merge(asking)
+        .merge(adjusting)
+        .merge(administering)
         .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(about::readyz::<S>))
+        .route("/metrics", get(about::metrics::<S>))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .with_state(desk)
+        .with_state(Api { desk, settings })
+        .layer(from_fn(guard::refuse_other_sites))
+        .merge(gatehouse.layer(needing(Scope::Check)))
+        .layer(RequestSpans(Transport::Http))
 }
 
 type Answered = Result<Json<Answer>, Problem>;
@@ -119,7 +181,8 @@ async fn explain<S: Store>(
 async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
     let detail = format!(
-        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain or /healthz"
+        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, \
+         /readyz or /metrics"
     );
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

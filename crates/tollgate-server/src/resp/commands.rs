@@ -1,6 +1,7 @@
 //! The commands: their names, how many arguments they take, and what a client must be allowed to use them.
 
-use super::access::Scope;
+use super::access::Needs;
+use crate::config::Scope;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub(super) struct Entry {
     pub(super) name: &'static str,
     /// How many arguments it takes, with its name; negative: at least so many.
     pub(super) arity: i8,
-    pub(super) scope: Scope,
+    pub(super) needs: Needs,
     pub(super) group: &'static str,
     pub(super) summary: &'static str,
 }
@@ -40,11 +41,11 @@ const fn entry(
     verb: Verb,
     name: &'static str,
     arity: i8,
-    scope: Scope,
+    needs: Needs,
     group: &'static str,
     summary: &'static str,
 ) -> Entry {
-    Entry { verb, name, arity, scope, group, summary }
+    Entry { verb, name, arity, needs, group, summary }
 }
 
 /// Every command; those that are asked most come first.
@@ -54,7 +55,7 @@ pub(super) static COMMANDS: [Entry; 16] = [
         Verb::Throttle,
         "cl.throttle",
         -1,
-        Scope::Check,
+        Needs::Scope(Scope::Check),
         "limits",
         "Decides by a limit given with the key, as redis-cell",
     ),
@@ -62,31 +63,38 @@ pub(super) static COMMANDS: [Entry; 16] = [
         Verb::Check,
         "tg.check",
         -4,
-        Scope::Check,
+        Needs::Scope(Scope::Check),
         "limits",
         "Decides by the rules, and charges what may pass",
     ),
-    entry(Verb::Peek, "tg.peek", -3, Scope::Check, "limits", "Would it pass? Changes nothing"),
+    entry(Verb::Peek, "tg.peek", -3, Needs::Scope(Scope::Check), "limits", "Would it pass? Changes nothing"),
     entry(
         Verb::Charge,
         "tg.charge",
         -4,
-        Scope::Adjust,
+        Needs::Scope(Scope::Adjust),
         "limits",
         "Charges what is known only afterwards, into debt if need be",
     ),
-    entry(Verb::Refund, "tg.refund", -4, Scope::Adjust, "limits", "Takes back at most what counts now"),
-    entry(Verb::Forget, "tg.reset", -3, Scope::Admin, "limits", "Forgets counters"),
-    entry(Verb::Ping, "ping", -1, Scope::Any, "connection", "Is it alive?"),
-    entry(Verb::Echo, "echo", 2, Scope::Any, "connection", "Says the same"),
-    entry(Verb::Hello, "hello", -1, Scope::Open, "connection", "Chooses the version of the protocol"),
-    entry(Verb::Auth, "auth", -2, Scope::Open, "connection", "Says who the client is"),
-    entry(Verb::Info, "info", -1, Scope::Any, "server", "What the server says about itself"),
-    entry(Verb::Command, "command", -1, Scope::Any, "server", "What the commands are"),
-    entry(Verb::Client, "client", -2, Scope::Any, "connection", "What the connection is called"),
-    entry(Verb::Select, "select", 2, Scope::Any, "connection", "There is one database, 0"),
-    entry(Verb::Quit, "quit", -1, Scope::Open, "connection", "Ends the connection"),
-    entry(Verb::Reset, "reset", 1, Scope::Open, "connection", "Makes the connection like a new one"),
+    entry(
+        Verb::Refund,
+        "tg.refund",
+        -4,
+        Needs::Scope(Scope::Adjust),
+        "limits",
+        "Takes back at most what counts now",
+    ),
+    entry(Verb::Forget, "tg.reset", -3, Needs::Scope(Scope::Admin), "limits", "Forgets counters"),
+    entry(Verb::Ping, "ping", -1, Needs::Entry, "connection", "Is it alive?"),
+    entry(Verb::Echo, "echo", 2, Needs::Entry, "connection", "Says the same"),
+    entry(Verb::Hello, "hello", -1, Needs::Nothing, "connection", "Chooses the version of the protocol"),
+    entry(Verb::Auth, "auth", -2, Needs::Nothing, "connection", "Says who the client is"),
+    entry(Verb::Info, "info", -1, Needs::Entry, "server", "What the server says about itself"),
+    entry(Verb::Command, "command", -1, Needs::Entry, "server", "What the commands are"),
+    entry(Verb::Client, "client", -2, Needs::Entry, "connection", "What the connection is called"),
+    entry(Verb::Select, "select", 2, Needs::Entry, "connection", "There is one database, 0"),
+    entry(Verb::Quit, "quit", -1, Needs::Nothing, "connection", "Ends the connection"),
+    entry(Verb::Reset, "reset", 1, Needs::Nothing, "connection", "Makes the connection like a new one"),
 ];
 
 /// The command of a name, in small letters or capitals.
@@ -103,7 +111,7 @@ impl Entry {
 
     /// Whether a client may use it that is not let in yet.
     pub(super) fn is_open(&self) -> bool {
-        self.scope == Scope::Open
+        self.needs == Needs::Nothing
     }
 
     /// Whether its first argument is a key.

@@ -3,7 +3,7 @@
 //! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
 //! at most once all others are answered, and answers that it does not read stop us from reading more.
 
-use std::{io, pin::Pin, time::Duration};
+use std::{fmt::Display, io, pin::Pin, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -23,7 +23,10 @@ use super::{
     session::{Next, Session},
     together::Together,
 };
-use crate::desk::Desk;
+use crate::{
+    desk::Desk,
+    observe::logs::{Audit, audit},
+};
 
 /// How long a new connection may take to send its first command.
 pub const FIRST_COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -248,7 +251,9 @@ impl<S: Store> Asked<'_, S> {
         together.answer(desk, replies).await;
         let answered = match (found, question) {
             (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(_), Ok(Some(question))) => ask(desk, &question, replies).await.map(|()| Next::Stay),
+            (Ok(_), Ok(Some(question))) => {
+                ask(desk, &question, session.who(), replies).await.map(|()| Next::Stay)
+            }
             (Ok(entry), Ok(None)) => session.answer(entry, command, &endpoint.numbers, replies),
         };
         answered.unwrap_or_else(|error| {
@@ -258,15 +263,35 @@ impl<S: Store> Asked<'_, S> {
     }
 }
 
-async fn ask<S: Store>(desk: &Desk<S>, question: &Question, replies: &mut Replies) -> Result<(), Error> {
+async fn ask<S: Store>(
+    desk: &Desk<S>,
+    question: &Question,
+    who: &str,
+    replies: &mut Replies,
+) -> Result<(), Error> {
     match question.ask {
         Ask::Decide(operation) => {
-            let decision = desk.decide(CALLER, operation, &question.subject).await?;
-            question.answer(&decision, replies);
+            let decided = desk.decide(CALLER, operation, &question.subject).await;
+            match operation {
+                Operation::Check | Operation::Peek => {}
+                Operation::Charge => note(who, "charge", &decided),
+                Operation::Refund { .. } => note(who, "refund", &decided),
+            }
+            question.answer(&decided?, replies);
         }
-        Ask::Forget => replies.count(desk.reset(CALLER, &question.subject).await?),
+        Ask::Forget => {
+            let forgotten = desk.reset(CALLER, &question.subject).await;
+            note(who, "reset", &forgotten);
+            replies.count(forgotten?);
+        }
     }
     Ok(())
+}
+
+/// Writes down what changes something by the client's word alone.
+fn note<T>(who: &str, action: &str, outcome: &Result<T, tollgate::Error>) {
+    let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
+    audit(&Audit { who, action, subject: &"a client of the Redis protocol", result });
 }
 
 /// Whether a browser was made to send this: its lines are words too, and a page must not speak for its visitor.

@@ -36,14 +36,16 @@ use tollgate::Store;
 
 use self::info::Numbers;
 pub use self::{
-    access::{Access, Scopes},
     connection::{
         COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES, WRITE_TIMEOUT,
     },
     serve::{MAX_CONNECTIONS, SHUTDOWN_GRACE, Stop, run},
     together::MAX_TOGETHER,
 };
-use crate::desk::{Caller, Desk, Transport};
+use crate::{
+    access::Access,
+    desk::{Caller, Desk, Transport},
+};
 
 /// Who asks here.
 const CALLER: Caller = Caller::at(Transport::Resp);

@@ -10,6 +10,7 @@ use tokio::{
 use tollgate::Store;
 
 use super::Endpoint;
+use crate::listen::{Protocol, Security};
 
 /// The most connections at a time, within the 1024 open files that a process usually may have. More wait
 /// to be accepted.
@@ -41,11 +42,16 @@ impl Stop {
 
 /// Serves clients until `stop` is ready. Then takes no more of them, answers what they have sent, and ends each connection
 /// once it is quiet, or after [`SHUTDOWN_GRACE`].
-pub async fn run<S: Store>(listener: TcpListener, endpoint: Endpoint<S>, stop: impl Future<Output = ()>) {
+pub async fn run<S: Store>(
+    listener: TcpListener,
+    endpoint: Endpoint<S>,
+    security: Security,
+    stop: impl Future<Output = ()>,
+) {
     let (stopping, stopped) = Stop::when_dropped();
     let mut connections = JoinSet::new();
     tokio::select! {
-        never = accept(&listener, &endpoint, &stopped, &mut connections) => match never {},
+        never = accept(&listener, &endpoint, &security, &stopped, &mut connections) => match never {},
         () = stop => {}
     }
     // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
@@ -58,6 +64,7 @@ pub async fn run<S: Store>(listener: TcpListener, endpoint: Endpoint<S>, stop: i
 async fn accept<S: Store>(
     listener: &TcpListener,
     endpoint: &Endpoint<S>,
+    security: &Security,
     stopped: &Stop,
     connections: &mut JoinSet<()>,
 ) -> Infallible {
@@ -72,11 +79,12 @@ async fn accept<S: Store>(
                 continue;
             }
         };
-        // Answers are small and waited for. Where this cannot be set, they are only slower.
-        let _set = stream.set_nodelay(true);
-        let (endpoint, stopped) = (endpoint.clone(), stopped.clone());
+        let (endpoint, security, stopped) = (endpoint.clone(), security.clone(), stopped.clone());
         connections.spawn(async move {
-            endpoint.serve(stream, stopped).await;
+            // A connection that breaks off is its client's affair.
+            if let Ok(stream) = security.secure(stream, Protocol::Redis).await {
+                endpoint.serve(stream, stopped).await;
+            }
             drop(place);
         });
     }

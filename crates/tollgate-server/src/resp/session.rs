@@ -1,7 +1,7 @@
 //! What a connection knows of its client, and the commands that are about that and nothing else.
 
 use super::{
-    access::{Access, DEFAULT_USER, Scopes},
+    access::{self, DEFAULT_USER},
     codec::Command,
     commands::{self, COMMANDS, Entry, Verb},
     error::{Error, shown},
@@ -9,6 +9,7 @@ use super::{
     question::whole,
     reply::{Protocol, Replies},
 };
+use crate::access::{Access, Granted};
 
 /// The longest name of a connection, in bytes.
 const MAX_NAME: usize = 256;
@@ -22,8 +23,8 @@ pub(super) struct Session {
     id: u64,
     name: Vec<u8>,
     access: Access,
-    /// What the client may do, once it is let in.
-    scopes: Option<Scopes>,
+    /// Who the client is, once it is let in.
+    granted: Option<Granted>,
 }
 
 /// What becomes of the connection after a command.
@@ -35,21 +36,26 @@ pub(super) enum Next {
 
 impl Session {
     pub(super) fn new(id: u64, access: Access) -> Self {
-        let scopes = access.at_first();
-        Self { id, name: Vec::new(), access, scopes }
+        let granted = access::at_first(&access);
+        Self { id, name: Vec::new(), access, granted }
+    }
+
+    /// Who the client is.
+    pub(super) fn who(&self) -> &str {
+        self.granted.as_ref().map_or("nobody", |granted| &granted.name)
     }
 
     /// The command of a name, if the client may use it so.
     pub(super) fn find(&self, command: &Command<'_>) -> Result<&'static Entry, Error> {
         let entry = commands::find(command.name());
-        if self.scopes.is_none() && !entry.is_some_and(Entry::is_open) {
+        if self.granted.is_none() && !entry.is_some_and(Entry::is_open) {
             return Err(Error::new("NOAUTH", "Authentication required."));
         }
         let entry = entry.ok_or_else(|| unknown(command))?;
         if !entry.takes(command.len()) {
             return Err(Error::arity(entry.name));
         }
-        if !self.scopes.unwrap_or_default().allow(entry.scope) {
+        if !entry.needs.are_met_by(self.granted.as_ref()) {
             let text = format_args!("this token has no permission to run the '{}' command", entry.name);
             return Err(Error::new("NOPERM", text));
         }
@@ -85,7 +91,7 @@ impl Session {
                 return Ok(Next::Leave);
             }
             Verb::Reset => {
-                self.scopes = self.access.at_first();
+                self.granted = access::at_first(&self.access);
                 self.name.clear();
                 replies.protocol = Protocol::default();
                 replies.simple("RESET");
@@ -108,12 +114,12 @@ impl Session {
             }
             Some(_) => return Err(Error::mistake("Protocol version is not an integer or out of range")),
         };
-        let (mut scopes, mut name) = (self.scopes, None);
+        let (mut granted, mut name) = (self.granted.clone(), None);
         let mut at = 2;
         while let Some(option) = command.get(at) {
             match (option.to_ascii_uppercase().as_slice(), command.get(at + 1), command.get(at + 2)) {
                 (b"AUTH", Some(user), Some(secret)) => {
-                    scopes = Some(self.let_in(user, secret)?);
+                    granted = Some(self.let_in(user, secret)?);
                     at += 3;
                 }
                 (b"SETNAME", Some(given), _) => {
@@ -128,7 +134,7 @@ impl Session {
                 }
             }
         }
-        if scopes.is_none() {
+        if granted.is_none() {
             return Err(Error::new(
                 "NOAUTH",
                 "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
@@ -136,7 +142,7 @@ impl Session {
                  at the same time",
             ));
         }
-        self.scopes = scopes;
+        self.granted = granted;
         if let Some(name) = name {
             self.name = name;
         }
@@ -159,25 +165,24 @@ impl Session {
 
     /// `AUTH [user] password`.
     fn auth(&mut self, entry: &Entry, command: &Command<'_>, replies: &mut Replies) -> Result<(), Error> {
-        let scopes = match (command.get(1), command.get(2), command.len()) {
+        let granted = match (command.get(1), command.get(2), command.len()) {
             (Some(secret), None, _) => self.let_in(DEFAULT_USER.as_bytes(), secret)?,
             (Some(user), Some(secret), 3) => self.let_in(user, secret)?,
             _ => return Err(Error::arity(entry.name)),
         };
-        self.scopes = Some(scopes);
+        self.granted = Some(granted);
         replies.ok();
         Ok(())
     }
 
-    fn let_in(&self, user: &[u8], secret: &[u8]) -> Result<Scopes, Error> {
-        if !self.access.has_passwords() {
+    fn let_in(&self, user: &[u8], secret: &[u8]) -> Result<Granted, Error> {
+        if self.access.is_open() {
             return Err(Error::mistake(
                 "AUTH <password> called without any password configured for the default user. Are you sure your \
                  configuration is correct?",
             ));
         }
-        self.access
-            .given(user, secret)
+        access::given(&self.access, user, secret)
             .ok_or_else(|| Error::new("WRONGPASS", "invalid username-password pair or user is disabled."))
     }
 

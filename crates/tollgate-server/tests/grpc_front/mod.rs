@@ -11,6 +11,8 @@ use std::{net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
+    access::Access,
+    config::live,
     desk::Desk,
     grpc::{
         Services, Settings,
@@ -20,6 +22,7 @@ use tollgate_server::{
         },
         serve,
     },
+    listen::Security,
 };
 use tonic::{Status, transport::Channel};
 
@@ -74,9 +77,10 @@ impl Front {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let services = Services::new(Desk::new(limiter), settings).await;
-        let server =
-            tokio::spawn(serve::run(listener, services, async { stopped.await.unwrap_or_default() }));
+        let services = Services::new(Desk::new(limiter), live(settings), Access::default()).await;
+        let server = tokio::spawn(serve::run(listener, services, Security::default(), async {
+            stopped.await.unwrap_or_default()
+        }));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let client = RateLimitServiceClient::new(channel.clone());
         Self { address, channel, client, stop, server }

@@ -1,0 +1,133 @@
+//! Who may call: tokens, and what each of them may do. Without any token everybody may do everything.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::config::{Scope, Scopes, Token};
+
+/// What callers are called when there are no tokens.
+pub const ANYBODY: &str = "anybody";
+
+/// The tokens in force. Cheap to clone; all clones change together.
+#[derive(Clone, Debug, Default)]
+pub struct Access(Arc<ArcSwap<Vec<Token>>>);
+
+/// Somebody who may call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The name of the token.
+    pub name: String,
+    /// What it may do.
+    pub may: Scopes,
+}
+
+/// Why somebody may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// There is no token.
+    #[error("a token is needed: send \"Authorization: Bearer …\"")]
+    NoToken,
+    /// Nobody has this token.
+    #[error("the token is not known: it may have been replaced")]
+    WrongToken,
+    /// The token is not enough for this call.
+    #[error("token {name:?} may not do this: it needs \"{}\" in its \"may\"", scope.name())]
+    TooWeak {
+        /// The token's name.
+        name: String,
+        /// What it lacks.
+        scope: Scope,
+    },
+}
+
+impl Granted {
+    /// Everybody, where there are no tokens.
+    pub fn anybody() -> Self {
+        Self { name: ANYBODY.to_owned(), may: Scopes::ALL }
+    }
+}
+
+impl Access {
+    /// Lets in who has one of these tokens, or everybody if there are none.
+    pub fn new(tokens: Vec<Token>) -> Self {
+        let access = Self::default();
+        access.replace(tokens);
+        access
+    }
+
+    /// Lets in by these tokens from now on.
+    pub fn replace(&self, tokens: Vec<Token>) {
+        self.0.store(Arc::new(tokens));
+    }
+
+    /// Whether everybody may do everything.
+    pub fn is_open(&self) -> bool {
+        self.0.load().is_empty()
+    }
+
+    /// Who has this secret. Every token is looked at, so that the time it takes tells nothing.
+    pub fn holder(&self, secret: &[u8]) -> Option<Granted> {
+        let tokens = self.0.load();
+        let mut holder = None;
+        for token in tokens.iter().filter(|token| token.accepts(secret)) {
+            holder = Some(Granted { name: token.name.clone(), may: token.may });
+        }
+        holder
+    }
+
+    /// Whether somebody with this `Authorization` may do what needs `scope`.
+    ///
+    /// # Errors
+    /// When they may not.
+    pub fn check(&self, authorization: Option<&[u8]>, scope: Scope) -> Result<Granted, Denied> {
+        if self.is_open() {
+            return Ok(Granted::anybody());
+        }
+        let secret = authorization.and_then(bearer).ok_or(Denied::NoToken)?;
+        let granted = self.holder(secret).ok_or(Denied::WrongToken)?;
+        if granted.may.allows(scope) {
+            Ok(granted)
+        } else {
+            Err(Denied::TooWeak { name: granted.name, scope })
+        }
+    }
+}
+
+/// The secret of `Bearer …`.
+fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    let (scheme, secret) = authorization.split_at_checked(7)?;
+    let secret = secret.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !secret.is_empty()).then_some(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_may_do_what_it_says_and_nothing_else() {
+        let check_only = Scopes { check: true, adjust: false, admin: false };
+        let access = Access::new(vec![
+            Token::new("app", b"s3cret", check_only),
+            Token::new("ops", b"other", Scopes::ALL),
+        ]);
+        let name = |authorization: &str, scope| {
+            access.check(Some(authorization.as_bytes()), scope).map(|granted| granted.name)
+        };
+        assert_eq!(name("Bearer s3cret", Scope::Check), Ok("app".to_owned()));
+        assert_eq!(name("bearer  s3cret ", Scope::Check), Ok("app".to_owned()));
+        assert_eq!(name("Bearer other", Scope::Admin), Ok("ops".to_owned()));
+        let too_weak = Denied::TooWeak { name: "app".to_owned(), scope: Scope::Adjust };
+        assert_eq!(name("Bearer s3cret", Scope::Adjust), Err(too_weak));
+        for wrong in ["Bearer s3cre", "Bearer s3cret2", "Bearer S3CRET"] {
+            assert_eq!(name(wrong, Scope::Check), Err(Denied::WrongToken), "{wrong}");
+        }
+        for none in ["", "Bearer", "Bearer ", "Basic s3cret", "s3cret"] {
+            assert_eq!(name(none, Scope::Check), Err(Denied::NoToken), "{none}");
+        }
+        assert_eq!(access.check(None, Scope::Check), Err(Denied::NoToken));
+        access.clone().replace(Vec::new());
+        assert_eq!(access.check(None, Scope::Admin).unwrap().name, ANYBODY);
+    }
+}

@@ -1,0 +1,285 @@
+//! The whole server: from its configuration, through every change of it, to its end.
+
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+};
+use tollgate::{Limiter, Options, RulesError};
+use tollgate_tower::client::ClientAddress;
+
+use crate::{
+    access::Access,
+    config::{
+        Config, ConfigError, Listen, Live, ServerSettings, Source, live,
+        watch::{Reload, Watcher},
+    },
+    desk::Desk,
+    forward_auth, grpc, http,
+    listen::{self, ListenError, Security},
+    observe::logs::{Audit, audit},
+    resp,
+    serve::{self, Draining},
+    store::{AnyStore, OpenError},
+};
+
+/// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
+/// says so, and every answer asks to connect elsewhere next.
+pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
+
+/// A server that has its addresses, and does not answer yet.
+pub struct Tollgate {
+    config: Config,
+    watcher: Watcher,
+    desk: Desk<AnyStore>,
+    access: Access,
+    security: Security,
+    draining: Draining,
+    gatehouse: Live<forward_auth::Settings>,
+    envoy: Live<grpc::Settings>,
+    http: Option<serve::Server>,
+    grpc: Option<(TcpListener, SocketAddr)>,
+    resp: Option<(TcpListener, SocketAddr)>,
+}
+
+/// Where a server listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// JSON API, forward-auth, metrics.
+    pub http: Option<SocketAddr>,
+    /// Envoy's rate limit service.
+    pub grpc: Option<SocketAddr>,
+    /// The Redis protocol.
+    pub resp: Option<SocketAddr>,
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its rules cannot be used together.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// The store cannot be set up.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// An address or a certificate cannot be used.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+}
+
+/// What the system tells the process to do.
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+/// What a signal says.
+enum Told {
+    ToStop(Stop),
+    ToReload,
+}
+
+/// How to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// In good order: SIGTERM.
+    Drain,
+    /// At once: Ctrl-C.
+    Now,
+}
+
+impl Signals {
+    /// Listens for signals from now on.
+    ///
+    /// # Errors
+    /// When the system does not let the process do so.
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::ToStop(Stop::Drain),
+            _ = self.interrupt.recv() => Told::ToStop(Stop::Now),
+            _ = self.hangup.recv() => Told::ToReload,
+        }
+    }
+}
+
+impl Tollgate {
+    /// Reads the configuration, sets up the store, which may be away, and takes the addresses.
+    ///
+    /// # Errors
+    /// When something of it is wrong, or an address is taken.
+    pub async fn start(source: Source) -> Result<Self, StartError> {
+        let (config, watcher) = Watcher::start(source).await?;
+        let store = AnyStore::set_up(&config.store)?;
+        let options = Options { deadline: config.store.deadline, refusal_cache: config.store.refusal_cache };
+        let limiter = Limiter::with_options(store, config.rules.clone(), options)?;
+        let desk = Desk::new(limiter);
+        desk.clean_labels_by(config.labels.clone());
+        desk.observer().reloads().succeeded();
+        let security = Security::new(config.server.tls.as_ref())?;
+        let draining = Draining::default();
+        let http = match config.server.http {
+            Listen::Off => None,
+            Listen::Address(address) => {
+                let server = serve::Server::bind(address).await?;
+                Some(server.secured(security.clone()).draining(draining.clone()))
+            }
+        };
+        Ok(Self {
+            desk,
+            access: Access::new(config.server.tokens.clone()),
+            security,
+            draining,
+            gatehouse: live(gatehouse(&config.server)),
+            envoy: live(envoy(&config.server)),
+            http,
+            grpc: bind(config.server.grpc).await?,
+            resp: bind(config.server.resp).await?,
+            config,
+            watcher,
+        })
+    }
+
+    /// What it was started with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> Addresses {
+        let address = |bound: &Option<(TcpListener, SocketAddr)>| bound.as_ref().map(|(_, address)| *address);
+        Addresses {
+            http: self.http.as_ref().map(serve::Server::address),
+            grpc: address(&self.grpc),
+            resp: address(&self.resp),
+        }
+    }
+
+    /// Answers until told to stop, and changes with its configuration.
+    pub async fn run(mut self, mut signals: Signals) {
+        for warning in &self.config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let (stop, stopped) = watch::channel(());
+        let mut fronts = self.open(&stopped).await;
+        drop(stopped);
+        let desk = self.desk.clone();
+        let history = tokio::spawn(async move { desk.keep_history().await });
+        let reloader = self.watcher.reloader();
+        let how = loop {
+            tokio::select! {
+                told = signals.next() => match told {
+                    Told::ToStop(how) => break how,
+                    Told::ToReload => reloader.reload_now(),
+                },
+                reload = self.watcher.next() => self.change(reload),
+            }
+        };
+        self.draining.begin();
+        if how == Stop::Drain {
+            // whoever is in a hurry says so once more
+            let _told_or_hurried = tokio::time::timeout(DRAIN_NOTICE, signals.next()).await;
+        }
+        drop(stop);
+        while fronts.join_next().await.is_some() {}
+        history.abort();
+    }
+
+    /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
+    async fn open(&mut self, stopped: &watch::Receiver<()>) -> JoinSet<()> {
+        let mut fronts = JoinSet::new();
+        if let Some(server) = self.http.take() {
+            let gatehouse = forward_auth::router(self.desk.clone(), Arc::clone(&self.gatehouse));
+            let settings = http::Settings { access: self.access.clone(), draining: self.draining.clone() };
+            let routes = http::guarded(self.desk.clone(), settings, gatehouse);
+            fronts.spawn(server.run(routes, until(stopped)));
+        }
+        if let Some((listener, _)) = self.grpc.take() {
+            let services =
+                grpc::Services::new(self.desk.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
+            fronts.spawn(grpc::serve::run(listener, services, self.security.clone(), until(stopped)));
+        }
+        if let Some((listener, _)) = self.resp.take() {
+            let endpoint = resp::Endpoint::new(self.desk.clone(), self.access.clone());
+            fronts.spawn(resp::run(listener, endpoint, self.security.clone(), until(stopped)));
+        }
+        fronts
+    }
+
+    /// Puts another configuration in force, all of it or nothing.
+    fn change(&mut self, reload: Reload) {
+        let changed = match reload {
+            Reload::Changed { config, needs_restart } => {
+                self.adopt(*config).map(|()| needs_restart).map_err(|error| error.to_string())
+            }
+            Reload::Rejected(error) => Err(error.to_string()),
+        };
+        let reloads = self.desk.observer().reloads();
+        match &changed {
+            Ok(needs_restart) => {
+                reloads.succeeded();
+                for setting in needs_restart {
+                    tracing::warn!(setting, "this change takes effect when the server is started again");
+                }
+            }
+            Err(error) => {
+                reloads.failed();
+                tracing::error!(
+                    "the configuration is not taken over, the one before stays in force: {error}"
+                );
+            }
+        }
+        let result = changed.as_ref().map(|_| ()).map_err(|error| error as &dyn std::fmt::Display);
+        audit(&Audit { who: "server", action: "reload", subject: &"the configuration", result });
+    }
+
+    fn adopt(&mut self, config: Config) -> Result<(), StartError> {
+        if let Some(tls) = &config.server.tls {
+            self.security.replace(tls)?;
+        }
+        self.desk.limiter().reconfigure(config.rules.iter().cloned())?;
+        self.desk.clean_labels_by(config.labels.clone());
+        self.access.replace(config.server.tokens.clone());
+        self.gatehouse.store(Arc::new(gatehouse(&config.server)));
+        self.envoy.store(Arc::new(envoy(&config.server)));
+        self.config = config;
+        Ok(())
+    }
+}
+
+async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
+    match listen {
+        Listen::Off => Ok(None),
+        Listen::Address(address) => listen::bind(address).await.map(Some),
+    }
+}
+
+/// Ready once the other side is dropped.
+fn until(stopped: &watch::Receiver<()>) -> impl Future<Output = ()> + Send + use<> {
+    let mut stopped = stopped.clone();
+    async move { while stopped.changed().await.is_ok() {} }
+}
+
+fn gatehouse(server: &ServerSettings) -> forward_auth::Settings {
+    let client = ClientAddress::trusting_networks(server.trusted_proxies.clone());
+    forward_auth::Settings { client, dialect: server.headers }
+}
+
+fn envoy(server: &ServerSettings) -> grpc::Settings {
+    grpc::Settings { headers: server.headers, closed: server.envoy_closed }
+}
