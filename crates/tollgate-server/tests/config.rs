@@ -1,5 +1,7 @@
 //! Configuration files, good and bad: what they mean, and what is said about those that mean nothing.
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
 use std::{fs, time::Duration};
 
 use tempfile::TempDir;
@@ -264,6 +266,8 @@ fn a_second_rule_of_a_name_is_refused_with_the_place_of_the_first() {
     let line = error.to_string();
     assert!(line.contains(":7:8: rule \"r\" is defined twice: give each rule a name of its own"), "{line}");
     assert!(line.contains(":2:8: first defined here"), "{line}");
+    let drawn = error.render(Colour::Never);
+    assert!(drawn.contains("2 | name = \"r\"") && drawn.contains("7 | name = \"r\""), "{drawn}");
 }
 
 #[test]
@@ -450,7 +454,7 @@ fn no_secret_is_ever_shown() {
          [[rule]]\nname = \"r\"\namount = 1\nwindow = \"1m\"\nwhen = { key = \"s3cret-2\" }\n",
     );
     setup.write("password", "s3cret-3\n");
-    setup.write("hash", "s3cret-4\n");
+    setup.write("hash", "s3cret-4-which-is-long\n");
     let setup = setup.with_variables([("T", "s3cret-5")]);
     let config = setup.load().unwrap();
     let shown = format!("{config:?} {:?} {:?}", setup.source, RuleView::from(&config.rules[0]));
@@ -614,11 +618,14 @@ fn a_secret_label_without_a_shared_key_is_warned_about() {
     assert!(config.warnings[0].contains("store.hash_secret_file"));
     assert_eq!(config.labels.headers().collect::<Vec<_>>(), [("key", "x-api-key")]);
     let setup = Setup::new("[store]\nhash_secret_file = \"hash\"\n[labels]\nkey = { secret = true }\n");
-    setup.write("hash", "shared\n");
+    setup.write("hash", "0123456789abcdef\n");
     let config = setup.load().unwrap();
     assert!(config.warnings.is_empty());
     let one = config.labels.clean([("key", "x")]).unwrap();
     assert_eq!(one, setup.load().unwrap().labels.clean([("key", "x")]).unwrap());
+    setup.write("hash", "0123456789abcde\n");
+    let error = setup.load().unwrap_err().to_string();
+    assert!(error.contains(":2:20: the key in this file has 15 bytes: use at least 16"), "{error}");
 }
 
 /// A rule per tenant, with a file of overrides.

@@ -143,34 +143,32 @@ impl Problem {
     }
 
     fn report(&self) -> Vec<Group<'_>> {
-        let title = Level::ERROR.primary_title(&*self.message);
-        let mut group = match &self.place {
-            Place::In { file, span } => {
-                let (excerpt, first_line, span) = file.excerpt(span);
-                let mut snippet = Snippet::source(excerpt)
-                    .path(file.path.display().to_string())
-                    .line_start(first_line)
-                    .annotation(AnnotationKind::Primary.span(span));
-                let also = self.also.as_ref();
-                // Drawn together with the problem only when that keeps the drawing small.
-                if let Some((Place::In { file: other, span: also }, why)) = also
-                    && Arc::ptr_eq(other, file)
-                    && let Some(also) = file.within_excerpt(also, excerpt)
-                {
-                    snippet = snippet.annotation(AnnotationKind::Context.span(also).label(*why));
-                }
-                title.element(snippet)
-            }
-            Place::Nowhere => Group::with_title(title),
-            place => title.element(Level::NOTE.message(format!("in {place}"))),
-        };
+        let mut group = Group::with_title(Level::ERROR.primary_title(&*self.message));
+        group = drawn(group, &self.place);
         if let Some((place, why)) = &self.also {
-            group = group.element(Level::NOTE.message(format!("{place}: {why}")));
+            group = drawn(group.element(Level::NOTE.message(*why)), place);
         }
         if let Some(help) = &self.help {
             group = group.element(Level::HELP.message(&**help));
         }
         vec![group]
+    }
+}
+
+/// Adds the lines of a place, or its name where there are none.
+fn drawn<'a>(group: Group<'a>, place: &'a Place) -> Group<'a> {
+    match place {
+        Place::Nowhere => group,
+        Place::Flag(_) | Place::Variable(_) => group.element(Level::NOTE.message(format!("in {place}"))),
+        Place::In { file, span } => {
+            let (excerpt, first_line, span) = file.excerpt(span);
+            group.element(
+                Snippet::source(excerpt)
+                    .path(file.path.display().to_string())
+                    .line_start(first_line)
+                    .annotation(AnnotationKind::Primary.span(span)),
+            )
+        }
     }
 }
 
@@ -231,12 +229,6 @@ impl File {
         let excerpt = self.text[first..last].trim_end_matches(['\n', '\r']);
         let line = self.line_and_column(start).0;
         (excerpt, line, (start - first).min(excerpt.len())..(end - first).min(excerpt.len()))
-    }
-
-    fn within_excerpt(&self, span: &Range<usize>, excerpt: &str) -> Option<Range<usize>> {
-        let first = excerpt.as_ptr() as usize - self.text.as_ptr() as usize;
-        let (start, end) = (span.start.checked_sub(first)?, span.end.checked_sub(first)?);
-        (end <= excerpt.len()).then_some(start..end)
     }
 }
 

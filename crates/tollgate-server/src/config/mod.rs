@@ -40,8 +40,8 @@ pub use self::{
     error::{Colour, ConfigError, Problem},
     files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES},
     settings::{
-        Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, Scope, Scopes, ServerSettings,
-        StoreSettings, Tls, Token,
+        Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope, Scopes,
+        ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
     view::{ConditionView, RuleView, fingerprint},
@@ -52,10 +52,7 @@ use self::{
     read::Document,
     settings::Settle,
 };
-use crate::{
-    demo,
-    labels::{HashSecret, LabelPolicy},
-};
+use crate::{demo, labels::LabelPolicy};
 
 /// Settings that may change while they are used: whoever uses them loads them each time.
 pub type Live<T> = Arc<ArcSwap<T>>;
@@ -156,11 +153,11 @@ fn settled(
     let mut warnings = Vec::new();
     let store_place = document.store.place();
     let store_read = document.store.into_value().unwrap_or_default();
-    let hash_secret = files.secret(&store_read.hash_secret_file, &mut problems).map(HashSecret::new);
-    let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
     let mut settle = Settle { files, environment: &source.environment, problems: &mut problems };
+    let hash_secret = settle.hash_secret(&store_read.hash_secret_file);
     let server = settle.server(document.server.into_value().unwrap_or_default());
     let store = settle.store(&store_read, &store_place);
+    let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
     let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
     let rules = match &origin {
         Origin::Demo => demo::rules(),

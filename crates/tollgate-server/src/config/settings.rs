@@ -20,7 +20,7 @@ use super::{
     reader::Field,
     source::Environment,
 };
-use crate::{grpc::Closed, store::StoreUrl};
+use crate::{grpc::Closed, labels::HashSecret, store::StoreUrl};
 
 /// The shortest deadline of a decision.
 pub const MIN_DEADLINE: Duration = Duration::from_millis(1);
@@ -28,6 +28,8 @@ pub const MIN_DEADLINE: Duration = Duration::from_millis(1);
 pub const MAX_DEADLINE: Duration = Duration::from_secs(10);
 /// The longest time for which refusals may be answered without asking the store.
 pub const MAX_REFUSAL_CACHE: Duration = Duration::from_secs(60);
+/// The shortest key that secret labels are hashed with, in bytes: shorter ones can be found by trying.
+pub const MIN_HASH_SECRET: usize = 16;
 /// The most tokens.
 pub const MAX_TOKENS: usize = 1_000;
 
@@ -142,7 +144,7 @@ impl Default for ServerSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        let Options { deadline, refusal_cache, .. } = Options::default();
+        let Options { deadline, refusal_cache } = Options::default();
         Self {
             url: StoreUrl::Memory,
             deadline,
@@ -151,6 +153,13 @@ impl Default for StoreSettings {
             refusal_cache,
             redis: RedisSettings::default(),
         }
+    }
+}
+
+impl StoreSettings {
+    /// How the limiter treats the store.
+    pub fn options(&self) -> Options {
+        Options { deadline: self.deadline, refusal_cache: self.refusal_cache }
     }
 }
 
@@ -461,6 +470,19 @@ impl Settle<'_> {
             }
         }
         redis
+    }
+
+    /// The key of the hash that stands for secret labels.
+    pub(super) fn hash_secret(&mut self, field: &Field<String>) -> Option<HashSecret> {
+        let secret = self.files.secret(field, self.problems)?;
+        if secret.len() < MIN_HASH_SECRET {
+            let message = format!(
+                "the key in this file has {} bytes: use at least {MIN_HASH_SECRET}, for example of `openssl rand -hex 32`",
+                secret.len()
+            );
+            self.problems.push(Problem::new(&field.place(), message));
+        }
+        Some(HashSecret::new(secret))
     }
 
     fn password(&mut self, field: &Field<String>) -> Option<Secret> {

@@ -44,7 +44,10 @@ pub struct Flags {
 
 /// The variables of the environment. Not shown: some are secrets.
 #[derive(Clone)]
-pub struct Environment(Arc<dyn Fn(&str) -> Option<String> + Send + Sync>);
+pub struct Environment(Arc<Lookup>);
+
+/// From the name of a variable to its value.
+type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl Environment {
     /// That of this process. Variables that are not Unicode count as not set.

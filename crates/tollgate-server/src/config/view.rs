@@ -137,7 +137,7 @@ fn condition(condition: &Condition) -> ConditionView {
             Pattern::AnyOf(alternatives) => alternatives.members().iter().map(Pattern::to_string).collect(),
             one => vec![one.to_string()],
         };
-        view.entry(label.to_owned()).or_insert_with(Vec::new).extend(patterns);
+        view.entry(label.to_owned()).or_default().extend(patterns);
     }
     view
 }

@@ -80,7 +80,7 @@ impl Watcher {
             files: first.files,
             digest: first.digest,
             stamps: Vec::new(),
-            notices: Notices::new(),
+            notices: Notices::default(),
             asked: reloader.clone(),
             found,
         };
@@ -117,15 +117,6 @@ impl Reloader {
     }
 }
 
-/// Why the files are looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Cause {
-    /// Something may have changed.
-    Sign,
-    /// Somebody asked.
-    Asked,
-}
-
 struct Watch {
     source: Source,
     started: (ServerSettings, StoreSettings),
@@ -146,32 +137,41 @@ impl Watch {
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut cause = tokio::select! {
-                () = self.asked.0.notified() => Cause::Asked,
-                () = self.notices.wait() => Cause::Sign,
-                _ = looks.tick() => match stamps(&self.files) == self.stamps {
-                    true => continue,
-                    false => Cause::Sign,
-                },
+            let is_due = tokio::select! {
+                () = self.asked.0.notified() => true,
+                () = self.notices.wait() => self.is_due_after_a_sign().await,
+                _ = looks.tick() => self.looks_otherwise().await && self.has_changed().await,
             };
-            if cause == Cause::Sign {
-                tokio::select! {
-                    () = self.asked.0.notified() => cause = Cause::Asked,
-                    () = self.notices.settle() => {}
+            if is_due {
+                let reload = self.reload().await;
+                if self.found.send(reload).await.is_err() {
+                    return;
                 }
-            }
-            if cause == Cause::Sign {
-                let (files, before) = (self.files.clone(), self.digest);
-                self.stamps = stamps(&files);
-                if spawn_blocking(move || files::digest(&files) == before).await.unwrap_or_default() {
-                    continue;
-                }
-            }
-            let reload = self.reload().await;
-            if self.found.send(reload).await.is_err() {
-                return;
             }
         }
+    }
+
+    /// Waits until whoever writes is done. Who asks meanwhile does not wait.
+    async fn is_due_after_a_sign(&mut self) -> bool {
+        tokio::select! {
+            () = self.asked.0.notified() => true,
+            () = self.notices.settle() => self.has_changed().await,
+        }
+    }
+
+    /// Whether the system says something else about the files than before.
+    async fn looks_otherwise(&mut self) -> bool {
+        let files = self.files.clone();
+        let now = blocking(move || stamps(&files)).await;
+        let is_other = now != self.stamps;
+        self.stamps = now;
+        is_other
+    }
+
+    /// Whether there is something else in the files than before.
+    async fn has_changed(&self) -> bool {
+        let files = self.files.clone();
+        blocking(move || files::digest(&files)).await != self.digest
     }
 
     async fn reload(&mut self) -> Reload {
@@ -200,54 +200,45 @@ impl Watch {
 
     /// Watches the files of the last reading. What has changed since it, before they were watched, counts as a sign.
     async fn look_at_files(&mut self) {
-        self.stamps = stamps(&self.files);
-        self.notices.watch(&self.files);
-        let (files, digest) = (self.files.clone(), self.digest);
-        if !spawn_blocking(move || files::digest(&files) == digest).await.unwrap_or_default() {
-            self.notices.sign();
+        let (files, signs) = (self.files.clone(), Arc::clone(&self.notices.signs));
+        let look = move || (stamps(&files), watched(&files, signs));
+        (self.stamps, self.notices.watcher) = blocking(look).await;
+        if self.has_changed().await {
+            self.notices.signs.notify_one();
         }
     }
 }
 
 /// The system's notices of changes. Without them, the looks now and then remain.
+#[derive(Default)]
 struct Notices {
     signs: Arc<Notify>,
     watcher: Option<RecommendedWatcher>,
 }
 
-impl Notices {
-    fn new() -> Self {
-        Self { signs: Arc::default(), watcher: None }
-    }
-
-    /// Watches everything on the way to these files, and nothing else.
-    fn watch(&mut self, files: &[PathBuf]) {
-        let paths: BTreeSet<PathBuf> = files.iter().flat_map(|path| hops(path)).collect();
-        let directories: BTreeSet<PathBuf> =
-            paths.iter().filter_map(|path| path.parent().map(Path::to_path_buf)).collect();
-        // All anew: a directory that was replaced is another one under the same name.
-        let signs = Arc::clone(&self.signs);
-        let notice = move |event: notify::Result<Event>| {
-            let is_sign = event.map_or(true, |event| {
-                event.need_rescan()
-                    || is_change(&event.kind) && event.paths.iter().any(|path| paths.contains(path))
-            });
-            if is_sign {
-                signs.notify_one();
-            }
-        };
-        self.watcher = notify::recommended_watcher(notice).ok();
-        let Some(watcher) = &mut self.watcher else { return };
-        for directory in directories {
-            // One that is not there, or cannot be watched, is looked at now and then.
-            let _watched = watcher.watch(&directory, RecursiveMode::NonRecursive);
+/// Signs when anything changes on the way to these files, until it is dropped.
+fn watched(files: &[PathBuf], signs: Arc<Notify>) -> Option<RecommendedWatcher> {
+    let paths: BTreeSet<PathBuf> = files.iter().flat_map(|path| hops(path)).collect();
+    let directories: BTreeSet<PathBuf> =
+        paths.iter().filter_map(|path| path.parent().map(Path::to_path_buf)).collect();
+    let notice = move |event: notify::Result<Event>| {
+        let is_sign = event.map_or(true, |event| {
+            event.need_rescan()
+                || is_change(&event.kind) && event.paths.iter().any(|path| paths.contains(path))
+        });
+        if is_sign {
+            signs.notify_one();
         }
+    };
+    let mut watcher = notify::recommended_watcher(notice).ok()?;
+    for directory in directories {
+        // One that is not there, or cannot be watched, is looked at now and then.
+        let _watched = watcher.watch(&directory, RecursiveMode::NonRecursive);
     }
+    Some(watcher)
+}
 
-    fn sign(&self) {
-        self.signs.notify_one();
-    }
-
+impl Notices {
     async fn wait(&self) {
         self.signs.notified().await;
     }
@@ -265,11 +256,16 @@ fn is_change(kind: &EventKind) -> bool {
 }
 
 async fn read(source: Source) -> (Source, Attempt) {
-    let reading = spawn_blocking(move || {
+    blocking(move || {
         let attempt = attempt(&source);
         (source, attempt)
-    });
-    reading.await.expect("reading the configuration does not panic")
+    })
+    .await
+}
+
+/// Does what may wait for a disk where it keeps nobody waiting.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_blocking(work).await.expect("looking at files does not panic")
 }
 
 /// What the system says about a file, as far as a change shows in it.
@@ -340,11 +336,16 @@ mod tests {
         assert_eq!(hops(&root.join("missing/b")), [root.join("missing/b")]);
     }
 
+    fn noticed(path: &Path) -> Notices {
+        let signs = Arc::<Notify>::default();
+        let watcher = watched(&[path.to_owned()], Arc::clone(&signs));
+        Notices { signs, watcher }
+    }
+
     /// Whether a change is noticed, not only found when looking.
     async fn is_noticed(path: &Path, change: impl FnOnce()) -> bool {
         const SOON: Duration = Duration::from_secs(20);
-        let mut notices = Notices::new();
-        notices.watch(&[path.to_owned()]);
+        let notices = noticed(path);
         change();
         timeout(SOON, notices.wait()).await.is_ok()
     }
@@ -376,13 +377,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.toml");
         fs::write(&path, "1").unwrap();
-        let mut notices = Notices::new();
-        notices.watch(std::slice::from_ref(&path));
+        let notices = noticed(&path);
         fs::read(&path).unwrap();
         fs::write(directory.path().join("other"), "1").unwrap();
         // The system tells things in their order: what was told before this would be here by then.
-        let mut later = Notices::new();
-        later.watch(&[directory.path().join("mark")]);
+        let later = noticed(&directory.path().join("mark"));
         fs::write(directory.path().join("mark"), "1").unwrap();
         later.wait().await;
         assert!(timeout(Duration::from_millis(50), notices.wait()).await.is_err());
