@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::top::{ERROR_SHARE, MAX_KEYS, Noted, Snapshot, Top, TopKey, TopRule, WINDOW},
+    observe::top::{ERROR_SHARE, EXACT, MAX_KEYS, Noted, SAMPLED, Snapshot, Top, TopKey, TopRule, WINDOW},
 };
 
 const CALLER: Caller = Caller::at(Transport::Http);
@@ -33,62 +33,94 @@ impl Numbers {
         self.0 >> 33
     }
 
-    /// About as many as there are requests are seen once, and the first few very often.
+    /// A few are seen very often, and very many hardly ever.
     fn skewed(&mut self) -> u64 {
         (1 << 40) / (self.next() % (1 << 20) * (1 << 12) + 1 + self.next() % (1 << 12))
     }
 }
 
-#[test]
-fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_is_missed() {
+/// What was noted, by who counted it without a sketch.
+#[derive(Default)]
+struct Truth(HashMap<String, (u64, u64)>);
+
+impl Truth {
+    fn add(&mut self, key: String, noted: Noted) {
+        let (count, refused) = self.0.entry(key).or_default();
+        *count += 1;
+        *refused += u64::from(noted == Noted::Refused);
+    }
+
+    /// Whether each key that is shown is counted within the error and `slack`, and each that should be shown is.
+    fn agrees_with(&self, snapshot: &Snapshot, slack: impl Fn(u64) -> u64) {
+        let is_near = |shown: u64, error: u64, truth: u64| {
+            shown <= truth + slack(truth) && shown + error + slack(truth) >= truth
+        };
+        for shown in &snapshot.heaviest {
+            let (count, refused) = self.0[&*shown.key];
+            assert!(is_near(shown.count, snapshot.error, count), "{shown:?}, in truth {count}");
+            assert!(is_near(shown.refused, snapshot.refused_error, refused), "{shown:?}, in truth {refused}");
+        }
+        let is_shown = |keys: &[TopKey], key: &str| keys.iter().any(|shown| *shown.key == *key);
+        let least = snapshot.heaviest.last().unwrap().count + snapshot.error;
+        let least_refused = snapshot.most_refused.last().unwrap().refused + snapshot.refused_error;
+        for (key, (count, refused)) in &self.0 {
+            let is_heavy = *count > least + slack(*count);
+            assert!(!is_heavy || is_shown(&snapshot.heaviest, key), "{key} asked {count} times");
+            let is_refused = *refused > least_refused + slack(*refused);
+            assert!(
+                !is_refused || is_shown(&snapshot.most_refused, key),
+                "{key} was refused {refused} times"
+            );
+        }
+    }
+}
+
+/// So many checks by each of some threads.
+fn noted_by_threads(top: &Top, each: u64) -> Truth {
     const THREADS: u64 = 4;
-    const EACH: u64 = 200_000;
-    let (top, rule) = (Top::default(), rule());
-    let seen: Vec<HashMap<u64, (u64, u64)>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|seed| {
-                let (top, rule) = (&top, &rule);
-                scope.spawn(move || {
-                    let (mut numbers, mut seen) = (Numbers(seed), HashMap::new());
-                    for _ in 0..EACH {
-                        let n = numbers.skewed();
-                        let noted = if n % 3 == 0 { Noted::Refused } else { Noted::Passed };
-                        let (count, refused): &mut (u64, u64) = seen.entry(n).or_default();
-                        *count += 1;
-                        *refused += u64::from(noted == Noted::Refused);
-                        top.note_rule(rule, &ip(&n.to_string()), noted, Duration::ZERO);
-                    }
-                    seen
-                })
+    let rule = rule();
+    let seen: Vec<Vec<(u64, Noted)>> = thread::scope(|scope| {
+        let note = |seed| {
+            let (rule, mut numbers) = (&rule, Numbers(seed));
+            scope.spawn(move || {
+                let numbers = (0..each).map(|_| numbers.skewed());
+                let seen = numbers.map(|n| (n, if n % 3 == 0 { Noted::Refused } else { Noted::Passed }));
+                seen.inspect(|(n, noted)| top.note_rule(rule, &ip(&n.to_string()), *noted, Duration::ZERO))
+                    .collect()
             })
-            .collect();
+        };
+        let threads: Vec<_> = (0..THREADS).map(note).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let mut truth: HashMap<String, (u64, u64)> = HashMap::new();
-    for (n, (count, refused)) in seen.into_iter().flatten() {
-        let total = truth.entry(format!("ip={n}")).or_default();
-        *total = (total.0 + count, total.1 + refused);
+    let mut truth = Truth::default();
+    for (n, noted) in seen.into_iter().flatten() {
+        truth.add(format!("ip={n}"), noted);
     }
-    assert!(truth.len() > 50_000, "{} keys are too few for a test", truth.len());
+    truth
+}
 
+#[test]
+fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_is_missed() {
+    let top = Top::default();
+    let truth = noted_by_threads(&top, EXACT);
+    let total: u64 = truth.0.values().map(|(count, _)| count).sum();
+    assert!(truth.0.len() > 5_000, "{} keys are too few for a test", truth.0.len());
     let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
-    let total = THREADS * EACH;
     assert_eq!((snapshot.count, snapshot.heaviest.len()), (total, MAX_KEYS));
     assert!(snapshot.error > 0 && snapshot.error as f64 <= ERROR_SHARE * total as f64, "{}", snapshot.error);
-    for shown in &snapshot.heaviest {
-        let (count, refused) = truth[&*shown.key];
-        assert!(shown.count <= count && shown.count + snapshot.error >= count, "{shown:?}, in truth {count}");
-        assert!(shown.refused <= refused && shown.refused + snapshot.refused_error >= refused, "{shown:?}");
-    }
-    let is_shown = |keys: &[TopKey], key: &str| keys.iter().any(|shown| *shown.key == *key);
-    let least = snapshot.heaviest.last().unwrap().count + snapshot.error;
-    for (key, (count, _)) in truth.iter().filter(|(_, (count, _))| *count > least) {
-        assert!(is_shown(&snapshot.heaviest, key), "{key} asked {count} times");
-    }
-    let least = snapshot.most_refused.last().unwrap().refused + snapshot.refused_error;
-    for (key, (_, refused)) in truth.iter().filter(|(_, (_, refused))| *refused > least) {
-        assert!(is_shown(&snapshot.most_refused, key), "{key} was refused {refused} times");
-    }
+    truth.agrees_with(&snapshot, |_| 0);
+}
+
+#[test]
+fn of_very_many_checks_a_sample_is_near_the_truth() {
+    let top = Top::default();
+    let truth = noted_by_threads(&top, 20 * EXACT);
+    let total: u64 = truth.0.values().map(|(count, _)| count).sum();
+    // seven times the standard deviation: by chance never
+    let slack = |count: u64| (7.0 * ((SAMPLED * count) as f64).sqrt()) as u64 + 7 * SAMPLED;
+    let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
+    assert!(snapshot.count.abs_diff(total) <= slack(total), "{} of {total}", snapshot.count);
+    truth.agrees_with(&snapshot, slack);
 }
 
 #[test]

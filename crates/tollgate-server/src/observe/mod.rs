@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mod` | the [`Observer`]: what is noted of a decision |
 //! | `outcome` | what a decision means for each rule, in one word |
-//! | `tally` | counts, for as many threads as there are |
+//! | `tally`, `shard` | counts, for as many threads as there are |
 //! | [`metrics`] | every metric's name, labels and meaning, and the text that Prometheus reads |
 //! | [`top`] | the keys that ask the most and are refused the most |
 //! | [`history`] | decisions a second, of the last hour |
@@ -20,6 +20,7 @@ pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod outcome;
+mod shard;
 mod tally;
 pub mod top;
 pub mod trace;

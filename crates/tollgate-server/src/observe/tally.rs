@@ -17,6 +17,7 @@ use tollgate::{
 use super::{
     Call,
     outcome::{RequestOutcome, RuleOutcome},
+    shard::Sharded,
     top::TopRule,
 };
 
@@ -42,7 +43,7 @@ pub(super) struct Table {
 /// The counts of one rule.
 #[derive(Clone)]
 pub(super) struct RuleTally {
-    counts: Arc<Counts>,
+    counts: Arc<Sharded<Counts>>,
     top: Arc<TopRule>,
 }
 
@@ -62,10 +63,12 @@ pub(super) enum Adjustment {
     Refunded,
 }
 
-/// The requests of one front end; apart from those of the others also in memory.
+/// The requests of one front end.
 #[derive(Default)]
-#[repr(align(128))]
-pub(super) struct TransportTally {
+pub(super) struct TransportTally(Sharded<Transported>);
+
+#[derive(Default)]
+struct Transported {
     entered: AtomicU64,
     left: [AtomicU64; BOUNDS.len() + 1],
     nanos: AtomicU64,
@@ -73,7 +76,7 @@ pub(super) struct TransportTally {
 
 /// How often each call ended how.
 #[derive(Default)]
-pub(super) struct RequestTally([[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]);
+pub(super) struct RequestTally(Sharded<[[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]>);
 
 /// The calls, by name.
 pub(super) const CALLS: [&str; 5] = ["check", "peek", "charge", "refund", "reset"];
@@ -140,22 +143,25 @@ impl RuleTally {
     }
 
     pub(super) fn decided(&self, outcome: RuleOutcome, cost: u64) {
-        self.counts.decisions[outcome as usize].fetch_add(1, Relaxed);
-        self.counts.costs[outcome as usize].fetch_add(cost, Relaxed);
+        let counts = self.counts.own();
+        counts.decisions[outcome as usize].fetch_add(1, Relaxed);
+        counts.costs[outcome as usize].fetch_add(cost, Relaxed);
     }
 
     pub(super) fn adjusted(&self, adjustment: Adjustment, cost: u64) {
-        self.counts.adjustments[adjustment as usize].fetch_add(cost, Relaxed);
+        self.counts.own().adjustments[adjustment as usize].fetch_add(cost, Relaxed);
     }
 
     pub(super) fn decisions(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        RuleOutcome::ALL.iter().map(|outcome| outcome.name()).zip(self.counts.decisions.iter().map(read))
+        let counts = sums(self.counts.all().map(|counts| &counts.decisions));
+        RuleOutcome::ALL.iter().map(|outcome| outcome.name()).zip(counts)
     }
 
     pub(super) fn costs(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let names = RuleOutcome::ALL.iter().map(|outcome| outcome.name());
         let names = names.chain(Adjustment::ALL.iter().map(|adjustment| adjustment.name()));
-        names.zip(self.counts.costs.iter().chain(&self.counts.adjustments).map(read))
+        let costs = sums(self.counts.all().map(|counts| &counts.costs));
+        names.zip(costs.into_iter().chain(sums(self.counts.all().map(|counts| &counts.adjustments))))
     }
 
     pub(super) fn top_rule(&self) -> &Arc<TopRule> {
@@ -176,27 +182,27 @@ impl Adjustment {
 
 impl TransportTally {
     pub(super) fn entered(&self) {
-        self.entered.fetch_add(1, Relaxed);
+        self.0.own().entered.fetch_add(1, Relaxed);
     }
 
     pub(super) fn left(&self, took: Duration) {
+        let Transported { left, nanos, .. } = self.0.own();
         let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
-        self.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-        self.left[bucket].fetch_add(1, Relaxed);
+        nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        left[bucket].fetch_add(1, Relaxed);
     }
 
     pub(super) fn durations(&self) -> Durations {
-        Durations {
-            counts: self.left.each_ref().map(read),
-            total: Duration::from_nanos(self.nanos.load(Relaxed)),
-        }
+        let nanos = self.0.all().map(|shard| read(&shard.nanos)).sum();
+        Durations { counts: sums(self.0.all().map(|shard| &shard.left)), total: Duration::from_nanos(nanos) }
     }
 
     /// How many are under way.
     pub(super) fn inflight(&self) -> u64 {
         // read first: who leaves meanwhile has entered before
-        let left: u64 = self.left.iter().map(read).sum();
-        self.entered.load(Relaxed).saturating_sub(left)
+        let left: u64 = self.durations().counts.iter().sum();
+        let entered: u64 = self.0.all().map(|shard| read(&shard.entered)).sum();
+        entered.saturating_sub(left)
     }
 }
 
@@ -209,22 +215,30 @@ impl RequestTally {
             Call::Decide(Operation::Refund { .. }) => 3,
             Call::Reset => 4,
         };
-        self.0[place][outcome as usize].fetch_add(1, Relaxed);
+        self.0.own()[place][outcome as usize].fetch_add(1, Relaxed);
     }
 
-    /// By the place of the outcome in [`RequestOutcome::ALL`], once for each call.
+    /// By the place of the outcome in [`RequestOutcome::ALL`], in parts.
     pub(super) fn by_outcome(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.0.iter().flat_map(|counts| counts.iter().map(read).enumerate())
+        self.0.all().flatten().flat_map(|counts| counts.iter().map(read).enumerate())
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-        CALLS.into_iter().zip(&self.0).flat_map(|(call, counts)| {
-            RequestOutcome::ALL
-                .iter()
-                .zip(counts)
-                .map(move |(outcome, count)| (call, outcome.name(), read(count)))
+        CALLS.into_iter().enumerate().flat_map(|(place, call)| {
+            let counts = sums(self.0.all().map(|calls| &calls[place]));
+            RequestOutcome::ALL.iter().zip(counts).map(move |(outcome, count)| (call, outcome.name(), count))
         })
     }
+}
+
+/// What all threads counted together.
+fn sums<'a, const N: usize>(shards: impl Iterator<Item = &'a [AtomicU64; N]>) -> [u64; N] {
+    shards.fold([0; N], |mut sums, counts| {
+        for (sum, count) in sums.iter_mut().zip(counts) {
+            *sum += read(count);
+        }
+        sums
+    })
 }
 
 fn read(count: &AtomicU64) -> u64 {

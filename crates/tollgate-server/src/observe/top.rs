@@ -1,20 +1,23 @@
 //! The keys that ask the most and are refused the most, in bounded memory.
 //!
 //! Each thread has its own pair of frequent-items sketches (Misra and Gries, as Apache DataSketches has them), and a
-//! look at them adds them up. What is said of a key is never more than what happened, and less by at most
-//! [`Snapshot::error`]: with n requests, n times [`ERROR_SHARE`]. A key that asked more often than that is never missed.
+//! look at them adds them up. What is said of a key is never more than what was noted, and less by at most
+//! [`Snapshot::error`], which is at most [`ERROR_SHARE`] of all that was noted. A key that was noted more often than that
+//! is never missed.
+//!
+//! A thread notes the first [`EXACT`] checks of a window one by one, and from then on one in [`SAMPLED`], chosen at
+//! random, as that many: noting each would cost about as much as deciding it. The count of a key is then off by chance too,
+//! mostly by less than twice the root of [`SAMPLED`] times the count.
 //!
 //! Two windows are kept, the one that goes on and the one before, so that what is old fades. Labels that are secret come
 //! here hashed, like everywhere behind the front ends.
 
 use std::{
     borrow::Borrow,
-    cell::Cell,
-    fmt::Write,
     hash::{BuildHasher, Hash, Hasher, RandomState},
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -25,13 +28,16 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tollgate::Labels;
 
-use super::tally::KEYED;
+use super::{shard::Sharded, tally::KEYED};
 
 /// How long a window is: a snapshot is about so long at least, and twice at most.
 pub const WINDOW: Duration = Duration::from_secs(300);
 
-/// Threads that do not meet; beyond so many, some share.
-const SHARDS: usize = 16;
+/// How many checks of a window each thread notes one by one.
+pub const EXACT: u64 = 20_000;
+
+/// One in how many it notes after that.
+pub const SAMPLED: u64 = 8;
 
 /// Places in a sketch, a power of two; three quarters of them are used.
 const PLACES: usize = 512;
@@ -94,17 +100,22 @@ pub struct TopKey {
 
 /// Notes keys.
 pub struct Top {
-    shards: Box<[Shard; SHARDS]>,
+    notes: Box<Sharded<Notes>>,
     hashing: SeedableRandomState,
 }
 
-/// The notes of some threads; apart from those of the others also in memory.
-#[repr(align(128))]
-struct Shard(Mutex<Windows>);
+/// The notes of one thread, or of a few.
+#[derive(Default)]
+struct Notes {
+    /// How many checks to let go by. Threads that share it may lose one another's steps: it is up to chance anyway.
+    skip: AtomicU64,
+    windows: Mutex<Windows>,
+}
 
 struct Windows {
     current: Sketches,
     previous: Option<Sketches>,
+    chance: u64,
 }
 
 #[derive(Clone)]
@@ -131,9 +142,12 @@ impl TopRule {
     fn text(&self, labels: &Labels) -> Box<str> {
         let mut text = String::new();
         for label in &self.per {
-            let separator = if text.is_empty() { "" } else { " " };
-            let value = String::from_utf8_lossy(labels.get(label).unwrap_or_default());
-            write!(text, "{separator}{label}={value}").expect("writing to a string cannot fail");
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(label);
+            text.push('=');
+            text.push_str(&String::from_utf8_lossy(labels.get(label).unwrap_or_default()));
         }
         cut(text)
     }
@@ -141,19 +155,18 @@ impl TopRule {
 
 impl Default for Top {
     fn default() -> Self {
-        let random = || RandomState::new().build_hasher().finish();
-        static SEED: std::sync::LazyLock<SharedSeed> =
-            std::sync::LazyLock::new(|| SharedSeed::from_u64(RandomState::new().build_hasher().finish()));
-        Self {
-            shards: Box::new(std::array::from_fn(|_| Shard(Mutex::new(Windows::new(Duration::ZERO))))),
-            hashing: SeedableRandomState::with_seed(random(), &SEED),
-        }
+        static SEED: LazyLock<SharedSeed> = LazyLock::new(|| SharedSeed::from_u64(random()));
+        Self { notes: Box::default(), hashing: SeedableRandomState::with_seed(random(), &SEED) }
     }
 }
 
 impl Top {
     /// A request met a rule, `now` since the notes began.
     pub fn note_rule(&self, rule: &Arc<TopRule>, labels: &Labels, noted: Noted, now: Duration) {
+        let notes = self.notes.own();
+        if notes.is_let_go_by() {
+            return;
+        }
         let mut hasher = self.hashing.build_hasher();
         hasher.write(rule.name.as_bytes());
         for label in &rule.per {
@@ -161,32 +174,26 @@ impl Top {
             hasher.write_usize(value.len());
             hasher.write(value);
         }
-        self.note(hasher.finish(), noted, now, || (Some(Arc::clone(&rule.name)), rule.text(labels)));
+        notes.take(hasher.finish(), noted, now, || (Some(Arc::clone(&rule.name)), rule.text(labels)));
     }
 
     /// A request was about a key of its own.
     pub fn note_key(&self, key: &[u8], noted: Noted, now: Duration) {
-        let hash = self.hashing.hash_one(key);
-        self.note(hash, noted, now, || (None, cut(String::from_utf8_lossy(key).into_owned())));
-    }
-
-    fn note(&self, hash: u64, noted: Noted, now: Duration, name: impl Fn() -> (Option<Arc<str>>, Box<str>)) {
-        let mut windows = self.shards[own_shard()].0.lock();
-        windows.go_on(now);
-        let Sketches { asked, refused, .. } = &mut windows.current;
-        note_in(asked, hash, &name);
-        if noted == Noted::Refused {
-            note_in(refused, hash, &name);
+        let notes = self.notes.own();
+        if notes.is_let_go_by() {
+            return;
         }
+        let text = || (None, cut(String::from_utf8_lossy(key).into_owned()));
+        notes.take(self.hashing.hash_one(key), noted, now, text);
     }
 
     /// The keys that ask the most and are refused the most, at most so many of each.
     pub fn snapshot(&self, count: usize, now: Duration) -> Snapshot {
         let count = count.min(MAX_KEYS);
         let mut all = Sketches::new(now);
-        for shard in &*self.shards {
+        for notes in self.notes.all() {
             let windows = {
-                let mut windows = shard.0.lock();
+                let mut windows = notes.windows.lock();
                 windows.go_on(now);
                 [Some(windows.current.clone()), windows.previous.clone()]
             };
@@ -206,33 +213,56 @@ impl Top {
     }
 }
 
-/// Where this thread takes notes.
-fn own_shard() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static OWN: Cell<Option<usize>> = const { Cell::new(None) };
+impl Notes {
+    fn is_let_go_by(&self) -> bool {
+        let left = self.skip.load(Relaxed);
+        if left > 0 {
+            self.skip.store(left - 1, Relaxed);
+        }
+        left > 0
     }
-    OWN.get().unwrap_or_else(|| {
-        let own = NEXT.fetch_add(1, Relaxed) % SHARDS;
-        OWN.set(Some(own));
-        own
-    })
+
+    fn take(&self, hash: u64, noted: Noted, now: Duration, name: impl Fn() -> (Option<Arc<str>>, Box<str>)) {
+        let mut windows = self.windows.lock();
+        windows.go_on(now);
+        let weight = if windows.current.asked.total_weight() < EXACT { 1 } else { SAMPLED };
+        let Sketches { asked, refused, .. } = &mut windows.current;
+        note_in(asked, hash, weight, &name);
+        if noted == Noted::Refused {
+            note_in(refused, hash, weight, &name);
+        }
+        if weight > 1 {
+            self.skip.store(windows.any_below(2 * weight - 1), Relaxed);
+        }
+    }
 }
 
 fn note_in(
     sketch: &mut FrequentItemsSketch<Name>,
     hash: u64,
+    weight: u64,
     name: &impl Fn() -> (Option<Arc<str>>, Box<str>),
 ) {
     // One that is there keeps the name that it has: most of the time there is none to be made.
     let is_known = sketch.lower_bound(&hash) > 0;
     let (rule, text) = if is_known { Default::default() } else { name() };
-    sketch.update(Name { hash, rule, text });
+    sketch.update_with_count(Name { hash, rule, text }, weight);
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { current: Sketches::new(Duration::ZERO), previous: None, chance: random() | 1 }
+    }
 }
 
 impl Windows {
-    fn new(begun: Duration) -> Self {
-        Self { current: Sketches::new(begun), previous: None }
+    /// A number below `bound`, each as likely as the others.
+    fn any_below(&mut self, bound: u64) -> u64 {
+        // Marsaglia's xorshift: nobody gains by foreseeing it
+        self.chance ^= self.chance << 13;
+        self.chance ^= self.chance >> 7;
+        self.chance ^= self.chance << 17;
+        self.chance % bound
     }
 
     /// Begins the next window if it is time to.
@@ -293,6 +323,11 @@ impl Borrow<u64> for Name {
     fn borrow(&self) -> &u64 {
         &self.hash
     }
+}
+
+/// A number that nobody can foresee.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn cut(mut text: String) -> Box<str> {
