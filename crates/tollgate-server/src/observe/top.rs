@@ -37,7 +37,7 @@ pub const WINDOW: Duration = Duration::from_secs(300);
 pub const EXACT: u64 = 20_000;
 
 /// One in how many it notes after that.
-pub const SAMPLED: u64 = 8;
+pub const SAMPLED: u64 = 16;
 
 /// Places in a sketch, a power of two; three quarters of them are used.
 const PLACES: usize = 512;
