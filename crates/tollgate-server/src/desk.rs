@@ -5,9 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
-use tollgate::{
-    Cost, Costs, Decision, Error, Hits, Labels, Limit, Limiter, Operation, Request, Store, Together,
-};
+use tollgate::{Cost, Costs, Decision, Error, Labels, Limit, Limiter, Operation, Request, Store, Together};
 use tracing::Instrument;
 
 use crate::{
@@ -207,16 +205,9 @@ impl<S: Store> Desk<S> {
         let span = trace::decision_span(caller.transport, Operation::Check);
         let together = self.within(caller).check_together(requests).instrument(span.clone()).await;
         match &together {
-            Ok(Together { overall, each }) => {
-                trace::record(&span, overall);
-                for (request, decision) in requests.iter().zip(each) {
-                    let operation = match request.hits {
-                        Hits::Taken => Operation::Check,
-                        Hits::GivenBack => Operation::Refund { at: None },
-                    };
-                    let about = About::Rules { labels: &request.labels, costs: &request.costs };
-                    pending.decided(operation, about, decision, || self.inner.limiter.rules());
-                }
+            Ok(decided) => {
+                trace::record(&span, &decided.overall);
+                pending.decided_together(requests, decided, || self.inner.limiter.rules());
             }
             Err(error) => pending.failed(Call::Decide(Operation::Check), error),
         }

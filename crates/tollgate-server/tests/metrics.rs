@@ -9,8 +9,8 @@ use std::{
 };
 
 use tollgate::{
-    Algorithm, Check, Cost, Costs, Deadline, Decided, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
-    Operation, Override, Rule, Store, StoreError,
+    Algorithm, Check, Cost, Costs, Deadline, Decided, Hits, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
+    Operation, Override, Request, Rule, Store, StoreError,
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
@@ -93,6 +93,33 @@ async fn each_rule_counts_what_a_request_was_to_it() {
     assert_eq!((requests(&text, "check", "allowed"), requests(&text, "check", "denied")), (2.0, 1.0));
     assert_eq!(value(&text, "tollgate_decision_duration_seconds_count{transport=\"http\"}"), 3.0);
     assert_eq!(value(&text, "tollgate_inflight_requests{transport=\"http\"}"), 0.0);
+}
+
+#[tokio::test]
+async fn several_in_one_count_as_one_request_and_by_what_became_of_all() {
+    let desk = desk([
+        Rule::new("per-user", minute(9)).per(["user"]),
+        Rule::new("per-ip", minute(1)).per(["ip"]),
+        Rule::new("per-job", minute(9)).per(["job"]),
+    ]);
+    let request = |label: &str, hits| Request {
+        labels: tollgate::Labels::new([(label, "a")]).unwrap(),
+        costs: Costs::from(Cost::new(2).unwrap()),
+        hits,
+        numbers: None,
+    };
+    let both = [request("user", Hits::Taken), request("job", Hits::GivenBack)];
+    assert!(desk.decide_together(CALLER, &both).await.unwrap().overall.is_allowed());
+    let all = [request("user", Hits::Taken), request("ip", Hits::Taken), request("job", Hits::GivenBack)];
+    assert!(!desk.decide_together(CALLER, &all).await.unwrap().overall.is_allowed());
+    let text = desk.metrics();
+    assert_eq!((requests(&text, "check", "allowed"), requests(&text, "check", "denied")), (1.0, 1.0));
+    assert_eq!(
+        (decisions(&text, "per-user", "allowed"), decisions(&text, "per-user", "overruled")),
+        (1.0, 1.0)
+    );
+    assert_eq!((decisions(&text, "per-ip", "denied"), cost(&text, "per-ip", "denied")), (1.0, 2.0));
+    assert_eq!((cost(&text, "per-job", "refunded"), requests(&text, "refund", "allowed")), (2.0, 0.0));
 }
 
 #[tokio::test]

@@ -31,13 +31,14 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use quanta::{Clock, Instant};
 use tollgate::{
-    Cost, Costs, Decision, Error, Labels, Mode, Operation, RuleSet, Source, TierDecision, rules::Effect,
+    Cost, Costs, Decision, Error, Hits, Labels, Mode, Operation, Request, RuleSet, Source, TierDecision,
+    Together, rules::Effect,
 };
 
 use self::{
     outcome::{RequestOutcome, RuleOutcome},
-    tally::{RequestTally, RuleTally, Table, TransportTally},
-    top::Top,
+    tally::{Adjustment, RequestTally, RuleTally, Table, TransportTally},
+    top::{Noted, Top},
 };
 use crate::desk::{Subject, Transport};
 
@@ -71,6 +72,14 @@ pub enum Call {
     Decide(Operation),
     /// To forget.
     Reset,
+}
+
+/// What was decided, and whether what it is part of passed: of several that pass together, those say allowed that are
+/// not to blame for a refusal.
+#[derive(Clone, Copy)]
+struct Verdict<'a> {
+    decision: &'a Decision,
+    passed: bool,
 }
 
 /// What a request is about.
@@ -155,38 +164,80 @@ impl Pending<'_> {
         decision: &Decision,
         in_force: impl Fn() -> Arc<RuleSet>,
     ) {
-        let Observer { table, requests, .. } = self.observer;
-        requests.count(Call::Decide(operation), outcome::of_request(decision));
+        self.observer.requests.count(Call::Decide(operation), outcome::of_request(decision));
+        let verdict = Verdict { decision, passed: decision.is_allowed() };
+        self.note(operation, about, verdict, &in_force);
+    }
+
+    /// It was several in one, that pass together or not at all.
+    pub fn decided_together(
+        &self,
+        requests: &[Request],
+        together: &Together,
+        in_force: impl Fn() -> Arc<RuleSet>,
+    ) {
+        let Together { overall, each } = together;
+        self.observer.requests.count(Call::Decide(Operation::Check), outcome::of_request(overall));
+        let passed = overall.is_allowed();
+        for (request, decision) in requests.iter().zip(each) {
+            let about = About::Rules { labels: &request.labels, costs: &request.costs };
+            let verdict = Verdict { decision, passed };
+            match request.hits {
+                Hits::Taken => self.note(Operation::Check, about, verdict, &in_force),
+                Hits::GivenBack if passed => {
+                    self.note(Operation::Refund { at: None }, about, verdict, &in_force);
+                }
+                Hits::GivenBack => {}
+            }
+        }
+    }
+
+    /// Counts by each rule that was met.
+    fn note(
+        &self,
+        operation: Operation,
+        about: About<'_>,
+        verdict: Verdict<'_>,
+        in_force: &impl Fn() -> Arc<RuleSet>,
+    ) {
         if operation == Operation::Peek {
             return;
         }
-        let table = table.load();
-        let tallied = |tier: &TierDecision, tally: &RuleTally| {
-            let cost = about.cost(&tier.unit);
-            match operation {
-                Operation::Check => {
-                    let outcome = outcome::of_tier(decision, tier);
-                    tally.decided(outcome, cost);
-                    if tier.mode == Mode::Enforced {
-                        self.note_key(about, tally, !tier.outcome.is_allowed());
-                    }
-                }
-                Operation::Charge => tally.adjusted(tally::Adjustment::Charged, cost),
-                Operation::Refund { .. } => tally.adjusted(tally::Adjustment::Refunded, cost),
-                Operation::Peek => {}
-            }
-        };
-        for tier in &decision.tiers {
+        let table = self.observer.table.load();
+        for tier in &verdict.decision.tiers {
             match table.find(tier.rule.as_deref()) {
-                Some(tally) => tallied(tier, tally),
+                Some(tally) => self.note_tier(operation, about, verdict, tier, tally),
                 None => {
                     let table = self.observer.follow(in_force());
-                    tallied(tier, table.find(tier.rule.as_deref()).unwrap_or(table.other()));
+                    let tally = table.find(tier.rule.as_deref()).unwrap_or(table.other());
+                    self.note_tier(operation, about, verdict, tier, tally);
                 }
             }
         }
-        if decision.is_degraded() && operation == Operation::Check {
-            self.decided_without_store(about, decision, &in_force());
+        if verdict.decision.is_degraded() && operation == Operation::Check {
+            self.note_without_store(about, verdict, &in_force());
+        }
+    }
+
+    fn note_tier(
+        &self,
+        operation: Operation,
+        about: About<'_>,
+        verdict: Verdict<'_>,
+        tier: &TierDecision,
+        tally: &RuleTally,
+    ) {
+        let cost = about.cost(&tier.unit);
+        match operation {
+            Operation::Check => {
+                tally.decided(outcome::of_tier(verdict, tier), cost);
+                if tier.mode == Mode::Enforced {
+                    self.note_key(about, tier, tally);
+                }
+            }
+            Operation::Charge => tally.adjusted(Adjustment::Charged, cost),
+            Operation::Refund { .. } => tally.adjusted(Adjustment::Refunded, cost),
+            Operation::Peek => {}
         }
     }
 
@@ -201,8 +252,9 @@ impl Pending<'_> {
     }
 
     /// The rules that have no say in a decision that was made without the store: it does not name them.
-    fn decided_without_store(&self, about: About<'_>, decision: &Decision, rules: &Arc<RuleSet>) {
-        let outcome = if decision.is_allowed() { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
+    fn note_without_store(&self, about: About<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
+        let Verdict { decision, passed } = verdict;
+        let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
         let table = self.observer.follow(Arc::clone(rules));
         let About::Rules { labels, costs } = about else {
             if decision.source == Source::Open {
@@ -219,12 +271,16 @@ impl Pending<'_> {
         }
     }
 
-    fn note_key(&self, about: About<'_>, tally: &RuleTally, refused: bool) {
-        let now = self.begun.duration_since(self.observer.begun);
-        let noted = if refused { top::Noted::Refused } else { top::Noted::Passed };
+    fn note_key(&self, about: About<'_>, tier: &TierDecision, tally: &RuleTally) {
+        let Observer { top, begun, .. } = self.observer;
+        let now = self.begun.duration_since(*begun);
+        let noted = if tier.outcome.is_allowed() { Noted::Passed } else { Noted::Refused };
         match about {
-            About::Rules { labels, .. } => self.observer.top.note_rule(tally.top_rule(), labels, noted, now),
-            About::Key { key, .. } => self.observer.top.note_key(key, noted, now),
+            About::Rules { labels, .. } if tier.rule.is_some() => {
+                top.note_rule(tally.top_rule(), labels, noted, now)
+            }
+            About::Rules { labels, .. } => top.note_labels(labels, noted, now),
+            About::Key { key, .. } => top.note_key(key, noted, now),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use tollgate::{Decision, Error, Mode, Source, TierDecision};
 
+use super::Verdict;
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOutcome {
@@ -94,15 +96,16 @@ pub(super) fn of_error(error: &Error) -> RequestOutcome {
     }
 }
 
-pub(super) fn of_tier(decision: &Decision, tier: &TierDecision) -> RuleOutcome {
+pub(super) fn of_tier(verdict: Verdict<'_>, tier: &TierDecision) -> RuleOutcome {
+    let source = verdict.decision.source;
     if tier.outcome.is_allowed() {
-        match decision.source {
-            _ if !decision.is_allowed() => RuleOutcome::Overruled,
+        match source {
+            _ if !verdict.passed => RuleOutcome::Overruled,
             Source::Fallback => RuleOutcome::FallbackAllowed,
             _ => RuleOutcome::Allowed,
         }
     } else {
-        match decision.source {
+        match source {
             _ if tier.mode == Mode::Shadow => RuleOutcome::ShadowDenied,
             Source::Fallback => RuleOutcome::FallbackDenied,
             Source::Closed => RuleOutcome::FailedClosed,

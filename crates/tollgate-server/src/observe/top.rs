@@ -140,16 +140,7 @@ impl TopRule {
     }
 
     fn text(&self, labels: &Labels) -> Box<str> {
-        let mut text = String::new();
-        for label in &self.per {
-            if !text.is_empty() {
-                text.push(' ');
-            }
-            text.push_str(label);
-            text.push('=');
-            text.push_str(&String::from_utf8_lossy(labels.get(label).unwrap_or_default()));
-        }
-        cut(text)
+        text(self.per.iter().map(|label| (&**label, labels.get(label).unwrap_or_default())))
     }
 }
 
@@ -175,6 +166,23 @@ impl Top {
             hasher.write(value);
         }
         notes.take(hasher.finish(), noted, now, || (Some(Arc::clone(&rule.name)), rule.text(labels)));
+    }
+
+    /// A request came with a limit of its own, for exactly its labels.
+    pub fn note_labels(&self, labels: &Labels, noted: Noted, now: Duration) {
+        let notes = self.notes.own();
+        if notes.is_let_go_by() {
+            return;
+        }
+        let mut hasher = self.hashing.build_hasher();
+        for (label, value) in labels.iter() {
+            for part in [label.as_bytes(), value] {
+                hasher.write_usize(part.len());
+                hasher.write(part);
+            }
+        }
+        let text = || (None, text(labels.iter()));
+        notes.take(hasher.finish(), noted, now, text);
     }
 
     /// A request was about a key of its own.
@@ -328,6 +336,20 @@ impl Borrow<u64> for Name {
 /// A number that nobody can foresee.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+/// Labels as `label=value`.
+fn text<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
+    let mut text = String::new();
+    for (label, value) in labels {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        text.push_str(label);
+        text.push('=');
+        text.push_str(&String::from_utf8_lossy(value));
+    }
+    cut(text)
 }
 
 fn cut(mut text: String) -> Box<str> {
