@@ -5,13 +5,11 @@
 
 use std::{fmt, io::IsTerminal, str::FromStr};
 
-use tracing::{Level, Subscriber, level_filters::LevelFilter};
+use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, filter::Targets, fmt::MakeWriter, layer::SubscriberExt, registry::LookupSpan,
+    EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, registry::LookupSpan,
     util::SubscriberInitExt,
 };
-
-use super::trace;
 
 /// Where audit lines come from. They are always logged.
 pub const AUDIT: &str = "audit";
@@ -108,7 +106,7 @@ impl Logs {
             let (spans, exporting) = match &settings.otlp {
                 Some(collector) => {
                     let exporting = super::otlp::Exporting::to(collector)?;
-                    (Some(exporting.layer().with_filter(requests())), Some(exporting))
+                    (Some(exporting.layer().with_filter(super::otlp::requests())), Some(exporting))
                 }
                 None => (None, None),
             };
@@ -162,12 +160,6 @@ fn filter(directives: Option<&str>) -> Result<EnvFilter, LogsError> {
         .map_err(|_| LogsError::Filter(directives.to_owned()))?;
     let audit = format!("{AUDIT}=info").parse().expect("a target and a level are a directive");
     Ok(filter.add_directive(audit))
-}
-
-/// The spans that are sent, whatever lines are logged.
-#[cfg(feature = "otlp")]
-fn requests() -> Targets {
-    Targets::new().with_target(trace::TARGET, Level::DEBUG)
 }
 
 impl FromStr for Format {

@@ -15,9 +15,11 @@ use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
-use tracing::{Span, Subscriber};
+use tracing::{Level, Span, Subscriber};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{filter::Targets, registry::LookupSpan};
+
+use super::trace;
 
 /// What the server is called in traces.
 pub const SERVICE: &str = "tollgate";
@@ -88,6 +90,11 @@ impl fmt::Debug for Exporting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Exporting")
     }
+}
+
+/// The spans that are sent, whatever lines are logged.
+pub(super) fn requests() -> Targets {
+    Targets::new().with_target(trace::TARGET, Level::DEBUG)
 }
 
 /// Makes the span a child of the one that the request names.
