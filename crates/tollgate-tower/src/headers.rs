@@ -26,6 +26,9 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// What a limit without a rule is called.
 const UNNAMED: &str = "default";
 
+/// What a member usually has beside its name, in bytes: enough that it need not grow.
+const ROOM_FOR_PARAMETERS: usize = 32;
+
 /// The shortest window that fields can express.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 
@@ -300,18 +303,36 @@ fn push(member: &mut String, key: &str, value: impl fmt::Display) {
     write!(member, ";{key}={value}").expect("writing to a string cannot fail");
 }
 
-fn list(members: impl Iterator<Item = String>) -> String {
-    members.collect::<Vec<_>>().join(", ")
+fn list(mut members: impl Iterator<Item = String>) -> String {
+    let mut text = members.next().unwrap_or_default();
+    for member in members {
+        text.push_str(", ");
+        text.push_str(&member);
+    }
+    text
 }
 
 /// A string of a structured field. Names of rules and units are printable ASCII; should one ever not be, it is
 /// still a valid field.
 fn quoted(text: &str) -> String {
-    format!("\"{}\"", printable(text).replace('\\', r"\\").replace('"', r#"\""#))
+    let mut quoted = String::with_capacity(text.len() + ROOM_FOR_PARAMETERS);
+    quoted.push('"');
+    for c in text.chars() {
+        if matches!(c, '\\' | '"') {
+            quoted.push('\\');
+        }
+        quoted.push(shown_as(c));
+    }
+    quoted.push('"');
+    quoted
 }
 
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect()
+    text.chars().map(shown_as).collect()
+}
+
+fn shown_as(c: char) -> char {
+    if matches!(c, ' '..='~') { c } else { '?' }
 }
 
 fn value(text: String) -> HeaderValue {
