@@ -45,6 +45,8 @@ pub enum Task {
         #[arg(default_value = "docs")]
         directory: PathBuf,
     },
+    /// The Redis protocol front end against a server that always allows
+    Resp,
     /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
     /// one contestant alone
     #[command(hide = true)]

@@ -10,6 +10,7 @@ mod machine;
 mod progress;
 mod remote;
 mod report;
+mod resp;
 mod scaling;
 mod server;
 mod stats;
@@ -32,6 +33,10 @@ fn main() -> Result<()> {
     match &args.task {
         None => measure(&args),
         Some(Task::Scaling { directory }) => scaling::write(directory),
+        Some(Task::Resp) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            runtime.block_on(resp::run(args.rounds))
+        }
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;
             println!("{}", serde_json::to_string(&measured)?);

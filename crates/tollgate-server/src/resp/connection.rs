@@ -3,7 +3,14 @@
 //! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
 //! at most once all others are answered, and answers that it does not read stop us from reading more.
 
-use std::{fmt::Display, io, pin::Pin, time::Duration};
+use std::{
+    fmt::Display,
+    future::{Future, poll_fn},
+    io,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -196,11 +203,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         if self.replies.is_empty() {
             return Ok(());
         }
-        let written = async {
+        let mut written = pin!(async {
             self.io.write_all(self.replies.bytes()).await?;
             self.io.flush().await
-        };
-        timeout(WRITE_TIMEOUT, written).await??;
+        });
+        // what is written at once, as nearly always, needs no timer
+        let at_once = poll_fn(|context| Poll::Ready(written.as_mut().poll(context))).await;
+        match at_once {
+            Poll::Ready(written) => written?,
+            Poll::Pending => timeout(WRITE_TIMEOUT, written).await??,
+        }
         self.replies.clear(REPLY_ROOM);
         Ok(())
     }
