@@ -72,6 +72,7 @@ async fn after_a_planned_failover_under_load_nobody_decides_on_the_old_primary_a
     let _alone = alone().await;
     let sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
     let instances = Instances::start(&sentinels);
+    assert_eq!(scripts_run(&sentinels.nodes()[1]), 0, "a replica is asked");
     let old = sentinels.primary();
     let new = block_in_place(|| sentinels.failover());
     let switched = instances.origin.elapsed();

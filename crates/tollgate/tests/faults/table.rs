@@ -22,7 +22,7 @@ use crate::bench::DEADLINE;
 pub(crate) enum Effect {
     /// No decision is the store's.
     Away,
-    /// Some decisions are the store's, others are not.
+    /// Any decision may be the store's, or not.
     Flaky,
     /// Nothing at all.
     Unseen,
@@ -60,8 +60,8 @@ pub(crate) struct Patient {
 }
 
 impl Patient {
-    pub(crate) fn start() -> Self {
-        let server = Server::start(Flavor::Redis7);
+    pub(crate) fn start(flavor: Flavor) -> Self {
+        let server = Server::start(flavor);
         server.set_user(USER, &EVERYTHING);
         let proxy = Arc::new(Proxy::start(server.addr()));
         Self { server, proxy, inside: None, other: None, repeated: None }
@@ -171,7 +171,7 @@ pub(crate) const OF_REFUSALS: [Fault; 6] = [
         counters: Counters::Lost,
         ..away(
             "a replica",
-            |it| it.server.replicate(it.other.insert(Server::start(Flavor::Redis7))),
+            |it| it.server.replicate(it.other.insert(Server::start(it.server.flavor()))),
             |it| {
                 it.server.promote();
                 it.other = None;
