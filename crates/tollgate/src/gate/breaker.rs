@@ -9,8 +9,13 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
+
 use super::Lane;
-use crate::{hashing::random, store::Store};
+use crate::{
+    hashing::random,
+    store::{Store, StoreError},
+};
 
 /// After so many calls in a row without a decision, the store is not asked any more.
 pub(super) const MAX_FAILURES: u32 = 5;
@@ -23,12 +28,30 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Breaker {
     failures: AtomicU32,
     is_open: AtomicBool,
+    /// What was wrong the last time.
+    reason: Mutex<Option<String>>,
 }
 
 impl Breaker {
     /// Whether the store is left alone.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
+    }
+
+    /// What is said instead of asking.
+    pub(super) fn left_alone(&self) -> StoreError {
+        let reason = self.reason.lock();
+        let reason = reason.as_deref().unwrap_or("no answer in time");
+        StoreError::NotRun(format!("it is left alone, and tried in the background; the last time: {reason}"))
+    }
+
+    /// Remembers what was wrong.
+    pub(super) fn note(&self, error: &StoreError) {
+        *self.reason.lock() = Some(match error {
+            StoreError::Refused { code, detail } => format!("{code} {detail}"),
+            StoreError::NotRun(reason) | StoreError::Ambiguous(reason) => reason.clone(),
+            other => other.to_string(),
+        });
     }
 
     pub(super) fn succeeded(&self) {
@@ -45,6 +68,7 @@ impl Breaker {
     }
 
     fn close(&self) {
+        *self.reason.lock() = None;
         self.failures.store(0, Ordering::Relaxed);
         self.is_open.store(false, Ordering::Release);
     }
@@ -62,6 +86,9 @@ impl<S: Store> Probe<S> {
             let Some(lane) = self.0.upgrade() else { return };
             let probe = lane.shared.store.probe(lane.number);
             let answer = tokio::time::timeout(lane.shared.options.deadline, probe).await;
+            if let Ok(Err(error)) = &answer {
+                lane.breaker.note(error);
+            }
             if matches!(answer, Ok(Ok(()))) {
                 tracing::info!("the store answers again");
                 return;

@@ -152,7 +152,7 @@ impl<S: Store> Gate<S> {
         }
         let lane = self.lane(shared.store.lane(check));
         if lane.breaker.is_open() {
-            return Err(left_alone());
+            return Err(lane.breaker.left_alone());
         }
         let verdict = within(deadline, queue::ask(&lane, check, deadline)).await;
         if let Err(StoreError::Ambiguous(_)) = verdict {
@@ -217,7 +217,7 @@ impl<S: Store> Gate<S> {
         budget: Option<Duration>,
     ) -> Result<u64, StoreError> {
         if self.first.breaker.is_open() {
-            return Err(left_alone());
+            return Err(self.first.breaker.left_alone());
         }
         let deadline = self.shared.options.deadline_within(budget);
         let reset = within(deadline, self.shared.store.reset(counters)).await;
@@ -239,7 +239,7 @@ impl<S: Store> Lane<S> {
         patience: Duration,
     ) -> Vec<Result<Handout, StoreError>> {
         if self.breaker.is_open() {
-            return vec![Err(left_alone()); checks.len()];
+            return vec![Err(self.breaker.left_alone()); checks.len()];
         }
         let begun = Instant::now();
         let Shared { store, refusals, tally, .. } = &*self.shared;
@@ -249,7 +249,10 @@ impl<S: Store> Lane<S> {
         let decided = store.decide_each(checks, Some(deadline)).await;
         match decided.iter().find_map(|answered| answered.as_ref().err()) {
             None => tally.called(begun.elapsed()),
-            Some(error) => tally.failed(error),
+            Some(error) => {
+                tally.failed(error);
+                self.breaker.note(error);
+            }
         }
         watched.ended(decided.iter().any(Result::is_ok));
         let handouts = checks.iter().zip(decided).map(|(check, answered)| {
@@ -301,10 +304,6 @@ impl<S: Store> Drop for Watched<'_, S> {
             self.failed();
         }
     }
-}
-
-fn left_alone() -> StoreError {
-    StoreError::NotRun("it has not answered lately, and is tried again in the background".to_owned())
 }
 
 /// Which of several identical requests this is, and how many of them passed.
