@@ -155,7 +155,7 @@ impl Connector {
         let mut name = redis::cmd("CLIENT");
         match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
             // the name is a courtesy, which a user may be denied
-            Err(error) if lets_nobody_in(&error) => Err(failed(error)),
+            Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
             _ => Ok(connection),
         }
     }
@@ -164,12 +164,6 @@ impl Connector {
     pub(super) async fn listen(&self, node: &Node) -> redis::RedisResult<PubSub> {
         self.client(node)?.get_async_pubsub().await
     }
-}
-
-/// Whether an answer means that there is no connection, rather than that a command may not be used.
-fn lets_nobody_in(error: &redis::RedisError) -> bool {
-    let is_full = error.detail().is_some_and(|detail| detail.contains("max number of clients"));
-    is_full || error.code().is_none_or(|code| code == "NOAUTH")
 }
 
 fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>, RedisSetupError> {
@@ -350,7 +344,7 @@ impl Link {
             return Err(Failure::Lost(format!("{}: {error}", live.node)));
         };
         *live.silent_since.lock() = None;
-        let detail = error.detail().unwrap_or_default().to_owned();
+        let (code, detail) = unwrapped(code, error.detail().unwrap_or_default().to_owned());
         match &*code {
             // it is a replica now, or the user is another one: only a new connection can be better
             "READONLY" => self.lose(live, None),
@@ -542,6 +536,17 @@ impl Link {
                 Ok(Err(_)) | Err(_) => link.lose(&live, None),
             }
         });
+    }
+}
+
+/// What a command within a script said, which Redis 6.2 wraps: `ERR Error running script (…): @user_script: 9: -OOM command …`.
+fn unwrapped(code: String, detail: String) -> (String, String) {
+    let inner = detail.strip_prefix("Error running script").and_then(|rest| rest.split_once(": -"));
+    match inner.and_then(|(_, inner)| inner.split_once(' ')) {
+        Some((inner, rest)) if inner.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+            (inner.to_owned(), rest.to_owned())
+        }
+        _ => (code, detail),
     }
 }
 

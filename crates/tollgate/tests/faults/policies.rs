@@ -1,6 +1,9 @@
 //! Every fault, for rules of every policy: the outcome is the policy's, in time and marked, and afterwards all is as before.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use tokio::{
     task::{JoinSet, block_in_place},
@@ -50,6 +53,10 @@ async fn ask_for(lasting: Duration, limiter: &Limiter<RedisStore>, context: &str
 }
 
 fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
+    let failures = calls.values().flatten().filter_map(|call| call.failure.as_ref());
+    let told: BTreeSet<String> = failures.map(ToString::to_string).collect();
+    let is_said = fault.effect != Effect::Away || told.iter().any(|text| text.contains(fault.says));
+    assert!(is_said, "{context}: {:?} is not among {told:#?}", fault.says);
     for mixture in Mixture::ALL {
         let calls = &calls[mixture.0];
         let (degraded, decided): (Vec<_>, Vec<_>) = calls.iter().partition(|call| call.is_degraded());

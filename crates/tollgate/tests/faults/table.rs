@@ -40,6 +40,8 @@ pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) effect: Effect,
     pub(crate) counters: Counters,
+    /// What callers are told about it, among other things.
+    pub(crate) says: &'static str,
     pub(crate) begin: fn(&mut Patient),
     pub(crate) end: fn(&mut Patient),
 }
@@ -112,53 +114,65 @@ impl Drop for Repeated {
 }
 
 const fn away(name: &'static str, begin: fn(&mut Patient), end: fn(&mut Patient)) -> Fault {
-    Fault { name, effect: Effect::Away, counters: Counters::Kept, begin, end }
+    Fault { name, effect: Effect::Away, counters: Counters::Kept, says: "", begin, end }
+}
+
+impl Fault {
+    const fn effect(mut self, effect: Effect) -> Self {
+        self.effect = effect;
+        self
+    }
+
+    const fn loses_counters(mut self) -> Self {
+        self.counters = Counters::Lost;
+        self
+    }
+
+    const fn says(mut self, words: &'static str) -> Self {
+        self.says = words;
+        self
+    }
 }
 
 /// What happens to a server's process.
 pub(crate) const OF_PROCESSES: [Fault; 6] = [
-    away("stopped", |it| it.server.suspend(), |it| it.server.resume()),
-    Fault {
-        counters: Counters::Lost,
-        ..away("killed and restarted", |it| it.server.stop_hard(), |it| it.server.restart())
-    },
+    away("stopped", |it| it.server.suspend(), |it| it.server.resume()).says("in time"),
+    away("killed and restarted", |it| it.server.stop_hard(), |it| it.server.restart()).loses_counters(),
     away(
         "paused",
         |it| it.server.pause_clients(Duration::from_secs(60), Paused::Writes),
         |it| it.server.unpause_clients(),
     ),
-    Fault {
-        effect: Effect::Flaky,
-        ..away(
-            "clients killed",
-            |it| it.repeat_command(&["CLIENT", "KILL", "TYPE", "normal"]),
-            Patient::end_repeated,
-        )
-    },
-    Fault {
-        effect: Effect::Unseen,
-        ..away("scripts forgotten", |it| it.repeat_command(&["SCRIPT", "FLUSH"]), Patient::end_repeated)
-    },
-    Fault {
-        counters: Counters::Lost,
-        ..away("loading", |it| it.server.restart_into_loading(), |it| it.server.finish_loading())
-    },
+    away(
+        "clients killed",
+        |it| it.repeat_command(&["CLIENT", "KILL", "TYPE", "normal"]),
+        Patient::end_repeated,
+    )
+    .effect(Effect::Flaky),
+    away("scripts forgotten", |it| it.repeat_command(&["SCRIPT", "FLUSH"]), Patient::end_repeated)
+        .effect(Effect::Unseen),
+    away("loading", |it| it.server.restart_into_loading(), |it| it.server.finish_loading())
+        .says("LOADING")
+        .loses_counters(),
 ];
 
 /// What a server says instead of deciding.
 pub(crate) const OF_REFUSALS: [Fault; 6] = [
-    away("busy", |it| it.server.make_busy(), |it| it.server.end_busy()),
+    away("busy", |it| it.server.make_busy(), |it| it.server.end_busy()).says("BUSY"),
     away(
         "out of memory",
         |it| it.server.config_set("maxmemory", 1),
         |it| it.server.config_set("maxmemory", 0),
-    ),
+    )
+    .says("nothing changed: OOM"),
     away(
         "without replicas",
         |it| it.server.config_set("min-replicas-to-write", 1),
         |it| it.server.config_set("min-replicas-to-write", 0),
-    ),
-    away("unable to save", |it| it.server.break_saving(), |it| it.server.mend_saving()),
+    )
+    .says("nothing changed: NOREPLICAS"),
+    away("unable to save", |it| it.server.break_saving(), |it| it.server.mend_saving())
+        .says("nothing changed: MISCONF"),
     away(
         "too many clients",
         |it| {
@@ -166,18 +180,17 @@ pub(crate) const OF_REFUSALS: [Fault; 6] = [
             it.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
         },
         |it| it.tell(&["CONFIG", "SET", "maxclients", "100"]),
-    ),
-    Fault {
-        counters: Counters::Lost,
-        ..away(
-            "a replica",
-            |it| it.server.replicate(it.other.insert(Server::start(it.server.flavor()))),
-            |it| {
-                it.server.promote();
-                it.other = None;
-            },
-        )
-    },
+    )
+    .says("cannot connect"),
+    away(
+        "a replica",
+        |it| it.server.replicate(it.other.insert(Server::start(it.server.flavor()))),
+        |it| {
+            it.server.promote();
+            it.other = None;
+        },
+    )
+    .loses_counters(),
 ];
 
 /// Who may do what; all of these are about [`USER`].
@@ -189,18 +202,22 @@ pub(crate) const OF_USERS: [Fault; 4] = [
             it.tell(&["CLIENT", "KILL", "USER", USER]);
         },
         |it| it.server.set_user(USER, &["resetpass", ">first"]),
-    ),
+    )
+    .says("Password authentication failed"),
     away(
         "without permission",
         |it| it.server.set_user(USER, &["-@all"]),
         |it| it.server.set_user(USER, &["+@all"]),
-    ),
+    )
+    .says("NOPERM"),
     away(
         "without its keys",
         |it| it.server.set_user(USER, &["resetkeys", "~other:*"]),
         |it| it.server.set_user(USER, &["allkeys"]),
-    ),
-    away("no such user", |it| it.tell(&["ACL", "DELUSER", USER]), |it| it.server.set_user(USER, &EVERYTHING)),
+    )
+    .says("NOPERM"),
+    away("no such user", |it| it.tell(&["ACL", "DELUSER", USER]), |it| it.server.set_user(USER, &EVERYTHING))
+        .says("Password authentication failed"),
 ];
 
 /// The one that is about those who have no password.
@@ -211,7 +228,8 @@ pub(crate) const OF_STRANGERS: [Fault; 1] = [away(
         it.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
     },
     |it| it.tell(&["CONFIG", "SET", "requirepass", ""]),
-)];
+)
+.says("NOAUTH")];
 
 const SILENT_REPLIES: Mode =
     Mode::Swallow(Swallow { of: Requests::SCRIPTS, turn: Turn::Every(1), then: Then::Stall });
@@ -225,9 +243,9 @@ const TOO_SLOW: Duration = DEADLINE;
 /// What happens on the way to a server.
 pub(crate) const OF_NETWORKS: [Fault; 10] = [
     away("late", |it| it.proxy.delay(TOO_SLOW), |it| it.proxy.pass()),
-    Fault { effect: Effect::Unseen, ..away("slow", |it| it.proxy.delay(SLOW), |it| it.proxy.pass()) },
+    away("slow", |it| it.proxy.delay(SLOW), |it| it.proxy.pass()).effect(Effect::Unseen),
     away("cut", |it| it.proxy.cut(), |it| it.proxy.pass()),
-    away("refused", |it| it.proxy.set(Mode::Refuse), |it| it.proxy.pass()),
+    away("refused", |it| it.proxy.set(Mode::Refuse), |it| it.proxy.pass()).says("refused"),
     away("stalled", |it| it.proxy.stall(), |it| it.proxy.pass()),
     away(
         "trickling",
@@ -235,17 +253,12 @@ pub(crate) const OF_NETWORKS: [Fault; 10] = [
         |it| it.proxy.pass(),
     ),
     away("without replies", |it| it.proxy.set(SILENT_REPLIES), |it| it.proxy.pass()),
-    Fault {
-        effect: Effect::Flaky,
-        ..away("losing replies", |it| it.proxy.set(SOME_REPLIES_LOST), |it| it.proxy.pass())
-    },
-    Fault { effect: Effect::Flaky, ..half_closed(|it| half_close(it, Direction::Requests)) },
-    Fault { effect: Effect::Flaky, ..half_closed(|it| half_close(it, Direction::Replies)) },
+    away("losing replies", |it| it.proxy.set(SOME_REPLIES_LOST), |it| it.proxy.pass()).effect(Effect::Flaky),
+    away("half closed above", |it| half_close(it, Direction::Requests), Patient::end_repeated)
+        .effect(Effect::Flaky),
+    away("half closed below", |it| half_close(it, Direction::Replies), Patient::end_repeated)
+        .effect(Effect::Flaky),
 ];
-
-const fn half_closed(begin: fn(&mut Patient)) -> Fault {
-    away("half closed", begin, Patient::end_repeated)
-}
 
 fn half_close(it: &mut Patient, direction: Direction) {
     let proxy = Arc::clone(&it.proxy);
