@@ -38,6 +38,11 @@ pub(super) fn instances_key(prefix: &str) -> String {
     format!("{prefix}{FORMAT}:{{{INSTANCES}}}")
 }
 
+/// A key that nobody uses, with this tag.
+pub(super) fn probe_key(prefix: &str, tag: &str) -> String {
+    format!("{prefix}{FORMAT}:{{{tag}}}:probe")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ mod notes;
 mod offset;
 mod presence;
 mod primary;
+mod probe;
 mod script;
 mod sentinel;
 mod settings;
@@ -250,11 +251,11 @@ impl Store for RedisStore {
     }
 
     async fn probe(&self, lane: u64) -> Result<(), StoreError> {
-        // no checks: it shows that scripts run, and touches no key
-        let nothing = encode(&self.prefix, &[], Moments::default())?;
         match &self.backend {
-            Backend::Primary(primary) => primary.send(Request::Script(&nothing)).await?,
-            Backend::Cluster(cluster) => cluster.probe(lane, Request::Script(&nothing)).await?,
+            Backend::Primary(primary) => {
+                primary.send(Request::Command(&probe::probe(&self.prefix, INSTANCES))).await?
+            }
+            Backend::Cluster(cluster) => cluster.probe(lane, &self.prefix).await?,
         };
         Ok(())
     }

@@ -22,6 +22,7 @@ use tokio::{
 use self::slots::{SlotMap, redirection, slot_of, slot_of_tag};
 use super::{
     link::{Asking, Connector, Failure, Link, Request, Target},
+    probe::probe,
     url::Node,
 };
 use crate::check::Check;
@@ -94,13 +95,15 @@ impl Cluster {
         if lanes.all(|lane| lane == first) { first } else { 0 }
     }
 
-    /// Sends a request to the node of a lane, or to whichever answers where it is nobody's.
-    pub(super) async fn probe(self: &Arc<Self>, lane: u64, request: Request<'_>) -> Result<Value, Failure> {
+    /// Whether the node of a lane would decide, or any node where it is nobody's.
+    pub(super) async fn probe(self: &Arc<Self>, lane: u64, prefix: &str) -> Result<Value, Failure> {
         let nodes = self.map.read().nodes().to_vec();
-        let mut outcome = Err(Failure::Unreachable("no node of the cluster is known".to_owned()));
+        let nobody = "no node of the cluster is known to serve anything";
+        let mut outcome = Err(Failure::Unreachable(nobody.to_owned()));
         let is_known = nodes.iter().any(|node| node.number() == lane);
         for node in nodes.iter().filter(|node| !is_known || node.number() == lane) {
-            outcome = self.link(node).send(request, Asking::No).await;
+            let Some(tag) = self.map.read().tag_at(node) else { continue };
+            outcome = self.link(node).send(Request::Command(&probe(prefix, &tag)), Asking::No).await;
             if outcome.is_ok() {
                 return outcome;
             }

@@ -3,7 +3,7 @@
 use redis::{FromRedisValue, Value};
 
 use super::super::url::Node;
-use crate::key::Key;
+use crate::{hashing::random, key::Key};
 
 /// How many slots every cluster has.
 pub(super) const SLOTS: u16 = 16_384;
@@ -30,6 +30,9 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
+/// How many tags are tried in search of one that a node serves: enough for one of a thousand nodes, in a millisecond.
+const MAX_TAGS: u64 = 16_384;
+
 /// Who serves what.
 #[derive(Default)]
 pub(super) struct SlotMap {
@@ -50,6 +53,13 @@ impl SlotMap {
     pub(super) fn owner(&self, slot: u16) -> Option<&Node> {
         let place = *self.owners.get(usize::from(slot))?;
         self.nodes.get(usize::from(place.checked_sub(1)?))
+    }
+
+    /// A tag whose slot the node serves, another one each time; none if it serves none, or hardly any.
+    pub(super) fn tag_at(&self, node: &Node) -> Option<String> {
+        let first = random() % u64::from(u32::MAX);
+        let mut tags = (0..MAX_TAGS).map(|number| format!("probe{}", first + number));
+        tags.find(|tag| self.owner(slot_of_tag(tag)) == Some(node))
     }
 
     /// Takes note of a redirection.
@@ -141,6 +151,14 @@ mod tests {
         assert_eq!(owners, [a.clone(), a, None, h, None]);
         map.set_owner(10, &node("b", 3));
         assert_eq!(map.owner(10), Some(&node("b", 3)));
+
+        let reply = Value::Array(vec![range(0, 8_000, text("a"), 1), range(8_001, 8_100, text("b"), 2)]);
+        let map = SlotMap::read(reply, &node("h", 7)).unwrap();
+        for served in [node("a", 1), node("b", 2)] {
+            let tag = map.tag_at(&served).unwrap();
+            assert_eq!(map.owner(slot_of_tag(&tag)), Some(&served));
+        }
+        assert_eq!(map.tag_at(&node("c", 3)), None);
 
         assert!(SlotMap::read(Value::Array(vec![]), &node("h", 7)).is_none());
         assert!(SlotMap::read(Value::Array(vec![range(0, 20_000, text("a"), 1)]), &node("h", 7)).is_none());
