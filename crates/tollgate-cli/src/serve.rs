@@ -117,6 +117,7 @@ fn announce(addresses: Addresses, config: &Config) {
             output::line(format_args!("rules  {} from {}", config.rules.len(), path.display()));
         }
         Origin::Demo => {
+            output::line("rules  for a first look; write your own into ./tollgate.toml");
             for rule in &config.rules {
                 output::line(format_args!("rule   {}", demo::summary(rule)));
             }
@@ -128,8 +129,6 @@ fn announce(addresses: Addresses, config: &Config) {
                 ));
                 output::line(format_args!("  curl -w '\\n' {scheme}://{http}/v1/check -d '{}'", demo::LOGIN));
             }
-            output::line("");
-            output::line("These are demo rules. Write your own into ./tollgate.toml and start again.");
         }
     }
 }

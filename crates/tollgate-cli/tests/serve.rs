@@ -24,7 +24,12 @@ struct Server {
 
 fn tollgate(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments).env_remove("TOLLGATE_HTTP").env_remove("TOLLGATE_STORE_URL");
+    command.args(arguments).env("TOLLGATE_GRPC", "127.0.0.1:0").env("TOLLGATE_RESP", "127.0.0.1:0");
+    for other in ["TOLLGATE_CONFIG", "TOLLGATE_HTTP", "TOLLGATE_STORE_URL", "TOLLGATE_LOG"] {
+        command.env_remove(other);
+    }
+    // where no configuration is
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -110,6 +115,12 @@ fn the_sixth_login_is_refused_and_a_signal_ends_it_well() {
     }
 }
 
+/// The port in a line of the welcome.
+fn port(line: &str) -> u16 {
+    let address = line.split_whitespace().nth(1).unwrap();
+    address.rsplit(':').next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn it_says_where_it_listens_what_it_uses_and_what_to_try() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "[::1]:0"]));
@@ -118,7 +129,10 @@ fn it_says_where_it_listens_what_it_uses_and_what_to_try() {
         server.welcome,
         [
             &*format!("tollgate listens on http://{address}"),
+            &*format!("grpc   127.0.0.1:{} (Envoy's rate limit service)", port(&server.welcome[1])),
+            &*format!("resp   127.0.0.1:{} (Redis protocol)", port(&server.welcome[2])),
             "store  memory:",
+            "rules  for a first look; write your own into ./tollgate.toml",
             "rule   login-per-ip: 5 per 60s for each ip when route=login, by sliding-log",
             "rule   api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket",
             "",
@@ -135,16 +149,16 @@ fn flags_beat_the_environment() {
     let mut command = tollgate(&["serve", "--http", "127.0.0.1:0", "--store", "memory:"]);
     let server =
         Server::start(command.env("TOLLGATE_HTTP", "0.0.0.0:0").env("TOLLGATE_STORE_URL", "nowhere:"));
-    assert_eq!(server.welcome[1], "store  memory:");
+    assert!(server.welcome.contains(&"store  memory:".to_owned()), "{:?}", server.welcome);
     let refusal = refused(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
-    assert!(refusal.starts_with("tollgate: 0.0.0.0:0 can be reached from other machines"), "{refusal}");
+    assert!(refusal.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"), "{refusal}");
 }
 
 #[test]
 fn what_cannot_be_served_is_one_line_and_exit_code_2() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
     let table = [
-        (["--http", "0.0.0.0:0"], "use 127.0.0.1:0 or [::1]:0\n"),
+        (["--http", "0.0.0.0:0"], "or use 127.0.0.1:0, or set insecure = true\n"),
         (["--http", &server.address], "Address already in use (os error 98)\n"),
         (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];

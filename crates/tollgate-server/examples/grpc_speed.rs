@@ -12,6 +12,8 @@ use std::{net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, task::JoinSet, time::Instant};
 use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
+    access::Access,
+    config::live,
     desk::Desk,
     grpc::{
         Services, Settings,
@@ -23,6 +25,7 @@ use tollgate_server::{
         },
         serve,
     },
+    listen::Security,
 };
 use tonic::{
     Request, Response, Status,
@@ -57,7 +60,8 @@ async fn main() {
     let limit = Limit::token_bucket(1_000_000, Duration::from_secs(1)).unwrap();
     let rules = [Rule::new("per-address", limit).when("domain", "edge").per(["remote_address"])];
     let limiter = Limiter::new(MemoryStore::new(), rules).unwrap();
-    let ours = started(Services::new(Desk::new(limiter), Settings::default()).await).await;
+    let ours =
+        started(Services::new(Desk::new(limiter), live(Settings::default()), Access::default()).await).await;
     let theirs = always().await;
     println!("{:>5}  {:>12}  {:>12}  {:>6}", "round", "tollgate/s", "always yes/s", "ratio");
     for round in 1..=ROUNDS {
@@ -77,7 +81,7 @@ async fn always() -> SocketAddr {
 async fn started(services: Services) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve::run(listener, services, std::future::pending()));
+    tokio::spawn(serve::run(listener, services, Security::default(), std::future::pending()));
     address
 }
 

@@ -65,7 +65,7 @@ fn routes() -> Router {
     let limit = Limit::sliding_log(1, Duration::from_secs(60)).unwrap();
     let rule = Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]);
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [rule]).unwrap());
-    router(desk).layer(RequestSpans(Transport::Http))
+    router(desk)
 }
 
 fn login() -> Request<Body> {
