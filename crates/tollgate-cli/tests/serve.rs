@@ -168,7 +168,7 @@ fn what_cannot_be_served_is_one_line_and_exit_code_2() {
         assert!(refusal.lines().count() == 1 && !refusal.contains("s3cret"), "{refusal}");
     }
     let refusal = refused(&mut tollgate(&["serve", "--http", "localhost:8080"]));
-    assert!(refusal.contains("for example 127.0.0.1:8080"), "{refusal}");
+    assert!(refusal.contains("for example \"127.0.0.1:8080\""), "{refusal}");
 }
 
 #[test]
