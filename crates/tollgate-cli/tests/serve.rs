@@ -151,7 +151,10 @@ fn flags_beat_the_environment() {
         Server::start(command.env("TOLLGATE_HTTP", "0.0.0.0:0").env("TOLLGATE_STORE_URL", "nowhere:"));
     assert!(server.welcome.contains(&"store  memory:".to_owned()), "{:?}", server.welcome);
     let refusal = refused(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
-    assert!(refusal.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"), "{refusal}");
+    assert!(
+        refusal.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
+        "{refusal}"
+    );
 }
 
 #[test]

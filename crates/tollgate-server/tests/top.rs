@@ -166,7 +166,7 @@ async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
     let snapshot = desk.observer().top(10);
     let eve = key("per-user", "tenant=acme user=eve", 5, 2);
     assert_eq!((snapshot.error, snapshot.refused_error), (0, 0));
-    assert_eq!(snapshot.most_refused, [eve.clone()]);
+    assert_eq!(snapshot.most_refused, std::slice::from_ref(&eve));
     // of the last refusal, which was remembered, only the rule that refuses is known
     let mut heaviest = snapshot.heaviest;
     heaviest.retain(|key| &*key.rule != "all");
