@@ -88,13 +88,13 @@ impl ClientAddress {
     /// # Errors
     /// When one is no network.
     pub fn trusting<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, ClientError> {
-        let trusted = networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self { trusted, ..Self::default() })
+        let networks = networks.into_iter().map(|text| network(text.as_ref()));
+        networks.collect::<Result<Vec<_>, _>>().map(Self::trusting_networks)
     }
 
-    /// Believes the proxies in these networks.
-    pub fn trusting_networks(trusted: Vec<IpNet>) -> Self {
-        Self { trusted, ..Self::default() }
+    /// As [`ClientAddress::trusting`], for networks that have been read already.
+    pub fn trusting_networks(networks: impl IntoIterator<Item = IpNet>) -> Self {
+        Self { trusted: networks.into_iter().map(as_ipv4).collect(), ..Self::default() }
     }
 
     /// Looks at these fields only.
@@ -170,17 +170,21 @@ pub fn aggregated(address: IpAddr, ipv6_prefix: u8) -> IpAddr {
     }
 }
 
-/// Reads a network or one address; an IPv4 network written as IPv6 is that IPv4 network.
 fn network(text: &str) -> Result<IpNet, ClientError> {
     let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    let network = network.map_err(|_| ClientError::Network(text.to_owned()))?.trunc();
+    network.map_err(|_| ClientError::Network(text.to_owned()))
+}
+
+/// An IPv4 network that is written as IPv6 is that IPv4 network, as addresses are.
+fn as_ipv4(network: IpNet) -> IpNet {
+    let network = network.trunc();
     let mapped = match network {
         IpNet::V6(v6) if v6.prefix_len() >= 96 => {
             v6.network().to_ipv4_mapped().and_then(|v4| Ipv4Net::new(v4, v6.prefix_len() - 96).ok())
         }
         _ => None,
     };
-    Ok(mapped.map_or(network, IpNet::V4))
+    mapped.map_or(network, IpNet::V4)
 }
 
 /// All lines of a field as one, none if it is absent. Bytes that are no text become a character that no hop has.
@@ -273,6 +277,8 @@ fn address(hop: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const PROXY: &str = "10.0.0.1";
@@ -435,6 +441,19 @@ mod tests {
     fn what_is_no_network_is_refused_and_named() {
         for text in ["", "10.0.0.0/33", "localhost", "10.0.0", "10.0.0.0/8 "] {
             assert_eq!(ClientAddress::trusting([text]), Err(ClientError::Network(text.into())));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_a_client_writes_changes_what_its_proxy_says(forged in "[ -~\\t]{0,40}") {
+            let appended = format!("{forged}, 203.0.113.9");
+            prop_assert_eq!(seen(PROXY, &[("x-forwarded-for", appended.trim().as_bytes())]), "203.0.113.9");
+            for own in ["for=203.0.113.9", "for=\"203.0.113.9:80\";by=_x", "proto=http;for=\"203.0.113.9\""] {
+                let appended = format!("{forged}, {own}");
+                let found = seen(PROXY, &[("forwarded", appended.trim().as_bytes())]);
+                prop_assert!(found == "203.0.113.9" || found == PROXY, "{appended:?}: {found}");
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     headers, labels,
     layer::Settings,
     refusal::{self, Form, Mistake},
+    timeout,
 };
 
 /// A service behind a [`Limiter`](tollgate::Limiter), made by a [`RateLimitLayer`](crate::RateLimitLayer).
@@ -74,7 +75,11 @@ where
 
 async fn decide<S: Store>(settings: &Settings<S>, head: &Parts) -> Result<Decision, Mistake> {
     let labels = labels::read(&settings.labels, head)?;
-    Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
+    let cost = settings.cost(head);
+    Ok(match timeout::budget(&head.headers) {
+        Some(budget) => settings.limiter.within(budget).check(&labels, cost).await?,
+        None => settings.limiter.check(&labels, cost).await?,
+    })
 }
 
 fn refuse<S>(settings: &Settings<S>, head: &Parts, decision: &Decision) -> Response<Bytes> {

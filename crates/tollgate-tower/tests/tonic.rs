@@ -1,7 +1,7 @@
 //! The layer in front of a real tonic server, asked by a real client.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use http::HeaderName;
 use tokio::net::TcpListener;
@@ -10,12 +10,14 @@ use tollgate_testkit::server::{Flavor, Server as Redis};
 use tollgate_tower::{RateLimitLayer, client::ClientAddress};
 use tonic::{
     Code, Request,
+    body::Body,
     transport::{
         Channel, Server,
         server::{TcpConnectInfo, TcpIncoming},
     },
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tower::{Layer, ServiceExt, service_fn};
 
 fn log(amount: u64) -> Limit {
     Limit::sliding_log(amount, Duration::from_secs(60)).unwrap()
@@ -85,5 +87,27 @@ async fn while_the_store_is_away_a_closed_rule_makes_the_service_unavailable() {
     let status = client.check(HealthCheckRequest::default()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert_eq!(status.metadata().get("retry-after").unwrap(), "1");
+    redis.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_who_waits_less_is_answered_in_time() {
+    let redis = Redis::start(Flavor::Redis7);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let rules = [Rule::new("closed", log(1)).on_store_failure(OnStoreFailure::Closed)];
+    let patient = Options { deadline: Duration::from_secs(60), ..Options::default() };
+    let layer = RateLimitLayer::new(Limiter::with_options(store, rules, patient).unwrap());
+    redis.suspend();
+    let within =
+        service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
+    let request = http::Request::post("/").header("content-type", "application/grpc+proto");
+    let request = request.header("grpc-timeout", "100m").body(()).unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(10), layer.layer(within).oneshot(request));
+    let response = answer.await.expect("an answer long before the limiter's own deadline").unwrap();
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["grpc-status"]),
+        (200, &"14".parse().unwrap())
+    );
+    assert_eq!(response.headers()["content-type"], "application/grpc+proto");
     redis.resume();
 }

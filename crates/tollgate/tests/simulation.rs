@@ -1,5 +1,5 @@
 //! Gate, breaker, coalescing and policies over a store that misbehaves, in virtual time: thousands of seeded schedules
-//! of delays, lost requests, lost replies, errors, outages, restarts and clock steps.
+//! of delays, lost requests, lost replies, requests that the wire repeats, errors, outages, restarts and clock steps.
 //!
 //! A failing seed is printed; `TOLLGATE_SEED=17 cargo nextest run -p tollgate -E 'binary(simulation)'` replays it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -22,7 +22,7 @@ use tollgate::{
     OnStoreFailure, Options, Rule, Source, Store, StoreError, Timestamp,
 };
 
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 2000;
 const CALLERS: usize = 12;
 const REQUESTS: usize = 25;
 const AMOUNT: u64 = 8;
@@ -59,9 +59,19 @@ struct Fate {
 
 /// What becomes of one call.
 enum Course {
-    Answered { before: Duration, after: Duration },
+    Answered {
+        before: Duration,
+        after: Duration,
+    },
     RequestLost,
-    ReplyLost { before: Duration },
+    ReplyLost {
+        before: Duration,
+    },
+    /// The wire delivers it twice; the first answer counts.
+    Repeated {
+        before: Duration,
+        again: Duration,
+    },
     Refused,
 }
 
@@ -101,7 +111,7 @@ impl Simulated {
         if !wrong {
             return Course::Answered { before, after };
         }
-        match fate.random.random_range(0..6) {
+        match fate.random.random_range(0..7) {
             0 => Course::RequestLost,
             1 => Course::ReplyLost { before },
             2 => Course::Refused,
@@ -119,6 +129,7 @@ impl Simulated {
                 }
                 Course::Answered { before, after }
             }
+            5 => Course::Repeated { before, again: after },
             _ => Course::Answered { before, after },
         }
     }
@@ -129,10 +140,14 @@ impl Simulated {
     }
 
     fn run(&self, checks: &[Check]) -> Decided {
+        self.decided.fetch_add(checks.iter().map(Check::count).sum(), Ordering::Relaxed);
+        self.decide(checks)
+    }
+
+    fn decide(&self, checks: &[Check]) -> Decided {
         let ahead = MILLI * u32::try_from(self.fate.lock().ahead_ms).unwrap();
         let begun = Timestamp::from_micros(1_794_765_441_799_839);
         self.clock.set(begun.plus(self.begun.elapsed()).plus(ahead));
-        self.decided.fetch_add(checks.iter().map(Check::count).sum(), Ordering::Relaxed);
         self.counters.lock().decide_all(checks)
     }
 }
@@ -159,6 +174,20 @@ impl Store for Wire {
                 });
                 pending().await
             }
+            Course::Repeated { before, again } => {
+                let (store, checks) = (Arc::clone(&self.0), checks.to_vec());
+                let ran = tokio::spawn(async move {
+                    tokio::time::sleep(before).await;
+                    let decided = store.run(&checks);
+                    tokio::spawn(async move {
+                        tokio::time::sleep(again).await;
+                        // more is taken, which admits nobody; that it was sent twice is not the gate's doing
+                        store.decide(&checks);
+                    });
+                    decided
+                });
+                Ok(ran.await.unwrap())
+            }
             Course::RequestLost => pending().await,
             Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
         }
@@ -174,7 +203,7 @@ impl Store for Wire {
 
     async fn probe(&self, _: u64) -> Result<(), StoreError> {
         match self.0.course() {
-            Course::Answered { before, .. } => {
+            Course::Answered { before, .. } | Course::Repeated { before, .. } => {
                 tokio::time::sleep(before).await;
                 Ok(())
             }

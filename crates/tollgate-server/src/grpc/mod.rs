@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `mod` | the service, with health and reflection beside it |
 //! | `question` | a request of Envoy's as requests to decide together |
-//! | `timeout` | how long the caller waits |
 //! | `answer` | what was decided as Envoy's response |
 //! | `serve` | connections, their bounds, and how they end |
 //! | `messages` | Envoy's messages |
@@ -17,12 +16,11 @@ mod answer;
 pub mod messages;
 mod question;
 pub mod serve;
-mod timeout;
 
 use std::fmt::Display;
 
 use tollgate::{Error, Hits, Source, Store};
-use tollgate_tower::headers::Dialect;
+use tollgate_tower::{headers::Dialect, timeout};
 use tonic::{Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
@@ -119,7 +117,7 @@ impl<S: Store> RateLimitService for Limits<S> {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let settings = **self.settings.load();
         let mut granted = self.admit(request.metadata(), Scope::Check)?;
-        let budget = timeout::budget(request.metadata());
+        let budget = timeout::budget(request.metadata().as_ref());
         let caller = Caller { transport: Transport::Grpc, budget };
         let requests = question::read(&self.desk, request.get_ref())?;
         let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tonic::metadata::MetadataMap;
+use http::HeaderMap;
 
 const FIELD: &str = "grpc-timeout";
 
@@ -17,8 +17,8 @@ const MARGIN_PART: u32 = 4;
 
 /// How long a decision may take so that the answer still finds the caller waiting. A field that cannot be read says
 /// nothing.
-pub(super) fn budget(metadata: &MetadataMap) -> Option<Duration> {
-    let timeout = parsed(metadata.get(FIELD)?.to_str().ok()?)?;
+pub fn budget(headers: &HeaderMap) -> Option<Duration> {
+    let timeout = parsed(headers.get(FIELD)?.to_str().ok()?)?;
     Some(timeout - MAX_MARGIN.min(timeout / MARGIN_PART))
 }
 
@@ -65,10 +65,10 @@ mod tests {
     fn the_answer_has_time_to_arrive() {
         let table = [("20m", 15_000), ("4m", 3_000), ("1S", 995_000), ("0m", 0), ("1u", 0)];
         for (text, micros) in table {
-            let mut metadata = MetadataMap::new();
-            metadata.insert(FIELD, text.parse().unwrap());
-            assert_eq!(budget(&metadata).unwrap().as_micros(), micros, "{text}");
+            let mut headers = HeaderMap::new();
+            headers.insert(FIELD, text.parse().unwrap());
+            assert_eq!(budget(&headers).unwrap().as_micros(), micros, "{text}");
         }
-        assert_eq!(budget(&MetadataMap::new()), None);
+        assert_eq!(budget(&HeaderMap::new()), None);
     }
 }
