@@ -47,6 +47,8 @@ pub enum Task {
     },
     /// The Redis protocol front end against a server that always allows
     Resp,
+    /// What callers see while Redis stands still for ten seconds
+    Outage,
     /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
     /// one contestant alone
     #[command(hide = true)]

@@ -7,6 +7,7 @@ mod args;
 mod drive;
 mod local;
 mod machine;
+mod outage;
 mod progress;
 mod remote;
 mod report;
@@ -36,6 +37,10 @@ fn main() -> Result<()> {
         Some(Task::Resp) => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(resp::run(args.rounds))
+        }
+        Some(Task::Outage) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            runtime.block_on(outage::run())
         }
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;

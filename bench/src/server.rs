@@ -48,6 +48,11 @@ impl Server {
         &self.url
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// A connection beside the contestants', for bookkeeping.
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
         Ok(redis::Client::open(self.url())?.get_multiplexed_async_connection().await?)
