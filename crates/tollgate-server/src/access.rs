@@ -1,6 +1,9 @@
 //! Who may call: tokens, and what each of them may do. Without any token everybody may do everything.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use arc_swap::ArcSwap;
 
@@ -11,16 +14,18 @@ pub const ANYBODY: &str = "anybody";
 
 /// The tokens in force. Cheap to clone; all clones change together.
 #[derive(Clone, Debug, Default)]
-pub struct Access(Arc<ArcSwap<Vec<Token>>>);
+pub struct Access(Arc<Tokens>);
 
-/// Somebody who may call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// The name of the token.
-    pub name: String,
-    /// What it may do.
-    pub may: Scopes,
+#[derive(Debug, Default)]
+struct Tokens {
+    in_force: ArcSwap<Vec<Token>>,
+    /// How often they were replaced by others.
+    changes: AtomicU64,
 }
+
+/// Somebody who may call: by a token, or because there are none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted(Option<Token>);
 
 /// Why somebody may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +49,17 @@ pub enum Denied {
 impl Granted {
     /// Everybody, where there are no tokens.
     pub fn anybody() -> Self {
-        Self { name: ANYBODY.to_owned(), may: Scopes::ALL }
+        Self(None)
+    }
+
+    /// The name of the token.
+    pub fn name(&self) -> &str {
+        self.0.as_ref().map_or(ANYBODY, |token| &token.name)
+    }
+
+    /// What it may do.
+    pub fn may(&self) -> Scopes {
+        self.0.as_ref().map_or(Scopes::ALL, |token| token.may)
     }
 }
 
@@ -58,20 +73,39 @@ impl Access {
 
     /// Lets in by these tokens from now on.
     pub fn replace(&self, tokens: Vec<Token>) {
-        self.0.store(Arc::new(tokens));
+        if **self.0.in_force.load() != tokens {
+            self.0.in_force.store(Arc::new(tokens));
+            // after the tokens: who sees the change sees them too
+            self.0.changes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// How often the tokens have changed: who was let in before the last time may have to leave.
+    pub fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::Acquire)
+    }
+
+    /// What somebody who was let in before may do now; nothing, if their token was taken back.
+    pub fn renewed(&self, granted: &Granted) -> Option<Granted> {
+        let tokens = self.0.in_force.load();
+        if tokens.is_empty() {
+            return Some(Granted::anybody());
+        }
+        let before = granted.0.as_ref()?;
+        tokens.iter().find(|token| token.has_the_secret_of(before)).cloned().map(|token| Granted(Some(token)))
     }
 
     /// Whether everybody may do everything.
     pub fn is_open(&self) -> bool {
-        self.0.load().is_empty()
+        self.0.in_force.load().is_empty()
     }
 
     /// Who has this secret. Every token is looked at, so that the time it takes tells nothing.
     pub fn holder(&self, secret: &[u8]) -> Option<Granted> {
-        let tokens = self.0.load();
+        let tokens = self.0.in_force.load();
         let mut holder = None;
         for token in tokens.iter().filter(|token| token.accepts(secret)) {
-            holder = Some(Granted { name: token.name.clone(), may: token.may });
+            holder = Some(Granted(Some(token.clone())));
         }
         holder
     }
@@ -86,10 +120,10 @@ impl Access {
         }
         let secret = authorization.and_then(bearer).ok_or(Denied::NoToken)?;
         let granted = self.holder(secret).ok_or(Denied::WrongToken)?;
-        if granted.may.allows(scope) {
+        if granted.may().allows(scope) {
             Ok(granted)
         } else {
-            Err(Denied::TooWeak { name: granted.name, scope })
+            Err(Denied::TooWeak { name: granted.name().to_owned(), scope })
         }
     }
 }
@@ -113,7 +147,7 @@ mod tests {
             Token::new("ops", b"other", Scopes::ALL),
         ]);
         let name = |authorization: &str, scope| {
-            access.check(Some(authorization.as_bytes()), scope).map(|granted| granted.name)
+            access.check(Some(authorization.as_bytes()), scope).map(|granted| granted.name().to_owned())
         };
         assert_eq!(name("Bearer s3cret", Scope::Check), Ok("app".to_owned()));
         assert_eq!(name("bearer  s3cret ", Scope::Check), Ok("app".to_owned()));
@@ -128,6 +162,28 @@ mod tests {
         }
         assert_eq!(access.check(None, Scope::Check), Err(Denied::NoToken));
         access.clone().replace(Vec::new());
-        assert_eq!(access.check(None, Scope::Admin).unwrap().name, ANYBODY);
+        assert_eq!(access.check(None, Scope::Admin).unwrap().name(), ANYBODY);
+    }
+
+    #[test]
+    fn who_was_let_in_keeps_what_the_same_secret_allows_now() {
+        let check_only = Scopes { check: true, adjust: false, admin: false };
+        let access = Access::new(vec![Token::new("app", b"s3cret", check_only)]);
+        let app = access.holder(b"s3cret").unwrap();
+        let changes = access.changes();
+        access.replace(vec![Token::new("app", b"s3cret", check_only)]);
+        assert_eq!(access.changes(), changes, "nothing has changed");
+        access.replace(vec![
+            Token::new("renamed", b"s3cret", Scopes::ALL),
+            Token::new("app", b"new", check_only),
+        ]);
+        assert_eq!(access.changes(), changes + 1);
+        let renewed = access.renewed(&app).unwrap();
+        assert_eq!((renewed.name(), renewed.may()), ("renamed", Scopes::ALL));
+        assert_eq!(access.renewed(&Granted::anybody()), None);
+        access.replace(vec![Token::new("app", b"new", check_only)]);
+        assert_eq!(access.renewed(&app), None);
+        access.replace(Vec::new());
+        assert_eq!(access.renewed(&app), Some(Granted::anybody()));
     }
 }

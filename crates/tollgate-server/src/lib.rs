@@ -21,6 +21,7 @@
 
 pub mod access;
 pub mod config;
+mod crowd;
 pub mod demo;
 pub mod desk;
 mod duration;

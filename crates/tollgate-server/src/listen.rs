@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::{
     RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -51,6 +52,18 @@ pub enum ListenError {
     Certificates(String),
 }
 
+/// Lets the process open as many files as the system permits: each connection is one. How many that is.
+pub fn allow_open_files() -> u64 {
+    let mut files = getrlimit(Resource::Nofile);
+    if files.current != files.maximum {
+        let asked = Rlimit { current: files.maximum, ..files };
+        if setrlimit(Resource::Nofile, asked.clone()).is_ok() {
+            files = asked;
+        }
+    }
+    files.current.unwrap_or(u64::MAX)
+}
+
 /// Takes an address; with port 0, any free port of it. The address that it is.
 ///
 /// # Errors
@@ -70,7 +83,7 @@ pub async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), List
 pub struct Security(Option<Arc<ArcSwap<Certificates>>>);
 
 /// One set of certificates, ready for each protocol.
-struct Certificates {
+pub struct Certificates {
     http1: Arc<ServerConfig>,
     http2: Arc<ServerConfig>,
     redis: Arc<ServerConfig>,
@@ -92,14 +105,10 @@ impl Security {
     }
 
     /// Secures new connections with these certificates from now on. Whether they are encrypted at all does not change.
-    ///
-    /// # Errors
-    /// When they cannot be used: those before stay.
-    pub fn replace(&self, tls: &Tls) -> Result<(), ListenError> {
+    pub fn replace(&self, certificates: Certificates) {
         if let Some(current) = &self.0 {
-            current.store(Arc::new(Certificates::read(tls)?));
+            current.store(Arc::new(certificates));
         }
-        Ok(())
     }
 
     /// Agrees with a client on encryption, if there is any.
@@ -116,7 +125,11 @@ impl Security {
 }
 
 impl Certificates {
-    fn read(tls: &Tls) -> Result<Self, ListenError> {
+    /// Makes them ready.
+    ///
+    /// # Errors
+    /// When they cannot be used.
+    pub fn read(tls: &Tls) -> Result<Self, ListenError> {
         let wrong = |what: &str, error: &dyn std::fmt::Display| {
             ListenError::Certificates(format!("{what} cannot be used: {error}"))
         };

@@ -19,7 +19,7 @@ use crate::{
     },
     desk::Desk,
     forward_auth, grpc, http,
-    listen::{self, ListenError, Security},
+    listen::{self, Certificates, ListenError, Security},
     observe::logs::{Audit, audit},
     resp,
     serve::{self, Draining},
@@ -29,6 +29,11 @@ use crate::{
 /// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
 /// says so, and every answer asks to connect elsewhere next.
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
+
+/// So many files are open when all front ends have all the connections they may have, with some left for the store, the
+/// configuration and the log.
+const NEEDED_FILES: u64 =
+    (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS as usize + 100) as u64;
 
 /// A server that has its addresses, and does not answer yet.
 pub struct Tollgate {
@@ -43,6 +48,7 @@ pub struct Tollgate {
     http: Option<serve::Server>,
     grpc: Option<(TcpListener, SocketAddr)>,
     resp: Option<(TcpListener, SocketAddr)>,
+    addresses: Addresses,
 }
 
 /// Where a server listens.
@@ -72,6 +78,20 @@ pub enum StartError {
     /// An address or a certificate cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// It would let everybody in where it listens now.
+    #[error(
+        "{0} can be reached from other machines, and would be open to everybody without a token: keep one as long as the \
+         server listens there, or set insecure = true"
+    )]
+    Exposed(SocketAddr),
+}
+
+impl Addresses {
+    /// One that other machines can reach.
+    fn exposed(self) -> Option<SocketAddr> {
+        let all = [self.http, self.grpc, self.resp];
+        all.into_iter().flatten().find(|address| !address.ip().to_canonical().is_loopback())
+    }
 }
 
 /// What the system tells the process to do.
@@ -140,6 +160,13 @@ impl Tollgate {
                 Some(server.secured(security.clone()).draining(draining.clone()))
             }
         };
+        let (grpc, resp) = (bind(config.server.grpc).await?, bind(config.server.resp).await?);
+        let address = |bound: &Option<(TcpListener, SocketAddr)>| bound.as_ref().map(|(_, address)| *address);
+        let addresses = Addresses {
+            http: http.as_ref().map(serve::Server::address),
+            grpc: address(&grpc),
+            resp: address(&resp),
+        };
         Ok(Self {
             desk,
             access: Access::new(config.server.tokens.clone()),
@@ -148,8 +175,9 @@ impl Tollgate {
             gatehouse: live(gatehouse(&config.server)),
             envoy: live(envoy(&config.server)),
             http,
-            grpc: bind(config.server.grpc).await?,
-            resp: bind(config.server.resp).await?,
+            grpc,
+            resp,
+            addresses,
             config,
             watcher,
         })
@@ -162,12 +190,7 @@ impl Tollgate {
 
     /// Where it listens.
     pub fn addresses(&self) -> Addresses {
-        let address = |bound: &Option<(TcpListener, SocketAddr)>| bound.as_ref().map(|(_, address)| *address);
-        Addresses {
-            http: self.http.as_ref().map(serve::Server::address),
-            grpc: address(&self.grpc),
-            resp: address(&self.resp),
-        }
+        self.addresses
     }
 
     /// Answers until told to stop, and changes with its configuration.
@@ -175,8 +198,15 @@ impl Tollgate {
         for warning in &self.config.warnings {
             tracing::warn!("{warning}");
         }
+        let files = listen::allow_open_files();
+        if files < NEEDED_FILES {
+            tracing::warn!(
+                "the process may have {files} files open, and each connection is one: raise that to {NEEDED_FILES} \
+                 (ulimit -n, LimitNOFILE)"
+            );
+        }
         let (stop, stopped) = watch::channel(());
-        let mut fronts = self.open(&stopped).await;
+        let (mut fronts, envoys) = self.open(&stopped).await;
         drop(stopped);
         let desk = self.desk.clone();
         let history = tokio::spawn(async move { desk.keep_history().await });
@@ -191,6 +221,9 @@ impl Tollgate {
             }
         };
         self.draining.begin();
+        if let Some(envoys) = envoys {
+            envoys.is_leaving().await;
+        }
         if how == Stop::Drain {
             // whoever is in a hurry says so once more
             let _told_or_hurried = tokio::time::timeout(DRAIN_NOTICE, signals.next()).await;
@@ -201,8 +234,9 @@ impl Tollgate {
     }
 
     /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
-    async fn open(&mut self, stopped: &watch::Receiver<()>) -> JoinSet<()> {
+    async fn open(&mut self, stopped: &watch::Receiver<()>) -> (JoinSet<()>, Option<grpc::Services>) {
         let mut fronts = JoinSet::new();
+        let mut envoys = None;
         if let Some(server) = self.http.take() {
             let gatehouse = forward_auth::router(self.desk.clone(), Arc::clone(&self.gatehouse));
             let settings = http::Settings { access: self.access.clone(), draining: self.draining.clone() };
@@ -212,13 +246,14 @@ impl Tollgate {
         if let Some((listener, _)) = self.grpc.take() {
             let services =
                 grpc::Services::new(self.desk.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
+            envoys = Some(services.clone());
             fronts.spawn(grpc::serve::run(listener, services, self.security.clone(), until(stopped)));
         }
         if let Some((listener, _)) = self.resp.take() {
             let endpoint = resp::Endpoint::new(self.desk.clone(), self.access.clone());
             fronts.spawn(resp::run(listener, endpoint, self.security.clone(), until(stopped)));
         }
-        fronts
+        (fronts, envoys)
     }
 
     /// Puts another configuration in force, all of it or nothing.
@@ -249,11 +284,18 @@ impl Tollgate {
     }
 
     fn adopt(&mut self, config: Config) -> Result<(), StartError> {
-        if let Some(tls) = &config.server.tls {
-            self.security.replace(tls)?;
+        if let Some(address) = self.addresses.exposed()
+            && config.server.tokens.is_empty()
+            && !config.server.insecure
+        {
+            return Err(StartError::Exposed(address));
         }
+        let certificates = config.server.tls.as_ref().map(Certificates::read).transpose()?;
         self.desk.limiter().reconfigure(config.rules.iter().cloned())?;
         self.desk.clean_labels_by(config.labels.clone());
+        if let Some(certificates) = certificates {
+            self.security.replace(certificates);
+        }
         self.access.replace(config.server.tokens.clone());
         self.gatehouse.store(Arc::new(gatehouse(&config.server)));
         self.envoy.store(Arc::new(envoy(&config.server)));

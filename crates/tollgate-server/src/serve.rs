@@ -17,16 +17,15 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-};
+use tokio::net::{TcpListener, TcpStream};
 use tower_service::Service;
 
-use crate::listen::{self, ListenError, Protocol, Security};
+use crate::{
+    crowd::{Crowd, Guest},
+    listen::{self, ListenError, Protocol, Security},
+};
 
-/// The most connections at a time, within the 1024 open files that a process usually may have. More wait
-/// to be accepted.
+/// The most connections at a time. For one more, the one that has been silent the longest is ended.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 /// How long a connection may take to send the head of its next request, and so also how long it may idle.
@@ -120,9 +119,8 @@ struct Door {
 }
 
 async fn accept(listener: &TcpListener, door: &Door, connections: &GracefulShutdown) -> Infallible {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let crowd = Crowd::new(MAX_CONNECTIONS);
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(_) => {
@@ -130,11 +128,14 @@ async fn accept(listener: &TcpListener, door: &Door, connections: &GracefulShutd
                 continue;
             }
         };
+        let guest = crowd.enter().await;
         let (door, watcher) = (door.clone(), connections.watcher());
         tokio::spawn(async move {
-            // A connection that breaks off is its client's affair.
-            let _ended = door.serve(stream, peer, watcher).await;
-            drop(place);
+            tokio::select! {
+                // A connection that breaks off is its client's affair.
+                _ended = door.serve(stream, peer, &guest, watcher) => {}
+                () = guest.told_to_leave() => {}
+            }
         });
     }
 }
@@ -144,14 +145,18 @@ impl Door {
         self,
         stream: TcpStream,
         peer: SocketAddr,
+        guest: &Guest,
         watcher: hyper_util::server::graceful::Watcher,
     ) -> Result<(), hyper::Error> {
         let Ok(stream) = self.security.secure(stream, Protocol::Http1).await else { return Ok(()) };
         let Self { routes, draining, .. } = self;
+        let voice = guest.voice();
         let answer = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             let (mut routes, draining) = (routes.clone(), draining.clone());
+            let asking = voice.asks();
             async move {
+                let _until_answered = asking;
                 let mut response = routes.call(request).await?;
                 if draining.has_begun() {
                     response

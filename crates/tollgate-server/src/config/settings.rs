@@ -179,6 +179,11 @@ impl Token {
         Self { name: name.to_owned(), may, digest: Sha256::digest(secret).into() }
     }
 
+    /// Whether both have the same secret.
+    pub fn has_the_secret_of(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+
     /// Whether this is its secret. Takes as long for any answer: hashes are compared, and in full.
     pub fn accepts(&self, secret: &[u8]) -> bool {
         let given: [u8; 32] = Sha256::digest(secret).into();

@@ -89,6 +89,11 @@ impl Services {
         services
     }
 
+    /// Says from now on that it is about to stop, so that clients go elsewhere; it still answers.
+    pub async fn is_leaving(&self) {
+        self.report(ServingStatus::NotServing).await;
+    }
+
     async fn report(&self, status: ServingStatus) {
         for name in ["", SERVICE_NAME, REFERENCE_NAME] {
             self.health.set_service_status(name, status).await;
@@ -128,7 +133,7 @@ impl<S: Store> RateLimitService for Limits<S> {
         if gives_back {
             let subject = format_args!("domain {:?}", request.get_ref().domain);
             let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
-            audit(&Audit { who: &granted.name, action: "refund", subject: &subject, result });
+            audit(&Audit { who: granted.name(), action: "refund", subject: &subject, result });
         }
         let decided = decided.map_err(|error| status(&error))?;
         let is_closed = decided.overall.source == Source::Closed;

@@ -21,7 +21,6 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
 };
 use tonic::{Status, body::Body, codegen::Service, service::Routes};
-use tonic_health::ServingStatus;
 
 use super::{MAX_MESSAGE, Services};
 use crate::{
@@ -89,7 +88,7 @@ pub async fn run(
     }
     // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
     drop(listener);
-    services.report(ServingStatus::NotServing).await;
+    services.is_leaving().await;
     drop((stopping, stopped));
     let all_gone = places.acquire_many(MAX_CONNECTIONS);
     let _gone_or_cut_off = tokio::time::timeout(SHUTDOWN_GRACE, all_gone).await;

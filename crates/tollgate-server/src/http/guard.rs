@@ -11,7 +11,7 @@ use axum::{
 
 use super::problem::Problem;
 use crate::{
-    access::{Access, Denied, Granted},
+    access::{Access, Denied},
     config::Scope,
     observe::logs::{Audit, audit},
 };
@@ -38,7 +38,7 @@ pub(super) async fn admit(State(guard): State<Guard>, mut request: Request, next
     let from =
         request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.to_string());
     let subject = from.unwrap_or_else(|| "an unknown address".to_owned());
-    let Granted { name, .. } = granted.clone();
+    let name = granted.name().to_owned();
     request.extensions_mut().insert(granted);
     let response = next.run(request).await;
     let status = response.status();

@@ -25,7 +25,7 @@ impl Needs {
         match self {
             Self::Nothing => true,
             Self::Entry => granted.is_some(),
-            Self::Scope(scope) => granted.is_some_and(|granted| granted.may.allows(scope)),
+            Self::Scope(scope) => granted.is_some_and(|granted| granted.may().allows(scope)),
         }
     }
 }
@@ -38,5 +38,5 @@ pub(super) fn at_first(access: &Access) -> Option<Granted> {
 /// Who a client is with this password.
 pub(super) fn given(access: &Access, user: &[u8], secret: &[u8]) -> Option<Granted> {
     let holder = access.holder(secret)?;
-    (user == DEFAULT_USER.as_bytes() || user == holder.name.as_bytes()).then_some(holder)
+    (user == DEFAULT_USER.as_bytes() || user == holder.name().as_bytes()).then_some(holder)
 }

@@ -25,6 +25,8 @@ pub(super) struct Session {
     access: Access,
     /// Who the client is, once it is let in.
     granted: Option<Granted>,
+    /// How often tokens had changed when that was found out.
+    changes: u64,
 }
 
 /// What becomes of the connection after a command.
@@ -36,17 +38,19 @@ pub(super) enum Next {
 
 impl Session {
     pub(super) fn new(id: u64, access: Access) -> Self {
+        let changes = access.changes();
         let granted = access::at_first(&access);
-        Self { id, name: Vec::new(), access, granted }
+        Self { id, name: Vec::new(), access, granted, changes }
     }
 
     /// Who the client is.
     pub(super) fn who(&self) -> &str {
-        self.granted.as_ref().map_or("nobody", |granted| &granted.name)
+        self.granted.as_ref().map_or("nobody", Granted::name)
     }
 
     /// The command of a name, if the client may use it so.
-    pub(super) fn find(&self, command: &Command<'_>) -> Result<&'static Entry, Error> {
+    pub(super) fn find(&mut self, command: &Command<'_>) -> Result<&'static Entry, Error> {
+        self.renew();
         let entry = commands::find(command.name());
         if self.granted.is_none() && !entry.is_some_and(Entry::is_open) {
             return Err(Error::new("NOAUTH", "Authentication required."));
@@ -60,6 +64,18 @@ impl Session {
             return Err(Error::new("NOPERM", text));
         }
         Ok(entry)
+    }
+
+    /// Looks again who the client is, if tokens have changed since: one that was taken back lets nobody in.
+    fn renew(&mut self) {
+        let changes = self.access.changes();
+        if changes != self.changes {
+            self.granted = match &self.granted {
+                Some(granted) => self.access.renewed(granted),
+                None => access::at_first(&self.access),
+            };
+            self.changes = changes;
+        }
     }
 
     /// Answers a command that asks nothing about counters.

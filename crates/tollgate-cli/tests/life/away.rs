@@ -1,0 +1,67 @@
+//! A server whose Redis is not there yet.
+
+use std::time::Duration;
+
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    wait::{self, PATIENCE},
+};
+
+use crate::program::{ANY_PORTS, Home};
+
+fn check(client: &mut crate::client::Client, route: &str) -> serde_json::Value {
+    let body = format!(r#"{{"labels":{{"route":"{route}"}}}}"#);
+    let answer = client.post("/v1/check", &body).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+#[test]
+fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
+    let mut redis = Server::start(Flavor::Redis7);
+    redis.stop_hard();
+    let rule = |policy: &str| {
+        format!(
+            "[[rule]]\nname = \"{policy}\"\nwhen = {{ route = \"{policy}\" }}\nper = []\nalgorithm = \"sliding-log\"\n\
+             amount = 3\nwindow = \"1h\"\non_store_failure = \"{policy}\"\n"
+        )
+    };
+    let rules = ["open", "closed", "local"].map(rule).concat();
+    let home = Home::with(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\nrefusal_cache = \"0s\"\n{rules}",
+        redis.url()
+    ));
+    let program = home.start();
+    assert_eq!(program.get("/readyz").0, 200);
+    let mut client = program.client();
+    for _ in 0..5 {
+        let open = check(&mut client, "open");
+        assert_eq!((&open["allowed"], &open["degraded"]), (&true.into(), &true.into()), "{open}");
+        let closed = check(&mut client, "closed");
+        assert_eq!((&closed["allowed"], &closed["source"]), (&false.into(), &"closed".into()), "{closed}");
+    }
+    let local: Vec<_> = (0..4).map(|_| check(&mut client, "local")["allowed"].as_bool().unwrap()).collect();
+    assert_eq!(local, [true, true, true, false]);
+    let degraded = (200, r#"{"ready":true,"store":"degraded","rules":"ok"}"#.to_owned());
+    wait::until("the server says that its store is away", PATIENCE, || {
+        check(&mut client, "open");
+        program.get("/readyz") == degraded
+    });
+
+    redis.restart();
+    let well = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
+    // tried in the background, at least every two seconds
+    wait::until("the server says that its store is there", Duration::from_secs(10), || {
+        program.get("/readyz") == well
+    });
+    for route in ["open", "closed"] {
+        let counted: Vec<_> = (0..4)
+            .map(|_| {
+                let answer = check(&mut client, route);
+                assert_eq!(answer["degraded"], false, "{answer}");
+                answer["allowed"].as_bool().unwrap()
+            })
+            .collect();
+        assert_eq!(counted, [true, true, true, false], "{route}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Another configuration, under load: nobody notices but by its effect.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+};
+
+use tollgate_testkit::wait::{self, PATIENCE};
+
+use crate::program::{ANY_PORTS, Home, Program};
+
+/// How often the rules change while clients ask.
+const CHANGES: u64 = 1_000;
+/// Some of them are left to be noticed; for the others the server is told.
+const NOTICED: u64 = 10;
+const CLIENTS: usize = 4;
+const EVERYBODY: &str = r#"{"labels":{}}"#;
+
+fn rules(amount: u64) -> String {
+    format!(
+        "{ANY_PORTS}[[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = {amount}\nwindow = \"1d\"\n"
+    )
+}
+
+fn limit(program: &Program) -> u64 {
+    let answer = program.client().post("/v1/peek", EVERYBODY).unwrap();
+    answer.json()["limit"].as_u64().unwrap()
+}
+
+fn wait_for_limit(program: &Program, amount: u64) {
+    wait::until(format_args!("the limit is {amount}"), PATIENCE, || limit(program) == amount);
+}
+
+#[test]
+fn a_thousand_changes_under_load_fail_no_call_and_forget_nothing() {
+    let home = Home::with(&rules(900_000));
+    let program = home.start();
+    let (is_over, charged) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                let mut client = program.client();
+                while !is_over.load(Ordering::Relaxed) {
+                    let answer = client.post("/v1/check", EVERYBODY).unwrap();
+                    assert_eq!(answer.status, 200, "{}", answer.body);
+                    let answer = answer.json();
+                    assert_eq!(
+                        (&answer["allowed"], &answer["degraded"]),
+                        (&true.into(), &false.into()),
+                        "{answer}"
+                    );
+                    charged.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for change in 1..=CHANGES {
+                let amount = 900_000 + change;
+                home.write("tollgate.toml", rules(amount));
+                if change % (CHANGES / NOTICED) != 0 {
+                    program.signal("-HUP");
+                }
+                wait_for_limit(&program, amount);
+            }
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        changed.unwrap();
+    });
+    let charged = charged.into_inner();
+    let answer = program.client().post("/v1/peek", EVERYBODY).unwrap().json();
+    assert!(charged > CHANGES, "{charged}");
+    assert_eq!(answer["remaining"].as_u64(), Some(900_000 + CHANGES - charged));
+    assert_eq!(program.metric("tollgate_config_last_reload_successful"), "1");
+}
+
+#[test]
+fn a_bad_file_changes_nothing_and_says_so_until_it_is_mended() {
+    let home = Home::with(&rules(10));
+    let program = home.start();
+    assert_eq!(program.get("/readyz"), (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned()));
+    home.write("tollgate.toml", rules(20).replace("1d", "1w"));
+    let stale = (200, r#"{"ready":true,"store":"ok","rules":"stale"}"#.to_owned());
+    wait::until("the server says that its rules are stale", PATIENCE, || program.get("/readyz") == stale);
+    assert_eq!(limit(&program), 10);
+    assert_eq!(program.metric("tollgate_config_last_reload_successful"), "0");
+    assert_eq!(program.metric("tollgate_config_reloads_total{result=\"failure\"}"), "1");
+    let log = program.log();
+    assert!(log.contains("tollgate.toml:10:10") && log.contains("\"1w\" is not a duration"), "{log}");
+    assert!(log.contains("action=\"reload\"") && log.contains("result=\"refused\""), "{log}");
+
+    home.write("tollgate.toml", rules(20));
+    wait_for_limit(&program, 20);
+    assert_eq!(program.get("/readyz").1, r#"{"ready":true,"store":"ok","rules":"ok"}"#);
+    assert!(program.log().contains("action=\"reload\" subject=\"the configuration\" result=\"done\""));
+}
+
+#[test]
+fn what_takes_a_restart_is_named_and_the_rest_is_in_force() {
+    let home = Home::with(&rules(10));
+    let program = home.start();
+    let moved = rules(20).replace("http = \"127.0.0.1:0\"", "http = \"127.0.0.1:1\"");
+    home.write("tollgate.toml", moved + "[store]\ndeadline = \"20ms\"\n");
+    program.signal("-HUP");
+    wait_for_limit(&program, 20);
+    for setting in ["server.http", "store.deadline"] {
+        program.wait_for_log(&format!("takes effect when the server is started again setting=\"{setting}\""));
+    }
+}
+
+#[test]
+fn a_reload_does_not_open_to_others_what_needed_a_token() {
+    let with_token =
+        rules(10).replace("127.0.0.1:0", "0.0.0.0:0") + "[[server.token]]\nname = \"app\"\nfile = \"app\"\n";
+    let home = Home::with("");
+    home.write("app", "s3cret-of-app\n");
+    home.write("tollgate.toml", &with_token);
+    let program = home.start();
+    // on its own this would be fine: but the server still listens where others can reach it
+    home.write("tollgate.toml", rules(20));
+    program.signal("-HUP");
+    program.wait_for_log("would be open to everybody without a token");
+    let port = program.http.rsplit(':').next().unwrap();
+    let mut client = crate::client::Client::connect(&format!("127.0.0.1:{port}")).unwrap();
+    assert_eq!(client.post("/v1/check", EVERYBODY).unwrap().status, 401);
+    assert!(client.get("/readyz").unwrap().body.contains("stale"));
+}
