@@ -120,7 +120,7 @@ impl<S: Store> Desk<S> {
         observer.exposition(limiter.stats(), limiter.rules())
     }
 
-    /// Keeps the [history](crate::observe::history) of the last hour, for as long as this is awaited.
+    /// Keeps the [history] of the last hour, for as long as this is awaited.
     pub async fn keep_history(&self) -> Infallible {
         let mut interval = tokio::time::interval(history::INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -57,7 +57,7 @@ pub fn allow_open_files() -> u64 {
     let mut files = getrlimit(Resource::Nofile);
     if files.current != files.maximum {
         let asked = Rlimit { current: files.maximum, ..files };
-        if setrlimit(Resource::Nofile, asked.clone()).is_ok() {
+        if setrlimit(Resource::Nofile, asked).is_ok() {
             files = asked;
         }
     }
