@@ -403,7 +403,7 @@ async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
     let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
     assert_eq!(
         detail,
-        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, /readyz or /metrics"
+        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, /readyz, /metrics or /openapi.json"
     );
     for call in CALLS {
         let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;
@@ -507,6 +507,7 @@ async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
         (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" belongs beside \"checks\""),
         (r#"{"checks":[]}"#, "checks[1]: \"checks\" are not for a check within others"),
         (r#"["labels"]"#, "checks[1]: invalid type: sequence, expected an object"),
+        (r#"{"key":"","limit":{"amount":5,"window":"1s"}}"#, "checks[1]: the key is empty"),
     ] {
         let body = format!(r#"{{"checks":[{LOGIN},{second}]}}"#);
         let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;

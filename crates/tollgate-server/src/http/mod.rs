@@ -9,6 +9,7 @@
 //! | `guard` | who may call |
 //! | `about` | what the server says about itself |
 //! | `explain` | why it is so |
+//! | `openapi` | all of this, described for machines |
 //! | `problem` | what goes wrong, as problem+json |
 //!
 //! A mistake of the caller is a 4xx that says what would be right, and nothing is charged. A refusal is no
@@ -19,6 +20,7 @@ mod answer;
 mod body;
 mod explain;
 mod guard;
+pub mod openapi;
 mod problem;
 mod question;
 
@@ -116,6 +118,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(about::readyz::<S>))
         .route("/metrics", get(about::metrics::<S>))
+        .route("/openapi.json", get(openapi::document))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
@@ -182,7 +185,7 @@ async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
     let detail = format!(
         "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, \
-         /readyz or /metrics"
+         /readyz, /metrics or /openapi.json"
     );
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

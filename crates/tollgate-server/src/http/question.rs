@@ -126,6 +126,7 @@ impl Question {
                 Ok(Subject::Rules { labels, costs: costs(cost)?, only: named(rules)? })
             }
             Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, .. } => {
+                tollgate::Key::without_rule(key.as_bytes()).map_err(Problem::bad_request)?;
                 let (key, limit) = (key.into_bytes(), read_limit(&limit)?);
                 Ok(Subject::Key { key, limit, cost: cost_of_key(cost)? })
             }
