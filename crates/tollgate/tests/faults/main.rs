@@ -21,6 +21,7 @@ mod full;
 mod lost_data;
 mod partition;
 mod policies;
+mod pulse;
 mod replies;
 mod shards;
 mod table;

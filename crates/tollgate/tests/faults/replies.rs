@@ -65,8 +65,6 @@ async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
     assert!(lost >= 50 && admitted >= 700, "{context}");
     assert!(used >= admitted, "{context}");
     assert!(used <= u64::from(INSTANCES * CALLS_EACH) && used <= admitted + unknown, "{context}");
-    // a reply that is lost was a charge, or the answer to a probe
-    assert!(used <= admitted + lost, "{context}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
