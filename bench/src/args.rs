@@ -4,32 +4,32 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
-use crate::stats::Target;
+use crate::{fronts, stats::Target};
 
 /// Measures tollgate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
     /// How often each contestant runs; at least 7 times where a target is 1.3 x or less
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, global = true, default_value_t = 5)]
     pub rounds: usize,
-    /// About two minutes: at most three rounds, shorter, without the contestants in Python and Node
-    #[arg(long)]
+    /// About two minutes: at most three rounds, shorter, without the contestants that are programs of their own
+    #[arg(long, global = true)]
     pub quick: bool,
-    /// The contestants in Python and Node take part in a quick run too
-    #[arg(long)]
+    /// The contestants that are programs of their own take part in a quick run too
+    #[arg(long, global = true)]
     pub peers: bool,
     /// Prints JSON instead of tables
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub json: bool,
     /// Runs only the tables whose name contains this, or one of these, separated by commas
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, global = true, value_delimiter = ',')]
     pub only: Vec<String>,
     /// Only the contestants whose name contains this take part, on Redis: for a profiler
     #[arg(long)]
     pub solo: Option<String>,
-    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory
-    #[arg(long)]
+    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or benchmarks-fronts.md
+    #[arg(long, global = true)]
     pub write: Option<PathBuf>,
     /// What else it does, instead of measuring all tables
     #[command(subcommand)]
@@ -45,10 +45,16 @@ pub enum Task {
         #[arg(default_value = "docs")]
         directory: PathBuf,
     },
-    /// The Redis protocol front end against a server that always allows
-    Resp,
     /// What callers see while Redis stands still for ten seconds
     Outage,
+    /// The server's front ends against servers that always allow, and against throttlecrab's
+    Fronts,
+    /// A server whose front ends are measured, until it is ended: started by the bench
+    #[command(hide = true)]
+    Serve {
+        /// Which
+        contestant: fronts::Contestant,
+    },
     /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
     /// one contestant alone
     #[command(hide = true)]

@@ -46,11 +46,16 @@ pub fn load() -> Result<String> {
     Ok(load.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// The CPU time of this process so far, in microseconds; it counts in ticks of 10 ms.
+/// The CPU time of this process so far, in microseconds.
 pub fn own_cpu_us() -> Result<f64> {
+    cpu_us("self")
+}
+
+/// The CPU time of a process so far, in microseconds; it counts in ticks of 10 ms.
+pub fn cpu_us(process: &str) -> Result<f64> {
     const TICK_US: f64 = 10_000.0;
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let after_name = stat.rsplit_once(") ").context("/proc/self/stat has no name")?.1;
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let after_name = stat.rsplit_once(") ").context("the process has no name")?.1;
     let ticks: u64 =
         after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     Ok(ticks as f64 * TICK_US)
@@ -74,14 +79,19 @@ fn crates() -> Vec<String> {
     let mut names = vec!["governor", "quota"];
     names.extend(cfg!(feature = "throttlecrab").then_some("throttlecrab"));
     names.extend(cfg!(feature = "limitador").then_some("limitador"));
-    let versions = names.into_iter().map(|name| {
+    // two versions of redis-rs may be there; the bench's own is the later one
+    let ours = LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    versions_of(&names).into_iter().chain(ours.last().map(|version| format!("redis-rs {version}"))).collect()
+}
+
+/// The versions of these crates, as the lock file has them.
+pub fn versions_of(names: &[&str]) -> Vec<String> {
+    let version_of = |name: &&str| {
         let heading = format!("name = \"{name}\"\nversion = \"");
         let version = LOCK.split_once(&heading).and_then(|(_, rest)| rest.split('"').next());
         format!("{name} {}", version.unwrap_or("unknown"))
-    });
-    // two versions of redis-rs may be there; the bench's own is the later one
-    let ours = LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
-    versions.chain(ours.last().map(|version| format!("redis-rs {version}"))).collect()
+    };
+    names.iter().map(version_of).collect()
 }
 
 /// The bench's own lock file.

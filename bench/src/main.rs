@@ -5,21 +5,22 @@
 
 mod args;
 mod drive;
+mod fronts;
 mod local;
 mod machine;
 mod outage;
 mod progress;
 mod remote;
 mod report;
-mod resp;
 mod scaling;
 mod server;
 mod stats;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use anyhow::Result;
 use clap::Parser;
+use tokio::runtime::Runtime;
 
 use crate::{
     args::{Args, Task},
@@ -32,16 +33,11 @@ use crate::{
 fn main() -> Result<()> {
     let args = Args::parse();
     match &args.task {
-        None => measure(&args),
+        None => show(&args, &runtime()?.block_on(run(&args))?, Report::write),
         Some(Task::Scaling { directory }) => scaling::write(directory),
-        Some(Task::Resp) => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-            runtime.block_on(resp::run(args.rounds))
-        }
-        Some(Task::Outage) => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-            runtime.block_on(outage::run())
-        }
+        Some(Task::Fronts) => show(&args, &runtime()?.block_on(fronts::run(&args))?, Report::write_fronts),
+        Some(Task::Serve { contestant }) => runtime()?.block_on(fronts::play(*contestant)),
+        Some(Task::Outage) => runtime()?.block_on(outage::run()),
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;
             println!("{}", serde_json::to_string(&measured)?);
@@ -50,18 +46,20 @@ fn main() -> Result<()> {
     }
 }
 
-fn measure(args: &Args) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(run(args))?;
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+fn show(args: &Args, report: &Report, write: fn(&Report, &Path) -> Result<()>) -> Result<()> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string_pretty(report)?);
     } else {
-        print!("{}", report::text(&report));
+        print!("{}", report::text(report));
     }
-    if let Some(directory) = &args.write {
-        report.write(directory)?;
+    match &args.write {
+        Some(directory) => write(report, directory),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 async fn run(args: &Args) -> Result<Report> {

@@ -34,11 +34,13 @@ pub enum Target {
     AtMost(f64),
     /// Within `ABOUT` of it, or better (lower).
     About(f64),
+    /// At least this, or below it by no more than `ABOUT`.
+    Nearly(f64),
     /// This and nothing else, in every round.
     Exactly(f64),
 }
 
-/// How far above a target that says "about" still reaches it.
+/// How far off a target that says "about" is still reached.
 pub const ABOUT: f64 = 1.15;
 /// Ratios up to this are noise unless repeated.
 const FINE: f64 = 1.3;
@@ -50,6 +52,7 @@ impl Target {
             Self::AtLeast(target) => stat.median >= target,
             Self::AtMost(target) => stat.median <= target,
             Self::About(target) => stat.median <= target * ABOUT,
+            Self::Nearly(target) => stat.median >= target / ABOUT,
             Self::Exactly(target) => stat.min == target && stat.max == target,
         }
     }
@@ -57,7 +60,9 @@ impl Target {
     /// Whether so small a ratio takes more rounds than a large one.
     pub fn is_fine(self) -> bool {
         match self {
-            Self::AtLeast(target) | Self::AtMost(target) | Self::About(target) => target <= FINE,
+            Self::AtLeast(target) | Self::AtMost(target) | Self::About(target) | Self::Nearly(target) => {
+                target <= FINE
+            }
             Self::Exactly(_) => false,
         }
     }
@@ -67,6 +72,7 @@ impl Target {
             Self::AtLeast(target) => format!(">= {target}"),
             Self::AtMost(target) => format!("<= {target}"),
             Self::About(target) => format!("about {target:.1}"),
+            Self::Nearly(target) => format!("about {target}"),
             Self::Exactly(target) => format!("exactly {target}"),
         }
     }

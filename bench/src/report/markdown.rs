@@ -30,6 +30,17 @@ pub fn page(report: &Report) -> String {
         command = report.command,
     );
     page.push_str(NOT_MEASURED);
+    targets(&mut page, report);
+    page.push_str(LIMITS);
+    page.push_str("\n## On Redis\n");
+    report.remote.iter().for_each(|table| section(&mut page, table));
+    page.push_str("\n## In process\n");
+    report.local.iter().for_each(|table| section(&mut page, table));
+    page
+}
+
+/// Every target, and whether it is reached.
+pub fn targets(page: &mut String, report: &Report) {
     page.push_str("## Targets\n\n| table | ratio | median (min..max) | target | |\n|---|---|---|---|---|\n");
     for table in report.tables() {
         for ratio in &table.ratios {
@@ -44,12 +55,6 @@ pub fn page(report: &Report) -> String {
             ));
         }
     }
-    page.push_str(LIMITS);
-    page.push_str("\n## On Redis\n");
-    report.remote.iter().for_each(|table| section(&mut page, table));
-    page.push_str("\n## In process\n");
-    report.local.iter().for_each(|table| section(&mut page, table));
-    page
 }
 
 /// Why some targets are not reached. Written by hand, from profiles and experiments.
@@ -62,7 +67,7 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     * An open loop: callers wait for their answers, so latencies under overload are not shown.\n\
     * Refusals that alternate with admissions; the hot key is either never or always used up.\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
-    * The servers' front ends.\n\n\
+    * The server's front ends: [their own page](benchmarks-fronts.md) has them.\n\n\
     *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
     (`bench/src/remote/lua`); *tollgate* is `Limiter<RedisStore>` with its default options but for a deadline of 5 s. \
     CPU times and script calls are per decision; CPU of the client includes the bench's own loop.\n\n\
@@ -71,7 +76,8 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     own with one event loop each (`bench/peers`), with the fastest client and settings found; a service in Python or Node \
     would start several.\n\n";
 
-fn section(page: &mut String, table: &Table) {
+/// A table and its ratios.
+pub fn section(page: &mut String, table: &Table) {
     page.push_str(&format!("\n### {}\n\n{}. {} rounds.\n\n", table.name, table.what, table.rounds));
     for (number, line) in text::cells(table).iter().enumerate() {
         page.push_str(&format!("| {} |\n", line.join(" | ")));

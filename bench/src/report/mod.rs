@@ -1,5 +1,6 @@
 //! What is shown and written of a run.
 
+mod fronts;
 mod markdown;
 pub mod svg;
 mod text;
@@ -36,6 +37,13 @@ impl Report {
         fs::write(charts.join("redis.svg"), svg::chart(&self.remote))?;
         fs::write(charts.join("figures.json"), serde_json::to_string_pretty(self)? + "\n")?;
         fs::write(directory.join("benchmarks.md"), markdown::page(self))?;
+        Ok(())
+    }
+
+    /// Writes the page about front ends into `directory`.
+    pub fn write_fronts(&self, directory: &Path) -> Result<()> {
+        fs::create_dir_all(directory)?;
+        fs::write(directory.join("benchmarks-fronts.md"), fronts::page(self))?;
         Ok(())
     }
 }

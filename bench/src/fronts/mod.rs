@@ -1,0 +1,225 @@
+//! The server's front ends, each against a server that reads the same requests and always allows, and against
+//! throttlecrab's.
+//!
+//! Every server is a process of its own with a thread for each core, and shares the cores with the clients. What is not
+//! measured: see the page, [`report`](crate::report).
+
+mod allow;
+mod grpc;
+mod http;
+mod process;
+mod resp;
+
+use std::{net::SocketAddr, time::Instant};
+
+use anyhow::Result;
+use tokio::task::JoinSet;
+
+use self::process::Process;
+use crate::{
+    args::{Args, Effort},
+    machine::{self, Machine},
+    progress::Progress,
+    report::Report,
+    stats::{Column, Ratio, Row, Stat, Table, Target},
+};
+
+pub use self::process::{Contestant, play};
+
+/// How many connections ask at a time; over gRPC, how many calls on [`grpc::CHANNELS`] connections.
+const CALLERS: usize = 64;
+/// How many users they ask about.
+const USERS: u32 = 100_000;
+
+const COLUMNS: [Column; 2] = [Column::new("answers/s", 0), Column::new("CPU of the server, us", 2)];
+
+/// A way to ask.
+#[derive(Clone, Copy, Debug)]
+struct Front {
+    name: &'static str,
+    what: &'static str,
+    way: Way,
+    /// Which part of the always-allow server's pace is wanted.
+    wanted: Target,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// So many commands at once.
+    Resp(usize),
+    Http,
+    Grpc,
+}
+
+const FRONTS: [Front; 5] = [
+    Front {
+        name: "resp",
+        what: "CL.THROTTLE (throttlecrab: THROTTLE), one command at a time on each of 64 connections",
+        way: Way::Resp(1),
+        wanted: Target::Nearly(0.85),
+    },
+    Front {
+        name: "resp-16",
+        what: "The same, 16 commands at once",
+        way: Way::Resp(16),
+        wanted: Target::AtLeast(0.6),
+    },
+    Front {
+        name: "resp-64",
+        what: "The same, 64 commands at once",
+        way: Way::Resp(64),
+        wanted: Target::AtLeast(0.5),
+    },
+    Front {
+        name: "http",
+        what: "POST /v1/check (throttlecrab: POST /throttle) on 64 connections; the server that always allows is axum's",
+        way: Way::Http,
+        wanted: Target::Nearly(0.85),
+    },
+    Front {
+        name: "grpc",
+        what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections; the server that always allows is tonic's",
+        way: Way::Grpc,
+        wanted: Target::Nearly(0.85),
+    },
+];
+
+/// Somebody who asks, waits for the answer, and checks that it says yes.
+trait Caller: Send + 'static {
+    /// Asks about random users. How many answers came.
+    fn ask(&mut self, random: &mut fastrand::Rng) -> impl Future<Output = Result<u64>> + Send;
+}
+
+/// What one turn came to.
+#[derive(Clone, Copy)]
+struct Turn {
+    rate: f64,
+    cpu_us: f64,
+}
+
+/// Measures all front ends that are wanted.
+pub async fn run(args: &Args) -> Result<Report> {
+    let mut contestants = vec![Contestant::Tollgate, Contestant::AlwaysAllow];
+    contestants.extend(args.wants_peers().then_some(Contestant::Throttlecrab));
+    let mut processes = Vec::new();
+    for contestant in contestants {
+        processes.push(Process::start(contestant).await?);
+    }
+    let mut machine = Machine::here("not used".to_owned())?;
+    machine.peers = machine::versions_of(&["axum", "hyper", "tonic", "tokio"]);
+    machine.peers.extend(args.wants_peers().then(|| process::THROTTLECRAB.to_owned()));
+
+    let fronts: Vec<_> = FRONTS.iter().filter(|front| args.wants(front.name)).collect();
+    let progress = Progress::new(fronts.len());
+    let mut tables = Vec::new();
+    for front in fronts {
+        tables.push(table(front, args.effort(), &processes, &progress).await?);
+    }
+    progress.end();
+    Ok(Report {
+        machine,
+        command: crate::command(),
+        load_after: machine::load()?,
+        remote: Vec::new(),
+        local: tables,
+    })
+}
+
+async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &Progress) -> Result<Table> {
+    let effort = effort.for_targets([Some(front.wanted)]);
+    let part = progress.begin(front.name, effort.rounds * processes.len());
+    let mut turns = vec![Vec::new(); processes.len()];
+    for round in 0..effort.rounds {
+        for place in 0..processes.len() {
+            // whoever comes first is another one each time
+            let place = (place + round) % processes.len();
+            part.at(round, processes[place].contestant.name());
+            turns[place].push(turn(front.way, &processes[place], effort).await?);
+        }
+    }
+    let rows = processes.iter().zip(&turns).map(|(process, turns)| {
+        let figure = |read: fn(&Turn) -> f64| Some(Stat::of(turns.iter().map(read)));
+        Row {
+            contestant: process.contestant.name().to_owned(),
+            cells: vec![figure(|turn| turn.rate), figure(|turn| turn.cpu_us)],
+        }
+    });
+    let ratios = processes.iter().zip(&turns).skip(1).map(|(process, others)| {
+        let target = match process.contestant {
+            Contestant::AlwaysAllow => front.wanted,
+            Contestant::Throttlecrab | Contestant::Tollgate => Target::AtLeast(1.0),
+        };
+        let stat = Stat::of(turns[0].iter().zip(others).map(|(ours, other)| ours.rate / other.rate));
+        let what = format!("answers/s, tollgate / {}", process.contestant.name());
+        Ratio { what, stat, target: Some(target) }
+    });
+    Ok(Table {
+        name: front.name.to_owned(),
+        what: front.what.to_owned(),
+        rounds: effort.rounds,
+        columns: COLUMNS.to_vec(),
+        ratios: ratios.collect(),
+        rows: rows.collect(),
+    })
+}
+
+async fn turn(way: Way, process: &Process, effort: Effort) -> Result<Turn> {
+    let (contestant, addresses) = (process.contestant, &process.addresses);
+    match way {
+        Way::Resp(pipeline) => {
+            let callers = resp::callers(contestant, addresses.resp, pipeline).await?;
+            drive(callers, process, effort).await
+        }
+        Way::Http => drive(http::callers(contestant, addresses.http).await?, process, effort).await,
+        Way::Grpc => drive(grpc::callers(contestant, addresses.grpc).await?, process, effort).await,
+    }
+}
+
+async fn drive<C: Caller>(callers: Vec<C>, process: &Process, effort: Effort) -> Result<Turn> {
+    let start = Instant::now() + effort.warm_up;
+    let end = start + effort.measured;
+    let mut tasks = JoinSet::new();
+    for (seed, caller) in callers.into_iter().enumerate() {
+        tasks.spawn(call(caller, start, end, fastrand::Rng::with_seed(seed as u64)));
+    }
+    tokio::time::sleep_until(start.into()).await;
+    let cpu_before = process.cpu_us()?;
+    let mut answers = 0;
+    while let Some(answered) = tasks.join_next().await {
+        answers += answered??;
+    }
+    let cpu_us = process.cpu_us()? - cpu_before;
+    Ok(Turn { rate: answers as f64 / start.elapsed().as_secs_f64(), cpu_us: cpu_us / answers.max(1) as f64 })
+}
+
+/// How many answers came while measured.
+async fn call(
+    mut caller: impl Caller,
+    start: Instant,
+    end: Instant,
+    mut random: fastrand::Rng,
+) -> Result<u64> {
+    let mut answers = 0;
+    loop {
+        let answered = caller.ask(&mut random).await?;
+        let now = Instant::now();
+        if now >= end {
+            return Ok(answers);
+        }
+        if now >= start {
+            answers += answered;
+        }
+    }
+}
+
+/// Somebody to ask about.
+fn user(random: &mut fastrand::Rng) -> String {
+    format!("user:{:05}", random.u32(..USERS))
+}
+
+/// A connection that does not wait for more to send.
+async fn connect(address: SocketAddr) -> Result<tokio::net::TcpStream> {
+    let stream = tokio::net::TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}

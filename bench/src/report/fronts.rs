@@ -1,0 +1,45 @@
+//! The page `docs/benchmarks-fronts.md`.
+
+use super::{
+    Report,
+    markdown::{section, targets},
+};
+use crate::stats::ABOUT;
+
+/// The page.
+pub fn page(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut page = format!(
+        "# Benchmarks: the server's front ends\n\n\
+         <!-- written by scripts/bench fronts --write docs; do not edit -->\n\n\
+         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, {rustc}; load averages {load} before, {after} \
+         after: a load above that of the bench's own {cores} cores says that others worked on the machine too. {peers}.\n\n\
+         ```sh\n{command}\n```\n\n\
+         Every server is a process of its own with a thread for each core, and shares the {cores} cores with the clients. They take \
+         turns, in as many rounds as each table says; each figure is the median, with (lowest..highest). A ratio is taken \
+         within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\
+         *tollgate* is the whole server as `tollgate serve` runs it: memory store, one rule, no tokens, metrics and \
+         top keys as always, nobody who listens to spans. *always-allow* reads the same requests with the same libraries and \
+         says yes: over RESP with the server's own decoder, over HTTP as axum does it, over gRPC as tonic does. *throttlecrab* is its \
+         server with its defaults. 100,000 users, who all may pass. The CPU time is the server's, the kernel's part included, per answer.\n\n\
+         ## What is not measured\n\n\
+         * A network, and clients on another machine: here they take more of the processor than the servers do, above all over gRPC, \
+         so that servers differ more than their rates say. Their CPU times show it.\n\
+         * TLS, tokens, Redis behind the server, many rules, connections that come and go.\n\
+         * Latencies, and overload: clients wait for their answers.\n\n",
+        date = machine.date,
+        revision = machine.revision,
+        cores = machine.cores,
+        model = machine.model,
+        kernel = machine.kernel,
+        rustc = machine.rustc,
+        load = machine.load,
+        after = report.load_after,
+        peers = machine.peers.join(", "),
+        command = report.command,
+    );
+    targets(&mut page, report);
+    page.push_str("\n## Figures\n");
+    report.tables().for_each(|table| section(&mut page, table));
+    page
+}
