@@ -3,7 +3,7 @@
 //! Opening connections and sending nothing, or half a request, costs next to nothing. It must not keep others out.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -31,8 +31,8 @@ struct Places {
     free: Arc<Semaphore>,
     opened: Instant,
     next: AtomicU64,
-    /// As many as there are places at most.
-    taken: Mutex<HashMap<u64, Arc<Mind>>>,
+    /// As many as there are places at most; of those that are equally silent, the first has come first.
+    taken: Mutex<BTreeMap<u64, Arc<Mind>>>,
 }
 
 /// One who has a place, until this is dropped.
