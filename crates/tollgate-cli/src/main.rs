@@ -3,12 +3,11 @@
 mod output;
 mod serve;
 
-use std::process::ExitCode;
+use std::{error::Error, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-/// The exit code of an error: neither "fine" nor "denied".
-const ERROR: u8 = 2;
+use crate::output::Form;
 
 /// A rate limiter that many processes share: may this request pass, and if not, when?
 #[derive(Parser)]
@@ -16,6 +15,10 @@ const ERROR: u8 = 2;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+
+    /// Answers in JSON, for programs
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Subcommand)]
@@ -23,13 +26,39 @@ enum Command {
     Serve(serve::Serve),
 }
 
+/// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Allowed; nothing wrong was found.
+    Fine,
+    /// Denied; something was found.
+    Found,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Fine => Self::SUCCESS,
+            Verdict::Found => Self::from(1),
+        }
+    }
+}
+
+/// The exit code of a command that could not do what it was asked: neither "fine" nor "denied".
+const ERROR: u8 = 2;
+
+/// How a command ends.
+type Done = Result<Verdict, Box<dyn Error>>;
+
 #[tokio::main]
 async fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Serve(serve) => serve.run().await,
+    let cli = Cli::parse();
+    let form = if cli.json { Form::Json } else { Form::Text };
+    let done = match cli.command {
+        Command::Serve(serve) => serve.run(form).await,
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(verdict) => verdict.into(),
         Err(error) => {
             output::error(&*error);
             ExitCode::from(ERROR)

@@ -1,8 +1,9 @@
 //! `tollgate serve`: the server.
 
-use std::{error::Error, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 use tollgate::redis::URLS;
 use tollgate_server::{
     config::{Config, Flags, Origin, Source},
@@ -14,7 +15,10 @@ use tollgate_server::{
     run::{Addresses, Signals, Tollgate},
 };
 
-use crate::output;
+use crate::{
+    Done, Verdict,
+    output::{self, Form},
+};
 
 /// Answer "may this request pass?" over HTTP, gRPC and the Redis protocol
 ///
@@ -66,15 +70,20 @@ enum Format {
 }
 
 impl Serve {
-    pub(crate) async fn run(self) -> Result<(), Box<dyn Error>> {
+    pub(crate) async fn run(self, form: Form) -> Done {
         let logs = Logs::start(&self.logs())?;
         let signals = Signals::listen()?;
         let server = Tollgate::start(Source::new(self.flags())).await?;
-        announce(server.addresses(), server.config());
+        match form {
+            Form::Text => announce(server.addresses(), server.config()),
+            Form::Json => output::json(&Started::of(server.addresses(), server.config()))?,
+        }
         server.run(signals).await;
-        output::line("stopped");
+        if form == Form::Text {
+            output::line("stopped");
+        }
         logs.stop();
-        Ok(())
+        Ok(Verdict::Fine)
     }
 
     fn flags(&self) -> Flags {
@@ -96,6 +105,22 @@ impl Serve {
             filter: self.log.clone(),
             otlp: self.otlp.clone().map(|endpoint| Collector { endpoint, share: self.otlp_share }),
         }
+    }
+}
+
+/// What a program that starts a server wants to know.
+#[derive(Serialize)]
+struct Started {
+    http: Option<SocketAddr>,
+    grpc: Option<SocketAddr>,
+    resp: Option<SocketAddr>,
+    store: String,
+    rules: usize,
+}
+
+impl Started {
+    fn of(Addresses { http, grpc, resp }: Addresses, config: &Config) -> Self {
+        Self { http, grpc, resp, store: config.store.url.to_string(), rules: config.rules.len() }
     }
 }
 

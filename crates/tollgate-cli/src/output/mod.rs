@@ -1,0 +1,70 @@
+//! The only module that prints.
+//!
+//! What was asked for goes to the standard output, what went wrong to the standard error. Colours are for terminals only, and
+//! not where `NO_COLOR` is set. A reader that goes away, as `head` does, ends the output and nothing else.
+
+mod table;
+
+use std::{
+    error::Error,
+    fmt::Display,
+    io::{IsTerminal, Write},
+};
+
+use anstyle::{AnsiColor, Style};
+use serde::Serialize;
+use tollgate_server::{config::Colour, run::StartError};
+
+pub(crate) use table::Table;
+
+/// For whom a command writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// For people.
+    Text,
+    /// For programs: one JSON document to the line.
+    Json,
+}
+
+/// Something is as it should be.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+/// Something is not.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+/// Something deserves a look.
+pub(crate) const ODD: Style = AnsiColor::Yellow.on_default();
+/// What a paragraph is about.
+pub(crate) const TITLE: Style = Style::new().bold();
+/// What matters least.
+pub(crate) const FAINT: Style = Style::new().dimmed();
+
+/// One line of what was asked for.
+pub(crate) fn line(line: impl Display) {
+    let _reader_gone = writeln!(anstream::stdout().lock(), "{line}");
+}
+
+/// What was asked for, as one JSON document on one line.
+pub(crate) fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
+    line(serde_json::to_string(value)?);
+    Ok(())
+}
+
+/// Text in a style.
+pub(crate) fn paint(style: Style, text: impl Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// Something to know that is not what was asked for: one line.
+pub(crate) fn note(note: impl Display) {
+    let _reader_gone = writeln!(anstream::stderr().lock(), "{note}");
+}
+
+/// What went wrong: one line; on a terminal, what is wrong with a configuration is shown where it stands.
+pub(crate) fn error(error: &(dyn Error + 'static)) {
+    let mut stderr = anstream::stderr().lock();
+    let _reader_gone = match error.downcast_ref() {
+        Some(StartError::Config(error)) if stderr.is_terminal() => {
+            writeln!(stderr, "{}", error.render(Colour::Always))
+        }
+        _ => writeln!(stderr, "tollgate: {error}"),
+    };
+}

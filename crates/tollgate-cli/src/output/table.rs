@@ -1,0 +1,107 @@
+//! Rows under a heading, their columns aligned.
+
+use std::fmt::{self, Display, Formatter};
+
+use anstyle::Style;
+use unicode_width::UnicodeWidthStr;
+
+use super::{FAINT, paint};
+
+/// Between two columns.
+const GAP: &str = "  ";
+
+/// Rows of cells under the titles of their columns.
+pub(crate) struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+}
+
+struct Column {
+    title: &'static str,
+    align: Align,
+}
+
+/// On which side of its column a cell stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// A text and how it looks.
+pub(crate) struct Cell {
+    text: String,
+    style: Style,
+}
+
+impl<T: Display> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { text: text.to_string(), style: Style::new() }
+    }
+}
+
+impl Cell {
+    pub(crate) fn painted(style: Style, text: impl Display) -> Self {
+        Self { text: text.to_string(), style }
+    }
+}
+
+impl Table {
+    /// A table of these columns.
+    pub(crate) fn new(titles: impl IntoIterator<Item = (&'static str, Align)>) -> Self {
+        let columns = titles.into_iter().map(|(title, align)| Column { title, align }).collect();
+        Self { columns, rows: Vec::new() }
+    }
+
+    /// Another row; it has as many cells as there are columns.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        let cells: Vec<Cell> = cells.into_iter().collect();
+        debug_assert_eq!(cells.len(), self.columns.len(), "a row of this table");
+        self.rows.push(cells);
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let width = |(at, column): (usize, &Column)| {
+            let cells = self.rows.iter().map(|row| row[at].text.width());
+            cells.chain([column.title.width()]).max().unwrap_or_default()
+        };
+        self.columns.iter().enumerate().map(width).collect()
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let widths = self.widths();
+        let lines = |cells: Vec<(&str, Style)>| {
+            let mut line = String::new();
+            for ((&(text, style), column), width) in cells.iter().zip(&self.columns).zip(&widths) {
+                let space = " ".repeat(width.saturating_sub(text.width()));
+                let painted = paint(style, text);
+                match column.align {
+                    Align::Left => line.push_str(&format!("{painted}{space}{GAP}")),
+                    Align::Right => line.push_str(&format!("{space}{painted}{GAP}")),
+                }
+            }
+            line.trim_end().to_owned()
+        };
+        f.write_str(&lines(self.columns.iter().map(|column| (column.title, FAINT)).collect()))?;
+        for row in &self.rows {
+            write!(f, "\n{}", lines(row.iter().map(|cell| (cell.text.as_str(), cell.style)).collect()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_nothing_trails() {
+        let mut table = Table::new([("rule", Align::Left), ("refused", Align::Right)]);
+        table.row(["login".into(), 7.into()]);
+        table.row(["é".into(), 1_234_567.into()]);
+        let plain = anstream::adapter::strip_str(&table.to_string()).to_string();
+        assert_eq!(plain, "rule   refused\nlogin        7\né      1234567");
+    }
+}
