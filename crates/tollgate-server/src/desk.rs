@@ -164,7 +164,12 @@ impl<S: Store> Desk<S> {
     ) -> Result<Decision, Error> {
         let pending = self.inner.observer.begin(caller.transport);
         let span = trace::decision_span(caller.transport, operation);
-        let decided = self.ask(caller, operation, subject).instrument(span.clone()).await;
+        let decided = if span.is_disabled() {
+            self.ask(caller, operation, subject).await
+        } else {
+            // boxed, so that who is not traced does not make room for it
+            Box::pin(self.ask(caller, operation, subject).instrument(span.clone())).await
+        };
         match &decided {
             Ok(decision) => {
                 trace::record(&span, decision);
@@ -203,7 +208,12 @@ impl<S: Store> Desk<S> {
     pub async fn decide_together(&self, caller: Caller, requests: &[Request]) -> Result<Together, Error> {
         let pending = self.inner.observer.begin(caller.transport);
         let span = trace::decision_span(caller.transport, Operation::Check);
-        let together = self.within(caller).check_together(requests).instrument(span.clone()).await;
+        let limiter = self.within(caller);
+        let together = if span.is_disabled() {
+            limiter.check_together(requests).await
+        } else {
+            Box::pin(limiter.check_together(requests).instrument(span.clone())).await
+        };
         match &together {
             Ok(decided) => {
                 trace::record(&span, &decided.overall);

@@ -102,7 +102,8 @@ impl Store for AnyStore {
     async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, deadline).await,
-            Self::Redis(store) => store.decide(checks, deadline).await,
+            // what waits for Redis is large: boxed, a decision from memory has not to be moved around in as much room
+            Self::Redis(store) => Box::pin(store.decide(checks, deadline)).await,
         }
     }
 
@@ -113,7 +114,7 @@ impl Store for AnyStore {
     ) -> Vec<Result<Answered, StoreError>> {
         match self {
             Self::Memory(store) => store.decide_each(checks, deadline).await,
-            Self::Redis(store) => store.decide_each(checks, deadline).await,
+            Self::Redis(store) => Box::pin(store.decide_each(checks, deadline)).await,
         }
     }
 

@@ -78,6 +78,15 @@ impl Body {
     /// Reads one JSON object and nothing after it.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, Problem> {
         let mut json = serde_json::Deserializer::from_slice(bytes);
+        match object(&mut json) {
+            Ok(body) => json.end().map(|()| body).map_err(|error| not_json(&error)),
+            // where the mistake is costs as much to know as reading does: only mistakes are read so
+            Err(_) => Self::read_with_places(bytes),
+        }
+    }
+
+    fn read_with_places(bytes: &[u8]) -> Result<Self, Problem> {
+        let mut json = serde_json::Deserializer::from_slice(bytes);
         let mut track = serde_path_to_error::Track::new();
         let body = object(serde_path_to_error::Deserializer::new(&mut json, &mut track));
         let body = body.map_err(|error| unreadable(&error, &track.path()))?;

@@ -1,13 +1,21 @@
 //! Who may make a call: tokens, and what a web page may not make its visitor's browser send.
+//!
+//! Both are layers written out, rather than functions that axum makes layers of: those box the call behind them twice, on every request.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    task::{Context, Poll},
+};
 
 use axum::{
-    extract::{ConnectInfo, Request, State},
+    extract::{ConnectInfo, Request},
     http::{HeaderMap, StatusCode, header, uri::Authority},
-    middleware::Next,
     response::{IntoResponse, Response},
 };
+use futures_util::future::{BoxFuture, Either, Ready, ready};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::problem::Problem;
 use crate::{
@@ -16,35 +24,64 @@ use crate::{
     observe::logs::{Audit, audit},
 };
 
-/// What a call needs.
+/// Lets a request through to its call if whoever sent it may make it. What changes something is written down.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Access,
     pub(super) scope: Scope,
 }
 
-/// Lets a request through to its call if whoever sent it may make it. What changes something is written down.
-pub(super) async fn admit(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
-    let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    let granted = match guard.access.check(authorization, guard.scope) {
-        Ok(granted) => granted,
-        Err(denied) => return refused(&denied),
-    };
-    if guard.scope == Scope::Check {
-        request.extensions_mut().insert(granted);
-        return next.run(request).await;
+/// A call behind a guard.
+#[derive(Clone)]
+pub(super) struct Guarded<S> {
+    guard: Guard,
+    call: S,
+}
+
+impl<S> Layer<S> for Guard {
+    type Service = Guarded<S>;
+
+    fn layer(&self, call: S) -> Guarded<S> {
+        Guarded { guard: self.clone(), call }
     }
-    let action = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-    let from =
-        request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.to_string());
-    let subject = from.unwrap_or_else(|| "an unknown address".to_owned());
-    let name = granted.name().to_owned();
-    request.extensions_mut().insert(granted);
-    let response = next.run(request).await;
-    let status = response.status();
-    let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn std::fmt::Display) };
-    audit(&Audit { who: &name, action: &action, subject: &subject, result });
-    response
+}
+
+impl<S> Service<Request> for Guarded<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Either<S::Future, BoxFuture<'static, Result<Response, Infallible>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.call.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let Guard { access, scope } = &self.guard;
+        let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let granted = match access.check(authorization, *scope) {
+            Ok(granted) => granted,
+            Err(denied) => return Either::Right(Box::pin(ready(Ok(refused(&denied))))),
+        };
+        if *scope == Scope::Check {
+            return Either::Left(self.call.call(request));
+        }
+        let action = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let from =
+            request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.to_string());
+        let subject = from.unwrap_or_else(|| "an unknown address".to_owned());
+        let answered = self.call.call(request);
+        Either::Right(Box::pin(async move {
+            let Ok(response) = answered.await;
+            let status = response.status();
+            let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn std::fmt::Display) };
+            audit(&Audit { who: granted.name(), action: &action, subject: &subject, result });
+            Ok(response)
+        }))
+    }
 }
 
 fn refused(denied: &Denied) -> Response {
@@ -61,10 +98,41 @@ fn refused(denied: &Denied) -> Response {
 }
 
 /// Turns away what a page of another site had a browser send: it may reach addresses that its author may not.
-pub(super) async fn refuse_other_sites(request: Request, next: Next) -> Response {
-    match foreign(request.headers()) {
-        None => next.run(request).await,
-        Some(why) => Problem::new(StatusCode::FORBIDDEN, why).into_response(),
+#[derive(Clone, Copy)]
+pub(super) struct RefuseOtherSites;
+
+/// Calls that are for pages of this server, and for who is no page.
+#[derive(Clone)]
+pub(super) struct ForOwnSite<S>(S);
+
+impl<S> Layer<S> for RefuseOtherSites {
+    type Service = ForOwnSite<S>;
+
+    fn layer(&self, calls: S) -> ForOwnSite<S> {
+        ForOwnSite(calls)
+    }
+}
+
+impl<S> Service<Request> for ForOwnSite<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match foreign(request.headers()) {
+            None => Either::Left(self.0.call(request)),
+            Some(why) => {
+                let refusal = Problem::new(StatusCode::FORBIDDEN, why).into_response();
+                Either::Right(ready(Ok(refusal)))
+            }
+        }
     }
 }
 

@@ -31,7 +31,6 @@ use axum::{
     body::{Bytes, to_bytes},
     extract::{FromRef, Request, State},
     http::StatusCode,
-    middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -43,7 +42,7 @@ pub use self::question::{MAX_BODY, MAX_CHECKS};
 use self::{
     answer::{Answer, Outcome, Reset, Results},
     explain::Explanation,
-    guard::Guard,
+    guard::{Guard, RefuseOtherSites},
     problem::Problem,
     question::{Call, Question, Questions},
 };
@@ -96,7 +95,7 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
 /// The routes of the API for those who may call, and those of `gatehouse`, which asks as somebody who may check.
 pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> Router {
     let access = settings.access.clone();
-    let needing = |scope| from_fn_with_state(Guard { access: access.clone(), scope }, guard::admit);
+    let needing = |scope| Guard { access: access.clone(), scope };
     let asking = Router::new()
         .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
@@ -122,7 +121,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
-        .layer(from_fn(guard::refuse_other_sites))
+        .layer(RefuseOtherSites)
         .merge(gatehouse.layer(needing(Scope::Check)))
         .layer(RequestSpans(Transport::Http))
 }
