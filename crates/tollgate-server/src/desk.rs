@@ -181,7 +181,14 @@ impl<S: Store> Desk<S> {
     }
 
     async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {
-        let limiter = self.within(caller);
+        let own;
+        let limiter = match caller.budget {
+            Some(budget) => {
+                own = self.inner.limiter.within(budget);
+                &own
+            }
+            None => &self.inner.limiter,
+        };
         match subject {
             Subject::Rules { labels, costs, only } => {
                 let (costs, only) = (costs.clone(), names(only));

@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
-    StoreStats,
+    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
+    StoreStats, Timestamp,
     redis::{SCHEMES, URLS},
 };
 
@@ -102,8 +102,14 @@ impl Store for AnyStore {
     async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, deadline).await,
-            // what waits for Redis is large: boxed, a decision from memory has not to be moved around in as much room
-            Self::Redis(store) => Box::pin(store.decide(checks, deadline)).await,
+            Self::Redis(store) => store.decide(checks, deadline).await,
+        }
+    }
+
+    fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
+        match self {
+            Self::Memory(store) => store.decide_here(check, tell),
+            Self::Redis(store) => store.decide_here(check, tell),
         }
     }
 
@@ -114,7 +120,7 @@ impl Store for AnyStore {
     ) -> Vec<Result<Answered, StoreError>> {
         match self {
             Self::Memory(store) => store.decide_each(checks, deadline).await,
-            Self::Redis(store) => Box::pin(store.decide_each(checks, deadline)).await,
+            Self::Redis(store) => store.decide_each(checks, deadline).await,
         }
     }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tollgate_core::{Limit, Outcome, Retry, Timestamp, step::Mode};
 
-use crate::store::StoreError;
+use crate::{rules::Unit, store::StoreError};
 
 /// The answer to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct TierDecision {
     /// The rule; absent in a check without rules.
     pub rule: Option<Arc<str>>,
     /// What is counted.
-    pub unit: Arc<str>,
+    pub unit: Unit,
     /// Whether it can refuse.
     pub mode: Mode,
     /// Whether it alone would let the request pass.
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn tier(rule: &str, mode: Mode, outcome: Outcome, remaining: u64) -> TierDecision {
-        let (rule, unit) = (Some(Arc::from(rule)), Arc::from("requests"));
+        let (rule, unit) = (Some(Arc::from(rule)), Unit::default());
         let policy = Limit::sliding_log(10, Duration::from_secs(60)).ok();
         TierDecision { rule, unit, mode, outcome, policy, limit: 10, remaining, reset_after: Duration::ZERO }
     }

@@ -4,13 +4,9 @@
 
 mod together;
 
-use std::{
-    fmt,
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
-use parking_lot::RwLock;
+use arc_swap::ArcSwap;
 use tollgate_core::{
     Cost, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
@@ -22,7 +18,7 @@ use crate::{
     gate::{Gate, Options},
     key::{Key, KeyError},
     labels::Labels,
-    rules::{Applied, Costs, DEFAULT_UNIT, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError},
+    rules::{Applied, Costs, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError, Unit},
     stats::Stats,
     store::{Store, StoreError},
 };
@@ -31,9 +27,6 @@ pub use self::together::{Hits, Numbers, Request, Together};
 
 /// When a caller refused because the store is away is asked to come back.
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
-
-/// What a check without rules counts.
-static REQUESTS: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(DEFAULT_UNIT));
 
 /// How many names of rules an error lists.
 const NAMES_IN_ERROR: usize = 10;
@@ -64,7 +57,7 @@ pub struct Limiter<S> {
 
 struct Inner<S> {
     gate: Gate<S>,
-    rules: RwLock<Arc<RuleSet>>,
+    rules: ArcSwap<RuleSet>,
 }
 
 /// Why a request cannot be decided: its own mistake, but for [`Error::Store`].
@@ -97,10 +90,10 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
-/// What is to be said of a tier when its answer comes.
+/// What is to be said of a tier when its answer comes, once.
 struct Asked {
     rule: Option<Arc<str>>,
-    unit: Arc<str>,
+    unit: Unit,
     on_store_failure: OnStoreFailure,
 }
 
@@ -122,7 +115,7 @@ struct Settled {
 
 impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rules = self.inner.rules.read().len();
+        let rules = self.inner.rules.load().len();
         f.debug_struct("Limiter").field("store", self.inner.gate.store()).field("rules", &rules).finish()
     }
 }
@@ -151,7 +144,7 @@ impl<S: Store> Limiter<S> {
         rules: impl IntoIterator<Item = Rule>,
         options: Options,
     ) -> Result<Self, RulesError> {
-        let rules = RwLock::new(Arc::new(RuleSet::new(rules.into_iter().collect())?));
+        let rules = ArcSwap::from_pointee(RuleSet::new(rules.into_iter().collect())?);
         Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }), budget: None })
     }
 
@@ -170,13 +163,13 @@ impl<S: Store> Limiter<S> {
     /// As [`Limiter::new`].
     pub fn reconfigure(&self, rules: impl IntoIterator<Item = Rule>) -> Result<(), RulesError> {
         let rules = Arc::new(RuleSet::new(rules.into_iter().collect())?);
-        *self.inner.rules.write() = rules;
+        self.inner.rules.store(rules);
         Ok(())
     }
 
     /// The rules in force.
     pub fn rules(&self) -> Arc<RuleSet> {
-        Arc::clone(&self.inner.rules.read())
+        self.inner.rules.load_full()
     }
 
     /// The store.
@@ -318,9 +311,9 @@ impl<S: Store> Limiter<S> {
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
         let tier = Tier { key: Key::without_rule(key)?, terms };
-        let unit = Arc::clone(&REQUESTS);
-        let on_store_failure = OnStoreFailure::default();
-        self.ask(operation, vec![Asked { rule: None, unit, on_store_failure }], vec![tier], Vec::new()).await
+        let (unit, on_store_failure) = (Unit::default(), OnStoreFailure::default());
+        let mut asked = [Asked { rule: None, unit, on_store_failure }];
+        self.ask(operation, &mut asked, vec![tier], Vec::new()).await
     }
 
     async fn by_rules(
@@ -330,10 +323,10 @@ impl<S: Store> Limiter<S> {
         costs: &Costs,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        let rules = self.rules();
-        known(&rules, only)?;
         let (mut asked, mut tiers) = (Vec::new(), Vec::new());
         let mut refusing = Vec::new();
+        let rules = self.inner.rules.load();
+        known(&rules, only)?;
         for applied in rules.matching(labels, costs)? {
             if !is_meant(applied.rule, only) {
                 continue;
@@ -346,17 +339,18 @@ impl<S: Store> Limiter<S> {
                 Met::Refusal(tier) => refusing.push(tier),
             }
         }
+        drop(rules);
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
             refusing.clear();
         }
-        self.ask(operation, asked, tiers, refusing).await
+        self.ask(operation, &mut asked, tiers, refusing).await
     }
 
     /// Asks the store about `tiers`, unless a rule in `refusing` settles it without counting.
     async fn ask(
         &self,
         operation: Operation,
-        asked: Vec<Asked>,
+        asked: &mut [Asked],
         tiers: Vec<Tier>,
         refusing: Vec<TierDecision>,
     ) -> Result<Decision, Error> {
@@ -366,7 +360,7 @@ impl<S: Store> Limiter<S> {
         }
         let check = Check::new(operation, tiers)?;
         let mut said = Vec::with_capacity(asked.len() + refusing.len());
-        let settled = self.settle(&asked, &check, |_, tier| said.push(tier)).await?;
+        let settled = self.settle(asked, &check, |_, tier| said.push(tier)).await?;
         if settled.failure.is_none() {
             said.extend(refusing);
         }
@@ -377,7 +371,7 @@ impl<S: Store> Limiter<S> {
     /// all of them have something to say.
     async fn settle(
         &self,
-        asked: &[Asked],
+        asked: &mut [Asked],
         check: &Check,
         mut tell: impl FnMut(usize, TierDecision),
     ) -> Result<Settled, Error> {
@@ -407,24 +401,24 @@ impl<S: Store> Limiter<S> {
     /// decide by this process's share, all or none; else let through.
     fn without_store(
         &self,
-        asked: &[Asked],
+        asked: &mut [Asked],
         check: &Check,
         mut tell: impl FnMut(usize, TierDecision),
     ) -> Source {
         let tiers = check.tiers();
-        let of_policy = |policy| {
+        let of_policy = |asked: &[Asked], policy| -> Vec<usize> {
             let places = 0..tiers.len();
-            places.filter(move |&place| asked[place].on_store_failure == policy)
+            places.filter(|&place| asked[place].on_store_failure == policy).collect()
         };
         let mut source = Source::Open;
-        for place in of_policy(OnStoreFailure::Closed) {
+        for place in of_policy(asked, OnStoreFailure::Closed) {
             let terms = &tiers[place].terms;
             if terms.mode == Mode::Enforced {
                 tell(place, asked[place].decision(terms, Share::refusing_for(CLOSED_RETRY)));
                 source = Source::Closed;
             }
         }
-        let places: Vec<_> = of_policy(OnStoreFailure::Local).collect();
+        let places = of_policy(asked, OnStoreFailure::Local);
         if source == Source::Open && !places.is_empty() {
             let own = places.iter().map(|&place| tiers[place].clone()).collect();
             let own = Check::new(check.operation(), own).expect("some tiers of a valid check are one");
@@ -454,7 +448,7 @@ impl From<Applied<'_>> for Met {
             Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
                 let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
                 let terms = Terms { limit, cost, mode: mode(shadow), admission };
-                let (rule, unit) = (Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit));
+                let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
                 Self::Counter(Asked { rule, unit, on_store_failure }, Tier { key, terms })
             }
             Effect::Refuse { shadow, .. } => Self::Refusal(refusing_tier(rule, shadow)),
@@ -463,15 +457,15 @@ impl From<Applied<'_>> for Met {
 }
 
 impl Asked {
-    fn decision(&self, terms: &Terms, share: Share) -> TierDecision {
+    fn decision(&mut self, terms: &Terms, share: Share) -> TierDecision {
         let outcome = match share.retry {
             _ if share.passes => Outcome::Allowed,
             Some(retry) => Outcome::Denied { retry },
             None => Outcome::Denied { retry: Retry::Never },
         };
         TierDecision {
-            rule: self.rule.clone(),
-            unit: Arc::clone(&self.unit),
+            rule: self.rule.take(),
+            unit: mem::take(&mut self.unit),
             mode: terms.mode,
             outcome,
             policy: Some(terms.limit),
@@ -486,7 +480,7 @@ impl Asked {
 fn refusing_tier(rule: &Rule, shadow: bool) -> TierDecision {
     TierDecision {
         rule: Some(Arc::clone(&rule.name)),
-        unit: Arc::clone(&rule.unit),
+        unit: rule.unit.clone(),
         mode: mode(shadow),
         outcome: Outcome::Denied { retry: Retry::Never },
         policy: None,

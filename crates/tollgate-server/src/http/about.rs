@@ -1,7 +1,6 @@
 //! What the server says about itself: alive, ready, its rules, its heaviest keys, its metrics.
 
 use axum::{
-    Json,
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -9,7 +8,7 @@ use axum::{
 use serde::Serialize;
 use tollgate::Store;
 
-use super::Api;
+use super::{Api, json::Json};
 use crate::{
     config::{RuleView, fingerprint},
     observe::{

@@ -1,11 +1,10 @@
 //! A decision as JSON.
 
-use axum::Json;
 use serde::Serialize;
 use tollgate::{Decision, Retry, TierDecision};
 use tollgate_core::{decision::whole_millis_up, step::Mode};
 
-use super::problem::Problem;
+use super::{json::Json, problem::Problem};
 
 /// The answer to a check, a peek, a charge and a refund.
 #[derive(Serialize)]
@@ -92,7 +91,7 @@ impl From<&TierDecision> for Tier {
             retry_after_ms,
             reset_after_ms: whole_millis_up(tier.reset_after),
             never: is_never(tier.outcome),
-            unit: tier.unit.as_ref().to_owned(),
+            unit: tier.unit.to_string(),
             shadow: tier.mode == Mode::Shadow,
         }
     }

@@ -20,14 +20,21 @@ mod answer;
 mod body;
 mod explain;
 mod guard;
+mod json;
 pub mod openapi;
 mod problem;
 mod question;
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use axum::{
-    Json, Router,
+    Router,
     body::{Bytes, to_bytes},
     extract::{FromRef, Request, State},
     http::StatusCode,
@@ -43,6 +50,7 @@ use self::{
     answer::{Answer, Outcome, Reset, Results},
     explain::Explanation,
     guard::{Guard, RefuseOtherSites},
+    json::Json,
     problem::Problem,
     question::{Call, Question, Questions},
 };
@@ -95,7 +103,16 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
 /// The routes of the API for those who may call, and those of `gatehouse`, which asks as somebody who may check.
 pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> Router {
     let access = settings.access.clone();
-    let needing = |scope| Guard { access: access.clone(), scope };
+    let guard = |scope| Guard { access: access.clone(), scope };
+    // all layers of a route at once: each time layers are put around routes, every call is boxed once more
+    let seen = RequestSpans(Transport::Http);
+    let needing = |scope| (seen, RefuseOtherSites, guard(scope));
+    let telling = Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(about::readyz::<S>))
+        .route("/metrics", get(about::metrics::<S>))
+        .route("/openapi.json", get(openapi::document))
+        .route_layer((seen, RefuseOtherSites));
     let asking = Router::new()
         .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
@@ -111,19 +128,14 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .route("/v1/top", get(about::top::<S>))
         .route_layer(needing(Scope::Admin));
     Router::new()
+        .merge(telling)
         .merge(asking)
         .merge(adjusting)
         .merge(administering)
-        .route("/healthz", get(|| async { "ok" }))
-        .route("/readyz", get(about::readyz::<S>))
-        .route("/metrics", get(about::metrics::<S>))
-        .route("/openapi.json", get(openapi::document))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
-        .layer(RefuseOtherSites)
-        .merge(gatehouse.layer(needing(Scope::Check)))
-        .layer(RequestSpans(Transport::Http))
+        .merge(gatehouse.layer((seen, guard(Scope::Check))))
 }
 
 type Answered = Result<Json<Answer>, Problem>;
@@ -202,8 +214,14 @@ async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Q
 
 /// A request's body, if it arrives in time and is not too large.
 async fn body(request: Request, max: usize) -> Result<Bytes, Problem> {
-    let read = to_bytes(request.into_body(), max);
-    match tokio::time::timeout(BODY_TIMEOUT, read).await {
+    let mut read = pin!(to_bytes(request.into_body(), max));
+    // what has arrived already, as nearly always, needs no timer
+    let at_once = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
+    let read = match at_once {
+        Poll::Ready(read) => Ok(read),
+        Poll::Pending => tokio::time::timeout(BODY_TIMEOUT, read).await,
+    };
+    match read {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) if is_too_large(&error) => {
             let detail = format!("the body is too large: send at most {max} bytes");

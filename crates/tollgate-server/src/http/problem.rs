@@ -1,11 +1,12 @@
 //! What goes wrong, as `application/problem+json`.
 
 use axum::{
-    Json,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, Serializer};
+
+use super::json::Json;
 
 /// The longest detail, in characters: a detail may quote what was sent.
 const MAX_DETAIL: usize = 512;

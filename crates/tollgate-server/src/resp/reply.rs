@@ -120,6 +120,7 @@ impl Replies {
     }
 
     fn head(&mut self, kind: u8, text: &[u8]) {
+        self.bytes.reserve(text.len() + 3);
         self.bytes.push(kind);
         self.bytes.extend_from_slice(text);
         self.end();

@@ -25,13 +25,13 @@ use std::{
     future::{Future, poll_fn},
     mem,
     pin::pin,
-    slice,
     sync::Arc,
     task::Poll,
     time::Duration,
 };
 
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
 use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::Share};
 
@@ -81,7 +81,7 @@ pub(crate) struct Verdict {
     /// When the store decided; absent when the refusal was known here.
     pub(crate) at: Option<Timestamp>,
     /// Each tier asked, by its place in the check, and what it says. All of them, unless refused here.
-    pub(crate) shares: Vec<(usize, Share)>,
+    pub(crate) shares: SmallVec<[(usize, Share); 1]>,
 }
 
 /// How many servers of a store are told apart; what is more shares the first one's lane.
@@ -138,18 +138,33 @@ impl<S: Store> Gate<S> {
         check: &Check,
         budget: Option<Duration>,
     ) -> Result<Verdict, StoreError> {
+        if let Some(verdict) = self.decide_at_once(check) {
+            return Ok(verdict);
+        }
+        // boxed, so that who is answered at once does not make room for those who wait
+        Box::pin(self.ask_store(check, budget)).await
+    }
+
+    /// What needs no waiting: the store is in this process, or is certain to refuse.
+    fn decide_at_once(&self, check: &Check) -> Option<Verdict> {
+        let Shared { store, refusals, .. } = &*self.shared;
+        let mut shares = SmallVec::new();
+        let mut tiers = check.tiers().iter().enumerate();
+        let at = store.decide_here(check, &mut |answer| {
+            if let Some((place, tier)) = tiers.next() {
+                shares.push((place, answer.share(&tier.terms, 0, 1)));
+            }
+        });
+        match at {
+            Some(at) => Some(Verdict { at: Some(at), shares }),
+            None if check.operation() == Operation::Check => refusals.of(check),
+            None => None,
+        }
+    }
+
+    async fn ask_store(&self, check: &Check, budget: Option<Duration>) -> Result<Verdict, StoreError> {
         let shared = &self.shared;
         let deadline = shared.options.deadline_within(budget);
-        if !shared.store.is_remote() {
-            let call = shared.store.decide(slice::from_ref(check), None);
-            let decided = within(deadline, call).await?;
-            return Ok(Verdict::of(check, &decided.answers[0], Place::ALONE, decided.at));
-        }
-        if check.operation() == Operation::Check
-            && let Some(refusal) = shared.refusals.of(check)
-        {
-            return Ok(refusal);
-        }
         let lane = self.lane(shared.store.lane(check));
         if lane.breaker.is_open() {
             return Err(lane.breaker.left_alone());

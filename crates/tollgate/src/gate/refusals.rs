@@ -13,6 +13,7 @@ use std::{
 
 use hashbrown::{HashTable, hash_table::Entry};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::{
     Answer, Operation, Retry,
@@ -77,7 +78,7 @@ impl Refusals {
         let refusing = (check.tiers().iter().enumerate())
             .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
             .filter_map(|(place, tier)| Some((place, self.of_tier(tier, now)?)));
-        let shares: Vec<_> = refusing.collect();
+        let shares: SmallVec<_> = refusing.collect();
         (!shares.is_empty()).then_some(Verdict { at: None, shares })
     }
 

@@ -9,13 +9,13 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tollgate_core::{Algorithm, Limit, LimitError, Operation, Outcome, Retry, Terms, step::Mode};
 
-use super::{Asked, Error, Limiter, Met, REQUESTS, Settled};
+use super::{Asked, Error, Limiter, Met, Settled};
 use crate::{
     check::{Check, CheckError, MAX_TIERS, Tier},
     decision::{Decision, Source, TierDecision},
     key::Key,
     labels::Labels,
-    rules::{Applied, Costs, DEFAULT_UNIT, Effect, OnStoreFailure, RuleSet},
+    rules::{Applied, Costs, DEFAULT_UNIT, Effect, OnStoreFailure, RuleSet, Unit},
     store::Store,
 };
 
@@ -115,7 +115,7 @@ impl<S: Store> Limiter<S> {
             return Ok(Said { settled, tiers });
         }
         let check = Check::new(operation, std::mem::take(&mut joint.tiers))?;
-        let settled = self.settle(&joint.asked, &check, |place, tier| tiers[place] = Some(tier)).await?;
+        let settled = self.settle(&mut joint.asked, &check, |place, tier| tiers[place] = Some(tier)).await?;
         Ok(Said { settled, tiers })
     }
 }
@@ -204,7 +204,7 @@ impl Numbers {
         let Effect::Limit { limit, shadow, .. } = &mut applied.effect else { return Ok(None) };
         if self.amount == 0 {
             let mode = super::mode(*shadow);
-            return Ok(Some(nothing(Some(Arc::clone(&rule.name)), Arc::clone(&rule.unit), mode)));
+            return Ok(Some(nothing(Some(Arc::clone(&rule.name)), rule.unit.clone(), mode)));
         }
         let phase = Duration::from_micros(limit.phase_us());
         *limit = Limit::new(limit.algorithm(), self.amount, self.window)?;
@@ -216,7 +216,7 @@ impl Numbers {
 
     /// A counter for exactly the labels of a request.
     fn without_rule(self, asks: &Request) -> Result<Met, LimitError> {
-        let unit = Arc::clone(&REQUESTS);
+        let unit = Unit::default();
         if self.amount == 0 {
             return Ok(nothing(None, unit, Mode::Enforced));
         }
@@ -229,7 +229,7 @@ impl Numbers {
 }
 
 /// A limit of nothing at all.
-fn nothing(rule: Option<Arc<str>>, unit: Arc<str>, mode: Mode) -> Met {
+fn nothing(rule: Option<Arc<str>>, unit: Unit, mode: Mode) -> Met {
     Met::Refusal(TierDecision {
         rule,
         unit,

@@ -16,13 +16,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, time::Duration};
+use std::{fmt, slice, time::Duration};
 
 use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
 
 use self::table::Table;
 use crate::{
-    check::Check,
+    check::{Check, Tier},
     clock::{Clock, ManualClock},
     key::Key,
     stats::StoreStats,
@@ -149,6 +149,17 @@ impl Store for MemoryStore {
             return Err(StoreError::Late(now));
         }
         Ok(self.decide_all(checks))
+    }
+
+    fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
+        if let [Tier { key, terms }] = check.tiers() {
+            let (answer, at) = self.decide_one(key, terms, check.operation(), check.count());
+            tell(&answer);
+            return Some(at);
+        }
+        let Decided { at, answers } = self.decide_all(slice::from_ref(check));
+        answers.iter().flatten().for_each(tell);
+        Some(at)
     }
 
     fn lane(&self, _: &Check) -> u64 {

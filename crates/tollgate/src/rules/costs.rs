@@ -1,5 +1,7 @@
 //! What one request takes, in each unit that is counted.
 
+use std::{fmt, ops::Deref, sync::Arc};
+
 use tollgate_core::Cost;
 
 /// The unit of a rule, and of a cost, that names none.
@@ -8,6 +10,39 @@ pub const DEFAULT_UNIT: &str = "requests";
 pub const MAX_UNITS: usize = 16;
 /// The longest name of a unit, in bytes.
 pub const MAX_UNIT_NAME: usize = 64;
+
+/// The name of what is counted.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Unit(
+    /// Absent where it is [`DEFAULT_UNIT`]: a count of references would be shared by all threads.
+    Option<Arc<str>>,
+);
+
+impl From<&str> for Unit {
+    fn from(name: &str) -> Self {
+        Self((name != DEFAULT_UNIT).then(|| name.into()))
+    }
+}
+
+impl Deref for Unit {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        self.0.as_deref().unwrap_or(DEFAULT_UNIT)
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl fmt::Debug for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
 
 /// What a request takes: so many of each unit it names, and nothing of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@ pub use check::{
     LabelListError, MAX_OVERRIDES, MAX_PER, MAX_RULE_NAME, MAX_RULES, OverrideError, RuleError, RulesError,
 };
 pub use condition::{Condition, ConditionError, MAX_PAIRS};
-pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, UnitError};
+pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, Unit, UnitError};
 pub use explain::{Explained, Unmet};
 pub use pattern::{Alternatives, MAX_ALTERNATIVES, Network, Pattern, PatternError};
 pub use rule::{Absent, OnStoreFailure, Override, Rule};

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tollgate_core::{Cost, Limit};
 
-use super::{condition::Condition, costs::DEFAULT_UNIT, pattern::Pattern};
+use super::{condition::Condition, costs::Unit, pattern::Pattern};
 
 /// A named limit: which requests it applies to, who is counted apart, and in which unit.
 ///
@@ -40,7 +40,7 @@ pub struct Rule {
     /// the limit already has a burst that differs from its amount: that one stays too.
     pub burst: Option<u64>,
     /// What is counted.
-    pub unit: Arc<str>,
+    pub unit: Unit,
     /// Multiplies the caller's cost.
     pub cost: Cost,
     /// It is evaluated and never refuses.
@@ -121,7 +121,7 @@ impl Rule {
             per: Vec::new(),
             limit,
             burst: None,
-            unit: DEFAULT_UNIT.into(),
+            unit: Unit::default(),
             cost: Cost::ONE,
             shadow: false,
             overdraft: false,

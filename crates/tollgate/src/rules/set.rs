@@ -2,11 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use smallvec::SmallVec;
 use tollgate_core::{Cost, Limit};
 
 use super::{
     check::{RulesError, check_all},
-    costs::Costs,
+    costs::{Costs, Unit},
     index::MatchIndex,
     pattern::Pattern,
     rule::{Absent, OnStoreFailure, Rule},
@@ -91,7 +92,7 @@ pub enum MatchError {
         /// The rule.
         rule: Arc<str>,
         /// Its unit.
-        unit: Arc<str>,
+        unit: Unit,
         /// What the caller asked for.
         cost: Cost,
         /// What the rule multiplies it by.
@@ -214,7 +215,8 @@ impl Entry {
             return Ok(Some(Effect::Refuse { reason: Refusal::Absent, shadow }));
         }
         let cost = self.cost(&resolved, costs)?;
-        let values = |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<Vec<_>>();
+        let values =
+            |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<SmallVec<[_; 4]>>();
         let co_locate = rule.tag.as_deref().map(values);
         let key = Key::of_rule(&self.stored_name, &values(&rule.per), co_locate.as_deref());
         let limit = self.limit(&resolved, &key);
@@ -262,7 +264,7 @@ impl Entry {
             // rule says truthfully that it would have refused.
             _ if resolved.shadow => Ok(Cost::MAX),
             _ => {
-                let (rule, unit) = (Arc::clone(&rule.name), Arc::clone(&rule.unit));
+                let (rule, unit) = (Arc::clone(&rule.name), rule.unit.clone());
                 Err(MatchError::CostTooLarge { rule, unit, cost, factor })
             }
         }

@@ -206,7 +206,7 @@ fn a_cost_that_overflows_is_the_callers_error_but_never_a_shadow_rules() {
         let error = ask(&rules, cost).unwrap_err();
         let expected = MatchError::CostTooLarge {
             rule: Arc::from("r"),
-            unit: Arc::from("requests"),
+            unit: Unit::default(),
             cost,
             factor: Cost::from(2),
         };
