@@ -142,7 +142,8 @@ impl Cluster {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let is_late = start.elapsed() >= PATIENCE;
+            // a node that took its time before it said where to go is no reason not to go there
+            let is_late = hop >= QUICK_HOPS && start.elapsed() >= PATIENCE;
             match &failure {
                 Failure::Refused { code, detail } if code == "MOVED" || code == "ASK" => {
                     let Some(next) = redirection(detail, &node).filter(|_| !is_late) else {
