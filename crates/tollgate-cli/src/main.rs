@@ -1,5 +1,6 @@
 //! The `tollgate` command.
 
+mod ask;
 mod output;
 mod serve;
 
@@ -24,6 +25,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Serve(serve::Serve),
+
+    #[command(flatten)]
+    Ask(ask::Ask),
 }
 
 /// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
@@ -56,6 +60,7 @@ async fn main() -> ExitCode {
     let form = if cli.json { Form::Json } else { Form::Text };
     let done = match cli.command {
         Command::Serve(serve) => serve.run(form).await,
+        Command::Ask(ask) => ask.run(form).await,
     };
     match done {
         Ok(verdict) => verdict.into(),

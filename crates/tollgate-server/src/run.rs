@@ -145,11 +145,7 @@ impl Tollgate {
     /// When something of it is wrong, or an address is taken.
     pub async fn start(source: Source) -> Result<Self, StartError> {
         let (config, watcher) = Watcher::start(source).await?;
-        let store = AnyStore::set_up(&config.store)?;
-        let options = Options { deadline: config.store.deadline, refusal_cache: config.store.refusal_cache };
-        let limiter = Limiter::with_options(store, config.rules.clone(), options)?;
-        let desk = Desk::new(limiter);
-        desk.clean_labels_by(config.labels.clone());
+        let desk = desk(&config)?;
         desk.observer().reloads().succeeded();
         let security = Security::new(config.server.tls.as_ref())?;
         let draining = Draining::default();
@@ -302,6 +298,18 @@ impl Tollgate {
         self.config = config;
         Ok(())
     }
+}
+
+/// What decides by a configuration: the way of a server's front ends to its store, which may be away.
+///
+/// # Errors
+/// When the rules cannot be used together, or the store cannot be set up.
+pub fn desk(config: &Config) -> Result<Desk<AnyStore>, StartError> {
+    let store = AnyStore::set_up(&config.store)?;
+    let options = Options { deadline: config.store.deadline, refusal_cache: config.store.refusal_cache };
+    let desk = Desk::new(Limiter::with_options(store, config.rules.clone(), options)?);
+    desk.clean_labels_by(config.labels.clone());
+    Ok(desk)
 }
 
 async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {

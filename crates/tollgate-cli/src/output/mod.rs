@@ -4,18 +4,15 @@
 //! not where `NO_COLOR` is set. A reader that goes away, as `head` does, ends the output and nothing else.
 
 mod table;
+pub(crate) mod wait;
 
-use std::{
-    error::Error,
-    fmt::Display,
-    io::{IsTerminal, Write},
-};
+use std::{error::Error, fmt::Display, io::Write};
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use tollgate_server::{config::Colour, run::StartError};
 
-pub(crate) use table::Table;
+pub(crate) use table::{Align, Cell, Table};
 
 /// For whom a command writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -96,6 +96,15 @@ pub fn load(source: &Source) -> Result<Config, ConfigError> {
     attempt(source).outcome
 }
 
+/// The content of the file that a flag of a command names, of at most [`MAX_CONFIG_BYTES`].
+///
+/// # Errors
+/// When it cannot be read, or is larger.
+pub fn file_of_flag(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let content = Files::beside(path).bytes(path, MAX_CONFIG_BYTES);
+    content.map_err(|error| files::unreadable(path, &error, &Place::Flag(flag)).into())
+}
+
 /// The JSON Schema of the configuration file.
 pub fn schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(Document);

@@ -63,7 +63,7 @@ impl Environment {
     }
 
     /// The value of a variable; an empty one counts as not set.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
+    pub fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 }

@@ -1,25 +1,38 @@
-//! A decision as JSON.
+//! A decision as JSON. Clients written in Rust, such as the command line, read it into the same types.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 use tollgate::{Decision, Retry, TierDecision};
 use tollgate_core::{decision::whole_millis_up, step::Mode};
 
 use super::{json::Json, problem::Problem};
 
 /// The answer to a check, a peek, a charge and a refund.
-#[derive(Serialize)]
-pub(super) struct Answer {
-    allowed: bool,
-    rule: Option<String>,
-    limit: Option<u64>,
-    remaining: Option<u64>,
-    retry_after_ms: Option<u64>,
-    reset_after_ms: Option<u64>,
-    never: bool,
-    degraded: bool,
-    source: &'static str,
-    at_us: Option<u64>,
-    tiers: Vec<Tier>,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Whether the request may pass.
+    pub allowed: bool,
+    /// The rule that decided; none where no rule matched, or a key was asked about.
+    pub rule: Option<String>,
+    /// How much fits at once, by that rule.
+    pub limit: Option<u64>,
+    /// How much of it is left.
+    pub remaining: Option<u64>,
+    /// After how long the same request would pass, if refused and waiting helps.
+    pub retry_after_ms: Option<u64>,
+    /// After how long nothing counts any more.
+    pub reset_after_ms: Option<u64>,
+    /// It was refused, and waiting does not help.
+    pub never: bool,
+    /// The store did not answer, and failure policies did.
+    pub degraded: bool,
+    /// Where it was decided: `store`, `local`, `fallback`, `open` or `closed`.
+    pub source: Cow<'static, str>,
+    /// When it was decided, by the store's clock: what a refund names to take exactly this back.
+    pub at_us: Option<u64>,
+    /// What each rule that matched says.
+    pub tiers: Vec<Tier>,
 }
 
 /// The answers to several checks, in their order.
@@ -46,17 +59,26 @@ impl From<Result<Json<Answer>, Problem>> for Outcome {
 }
 
 /// What one rule says. When and where the decision was made is said once, above.
-#[derive(Serialize)]
-struct Tier {
-    allowed: bool,
-    rule: Option<String>,
-    limit: u64,
-    remaining: u64,
-    retry_after_ms: Option<u64>,
-    reset_after_ms: u64,
-    never: bool,
-    unit: String,
-    shadow: bool,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tier {
+    /// Whether it would let the request pass.
+    pub allowed: bool,
+    /// Its name; none where a key was asked about.
+    pub rule: Option<String>,
+    /// How much fits at once.
+    pub limit: u64,
+    /// How much of it is left.
+    pub remaining: u64,
+    /// After how long the same request would pass, if refused and waiting helps.
+    pub retry_after_ms: Option<u64>,
+    /// After how long nothing counts any more.
+    pub reset_after_ms: u64,
+    /// It refuses, and waiting does not help.
+    pub never: bool,
+    /// What it counts.
+    pub unit: String,
+    /// It never refuses a request.
+    pub shadow: bool,
 }
 
 impl From<Decision> for Answer {
@@ -70,7 +92,7 @@ impl From<Decision> for Answer {
             reset_after_ms: decision.reset_after().map(whole_millis_up),
             never: is_never(decision.outcome),
             degraded: decision.is_degraded(),
-            source: decision.source.name(),
+            source: decision.source.name().into(),
             at_us: decision.at.map(|at| at.as_micros()),
             tiers: decision.tiers.iter().map(Tier::from).collect(),
         }
@@ -102,8 +124,8 @@ fn is_never(outcome: tollgate::Outcome) -> bool {
 }
 
 /// The answer to a reset.
-#[derive(Serialize)]
-pub(super) struct Reset {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reset {
     /// How many counters there were to forget.
-    pub(super) reset: u64,
+    pub reset: u64,
 }

@@ -1,6 +1,8 @@
 //! Why a request would pass or not: which rules apply, which counter each uses, what is in it, and the sum.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 use tollgate::{
     Costs, Decision, Limit, Outcome, Retry, TierDecision,
     rules::{Effect, Explained, Refusal, RuleSet},
@@ -14,49 +16,68 @@ use crate::{desk::Subject, duration};
 const MAX_OTHERS: usize = 100;
 
 /// The answer to a call for an explanation.
-#[derive(Serialize)]
-pub(super) struct Explanation {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
     /// What a check would answer now.
-    decision: Answer,
+    pub decision: Answer,
     /// The rules that apply, in their order.
-    applies: Vec<Applying>,
+    pub applies: Vec<Applying>,
     /// The others, and why they do not.
-    others: Vec<Other>,
+    pub others: Vec<Other>,
     /// How many more there are that do not.
-    more_others: usize,
+    pub more_others: usize,
 }
 
-#[derive(Serialize)]
-struct Applying {
-    rule: Option<String>,
+/// A rule that applies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applying {
+    /// Its name; none where a key is asked about.
+    pub rule: Option<String>,
     /// The counter, as it is stored.
-    key: Option<String>,
-    limit: Option<Terms>,
-    cost: Option<u64>,
-    state: Option<State>,
-    arithmetic: String,
+    pub key: Option<String>,
+    /// By which it counts, overrides included.
+    pub limit: Option<Terms>,
+    /// What the request costs, by the rule's factor.
+    pub cost: Option<u64>,
+    /// What the counter holds.
+    pub state: Option<State>,
+    /// Why it comes out as it does.
+    pub arithmetic: String,
 }
 
-#[derive(Serialize)]
-struct Terms {
-    algorithm: &'static str,
-    amount: u64,
-    window: String,
-    capacity: u64,
-    shadow: bool,
+/// A limit as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// How it counts.
+    pub algorithm: Cow<'static, str>,
+    /// How many pass in a window.
+    pub amount: u64,
+    /// In which time.
+    pub window: String,
+    /// How many pass at once.
+    pub capacity: u64,
+    /// It never refuses a request.
+    pub shadow: bool,
 }
 
-#[derive(Serialize)]
-struct State {
-    used: u64,
-    remaining: u64,
-    reset_after_ms: u64,
+/// What a counter holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// What counts now.
+    pub used: u64,
+    /// What is left.
+    pub remaining: u64,
+    /// After how long nothing counts any more.
+    pub reset_after_ms: u64,
 }
 
-#[derive(Serialize)]
-struct Other {
-    rule: String,
-    because: String,
+/// A rule that does not apply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Other {
+    /// Its name.
+    pub rule: String,
+    /// Why it does not.
+    pub because: String,
 }
 
 impl Explanation {
@@ -122,7 +143,7 @@ fn counted(
 ) -> Applying {
     let capacity = limit.capacity();
     let terms = Terms {
-        algorithm: limit.algorithm().name(),
+        algorithm: limit.algorithm().name().into(),
         amount: limit.amount(),
         window: duration::text(limit.window()),
         capacity,

@@ -1,0 +1,186 @@
+//! What is asked, as the API's JSON. What it means is for the API to say: here is only what a shell's words are.
+
+use clap::{Args, builder::PossibleValuesParser};
+use serde::{Serialize, Serializer};
+
+/// Labels, or a key with its limit.
+#[derive(Args)]
+pub(super) struct Subject {
+    /// What the request says about itself, for example route=login ip=203.0.113.9
+    #[arg(value_name = "LABEL=VALUE", required_unless_present = "key", value_parser = label)]
+    labels: Vec<(String, String)>,
+
+    /// Asks about this key without any rules, for example --key user:42 --limit "100 per 1m"
+    #[arg(long, requires = "limit", conflicts_with = "labels", help_heading = WITHOUT_RULES)]
+    key: Option<String>,
+
+    /// How much passes in which time: 250ms, 30s, 5m, 1h30m, 7d
+    #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", value_parser = rate, help_heading = WITHOUT_RULES)]
+    limit: Option<Rate>,
+
+    /// How it is counted: token-bucket (unless set), sliding-log, sliding-counter, fixed-window
+    #[arg(long, requires = "key", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true, help_heading = WITHOUT_RULES)]
+    algorithm: Option<String>,
+
+    /// Of a token bucket: how much passes at once; the amount unless set
+    #[arg(long, requires = "key", help_heading = WITHOUT_RULES)]
+    burst: Option<u64>,
+}
+
+/// The algorithms by name, for completions; the API says the last word.
+const ALGORITHMS: [&str; 5] = ["token-bucket", "sliding-log", "sliding-counter", "fixed-window", "gcra"];
+
+const WITHOUT_RULES: &str = "Without rules";
+
+#[derive(Args)]
+pub(super) struct Amount {
+    /// What the request costs: a number of requests, or one for each unit as in requests=1,tokens=850
+    #[arg(long, value_parser = cost)]
+    pub(super) cost: Option<Cost>,
+}
+
+/// A body of the API.
+#[derive(Default, Serialize)]
+pub(super) struct Body<'a> {
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "pairs")]
+    pub(super) labels: Option<&'a [(String, String)]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) limit: Option<Limit<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cost: Option<&'a Cost>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rules: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at_us: Option<u64>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Limit<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm: Option<&'a str>,
+    amount: u64,
+    window: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    burst: Option<u64>,
+}
+
+/// So much in such a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rate {
+    amount: u64,
+    window: String,
+}
+
+/// So many requests, or so much of each unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Cost {
+    Requests(u64),
+    #[serde(serialize_with = "units")]
+    Units(Vec<(String, u64)>),
+}
+
+impl Subject {
+    pub(super) fn body(&self) -> Body<'_> {
+        let limit = self.limit.as_ref().map(|Rate { amount, window }| Limit {
+            algorithm: self.algorithm.as_deref(),
+            amount: *amount,
+            window,
+            burst: self.burst,
+        });
+        let labels = self.key.is_none().then_some(&*self.labels);
+        Body { labels, key: self.key.as_deref(), limit, ..Body::default() }
+    }
+}
+
+/// All pairs, repeated ones too: the API refuses those in its own words.
+fn pairs<S: Serializer>(pairs: &Option<&[(String, String)]>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().copied().flatten().map(|(name, value)| (name, value)))
+}
+
+fn units<S: Serializer>(units: &[(String, u64)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(units.iter().map(|(unit, number)| (unit, number)))
+}
+
+/// A label and its value; the value may have further `=`, and be empty.
+pub(crate) fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write a label and its value, for example route=login".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let (amount, window) = match *words {
+        [amount, "per", window] => (amount, window),
+        [both] => both.split_once('/').unwrap_or_default(),
+        _ => Default::default(),
+    };
+    match amount.parse() {
+        Ok(amount) if !window.is_empty() => Ok(Rate { amount, window: window.to_owned() }),
+        _ => Err("write an amount and a window, for example \"100 per 1m\" or 100/1m".to_owned()),
+    }
+}
+
+fn cost(text: &str) -> Result<Cost, String> {
+    if let Ok(requests) = text.parse() {
+        return Ok(Cost::Requests(requests));
+    }
+    let unit = |part: &str| {
+        let (unit, number) = part.split_once('=')?;
+        Some((unit.to_owned(), number.parse().ok()?))
+    };
+    let units: Option<Vec<_>> = text.split(',').map(unit).collect();
+    units
+        .map(Cost::Units)
+        .ok_or_else(|| "write a whole number, or one for each unit as in requests=1,tokens=850".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_split_at_its_first_equals_sign() {
+        let pair = |name: &str, value: &str| Ok((name.to_owned(), value.to_owned()));
+        assert_eq!(label("route=login"), pair("route", "login"));
+        assert_eq!(label("query=a=b"), pair("query", "a=b"));
+        assert_eq!(label("empty="), pair("empty", ""));
+        for wrong in ["route", "=login", ""] {
+            assert!(label(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_an_amount_per_window() {
+        let expected = Ok(Rate { amount: 100, window: "1m".to_owned() });
+        for text in ["100 per 1m", " 100  per 1m ", "100/1m"] {
+            assert_eq!(rate(text), expected, "{text}");
+        }
+        for wrong in ["", "100", "100 1m", "x per 1m", "100 per", "-1 per 1m", "1.5 per 1m", "100/"] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cost_is_a_number_or_one_for_each_unit() {
+        assert_eq!(cost("2"), Ok(Cost::Requests(2)));
+        let units = vec![("requests".to_owned(), 1), ("tokens".to_owned(), 850)];
+        assert_eq!(cost("requests=1,tokens=850"), Ok(Cost::Units(units)));
+        for wrong in ["", "-1", "1.5", "tokens", "tokens=", "tokens=x", "tokens=1,"] {
+            assert!(cost(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_body_has_what_was_given_and_repeated_labels_too() {
+        let given = [("a".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
+        let cost = Cost::Units(vec![("tokens".to_owned(), 5)]);
+        let body = Body { labels: Some(&given), cost: Some(&cost), ..Body::default() };
+        let json = serde_json::to_string(&body).unwrap();
+        assert_eq!(json, r#"{"labels":{"a":"1","a":"2"},"cost":{"tokens":5}}"#);
+    }
+}
