@@ -14,7 +14,7 @@ pub fn page(report: &Report) -> String {
          <!-- written by scripts/bench fronts --write docs; do not edit -->\n\n\
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, {rustc}; load averages {load} before, {after} \
          after: a load above that of the bench's own {cores} cores says that others worked on the machine too. {peers}.\n\n\
-         ```sh\n{command}\n```\n\n\
+         <!-- not run: it takes minutes -->\n```sh\n{command}\n```\n\n\
          Every server is a process of its own with a thread for each core, and shares the {cores} cores with the clients. They take \
          turns, in as many rounds as each table says; each figure is the median, with (lowest..highest). A ratio is taken \
          within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\

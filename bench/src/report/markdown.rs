@@ -11,7 +11,7 @@ pub fn page(report: &Report) -> String {
          <!-- written by scripts/bench --write docs; do not edit -->\n\n\
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; \
          load averages {load} before, {after} after. {peers}.\n\n\
-         ```sh\n{command}\n```\n\n\
+         <!-- not run: it takes half an hour -->\n```sh\n{command}\n```\n\n\
          Client and Redis share the {cores} cores. Contestants take turns, in as many rounds as each table says; each figure is \
          the median, with (lowest..highest). A ratio is taken within each round, and its median shown: identical runs on a shared machine \
          differ by 30 %, so trust ratios and CPU per decision, not rates; take a ratio below 1.3 as noise unless its whole \

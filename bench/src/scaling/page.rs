@@ -20,7 +20,7 @@ pub fn page(report: &Report, costs: &Costs, plans: &[Plan]) -> String {
          How many Redis primaries carry 1, 10 and 100 million decisions per second, what ends first, and what a hot key \
          does. Nothing of that size was run. Three kinds of figures, kept apart: **measured** on one Redis, **computed** from \
          that, and **simulated** with the measured costs. The same figures give the same page:\n\n\
-         ```sh\nscripts/bench --write docs   # measures, writes docs/benchmarks/figures.json\n\
+         <!-- not run: it takes half an hour -->\n```sh\nscripts/bench --write docs   # measures, writes docs/benchmarks/figures.json\n\
          scripts/bench scaling        # this page, from those figures\n```\n\n\
          ![primaries by decisions per second](benchmarks/scaling.svg)\n\n",
     );

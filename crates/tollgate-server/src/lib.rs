@@ -35,3 +35,8 @@ pub mod resp;
 pub mod run;
 pub mod serve;
 pub mod store;
+
+/// The examples of the guide, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/resp.md")]
+struct Guide;

@@ -770,26 +770,3 @@ fn the_schema_accepts_what_is_documented_and_refuses_what_is_unknown() {
         assert!(!schema.is_valid(&as_json(&text)), "{text}");
     }
 }
-
-#[test]
-fn every_key_of_the_schema_is_documented() {
-    fn keys(schema: &serde_json::Value, found: &mut Vec<String>) {
-        match schema {
-            serde_json::Value::Object(object) => {
-                if let Some(properties) = object.get("properties").and_then(|all| all.as_object()) {
-                    found.extend(properties.keys().cloned());
-                }
-                object.values().for_each(|value| keys(value, found));
-            }
-            serde_json::Value::Array(array) => array.iter().for_each(|value| keys(value, found)),
-            _ => {}
-        }
-    }
-    let mut found = Vec::new();
-    keys(&config::schema(), &mut found);
-    assert!(found.len() > 50, "{found:?}");
-    for key in found {
-        let documented = [format!("`{key}`"), format!("[{key}]"), format!("[[{key}]]"), format!(".{key}]")];
-        assert!(documented.iter().any(|form| REFERENCE.contains(form)), "{key} is not documented");
-    }
-}

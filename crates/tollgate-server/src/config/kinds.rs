@@ -219,6 +219,7 @@ impl JsonSchema for OneOrMore {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
+            "title": "pattern",
             "description": "a value, \"x*\" a prefix, \"*\" any present value, a list any of its members",
             "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
         })
@@ -262,13 +263,13 @@ macro_rules! written_as_text {
 }
 
 written_as_text! {
-    Listen: { "type": "string", "examples": ["127.0.0.1:8080", "off"] }
-    Span: { "type": "string", "pattern": "^([0-9]+(d|h|ms|m|s))+$", "examples": ["1h30m", "250ms"] }
-    Bytes: { "type": "string", "pattern": "^[0-9]+(B|KiB|MiB|GiB|TiB)$", "examples": ["256MiB"] }
-    Network: { "type": "string", "examples": ["10.0.0.0/8", "2001:db8::/32"] }
-    Url: { "type": "string", "examples": ["memory:", "redis://127.0.0.1:6379"] }
-    Prefix: { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,32}$" }
-    HeaderName: { "type": "string", "minLength": 1, "examples": ["x-api-key"] }
+    Listen: { "type": "string", "title": "address", "examples": ["127.0.0.1:8080", "off"] }
+    Span: { "type": "string", "title": "duration", "pattern": "^([0-9]+(d|h|ms|m|s))+$", "examples": ["1h30m", "250ms"] }
+    Bytes: { "type": "string", "title": "size", "pattern": "^[0-9]+(B|KiB|MiB|GiB|TiB)$", "examples": ["256MiB"] }
+    Network: { "type": "string", "title": "network", "examples": ["10.0.0.0/8", "2001:db8::/32"] }
+    Url: { "type": "string", "title": "URL", "examples": ["memory:", "redis://127.0.0.1:6379"] }
+    Prefix: { "type": "string", "title": "1 to 32 letters, digits, `-`, `_`, `.`", "pattern": "^[A-Za-z0-9._-]{1,32}$" }
+    HeaderName: { "type": "string", "title": "name of a header", "minLength": 1, "examples": ["x-api-key"] }
 }
 
 impl<T: Words> FromToml for Word<T> {

@@ -1,9 +1,11 @@
-//! The file as it was written. The structs say which keys there are; their comments are the JSON Schema's.
+//! The file as it was written. The structs say which keys there are; their comments are the JSON Schema's, and through it
+//! those of `docs/rules.md`.
 
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use tollgate::{Absent, Algorithm, OnStoreFailure};
+use tollgate_core::{limit::MAX_AMOUNT, time::MAX_EXACT};
 use tollgate_tower::headers::Dialect;
 
 use super::{
@@ -33,27 +35,35 @@ tables! {
 
     /// Where the server listens, and who may call
     struct Server {
-        /// Address of the JSON API, forward-auth, the dashboard and metrics; "off" turns it off, port 0 picks one
+        /// Address of the JSON API, forward-auth, the dashboard and metrics
+        #[schemars(extend("default" = "127.0.0.1:8080"))]
         http: Listen,
         /// Address of Envoy's rate limit service
+        #[schemars(extend("default" = "127.0.0.1:8081"))]
         grpc: Listen,
         /// Address of the Redis protocol
+        #[schemars(extend("default" = "127.0.0.1:6380"))]
         resp: Listen,
         /// Networks whose X-Forwarded-For and Forwarded are believed
+        #[schemars(extend("default" = []))]
         trusted_proxies: Vec<Field<Network>>,
         /// The headers that tell clients their limits
+        #[schemars(extend("default" = "draft-11"))]
         headers: Word<Dialect>,
         /// Allows listeners that other machines reach although there is no token
+        #[schemars(extend("default" = false))]
         insecure: bool,
-        /// What Envoy is told when a rule that fails closed refuses
+        /// What Envoy is told when a rule that fails closed refuses: that it is over the limit, or the gRPC error `UNAVAILABLE`
+        #[schemars(extend("default" = "over-limit"))]
         envoy_closed: Word<Closed>,
-        /// Certificates; without them connections are not encrypted
+        /// Certificates, below; without them connections are not encrypted
         tls: Tls,
-        /// Who may call; without any, everybody on this machine may
+        /// Who may call, below; without any, everybody on this machine may. At most 1000
         token: Vec<Field<Token>>,
     }
 
-    /// Certificates of the server, as PEM; read again when they change
+    /// Certificates of the server, as files of PEM; read again when they change
+    #[schemars(extend("required" = ["cert", "key"]))]
     struct Tls {
         /// File of the certificate and those that lead to its authority
         cert: String,
@@ -66,27 +76,37 @@ tables! {
     /// Who may call: a secret that is sent as `Authorization: Bearer …`
     #[schemars(extend("required" = ["name"]))]
     struct Token {
-        /// What it is called in the log
+        /// What it is called in the log; unique
         name: String,
-        /// File of the secret
+        /// File of the secret, which is visible ASCII without spaces; the end of the line does not belong to it. This or `env` is
+        /// needed. Read again when it changes
         file: String,
-        /// Environment variable of the secret
+        /// Environment variable of the secret, instead of a file
         env: String,
-        /// What it allows
+        /// What it allows: `check` (check, peek, explain, forward-auth), `adjust` (charge, refund), `admin` (reset, rules, top). None
+        /// implies another
+        #[schemars(extend("default" = ["check"]))]
         may: Vec<Field<Word<Scope>>>,
     }
 
     /// Where counters are kept
     struct Store {
-        /// memory: or the URL of a Redis
+        /// `memory:`, or a Redis: `redis://[user:password@]host[:port][/database]`,
+        /// `redis-sentinel://[user:password@]host[:port],…/name[/database]`, `redis-cluster://[user:password@]host[:port],…`;
+        /// each with `rediss` for TLS
+        #[schemars(extend("default" = "memory:"))]
         url: Url,
-        /// How long a decision may take; then each rule's on_store_failure answers
+        /// How long a decision may take, 1 ms to 10 s; then each rule's `on_store_failure` answers
+        #[schemars(extend("default" = "10ms"))]
         deadline: Span,
         /// What all keys in Redis begin with
+        #[schemars(extend("default" = "tg"))]
         prefix: Prefix,
-        /// The most memory that the memory store takes
+        /// The most memory that the memory store takes, from 1 MiB
+        #[schemars(extend("default" = "256MiB"))]
         max_memory: Bytes,
-        /// For how long at most a certain refusal is answered without asking the store; "0s" turns that off
+        /// For how long at most a certain refusal is answered without asking the store, up to 60 s; `"0s"` turns that off
+        #[schemars(extend("default" = "1s"))]
         refusal_cache: Span,
         /// File of the password, instead of one in the URL
         password_file: String,
@@ -96,83 +116,107 @@ tables! {
         cert: String,
         /// File of its private key, as PEM
         key: String,
-        /// The user of the sentinels
+        /// As whom the sentinels are asked
         sentinel_user: String,
         /// File of the password of the sentinels
         sentinel_password_file: String,
-        /// File of the key that secret labels are hashed with; the same on all instances
+        /// File of the key that secret labels are hashed with, from 16 bytes; the same on all instances. Without it each process makes
+        /// one up
         hash_secret_file: String,
     }
 
     /// How one label is read and cleaned
     struct Label {
-        /// "ip": an IP address, in one spelling, which may be matched against networks
+        /// `ip`: an address, in one spelling, which may be matched against networks. The label `ip` is one also when it is not listed
+        #[schemars(extend("default" = "text"))]
         kind: Word<Kind>,
-        /// Of an IP address: how many leading bits of IPv6 are kept
+        /// Of an address: how many leading bits of IPv6 are kept
+        #[schemars(extend("default" = 64, "minimum" = 1, "maximum" = 128))]
         ipv6_prefix: u64,
-        /// The header it is read from, where requests are passed through
+        /// The header it is read from, where requests are passed through: forward-auth
         header: HeaderName,
-        /// It is hashed before it becomes a key, a log line or a row of the dashboard
+        /// It is hashed (HMAC-SHA-256, 128 bits) before it becomes a key, a log line or a row of the dashboard. It can be matched by
+        /// whole values, written plainly, and by `"*"`
+        #[schemars(extend("default" = false))]
         secret: bool,
     }
 
     /// A named limit: which requests it applies to, who is counted apart, and in which unit
     #[schemars(extend("required" = ["name"]))]
     struct Rule {
-        /// What it is called in answers, metrics and keys: printable ASCII, unique
+        /// What it is called in answers, metrics and keys: 1 to 128 printable ASCII characters, unique
         name: String,
-        /// It applies to requests that match all of these
+        /// It applies to requests of which all these labels match: `"x"` is a value, `"x*"` a prefix, `"*"` any value that is present,
+        /// a list any of its members; of an address, a network. All requests unless set. At most 64 labels, and 10,000 members
         when: Conditions,
-        /// And to none that match any of these
+        /// And of which none of these matches
         unless: Conditions,
-        /// The labels whose values are counted apart; [] is one counter for all
+        /// The labels whose values are counted apart: a counter for each combination. `[]` is one for all. At most 16
+        #[schemars(extend("default" = []))]
         per: Vec<Field<String>>,
-        /// How it counts
+        /// How it counts; `gcra` is `token-bucket`
+        #[schemars(extend("default" = "token-bucket"))]
         algorithm: Word<Algorithm>,
-        /// How many pass in a window
+        /// How many pass in a window; of a `sliding-log` at most 1,000,000. Needed, here or in `[defaults]`
+        #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
-        /// In which time
+        /// In which time: 1 ms to 3650 days. Needed, here or in `[defaults]`
         window: Span,
         /// Of a token bucket: how many may pass at once; the amount unless set
+        #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         burst: u64,
-        /// What is counted
+        /// What is counted: 1 to 64 letters, digits, `-`, `_`, `.`. A request's cost may name several units
+        #[schemars(extend("default" = "requests"))]
         unit: String,
         /// Multiplies the caller's cost
+        #[schemars(extend("default" = 1, "maximum" = MAX_EXACT))]
         cost: u64,
-        /// What it does when the store does not answer in time
+        /// When the store does not answer in time: `open` admits, `closed` refuses, `local` enforces this instance's share of the limit
+        /// (recommended)
+        #[schemars(extend("default" = "open"))]
         on_store_failure: Word<OnStoreFailure>,
         /// It is evaluated and never refuses
+        #[schemars(extend("default" = false))]
         shadow: bool,
         /// It admits while anything remains and charges in full, into debt
+        #[schemars(extend("default" = false))]
         overdraft: bool,
-        /// The labels, of those in per, that decide where in a Redis Cluster the counter is
+        /// The labels, of those in `per`, that decide where in a Redis Cluster the counter is: rules with the same tag are asked in one
+        /// call. All of them unless set
         tag: Vec<Field<String>>,
-        /// What becomes of a request that lacks one of the labels in per
+        /// When a request lacks one of the labels in `per`: `skip` does not apply the rule, `shared` counts all such requests together,
+        /// `refuse` refuses
+        #[schemars(extend("default" = "skip"))]
         absent: Word<Absent>,
-        /// It applies only to requests without labels other than those in when and per
+        /// It applies only to requests without labels other than those in `when` and `per`
+        #[schemars(extend("default" = false))]
         exact: bool,
         /// Of a fixed window: each key's windows begin at a moment of its own
+        #[schemars(extend("default" = false))]
         stagger: bool,
         /// File of further overrides, as CSV
         overrides_file: String,
-        /// Other numbers for some; in order, field by field, a later match wins
+        /// Other numbers for some, below; in order, field by field, a later match wins. At most 1,000,000 over all rules
         r#override: Vec<Field<Override>>,
     }
 
     /// Same key, other numbers
     #[schemars(extend("required" = ["when"]))]
     struct Override {
-        /// For requests that match all of these
+        /// For requests that match all of these, as in a rule
         when: Conditions,
         /// Another amount
+        #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
         /// Another window
         window: Span,
         /// Another burst
+        #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         burst: u64,
         /// Another factor of the caller's cost
+        #[schemars(extend("maximum" = MAX_EXACT))]
         cost: u64,
-        /// The rule does not apply
+        /// The rule does not apply. Of `unlimited` and `blocked` the later one wins
         unlimited: bool,
         /// The rule always refuses
         blocked: bool,

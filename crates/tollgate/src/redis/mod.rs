@@ -46,6 +46,10 @@ use crate::{
     store::{Answered, Deadline, Decided, Store, StoreError, each},
 };
 
+/// The script that decides, whole: programs in other languages call it with the same keys and share the counters.
+/// `docs/lua.md` of the repository says how.
+pub const SCRIPT: &str = SOURCE;
+
 /// Counters in Redis or Valkey. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisStore {
