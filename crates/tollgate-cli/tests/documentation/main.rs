@@ -51,6 +51,7 @@ pages! {
     resp: "docs/resp.md",
     middleware: "docs/middleware.md",
     lua: "docs/lua.md",
+    moving: "docs/moving.md",
     operating: "docs/operating.md",
     redis: "docs/redis.md",
     metrics: "docs/metrics.md",
