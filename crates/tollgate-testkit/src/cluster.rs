@@ -25,6 +25,9 @@ pub const PRIMARIES: usize = 3;
 /// Bounds the time a `MIGRATE` may take, in milliseconds.
 const MIGRATE_MILLIS: u32 = 5_000;
 
+/// How many slots a node is told about at once: clients do not wait until it knows of all.
+const SLOTS_AT_ONCE: usize = 256;
+
 /// What a cluster is started with.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -297,16 +300,19 @@ impl Cluster {
         let slots: Vec<u16> = line.into_iter().flat_map(|line| line.slots).flat_map(|(a, b)| a..=b).collect();
         let ids = [from, to].map(|node| self.nodes[node].node_id());
         let set = |node: usize, state: &str, id: &str| {
-            let mut commands = redis::pipe();
-            for slot in &slots {
-                commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(state).arg(id).ignore();
+            let mut connection = self.nodes[node].connection();
+            for some in slots.chunks(SLOTS_AT_ONCE) {
+                let mut commands = redis::pipe();
+                for slot in some {
+                    commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(state).arg(id).ignore();
+                }
+                // an error for each slot
+                let first =
+                    |error: redis::RedisError| error.to_string().chars().take(200).collect::<String>();
+                commands.exec(&mut connection).unwrap_or_else(|error| {
+                    panic!("{} does not do its part: {}", self.nodes[node], first(error))
+                });
             }
-            let outcome = commands.exec(&mut self.nodes[node].connection());
-            // an error for each slot
-            let first = |error: redis::RedisError| error.to_string().chars().take(200).collect::<String>();
-            outcome.unwrap_or_else(|error| {
-                panic!("{} does not do its part: {}", self.nodes[node], first(error))
-            });
         };
         // in this order, as with a single slot
         set(to, "IMPORTING", &ids[0]);

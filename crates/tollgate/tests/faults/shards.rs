@@ -118,7 +118,7 @@ async fn all_slots_of_a_node_move_to_another_and_back_and_no_caller_hears_of_it(
     let setup = Setup::new(Flavor::Redis7).args(&["--cluster-allow-replica-migration", "no"]);
     let cluster = block_in_place(|| setup.node_timeout(Duration::from_secs(30)).start());
     // a caller waits as long as keys of its slot are on their way; how fast they are is not the question here
-    let patient = Options { deadline: Duration::from_secs(5), ..OPTIONS };
+    let patient = Options { deadline: Duration::from_secs(20), ..OPTIONS };
     let limiter = limiter(&cluster, patient).await;
     let keys = (0..12).map(|number| format!("key-{number}"));
     let keys = keys.chain([0, 1, 2].map(|node| block_in_place(|| cluster.identity_at(node))));
