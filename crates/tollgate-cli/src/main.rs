@@ -1,7 +1,10 @@
 //! The `tollgate` command.
 
 mod ask;
+mod completions;
+mod man;
 mod output;
+mod rules;
 mod serve;
 
 use std::{error::Error, process::ExitCode};
@@ -12,7 +15,7 @@ use crate::output::Form;
 
 /// A rate limiter that many processes share: may this request pass, and if not, when?
 #[derive(Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true)]
+#[command(name = "tollgate", version, arg_required_else_help = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -28,6 +31,12 @@ enum Command {
 
     #[command(flatten)]
     Ask(ask::Ask),
+
+    Rules(rules::Rules),
+
+    Completions(completions::Completions),
+
+    Man(man::Man),
 }
 
 /// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
@@ -61,6 +70,9 @@ async fn main() -> ExitCode {
     let done = match cli.command {
         Command::Serve(serve) => serve.run(form).await,
         Command::Ask(ask) => ask.run(form).await,
+        Command::Rules(rules) => rules.run(form),
+        Command::Completions(completions) => completions.run(),
+        Command::Man(man) => man.run(),
     };
     match done {
         Ok(verdict) => verdict.into(),

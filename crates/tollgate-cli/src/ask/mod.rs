@@ -8,8 +8,8 @@
 //! | `show` | the answer for people |
 
 mod client;
-mod question;
-mod show;
+pub(crate) mod question;
+pub(crate) mod show;
 mod target;
 
 use clap::{Args, Subcommand};

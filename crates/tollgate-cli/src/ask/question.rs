@@ -33,10 +33,10 @@ const ALGORITHMS: [&str; 5] = ["token-bucket", "sliding-log", "sliding-counter",
 const WITHOUT_RULES: &str = "Without rules";
 
 #[derive(Args)]
-pub(super) struct Amount {
+pub(crate) struct Amount {
     /// What the request costs: a number of requests, or one for each unit as in requests=1,tokens=850
     #[arg(long, value_parser = cost)]
-    pub(super) cost: Option<Cost>,
+    pub(crate) cost: Option<Cost>,
 }
 
 /// A body of the API.
@@ -76,7 +76,7 @@ struct Rate {
 /// So many requests, or so much of each unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Cost {
+pub(crate) enum Cost {
     Requests(u64),
     #[serde(serialize_with = "units")]
     Units(Vec<(String, u64)>),

@@ -2,7 +2,7 @@
 
 use tollgate_server::http::{
     answer::{Answer, Reset, Tier},
-    explain::{Applying, Explanation, Terms},
+    explain::{Applying, Explanation, Other, Terms},
 };
 
 use crate::output::{
@@ -71,6 +71,14 @@ pub(super) fn explanation(explained: &Explanation) {
             output::line(format_args!("    {}", paint(FAINT, format_args!("counter {key}"))));
         }
     }
+    reasons(others);
+    if *more_others > 0 {
+        output::line(format_args!("  and {more_others} more"));
+    }
+}
+
+/// Why the other rules do not apply.
+pub(crate) fn reasons(others: &[Other]) {
     if !others.is_empty() {
         heading("Rules that do not");
     }
@@ -78,17 +86,16 @@ pub(super) fn explanation(explained: &Explanation) {
     for other in others {
         output::line(format_args!("  {:width$}  {}", other.rule, other.because));
     }
-    if *more_others > 0 {
-        output::line(format_args!("  and {more_others} more"));
-    }
 }
 
-fn heading(title: &str) {
+/// A paragraph's title.
+pub(crate) fn heading(title: &str) {
     output::line("");
     output::line(paint(FAINT, title));
 }
 
-fn terms(Terms { algorithm, amount, window, capacity, shadow }: &Terms) -> String {
+/// A limit in words.
+pub(crate) fn terms(Terms { algorithm, amount, window, capacity, shadow }: &Terms) -> String {
     let at_once = if capacity == amount { String::new() } else { format!(", {capacity} at once") };
     let shadow = if *shadow { ", never refuses (shadow)" } else { "" };
     format!("{amount} per {window}{at_once} by {algorithm}{shadow}")

@@ -39,6 +39,11 @@ pub(crate) fn line(line: impl Display) {
     let _reader_gone = writeln!(anstream::stdout().lock(), "{line}");
 }
 
+/// What was asked for, as it is: a script, a page, a document.
+pub(crate) fn verbatim(bytes: &[u8]) {
+    let _reader_gone = anstream::stdout().lock().write_all(bytes);
+}
+
 /// What was asked for, as one JSON document on one line.
 pub(crate) fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
     line(serde_json::to_string(value)?);

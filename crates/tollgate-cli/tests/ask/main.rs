@@ -3,6 +3,7 @@
 //! * `answers`: what people and programs are told, and the exit codes
 //! * `alike`: a server and a store are asked in the same way and say the same
 //! * `troubles`: what goes wrong says what to do
+//! * `command`: the command, and what it says
 //! * `program`, `client`: servers as processes, shared with the tests of their life
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
@@ -12,15 +13,14 @@ mod answers;
 #[allow(dead_code, reason = "the tests of a server's life use all of it")]
 #[path = "../life/client.rs"]
 mod client;
+mod command;
 #[allow(dead_code, reason = "the tests of a server's life use all of it")]
 #[path = "../life/program.rs"]
 mod program;
 mod troubles;
 
-use std::process::Command;
-
+use command::{Said, said, tollgate};
 use program::{Home, Program};
-use serde_json::Value;
 
 /// Five logins a minute for each address, and 10 requests a second for each user.
 const RULES: &str = r#"
@@ -41,32 +41,6 @@ window = "1d"
 unit = "tokens"
 "#;
 
-/// How a command ended, and what it said.
-#[derive(Debug)]
-struct Said {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-/// The command, where no configuration is and without any setting of the environment.
-fn tollgate(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(words).current_dir(env!("CARGO_TARGET_TMPDIR")).env_remove("NO_COLOR");
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("TOLLGATE_") {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-fn said(command: &mut Command) -> Said {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-}
-
 /// A server with [`RULES`] in memory, and the command that asks it.
 fn server() -> (Home, Program) {
     let home = Home::with(&format!("{}{RULES}", program::ANY_PORTS));
@@ -77,18 +51,5 @@ fn server() -> (Home, Program) {
 impl Program {
     fn ask(&self, words: &[&str]) -> Said {
         said(tollgate(words).env("TOLLGATE_SERVER", format!("http://{}", self.http)))
-    }
-}
-
-impl Said {
-    /// What a program reads, and the exit code.
-    fn json(&self) -> (Option<i32>, Value) {
-        assert_eq!(self.out.lines().count(), 1, "{self:?}");
-        (self.code, serde_json::from_str(&self.out).unwrap())
-    }
-
-    /// The lines for people.
-    fn lines(&self) -> Vec<&str> {
-        self.out.lines().collect()
     }
 }

@@ -96,13 +96,25 @@ pub fn load(source: &Source) -> Result<Config, ConfigError> {
     attempt(source).outcome
 }
 
-/// The content of the file that a flag of a command names, of at most [`MAX_CONFIG_BYTES`].
+/// The content of the file that an argument of a command names, of at most [`MAX_CONFIG_BYTES`].
 ///
 /// # Errors
 /// When it cannot be read, or is larger.
+pub fn file_of_argument(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Place::Nowhere, path)
+}
+
+/// The same, of the file that a flag names.
+///
+/// # Errors
+/// As [`file_of_argument`].
 pub fn file_of_flag(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Place::Flag(flag), path)
+}
+
+fn file_named(place: &Place, path: &Path) -> Result<Vec<u8>, ConfigError> {
     let content = Files::beside(path).bytes(path, MAX_CONFIG_BYTES);
-    content.map_err(|error| files::unreadable(path, &error, &Place::Flag(flag)).into())
+    content.map_err(|error| files::unreadable(path, &error, place).into())
 }
 
 /// The JSON Schema of the configuration file.

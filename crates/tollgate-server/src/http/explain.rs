@@ -100,6 +100,19 @@ impl Explanation {
     }
 }
 
+impl Terms {
+    /// A limit, and whether it is only tried out.
+    pub fn new(limit: &Limit, shadow: bool) -> Self {
+        Self {
+            algorithm: limit.algorithm().name().into(),
+            amount: limit.amount(),
+            window: duration::text(limit.window()),
+            capacity: limit.capacity(),
+            shadow,
+        }
+    }
+}
+
 fn by_rules(
     explained: Vec<Explained<'_>>,
     costs: &Costs,
@@ -141,14 +154,7 @@ fn counted(
     cost: u64,
     tier: Option<&TierDecision>,
 ) -> Applying {
-    let capacity = limit.capacity();
-    let terms = Terms {
-        algorithm: limit.algorithm().name().into(),
-        amount: limit.amount(),
-        window: duration::text(limit.window()),
-        capacity,
-        shadow,
-    };
+    let (terms, capacity) = (Terms::new(limit, shadow), limit.capacity());
     let state = tier.map(|tier| State {
         used: capacity.saturating_sub(tier.remaining),
         remaining: tier.remaining,

@@ -1,0 +1,155 @@
+use serde_json::{Value, json};
+
+use crate::{
+    command::{said, tollgate},
+    program::Home,
+};
+
+const GOOD: &str = r#"
+[[rule]]
+name = "login-per-ip"
+when = { route = "login" }
+per = ["ip"]
+algorithm = "sliding-log"
+amount = 5
+window = "1m"
+
+[[rule.override]]
+when = { ip = "10.0.0.0/8" }
+unlimited = true
+
+[[rule]]
+name = "api-per-user"
+per = ["user"]
+amount = 10
+window = "1s"
+burst = 20
+
+[[rule.override]]
+when = { user = "mallory" }
+blocked = true
+"#;
+
+fn file(home: &Home) -> String {
+    home.path().join("tollgate.toml").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_good_file_is_said_to_be_so() {
+    let home = Home::with(GOOD);
+    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    assert!(checked.out.starts_with(&format!("OK  {}: 2 rules  fingerprint ", file(&home))), "{checked:?}");
+    let (code, report) = said(&mut tollgate(&["--json", "rules", "check", &file(&home)])).json();
+    assert_eq!((code, &report["errors"], &report["warnings"]), (Some(0), &json!([]), &json!([])));
+    assert_eq!(report["rules"], 2);
+}
+
+#[test]
+fn mistakes_are_shown_where_they_stand() {
+    let home = Home::with("[[rule]]\nname = \"a\"\namuont = 5\namount = 5\nwindow = \"1x\"\n");
+    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+    assert_eq!((checked.code, &*checked.err), (Some(1), ""), "{checked:?}");
+    for part in [
+        "there is no key `amuont`",
+        ":3:1\n",
+        "did you mean `amount`?",
+        "\"1x\" is not a duration",
+        ":5:10\n",
+        "5 | window = \"1x\"",
+    ] {
+        assert!(checked.out.contains(part), "{part}: {}", checked.out);
+    }
+    let (code, report) = said(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
+    assert_eq!(code, Some(1));
+    let places: Vec<_> = report["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| (error["line"].as_u64(), error["column"].as_u64()))
+        .collect();
+    assert_eq!(places, [(Some(3), Some(1)), (Some(5), Some(10))]);
+}
+
+#[test]
+fn what_is_probably_not_meant_is_found() {
+    let home = Home::with(
+        "[labels]\napikey = { secret = true }\n[[rule]]\nname = \"a\"\nwhen = { route = \"login\" }\nunless = { route = \"log*\" }\n\
+         amount = 5\nwindow = \"1m\"\n",
+    );
+    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    let lines = checked.lines();
+    assert!(lines[0].starts_with("warning: store.hash_secret_file is not set"), "{checked:?}");
+    assert!(lines[1].starts_with("warning: rule \"a\": it never applies"), "{checked:?}");
+    assert!(
+        lines[2].starts_with("warning: labels.apikey is configured, and no rule names apikey"),
+        "{checked:?}"
+    );
+    assert!(lines[3].starts_with("3 warnings  "), "{checked:?}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_an_error() {
+    for words in [&["rules", "check", "nowhere.toml"][..], &["rules", "explain", "nowhere.toml", "a=1"]] {
+        let refused = said(&mut tollgate(words));
+        assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
+        assert!(refused.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{refused:?}");
+    }
+    let home = Home::with("[[rule]]\nname = \"a\"\n");
+    let refused = said(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.err.contains("rule \"a\" has no amount"), "{refused:?}");
+}
+
+#[test]
+fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
+    let home = Home::with(GOOD);
+    let explain =
+        |labels: &[&str]| said(&mut tollgate(&[&["rules", "explain", &file(&home)][..], labels].concat()));
+    let explained = explain(&["route=login", "ip=::ffff:203.0.113.9", "--cost", "2"]);
+    assert_eq!(explained.code, Some(0), "{explained:?}");
+    assert_eq!(
+        explained.lines(),
+        [
+            "1 of 2 rules applies",
+            "",
+            "Rules that apply",
+            "  login-per-ip: 5 per 1m by sliding-log",
+            "    costs 2 requests  counter login-per-ip:203.0.113.9",
+            "",
+            "Rules that do not",
+            "  api-per-user  there is no label user, by which it counts",
+        ]
+    );
+    let explained = explain(&["route=login", "ip=10.1.2.3", "user=mallory"]);
+    assert_eq!(
+        explained.lines(),
+        [
+            "1 of 2 rules applies",
+            "",
+            "Rules that apply",
+            "  api-per-user: refuses, as an override blocks this request",
+            "",
+            "Rules that do not",
+            "  login-per-ip  an override makes it unlimited",
+        ]
+    );
+    let (_, report) = explain(&["user=42", "--cost", "requests=3", "--json"]).json();
+    let limit =
+        json!({"algorithm": "token-bucket", "amount": 10, "window": "1s", "capacity": 20, "shadow": false});
+    let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "refuses": null}]);
+    assert_eq!(report["applies"], applies);
+    assert_eq!(report["others"][0]["because"], "there is no label route, which would have to be login");
+}
+
+#[test]
+fn the_schema_is_a_schema() {
+    for words in [&["rules", "schema"][..], &["--json", "rules", "schema"]] {
+        let printed = said(&mut tollgate(words));
+        assert_eq!(printed.code, Some(0));
+        let schema: Value = serde_json::from_str(&printed.out).unwrap();
+        assert_eq!(schema["title"], "tollgate.toml");
+        assert!(schema["properties"]["rule"].is_object(), "{schema}");
+    }
+}

@@ -1,0 +1,77 @@
+use crate::command::{said, tollgate};
+
+/// Every command that has a page.
+const PAGES: [&str; 16] = [
+    "tollgate",
+    "tollgate-serve",
+    "tollgate-check",
+    "tollgate-peek",
+    "tollgate-charge",
+    "tollgate-refund",
+    "tollgate-reset",
+    "tollgate-explain",
+    "tollgate-rules",
+    "tollgate-rules-check",
+    "tollgate-rules-explain",
+    "tollgate-rules-schema",
+    "tollgate-rules-import",
+    "tollgate-rules-import-envoy",
+    "tollgate-completions",
+    "tollgate-man",
+];
+
+#[test]
+fn every_shell_gets_completions_with_our_words() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let printed = said(&mut tollgate(&["completions", shell]));
+        assert_eq!((printed.code, &*printed.err), (Some(0), ""));
+        for word in ["explain", "import", "sliding-counter", "store"] {
+            assert!(printed.out.contains(word), "{shell}: {word}");
+        }
+    }
+    let refused = said(&mut tollgate(&["completions", "tcsh"]));
+    assert!(refused.code == Some(2) && refused.err.contains("[possible values: bash"), "{refused:?}");
+}
+
+#[test]
+fn every_command_has_a_page_and_a_help_that_fits() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let written = said(&mut tollgate(&["man", "--dir", path]));
+    assert_eq!((written.code, &*written.out, &*written.err), (Some(0), "", ""));
+    for page in PAGES {
+        let words: Vec<&str> = page.split('-').skip(1).collect();
+        let printed = said(&mut tollgate(&[&["man"][..], &words].concat()));
+        assert!(
+            printed.out.contains(".SH SYNOPSIS") && printed.out.contains(".SH OPTIONS"),
+            "{page}: {printed:?}"
+        );
+        assert_eq!(std::fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap(), printed.out);
+        let help = said(&mut tollgate(&[&words[..], &["--help"]].concat()));
+        assert_eq!((help.code, &*help.err), (Some(0), ""), "{page}");
+        assert!(
+            help.out.starts_with(|c: char| c.is_uppercase()) && help.out.contains("Usage: tollgate"),
+            "{page}: {}",
+            help.out
+        );
+        assert!(help.out.lines().all(|line| line.chars().count() <= 100), "{page}: {}", help.out);
+    }
+    let refused = said(&mut tollgate(&["man", "nope"]));
+    assert!(
+        refused.code == Some(2)
+            && refused.err.contains("there is no command \"nope\": name one of serve, check"),
+        "{refused:?}"
+    );
+    let refused = said(&mut tollgate(&["man", "--dir", "/nowhere/at/all"]));
+    assert!(refused.code == Some(2) && refused.err.contains("make the directory first"), "{refused:?}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it_in_peace() {
+    let mut command = tollgate(&["rules", "schema"]);
+    let mut child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stderr), (Some(0), &b""[..]));
+}
