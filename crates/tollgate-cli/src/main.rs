@@ -6,6 +6,7 @@ mod man;
 mod output;
 mod rules;
 mod serve;
+mod simulate;
 
 use std::{error::Error, process::ExitCode};
 
@@ -37,6 +38,7 @@ enum Command {
     Completions(completions::Completions),
 
     Man(man::Man),
+    Simulate(simulate::Simulate),
 }
 
 /// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
@@ -73,6 +75,7 @@ async fn main() -> ExitCode {
         Command::Rules(rules) => rules.run(form),
         Command::Completions(completions) => completions.run(),
         Command::Man(man) => man.run(),
+        Command::Simulate(simulate) => simulate.run(form).await,
     };
     match done {
         Ok(verdict) => verdict.into(),

@@ -144,11 +144,10 @@ impl LabelPolicy {
     }
 
     /// The value that a label has after cleaning; borrowed when it stays as it is.
-    pub(crate) fn cleaned<'v>(
-        &self,
-        label: &LabelSettings,
-        value: &'v [u8],
-    ) -> Result<Cow<'v, [u8]>, CleanError> {
+    ///
+    /// # Errors
+    /// When the label is of kind `ip`, and this is no address.
+    pub fn cleaned<'v>(&self, label: &LabelSettings, value: &'v [u8]) -> Result<Cow<'v, [u8]>, CleanError> {
         let value = match label.kind {
             Kind::Text => Cow::Borrowed(value),
             Kind::Ip => match address(value) {

@@ -52,7 +52,10 @@ use self::{
     read::Document,
     settings::Settle,
 };
-use crate::{demo, labels::LabelPolicy};
+use crate::{
+    demo,
+    labels::{HashSecret, LabelPolicy},
+};
 
 /// Settings that may change while they are used: whoever uses them loads them each time.
 pub type Live<T> = Arc<ArcSwap<T>>;
@@ -117,6 +120,41 @@ fn file_named(place: &Place, path: &Path) -> Result<Vec<u8>, ConfigError> {
     content.map_err(|error| files::unreadable(path, &error, place).into())
 }
 
+/// What decides, of a configuration: enough to try its rules on a machine that has none of the server's secrets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Deciding {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// How labels are read and cleaned. Secret ones are hashed with the secret of this process.
+    pub labels: LabelPolicy,
+    /// The rules, each possible and with a name of its own.
+    pub rules: Vec<Rule>,
+    /// What works and is probably not meant.
+    pub warnings: Vec<String>,
+}
+
+/// Reads and checks labels and rules. Of the server's and the store's settings only what cannot be read is found.
+///
+/// # Errors
+/// Everything that is wrong with them, each with its place and what would be right.
+pub fn load_deciding(source: &Source) -> Result<Deciding, ConfigError> {
+    let mut files = Files::beside(&path(source));
+    let Written { document, mut problems, origin } = read(source, &mut files)?;
+    let mut warnings = Vec::new();
+    let secret = Some(HashSecret::of_process());
+    let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
+    let mut builder = rules::Builder { labels: &labels, files: &mut files, problems: &mut problems };
+    let rules = match &origin {
+        Origin::Demo => demo::rules(),
+        Origin::File(_) => builder.rules(document.defaults, document.rule),
+    };
+    if problems.is_empty() {
+        Ok(Deciding { origin, labels, rules, warnings })
+    } else {
+        Err(ConfigError::new(problems))
+    }
+}
+
 /// The JSON Schema of the configuration file.
 pub fn schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(Document);
@@ -134,24 +172,39 @@ struct Attempt {
 }
 
 fn attempt(source: &Source) -> Attempt {
-    let named = source.named_file();
-    let path = named.as_ref().map_or_else(|| source.default_file(), |(path, _)| path.clone());
-    let mut files = Files::beside(&path);
-    let outcome = match files.bytes(&path, MAX_CONFIG_BYTES) {
-        Ok(bytes) => parsed(source, &mut files, &path, bytes),
-        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
-            settled(source, &mut files, Document::default(), Vec::new(), Origin::Demo)
-        }
-        Err(error) => {
-            let place = named.map_or(Place::Nowhere, |(_, place)| place);
-            Err(files::unreadable(&path, &error, &place).into())
-        }
-    };
+    let mut files = Files::beside(&path(source));
+    let outcome = read(source, &mut files).and_then(|written| settled(source, &mut files, written));
     let (files, digest) = files.into_parts();
     Attempt { outcome, files, digest }
 }
 
-fn parsed(source: &Source, files: &mut Files, path: &Path, bytes: Vec<u8>) -> Result<Config, ConfigError> {
+/// Everything as written, with what is wrong about how.
+struct Written {
+    document: Document,
+    problems: Vec<Problem>,
+    origin: Origin,
+}
+
+/// The file that is read, if it is there.
+fn path(source: &Source) -> PathBuf {
+    source.named_file().map_or_else(|| source.default_file(), |(path, _)| path)
+}
+
+fn read(source: &Source, files: &mut Files) -> Result<Written, ConfigError> {
+    let path = path(source);
+    match (files.bytes(&path, MAX_CONFIG_BYTES), source.named_file()) {
+        (Ok(bytes), _) => parsed(&path, bytes),
+        (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(Written { document: Document::default(), problems: Vec::new(), origin: Origin::Demo })
+        }
+        (Err(error), named) => {
+            let place = named.map_or(Place::Nowhere, |(_, place)| place);
+            Err(files::unreadable(&path, &error, &place).into())
+        }
+    }
+}
+
+fn parsed(path: &Path, bytes: Vec<u8>) -> Result<Written, ConfigError> {
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         let file = Arc::new(File::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
@@ -159,17 +212,12 @@ fn parsed(source: &Source, files: &mut Files, path: &Path, bytes: Vec<u8>) -> Re
     })?;
     let file = Arc::new(File::new(path.to_owned(), &text));
     let (document, problems) = reader::read::<Document>(file, &text)?;
-    settled(source, files, document, problems, Origin::File(path.to_owned()))
+    Ok(Written { document, problems, origin: Origin::File(path.to_owned()) })
 }
 
 /// From everything as written to everything as used.
-fn settled(
-    source: &Source,
-    files: &mut Files,
-    mut document: Document,
-    mut problems: Vec<Problem>,
-    origin: Origin,
-) -> Result<Config, ConfigError> {
+fn settled(source: &Source, files: &mut Files, written: Written) -> Result<Config, ConfigError> {
+    let Written { mut document, mut problems, origin } = written;
     source.lay_over(&mut document, &mut problems);
     let mut warnings = Vec::new();
     let store_place = document.store.place();

@@ -35,4 +35,4 @@ pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, Unit,
 pub use explain::{Explained, Unmet};
 pub use pattern::{Alternatives, MAX_ALTERNATIVES, Network, Pattern, PatternError};
 pub use rule::{Absent, OnStoreFailure, Override, Rule};
-pub use set::{Applied, Effect, MatchError, Refusal, RuleSet};
+pub use set::{Applied, Effect, MatchError, Refusal, RuleSet, staggered_phase};

@@ -294,7 +294,7 @@ impl Entry {
 }
 
 /// A moment within the window that depends on the key's identity only: every process finds the same.
-fn staggered_phase(key: &Key, window_us: u64) -> Duration {
+pub fn staggered_phase(key: &Key, window_us: u64) -> Duration {
     let hash = crc32fast::hash(key.identity().as_bytes());
     let phase_us = (u128::from(hash) * u128::from(window_us)) >> 32;
     Duration::from_micros(u64::try_from(phase_us).expect("a part of the window is below the window"))

@@ -1,0 +1,143 @@
+//! `tollgate simulate`, the real program: made logs with known answers.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod exact;
+mod reading;
+mod reports;
+
+use std::{
+    fs,
+    io::Write,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A directory with logs and rules, and the program in it.
+struct Desk {
+    directory: TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self { directory: TempDir::new().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> &Self {
+        fs::write(self.path(name), content).unwrap();
+        self
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.arg("simulate").args(arguments).current_dir(self.directory.path());
+        command.env_remove("TOLLGATE_CONFIG");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// What it prints for people.
+    fn text(&self, arguments: &[&str]) -> String {
+        printed(&self.run(arguments))
+    }
+
+    /// What it prints for programs.
+    fn json(&self, arguments: &[&str]) -> Value {
+        let arguments: Vec<_> = arguments.iter().copied().chain(["--json"]).collect();
+        serde_json::from_str(&self.text(&arguments)).unwrap()
+    }
+
+    /// The same with something on the standard input.
+    fn json_of_input(&self, arguments: &[&str], input: &[u8]) -> Value {
+        let mut command = self.command(arguments);
+        command.arg("--json").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        process.stdin.take().unwrap().write_all(input).unwrap();
+        serde_json::from_str(&printed(&process.wait_with_output().unwrap())).unwrap()
+    }
+
+    /// What it says when it cannot.
+    fn error(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// One request of a made log.
+#[derive(Clone, Debug)]
+struct Hit {
+    second: u64,
+    ip: String,
+    path: String,
+}
+
+impl Hit {
+    fn new(second: u64, ip: &str, path: &str) -> Self {
+        Self { second, ip: ip.to_owned(), path: path.to_owned() }
+    }
+
+    fn combined(&self) -> String {
+        let Self { ip, path, .. } = self;
+        let time = self.time("%d/%b/%Y:%H:%M:%S +0000");
+        format!("{ip} - - [{time}] \"GET {path}?q=1 HTTP/1.1\" 200 12 \"-\" \"test\"\n")
+    }
+
+    fn time(&self, format: &str) -> String {
+        let at = jiff::Timestamp::from_second(i64::try_from(START + self.second).unwrap()).unwrap();
+        at.strftime(format).to_string()
+    }
+}
+
+/// When made logs begin: on the minute.
+const START: u64 = 1_794_804_840;
+
+fn combined(hits: &[Hit]) -> String {
+    hits.iter().map(Hit::combined).collect()
+}
+
+/// Numbers that look random and are the same every time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Traffic of a few addresses on a few paths, with bursts.
+fn traffic(seed: u64, count: usize) -> Vec<Hit> {
+    let mut numbers = Numbers(seed);
+    let mut second = 0;
+    let hit = |_| {
+        if numbers.below(4) == 0 {
+            second += numbers.below(5);
+        }
+        let ip = format!("203.0.113.{}", numbers.below(6));
+        let path = ["/login", "/search", "/static/logo.svg"][numbers.below(3) as usize];
+        Hit::new(second, &ip, path)
+    };
+    (0..count).map(hit).collect()
+}
+
+/// A rule's report by its name.
+fn rule<'v>(file: &'v Value, name: &str) -> &'v Value {
+    let rules = file["rules"].as_array().unwrap();
+    rules.iter().find(|rule| rule["name"] == name).unwrap_or_else(|| panic!("no rule {name} in {file}"))
+}
