@@ -3,6 +3,15 @@
 use crate::time::MAX_EXACT;
 
 /// A whole number of units, from 0 (a read) to 2^53 - 1.
+///
+/// ```
+/// use tollgate_core::Cost;
+///
+/// assert_eq!(Cost::new(850)?.units(), 850);
+/// assert_eq!(Cost::from(2_u32), Cost::new(2)?);
+/// assert!(Cost::new(u64::MAX).is_err());
+/// # Ok::<(), tollgate_core::CostError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cost(u64);
 

@@ -3,6 +3,19 @@
 use std::time::Duration;
 
 /// Whether a request may pass.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_core::{Outcome, Retry, decision::whole_seconds_up};
+///
+/// let refused = Outcome::Denied { retry: Retry::After(Duration::from_millis(1_400)) };
+/// let status = match refused {
+///     Outcome::Allowed => "200".to_owned(),
+///     Outcome::Denied { retry: Retry::After(wait) } => format!("429, Retry-After: {}", whole_seconds_up(wait)),
+///     Outcome::Denied { retry: Retry::Never } => "429".to_owned(),
+/// };
+/// assert_eq!(status, "429, Retry-After: 2");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It may. A check has charged it.

@@ -12,6 +12,14 @@ pub const MIN_WINDOW: Duration = Duration::from_millis(1);
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The ways to count.
+///
+/// ```
+/// use tollgate_core::Algorithm;
+///
+/// assert_eq!("sliding-log".parse(), Ok(Algorithm::SlidingLog));
+/// assert_eq!("gcra".parse(), Ok(Algorithm::TokenBucket));
+/// assert_eq!(Algorithm::TokenBucket.to_string(), "token-bucket");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// One counter per window of the clock.

@@ -9,6 +9,15 @@ pub const MAX_EXACT: u64 = (1 << 53) - 1;
 pub const MAX_WAIT_US: u64 = MAX_EXACT;
 
 /// A moment on a store's clock: whole microseconds since the Unix epoch.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_core::Timestamp;
+///
+/// let now = Timestamp::from_micros(1_794_765_441_799_839);
+/// assert_eq!(now.plus(Duration::from_millis(1)).as_micros(), 1_794_765_441_800_839);
+/// assert!(now.minus(Duration::from_secs(1)) < now);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 

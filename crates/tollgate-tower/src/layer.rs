@@ -22,6 +22,28 @@ type Refuse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
 /// Every request is asked about with the labels that are named here; what the rules say decides. A label whose source
 /// the request does not have is absent, and the rule's `absent` says what that means; the client's address is never
 /// absent. Of two sources for one label the later counts.
+///
+/// ```
+/// use std::{net::SocketAddr, time::Duration};
+/// use axum::{Router, extract::ConnectInfo, http::HeaderName, routing::post};
+/// use tollgate::{Cost, Limit, Limiter, MemoryStore, Rule};
+/// use tollgate_tower::{RateLimitLayer, client::ClientAddress, headers::Dialect};
+///
+/// let minute = Duration::from_secs(60);
+/// let rules = [
+///     Rule::new("per-ip", Limit::token_bucket(100, minute)?).per(["ip"]),
+///     Rule::new("per-key", Limit::sliding_log(1_000, minute)?).per(["api_key"]),
+/// ];
+/// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), rules)?)
+///     .client_ip(ClientAddress::default(), |request| {
+///         request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+///     })
+///     .header("api_key", HeaderName::from_static("x-api-key"))
+///     .cost(|request| if request.uri.path() == "/import" { Cost::from(10_u32) } else { Cost::ONE })
+///     .dialect(Dialect::XRateLimit);
+/// let app: Router = Router::new().route("/import", post(|| async { "done" })).layer(layer);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RateLimitLayer<S> {
     settings: Arc<Settings<S>>,
 }
@@ -122,6 +144,21 @@ impl<S> RateLimitLayer<S> {
 
     /// Another response to those who are refused, instead of problem+json or the gRPC status. The fields of
     /// the dialect are added to it.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode};
+    /// use tollgate::{Limiter, MemoryStore};
+    /// use tollgate_tower::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?).on_refusal(|_request, decision| {
+    ///     let text = format!("slow down: {} is used up", decision.rule().unwrap_or("your limit"));
+    ///     let mut response = Response::new(Bytes::from(text));
+    ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///     response
+    /// });
+    /// # Ok::<(), tollgate::RulesError>(())
+    /// ```
     #[must_use]
     pub fn on_refusal(
         self,

@@ -25,6 +25,20 @@ use crate::{
 /// The service within finds the [`Arc<Decision>`](Decision) in the extensions of the request, and whoever is further out in those
 /// of the response: how much is left, or that the store was away and the rules' policies decided
 /// ([`Decision::is_degraded`]). Clients are not told the latter.
+///
+/// ```
+/// use std::sync::Arc;
+/// use axum::{Extension, Router, routing::get};
+/// use tollgate::{Decision, Limiter, MemoryStore};
+/// use tollgate_tower::RateLimitLayer;
+///
+/// async fn hello(Extension(decision): Extension<Arc<Decision>>) -> String {
+///     format!("{} left", decision.remaining().map_or("any number".to_owned(), |left| left.to_string()))
+/// }
+/// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?);
+/// let app: Router = Router::new().route("/", get(hello)).layer(layer);
+/// # Ok::<(), tollgate::RulesError>(())
+/// ```
 pub struct RateLimit<I, S> {
     pub(crate) inner: I,
     pub(crate) settings: Arc<Settings<S>>,

@@ -8,6 +8,18 @@ use crate::key::Key;
 pub const MAX_TIERS: usize = 64;
 
 /// One operation of `count` identical requests on several counters, all or none.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Check, Cost, Key, Limit, MemoryStore, Operation, Terms, Tier};
+///
+/// let limit = Limit::fixed_window(10, Duration::from_secs(60))?;
+/// let tier = Tier { key: Key::without_rule("user:42")?, terms: Terms::new(limit, Cost::ONE) };
+/// let check = Check::new(Operation::Check, vec![tier])?.times(3);
+/// let decided = MemoryStore::new().decide_all(&[check]);
+/// assert_eq!(decided.answers[0][0].charged, 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
     operation: Operation,

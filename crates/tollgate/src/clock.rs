@@ -12,6 +12,22 @@ use std::{
 use tollgate_core::Timestamp;
 
 /// A clock that stands still until it is moved: for tests, and for replaying the past.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tollgate::{Cost, Limit, Limiter, ManualClock, MemoryStore, Timestamp};
+///
+/// let clock = ManualClock::new(Timestamp::from_micros(0));
+/// let limiter = Limiter::new(MemoryStore::new().with_clock(clock.clone()), [])?;
+/// let limit = Limit::sliding_log(1, Duration::from_secs(60))?;
+/// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+/// assert!(!limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+/// clock.advance(Duration::from_secs(60)); // no test has to wait
+/// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);
 

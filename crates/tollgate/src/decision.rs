@@ -7,6 +7,26 @@ use tollgate_core::{Limit, Outcome, Retry, Timestamp, step::Mode};
 use crate::{rules::Unit, store::StoreError};
 
 /// The answer to one request.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tollgate::{Cost, Limit, Limiter, MemoryStore, Outcome, Retry, Source};
+///
+/// let limiter = Limiter::new(MemoryStore::new(), [])?;
+/// let limit = Limit::sliding_log(1, Duration::from_secs(60))?;
+/// limiter.check_key("user:42", &limit, Cost::ONE).await?;
+/// let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
+/// match decision.outcome {
+///     Outcome::Allowed => unreachable!("one in a minute, and this is the second"),
+///     Outcome::Denied { retry: Retry::After(wait) } => assert!(wait <= Duration::from_secs(60)),
+///     Outcome::Denied { retry: Retry::Never } => unreachable!("it fits, only not now"),
+/// }
+/// assert_eq!((decision.limit(), decision.remaining()), (Some(1), Some(0)));
+/// assert_eq!(decision.source, Source::Store); // a policy's answer would be degraded
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether it may pass.

@@ -139,6 +139,18 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     /// As [`Limiter::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Limiter, MemoryStore, Options};
+    ///
+    /// let options = Options { deadline: Duration::from_millis(50), ..Options::default() };
+    /// let limiter = Limiter::with_options(MemoryStore::new(), [], options)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub fn with_options(
         store: S,
         rules: impl IntoIterator<Item = Rule>,
@@ -150,6 +162,19 @@ impl<S: Store> Limiter<S> {
 
     /// The same limiter for a caller who waits no longer than this: a decision comes by then, or by the deadline,
     /// whichever is sooner.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Limit, Limiter, MemoryStore};
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new(), [])?;
+    /// let limit = Limit::token_bucket(100, Duration::from_secs(1))?;
+    /// let hurried = limiter.within(Duration::from_millis(2));
+    /// assert!(hurried.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub fn within(&self, budget: Duration) -> Self {
         let budget = self.budget.map_or(budget, |other| other.min(budget));
         Self { inner: Arc::clone(&self.inner), budget: Some(budget) }
@@ -161,6 +186,25 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     /// As [`Limiter::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let rule = |amount| Limit::sliding_log(amount, minute).map(|limit| Rule::new("per-user", limit).per(["user"]));
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule(10)?])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// limiter.check(&labels, Cost::new(4)?).await?;
+    ///
+    /// limiter.reconfigure([rule(100)?])?;
+    /// let decision = limiter.check(&labels, Cost::ONE).await?;
+    /// assert_eq!(decision.remaining(), Some(95));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub fn reconfigure(&self, rules: impl IntoIterator<Item = Rule>) -> Result<(), RulesError> {
         let rules = Arc::new(RuleSet::new(rules.into_iter().collect())?);
         self.inner.rules.store(rules);
@@ -194,6 +238,22 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     /// When the request is invalid.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("per-user", Limit::fixed_window(10, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// for _ in 0..3 {
+    ///     assert_eq!(limiter.peek(&labels, Cost::ONE).await?.remaining(), Some(10));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn peek(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
         self.by_rules(Operation::Peek, labels, &cost.into(), None).await
     }
@@ -203,6 +263,27 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     /// When the request is invalid or a rule is named that is not in force: then nothing is charged. When the store
     /// does not answer: [`StoreError`] says what is known.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let hour = Duration::from_secs(3600);
+    /// let rule = Rule::new("tokens", Limit::token_bucket(1_000, hour)?).per(["tenant"]).unit("tokens").overdraft();
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("tenant", "acme")])?;
+    ///
+    /// // what an answer of a language model took is known when it is there, and may be more than was left
+    /// let took = Costs::new([("tokens", Cost::new(1_200)?)])?;
+    /// let decision = limiter.charge(&labels, took, None).await?;
+    /// assert_eq!(decision.remaining(), Some(0));
+    /// let next = limiter.check(&labels, Costs::new([("tokens", Cost::ONE)])?).await?;
+    /// assert!(!next.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn charge(
         &self,
         labels: &Labels,
@@ -218,6 +299,25 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     /// When the request is invalid or a rule is named that is not in force: then nothing is taken back. When the
     /// store does not answer: [`StoreError`] says what is known.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("uploads", Limit::sliding_log(10, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    ///
+    /// let upload = limiter.check(&labels, Cost::new(3)?).await?;
+    /// assert_eq!(upload.remaining(), Some(7));
+    /// // it failed: exactly that charge is taken back
+    /// let after = limiter.refund(&labels, Cost::new(3)?, upload.at, None).await?;
+    /// assert_eq!(after.remaining(), Some(10));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn refund(
         &self,
         labels: &Labels,

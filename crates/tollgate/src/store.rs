@@ -8,6 +8,23 @@ use tollgate_core::{Algorithm, Answer, Timestamp};
 use crate::{check::Check, key::Key, stats::StoreStats};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
+///
+/// [`MemoryStore`](crate::MemoryStore) and [`RedisStore`](crate::RedisStore) are stores, and what is written for any `Store` works
+/// with both:
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Cost, Error, Limit, Limiter, Store};
+///
+/// async fn may_log_in<S: Store>(limiter: &Limiter<S>, user: &str) -> Result<bool, Error> {
+///     let limit = Limit::sliding_log(5, Duration::from_secs(60)).expect("5 a minute is possible");
+///     Ok(limiter.check_key(user, &limit, Cost::ONE).await?.is_allowed())
+/// }
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// # let limiter = Limiter::new(tollgate::MemoryStore::new(), []).unwrap();
+/// # assert!(may_log_in(&limiter, "alice").await.unwrap());
+/// # });
+/// ```
 pub trait Store: Send + Sync + 'static {
     /// Decides `checks` in order; each sees what the earlier ones charged (where counters are on several servers, also
     /// what an earlier one had only reserved). A call that arrives after its deadline charges nothing.

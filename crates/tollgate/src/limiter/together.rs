@@ -68,6 +68,31 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     /// When a request is invalid; nothing is charged.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Hits, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let rules = [
+    ///     Rule::new("per-ip", Limit::sliding_log(100, minute)?).per(["ip"]),
+    ///     Rule::new("per-user", Limit::sliding_log(1, minute)?).per(["user"]),
+    /// ];
+    /// let limiter = Limiter::new(MemoryStore::new(), rules)?;
+    /// let request = |name, value| {
+    ///     let labels = Labels::new([(name, value)])?;
+    ///     Ok::<_, tollgate::LabelError>(Request { labels, costs: Cost::ONE.into(), hits: Hits::Taken, numbers: None })
+    /// };
+    /// let both = [request("ip", "203.0.113.9")?, request("user", "42")?];
+    /// assert!(limiter.check_together(&both).await?.overall.is_allowed());
+    /// let refused = limiter.check_together(&both).await?;
+    /// assert_eq!(refused.overall.rule(), Some("per-user"));
+    /// assert_eq!(refused.each[0].remaining(), Some(99)); // the other one was not charged
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn check_together(&self, requests: &[Request]) -> Result<Together, Error> {
         let rules = self.rules();
         let (mut taken, mut given_back) = (Joint::default(), Joint::default());

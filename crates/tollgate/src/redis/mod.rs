@@ -51,6 +51,22 @@ use crate::{
 pub const SCRIPT: &str = SOURCE;
 
 /// Counters in Redis or Valkey. Cheap to clone.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tollgate::{Cost, Limit, Limiter, RedisStore};
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?.with_prefix("shop")?;
+/// let limiter = Limiter::new(store, [])?;
+/// let limit = Limit::token_bucket(100, Duration::from_secs(1))?;
+/// let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`RedisStore::connect_later`] does not wait for Redis: until it is there, each rule's failure policy answers. Passwords and
+/// certificates: [`RedisSettings`].
 #[derive(Clone)]
 pub struct RedisStore {
     backend: Backend,

@@ -45,6 +45,17 @@ impl fmt::Debug for Unit {
 }
 
 /// What a request takes: so many of each unit it names, and nothing of the others.
+///
+/// ```
+/// use tollgate::{Cost, Costs};
+///
+/// let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::new(850)?)])?;
+/// assert_eq!(costs.of("tokens").units(), 850);
+/// assert_eq!(costs.of("bytes"), Cost::ZERO);
+/// let requests: Costs = Cost::ONE.into(); // a single cost is one of requests
+/// assert_eq!(requests.of("requests"), Cost::ONE);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs(Kind);
 

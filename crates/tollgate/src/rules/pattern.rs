@@ -14,6 +14,16 @@ use crate::labels::MAX_LABEL_VALUE;
 pub const MAX_ALTERNATIVES: usize = 10_000;
 
 /// What the value of a label must look like. A label that is absent matches no pattern.
+///
+/// ```
+/// use tollgate::Pattern;
+///
+/// assert!(Pattern::parse("login").matches(b"login"));
+/// assert!(Pattern::parse("/api/*").matches(b"/api/users"));
+/// assert!(Pattern::parse("*").matches(b""));
+/// assert!(Pattern::network("10.0.0.0/8")?.matches(b"10.1.2.3"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 // Declared in the order in which `AnyOf` sorts its members.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pattern {

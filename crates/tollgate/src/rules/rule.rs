@@ -88,6 +88,24 @@ pub enum OnStoreFailure {
 }
 
 /// Same key, other numbers, for requests that match `when`. What is `None` stays as it was.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Override, Rule};
+///
+/// let rule = Rule::new("per-tenant", Limit::token_bucket(10, Duration::from_secs(60))?)
+///     .per(["tenant"])
+///     .with_override(Override::when("tenant", "acme").amount(1_000))
+///     .with_override(Override::when("tenant", "test-*").unlimited());
+/// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+/// let acme = limiter.check(&Labels::new([("tenant", "acme")])?, Cost::ONE).await?;
+/// assert_eq!(acme.limit(), Some(1_000));
+/// let test = limiter.check(&Labels::new([("tenant", "test-7")])?, Cost::ONE).await?;
+/// assert_eq!(test.limit(), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
