@@ -2,7 +2,9 @@
 
 mod ask;
 mod completions;
+mod doctor;
 mod man;
+
 mod output;
 mod rules;
 mod serve;
@@ -35,10 +37,13 @@ enum Command {
 
     Rules(rules::Rules),
 
+    Doctor(doctor::Doctor),
+
+    Simulate(simulate::Simulate),
+
     Completions(completions::Completions),
 
     Man(man::Man),
-    Simulate(simulate::Simulate),
 }
 
 /// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
@@ -70,6 +75,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let form = if cli.json { Form::Json } else { Form::Text };
     let done = match cli.command {
+        Command::Doctor(doctor) => doctor.run(form).await,
         Command::Serve(serve) => serve.run(form).await,
         Command::Ask(ask) => ask.run(form).await,
         Command::Rules(rules) => rules.run(form),

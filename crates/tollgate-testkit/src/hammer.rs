@@ -75,7 +75,7 @@ impl WrongClock {
     /// # Panics
     ///
     /// When libfaketime is missing.
-    fn put_into(&self, command: &mut Command) {
+    pub fn put_into(&self, command: &mut Command) {
         let libraries = Path::new("/usr/lib").read_dir().into_iter().flatten().flatten();
         let mut libraries = libraries.map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
         let library = libraries.find(|path| path.exists());

@@ -3,16 +3,28 @@
 //! What was asked for goes to the standard output, what went wrong to the standard error. Colours are for terminals only, and
 //! not where `NO_COLOR` is set. A reader that goes away, as `head` does, ends the output and nothing else.
 
+mod bars;
+mod measure;
+mod progress;
 mod table;
 pub(crate) mod wait;
 
-use std::{error::Error, fmt::Display, io::Write};
+use std::{
+    error::Error,
+    fmt::Display,
+    io::{self, BufRead, IsTerminal, Write},
+};
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use tollgate_server::{config::Colour, run::StartError};
 
-pub(crate) use table::{Align, Cell, Table};
+pub(crate) use self::{
+    bars::bars,
+    measure::{bytes, count, duration, several},
+    progress::Progress,
+    table::{Align, Cell, Table},
+};
 
 /// For whom a command writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +70,20 @@ pub(crate) fn paint(style: Style, text: impl Display) -> String {
 /// Something to know that is not what was asked for: one line.
 pub(crate) fn note(note: impl Display) {
     let _reader_gone = writeln!(anstream::stderr().lock(), "{note}");
+}
+
+/// Asks a person; where there is none, that is a no.
+pub(crate) fn confirm(question: impl Display) -> bool {
+    let stdin = io::stdin().lock();
+    if !stdin.is_terminal() {
+        note("nobody can be asked here: add --yes");
+        return false;
+    }
+    let mut stderr = anstream::stderr().lock();
+    let _reader_gone = write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush());
+    let mut answer = String::new();
+    let read = { stdin }.read_line(&mut answer);
+    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
 /// What went wrong: one line; on a terminal, what is wrong with a configuration is shown where it stands.

@@ -43,6 +43,33 @@ pub(super) fn probe_key(prefix: &str, tag: &str) -> String {
     format!("{prefix}{FORMAT}:{{{tag}}}:probe")
 }
 
+/// What a name under our prefix is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Name<'a> {
+    Counter { rule: &'a str, algorithm: Algorithm },
+    Instances,
+}
+
+/// What all our names match, and few others.
+pub(super) fn pattern(prefix: &str) -> String {
+    format!("{prefix}{FORMAT}:*")
+}
+
+/// Reads a name; none if it is not one that is written here.
+pub(super) fn read<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
+    let rest = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(&format!("{FORMAT}:{{"))?;
+    let (tag, rest) = rest.split_once('}')?;
+    if tag == INSTANCES && rest.is_empty() {
+        return Some(Name::Instances);
+    }
+    let is_tag = tag.len() == 8 && tag.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let mut parts = rest.strip_prefix(':').filter(|_| is_tag)?.split(':');
+    let (algorithm, rule, identity) = (parts.next()?, parts.next()?, parts.next()?);
+    let algorithm = Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?;
+    let is_whole = parts.next().is_none() && !rule.is_empty() && !identity.is_empty();
+    is_whole.then_some(Name::Counter { rule, algorithm })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +79,29 @@ mod tests {
         let key = Key::without_rule("user:42").unwrap();
         let text = String::from_utf8(redis_key(DEFAULT_PREFIX, &key, Algorithm::TokenBucket)).unwrap();
         assert_eq!(text, "tg1:{30d13f94}:token-bucket:!key:user%3a42");
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_is() {
+        let key = Key::without_rule("user:42").unwrap();
+        let name = redis_key("tg", &key, Algorithm::SlidingLog);
+        let counter = Name::Counter { rule: "!key", algorithm: Algorithm::SlidingLog };
+        assert_eq!(read("tg", &name), Some(counter));
+        assert_eq!(read("tg", instances_key("tg").as_bytes()), Some(Name::Instances));
+        for other in [
+            "tg1:{instances}:probe",
+            "tg1:{30d13f94}:token-bucket:!key",
+            "tg1:{30d13f94}:token-bucket:!key:a:b",
+            "tg1:{30d13f94}:token-bucket::a",
+            "tg1:{30D13F94}:token-bucket:!key:a",
+            "tg1:{30d13f94}:gcra:!key:a",
+            "tg2:{30d13f94}:token-bucket:!key:a",
+            "t1:{30d13f94}:token-bucket:!key:a",
+            "tg1:session",
+        ] {
+            assert_eq!(read("tg", other.as_bytes()), None, "{other}");
+        }
+        assert_eq!(read("tg", b"tg1:{30d13f94}:token-bucket:\xff:a"), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! reply proves that it did not run.
 
 mod cluster;
+pub mod inspect;
 pub mod keys;
 mod link;
 mod notes;
@@ -31,7 +32,7 @@ use self::{
     primary::Primary,
     script::{Moments, SOURCE, decode, encode},
     sentinel::Sentinels,
-    url::Kind,
+    url::{Kind, Node},
 };
 pub use self::{
     script::MAX_BATCH,
@@ -110,6 +111,42 @@ pub const URLS: &str = "redis://[user:password@]host[:port][/database], \
     redis-sentinel://[user:password@]host[:port],…/name[/database] or \
     redis-cluster://[user:password@]host[:port],…, each with rediss for TLS";
 
+/// Where the servers are and how to reach them, by URL and settings together.
+struct Place {
+    /// To those that hold data.
+    connector: Connector,
+    kind: Kind,
+    /// The server, the sentinels, or some nodes of the cluster; never empty.
+    nodes: Vec<Node>,
+    is_tls: bool,
+    database: u32,
+}
+
+impl Place {
+    fn of(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
+        let address = url::parse(url)?;
+        let mut credentials = address.credentials;
+        if settings.data.password.is_some() {
+            credentials.password.clone_from(&settings.data.password);
+        }
+        if settings.data.user.is_some() {
+            credentials.user.clone_from(&settings.data.user);
+        }
+        let database = settings.database.or(address.database).unwrap_or(0);
+        let connector = Connector::new(address.is_tls, &credentials, database, settings)?;
+        Ok(Self { connector, kind: address.kind, nodes: address.nodes, is_tls: address.is_tls, database })
+    }
+}
+
+/// A prefix that can start a key.
+fn prefixed(prefix: &str) -> Result<String, RedisSetupError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if prefix.is_empty() || prefix.len() > MAX_PREFIX || !prefix.bytes().all(plain) {
+        return Err(RedisSetupError::Prefix(prefix.to_owned()));
+    }
+    Ok(prefix.to_owned())
+}
+
 impl RedisStore {
     /// Connects to a Redis that a URL names: a server, the primary that sentinels name, or a Cluster; by TLS with `rediss`.
     ///
@@ -163,21 +200,11 @@ impl RedisStore {
     /// # Errors
     /// When URL and settings are wrong.
     pub fn connect_later_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
-        let address = url::parse(url)?;
-        let mut credentials = address.credentials;
-        if settings.data.password.is_some() {
-            credentials.password.clone_from(&settings.data.password);
-        }
-        if settings.data.user.is_some() {
-            credentials.user.clone_from(&settings.data.user);
-        }
-        let database = settings.database.or(address.database).unwrap_or(0);
-        let connector = Connector::new(address.is_tls, &credentials, database, settings)?;
-        let mut nodes = address.nodes;
-        let backend = match address.kind {
+        let Place { connector, kind, mut nodes, is_tls, database } = Place::of(url, settings)?;
+        let backend = match kind {
             Kind::Standalone => Backend::Primary(Arc::new(Primary::fixed(connector, nodes.remove(0)))),
             Kind::Sentinel { name } => {
-                let to_sentinels = Connector::new(address.is_tls, &settings.sentinel, 0, settings)?;
+                let to_sentinels = Connector::new(is_tls, &settings.sentinel, 0, settings)?;
                 let sentinels = Sentinels::new(to_sentinels, nodes, name);
                 Backend::Primary(Arc::new(Primary::watched(connector, sentinels)))
             }
@@ -194,11 +221,7 @@ impl RedisStore {
     /// # Errors
     /// When the prefix is empty, too long, or has other characters than letters, digits, `-`, `_` and `.`.
     pub fn with_prefix(mut self, prefix: &str) -> Result<Self, RedisSetupError> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if prefix.is_empty() || prefix.len() > MAX_PREFIX || !prefix.bytes().all(plain) {
-            return Err(RedisSetupError::Prefix(prefix.to_owned()));
-        }
-        self.prefix = prefix.to_owned();
+        self.prefix = prefixed(prefix)?;
         Ok(self)
     }
 

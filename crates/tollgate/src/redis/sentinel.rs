@@ -5,7 +5,7 @@
 //! itself (`ROLE`) before anything is sent to it.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -53,6 +53,9 @@ struct Named {
     epoch: u64,
 }
 
+/// What a sentinel says in full.
+pub(super) type View = (Node, BTreeMap<String, String>);
+
 impl Sentinels {
     pub(super) fn new(connector: Connector, nodes: Vec<Node>, name: String) -> Self {
         Self { connector, nodes, name }
@@ -99,6 +102,18 @@ impl Sentinels {
     }
 
     async fn ask(&self, sentinel: &Node) -> Result<Named, String> {
+        let (primary, details) = self.view(sentinel).await?;
+        let epoch = details.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+        Ok(Named { primary, epoch })
+    }
+
+    /// What each of them says: the primary, and the fields of `SENTINEL MASTER`.
+    pub(super) async fn views(&self) -> Vec<(Node, Result<View, String>)> {
+        let view = async |node: &Node| (node.clone(), self.view(node).await);
+        join_all(self.nodes.iter().map(view)).await
+    }
+
+    async fn view(&self, sentinel: &Node) -> Result<View, String> {
         let answer = async {
             let mut connection = self.connector.connect(sentinel).await?;
             let mut questions = redis::pipe();
@@ -113,9 +128,7 @@ impl Sentinels {
             let Ok(Some((host, port))) = Option::<(String, u16)>::from_redis_value(address) else {
                 return Err(format!("{sentinel} knows no primary of that name"));
             };
-            let details = HashMap::<String, String>::from_redis_value(details).unwrap_or_default();
-            let epoch = details.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-            Ok(Named { primary: Node { host, port }, epoch })
+            Ok((Node { host, port }, BTreeMap::from_redis_value(details).unwrap_or_default()))
         };
         match timeout(ANSWER_TIMEOUT, answer).await {
             Ok(answer) => answer,

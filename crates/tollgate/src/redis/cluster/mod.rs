@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use self::slots::{SlotMap, redirection, slot_of, slot_of_tag};
+use self::slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag};
 use super::{
     link::{Asking, Connector, Failure, Link, Request, Target},
     probe::probe,
@@ -46,6 +46,24 @@ pub(super) struct Cluster {
     map: RwLock<SlotMap>,
     links: Mutex<HashMap<Node, Arc<Link>>>,
     refresh: Mutex<Refresh>,
+}
+
+/// Who serves what, as one node tells it.
+pub(super) struct Layout {
+    /// Each node that serves anything, with a tag of which it serves the slot.
+    pub(super) nodes: Vec<(Node, String)>,
+    /// How many slots nobody serves.
+    pub(super) unserved: u16,
+}
+
+impl Layout {
+    /// Reads the reply of `CLUSTER SLOTS` that `asked` gave.
+    pub(super) fn read(reply: Value, asked: &Node) -> Option<Self> {
+        let map = SlotMap::read(reply, asked)?;
+        let nodes = map.nodes().iter().filter_map(|node| Some((node.clone(), map.tag_at(node)?)));
+        let unserved = (0..SLOTS).filter(|slot| map.owner(*slot).is_none()).count();
+        Some(Self { nodes: nodes.collect(), unserved: u16::try_from(unserved).unwrap_or(SLOTS) })
+    }
 }
 
 #[derive(Default)]

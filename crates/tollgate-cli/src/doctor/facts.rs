@@ -1,0 +1,122 @@
+//! What there is to know of one server, asked once and then only read.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tollgate::{
+    StoreError,
+    redis::inspect::{ClockReading, Inspected, Rights, Whose},
+};
+
+/// How many round trips are measured.
+const ROUND_TRIPS: usize = 50;
+
+/// The settings that matter here.
+const SETTINGS: [&str; 9] = [
+    "appendfsync",
+    "save",
+    "stop-writes-on-bgsave-error",
+    "min-replicas-to-write",
+    "min-replicas-max-lag",
+    "timeout",
+    "maxclients",
+    "cluster-require-full-coverage",
+    "cluster-node-timeout",
+];
+
+/// What one server told.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) address: String,
+    /// In ascending order.
+    pub(crate) round_trips: Vec<Duration>,
+    pub(crate) info: Result<Info, StoreError>,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Result<ClockReading, StoreError>,
+    /// Whether it would decide now.
+    pub(crate) decides: Result<(), StoreError>,
+    pub(crate) rights: Rights,
+}
+
+/// The fields of `INFO`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Info(pub(crate) BTreeMap<String, String>);
+
+/// What `CONFIG GET` told: nothing, if that is not allowed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings(pub(crate) BTreeMap<&'static str, String>);
+
+impl Facts {
+    /// Asks for everything, one thing after the other.
+    pub(crate) async fn of(server: &Inspected, whose: Whose<'_>) -> Result<Self, StoreError> {
+        let mut round_trips = Vec::with_capacity(ROUND_TRIPS);
+        for _ in 0..ROUND_TRIPS {
+            round_trips.push(server.round_trip().await?);
+        }
+        round_trips.sort_unstable();
+        let mut settings = Settings::default();
+        for name in SETTINGS {
+            match server.setting(name).await {
+                Ok(value) => settings.0.extend(value.map(|value| (name, value))),
+                Err(_) => break,
+            }
+        }
+        Ok(Self {
+            address: server.address(),
+            round_trips,
+            info: server.info().await.map(Info),
+            settings,
+            clock: server.clock().await,
+            decides: server.would_decide().await,
+            rights: server.rights(whose).await,
+        })
+    }
+
+    /// What of hundred round trips `percent` do not exceed.
+    pub(crate) fn round_trip(&self, percent: usize) -> Duration {
+        let place = (self.round_trips.len() * percent).div_ceil(100).saturating_sub(1);
+        self.round_trips.get(place).copied().unwrap_or_default()
+    }
+}
+
+impl Info {
+    pub(crate) fn text(&self, field: &str) -> Option<&str> {
+        self.0.get(field).map(String::as_str)
+    }
+
+    pub(crate) fn number(&self, field: &str) -> Option<u64> {
+        self.text(field)?.parse().ok()
+    }
+
+    pub(crate) fn is(&self, field: &str, value: &str) -> bool {
+        self.text(field) == Some(value)
+    }
+
+    /// How many replicas are in step.
+    pub(crate) fn replicas(&self) -> usize {
+        let is_replica = |name: &str| {
+            name.strip_prefix("slave").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        let replicas = self.0.iter().filter(|(name, _)| is_replica(name));
+        replicas.filter(|(_, value)| value.split(',').any(|part| part == "state=online")).count()
+    }
+
+    /// How many replicas must be in step for it to write: at least one, if it says so without telling how many.
+    pub(crate) fn needs_replicas(&self, settings: &Settings) -> u64 {
+        let told = settings.number("min-replicas-to-write");
+        told.unwrap_or_else(|| u64::from(self.text("min_slaves_good_slaves").is_some()))
+    }
+}
+
+impl Settings {
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+
+    pub(crate) fn is(&self, name: &str, value: &str) -> bool {
+        self.text(name) == Some(value)
+    }
+}

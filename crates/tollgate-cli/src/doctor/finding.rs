@@ -1,0 +1,120 @@
+//! One thing that was looked at, and what came of it.
+
+use anstyle::Style;
+use serde::Serialize;
+
+use crate::output::{BAD, FAINT, GOOD, ODD};
+
+/// How bad it is; the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Limits are broken, or decisions are refused, or soon will be.
+    Problem,
+    /// It works, and could be better.
+    Advice,
+    /// It could not be looked at.
+    Unseen,
+    /// It is as it should be.
+    Fine,
+}
+
+impl Severity {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Problem => "problem",
+            Self::Advice => "advice",
+            Self::Unseen => "unseen",
+            Self::Fine => "fine",
+        }
+    }
+
+    pub(crate) fn style(self) -> Style {
+        match self {
+            Self::Problem => BAD,
+            Self::Advice => ODD,
+            Self::Unseen => FAINT,
+            Self::Fine => GOOD,
+        }
+    }
+}
+
+/// Where the documentation says more.
+pub(crate) mod see {
+    pub(crate) const WHERE: &str = "docs/redis.md#where";
+    pub(crate) const USER: &str = "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else";
+    pub(crate) const SETTINGS: &str = "docs/redis.md#settings-of-the-servers-that-hold-data";
+    pub(crate) const SENTINEL: &str = "docs/redis.md#sentinel";
+    pub(crate) const CLUSTER: &str = "docs/redis.md#cluster";
+    pub(crate) const WRONG: &str = "docs/redis.md#when-something-is-wrong";
+    pub(crate) const SIZING: &str = "docs/redis.md#sizing";
+    pub(crate) const VERSIONS: &str = "docs/doctor.md#versions";
+    pub(crate) const KEYS: &str = "docs/doctor.md#keys";
+    pub(crate) const CLOCKS: &str = "docs/doctor.md#clocks";
+    pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#a-user-for-the-doctor";
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    /// A name for scripts, which `docs/doctor.md` explains.
+    pub(crate) id: &'static str,
+    /// On which server; none if it is about all of them.
+    pub(crate) server: Option<String>,
+    pub(crate) what: String,
+    /// Why that matters.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) why: String,
+    /// What to do about it.
+    #[serde(rename = "do", skip_serializing_if = "String::is_empty")]
+    pub(crate) remedy: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) see: Option<&'static str>,
+}
+
+impl Finding {
+    pub(crate) fn new(severity: Severity, id: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            severity,
+            id,
+            server: None,
+            what: what.into(),
+            why: String::new(),
+            remedy: String::new(),
+            see: None,
+        }
+    }
+
+    pub(crate) fn problem(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Problem, id, what)
+    }
+
+    pub(crate) fn advice(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Advice, id, what)
+    }
+
+    pub(crate) fn unseen(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Unseen, id, what)
+    }
+
+    pub(crate) fn fine(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Fine, id, what)
+    }
+
+    pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
+        self.why = why.into();
+        self
+    }
+
+    pub(crate) fn remedy(mut self, remedy: impl Into<String>, see: &'static str) -> Self {
+        self.remedy = remedy.into();
+        self.see = Some(see);
+        self
+    }
+
+    pub(crate) fn at(mut self, server: &str) -> Self {
+        self.server = Some(server.to_owned());
+        self
+    }
+}

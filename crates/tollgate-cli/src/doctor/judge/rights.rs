@@ -1,0 +1,141 @@
+//! Whether the limiter's user may do what it must, and no more.
+
+use tollgate::redis::inspect::{Permission, Right, Rights};
+
+use super::{
+    super::finding::{Finding, see},
+    Context,
+};
+
+pub(super) fn judge(rights: &Rights, context: &Context<'_>) -> Vec<Finding> {
+    let known = rights.user.as_ref().ok().map(|user| user.name.as_str());
+    let name = context.user.or(known);
+    let shown = name.map_or_else(|| "the user".to_owned(), |name| format!("the user {name:?}"));
+    let mut findings = vec![needed(&rights.needed, &shown, name)];
+    findings.push(excess(rights, &shown, context.prefix));
+    if let Ok(user) = &rights.user
+        && user.needs_no_password
+    {
+        findings.push(
+            Finding::problem("no-password", format!("{shown} needs no password"))
+                .why("whoever reaches this server is this user")
+                .remedy(
+                    "ACL SETUSER tollgate on >PASSWORD with the rights that the documentation lists, then ACL SETUSER default \
+                     off, or CONFIG SET requirepass PASSWORD",
+                    see::USER,
+                ),
+        );
+    }
+    findings
+}
+
+fn with(rights: &[Right], permission: Permission) -> Vec<&'static str> {
+    rights.iter().filter(|right| right.permission == permission).map(|right| right.command).collect()
+}
+
+fn needed(needed: &[Right], shown: &str, name: Option<&str>) -> Finding {
+    let (missing, unknown) = (with(needed, Permission::Denied), with(needed, Permission::Unknown));
+    if !missing.is_empty() {
+        let grants: Vec<String> = missing.iter().map(|command| format!("+{command}")).collect();
+        let name = name.unwrap_or("NAME");
+        return Finding::problem(
+            "rights",
+            format!("{shown} may not do what is needed: {}", missing.join(", ")),
+        )
+        .why("decisions, resets or the count of processes fail, and the rules' policies decide")
+        .remedy(format!("ACL SETUSER {name} {}", grants.join(" ")), see::USER);
+    }
+    if !unknown.is_empty() {
+        return Finding::unseen("rights", format!("whether {shown} may do what is needed")).remedy(
+            "run the doctor as that user; or, on Redis 7.0 or newer, as one with +acl|dryrun +acl|getuser",
+            see::DOCTORS_USER,
+        );
+    }
+    Finding::fine("rights", format!("{shown} may do all that is needed"))
+}
+
+/// The ACL's rule of a user who may send everything.
+const EVERYTHING: &str = "+@all";
+
+fn excess(rights: &Rights, shown: &str, prefix: &str) -> Finding {
+    let may_all = rights.user.as_ref().is_ok_and(|user| user.commands == EVERYTHING);
+    let dangerous = with(&rights.dangerous, Permission::Granted);
+    let other_keys = rights.other_keys == Permission::Granted;
+    let remedy = format!(
+        "give tollgate a user with ~{prefix}1:* and the commands that the documentation lists; to run the doctor as \
+         somebody who may more, name that user by --user"
+    );
+    let why = "who gets hold of its password can forget every counter (FLUSHALL), or the whole server";
+    if may_all || !dangerous.is_empty() {
+        let what = match (may_all, other_keys) {
+            (true, true) => format!("{shown} may do everything, with every key"),
+            (true, false) => {
+                format!("{shown} may do everything with our keys, also {}", dangerous.join(", "))
+            }
+            (false, _) => format!("{shown} may do what it does not need: {}", dangerous.join(", ")),
+        };
+        return Finding::problem("excess-rights", what).why(why).remedy(remedy, see::USER);
+    }
+    if other_keys {
+        return Finding::advice("excess-rights", format!("{shown} may read keys that are not tollgate's"))
+            .why("who gets hold of its password reads what else is on this server")
+            .remedy(remedy, see::USER);
+    }
+    Finding::fine("excess-rights", format!("{shown} may do little else"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate::{
+        StoreError,
+        redis::inspect::{Permission::*, Shape, User},
+    };
+
+    use super::{super::tests::troubles, *};
+    use crate::doctor::finding::Severity::{self, Advice, Problem, Unseen};
+
+    fn found(
+        user: Option<(&str, bool)>,
+        needed: Permission,
+        flush: Permission,
+        other_keys: Permission,
+    ) -> Vec<(Severity, &'static str)> {
+        let nobody = StoreError::Refused { code: "NOPERM".to_owned(), detail: String::new() };
+        let user = user.map(|(commands, needs_no_password)| User {
+            name: "tollgate".to_owned(),
+            needs_no_password,
+            commands: commands.to_owned(),
+        });
+        let right = |command, permission| vec![Right { command, permission }];
+        let rights = Rights {
+            user: user.ok_or(nobody),
+            needed: right("eval", needed),
+            dangerous: right("flushall", flush),
+            other_keys,
+        };
+        let context = Context {
+            shape: Shape::Single,
+            is_encrypted: false,
+            deadline: Duration::from_millis(10),
+            prefix: "tg",
+            user: None,
+        };
+        troubles(&judge(&rights, &context))
+    }
+
+    #[test]
+    fn too_little_is_a_problem_and_so_is_too_much() {
+        let narrow = Some(("-@all +eval", false));
+        assert_eq!(found(narrow, Granted, Denied, Denied), []);
+        assert_eq!(found(None, Granted, Unknown, Denied), []);
+        assert_eq!(found(narrow, Denied, Denied, Denied), [(Problem, "rights")]);
+        assert_eq!(found(None, Unknown, Unknown, Unknown), [(Unseen, "rights")]);
+        assert_eq!(found(narrow, Granted, Granted, Denied), [(Problem, "excess-rights")]);
+        assert_eq!(found(narrow, Granted, Denied, Granted), [(Advice, "excess-rights")]);
+        assert_eq!(found(Some(("+@all", false)), Granted, Unknown, Granted), [(Problem, "excess-rights")]);
+        let open = [(Problem, "excess-rights"), (Problem, "no-password")];
+        assert_eq!(found(Some(("+@all", true)), Granted, Granted, Granted), open);
+    }
+}

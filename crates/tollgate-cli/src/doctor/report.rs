@@ -1,0 +1,306 @@
+//! What was found, for people and for programs.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tollgate::{redis::inspect::Shape, stats::Skew};
+
+use super::{
+    bound::Row,
+    facts::Facts,
+    finding::{Finding, Severity},
+    judge::Version,
+    keys::{Keys, RuleMemory},
+    repair::Repaired,
+};
+use crate::{
+    Verdict,
+    output::{self, Align, Cell, FAINT, Form, TITLE, Table, paint},
+};
+
+/// How wide reasons and remedies are.
+const TEXT_WIDTH: usize = 90;
+
+/// Everything that is said.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    /// Without its user and password.
+    store: String,
+    shape: Option<&'static str>,
+    problems: usize,
+    advice: usize,
+    servers: Vec<Server>,
+    /// The worst first.
+    findings: Vec<Finding>,
+    rules: Vec<RuleMemory>,
+    keys: Option<KeyCounts>,
+    bound: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repaired: Option<Repaired>,
+    #[serde(skip)]
+    round_trips: Vec<Vec<Duration>>,
+}
+
+#[derive(Serialize)]
+struct Server {
+    address: String,
+    version: Option<String>,
+    median_us: u64,
+    slowest_us: u64,
+    /// Positive if it is ahead.
+    clock_skew_us: Option<i64>,
+    used_memory: Option<u64>,
+    maxmemory: Option<u64>,
+    evicted_keys: Option<u64>,
+    replicas: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct KeyCounts {
+    looked_at: u64,
+    ours: u64,
+    without_ttl: u64,
+    orphans: u64,
+    complete: bool,
+}
+
+impl Report {
+    /// That of a store of which nothing else is known.
+    pub(crate) fn new(store: String, findings: Vec<Finding>) -> Self {
+        let mut report = Self {
+            store,
+            shape: None,
+            problems: 0,
+            advice: 0,
+            servers: Vec::new(),
+            findings,
+            rules: Vec::new(),
+            keys: None,
+            bound: Vec::new(),
+            repaired: None,
+            round_trips: Vec::new(),
+        };
+        report.settle();
+        report
+    }
+
+    pub(crate) fn with_servers(mut self, shape: Shape, servers: &[Facts]) -> Self {
+        self.shape = Some(match shape {
+            Shape::Single => "single",
+            Shape::Watched => "sentinel",
+            Shape::Cluster => "cluster",
+        });
+        self.servers = servers.iter().map(Server::of).collect();
+        self.round_trips = servers.iter().map(|facts| facts.round_trips.clone()).collect();
+        self
+    }
+
+    pub(crate) fn with_keys(mut self, keys: &Keys) -> Self {
+        self.rules = keys.memory();
+        self.keys = Some(KeyCounts {
+            looked_at: keys.looked_at,
+            ours: keys.ours,
+            without_ttl: keys.immortal.count,
+            orphans: keys.orphans.count,
+            complete: keys.is_complete,
+        });
+        self
+    }
+
+    pub(crate) fn with_bound(mut self, bound: Vec<Row>) -> Self {
+        self.bound = bound;
+        self
+    }
+
+    /// What was mended is no trouble any more.
+    pub(crate) fn mended(&mut self, repaired: Repaired, keys: &Keys) {
+        let mended = |id: &str, done: String, findings: &mut Vec<Finding>| {
+            for finding in findings.iter_mut().filter(|finding| finding.id == id) {
+                *finding = Finding::fine(finding.id, done.clone());
+            }
+        };
+        if repaired.expiring > 0 && keys.immortal.keys.len() as u64 == keys.immortal.count {
+            let done =
+                format!("mended: {} of ours got an end", output::several(repaired.expiring, "key", "keys"));
+            mended("no-ttl", done, &mut self.findings);
+        }
+        if repaired.removed > 0 && keys.orphans.keys.len() as u64 == keys.orphans.count {
+            let done = format!(
+                "mended: {} without a rule removed",
+                output::several(repaired.removed, "counter", "counters")
+            );
+            mended("orphans", done, &mut self.findings);
+        }
+        self.repaired = Some(repaired);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        self.findings.sort_by_key(|finding| finding.severity);
+        let count = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
+        (self.problems, self.advice) = (count(Severity::Problem), count(Severity::Advice));
+    }
+
+    pub(crate) fn verdict(&self) -> Verdict {
+        if self.problems > 0 { Verdict::Found } else { Verdict::Fine }
+    }
+
+    pub(crate) fn print(&self, form: Form) -> Result<(), serde_json::Error> {
+        match form {
+            Form::Json => output::json(self),
+            Form::Text => {
+                self.print_text();
+                Ok(())
+            }
+        }
+    }
+
+    fn print_text(&self) {
+        let shape = match self.shape {
+            Some("sentinel") => ", watched by sentinels",
+            Some("cluster") => ", a Cluster",
+            _ => "",
+        };
+        output::line(paint(TITLE, format_args!("{}{shape}", self.store)));
+        for (server, round_trips) in self.servers.iter().zip(&self.round_trips) {
+            output::line("");
+            let version = server.version.as_deref().unwrap_or("version unknown");
+            output::line(format_args!("{}  {}", paint(TITLE, &server.address), paint(FAINT, version)));
+            output::line(paint(FAINT, format_args!("  {} round trips", round_trips.len())));
+            for bar in output::bars(&histogram(round_trips)) {
+                output::line(format_args!("  {bar}"));
+            }
+        }
+        self.print_findings();
+        if self.rules.iter().any(|of_rule| of_rule.sampled > 0) {
+            output::line("");
+            output::line(paint(TITLE, "Memory by rule"));
+            output::line(memory(&self.rules));
+        }
+        if !self.bound.is_empty() {
+            output::line("");
+            output::line(format_args!(
+                "{} {}",
+                paint(TITLE, "Admitted at most, in any window"),
+                paint(FAINT, "(N: what the limit's algorithm admits)")
+            ));
+            let mut table = Table::new([("when", Align::Left), ("at most", Align::Left)]);
+            for Row { situation, most } in &self.bound {
+                table.row([situation.into(), most.into()]);
+            }
+            output::line(table);
+        }
+        output::line("");
+        output::line(self.summary());
+    }
+
+    /// Troubles in full; what is fine, in a line each.
+    fn print_findings(&self) {
+        let (several, mut is_fine) = (self.servers.len() > 1, false);
+        for finding in &self.findings {
+            let Finding { severity, id, server, what, why, remedy, see } = finding;
+            if *severity != Severity::Fine || !is_fine {
+                output::line("");
+            }
+            is_fine = *severity == Severity::Fine;
+            let name = paint(severity.style(), format_args!("{:<8}", severity.name()));
+            let place = match server {
+                Some(server) if several => paint(FAINT, format_args!(" {server}")),
+                _ => String::new(),
+            };
+            output::line(format_args!("{name} {what}{place} {}", paint(FAINT, format_args!("[{id}]"))));
+            for (title, text) in [("why", why.as_str()), ("do", remedy), ("see", see.unwrap_or(""))] {
+                let mut title = paint(FAINT, format_args!("{title:<3}"));
+                for line in textwrap::wrap(text, TEXT_WIDTH) {
+                    output::line(format_args!("         {title} {line}"));
+                    "   ".clone_into(&mut title);
+                }
+            }
+        }
+    }
+
+    fn summary(&self) -> String {
+        let problems = output::several(self.problems as u64, "problem", "problems");
+        let advice = output::several(self.advice as u64, "piece of advice", "pieces of advice");
+        let unseen = self.findings.iter().filter(|finding| finding.severity == Severity::Unseen).count();
+        let unseen = if unseen == 0 { String::new() } else { format!(", {unseen} not seen") };
+        let style = match (self.problems, self.advice) {
+            (0, 0) => Severity::Fine.style(),
+            (0, _) => Severity::Advice.style(),
+            _ => Severity::Problem.style(),
+        };
+        paint(style, format_args!("{problems}, {advice}{unseen}"))
+    }
+}
+
+impl Server {
+    fn of(facts: &Facts) -> Self {
+        let info = facts.info.as_ref().ok();
+        let number = |field: &str| info.and_then(|info| info.number(field));
+        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let signed = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+        Self {
+            address: facts.address.clone(),
+            version: info.and_then(Version::read).map(|version| version.to_string()),
+            median_us: micros(facts.round_trip(50)),
+            slowest_us: micros(facts.round_trip(100)),
+            clock_skew_us: facts.clock.as_ref().ok().map(|reading| match reading.skew {
+                Skew::Ahead(size) => signed(size),
+                Skew::Behind(size) => -signed(size),
+            }),
+            used_memory: number("used_memory"),
+            maxmemory: number("maxmemory"),
+            evicted_keys: number("evicted_keys"),
+            replicas: info.map(|info| info.replicas()),
+        }
+    }
+}
+
+/// How many round trips took how long, each bound twice the one before.
+fn histogram(round_trips: &[Duration]) -> Vec<(String, u64)> {
+    let bucket = |duration: &Duration| duration.as_micros().max(1).next_power_of_two();
+    let (first, last) = (round_trips.iter().map(bucket).min(), round_trips.iter().map(bucket).max());
+    let (Some(first), Some(last)) = (first, last) else { return Vec::new() };
+    let mut rows = Vec::new();
+    let mut bound = first;
+    while bound <= last {
+        let count = round_trips.iter().filter(|duration| bucket(duration) == bound).count();
+        let shown = output::duration(Duration::from_micros(u64::try_from(bound).unwrap_or(u64::MAX)));
+        rows.push((format!("≤ {shown}"), count as u64));
+        bound *= 2;
+    }
+    rows
+}
+
+fn memory(rules: &[RuleMemory]) -> Table {
+    let columns =
+        [("rule", Align::Left), ("keys", Align::Right), ("each", Align::Right), ("in all", Align::Right)];
+    let mut table = Table::new(columns);
+    for RuleMemory { rule, keys, bytes_each, bytes, .. } in rules {
+        let shown: Cell = match rule.as_str() {
+            "!key" => Cell::painted(FAINT, "keys without rules"),
+            "!labels" => Cell::painted(FAINT, "limits that requests bring"),
+            rule => rule.into(),
+        };
+        table.row([
+            shown,
+            output::count(*keys).into(),
+            output::bytes(*bytes_each).into(),
+            output::bytes(*bytes).into(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_fall_into_bounds_that_double() {
+        let micros = [80, 90, 128, 129, 700].map(Duration::from_micros);
+        let rows = [("≤ 128 us", 3), ("≤ 256 us", 1), ("≤ 512 us", 0), ("≤ 1.02 ms", 1)];
+        assert_eq!(histogram(&micros), rows.map(|(name, count)| (name.to_owned(), count)));
+        assert_eq!(histogram(&[]), []);
+    }
+}

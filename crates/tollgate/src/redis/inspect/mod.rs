@@ -1,0 +1,347 @@
+//! A look at the servers themselves, for tools: what they are, how they are set up, which keys of ours they hold.
+//!
+//! It passes on what servers tell and judges none of it. It keeps out of the way of decisions: connections of its own, one
+//! question at a time, and a bound on how long each may take. Nothing is changed but by [`Inspected::remove`] and
+//! [`Inspected::let_expire`].
+
+mod keys;
+mod rights;
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use futures_util::future::join_all;
+use redis::{
+    Cmd, FromRedisValue, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::time::{Instant, timeout};
+use tollgate_core::Timestamp;
+
+pub use self::{
+    keys::{FoundKey, Meaning, PAGE, Page},
+    rights::{Permission, Right, Rights, User, Whose},
+};
+use super::{
+    Place, RedisSettings, RedisSetupError,
+    cluster::Layout,
+    keys::INSTANCES,
+    link::{Connector, Failure},
+    prefixed, probe,
+    sentinel::{Sentinels, View},
+    url::{Kind, Node},
+};
+use crate::{clock::wall_clock, stats::Skew, store::StoreError};
+
+/// How long a server may take to accept a connection, or the sentinels to name one.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a server may take to answer one question.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a clock is read: the quickest reading tells the most.
+const CLOCK_READINGS: u32 = 8;
+
+/// The servers of a store, each with a connection of its own.
+#[derive(Debug)]
+pub struct Inspection {
+    /// How they belong together.
+    pub shape: Shape,
+    /// Those that hold data and decide: the primaries.
+    pub servers: Vec<Inspected>,
+    /// Primaries of a Cluster that cannot be reached: their address, and why.
+    pub away: Vec<(String, String)>,
+    /// What each sentinel says, in the order of the URL.
+    pub sentinels: Vec<Watcher>,
+    /// How many slots of a Cluster nobody serves.
+    pub unserved_slots: u16,
+    /// Whether they are reached by TLS.
+    pub is_encrypted: bool,
+}
+
+/// How the servers of a store belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One server at a fixed address.
+    Single,
+    /// A primary that sentinels watch.
+    Watched,
+    /// A Cluster.
+    Cluster,
+}
+
+/// A sentinel, and what it says of the primary.
+#[derive(Clone, Debug)]
+pub struct Watcher {
+    /// Where it is.
+    pub address: String,
+    /// Which server it names, and the fields of `SENTINEL MASTER`; or why it says nothing.
+    pub says: Result<(String, BTreeMap<String, String>), String>,
+}
+
+/// One server that holds data.
+pub struct Inspected {
+    node: Node,
+    connection: MultiplexedConnection,
+    prefix: String,
+    /// Part of a key that this server serves.
+    tag: String,
+    database: u32,
+    shape: Shape,
+}
+
+/// How far a server's clock is from this machine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockReading {
+    /// How far it seems to be.
+    pub skew: Skew,
+    /// By how much that may be wrong: half of the round trip.
+    pub uncertainty: Duration,
+}
+
+impl Inspection {
+    /// Connects to all servers that hold data.
+    ///
+    /// # Errors
+    /// When URL, settings or prefix are wrong, or none can be reached.
+    pub async fn of(url: &str, settings: &RedisSettings, prefix: &str) -> Result<Self, RedisSetupError> {
+        let prefix = prefixed(prefix)?;
+        let Place { connector, kind, nodes, is_tls, database } = Place::of(url, settings)?;
+        let unreachable = RedisSetupError::Connect;
+        let server = |shape, node: Node, connection, tag: String| Inspected {
+            node,
+            connection,
+            prefix: prefix.clone(),
+            tag,
+            database,
+            shape,
+        };
+        let mut inspection = Self {
+            shape: Shape::Single,
+            servers: Vec::new(),
+            away: Vec::new(),
+            sentinels: Vec::new(),
+            unserved_slots: 0,
+            is_encrypted: is_tls,
+        };
+        match kind {
+            Kind::Standalone => {
+                let node = nodes.into_iter().next().expect("a URL names a server");
+                let connection = connected(&connector, &node).await.map_err(unreachable)?;
+                inspection.servers.push(server(Shape::Single, node, connection, INSTANCES.to_owned()));
+            }
+            Kind::Sentinel { name } => {
+                inspection.shape = Shape::Watched;
+                let to_sentinels = Connector::new(is_tls, &settings.sentinel, 0, settings)?;
+                let sentinels = Sentinels::new(to_sentinels, nodes, name);
+                inspection.sentinels = sentinels.views().await.into_iter().map(watcher).collect();
+                let (node, connection) = match timeout(CONNECT_TIMEOUT, sentinels.connect(&connector)).await {
+                    Ok(connected) => connected.map_err(unreachable)?,
+                    Err(_) => {
+                        let reason =
+                            format!("no server says that it is the primary within {CONNECT_TIMEOUT:?}");
+                        return Err(unreachable(reason));
+                    }
+                };
+                inspection.servers.push(server(Shape::Watched, node, connection, INSTANCES.to_owned()));
+            }
+            Kind::Cluster => {
+                inspection.shape = Shape::Cluster;
+                let Layout { nodes, unserved } = layout(&connector, &nodes).await.map_err(unreachable)?;
+                inspection.unserved_slots = unserved;
+                let connections = join_all(nodes.iter().map(|(node, _)| connected(&connector, node))).await;
+                for ((node, tag), connection) in nodes.into_iter().zip(connections) {
+                    match connection {
+                        Ok(connection) => {
+                            inspection.servers.push(server(Shape::Cluster, node, connection, tag));
+                        }
+                        Err(reason) => inspection.away.push((node.to_string(), reason)),
+                    }
+                }
+            }
+        }
+        Ok(inspection)
+    }
+}
+
+fn watcher((node, says): (Node, Result<View, String>)) -> Watcher {
+    let says = says.map(|(primary, fields)| (primary.to_string(), fields));
+    Watcher { address: node.to_string(), says }
+}
+
+async fn connected(connector: &Connector, node: &Node) -> Result<MultiplexedConnection, String> {
+    match timeout(CONNECT_TIMEOUT, connector.connect(node)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(format!("cannot connect to {node}: no answer within {CONNECT_TIMEOUT:?}")),
+    }
+}
+
+/// Asks one node after the other who serves what, until one tells.
+async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String> {
+    let mut reasons = Vec::new();
+    for seed in seeds {
+        let mut connection = match connected(connector, seed).await {
+            Ok(connection) => connection,
+            Err(reason) => {
+                reasons.push(reason);
+                continue;
+            }
+        };
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        match asked(&mut connection, seed, &question).await {
+            Ok(reply) => match Layout::read(reply, seed) {
+                Some(layout) => return Ok(layout),
+                None => reasons.push(format!("{seed} knows no slots")),
+            },
+            Err(error) => reasons.push(format!("{seed}: {error}")),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+async fn asked(
+    connection: &mut MultiplexedConnection,
+    node: &Node,
+    command: &Cmd,
+) -> Result<Value, StoreError> {
+    let reply = match timeout(ANSWER_TIMEOUT, connection.req_packed_command(command)).await {
+        Ok(reply) => reply,
+        Err(_) => return Err(silent(node)),
+    };
+    match reply {
+        Ok(Value::ServerError(error)) => Err(failed(node, &error.into())),
+        Ok(value) => Ok(value),
+        Err(error) => Err(failed(node, &error)),
+    }
+}
+
+fn silent(node: &Node) -> StoreError {
+    StoreError::Ambiguous(format!("{node} does not answer within {ANSWER_TIMEOUT:?}"))
+}
+
+fn failed(node: &Node, error: &redis::RedisError) -> StoreError {
+    let failure = match error.code() {
+        Some(code) => {
+            Failure::Refused { code: code.to_owned(), detail: error.detail().unwrap_or_default().to_owned() }
+        }
+        None => Failure::Lost(format!("{node}: {error}")),
+    };
+    failure.into()
+}
+
+impl Inspected {
+    /// Where it is.
+    pub fn address(&self) -> String {
+        self.node.to_string()
+    }
+
+    /// How long one question and its answer take.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn round_trip(&self) -> Result<Duration, StoreError> {
+        let sent = Instant::now();
+        self.ask(&redis::cmd("PING")).await?;
+        Ok(sent.elapsed())
+    }
+
+    /// How far its clock is from this machine's.
+    ///
+    /// # Errors
+    /// When it does not tell the time.
+    pub async fn clock(&self) -> Result<ClockReading, StoreError> {
+        let mut best: Option<ClockReading> = None;
+        for _ in 0..CLOCK_READINGS {
+            let before = wall_clock();
+            let reply = self.ask(&redis::cmd("TIME")).await?;
+            let after = wall_clock();
+            let (seconds, micros) = <(u64, u64)>::from_redis_value(reply).map_err(|_| self.odd("TIME"))?;
+            let there = seconds * 1_000_000 + micros;
+            let reading = reading(there, before, after);
+            if best.is_none_or(|best| reading.uncertainty < best.uncertainty) {
+                best = Some(reading);
+            }
+        }
+        best.ok_or_else(|| self.odd("TIME"))
+    }
+
+    /// What it says about itself: the fields of `INFO`.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn info(&self) -> Result<BTreeMap<String, String>, StoreError> {
+        let reply = self.ask(&redis::cmd("INFO")).await?;
+        let text = String::from_redis_value(reply).map_err(|_| self.odd("INFO"))?;
+        let field = |line: &str| {
+            let (name, value) = line.trim_end().split_once(':')?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        Ok(text.lines().filter(|line| !line.starts_with('#')).filter_map(field).collect())
+    }
+
+    /// One of its settings (`CONFIG GET`), if it has it.
+    ///
+    /// # Errors
+    /// When it does not tell.
+    pub async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let mut command = redis::cmd("CONFIG");
+        let reply = self.ask(command.arg("GET").arg(name)).await?;
+        let settings = BTreeMap::<String, String>::from_redis_value(reply);
+        Ok(settings.map_err(|_| self.odd("CONFIG GET"))?.remove(name))
+    }
+
+    /// Whether it would decide now: whatever refuses a decision refuses this too, and nothing is changed.
+    ///
+    /// # Errors
+    /// What a decision would be refused with.
+    pub async fn would_decide(&self) -> Result<(), StoreError> {
+        self.ask(&probe::probe(&self.prefix, &self.tag)).await.map(|_| ())
+    }
+
+    async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
+        asked(&mut self.connection.clone(), &self.node, command).await
+    }
+
+    /// Sends several at once; each has a reply of its own.
+    async fn ask_all(&self, commands: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
+        let mut connection = self.connection.clone();
+        match timeout(ANSWER_TIMEOUT, connection.req_packed_commands(commands, 0, count)).await {
+            Ok(replies) => replies.map_err(|error| failed(&self.node, &error)),
+            Err(_) => Err(silent(&self.node)),
+        }
+    }
+
+    fn odd(&self, command: &str) -> StoreError {
+        StoreError::Ambiguous(format!("{} answers {command} in another way than Redis does", self.node))
+    }
+}
+
+impl fmt::Debug for Inspected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inspected").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// The server read its clock at some moment between these two of ours; the middle errs the least.
+fn reading(there_us: u64, before: Timestamp, after: Timestamp) -> ClockReading {
+    let (before, after) = (before.as_micros(), after.as_micros());
+    let half = after.saturating_sub(before) / 2;
+    let here = before + half;
+    let size = Duration::from_micros(there_us.abs_diff(here));
+    let skew = if there_us > here { Skew::Ahead(size) } else { Skew::Behind(size) };
+    ClockReading { skew, uncertainty: Duration::from_micros(half) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_compared_with_the_middle_of_the_round_trip() {
+        let at = Timestamp::from_micros;
+        let found = reading(5_000, at(1_000), at(1_400));
+        assert_eq!(found.skew, Skew::Ahead(Duration::from_micros(3_800)));
+        assert_eq!(found.uncertainty, Duration::from_micros(200));
+        assert_eq!(reading(900, at(1_000), at(1_000)).skew, Skew::Behind(Duration::from_micros(100)));
+        // a clock of ours that was set back meanwhile
+        assert_eq!(reading(900, at(1_000), at(500)).uncertainty, Duration::ZERO);
+    }
+}

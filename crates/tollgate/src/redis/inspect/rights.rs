@@ -1,0 +1,250 @@
+//! What a user may do: all that the limiter needs, and how much else.
+//!
+//! What one's own user may do is tried, on a key that nobody uses and in ways that change nothing. What another
+//! may do, and what must not be tried, is asked for (`ACL DRYRUN`, from Redis 7.0 on).
+
+use std::collections::BTreeMap;
+
+use redis::{Cmd, FromRedisValue, Value};
+
+use super::{Inspected, Shape};
+use crate::{redis::keys::probe_key, store::StoreError};
+
+/// What the limiter sends: as ACL rules name it, as it is tried, and where it is needed.
+const NEEDED: [(&str, &str, Where); 20] = [
+    ("evalsha", "EVALSHA 0000000000000000000000000000000000000000 1 KEY", Where::Everywhere),
+    ("eval", "EVAL return(1) 1 KEY", Where::Everywhere),
+    ("script|load", "SCRIPT LOAD return(1)", Where::Everywhere),
+    ("time", "TIME", Where::Everywhere),
+    ("get", "GET KEY", Where::Everywhere),
+    ("mget", "MGET KEY", Where::Everywhere),
+    ("getrange", "GETRANGE KEY 0 0", Where::Everywhere),
+    ("set", "SET KEY x XX PX 1000", Where::Everywhere),
+    ("setrange", "SETRANGE KEY 0 NOTHING", Where::Everywhere),
+    ("pexpire", "PEXPIRE KEY 1000", Where::Everywhere),
+    ("zadd", "ZADD KEY XX 1 x", Where::Everywhere),
+    ("zremrangebyscore", "ZREMRANGEBYSCORE KEY -inf -inf", Where::Everywhere),
+    ("zcard", "ZCARD KEY", Where::Everywhere),
+    ("unlink", "UNLINK KEY", Where::Everywhere),
+    ("ping", "PING", Where::Everywhere),
+    ("role", "ROLE", Where::Watched),
+    ("info", "INFO server", Where::Everywhere),
+    ("select", "SELECT DATABASE", Where::OtherDatabases),
+    ("cluster|slots", "CLUSTER SLOTS", Where::Clusters),
+    ("asking", "ASKING", Where::Clusters),
+];
+
+/// What a limiter's user should not be able to do. Only the last is ever tried: no server has that setting.
+const DANGEROUS: [(&str, &str); 5] = [
+    ("flushall", "FLUSHALL"),
+    ("keys", "KEYS KEY"),
+    ("shutdown", "SHUTDOWN"),
+    ("acl|setuser", "ACL SETUSER tollgate-doctor"),
+    (CONFIG_SET, "CONFIG SET tollgate-no-such-setting 1"),
+];
+
+const CONFIG_SET: &str = "config|set";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Everywhere,
+    Watched,
+    OtherDatabases,
+    Clusters,
+}
+
+/// Whose rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose<'a> {
+    /// Those of the user that is connected.
+    Own,
+    /// Those of this user.
+    Of(&'a str),
+}
+
+/// What a user may do.
+#[derive(Clone, Debug)]
+pub struct Rights {
+    /// Who it is, if that may be asked.
+    pub user: Result<User, StoreError>,
+    /// What the limiter needs here.
+    pub needed: Vec<Right>,
+    /// What it had better not have.
+    pub dangerous: Vec<Right>,
+    /// Whether it may read keys without our prefix.
+    pub other_keys: Permission,
+}
+
+/// A user of the ACL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its name.
+    pub name: String,
+    /// Whether anybody may be this user.
+    pub needs_no_password: bool,
+    /// The commands that it may send, as rules of the ACL.
+    pub commands: String,
+}
+
+/// One command, and whether it is granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// As rules of the ACL name it: `script|load`.
+    pub command: &'static str,
+    /// Whether it may be sent.
+    pub permission: Permission,
+}
+
+/// Whether something may be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// It may.
+    Granted,
+    /// It may not.
+    Denied,
+    /// That cannot be told.
+    Unknown,
+}
+
+impl Inspected {
+    /// What a user may do.
+    pub async fn rights(&self, whose: Whose<'_>) -> Rights {
+        let user = self.user(whose).await;
+        let name = match whose {
+            Whose::Own => user.as_ref().ok().map(|user| user.name.clone()),
+            Whose::Of(name) => Some(name.to_owned()),
+        };
+        let mut needed = Vec::new();
+        for (command, words, place) in NEEDED {
+            if self.is_at(place) {
+                let request = self.request(words);
+                let permission = match whose {
+                    Whose::Own => permission(self.ask(&request).await),
+                    Whose::Of(name) => self.dry_run(name, words).await,
+                };
+                needed.push(Right { command, permission });
+            }
+        }
+        let mut dangerous = Vec::new();
+        for (command, words) in DANGEROUS {
+            let mut permission = match &name {
+                Some(name) => self.dry_run(name, words).await,
+                None => Permission::Unknown,
+            };
+            if permission == Permission::Unknown && whose == Whose::Own && command == CONFIG_SET {
+                permission = self.try_setting(words).await;
+            }
+            dangerous.push(Right { command, permission });
+        }
+        let elsewhere = format!("GET tollgate-doctor:not-ours:{{{}}}", self.tag);
+        let other_keys = match whose {
+            Whose::Own => permission(self.ask(&self.request(&elsewhere)).await),
+            Whose::Of(name) => self.dry_run(name, &elsewhere).await,
+        };
+        Rights { user, needed, dangerous, other_keys }
+    }
+
+    fn is_at(&self, place: Where) -> bool {
+        match place {
+            Where::Everywhere => true,
+            Where::Watched => self.shape == Shape::Watched,
+            Where::OtherDatabases => self.database != 0,
+            Where::Clusters => self.shape == Shape::Cluster,
+        }
+    }
+
+    async fn user(&self, whose: Whose<'_>) -> Result<User, StoreError> {
+        let name = match whose {
+            Whose::Of(name) => name.to_owned(),
+            Whose::Own => {
+                let reply = self.ask(redis::cmd("ACL").arg("WHOAMI")).await?;
+                String::from_redis_value(reply).map_err(|_| self.odd("ACL WHOAMI"))?
+            }
+        };
+        let reply = self.ask(redis::cmd("ACL").arg("GETUSER").arg(&name)).await?;
+        if reply == Value::Nil {
+            let detail = format!("there is no user {name:?}");
+            return Err(StoreError::Refused { code: "ERR".to_owned(), detail });
+        }
+        let odd = || self.odd("ACL GETUSER");
+        let mut fields = BTreeMap::<String, Value>::from_redis_value(reply).map_err(|_| odd())?;
+        let flags = fields.remove("flags").ok_or_else(odd)?;
+        let commands = fields.remove("commands").ok_or_else(odd)?;
+        let flags = Vec::<String>::from_redis_value(flags).map_err(|_| odd())?;
+        Ok(User {
+            name,
+            needs_no_password: flags.iter().any(|flag| flag == "nopass"),
+            commands: String::from_redis_value(commands).map_err(|_| odd())?,
+        })
+    }
+
+    async fn dry_run(&self, user: &str, words: &str) -> Permission {
+        let mut request = redis::cmd("ACL");
+        request.arg("DRYRUN").arg(user);
+        match self.ask(&self.with_words(request, words)).await.map(String::from_redis_value) {
+            Ok(Ok(reply)) if reply == "OK" => Permission::Granted,
+            Ok(Ok(_)) => Permission::Denied,
+            Ok(Err(_)) | Err(_) => Permission::Unknown,
+        }
+    }
+
+    /// A server that refuses the setting for what it is would take another.
+    async fn try_setting(&self, words: &str) -> Permission {
+        match self.ask(&self.request(words)).await {
+            Err(StoreError::Refused { code, detail })
+                if code == "ERR" && !detail.contains("unknown command") =>
+            {
+                Permission::Granted
+            }
+            Err(StoreError::Refused { .. }) => Permission::Denied,
+            _ => Permission::Unknown,
+        }
+    }
+
+    fn request(&self, words: &str) -> Cmd {
+        self.with_words(Cmd::new(), words)
+    }
+
+    fn with_words(&self, mut request: Cmd, words: &str) -> Cmd {
+        for word in words.split(' ') {
+            match word {
+                "KEY" => request.arg(probe_key(&self.prefix, &self.tag)),
+                "NOTHING" => request.arg(""),
+                "DATABASE" => request.arg(self.database),
+                _ => request.arg(word),
+            };
+        }
+        request
+    }
+}
+
+/// Who may is answered, or refused for another reason: rights are looked at first.
+fn permission(answer: Result<Value, StoreError>) -> Permission {
+    match answer {
+        Ok(_) => Permission::Granted,
+        Err(StoreError::Refused { code, .. }) if code == "NOPERM" => Permission::Denied,
+        Err(StoreError::Refused { detail, .. }) if detail.starts_with("unknown command") => {
+            Permission::Denied
+        }
+        Err(StoreError::Refused { .. }) => Permission::Granted,
+        Err(_) => Permission::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../../../docs/redis.md");
+
+    #[test]
+    fn what_is_needed_is_what_the_documented_user_may_do() {
+        let line = PAGE.lines().find(|line| line.starts_with("user tollgate on >change-me ~tg1:*")).unwrap();
+        let documented: BTreeSet<&str> = line.split(' ').filter_map(|word| word.strip_prefix('+')).collect();
+        // a name is a courtesy, and nothing is missed without it
+        let needed = NEEDED.iter().map(|(command, ..)| *command).chain(["client|setname"]).collect();
+        assert_eq!(documented, needed);
+    }
+}
