@@ -4,7 +4,6 @@ mod ask;
 mod completions;
 mod doctor;
 mod man;
-
 mod output;
 mod rules;
 mod serve;
