@@ -32,7 +32,7 @@ const EXAMPLES: &str = "\
 Examples:
   tollgate check route=login ip=203.0.113.9              by the rules of the server on this machine
   tollgate check user=42 --cost requests=1,tokens=850    in several units
-  tollgate check --key user:42 --limit \"100 per 1m\"     without rules
+  tollgate check --key user:42 --limit \"100 per 1m\"      without rules
   tollgate check --config tollgate.toml user=42          without a server
   if tollgate check job=backup >/dev/null; then …        in a script";
 

@@ -52,6 +52,7 @@ pages! {
     middleware: "docs/middleware.md",
     lua: "docs/lua.md",
     moving: "docs/moving.md",
+    cli: "docs/cli.md",
     operating: "docs/operating.md",
     redis: "docs/redis.md",
     metrics: "docs/metrics.md",

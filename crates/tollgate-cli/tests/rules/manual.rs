@@ -1,24 +1,6 @@
-use crate::command::{said, tollgate};
+use std::fs;
 
-/// Every command that has a page.
-const PAGES: [&str; 16] = [
-    "tollgate",
-    "tollgate-serve",
-    "tollgate-check",
-    "tollgate-peek",
-    "tollgate-charge",
-    "tollgate-refund",
-    "tollgate-reset",
-    "tollgate-explain",
-    "tollgate-rules",
-    "tollgate-rules-check",
-    "tollgate-rules-explain",
-    "tollgate-rules-schema",
-    "tollgate-rules-import",
-    "tollgate-rules-import-envoy",
-    "tollgate-completions",
-    "tollgate-man",
-];
+use crate::command::{said, tollgate};
 
 #[test]
 fn every_shell_gets_completions_with_our_words() {
@@ -39,14 +21,22 @@ fn every_command_has_a_page_and_a_help_that_fits() {
     let path = directory.path().to_str().unwrap();
     let written = said(&mut tollgate(&["man", "--dir", path]));
     assert_eq!((written.code, &*written.out, &*written.err), (Some(0), "", ""));
-    for page in PAGES {
+    let mut pages: Vec<String> = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        pages.push(name.strip_suffix(".1").unwrap().to_owned());
+    }
+    for known in ["tollgate", "tollgate-check", "tollgate-rules-import-envoy", "tollgate-man"] {
+        assert!(pages.iter().any(|page| page == known), "{known} is missing: {pages:?}");
+    }
+    for page in pages {
         let words: Vec<&str> = page.split('-').skip(1).collect();
         let printed = said(&mut tollgate(&[&["man"][..], &words].concat()));
         assert!(
             printed.out.contains(".SH SYNOPSIS") && printed.out.contains(".SH OPTIONS"),
             "{page}: {printed:?}"
         );
-        assert_eq!(std::fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap(), printed.out);
+        assert_eq!(fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap(), printed.out);
         let help = said(&mut tollgate(&[&words[..], &["--help"]].concat()));
         assert_eq!((help.code, &*help.err), (Some(0), ""), "{page}");
         assert!(

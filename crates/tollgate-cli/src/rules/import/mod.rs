@@ -37,8 +37,8 @@ enum From {
     ///
     /// Prints TOML, for example: tollgate rules import envoy config/*.yaml > tollgate.toml
     ///
-    /// What no rule can say is listed as an error would be, and stands in comments where it belongs. Exits with 0 if there is
-    /// nothing of that kind, 1 if there is, 2 if a file cannot be used.
+    /// What no rule can say goes to the standard error, and stands in comments where it belongs. Exits with 0 if there is nothing
+    /// of that kind, 1 if there is, 2 if a file cannot be used.
     Envoy {
         /// The files, each with one domain
         #[arg(required = true)]
