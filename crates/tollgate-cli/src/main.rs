@@ -1,6 +1,7 @@
 //! The `tollgate` command.
 
 mod ask;
+mod bench;
 mod completions;
 mod doctor;
 mod man;
@@ -34,6 +35,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::Bench),
     Serve(serve::Serve),
 
     #[command(flatten)]
@@ -79,6 +81,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let form = if cli.json { Form::Json } else { Form::Text };
     let done = match cli.command {
+        Command::Bench(bench) => bench.run(form).await,
         Command::Doctor(doctor) => doctor.run(form).await,
         Command::Serve(serve) => serve.run(form).await,
         Command::Ask(ask) => ask.run(form).await,

@@ -29,11 +29,13 @@
 //! * [`algorithm`]: the state of each algorithm and what it does with a charge
 //! * [`step`]: many identical requests against one counter, decided at once
 //! * [`decision`]: the answer, and the only place where it is rounded for people
+//! * [`oracle`]: whether what was admitted keeps to a limit, from nothing but the callers' clocks
 
 pub mod algorithm;
 pub mod cost;
 pub mod decision;
 pub mod limit;
+pub mod oracle;
 pub mod step;
 pub mod time;
 

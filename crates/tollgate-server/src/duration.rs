@@ -13,13 +13,13 @@ const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_0
 #[error(
     "{0:?} is not a duration: use whole numbers with d, h, m, s or ms, for example \"1h30m\" or \"250ms\""
 )]
-pub(crate) struct DurationError(String);
+pub struct DurationError(String);
 
 /// Reads a duration.
 ///
 /// # Errors
 /// When the text is anything else, or longer than a duration can be.
-pub(crate) fn parse(text: &str) -> Result<Duration, DurationError> {
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let refused = || DurationError(text.to_owned());
     let mut total_ms: u64 = 0;
     let mut units = UNITS.iter();
@@ -37,7 +37,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, DurationError> {
 }
 
 /// Writes a duration as it is read; a fraction of a millisecond, which cannot be read, as Rust does.
-pub(crate) fn text(duration: Duration) -> String {
+pub fn text(duration: Duration) -> String {
     let mut rest_ms = match u64::try_from(duration.as_millis()) {
         Ok(millis) if Duration::from_millis(millis) == duration => millis,
         _ => return format!("{duration:?}"),

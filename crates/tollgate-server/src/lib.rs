@@ -24,7 +24,7 @@ pub mod config;
 mod crowd;
 pub mod demo;
 pub mod desk;
-mod duration;
+pub mod duration;
 pub mod forward_auth;
 pub mod grpc;
 pub mod http;

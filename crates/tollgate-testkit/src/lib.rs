@@ -16,7 +16,6 @@ pub mod hammer;
 pub mod history;
 pub mod model;
 pub mod namespace;
-pub mod oracle;
 pub mod proxy;
 mod resp;
 pub mod sentinel;
@@ -24,3 +23,5 @@ pub mod server;
 pub mod subject;
 pub mod tls;
 pub mod wait;
+
+pub use tollgate_core::oracle;

@@ -89,6 +89,7 @@ pub mod store;
 
 pub use tollgate_core::{
     Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
+    oracle,
     step::{Admission, Mode},
 };
 

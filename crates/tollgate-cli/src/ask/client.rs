@@ -25,22 +25,23 @@ const SHOW_ONE: &str = "if it asks for a certificate, show one with --client-cer
 const USE_HTTP: &str =
     "name the address of a tollgate server's HTTP front end, with https:// if it has certificates";
 
-/// A server, and how to show oneself to it.
-pub(super) struct Client {
+/// A server, and how to show oneself to it. Clones share their connections.
+#[derive(Clone)]
+pub(crate) struct Client {
     server: String,
     token: Option<String>,
     agent: Agent,
 }
 
 /// Where certificates are.
-pub(super) struct Files<'a> {
-    pub(super) ca: &'a Option<PathBuf>,
-    pub(super) cert: &'a Option<PathBuf>,
-    pub(super) key: &'a Option<PathBuf>,
+pub(crate) struct Files<'a> {
+    pub(crate) ca: &'a Option<PathBuf>,
+    pub(crate) cert: &'a Option<PathBuf>,
+    pub(crate) key: &'a Option<PathBuf>,
 }
 
 impl Client {
-    pub(super) fn new(server: &str, token: Option<String>, files: Files<'_>) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(server: &str, token: Option<String>, files: Files<'_>) -> Result<Self, Box<dyn Error>> {
         let server = server.trim_end_matches('/').to_owned();
         let is_encrypted = match server.parse::<Uri>().ok().as_ref().and_then(Uri::scheme_str) {
             Some("http") => false,
@@ -72,7 +73,7 @@ impl Client {
     }
 
     /// Sends a body; status and body of the answer.
-    pub(super) fn post(&self, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
+    pub(crate) fn post(&self, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
         self.try_post(path, body).map_err(|error| self.remedy(&error))
     }
 

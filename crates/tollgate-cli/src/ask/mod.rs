@@ -7,7 +7,7 @@
 //! | `client` | the way to a server, and what to do when it does not answer |
 //! | `show` | the answer for people |
 
-mod client;
+pub(crate) mod client;
 pub(crate) mod question;
 pub(crate) mod show;
 mod target;

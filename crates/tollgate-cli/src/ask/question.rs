@@ -28,7 +28,8 @@ pub(super) struct Subject {
 }
 
 /// The algorithms by name, for completions; the API says the last word.
-const ALGORITHMS: [&str; 5] = ["token-bucket", "sliding-log", "sliding-counter", "fixed-window", "gcra"];
+pub(crate) const ALGORITHMS: [&str; 5] =
+    ["token-bucket", "sliding-log", "sliding-counter", "fixed-window", "gcra"];
 
 const WITHOUT_RULES: &str = "Without rules";
 
@@ -68,9 +69,9 @@ pub(super) struct Limit<'a> {
 
 /// So much in such a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rate {
-    amount: u64,
-    window: String,
+pub(crate) struct Rate {
+    pub(crate) amount: u64,
+    pub(crate) window: String,
 }
 
 /// So many requests, or so much of each unit.
@@ -112,7 +113,7 @@ pub(crate) fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn rate(text: &str) -> Result<Rate, String> {
+pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let (amount, window) = match *words {
         [amount, "per", window] => (amount, window),

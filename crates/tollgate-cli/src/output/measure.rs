@@ -4,12 +4,12 @@ use std::time::Duration;
 
 /// A duration in the unit that suits it, with three digits: `85 us`, `1.23 ms`, `2.5 s`.
 pub(crate) fn duration(duration: Duration) -> String {
-    let micros = duration.as_micros();
-    if micros < 1_000 {
-        return format!("{micros} us");
-    }
-    let (value, unit) =
-        if micros < 1_000_000 { (duration.as_secs_f64() * 1e3, "ms") } else { (duration.as_secs_f64(), "s") };
+    let (value, unit) = match duration.as_nanos() {
+        nanos @ ..1_000 => return format!("{nanos} ns"),
+        ..1_000_000 => (duration.as_secs_f64() * 1e6, "us"),
+        ..1_000_000_000 => (duration.as_secs_f64() * 1e3, "ms"),
+        _ => (duration.as_secs_f64(), "s"),
+    };
     format!("{} {unit}", three_digits(value))
 }
 
@@ -60,10 +60,10 @@ mod tests {
 
     #[test]
     fn numbers_are_short_and_have_their_unit() {
-        let micros = Duration::from_micros;
-        let durations = [0, 85, 999, 1_000, 1_234, 45_678, 999_999, 2_500_000, 123_456_789];
-        let shown = ["0 us", "85 us", "999 us", "1 ms", "1.23 ms", "45.7 ms", "1000 ms", "2.5 s", "123 s"];
-        assert_eq!(durations.map(|value| duration(micros(value))), shown);
+        let nanos =
+            [0, 350, 85_000, 1_234, 1_000_000, 45_678_900, 999_999_999, 2_500_000_000, 123_456_789_000];
+        let shown = ["0 ns", "350 ns", "85 us", "1.23 us", "1 ms", "45.7 ms", "1000 ms", "2.5 s", "123 s"];
+        assert_eq!(nanos.map(|value| duration(Duration::from_nanos(value))), shown);
         let sizes = [0, 1023, 1024, 1_572_864, 1_048_575, u64::MAX];
         assert_eq!(sizes.map(bytes), ["0 B", "1023 B", "1 KiB", "1.5 MiB", "1 MiB", "16384 PiB"]);
         let counts = [0, 999, 1_000, 1_234_567, 100_000];

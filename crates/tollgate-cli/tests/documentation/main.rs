@@ -55,6 +55,8 @@ pages! {
     cli: "docs/cli.md",
     operating: "docs/operating.md",
     redis: "docs/redis.md",
+    doctor: "docs/doctor.md",
+    load: "docs/load.md",
     metrics: "docs/metrics.md",
     promises: "docs/promises.md",
     benchmarks: "docs/benchmarks.md",

@@ -1,0 +1,185 @@
+//! Load on real stores and a real server: what is counted adds up, the limit holds, and when it does not, that is seen.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    wait,
+};
+
+fn tollgate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TOLLGATE_") {
+            command.env_remove(name);
+        }
+    }
+    // where no configuration is
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    // a busy machine answers late, which is not what is tested
+    command.env("TOLLGATE_STORE_DEADLINE", "1s");
+    command
+}
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = tollgate(&["bench"]);
+    command.args(arguments);
+    command
+}
+
+/// What it says, as JSON, and its exit code.
+fn said(command: &mut Command) -> (i32, Value) {
+    let output = command.arg("--json").output().unwrap();
+    read(&output)
+}
+
+fn read(output: &Output) -> (i32, Value) {
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output.status.code().unwrap(), report)
+}
+
+fn count(report: &Value, field: &str) -> u64 {
+    report[field].as_u64().unwrap_or_else(|| panic!("{field} in {report:#}"))
+}
+
+fn assert_kept(report: &Value) {
+    let verdict = &report["verdict"];
+    assert_eq!(verdict["kept"], true, "{report:#}");
+    assert!(verdict["admitted"].as_u64() <= verdict["allowed"].as_u64(), "{report:#}");
+    let parts = ["allowed", "refused", "degraded"].map(|part| count(report, part));
+    assert_eq!(parts.iter().sum::<u64>(), count(report, "decisions"), "{report:#}");
+    let latency =
+        ["p50", "p90", "p99", "p99.9", "max"].map(|part| report["latency_us"][part].as_f64().unwrap());
+    assert!(latency.is_sorted() && latency[0] > 0.0, "{latency:?}");
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap() + &String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn the_store_of_this_process_is_measured_when_nothing_is_said() {
+    let (code, report) = said(&mut bench(&["--requests", "20000", "--concurrency", "4", "--keys", "7"]));
+    assert_eq!((code, &report["target"]), (0, &"memory:".into()));
+    assert_kept(&report);
+    assert_eq!(count(&report, "decisions"), 20_000);
+    assert_eq!(report["verdict"]["keys"], 7);
+    assert!(count(&report, "allowed") >= 700 && count(&report, "refused") > 0, "{report:#}");
+
+    let output = bench(&["--duration", "300ms"]).output().unwrap();
+    let shown = text(&output);
+    for part in [
+        "memory:",
+        "16 callers, one key, 100 per 1s by token-bucket",
+        "a second",
+        "p99.9",
+        "the limit held on 1 key",
+    ] {
+        assert!(shown.contains(part), "{part:?} is not in\n{shown}");
+    }
+    assert!(output.status.success() && !shown.contains('\u{1b}'), "{shown}");
+}
+
+#[test]
+fn every_algorithm_holds_in_redis_and_only_keys_that_expire_are_left() {
+    let server = Server::start(Flavor::Redis7);
+    for algorithm in ["token-bucket", "sliding-log", "sliding-counter", "fixed-window"] {
+        let url = server.url();
+        let arguments =
+            ["--store", &url, "--algorithm", algorithm, "--limit", "50 per 500ms", "--duration", "1500ms"];
+        let (code, report) = said(bench(&arguments).args(["--keys", "20", "--zipf", "1.1"]));
+        assert_eq!(code, 0, "{report:#}");
+        assert_kept(&report);
+        assert!(count(&report, "allowed") > 50, "{report:#}");
+    }
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert!(!keys.is_empty() && keys.iter().all(|key| key.contains(":!key:tollgate-bench")), "{keys:?}");
+}
+
+#[test]
+fn a_store_that_forgets_is_caught() {
+    let server = Server::start(Flavor::Redis7);
+    let url = server.url();
+    let arguments =
+        ["--store", &url, "--algorithm", "sliding-log", "--limit", "200/1m", "--duration", "4s", "--json"];
+    let load = bench(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+    wait::until("the limit is reached", wait::PATIENCE, || {
+        redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap() > 0
+    });
+    redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    let (code, report) = read(&load.wait_with_output().unwrap());
+    assert_eq!((code, &report["verdict"]["kept"]), (1, &false.into()), "{report:#}");
+    assert!(report["verdict"]["admitted"].as_u64() > Some(200), "{report:#}");
+}
+
+/// A server that ends with the test.
+struct Program(Child, String);
+
+impl Program {
+    fn start() -> Self {
+        let mut command =
+            tollgate(&["serve", "--json", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"]);
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let started: Value = serde_json::from_str(&line).unwrap();
+        Self(process, format!("http://{}", started["http"].as_str().unwrap()))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_is_measured_over_connections_that_stay_open() {
+    let server = Program::start();
+    let (code, report) = said(&mut bench(&[
+        "--server",
+        &server.1,
+        "--requests",
+        "2000",
+        "--concurrency",
+        "8",
+        "--limit",
+        "100 per 1m",
+        "--burst",
+        "10",
+    ]));
+    assert_eq!(code, 0, "{report:#}");
+    assert_kept(&report);
+    assert_eq!((count(&report, "decisions"), count(&report, "errors")), (2_000, 0));
+    // the burst, and one more every 600 ms
+    let allowed = count(&report, "allowed");
+    assert!((10..=110).contains(&allowed), "{allowed}");
+}
+
+#[test]
+fn who_cannot_be_asked_is_named_with_a_remedy() {
+    for (arguments, remedy) in [
+        (&["--store", "redis://:s3cret@127.0.0.1:1"][..], "tollgate doctor"),
+        (&["--server", "http://127.0.0.1:1"], "tollgate serve"),
+        (&["--server", "redis://h"], "http://127.0.0.1:8080"),
+        (&["--limit", "0 per 1s"], "amount 0 is out of range"),
+        (&["--limit", "many"], "100 per 1m"),
+        (&["--duration", "0s"], "above zero"),
+        (&["--keys", "10", "--zipf=-1"], "--zipf"),
+        (&["--cost", "0"], "--cost"),
+        (&["--algorithm", "sliding-log", "--burst", "3"], "only token-bucket"),
+    ] {
+        let output = bench(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text(&output).contains(remedy), "{arguments:?}: {}", text(&output));
+        assert!(!text(&output).contains("s3cret"), "{}", text(&output));
+    }
+}
