@@ -487,6 +487,8 @@ fn what_people_read_says_what_why_and_what_to_do() {
         assert!(said.contains(part), "{part:?} is not in\n{said}");
     }
     assert!(!said.contains('\u{1b}'), "colours are for terminals");
+    let says_nothing = |line: &str| matches!(line.trim(), "why" | "do" | "see");
+    assert!(!said.lines().any(says_nothing), "what is fine takes a line:\n{said}");
 }
 
 #[test]

@@ -209,7 +209,8 @@ impl Report {
                 _ => String::new(),
             };
             output::line(format_args!("{name} {what}{place} {}", paint(FAINT, format_args!("[{id}]"))));
-            for (title, text) in [("why", why.as_str()), ("do", remedy), ("see", see.unwrap_or(""))] {
+            let words = [("why", why.as_str()), ("do", remedy), ("see", see.unwrap_or(""))];
+            for (title, text) in words.into_iter().filter(|(_, text)| !text.is_empty()) {
                 let mut title = paint(FAINT, format_args!("{title:<3}"));
                 for line in textwrap::wrap(text, TEXT_WIDTH) {
                     output::line(format_args!("         {title} {line}"));
