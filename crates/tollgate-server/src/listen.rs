@@ -40,7 +40,10 @@ pub enum Protocol {
 #[non_exhaustive]
 pub enum ListenError {
     /// The address is taken or not this machine's.
-    #[error("cannot listen on {address}: {reason}")]
+    #[error(
+        "cannot listen on {address}: {reason}; end what listens there, or use --http, --grpc or --resp for another address, whose \
+         port may be 0 for any"
+    )]
     Bind {
         /// The address.
         address: SocketAddr,
