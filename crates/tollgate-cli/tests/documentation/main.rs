@@ -1,5 +1,5 @@
-//! The documentation is true: every command in it is run as it stands, every configuration is read, every link leads
-//! somewhere.
+//! The documentation is true: every command in it is run, every configuration is read, every link leads somewhere. What
+//! stands in for programs, and so is not tried here, is in `stand_ins`: above all, `cargo install` builds nothing.
 //!
 //! * `markdown`: pages, their blocks of code, links and headings
 //! * `session`: a shell in a network of its own, where the ports of the documentation are free
