@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, MemoryStore, RedisStore, Store, StoreError,
-    StoreStats, Timestamp,
+    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, Limit, Look, MemoryStore, RedisStore, Store,
+    StoreError, StoreStats, Timestamp,
     redis::{SCHEMES, URLS},
 };
 
@@ -156,6 +156,13 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.stats(),
             Self::Redis(store) => store.stats(),
+        }
+    }
+
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+        match self {
+            Self::Memory(store) => store.look(counters).await,
+            Self::Redis(store) => store.look(counters).await,
         }
     }
 

@@ -6,9 +6,12 @@
 use std::time::Duration;
 
 use tollgate::{
-    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Store, Terms, Tier, Timestamp,
+    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Picture, Retry, Store, Terms, Tier, Timestamp,
 };
-use tollgate_core::step::{Admission, Mode, Share};
+use tollgate_core::{
+    picture::{MAX_CHARGES, Span},
+    step::{Admission, Mode, Share},
+};
 
 use crate::subject::{START, Subject};
 
@@ -562,6 +565,64 @@ promises! {
             let decided = subject.store.decide(&checks, None).await.expect("an answer");
             let charged: Vec<_> = decided.answers.iter().map(|answers| (answers[0].charged, answers[0].available)).collect();
             assert_eq!(charged, [(1, 1), (0, 1), (0, 3), (1, 1)], "{limit:?}");
+        }
+    }
+
+    /// A look shows what counts, when it was charged and until when it counts, and changes nothing.
+    a_look_shows_what_counts(subject) {
+        for limit in limits(10, MINUTE) {
+            subject.restart_clock();
+            let key = || Key::without_rule("k").expect("short");
+            let look = async || subject.store.look(&[(key(), limit)]).await.expect("an answer").remove(0);
+            let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
+            // a minute began 21.799839 s before
+            let minute = START.as_micros() - 21_799_839;
+            let units = |picture: &Picture| match picture {
+                Picture::FixedWindow(span) => span.units,
+                Picture::SlidingLog(charges) => charges.iter().map(|charge| charge.units).sum(),
+                Picture::SlidingCounter { previous, current, .. } => previous.units + current.units,
+                Picture::TokenBucket(level) => level.whole,
+            };
+            assert_eq!(units(&look().await.picture), 0, "{limit:?}");
+            subject.check("k", &limit, 2).await;
+            subject.clock.advance(3 * SECOND);
+            subject.check("k", &limit, 3).await;
+            subject.check("k", &limit, 6).await;
+            subject.clock.advance(3 * SECOND);
+            let before = subject.peek("k", &limit, 1).await;
+            let seen = look().await;
+            assert_eq!(seen.at, subject.clock.now());
+            let span = |from_us, until_us, units| Span { from_us, until_us, units };
+            match seen.picture {
+                Picture::FixedWindow(window) => assert_eq!(window, span(minute, minute + 60_000_000, 5)),
+                Picture::SlidingLog(charges) => {
+                    assert_eq!(charges, [span(us(0), us(60), 2), span(us(3), us(63), 3)]);
+                }
+                Picture::SlidingCounter { previous, current, ends_us } => {
+                    assert_eq!(previous, span(minute - 60_000_000, minute, 0));
+                    assert_eq!((current, ends_us), (span(minute, minute + 60_000_000, 5), minute + 120_000_000));
+                }
+                // one unit in six seconds
+                Picture::TokenBucket(level) => assert_eq!((level.whole, level.part), (4, 0)),
+            }
+            assert_eq!(subject.peek("k", &limit, 1).await, before);
+        }
+    }
+
+    /// Of a long log, a look shows the newest charges, also once its entries have gone round.
+    a_look_shows_the_newest_charges(subject) {
+        let (limit, count) = (Limit::sliding_log(3_000, MINUTE).expect("a valid limit"), 2_500);
+        for number in 0..count {
+            subject.check("k", &limit, 1 + number % 3).await;
+            subject.clock.advance(Duration::from_millis(50));
+        }
+        let key = Key::without_rule("k").expect("short");
+        let look = subject.store.look(&[(key, limit)]).await.expect("an answer").remove(0);
+        let Picture::SlidingLog(charges) = look.picture else { panic!("{look:?}") };
+        assert_eq!(charges.len(), MAX_CHARGES);
+        for (charge, number) in charges.iter().zip(count - MAX_CHARGES as u64..) {
+            let from_us = START.as_micros() + number * 50_000;
+            assert_eq!(*charge, Span { from_us, until_us: from_us + 60_000_000, units: 1 + number % 3 });
         }
     }
 

@@ -90,6 +90,8 @@ pub mod store;
 pub use tollgate_core::{
     Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
     oracle,
+    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Picture, Retry, Terms,
+    Timestamp,
     step::{Admission, Mode},
 };
 
@@ -107,7 +109,7 @@ pub use self::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
     stats::{Stats, StoreStats},
-    store::{Answered, Deadline, Decided, Store, StoreError},
+    store::{Answered, Deadline, Decided, Look, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

@@ -20,7 +20,7 @@ use crate::{
     labels::Labels,
     rules::{Applied, Costs, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError, Unit},
     stats::Stats,
-    store::{Store, StoreError},
+    store::{Look, Store, StoreError},
 };
 
 pub use self::together::{Hits, Numbers, Request, Together};
@@ -407,6 +407,14 @@ impl<S: Store> Limiter<S> {
     pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
         let counter = (Key::without_rule(key)?, limit.algorithm());
         Ok(self.inner.gate.reset(&[counter], self.budget).await? > 0)
+    }
+
+    /// What these counters hold now, for people to look at. Changes nothing.
+    ///
+    /// # Errors
+    /// When the store does not answer, or cannot say.
+    pub async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, Error> {
+        Ok(self.inner.gate.look(counters, self.budget).await?)
     }
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {

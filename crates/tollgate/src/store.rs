@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use tokio::time::Instant;
-use tollgate_core::{Algorithm, Answer, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Picture, Timestamp};
 
 use crate::{check::Check, key::Key, stats::StoreStats};
 
@@ -78,6 +78,13 @@ pub trait Store: Send + Sync + 'static {
         StoreStats::default()
     }
 
+    /// What these counters hold, each at one moment of its own. Changes nothing; for people to look at, and so not
+    /// every store can say.
+    fn look(&self, counters: &[(Key, Limit)]) -> impl Future<Output = Result<Vec<Look>, StoreError>> + Send {
+        let _ = counters;
+        async { Err(StoreError::NotRun("this store does not show its counters".to_owned())) }
+    }
+
     /// Forgets these counters. How many of them were there.
     fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
 }
@@ -108,6 +115,15 @@ pub struct Answered {
     pub at: Timestamp,
     /// The answer of each of its tiers.
     pub answers: Vec<Answer>,
+}
+
+/// What a counter held at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// When.
+    pub at: Timestamp,
+    /// What counted then.
+    pub picture: Picture,
 }
 
 /// What became of all `count` checks of a batch, for each.

@@ -1,7 +1,10 @@
 #![doc = include_str!("../../docs/algorithms/fixed-window.md")]
 
 use super::{Counter, Reset, add_up_to_max, capped, key_time};
-use crate::limit::Limit;
+use crate::{
+    limit::Limit,
+    picture::{Picture, Span},
+};
 
 /// One counter and the window it belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +82,15 @@ impl Counter for State {
 
     fn expires_at_us(&self) -> u64 {
         self.end_us
+    }
+
+    fn picture(&self, view: &View, limit: &Limit) -> Picture {
+        let (from_us, until_us) = if view.used == 0 {
+            (view.end - limit.window_us(), view.end)
+        } else {
+            (self.end_us.saturating_sub(self.window_us), view.until)
+        };
+        Picture::FixedWindow(Span { from_us, until_us, units: view.used })
     }
 }
 

@@ -21,6 +21,7 @@ pub mod token_bucket;
 
 use crate::{
     limit::{Algorithm, Limit},
+    picture::Picture,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
 
@@ -72,6 +73,8 @@ pub trait Counter {
     fn refund(&mut self, view: &Self::View, limit: &Limit, units: u64, at: Option<u64>) -> bool;
     /// From when on this state equals a fresh one under every limit.
     fn expires_at_us(&self) -> u64;
+    /// What counts, for people to look at.
+    fn picture(&self, view: &Self::View, limit: &Limit) -> Picture;
 }
 
 /// The same for the state of whichever algorithm: one branch, then straight on.
@@ -137,6 +140,11 @@ impl State {
     /// From when on this state equals a fresh one under every limit.
     pub fn expires_at(&self) -> Timestamp {
         Timestamp::from_micros(each!(self, counter => counter.expires_at_us()))
+    }
+
+    /// What counts against `limit` at `now`, for people to look at.
+    pub fn picture(&self, limit: &Limit, now: Timestamp) -> Picture {
+        each!(self, counter => counter.picture(&counter.view(limit, now.as_micros()), limit))
     }
 
     /// Bytes this state holds beyond its own size.

@@ -1,7 +1,10 @@
 #![doc = include_str!("../../docs/algorithms/sliding-counter.md")]
 
 use super::{Counter, Reset, add_up_to_max, before_cut, key_time, multiply_divide};
-use crate::limit::Limit;
+use crate::{
+    limit::Limit,
+    picture::{Picture, Span},
+};
 
 /// Two counters, of the window that is under way and of the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,5 +132,19 @@ impl Counter for State {
 
     fn expires_at_us(&self) -> u64 {
         self.start_us + 2 * self.window_us
+    }
+
+    fn picture(&self, view: &View, _: &Limit) -> Picture {
+        let end = view.start + view.window;
+        let ends_us = if view.used == 0 { 0 } else { view.now + self.reset(view).after_us };
+        Picture::SlidingCounter {
+            previous: Span {
+                from_us: view.start.saturating_sub(view.window),
+                until_us: view.start,
+                units: view.previous,
+            },
+            current: Span { from_us: view.start, until_us: end, units: view.current },
+            ends_us,
+        }
     }
 }

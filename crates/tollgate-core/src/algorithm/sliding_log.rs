@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 
 use super::{Counter, Reset, add_up_to_max, before_cut, key_time};
-use crate::limit::Limit;
+use crate::{
+    limit::Limit,
+    picture::{MAX_CHARGES, Picture, Span},
+};
 
 /// When what was charged, oldest first. Each entry carries the running total, so that how much counts
 /// from any moment on is one subtraction; totals wrap round, and only their differences mean anything.
@@ -117,6 +120,19 @@ impl Counter for State {
 
     fn expires_at_us(&self) -> u64 {
         self.last_us() + self.window_us
+    }
+
+    fn picture(&self, view: &View, _: &Limit) -> Picture {
+        let first = view.first.max(self.entries.len().saturating_sub(MAX_CHARGES));
+        let charges = (first..self.entries.len()).map(|index| {
+            let Entry { time_us, total } = self.entries[index];
+            Span {
+                from_us: time_us,
+                until_us: view.now + before_cut(time_us + self.window_us, view.cut, view.now),
+                units: total.wrapping_sub(self.total_before(index)),
+            }
+        });
+        Picture::SlidingLog(charges.collect())
     }
 }
 

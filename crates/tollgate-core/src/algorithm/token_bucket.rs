@@ -3,6 +3,7 @@
 use super::{Counter, Reset, capped, key_time, multiply_divide};
 use crate::{
     limit::{Limit, Rate},
+    picture::Picture,
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
@@ -166,5 +167,9 @@ impl Counter for State {
 
     fn expires_at_us(&self) -> u64 {
         self.last_us.saturating_add(self.level.drain_time().0)
+    }
+
+    fn picture(&self, view: &View, _: &Limit) -> Picture {
+        Picture::TokenBucket(view.level)
     }
 }

@@ -33,7 +33,7 @@ use std::{
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
-use tollgate_core::{Algorithm, Answer, Operation, Timestamp, step::Share};
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Timestamp, step::Share};
 
 use self::{
     breaker::{Breaker, Probe},
@@ -45,7 +45,7 @@ use crate::{
     check::{Check, Tier},
     key::Key,
     stats::{Stats, Tally},
-    store::{Answered, Deadline, Store, StoreError},
+    store::{Answered, Deadline, Look, Store, StoreError},
 };
 
 /// How long a decision may take, and what is remembered of refusals.
@@ -60,6 +60,8 @@ pub struct Options {
 
 /// The deadline unless another is set.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(10);
+/// How long a look at counters may take: it is for people, and no request waits for it.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long refusals are remembered unless set otherwise.
 const DEFAULT_REFUSAL_CACHE: Duration = Duration::from_secs(1);
 
@@ -223,6 +225,22 @@ impl<S: Store> Gate<S> {
             store: self.shared.store.stats(),
             ..self.shared.tally.snapshot()
         }
+    }
+
+    /// What counters hold.
+    pub(crate) async fn look(
+        &self,
+        counters: &[(Key, Limit)],
+        budget: Option<Duration>,
+    ) -> Result<Vec<Look>, StoreError> {
+        if self.first.breaker.is_open() {
+            return Err(self.first.breaker.left_alone());
+        }
+        within(
+            budget.map_or(LOOK_PATIENCE, |budget| budget.min(LOOK_PATIENCE)),
+            self.shared.store.look(counters),
+        )
+        .await
     }
 
     /// Forgets counters, and every refusal that was due to them.

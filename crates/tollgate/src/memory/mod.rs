@@ -18,7 +18,7 @@ mod tests;
 
 use std::{fmt, slice, time::Duration};
 
-use tollgate_core::{Algorithm, Answer, Operation, Terms, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp};
 
 use self::table::Table;
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     clock::{Clock, ManualClock},
     key::Key,
     stats::StoreStats,
-    store::{Deadline, Decided, Store, StoreError},
+    store::{Deadline, Decided, Look, Store, StoreError},
 };
 
 /// The bound on memory unless another is set: 256 MiB.
@@ -185,6 +185,11 @@ impl Store for MemoryStore {
     fn stats(&self) -> StoreStats {
         let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         StoreStats { keys: whole(self.len()), bytes: whole(self.memory_bytes()), ..StoreStats::default() }
+    }
+
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+        let looked = counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now()));
+        Ok(looked.collect())
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

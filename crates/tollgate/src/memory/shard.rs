@@ -3,7 +3,7 @@
 //! The counters lie in a slab; an index of their places, four bytes each, finds them by hash. Few lines of
 //! memory are touched per decision, and growing moves the index only.
 
-use tollgate_core::{Algorithm, Limit, Operation, State, Timestamp};
+use tollgate_core::{Algorithm, Limit, Operation, Picture, State, Timestamp};
 
 use super::{
     budget::Budget,
@@ -103,6 +103,19 @@ impl Shard {
                 let result = act(&mut state);
                 *numbers = pack(&state).1;
                 result
+            }
+        }
+    }
+
+    /// What a counter holds at `now`; nothing, if it is not there.
+    pub(super) fn picture(&self, key: &Key, hash: u64, limit: &Limit, now: Timestamp) -> Picture {
+        let Some(id) = self.find(key, hash, limit.algorithm()) else {
+            return State::fresh(limit.algorithm()).picture(limit, now);
+        };
+        match self.entries.get(id) {
+            Entry::Log(log) => log.state.picture(limit, now),
+            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
+                self.kinds.get(*kind).scale.unpack(*numbers).picture(limit, now)
             }
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tollgate_core::{
-    Algorithm, Answer, Operation, Terms, Timestamp,
+    Algorithm, Answer, Limit, Operation, Terms, Timestamp,
     step::{granted, step},
 };
 
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     check::{Check, Tier},
     key::Key,
+    store::Look,
 };
 
 /// How many shards, and so how many decisions can be under way at once. A power of two.
@@ -186,6 +187,14 @@ impl<L: Lock<Shard>> Table<L> {
     pub(super) fn forget(&self, key: &Key, algorithm: Algorithm) -> bool {
         let (shard, hash) = self.place(key, algorithm);
         self.shards[shard].0.lock().forget(key, hash, algorithm, &self.budget)
+    }
+
+    /// What a counter holds; nothing, if it has none of its own.
+    pub(super) fn look(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> Look {
+        let (shard, hash) = self.place(key, limit.algorithm());
+        let shard = self.shards[shard].0.lock();
+        let at = clock();
+        Look { at, picture: shard.picture(key, hash, limit, at) }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -8,6 +8,7 @@ mod cluster;
 pub mod inspect;
 pub mod keys;
 mod link;
+mod look;
 mod notes;
 mod offset;
 mod presence;
@@ -23,7 +24,7 @@ mod url;
 use std::{fmt, slice, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
-use tollgate_core::{Algorithm, Timestamp};
+use tollgate_core::{Algorithm, Limit, Timestamp};
 
 use self::{
     cluster::Cluster,
@@ -44,7 +45,7 @@ use crate::{
     clock::ManualClock,
     key::Key,
     stats::StoreStats,
-    store::{Answered, Deadline, Decided, Store, StoreError, each},
+    store::{Answered, Deadline, Decided, Look, Store, StoreError, each},
 };
 
 /// The script that decides, whole: programs in other languages call it with the same keys and share the counters.
@@ -320,6 +321,20 @@ impl Store for RedisStore {
             }
             Backend::Cluster(cluster) => cluster.connector().notes().stats(&cluster.links()),
         }
+    }
+
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+        let now = self.clock.as_ref().map(ManualClock::now);
+        let mut looks = Vec::with_capacity(counters.len());
+        for (key, limit) in counters {
+            let request = look::request(&redis_key(&self.prefix, key, limit.algorithm()), limit.algorithm());
+            let reply = match &self.backend {
+                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+                Backend::Cluster(cluster) => cluster.send_for_key(key, Request::Command(&request)).await?,
+            };
+            looks.push(look::read(reply, limit, now)?);
+        }
+        Ok(looks)
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

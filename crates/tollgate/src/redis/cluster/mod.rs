@@ -25,7 +25,7 @@ use super::{
     probe::probe,
     url::Node,
 };
-use crate::check::Check;
+use crate::{check::Check, key::Key};
 
 /// How long a request is sent after a slot that moves; callers give up sooner.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -138,6 +138,15 @@ impl Cluster {
         request: Request<'_>,
     ) -> Result<Value, Failure> {
         self.send(slot_of_tag(tag), request).await
+    }
+
+    /// Sends a request for a counter.
+    pub(super) async fn send_for_key(
+        self: &Arc<Self>,
+        key: &Key,
+        request: Request<'_>,
+    ) -> Result<Value, Failure> {
+        self.send(slot_of(key), request).await
     }
 
     /// Sends a request to the node that serves the slot, wherever that is by now.

@@ -1,0 +1,30 @@
+-- Reads one counter as it is stored, at one moment.
+--
+-- KEYS[1]   the counter
+-- ARGV[1]   of a sliding log: how many of its newest entries; 0 for the other algorithms
+-- reply     the server's seconds and microseconds, the stored state (of a sliding log: its header) or '', and the
+--           entries, oldest first
+
+local key, newest = KEYS[1], tonumber(ARGV[1])
+local time = redis.call('TIME')
+if newest == 0 then
+  return { time[1], time[2], redis.call('GET', key) or '', '' }
+end
+local HEADER, HEADER_BYTES = '<dddddddddd', 80
+local header = redis.call('GETRANGE', key, '0', HEADER_BYTES - 1)
+if header == '' then
+  return { time[1], time[2], '', '' }
+end
+local _, _, _, _, head, length, _, _, capacity, width = struct.unpack(HEADER, header)
+local bytes, count = 7 + width, math.min(newest, length)
+if count == 0 then
+  return { time[1], time[2], header, '' }
+end
+local from = (head + length - count) % capacity
+local upto_end = math.min(count, capacity - from)
+local first = HEADER_BYTES + from * bytes
+local entries = redis.call('GETRANGE', key, first, first + upto_end * bytes - 1)
+if count > upto_end then
+  entries = entries .. redis.call('GETRANGE', key, HEADER_BYTES, HEADER_BYTES + (count - upto_end) * bytes - 1)
+end
+return { time[1], time[2], header, entries }
