@@ -7,6 +7,7 @@
 //! * [`listen`], [`access`]: addresses, certificates and tokens
 //! * [`serve`]: HTTP connections, their bounds, and how they end
 //! * [`http`]: the JSON API
+//! * `dashboard`: the page for people, at `/`
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
 //! * [`forward_auth`]: what proxies ask before they pass a request on
@@ -22,6 +23,7 @@
 pub mod access;
 pub mod config;
 mod crowd;
+mod dashboard;
 pub mod demo;
 pub mod desk;
 pub mod duration;

@@ -17,7 +17,10 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
 use tower_service::Service;
 
 use crate::{
@@ -43,17 +46,33 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Whether the server is about to stop: then it says so, and clients are asked to connect elsewhere. Cheap to clone; all
 /// clones change together.
 #[derive(Clone, Debug, Default)]
-pub struct Draining(Arc<AtomicBool>);
+pub struct Draining(Arc<End>);
+
+#[derive(Debug, Default)]
+struct End {
+    is_near: AtomicBool,
+    told: Notify,
+}
 
 impl Draining {
     /// It is, from now on.
     pub fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_near.store(true, Ordering::Release);
+        self.0.told.notify_waiters();
     }
 
     /// Whether it is.
     pub fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_near.load(Ordering::Acquire)
+    }
+
+    /// Ready once it is.
+    pub async fn begun(&self) {
+        // listens before it looks, so that it does not miss the moment in between
+        let told = self.0.told.notified();
+        if !self.has_begun() {
+            told.await;
+        }
     }
 }
 

@@ -403,7 +403,7 @@ async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
     let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
     assert_eq!(
         detail,
-        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, /readyz, /metrics or /openapi.json"
+        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, /healthz, /readyz, /metrics, /openapi.json or, in a browser, /"
     );
     for call in CALLS {
         let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;
@@ -565,6 +565,10 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
                 "limit": {"algorithm": "sliding-log", "amount": 2, "window": "1m", "capacity": 2, "shadow": false},
                 "state": {"used": 1, "remaining": 1, "reset_after_ms": 45000},
                 "arithmetic": "1 used + 2 asked = 3 of 2: fits in 45s",
+                "picture": {
+                    "at_us": NOW_US + 15_000_000, "kind": "sliding-log", "older_units": 0,
+                    "charges": [{"from_us": NOW_US, "until_us": NOW_US + 60_000_000, "units": 1}],
+                },
             })
         );
         assert_eq!(
@@ -578,4 +582,12 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
     let told = api.field("applies", "/v1/explain", key).await;
     assert_eq!(told[0]["arithmetic"], "4 asked is more than the 3 that ever fit: waiting does not help");
     assert_eq!(told[0]["key"], "!key:k");
+    let half_full = key.replace("\"cost\":4", "\"cost\":2");
+    api.ask("/v1/check", &half_full).await;
+    api.clock.advance(Duration::from_millis(100));
+    let told = api.field("applies", "/v1/explain", &half_full).await;
+    let now = NOW_US + 15_100_000;
+    let picture =
+        serde_json::json!({"at_us": now, "kind": "token-bucket", "level": 1.7, "drains_per_second": 3.0});
+    assert_eq!(told[0]["picture"], picture);
 }

@@ -20,6 +20,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
+use tollgate_core::picture;
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token, live},
@@ -79,6 +80,9 @@ async fn send(routes: &Router, method: Method, path: &str, body: String) -> (Sta
         request.header(header::AUTHORIZATION, format!("Bearer {TOKEN}")).extension(ConnectInfo(peer));
     let response = routes.clone().oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
     let status = response.status();
+    if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream") {
+        return (status, Vec::new()); // it has no end
+    }
     (status, to_bytes(response.into_body(), 1 << 20).await.unwrap().into())
 }
 
@@ -183,6 +187,7 @@ fn the_bounds_are_those_of_the_code() {
         ("/Key/maxLength", key::MAX_KEY as u64),
         ("/AskSeveral/properties/checks/maxItems", MAX_CHECKS as u64),
         ("/Answers/properties/results/maxItems", MAX_CHECKS as u64),
+        ("/Picture/oneOf/1/properties/charges/maxItems", picture::MAX_CHARGES as u64),
     ] {
         assert_eq!(schemas.pointer(place), Some(&json!(bound)), "{place}");
     }
@@ -199,6 +204,8 @@ async fn schemathesis_finds_no_answer_that_is_not_described() {
     command.args(["-m", "schemathesis.cli", "run", "--no-color", "--seed", "1"]);
     command.args(["--max-examples", MAX_EXAMPLES, "--phases", "examples,coverage,fuzzing"]);
     command.args(["--suppress-health-check", "all", "--checks", CHECKS]);
+    // an answer without an end: see `tests/live.rs`
+    command.args(["--exclude-path", "/v1/live"]);
     command.args(["--header", &format!("Authorization: Bearer {TOKEN}")]);
     command.arg(format!("http://{address}/openapi.json"));
     let hooks = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");

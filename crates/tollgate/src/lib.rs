@@ -88,10 +88,8 @@ pub mod stats;
 pub mod store;
 
 pub use tollgate_core::{
-    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
-    oracle,
     Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Picture, Retry, Terms,
-    Timestamp,
+    Timestamp, oracle,
     step::{Admission, Mode},
 };
 

@@ -54,6 +54,7 @@ pages! {
     moving: "docs/moving.md",
     cli: "docs/cli.md",
     operating: "docs/operating.md",
+    dashboard: "docs/dashboard.md",
     redis: "docs/redis.md",
     doctor: "docs/doctor.md",
     load: "docs/load.md",

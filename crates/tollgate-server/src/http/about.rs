@@ -6,11 +6,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tollgate::Store;
+use tollgate::{RuleSet, Store};
 
 use super::{Api, json::Json};
 use crate::{
     config::{RuleView, fingerprint},
+    desk::Desk,
     observe::{
         metrics::CONTENT_TYPE,
         top::{MAX_KEYS, Snapshot},
@@ -34,20 +35,30 @@ pub(super) struct Rules {
 /// Ready as soon as there are rules, also while the store is away: rules decide without it. Not any more once it stops.
 pub(super) async fn readyz<S: Store>(State(api): State<Api<S>>) -> Response {
     let ready = !api.settings.draining.has_begun();
-    let is_degraded = api.desk.limiter().stats().left_alone > 0;
-    let is_stale = api.desk.observer().reloads().is_stale();
-    let body = Readiness {
-        ready,
-        store: if is_degraded { "degraded" } else { "ok" },
-        rules: if is_stale { "stale" } else { "ok" },
-    };
+    let body = Readiness { ready, store: store_word(&api.desk), rules: rules_word(&api.desk) };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }
 
+/// Whether the store answers.
+pub(super) fn store_word<S: Store>(desk: &Desk<S>) -> &'static str {
+    if desk.limiter().stats().left_alone > 0 { "degraded" } else { "ok" }
+}
+
+/// Whether the rules in force are those of the file.
+pub(super) fn rules_word<S: Store>(desk: &Desk<S>) -> &'static str {
+    if desk.observer().reloads().is_stale() { "stale" } else { "ok" }
+}
+
+impl Rules {
+    pub(super) fn of(rules: &RuleSet) -> Self {
+        let rules: Vec<_> = rules.rules().cloned().collect();
+        Self { fingerprint: fingerprint(&rules), rules: rules.iter().map(RuleView::from).collect() }
+    }
+}
+
 pub(super) async fn rules<S: Store>(State(api): State<Api<S>>) -> Json<Rules> {
-    let rules: Vec<_> = api.desk.limiter().rules().rules().cloned().collect();
-    Json(Rules { fingerprint: fingerprint(&rules), rules: rules.iter().map(RuleView::from).collect() })
+    Json(Rules::of(&api.desk.limiter().rules()))
 }
 
 pub(super) async fn top<S: Store>(State(api): State<Api<S>>) -> Json<Snapshot> {

@@ -4,19 +4,19 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use tollgate::{
-    Costs, Decision, Limit, Outcome, Retry, TierDecision,
+    Costs, Decision, Key, Limit, Look, Outcome, Retry, Source, TierDecision,
     rules::{Effect, Explained, Refusal, RuleSet},
 };
 use tollgate_core::decision::whole_millis_up;
 
-use super::answer::Answer;
+use super::{answer::Answer, picture::PictureView};
 use crate::{desk::Subject, duration};
 
 /// The most rules that are listed although they do not apply.
 const MAX_OTHERS: usize = 100;
 
 /// The answer to a call for an explanation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// What a check would answer now.
     pub decision: Answer,
@@ -29,7 +29,7 @@ pub struct Explanation {
 }
 
 /// A rule that applies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Applying {
     /// Its name; none where a key is asked about.
     pub rule: Option<String>,
@@ -43,6 +43,9 @@ pub struct Applying {
     pub state: Option<State>,
     /// Why it comes out as it does.
     pub arithmetic: String,
+    /// What is in the counter, to be drawn.
+    #[serde(default)]
+    pub picture: Option<PictureView>,
 }
 
 /// A limit as it is shown.
@@ -81,22 +84,38 @@ pub struct Other {
 }
 
 impl Explanation {
-    /// Puts together what the rules say of a request, and what a peek at its counters told.
+    /// Puts together what the rules say of a request, and what a peek at its counters told. Also which counters these are, in the
+    /// order of the rules that apply and have one.
     pub(super) fn new(
         rules: &RuleSet,
         subject: &Subject,
         decision: Decision,
-    ) -> Result<Self, tollgate::Error> {
+    ) -> Result<(Self, Vec<(Key, Limit)>), tollgate::Error> {
+        let mut counters = Vec::new();
         let (applies, mut others) = match subject {
             Subject::Key { key, limit, cost } => {
-                let key = tollgate::Key::without_rule(key)?.to_string();
-                (vec![counted(None, key, limit, false, cost.units(), decision.tiers.first())], Vec::new())
+                let key = Key::without_rule(key)?;
+                let told = (decision.tiers.first(), decision.source);
+                let applying = counted(None, key.to_string(), limit, false, cost.units(), told);
+                counters.push((key, *limit));
+                (vec![applying], Vec::new())
             }
-            Subject::Rules { labels, costs, .. } => by_rules(rules.explain(labels, costs)?, costs, &decision),
+            Subject::Rules { labels, costs, .. } => {
+                by_rules(rules.explain(labels, costs)?, costs, &decision, &mut counters)
+            }
         };
         let more_others = others.len().saturating_sub(MAX_OTHERS);
         others.truncate(MAX_OTHERS);
-        Ok(Self { decision: decision.into(), applies, others, more_others })
+        Ok((Self { decision: decision.into(), applies, others, more_others }, counters))
+    }
+
+    /// Adds what is in the counters.
+    pub(super) fn draw(&mut self, looks: Vec<Look>) {
+        let counted = self.applies.iter_mut().filter(|applying| applying.key.is_some());
+        for (applying, look) in counted.zip(looks) {
+            let used = applying.state.as_ref().map_or(0, |state| state.used);
+            applying.picture = Some(PictureView::new(look, used));
+        }
     }
 }
 
@@ -117,6 +136,7 @@ fn by_rules(
     explained: Vec<Explained<'_>>,
     costs: &Costs,
     decision: &Decision,
+    counters: &mut Vec<(Key, Limit)>,
 ) -> (Vec<Applying>, Vec<Other>) {
     let (mut applies, mut others) = (Vec::new(), Vec::new());
     for Explained { rule, effect } in explained {
@@ -129,17 +149,26 @@ fn by_rules(
                     Refusal::Absent => "a label is missing by which it counts, and then it refuses",
                 };
                 let arithmetic = arithmetic.to_owned();
-                let rule = Some(name);
-                applies.push(Applying { rule, key: None, limit: None, cost: None, state: None, arithmetic });
+                applies.push(Applying {
+                    rule: Some(name),
+                    key: None,
+                    limit: None,
+                    cost: None,
+                    state: None,
+                    arithmetic,
+                    picture: None,
+                });
             }
             Ok(Effect::Limit { key, limit, cost, shadow, .. }) => {
                 let is_free = costs.of(&rule.unit).units() == 0;
                 let tier = decision.tiers.iter().find(|tier| tier.rule.as_deref() == Some(&*rule.name));
-                let mut applying = counted(Some(name), key.to_string(), &limit, shadow, cost.units(), tier);
+                let told = (tier, decision.source);
+                let mut applying = counted(Some(name), key.to_string(), &limit, shadow, cost.units(), told);
                 if is_free {
                     applying.arithmetic += &format!(" (the request names no cost in {:?})", rule.unit);
                 }
                 applies.push(applying);
+                counters.push((key, limit));
             }
         }
     }
@@ -152,20 +181,26 @@ fn counted(
     limit: &Limit,
     shadow: bool,
     cost: u64,
-    tier: Option<&TierDecision>,
+    (tier, source): (Option<&TierDecision>, Source),
 ) -> Applying {
-    let (terms, capacity) = (Terms::new(limit, shadow), limit.capacity());
-    let state = tier.map(|tier| State {
+    // without the store, it is this process's share that decides
+    let capacity = tier.map_or(limit.capacity(), |tier| tier.limit);
+    let terms = Terms::new(limit, shadow);
+    let state = tier.filter(|_| source != Source::Closed).map(|tier| State {
         used: capacity.saturating_sub(tier.remaining),
         remaining: tier.remaining,
         reset_after_ms: whole_millis_up(tier.reset_after),
     });
     let arithmetic = match (tier, &state) {
+        (Some(tier), Some(state)) if source == Source::Fallback => {
+            format!("the store is away; by this server's share: {}", sum(tier, state, cost, capacity))
+        }
         (Some(tier), Some(state)) => sum(tier, state, cost, capacity),
+        (Some(_), None) => "the store is away, and then it refuses".to_owned(),
         _ => "the counter could not be looked at: another rule refuses already, or the store is away"
             .to_owned(),
     };
-    Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic }
+    Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic, picture: None }
 }
 
 /// What a counter holds, what is asked, and whether both fit.

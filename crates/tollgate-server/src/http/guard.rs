@@ -98,18 +98,24 @@ fn refused(denied: &Denied) -> Response {
 }
 
 /// Turns away what a page of another site had a browser send: it may reach addresses that its author may not.
-#[derive(Clone, Copy)]
-pub(super) struct RefuseOtherSites;
+#[derive(Clone)]
+pub(super) struct RefuseOtherSites {
+    /// What else these calls need, if anything.
+    pub(super) unless_guarded_by: Option<Access>,
+}
 
 /// Calls that are for pages of this server, and for who is no page.
 #[derive(Clone)]
-pub(super) struct ForOwnSite<S>(S);
+pub(super) struct ForOwnSite<S> {
+    guarded_by: Option<Access>,
+    calls: S,
+}
 
 impl<S> Layer<S> for RefuseOtherSites {
     type Service = ForOwnSite<S>;
 
     fn layer(&self, calls: S) -> ForOwnSite<S> {
-        ForOwnSite(calls)
+        ForOwnSite { guarded_by: self.unless_guarded_by.clone(), calls }
     }
 }
 
@@ -122,12 +128,13 @@ where
     type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(context)
+        self.calls.poll_ready(context)
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        match foreign(request.headers()) {
-            None => Either::Left(self.0.call(request)),
+        let is_open = || self.guarded_by.as_ref().is_none_or(Access::is_open);
+        match foreign(request.headers(), is_open) {
+            None => Either::Left(self.calls.call(request)),
             Some(why) => {
                 let refusal = Problem::new(StatusCode::FORBIDDEN, why).into_response();
                 Either::Right(ready(Ok(refusal)))
@@ -136,7 +143,7 @@ where
     }
 }
 
-fn foreign(headers: &HeaderMap) -> Option<&'static str> {
+fn foreign(headers: &HeaderMap, is_open: impl Fn() -> bool) -> Option<&'static str> {
     let text = |name: &header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let origin = text(&header::ORIGIN);
     let is_browser = origin.is_some() || headers.contains_key("sec-fetch-site");
@@ -149,10 +156,10 @@ fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     }) {
         return Some("a page of another site may not call: open the dashboard at this server's own address");
     }
-    // a name that leads here only for a moment makes any page one of this site
-    if !is_own_name(host) {
+    // a name that leads here only for a moment makes any page one of this site; but that page has no token
+    if !is_own_name(host) && is_open() {
         return Some(
-            "a browser may call by address or as localhost only, since any site can make its name lead here",
+            "without tokens, a browser may call by address or as localhost only, since any site can make its name lead here",
         );
     }
     None
@@ -191,7 +198,13 @@ mod tests {
             for (name, value) in pairs {
                 headers.insert(*name, value.parse().unwrap());
             }
-            assert_eq!(foreign(&headers).is_some(), is_foreign, "{pairs:?}");
+            assert_eq!(foreign(&headers, || true).is_some(), is_foreign, "{pairs:?}");
         }
+        let mut headers = HeaderMap::new();
+        headers.insert("host", "tollgate.example".parse().unwrap());
+        headers.insert("sec-fetch-site", "same-origin".parse().unwrap());
+        assert_eq!(foreign(&headers, || false), None, "a page of any name may show a token");
+        headers.insert("origin", "http://evil.example".parse().unwrap());
+        assert!(foreign(&headers, || false).is_some());
     }
 }

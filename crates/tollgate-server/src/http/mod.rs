@@ -8,7 +8,8 @@
 //! | `answer` | a decision as JSON |
 //! | `guard` | who may call |
 //! | `about` | what the server says about itself |
-//! | `explain` | why it is so |
+//! | `live` | what happens, as it happens |
+//! | `explain`, `picture` | why it is so, and how that looks |
 //! | `openapi` | all of this, described for machines |
 //! | `problem` | what goes wrong, as problem+json |
 //!
@@ -21,7 +22,9 @@ mod body;
 pub mod explain;
 mod guard;
 mod json;
+pub mod live;
 pub mod openapi;
+pub mod picture;
 mod problem;
 mod question;
 
@@ -52,12 +55,14 @@ use self::{
     explain::Explanation,
     guard::{Guard, RefuseOtherSites},
     json::Json,
+    live::Listeners,
     problem::Problem,
     question::{Call, Question, Questions},
 };
 use crate::{
     access::Access,
     config::Scope,
+    dashboard,
     desk::{Caller, Desk, Transport},
     observe::trace::RequestSpans,
     serve::Draining,
@@ -107,17 +112,20 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
     let guard = |scope| Guard { access: access.clone(), scope };
     // all layers of a route at once: each time layers are put around routes, every call is boxed once more
     let seen = RequestSpans(Transport::Http);
-    let needing = |scope| (seen, RefuseOtherSites, guard(scope));
+    let needing = |scope| (seen, RefuseOtherSites { unless_guarded_by: Some(access.clone()) }, guard(scope));
+    let listeners = Listeners::default();
     let telling = Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(about::readyz::<S>))
         .route("/metrics", get(about::metrics::<S>))
         .route("/openapi.json", get(openapi::document))
-        .route_layer((seen, RefuseOtherSites));
+        .route_layer((seen, RefuseOtherSites { unless_guarded_by: None }));
+    let page = Router::new().route("/", get(dashboard::page)).merge(dashboard::assets()).route_layer(seen);
     let asking = Router::new()
         .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
         .route("/v1/explain", post(explain::<S>))
+        .route("/v1/live", get(move |api, request| live::live::<S>(listeners.clone(), api, request)))
         .route_layer(needing(Scope::Check));
     let adjusting = Router::new()
         .route("/v1/charge", post(charge::<S>))
@@ -133,6 +141,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .merge(asking)
         .merge(adjusting)
         .merge(administering)
+        .merge(page)
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
@@ -199,14 +208,19 @@ async fn explain<S: Store>(
     let question = ask(&desk, Call::Explain, request).await?;
     let rules = desk.limiter().rules();
     let decision = desk.decide(caller(&question), Operation::Peek, &question.subject).await?;
-    Ok(Json(Explanation::new(&rules, &question.subject, decision)?))
+    let (mut explanation, counters) = Explanation::new(&rules, &question.subject, decision)?;
+    // a drawing more or less: without the store, the words have to do
+    if let Ok(looks) = desk.limiter().look(&counters).await {
+        explanation.draw(looks);
+    }
+    Ok(Json(explanation))
 }
 
 async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
     let detail = format!(
-        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /healthz, \
-         /readyz, /metrics or /openapi.json"
+        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, \
+         /healthz, /readyz, /metrics, /openapi.json or, in a browser, /"
     );
     Problem::new(StatusCode::NOT_FOUND, detail)
 }

@@ -5,14 +5,15 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::{BuildHasher, Hasher, RandomState},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
-use tollgate::Stats;
+use tollgate::{Stats, stats::BOUNDS};
 
 use super::{
     Observer,
@@ -34,6 +35,8 @@ pub const INTERVAL: Duration = Duration::from_secs(1);
 pub struct Second {
     /// The how many'th since the server began, from 1.
     pub number: u64,
+    /// When it ended, in milliseconds of the epoch.
+    pub at_ms: u64,
     /// Requests of any kind, by what became of them.
     pub allowed: u64,
     /// Those that were refused.
@@ -48,6 +51,10 @@ pub struct Second {
     pub store_calls: u64,
     /// How long those took together, in microseconds.
     pub store_micros: u64,
+    /// Half of them took at most about so long, in microseconds.
+    pub store_p50_us: u64,
+    /// All but one in a hundred took at most about so long.
+    pub store_p99_us: u64,
     /// Calls to the store that failed.
     pub store_errors: u64,
     /// Servers that were not asked at its end.
@@ -71,6 +78,8 @@ pub struct RuleSecond {
 
 /// The last hour.
 pub struct History {
+    /// Tells one run of a server from another, whose seconds have the same numbers.
+    run: Box<str>,
     kept: Mutex<Kept>,
     /// The number of the last second.
     last: watch::Sender<u64>,
@@ -87,7 +96,7 @@ struct Kept {
 struct Totals {
     requests: [u64; RequestOutcome::ALL.len()],
     degraded: u64,
-    store_calls: u64,
+    store_calls: [u64; BOUNDS.len() + 1],
     store_micros: u64,
     store_errors: u64,
     rules: HashMap<Arc<str>, [u64; RuleOutcome::ALL.len()]>,
@@ -95,11 +104,17 @@ struct Totals {
 
 impl Default for History {
     fn default() -> Self {
-        Self { kept: Mutex::default(), last: watch::Sender::new(0) }
+        let run = format!("{:016x}", RandomState::new().build_hasher().finish());
+        Self { run: run.into(), kept: Mutex::default(), last: watch::Sender::new(0) }
     }
 }
 
 impl History {
+    /// What tells it from that of another run of the server.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
     /// The seconds after this one, oldest first.
     pub fn since(&self, number: u64) -> Vec<Arc<Second>> {
         let kept = self.kept.lock();
@@ -112,10 +127,13 @@ impl History {
         self.last.subscribe()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the time is shown to people, and decides nothing")]
     fn keep(&self, totals: Totals, left_alone: usize) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut kept = self.kept.lock();
         let number = kept.seconds.back().map_or(1, |second| second.number + 1);
-        let second = totals.since(&kept.before, number, left_alone);
+        let mut second = totals.since(&kept.before, number, left_alone);
+        second.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         if kept.seconds.len() == SECONDS {
             kept.seconds.pop_front();
         }
@@ -153,7 +171,7 @@ impl Observer {
         Totals {
             requests,
             degraded: stats.degraded.iter().map(|(_, count)| count).sum(),
-            store_calls: stats.calls.counts.iter().sum(),
+            store_calls: stats.calls.counts,
             store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
             store_errors: stats.errors.iter().map(|(_, count)| count).sum(),
             rules: rules.collect(),
@@ -166,15 +184,22 @@ impl Totals {
         let of = |outcome: RequestOutcome| {
             grown(self.requests[outcome as usize], before.requests[outcome as usize])
         };
+        let mut calls = self.store_calls;
+        for (count, before) in calls.iter_mut().zip(before.store_calls) {
+            *count = grown(*count, before);
+        }
         Second {
             number,
+            at_ms: 0,
             allowed: of(RequestOutcome::Allowed),
             denied: of(RequestOutcome::Denied),
             unmatched: of(RequestOutcome::Unmatched),
             errors: of(RequestOutcome::Invalid) + of(RequestOutcome::Failed),
             degraded: grown(self.degraded, before.degraded),
-            store_calls: grown(self.store_calls, before.store_calls),
+            store_calls: calls.iter().sum(),
             store_micros: grown(self.store_micros, before.store_micros),
+            store_p50_us: quantile(&calls, 50),
+            store_p99_us: quantile(&calls, 99),
             store_errors: grown(self.store_errors, before.store_errors),
             left_alone: u64::try_from(left_alone).unwrap_or(u64::MAX),
             rules: self.rules_since(before),
@@ -223,7 +248,39 @@ impl RuleSecond {
     }
 }
 
+/// How long so many in a hundred took at most, in microseconds: as if those between two bounds were spread evenly. What took
+/// longer than all bounds counts as the last of them.
+fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
+    let micros = |bound: Duration| u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
+    let rank = (counts.iter().sum::<u64>() * percent).div_ceil(100);
+    let (mut below, mut lower) = (0, 0);
+    for (count, upper) in counts.iter().zip(BOUNDS.map(micros)) {
+        if *count > 0 && below + count >= rank {
+            return lower + (upper - lower) * (rank - below) / count;
+        }
+        (below, lower) = (below + count, upper);
+    }
+    if below == 0 && counts[BOUNDS.len()] == 0 { 0 } else { lower }
+}
+
 /// By how much a count has grown; one that began anew, as that of a rule that came back, by all of it.
 fn grown(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_between_the_bounds_that_hold_them() {
+        let mut counts = [0; BOUNDS.len() + 1];
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 99)), (0, 0));
+        counts[0] = 10;
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 99)), (50, 100));
+        counts[2] = 10;
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 75), quantile(&counts, 99)), (100, 375, 500));
+        counts[BOUNDS.len()] = 1_000;
+        assert_eq!(quantile(&counts, 99), 1_000_000);
+    }
 }

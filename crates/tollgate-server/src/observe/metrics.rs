@@ -120,6 +120,11 @@ impl Reloads {
         self.failed.fetch_add(1, Relaxed);
     }
 
+    /// When the configuration was last read and put in force, in seconds of the epoch.
+    pub fn last_success(&self) -> u64 {
+        self.last_success.load(Relaxed)
+    }
+
     /// Whether what is in force is not what the file says.
     pub fn is_stale(&self) -> bool {
         self.is_stale.load(Relaxed) == 1

@@ -1,0 +1,99 @@
+// The last hour, second by second, and what of it is drawn.
+
+const KEPT = 3600;
+// Per range in seconds: how many seconds one point stands for. So many points that a line is calm and nothing is hidden.
+const STEPS = { 300: 1, 900: 3, 3600: 10 };
+// A pause of so many points is a gap, and not a line across it.
+const GAP = 4;
+export const OTHERS = '!other';
+
+export class Series {
+  constructor() {
+    this.seconds = [];
+  }
+
+  add(seconds) {
+    const newest = this.seconds.at(-1)?.at_ms ?? 0;
+    // after a restart, the server tells its own past only; what is known from before stays
+    for (const second of seconds) {
+      if (second.at_ms > newest) this.seconds.push(second);
+    }
+    const oldest = (this.seconds.at(-1)?.at_ms ?? 0) - KEPT * 1000;
+    let gone = 0;
+    while (gone < this.seconds.length && this.seconds[gone].at_ms < oldest) gone += 1;
+    this.seconds.splice(0, gone);
+  }
+
+  clear() {
+    this.seconds = [];
+  }
+
+  // The newest seconds, at most so many.
+  last(count) {
+    const from = (this.seconds.at(-1)?.at_ms ?? 0) - count * 1000;
+    let first = this.seconds.length;
+    while (first > 0 && this.seconds[first - 1].at_ms > from) first -= 1;
+    return this.seconds.slice(first);
+  }
+
+  // Names of the rules in these seconds, busiest first.
+  static busiest(seconds, of = (rule) => rule.allowed + rule.denied + rule.shadow_denied) {
+    const totals = new Map();
+    for (const second of seconds) {
+      for (const rule of second.rules) totals.set(rule.rule, (totals.get(rule.rule) ?? 0) + of(rule));
+    }
+    return [...totals].filter(([, total]) => total > 0).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name]) => name);
+  }
+
+  // Points of the last `range` seconds: times in seconds, and for each point the seconds that it stands for; a gap has none.
+  points(range) {
+    const step = STEPS[range];
+    const seconds = this.last(range);
+    const times = [];
+    const groups = [];
+    for (const second of seconds) {
+      const at = second.at_ms / 1000;
+      const time = step === 1 ? at : Math.floor(at / step) * step;
+      if (times.length > 0 && time - times.at(-1) > GAP * step) {
+        times.push(times.at(-1) + step, time - step);
+        groups.push([], []);
+      }
+      if (times.at(-1) === time) groups.at(-1).push(second);
+      else {
+        times.push(time);
+        groups.push([second]);
+      }
+    }
+    return { times, groups, step, seconds };
+  }
+}
+
+// The mean of `of` over the seconds of each point; nothing in a gap.
+export function means(groups, of) {
+  return groups.map((group) => (group.length === 0 ? null : group.reduce((sum, second) => sum + of(second), 0) / group.length));
+}
+
+// The worst of `of` over the seconds of each point that have one.
+export function worst(groups, of) {
+  return groups.map((group) => {
+    const values = group.map(of).filter((value) => value !== null);
+    return values.length === 0 ? null : Math.max(...values);
+  });
+}
+
+// The store is away, and not only late for one or the other request.
+export const isDegraded = (second) => second.left_alone > 0 || second.degraded * 2 > second.allowed + second.denied;
+// Some requests were decided without it.
+export const isTouched = (second) => second.left_alone > 0 || second.degraded > 0;
+
+// From when to when seconds are so, in seconds of the epoch. A short pause does not end it.
+export function periods(seconds, are) {
+  const bands = [];
+  for (const second of seconds.filter(are)) {
+    const at = second.at_ms / 1000;
+    const band = bands.at(-1);
+    if (band && at - band[1] <= 3) band[1] = at;
+    else bands.push([at - 1, at]);
+  }
+  return bands;
+}

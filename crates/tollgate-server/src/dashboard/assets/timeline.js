@@ -1,0 +1,150 @@
+// What is in a counter, drawn over time: what was admitted and counts still, what is asked, and from when on it fits.
+// Everything left of "now" has happened; right of it is what will be if nobody else comes.
+
+import { clock, count, duration, shape, windowMillis } from './words.js';
+
+const HEIGHT = 168;
+const TOP = 26;
+const BOTTOM = 30;
+const LEFT = 8;
+const RIGHT = 8;
+
+// How much counts at times from `at` on, as corners of a line: [milliseconds from now, units].
+function ahead(picture, endMs) {
+  const ms = (us) => (us - picture.at_us) / 1000;
+  if (picture.kind === 'token-bucket') {
+    const empty = picture.drains_per_second > 0 ? (picture.level / picture.drains_per_second) * 1000 : endMs;
+    return [[0, picture.level], [empty, 0], [Math.max(endMs, empty), 0]];
+  }
+  if (picture.kind === 'fixed-window') {
+    const { until_us, units } = picture.window;
+    return [[0, units], [ms(until_us), units], [ms(until_us), 0], [Math.max(endMs, ms(until_us)), 0]];
+  }
+  if (picture.kind === 'sliding-counter') {
+    const { previous, current, ends_us } = picture;
+    const length = ms(current.until_us) - ms(current.from_us);
+    const fade = (units, until, at) => units * Math.min(1, Math.max(0, (until + length - at) / length));
+    const level = (at) => fade(previous.units, ms(previous.until_us), at) + fade(current.units, ms(current.until_us), at);
+    const end = ends_us > 0 ? ms(ends_us) : 0;
+    const corners = [0, ms(current.until_us), end].filter((at) => at <= end);
+    return [...corners.map((at) => [at, level(at)]), [end, 0], [Math.max(endMs, end), 0]];
+  }
+  let level = picture.older_units + picture.charges.reduce((sum, charge) => sum + charge.units, 0);
+  const corners = [[0, level]];
+  // those that are not listed are older than all that are: they leave before the first of them
+  if (picture.older_units > 0 && picture.charges.length > 0) {
+    const first = ms(picture.charges[0].until_us);
+    level -= picture.older_units;
+    corners.push([first, level]);
+  }
+  for (const { until_us, units } of picture.charges) {
+    corners.push([ms(until_us), level], [ms(until_us), level - units]);
+    level -= units;
+  }
+  corners.push([Math.max(endMs, corners.at(-1)[0]), level]);
+  return corners;
+}
+
+// How what counts now came about, as corners of a line that ends now, where that is known.
+function behind(picture, startMs) {
+  const ms = (us) => (us - picture.at_us) / 1000;
+  // only a log keeps when what came
+  if (picture.kind !== 'sliding-log') return [];
+  const corners = [[startMs, picture.older_units]];
+  let level = picture.older_units;
+  for (const { from_us, units } of picture.charges) {
+    corners.push([ms(from_us), level], [ms(from_us), level + units]);
+    level += units;
+  }
+  corners.push([0, level]);
+  return corners;
+}
+
+// The drawing of one counter; `width` in pixels.
+export function timeline({ picture, limit, cost, state, retryMs, never, fits }, width) {
+  const windowMs = windowMillis(limit.window);
+  const resetMs = state.reset_after_ms;
+  const startMs = picture.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : picture.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (picture.previous.from_us - picture.at_us) / 1000) : -windowMs;
+  const endMs = Math.max(resetMs, retryMs ?? 0, windowMs * 0.12) * 1.06;
+  const line = ahead(picture, endMs);
+  const used = line[0][1];
+  const most = Math.max(limit.capacity, used, Math.min(used + cost, limit.capacity * 2)) * 1.12;
+
+  const x = (at) => LEFT + ((at - startMs) / (endMs - startMs)) * (width - LEFT - RIGHT);
+  const y = (units) => HEIGHT - BOTTOM - (units / most) * (HEIGHT - TOP - BOTTOM);
+  const path = (corners) => corners.map(([at, units], place) => `${place ? 'L' : 'M'}${x(at).toFixed(1)} ${y(units).toFixed(1)}`).join('');
+  const floor = y(0);
+  const svg = shape('svg', { class: 'timeline', viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': said({ used, limit, cost, retryMs, never, fits }) });
+  const draw = (name, attributes, ...children) => svg.append(shape(name, attributes, ...children));
+  const text = (at, above, words, more = {}) => draw('text', { x: at.toFixed(1), y: above.toFixed(1), ...more }, words);
+
+  // windows that a counter is made of
+  const box = ({ from_us, until_us, units }, name) => {
+    const from = Math.max((from_us - picture.at_us) / 1000, startMs);
+    const until = Math.min((until_us - picture.at_us) / 1000, endMs);
+    if (until <= from) return;
+    draw('rect', { class: name, x: x(from), y: y(units), width: x(until) - x(from), height: floor - y(units) });
+    draw('path', { class: 'window', d: `M${x(from)} ${TOP}V${floor}M${x(until)} ${TOP}V${floor}` });
+    const words = `${count(units)} in this window`;
+    if (x(until) - x(from) > words.length * 7) text((x(from) + x(until)) / 2, floor - 7, words, { 'text-anchor': 'middle' });
+  };
+  if (picture.kind === 'sliding-counter') {
+    box(picture.previous, 'before');
+    box({ ...picture.current, until_us: Math.min(picture.current.until_us, picture.at_us) }, 'before');
+  }
+  if (picture.kind === 'fixed-window') box({ ...picture.window, until_us: picture.at_us }, 'counts');
+
+  const past = behind(picture, startMs);
+  const whole = [...past, ...line];
+  draw('path', { class: 'counts', d: `${path(whole)}L${x(whole.at(-1)[0])} ${floor}L${x(whole[0][0])} ${floor}Z` });
+  draw('path', { class: 'edge', d: path(whole) });
+  draw('path', { class: 'axis', d: `M${LEFT} ${floor}H${width - RIGHT}` });
+  draw('path', { class: 'limit', d: `M${LEFT} ${y(limit.capacity)}H${width - RIGHT}` });
+  text(LEFT + 2, y(limit.capacity) - 4, `limit ${count(limit.capacity)}`, { class: 'limit-text' });
+
+  if (picture.kind === 'sliding-log') {
+    let level = picture.older_units;
+    for (const { from_us, units } of picture.charges) {
+      level += units;
+      draw('circle', { class: 'charge', cx: x((from_us - picture.at_us) / 1000), cy: y(level), r: 3.5 });
+    }
+  }
+
+  if (cost > 0) {
+    const top = Math.min(used + cost, most);
+    draw('rect', { class: fits ? 'asked' : 'asked over', x: x(0) + 2, y: y(top), width: 9, height: Math.max(3, y(used) - y(top)), rx: 2 });
+    text(x(0) + 15, Math.max(y(top) + 10, TOP + 4), `+ ${count(cost)} asked`, { class: fits ? 'asked-text' : 'asked-text over' });
+  }
+  if (used > 0) text(x(0) - 6, Math.min(y(used) - 5, floor - 20), `${count(Math.ceil(used))} used`, { class: 'strong', 'text-anchor': x(0) > 70 ? 'end' : 'start' });
+  draw('path', { class: 'now', d: `M${x(0)} ${TOP - 8}V${floor + 4}` });
+  text(x(0), TOP - 12, 'now', { class: 'strong', 'text-anchor': 'middle' });
+
+  const label = (at, words, name, anchor) => text(Math.min(Math.max(x(at), LEFT), width - RIGHT), HEIGHT - 10, words, { class: name ?? '', 'text-anchor': anchor });
+  if (startMs < -windowMs * 0.4) label(startMs, `${duration(-startMs)} ago`, undefined, 'start');
+  const nowLabel = clock(picture.at_us / 1000);
+  label(0, nowLabel, 'strong', x(0) < 40 ? 'start' : x(0) > width - 40 ? 'end' : 'middle');
+  if (!fits && retryMs !== null && !never) {
+    draw('path', { class: 'when', d: `M${x(retryMs)} ${TOP - 4}V${floor + 4}` });
+    const late = x(retryMs) > width - 90;
+    text(x(retryMs) + (late ? -5 : 5), TOP + 6, `fits in ${duration(retryMs)}`, { class: 'when-text', 'text-anchor': late ? 'end' : 'start' });
+  }
+  if (resetMs > 0 && x(resetMs) - x(0) > 110) label(resetMs, `+ ${duration(resetMs)}`, undefined, x(resetMs) > width - 60 ? 'end' : 'middle');
+  return svg;
+}
+
+// What the drawing shows, in words.
+export function caption(picture, limit) {
+  if (picture.kind === 'sliding-log') {
+    const older = picture.older_units > 0 ? ` ${count(picture.older_units)} older units are not drawn one by one.` : '';
+    return `Each dot was admitted, and leaves ${limit.window} after it came.${older}`;
+  }
+  if (picture.kind === 'sliding-counter') return 'The window under way counts in full, the one before by the part of it that is not yet a window ago.';
+  if (picture.kind === 'fixed-window') return 'All of it counts until the window ends, and then nothing does.';
+  return `It drains by ${count(picture.drains_per_second)} a second; a request fits as soon as there is room below the limit.`;
+}
+
+function said({ used, limit, cost, retryMs, never, fits }) {
+  const begin = `${count(used)} of ${count(limit.capacity)} count now, ${count(cost)} asked: `;
+  if (fits) return `${begin}fits`;
+  return begin + (never || retryMs === null ? 'never fits' : `fits in ${duration(retryMs)}`);
+}

@@ -1,0 +1,345 @@
+//! The stream of events that the dashboard draws, and the page itself: bytes in, bytes out.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, BodyDataStream, to_bytes},
+    http::{Request, Response, StatusCode, header},
+};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    time::timeout,
+};
+use tokio_stream::StreamExt;
+use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation};
+use tollgate_server::{
+    access::Access,
+    config::{Scopes, Token},
+    demo,
+    desk::{Caller, Desk, Subject, Transport},
+    http::{
+        self,
+        live::{MAX_LISTENERS, MAX_SECONDS, READ_TIMEOUT},
+    },
+    observe::history::SECONDS,
+    serve::{Draining, Server},
+};
+use tollgate_testkit::wait::PATIENCE;
+use tower::ServiceExt;
+
+const CHECK: Scopes = Scopes { check: true, adjust: false, admin: false };
+
+/// A server whose seconds pass when the test says so.
+struct Subjected {
+    desk: Desk<MemoryStore>,
+    settings: http::Settings,
+    routes: Router,
+}
+
+/// One event.
+#[derive(Debug)]
+struct Event {
+    name: String,
+    id: Option<String>,
+    data: Value,
+}
+
+/// A stream of events that is being read.
+struct Events {
+    body: BodyDataStream,
+    text: String,
+}
+
+impl Subjected {
+    fn new(tokens: Vec<Token>) -> Self {
+        let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+        let settings = http::Settings { access: Access::new(tokens), draining: Draining::default() };
+        let routes = http::guarded(desk.clone(), settings.clone(), Router::new());
+        Self { desk, settings, routes }
+    }
+
+    fn pass_seconds(&self, count: usize) {
+        for _ in 0..count {
+            self.desk.observer().keep_second(&self.desk.limiter().stats());
+        }
+    }
+
+    async fn check(&self) {
+        let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")]).unwrap();
+        let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
+        self.desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
+    }
+
+    async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Body> {
+        let mut request = Request::get(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.routes.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+
+    async fn listen(&self, headers: &[(&str, &str)]) -> Events {
+        let response = self.get("/v1/live", headers).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+        Events { body: response.into_body().into_data_stream(), text: String::new() }
+    }
+}
+
+impl Events {
+    /// The next event; nothing when the stream has ended.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let event = read(event);
+                self.text = rest.to_owned();
+                return Some(event);
+            }
+            let chunk = timeout(PATIENCE, self.body.next()).await.expect("something happens")?;
+            self.text.push_str(std::str::from_utf8(&chunk.unwrap()).unwrap());
+        }
+    }
+
+    /// The next event of this name.
+    async fn next_of(&mut self, name: &str) -> Event {
+        loop {
+            let event = self.next().await.expect("the stream goes on");
+            if event.name == name {
+                return event;
+            }
+        }
+    }
+}
+
+fn read(text: &str) -> Event {
+    let field = |name: &str| {
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        values.next_back().map(str::to_owned)
+    };
+    let data = serde_json::from_str(&field("data").unwrap()).unwrap();
+    Event { name: field("event").unwrap(), id: field("id"), data }
+}
+
+fn numbers(event: &Event) -> Vec<u64> {
+    event.data["seconds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|second| second["number"].as_u64().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn it_tells_the_past_in_parts_and_then_each_second() {
+    let server = Subjected::new(Vec::new());
+    server.check().await;
+    server.pass_seconds(MAX_SECONDS + 5);
+    let mut events = server.listen(&[]).await;
+    let hello = events.next().await.unwrap();
+    assert_eq!(
+        (&*hello.name, &hello.data["open"], &hello.data["seconds"]),
+        ("hello", &true.into(), &SECONDS.into())
+    );
+    let rules = events.next_of("rules").await;
+    assert_eq!(rules.data["rules"][0]["name"], "login-per-ip");
+    let top = events.next_of("top").await;
+    assert_eq!(top.data["heaviest"][0]["key"], "ip=203.0.113.9");
+    let past = events.next_of("seconds").await;
+    assert_eq!((numbers(&past).len(), numbers(&past)[0]), (MAX_SECONDS, 1));
+    let first = &past.data["seconds"][0];
+    assert_eq!((&first["allowed"], &first["rules"][0]["rule"]), (&1.into(), &"login-per-ip".into()));
+    assert_eq!((&past.data["store"], &past.data["rules"]), (&"ok".into(), &"ok".into()));
+    assert_eq!(numbers(&events.next_of("seconds").await).len(), 5);
+    server.check().await;
+    server.pass_seconds(1);
+    let now = events.next_of("seconds").await;
+    assert_eq!(
+        (numbers(&now), &now.data["seconds"][0]["allowed"]),
+        (vec![MAX_SECONDS as u64 + 6], &1.into())
+    );
+}
+
+#[tokio::test]
+async fn who_comes_back_is_told_what_happened_since() {
+    let server = Subjected::new(Vec::new());
+    server.pass_seconds(3);
+    let mut events = server.listen(&[]).await;
+    let id = events.next_of("seconds").await.id.unwrap();
+    drop(events);
+    server.pass_seconds(2);
+    let mut events = server.listen(&[("last-event-id", &id)]).await;
+    assert_eq!(numbers(&events.next_of("seconds").await), [4, 5]);
+    // of another run, whose seconds have the same numbers
+    for other in ["0123456789abcdef-3", "nonsense", ""] {
+        let mut events = server.listen(&[("last-event-id", other)]).await;
+        assert_eq!(numbers(&events.next_of("seconds").await), [1, 2, 3, 4, 5], "{other}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_sees_what_it_may_for_as_long_as_it_may() {
+    let app = || Token::new("app", b"s3cret", CHECK);
+    let ops = |may| Token::new("ops", b"other", may);
+    let server = Subjected::new(vec![app(), ops(Scopes { admin: true, ..CHECK })]);
+    for (authorization, status) in [(None, 401), (Some("Bearer wrong"), 403)] {
+        let headers: Vec<_> = authorization.iter().map(|value| ("authorization", *value)).collect();
+        assert_eq!(server.get("/v1/live", &headers).await.status(), status);
+    }
+    server.pass_seconds(1);
+    let mut events = server.listen(&[("authorization", "Bearer s3cret")]).await;
+    let hello = events.next().await.unwrap();
+    assert_eq!(
+        (&hello.data["name"], hello.data["may"].to_string()),
+        (&"app".into(), r#"["check"]"#.to_owned())
+    );
+    // neither rules nor keys
+    assert_eq!(events.next().await.unwrap().name, "seconds");
+
+    let mut admin = server.listen(&[("authorization", "Bearer other")]).await;
+    admin.next_of("rules").await;
+    admin.next_of("seconds").await;
+    server.settings.access.replace(vec![app(), ops(CHECK)]);
+    server.pass_seconds(1);
+    assert_eq!(admin.next_of("hello").await.data["may"].to_string(), r#"["check"]"#);
+    assert_eq!(admin.next().await.unwrap().name, "seconds");
+    server.settings.access.replace(vec![app()]);
+    server.pass_seconds(1);
+    assert!(admin.next().await.is_none(), "the token has been taken back");
+    assert_eq!(events.next_of("seconds").await.name, "seconds", "that of another has not");
+}
+
+#[tokio::test]
+async fn other_rules_are_told_when_they_are_in_force() {
+    let server = Subjected::new(Vec::new());
+    server.pass_seconds(1);
+    let mut events = server.listen(&[]).await;
+    let before = events.next_of("rules").await.data["fingerprint"].clone();
+    events.next_of("seconds").await;
+    server.desk.limiter().reconfigure(demo::rules().into_iter().take(1)).unwrap();
+    server.desk.observer().reloads().failed();
+    server.pass_seconds(1);
+    let rules = events.next_of("rules").await;
+    assert_eq!(rules.data["rules"].as_array().unwrap().len(), 1);
+    assert_ne!(rules.data["fingerprint"], before);
+    assert_eq!(events.next_of("seconds").await.data["rules"], "stale");
+}
+
+#[tokio::test]
+async fn listeners_are_few_and_a_place_comes_free() {
+    let server = Subjected::new(Vec::new());
+    let mut all = Vec::new();
+    for _ in 0..MAX_LISTENERS {
+        all.push(server.listen(&[]).await);
+    }
+    let refused = server.get("/v1/live", &[]).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let problem: Value =
+        serde_json::from_slice(&to_bytes(refused.into_body(), 1 << 10).await.unwrap()).unwrap();
+    assert!(problem["detail"].as_str().unwrap().starts_with("64 others listen already"), "{problem}");
+    all.pop();
+    tollgate_testkit::wait::until_async("there is a place again", PATIENCE, async || {
+        server.get("/v1/live", &[]).await.status() == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_loses_the_place() {
+    let server = Subjected::new(Vec::new());
+    let mut all = Vec::new();
+    for _ in 0..MAX_LISTENERS {
+        all.push(server.listen(&[]).await);
+    }
+    for _ in 0..4 {
+        server.pass_seconds(1);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(server.get("/v1/live", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    tokio::time::sleep(READ_TIMEOUT).await;
+    assert_eq!(server.get("/v1/live", &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_server_that_stops_ends_them_at_once() {
+    let server = Subjected::new(Vec::new());
+    let mut events = server.listen(&[]).await;
+    events.next_of("hello").await;
+    server.settings.draining.begin();
+    while events.next().await.is_some() {}
+    let refused = server.get("/v1/live", &[]).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listeners_do_not_hold_up_the_end() {
+    let subjected = Subjected::new(Vec::new());
+    let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+    let address = server.address();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(server.draining(subjected.settings.draining.clone()).run(
+        subjected.routes.clone(),
+        async move {
+            let _ = stopped.await;
+        },
+    ));
+    let mut streams = Vec::new();
+    for _ in 0..5 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        streams.push(stream);
+    }
+    subjected.settings.draining.begin();
+    stop.send(()).unwrap();
+    // far less than what requests in flight are given
+    timeout(Duration::from_secs(5), running).await.expect("it ends soon").unwrap();
+    for stream in &mut streams {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.ends_with(b"0\r\n\r\n"), "the answer is whole");
+    }
+}
+
+#[tokio::test]
+async fn the_page_is_for_everybody_and_holds_to_this_server() {
+    let server = Subjected::new(vec![Token::new("app", b"s3cret", CHECK)]);
+    // by any name, also with tokens: there is nothing in it
+    let page = server.get("/", &[("host", "limits.example"), ("sec-fetch-site", "none")]).await;
+    assert_eq!(page.status(), StatusCode::OK);
+    let policy = page.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self';"), "{policy}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+    let html = String::from_utf8(to_bytes(page.into_body(), 1 << 20).await.unwrap().into()).unwrap();
+    assert!(!html.contains("://") && !html.contains(" style=") && !html.contains(" onclick="));
+    let mut assets: Vec<_> =
+        html.split('"').filter(|part| part.starts_with("/assets/")).map(str::to_owned).collect();
+    assets.extend(
+        ["live", "series", "charts", "tables", "try", "timeline", "words"]
+            .map(|name| format!("/assets/{name}.js")),
+    );
+    for path in assets {
+        let asset = server.get(&path, &[]).await;
+        assert_eq!(asset.status(), StatusCode::OK, "{path}");
+        let kind = match path.rsplit('.').next().unwrap() {
+            "css" => "text/css; charset=utf-8",
+            "js" => "text/javascript; charset=utf-8",
+            _ => "image/svg+xml",
+        };
+        assert_eq!(asset.headers()[header::CONTENT_TYPE], kind, "{path}");
+        assert_eq!(asset.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        let tag = asset.headers()[header::ETAG].to_str().unwrap();
+        let known = server.get(&path, &[("if-none-match", &format!("\"other\", W/{tag}"))]).await;
+        assert_eq!(known.status(), StatusCode::NOT_MODIFIED, "{path}");
+        assert!(to_bytes(known.into_body(), 1 << 20).await.unwrap().is_empty());
+        assert_eq!(server.get(&path, &[("if-none-match", "\"other\"")]).await.status(), StatusCode::OK);
+    }
+    assert_eq!(server.get("/assets/nothing.js", &[]).await.status(), StatusCode::NOT_FOUND);
+}
