@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
-use crate::{fronts, stats::Target};
+use crate::stats::Target;
 
 /// Measures tollgate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
