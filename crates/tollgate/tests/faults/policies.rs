@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 const MOST_IN_VAIN: usize = 40;
 /// How many requests of each mixture follow when all is well again.
 const AFTERWARDS: usize = 10;
-/// How many of those a busy machine may answer too late.
+/// How many of those, and of what a fault should leave alone, a busy machine may answer too late.
 const MOST_LATE: usize = 4;
 
 /// What callers were told, by what they asked for.
@@ -67,7 +67,7 @@ fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
         let (degraded, decided): (Vec<_>, Vec<_>) = calls.iter().partition(|call| call.is_degraded());
         match fault.effect {
             Effect::Away => assert!(decided.is_empty(), "{context}: {:?}", decided[0]),
-            Effect::Unseen => assert!(degraded.is_empty(), "{context}: {:?}", degraded[0]),
+            Effect::Unseen => assert!(degraded.len() <= MOST_LATE, "{context}: {:?}", degraded[0]),
             Effect::Flaky => {}
         }
         assert!(calls.len() >= 5, "{context}: {mixture:?} was asked {} times", calls.len());
