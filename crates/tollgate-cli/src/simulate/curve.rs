@@ -236,3 +236,42 @@ fn amounts_around(amount: u64) -> Vec<u64> {
     amounts.dedup();
     amounts
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate::Cost;
+
+    use super::*;
+
+    #[test]
+    fn amounts_lie_around_the_rules_own() {
+        let amounts = amounts_around(100);
+        assert_eq!((amounts[0], amounts[10], amounts[20]), (3, 100, 3_200));
+        assert_eq!(amounts_around(1), [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]);
+    }
+
+    #[test]
+    fn with_too_many_keys_some_stand_for_all() {
+        const KEYS: u64 = 20_000;
+        let limit = Limit::sliding_log(2, Duration::from_secs(3_600)).unwrap();
+        let rules = RuleSet::new(vec![Rule::new("per-key", limit)]).unwrap();
+        let mut curves = Curves::bounded(&rules, &[1, 2, 3], 3_000);
+        let terms = Terms::new(limit, Cost::ONE);
+        let labels = Labels::new::<&str, &str>([]).unwrap();
+        let ladder = curves.ladder(0, &terms, &labels, &Costs::from(1));
+        for second in 0..3 {
+            for key in 0..KEYS {
+                let now = Timestamp::from_micros((1 + second) * 1_000_000);
+                curves.ask(0, ladder, &terms, &key.to_le_bytes(), now);
+            }
+        }
+        assert!(curves.counters.len() <= 1_000 && curves.sampling() >= 16, "{}", curves.sampling());
+        let points = curves.points(0);
+        // every key comes three times; those of the first turn that were left out later counted as what they were
+        let asked = points[0].matched as f64 / (3 * KEYS) as f64;
+        assert!((0.8..1.2).contains(&asked), "{asked}");
+        for (point, share) in points.iter().zip([2.0 / 3.0, 1.0 / 3.0, 0.0]) {
+            assert!((point.share() - share).abs() < 0.1, "{point:?}");
+        }
+    }
+}

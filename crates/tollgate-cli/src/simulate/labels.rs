@@ -10,6 +10,9 @@ use tollgate_server::labels::{IP, LabelPolicy, LabelSettings};
 
 use super::log::{Fields, Record};
 
+/// The most patterns of a label that are tried on every value: as many as there are bits.
+const MAX_PATTERNS: usize = 64;
+
 /// `--field label=name`: a label and the field of the log it is read from.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldFlag {
@@ -68,10 +71,18 @@ struct Label {
     name: String,
     from: From,
     settings: Option<LabelSettings>,
-    /// Some rule's condition depends on its value, not only on its being there.
-    is_matched: bool,
+    matters: Matters,
     /// Some request has had it.
     seen: bool,
+}
+
+/// What of a label decides which rules apply, and with which numbers.
+#[derive(Clone, Debug)]
+enum Matters {
+    /// Whether it is there; and which of these it matches.
+    Patterns(Vec<Pattern>),
+    /// Its value: there are too many patterns to try them all.
+    Value,
 }
 
 #[derive(Debug)]
@@ -104,21 +115,22 @@ impl Shape {
         made: &[LabelFlag],
         fields: &mut Fields,
     ) -> Self {
-        let mut named: BTreeMap<&str, bool> = BTreeMap::new();
-        named.extend(given.iter().map(|flag| (&*flag.label, false)));
-        named.extend(made.iter().map(|flag| (&*flag.label, false)));
+        let mut named: BTreeMap<&str, Matters> = BTreeMap::new();
+        for label in given.iter().map(|flag| &*flag.label).chain(made.iter().map(|flag| &*flag.label)) {
+            named.entry(label).or_default();
+        }
         for rule in rules {
             for label in &rule.per {
                 named.entry(label).or_default();
             }
             let conditions =
                 [&rule.when, &rule.unless].into_iter().chain(rule.overrides.iter().map(|other| &other.when));
-            for (label, _) in conditions.flat_map(|condition| condition.pairs()) {
-                named.insert(label, true);
+            for (label, pattern) in conditions.flat_map(|condition| condition.pairs()) {
+                named.entry(label).or_default().add(pattern);
             }
         }
         let field_of = |label: &str| given.iter().find(|flag| flag.label == label).map(|flag| &*flag.name);
-        let labels = named.into_iter().map(|(name, is_matched)| {
+        let labels = named.into_iter().map(|(name, matters)| {
             let ways: Vec<_> = made.iter().filter(|flag| flag.label == name).collect();
             let from = if ways.is_empty() {
                 From::Field(fields.label(name, field_of(name)))
@@ -134,7 +146,7 @@ impl Shape {
                 From::Made(made.collect())
             };
             let settings = policy.label(name).cloned();
-            Label { name: name.to_owned(), from, settings, is_matched, seen: false }
+            Label { name: name.to_owned(), from, settings, matters, seen: false }
         });
         let labels = labels.collect();
         Self { labels, policy }
@@ -193,10 +205,18 @@ impl Shape {
     #[inline]
     pub(super) fn write_matched(&self, row: &Row, into: &mut Vec<u8>) {
         for (position, label) in self.labels.iter().enumerate() {
-            match row.get(position) {
-                None => into.push(0),
-                Some(value) if label.is_matched => write_value(value, into),
-                Some(_) => into.push(1),
+            match (row.get(position), &label.matters) {
+                (None, _) => into.push(0),
+                (Some(_), Matters::Patterns(patterns)) if patterns.is_empty() => into.push(1),
+                (Some(value), Matters::Patterns(patterns)) => {
+                    let matches = patterns
+                        .iter()
+                        .rev()
+                        .fold(0_u64, |bits, pattern| bits << 1 | u64::from(pattern.matches(value)));
+                    into.push(1);
+                    into.extend_from_slice(&matches.to_le_bytes());
+                }
+                (Some(value), Matters::Value) => write_value(value, into),
             }
         }
     }
@@ -205,6 +225,26 @@ impl Shape {
     pub(super) fn labels(&self, row: &Row) -> Result<Labels, LabelError> {
         let pairs = self.labels.iter().enumerate();
         Labels::new(pairs.filter_map(|(position, label)| Some((&*label.name, row.get(position)?))))
+    }
+}
+
+impl Default for Matters {
+    fn default() -> Self {
+        Self::Patterns(Vec::new())
+    }
+}
+
+impl Matters {
+    fn add(&mut self, pattern: &Pattern) {
+        let Self::Patterns(patterns) = self else { return };
+        if patterns.contains(pattern) {
+            return;
+        }
+        if patterns.len() < MAX_PATTERNS {
+            patterns.push(pattern.clone());
+        } else {
+            *self = Self::Value;
+        }
     }
 }
 

@@ -8,15 +8,19 @@
 //! | `counters` | the counters that are in use |
 //! | `curve` | the same with other amounts |
 //! | `tally`, `timeline` | what is counted of it |
-//! | `report` | what came of it; `text` and `html` draw it |
+//! | `report` | what came of it; `text` and `html` show it, with charts by `chart` |
 //!
 //! One pass, one thread. The virtual clock shows the time of the latest line so far: it never runs backwards, as in a store. A line
 //! that comes late is decided at the time that the clock has come to.
 
+mod chart;
 mod counters;
 mod curve;
+mod html;
 mod labels;
 mod log;
+#[cfg(test)]
+mod pictures;
 mod replay;
 mod report;
 mod tally;
@@ -24,10 +28,9 @@ mod text;
 mod timeline;
 mod words;
 
-use std::{path::PathBuf, str::FromStr};
+use std::{fs, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::{Cost, Costs, RuleSet, Timestamp, rules::MAX_UNITS};
 use tollgate_server::{
     config::{self, Deciding, Flags, Origin, Source},
@@ -44,8 +47,11 @@ use self::{
 };
 use crate::{
     Done, Verdict,
-    output::{self, Form},
+    output::{self, Form, Progress},
 };
+
+/// After how many requests it is shown how far it is.
+const PROGRESS_LINES: u64 = 1 << 14;
 
 /// Replay a log through rules: what would they have refused, and whom?
 ///
@@ -92,6 +98,10 @@ pub(crate) struct Simulate {
     /// Also tries other amounts for each rule: those around its own, or --curve=10,20,50
     #[arg(long, value_name = "AMOUNTS", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     curve: Option<Amounts>,
+
+    /// Also writes the report as one page, with charts
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// `--cost unit=field`
@@ -134,17 +144,24 @@ impl FromStr for Amounts {
 
 impl Simulate {
     pub(crate) async fn run(self, form: Form) -> Done {
-        let progress = self.progress();
-        let report = self.simulate(&progress)?;
-        progress.finish_and_clear();
+        let report = self.simulate(form)?;
+        if let Some(path) = &self.html {
+            fs::write(path, html::page(&report))
+                .map_err(|error| format!("cannot write the report {:?}: {error}", path.display()))?;
+        }
         match form {
-            Form::Text => text::print(&report),
+            Form::Text => {
+                text::print(&report);
+                if let Some(path) = &self.html {
+                    output::line(format_args!("\nwritten: {}", path.display()));
+                }
+            }
             Form::Json => output::json(&report)?,
         }
         Ok(Verdict::Fine)
     }
 
-    fn simulate(&self, progress: &ProgressBar) -> Result<Report, Box<dyn std::error::Error>> {
+    fn simulate(&self, form: Form) -> Result<Report, Box<dyn std::error::Error>> {
         let mut fields = Fields::new(self.time.as_deref());
         let units = self.units(&mut fields)?;
         let mut timeline_rows = 1;
@@ -155,7 +172,8 @@ impl Simulate {
             None => None,
         };
         let reading = Reading { format: self.format, fields, time_format: self.time_format.clone() };
-        let mut logs = Logs::open(&self.log, reading, progress)?;
+        let mut logs = Logs::open(&self.log, reading)?;
+        let progress = Progress::new(form, "simulating", self.bytes());
         let mut timeline = Timeline::new(timeline_rows);
         let mut clock = Clock::default();
         let mut difference = Difference::default();
@@ -164,14 +182,20 @@ impl Simulate {
             let now = clock.at(record.time_us);
             timeline.reach(now);
             let asked = match &mut against {
-                None => replay.ask(record, now, &mut timeline).map(|_| ()),
+                None => replay.prepare(record).map(|plan| {
+                    replay.decide(&plan, now, &mut timeline);
+                }),
                 Some((against, _)) => both(&mut replay, against, record, now, &mut timeline, &mut difference),
             };
             match asked {
                 Ok(()) => timeline.count(0),
                 Err(problem) => logs.reject(problem),
             }
+            if logs.read.is_multiple_of(PROGRESS_LINES) {
+                progress.is_at(logs.bytes(), format!("{} requests", output::count(logs.read)));
+            }
         }
+        drop(progress);
         if logs.read == 0 {
             return Err(logs.nothing().into());
         }
@@ -231,14 +255,10 @@ impl Simulate {
         Ok(units)
     }
 
-    /// A bar over the bytes of all logs, on a terminal.
-    fn progress(&self) -> ProgressBar {
-        const BAR: &str = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-        const SPINNER: &str = "{spinner} {bytes}, {bytes_per_sec}";
+    /// How many bytes the logs have; as if without end, where nobody knows.
+    fn bytes(&self) -> u64 {
         let sizes: Option<u64> = self.log.iter().map(|path| Some(path.metadata().ok()?.len())).sum();
-        let style = ProgressStyle::with_template(if sizes.is_some() { BAR } else { SPINNER });
-        let bar = sizes.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
-        bar.with_style(style.expect("the templates are possible"))
+        sizes.unwrap_or(u64::MAX)
     }
 }
 
@@ -251,8 +271,8 @@ fn both(
     timeline: &mut Timeline,
     difference: &mut Difference,
 ) -> Result<(), String> {
-    let passes = (new.ask(record, now, timeline)?, old.ask(record, now, timeline)?);
-    match passes {
+    let plans = (new.prepare(record)?, old.prepare(record)?);
+    match (new.decide(&plans.0, now, timeline), old.decide(&plans.1, now, timeline)) {
         (true, true) => {}
         (false, false) => difference.refused_by_both += 1,
         (false, true) => {

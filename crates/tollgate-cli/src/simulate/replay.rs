@@ -83,7 +83,7 @@ enum Unit {
 }
 
 /// What the rules make of requests with certain labels.
-struct Plan {
+pub(super) struct Plan {
     /// The rules that count, each with its terms; the cost is that of one unit.
     tiers: Box<[Planned]>,
     /// The rules that refuse outright, and whether they only would.
@@ -140,6 +140,11 @@ impl Replay {
         }
     }
 
+    /// Whether nothing in the log says how much a request takes of what a rule counts.
+    pub(super) fn lacks_unit(&self, rule: usize) -> bool {
+        matches!(self.facts[rule].unit, Unit::Unknown)
+    }
+
     /// How many rows of the timeline it takes.
     pub(super) fn rows(rules: &RuleSet) -> usize {
         1 + rules.len()
@@ -150,18 +155,12 @@ impl Replay {
         self.first_row + 1 + rule
     }
 
-    /// Asks about one request. Whether it may pass.
+    /// Reads a request's labels and costs, and finds out what the rules make of them.
     ///
     /// # Errors
-    /// When it cannot be asked about: the server would say so too.
+    /// When it cannot be asked about: the server would say so too. Nothing was counted.
     #[inline]
-    pub(super) fn ask(
-        &mut self,
-        record: &Record,
-        now: Timestamp,
-        timeline: &mut Timeline,
-    ) -> Result<bool, String> {
-        self.refusing.clear();
+    pub(super) fn prepare(&mut self, record: &Record) -> Result<Rc<Plan>, String> {
         self.shape.read(record, &mut self.row)?;
         self.key.clear();
         self.shape.write_matched(&self.row, &mut self.key);
@@ -169,7 +168,24 @@ impl Replay {
             Some(plan) => Rc::clone(plan),
             None => self.plan()?,
         };
-        let allowed = self.follow(&plan, record, now)?;
+        self.tiers.clear();
+        for planned in &plan.tiers {
+            let cost = self.cost(planned, record)?;
+            let terms = Terms { cost, ..planned.terms };
+            self.tiers.push(Asked { at: 0, hash: 0, terms, passes: 0 });
+        }
+        Ok(plan)
+    }
+
+    /// Decides the request that was prepared. Whether it may pass.
+    #[inline]
+    pub(super) fn decide(&mut self, plan: &Plan, now: Timestamp, timeline: &mut Timeline) -> bool {
+        self.refusing.clear();
+        if plan.tiers.is_empty() && plan.refusing.is_empty() {
+            self.unmatched += 1;
+            return true;
+        }
+        let allowed = self.follow(plan, now);
         if !allowed {
             self.refused += 1;
             timeline.count(self.first_row);
@@ -177,7 +193,7 @@ impl Replay {
         for &(rule, ..) in &self.refusing {
             timeline.count(self.row_of(rule));
         }
-        Ok(allowed)
+        allowed
     }
 
     /// Notes whom the last request's refusal hit, as the other rule file let it pass.
@@ -188,18 +204,7 @@ impl Replay {
         }
     }
 
-    fn follow(&mut self, plan: &Plan, record: &Record, now: Timestamp) -> Result<bool, String> {
-        self.tiers.clear();
-        if plan.tiers.is_empty() && plan.refusing.is_empty() {
-            self.unmatched += 1;
-            return Ok(true);
-        }
-        // all costs before any count: a request that cannot be asked about changes nothing
-        for planned in &plan.tiers {
-            let cost = self.cost(planned, record)?;
-            let terms = Terms { cost, ..planned.terms };
-            self.tiers.push(Asked { at: 0, hash: 0, terms, passes: 0 });
-        }
+    fn follow(&mut self, plan: &Plan, now: Timestamp) -> bool {
         self.counters.make_room(plan.tiers.len() + plan.refusing.len(), now, &self.windows);
         for &(rule, mode) in &plan.refusing {
             self.tallies[rule].matched += 1;
@@ -222,13 +227,13 @@ impl Replay {
             }
         }
         if plan.refusing.iter().any(|(_, mode)| *mode == Mode::Enforced) {
-            return Ok(false);
+            return false;
         }
-        Ok(self.decide(plan, now))
+        self.all_or_none(plan, now)
     }
 
-    /// All or none, as a store decides.
-    fn decide(&mut self, plan: &Plan, now: Timestamp) -> bool {
+    /// As a store decides.
+    fn all_or_none(&mut self, plan: &Plan, now: Timestamp) -> bool {
         let count = 1;
         let allowed = if let [only] = &mut self.tiers[..] {
             let state = &mut self.counters.at(only.at).state;

@@ -89,6 +89,8 @@ pub(super) struct RuleReport {
     pub(super) longest_lockout: Option<LockoutReport>,
     /// Labels it needs that no request had.
     pub(super) labels_never_seen: Vec<String>,
+    /// Nothing in the log says how many of its unit a request takes, so that all take none.
+    pub(super) unit_unknown: bool,
     pub(super) refused_over_time: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) curve: Option<CurveReport>,
@@ -198,6 +200,7 @@ impl File {
                     refused_over_time: timeline.row(replay.row_of(at)),
                     curve: replay.curves.as_ref().map(|curves| CurveReport::of(curves, at)),
                     labels_never_seen: never_seen(rule, replay),
+                    unit_unknown: replay.lacks_unit(at),
                     ..RuleReport::of(rule, tally)
                 })
                 .collect(),
@@ -232,6 +235,7 @@ impl RuleReport {
                 seconds: seconds(longest.last_us - longest.since_us),
             }),
             labels_never_seen: Vec::new(),
+            unit_unknown: false,
             refused_over_time: Vec::new(),
             curve: None,
         }

@@ -1,10 +1,10 @@
 //! The report for a terminal.
 
-use crate::output::{self, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, paint};
+use crate::output::{self, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, count, paint};
 
 use super::{
-    report::{Changed, CurveReport, File, Report, RuleReport, share},
-    words::{count, duration, percent, time},
+    report::{Changed, CurveReport, File, Report, RuleReport, Target, share},
+    words::{duration, percent, time},
 };
 
 /// How wide charts are, in columns.
@@ -165,6 +165,13 @@ fn file(file: &File, report: &Report) {
         ]);
     }
     output::line(table);
+    for rule in file.rules.iter().filter(|rule| rule.unit_unknown) {
+        let (name, unit) = (&rule.rule.name, &rule.rule.unit);
+        let hint = format!(
+            "{name} counts {unit}, and nothing says how many: name the field with --cost {unit}=FIELD"
+        );
+        output::line(paint(ODD, hint));
+    }
     for rule in file.rules.iter().filter(|rule| rule.matched == 0) {
         let hint = match &rule.labels_never_seen[..] {
             [] => "no request matches it".to_owned(),
@@ -244,18 +251,22 @@ fn curve(rule: &RuleReport, curve: &CurveReport) {
             format!("{mark} {:>11}  {:>8}  {}", count(point.amount), percent(point.share), bar(point.share));
         output::line(paint(style, line.trim_end()));
     }
-    for target in &curve.targets {
-        let share = format!("{} %", target.share * 100.0);
-        let said = match (target.amount, target.above) {
-            (Some(amount), Some(above)) => {
-                format!("{} refuses at most {share}; {} refuses more", count(amount), count(above))
-            }
-            (Some(amount), None) => format!("{} or less refuses at most {share}", count(amount)),
-            (None, Some(above)) => format!("more than {} is needed to refuse at most {share}", count(above)),
-            (None, None) => continue,
-        };
-        output::line(paint(FAINT, said));
+    for words in curve.targets.iter().filter_map(target_words) {
+        output::line(paint(FAINT, words));
     }
+}
+
+/// Which amount refuses little enough, as far as the curve tells.
+pub(super) fn target_words(target: &Target) -> Option<String> {
+    let share = format!("{} %", target.share * 100.0);
+    Some(match (target.amount, target.above) {
+        (Some(amount), Some(above)) => {
+            format!("{} refuses at most {share}; {} refuses more", count(amount), count(above))
+        }
+        (Some(amount), None) => format!("{} or less refuses at most {share}", count(amount)),
+        (None, Some(above)) => format!("more than {} is needed to refuse at most {share}", count(above)),
+        (None, None) => return None,
+    })
 }
 
 fn bar(share: f64) -> String {

@@ -1,21 +1,8 @@
-//! Numbers as people read them.
+//! Shares and times as people read them.
 
 use std::fmt::Write;
 
 use jiff::Timestamp;
-
-/// `1,234,567`
-pub(super) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// `1.23 %`: three digits that say something, and never 0 % for something or 100 % for not all.
 pub(super) fn percent(share: f64) -> String {
@@ -61,11 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
-        let counts = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")];
-        for (number, text) in counts {
-            assert_eq!(count(number), text);
-        }
+    fn shares_and_times_read_well() {
         let shares = [
             (0.0, "0 %"),
             (0.000_001, "<0.01 %"),

@@ -45,6 +45,7 @@ pages! {
     start: "docs/start.md",
     rules: "docs/rules.md",
     configuration: "docs/configuration.md",
+    simulate: "docs/simulate.md",
     http: "docs/http.md",
     forward_auth: "docs/forward-auth.md",
     envoy: "docs/envoy.md",

@@ -262,6 +262,8 @@ fn units_are_read_from_the_log() {
     assert_eq!(report["lines"]["unreadable"], 1);
     let problem = report["lines"]["unreadable_first"][0]["problem"].as_str().unwrap();
     assert_eq!(problem, "expected a whole number of tokens in \"usage.total\"");
+    let text = desk.text(&["--config", "rules.toml", "--log", "log.jsonl"]);
+    assert!(text.contains("nothing says how many: name the field with --cost tokens=FIELD"), "{text}");
 }
 
 #[test]
@@ -311,4 +313,27 @@ fn staggered_windows_begin_when_the_servers_do() {
     assert_judged(&report["rules"], modelled, &judge(modelled, &hits));
     let w = rule(&report["rules"], "w");
     assert_eq!(w["curve"]["points"][0]["refused"], w["refused"]);
+}
+
+/// More overrides than are tried one by one, and more paths than are remembered.
+#[test]
+fn many_overrides_and_many_paths_are_told_apart() {
+    let mut rules = String::from(
+        "[[rule]]\nname = \"per-ip\"\nwhen = { path = \"/a*\" }\nper = [\"ip\"]\nalgorithm = \"fixed-window\"\namount = 1\nwindow = \"1h\"\n",
+    );
+    for n in 0..100 {
+        rules += &format!("[[rule.override]]\nwhen = {{ ip = \"10.0.0.{n}\" }}\namount = {}\n", n + 2);
+    }
+    let mut hits = Vec::new();
+    for n in 0..120 {
+        hits.extend((0..110).map(|turn| Hit::new(0, &format!("10.0.0.{n}"), &format!("/a/{turn}"))));
+        hits.push(Hit::new(0, &format!("10.0.0.{n}"), &format!("/b/{n}")));
+    }
+    let desk = Desk::new();
+    desk.write("rules.toml", rules).write("access.log", combined(&hits));
+    let report = desk.json(&["--config", "rules.toml", "--log", "access.log"]);
+    let admitted: u64 = (0..100).map(|n| n + 2).sum::<u64>() + 20;
+    assert_eq!(rule(&report["rules"], "per-ip")["matched"], 120 * 110);
+    assert_eq!(rule(&report["rules"], "per-ip")["refused"], 120 * 110 - admitted);
+    assert_eq!(report["rules"]["unmatched"], 120);
 }

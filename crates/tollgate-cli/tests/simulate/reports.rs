@@ -59,3 +59,39 @@ fn a_curve_names_the_amounts_that_refuse_little_enough() {
     assert!(text.contains("refuses at most 5 %"), "{text}");
     assert!(text.contains("→           8"), "{text}");
 }
+
+#[test]
+fn the_page_is_whole_in_itself_and_has_the_numbers() {
+    let desk = Desk::new();
+    desk.write("access.log", combined(&traffic(3, 2_000)) + "<script>alert(1)</script>\n");
+    desk.write("new.toml", rules(5, "sliding-log", "")).write("old.toml", rules(8, "fixed-window", ""));
+    let run = ["--config", "new.toml", "--against", "old.toml", "--log", "access.log", "--curve"];
+    let report = desk.json(&[&run[..], &["--html", "report.html"]].concat());
+    let page = std::fs::read_to_string(desk.path("report.html")).unwrap();
+
+    for outside in ["http:", "https:", "src=", "href=", "@import", "url(", "<script", "<link"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.starts_with("<!doctype html>") && page.contains("prefers-color-scheme:dark"));
+    assert!(page.contains("&lt;script&gt;"), "the line that could not be read is shown, as text");
+    let difference = &report["difference"];
+    for (number, what) in [
+        (&report["requests"], "</b>requests"),
+        (&report["rules"]["refused"], "</b>refused by <code>new.toml</code>"),
+        (&report["against"]["refused"], "</b>refused by <code>old.toml</code>"),
+        (&difference["newly_refused"], "</b>newly refused"),
+        (&difference["no_longer_refused"], "</b>no longer refused"),
+    ] {
+        let number = number.as_u64().unwrap();
+        let shown = if number < 1_000 {
+            number.to_string()
+        } else {
+            format!("{},{:03}", number / 1_000, number % 1_000)
+        };
+        assert!(page.contains(&format!(">{shown}{what}")), "{shown}{what}");
+    }
+    let share = rule(&report["rules"], "per-ip")["refused_share"].as_f64().unwrap();
+    assert!(page.contains(&format!("<title>5: {:.1} %</title>", share * 100.0)), "{share}");
+    let opened = page.matches("<svg").count();
+    assert!(opened >= 4 && opened == page.matches("</svg>").count(), "{opened}");
+}

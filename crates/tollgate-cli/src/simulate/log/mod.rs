@@ -16,14 +16,15 @@ mod record;
 mod time;
 
 use std::{
+    cell::Cell,
     fs::File,
     io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use clap::ValueEnum;
 use flate2::bufread::MultiGzDecoder;
-use indicatif::ProgressBar;
 use memchr::memchr;
 
 pub(crate) use self::record::{Fields, Record};
@@ -73,6 +74,8 @@ pub(crate) struct Logs {
     current: usize,
     /// Lines that were records.
     pub(crate) read: u64,
+    /// Bytes of the files that were read, packed as they are.
+    bytes: Rc<Cell<u64>>,
     pub(crate) trouble: Trouble,
 }
 
@@ -113,18 +116,15 @@ pub(crate) enum LogError {
 }
 
 impl Logs {
-    /// Opens logs; `-` is the standard input. What is read moves `progress`.
-    pub(crate) fn open(
-        paths: &[PathBuf],
-        reading: Reading,
-        progress: &ProgressBar,
-    ) -> Result<Self, LogError> {
+    /// Opens logs; `-` is the standard input.
+    pub(crate) fn open(paths: &[PathBuf], reading: Reading) -> Result<Self, LogError> {
         if paths.len() > MAX_LOGS {
             return Err(LogError::TooMany(paths.len()));
         }
-        let sources = paths.iter().map(|path| Source::open(path, &reading, progress));
+        let bytes = Rc::new(Cell::new(0));
+        let sources = paths.iter().map(|path| Source::open(path, &reading, &bytes));
         let sources = sources.collect::<Result<_, _>>()?;
-        Ok(Self { sources, reading, current: 0, read: 0, trouble: Trouble::default() })
+        Ok(Self { sources, reading, current: 0, read: 0, bytes, trouble: Trouble::default() })
     }
 
     /// The next record: of those that stand first in their logs, the earliest.
@@ -156,6 +156,11 @@ impl Logs {
         let source = &self.sources[self.current];
         self.read -= 1;
         self.trouble.add(&source.name, source.line, problem, source.last());
+    }
+
+    /// How many bytes of the files were read, packed as they are.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.get()
     }
 
     /// Nothing at all could be read.
@@ -225,9 +230,9 @@ enum Found {
 }
 
 impl Source {
-    fn open(path: &Path, reading: &Reading, progress: &ProgressBar) -> Result<Self, LogError> {
+    fn open(path: &Path, reading: &Reading, bytes: &Rc<Cell<u64>>) -> Result<Self, LogError> {
         let name = path.display().to_string();
-        let input = input(path, progress).map_err(|error| LogError::Io(name.clone(), error))?;
+        let input = input(path, Rc::clone(bytes)).map_err(|error| LogError::Io(name.clone(), error))?;
         Ok(Self {
             name,
             input,
@@ -415,13 +420,27 @@ fn named_fields(record: &mut Record, times: &mut Times, fields: &Fields) -> Resu
     }
 }
 
-/// The bytes of a log, unpacked, with what is read told to `progress`.
-fn input(path: &Path, progress: &ProgressBar) -> io::Result<Box<dyn Read>> {
+/// The bytes of a log, unpacked; those of the file are counted.
+fn input(path: &Path, bytes: Rc<Cell<u64>>) -> io::Result<Box<dyn Read>> {
     let raw: Box<dyn Read> =
         if path == Path::new(STDIN) { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
-    let mut raw = BufReader::new(progress.wrap_read(raw));
+    let mut raw = BufReader::new(Counted { raw, bytes });
     let is_packed = raw.fill_buf()?.starts_with(&GZIP);
     Ok(if is_packed { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) })
+}
+
+/// Counts what is read.
+struct Counted {
+    raw: Box<dyn Read>,
+    bytes: Rc<Cell<u64>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let got = self.raw.read(into)?;
+        self.bytes.set(self.bytes.get() + got as u64);
+        Ok(got)
+    }
 }
 
 /// Reads something, or finds the end.
