@@ -28,6 +28,9 @@ const SHOWN_ONLY: &[&str] = &[
     "mermaid",
 ];
 
+/// The file that a server reads by itself.
+const CONFIGURATION: &str = "tollgate.toml";
+
 /// Does with each block of the page what its language asks for.
 pub(crate) fn check(path: &str) {
     let page = Page::read(path);
@@ -36,8 +39,11 @@ pub(crate) fn check(path: &str) {
         let place = page.place(&block);
         if let Mark::File(name) = &block.mark {
             let session = session.get_or_insert_with(Session::start);
+            let before = (name == CONFIGURATION).then(|| session.reloads()).flatten();
             session.write(name, &block.text);
-            session.settle();
+            if let Some(before) = before {
+                session.await_reload(&before);
+            }
         }
         let is_run = block.mark == Mark::None;
         let words: Vec<_> = block.language.split(',').collect();
@@ -58,7 +64,7 @@ pub(crate) fn check(path: &str) {
 
 fn run(session: &mut Session, block: &Block, place: &str) {
     prepare(session, &block.text);
-    let before = fs::metadata(session.work().join("tollgate.toml")).and_then(|file| file.modified()).ok();
+    let (before, reloads) = (fs::read(session.work().join(CONFIGURATION)).ok(), session.reloads());
     match &*block.language {
         "sh" => must_work(session, &block.text, place),
         "console" => run_console(session, block, place),
@@ -73,10 +79,12 @@ fn run(session: &mut Session, block: &Block, place: &str) {
         }
         _ => ask(session, &json(block, place), place),
     }
-    let after = fs::metadata(session.work().join("tollgate.toml")).and_then(|file| file.modified()).ok();
     // a reader is slower than what just began in the background, or was written
-    if before != after || block.text.contains(" &\n") {
-        session.settle();
+    session.await_background(&block.text);
+    if let Some(reloads) = reloads
+        && before != fs::read(session.work().join(CONFIGURATION)).ok()
+    {
+        session.await_reload(&reloads);
     }
 }
 

@@ -12,12 +12,17 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::{
+        LazyLock,
+        mpsc::{self, Receiver},
+    },
     thread,
     time::Duration,
 };
 
+use regex::Regex;
 use tempfile::TempDir;
+use tollgate_testkit::wait;
 
 use crate::markdown::root;
 
@@ -153,9 +158,28 @@ impl Session {
         );
     }
 
-    /// Waits until a server that runs has seen that its files changed, or one that was just started has begun to listen.
-    pub(crate) fn settle(&mut self) {
-        self.prepare("sleep 0.7");
+    /// How often the server at the usual address has read its configuration again; `None` where none runs.
+    pub(crate) fn reloads(&mut self) -> Option<String> {
+        let ran = self.run("curl -s 127.0.0.1:8080/metrics | grep '^tollgate_config_reloads_total' || true");
+        Some(ran.said).filter(|said| !said.is_empty())
+    }
+
+    /// Waits until the server has read its configuration again since.
+    pub(crate) fn await_reload(&mut self, before: &str) {
+        wait::until("the server has read its changed configuration", PATIENCE, || {
+            self.reloads().is_some_and(|now| now != before)
+        });
+    }
+
+    /// Waits until something listens at each port that commands which go on in the background name.
+    pub(crate) fn await_background(&mut self, script: &str) {
+        static PORT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b\d{4,5}\b").unwrap());
+        for line in script.lines().filter(|line| line.trim_end().ends_with('&')) {
+            for port in PORT.find_iter(line) {
+                let ask = format!("(exec 3<>/dev/tcp/127.0.0.1/{}) 2>/dev/null || false", port.as_str());
+                wait::until(format_args!("`{line}` listens"), PATIENCE, || self.run(&ask).status == 0);
+            }
+        }
     }
 }
 
