@@ -6,8 +6,8 @@ use std::time::Duration;
 pub(crate) fn duration(duration: Duration) -> String {
     let (value, unit) = match duration.as_nanos() {
         nanos @ ..1_000 => return format!("{nanos} ns"),
-        ..1_000_000 => (duration.as_secs_f64() * 1e6, "us"),
-        ..1_000_000_000 => (duration.as_secs_f64() * 1e3, "ms"),
+        1_000..1_000_000 => (duration.as_secs_f64() * 1e6, "us"),
+        1_000_000..1_000_000_000 => (duration.as_secs_f64() * 1e3, "ms"),
         _ => (duration.as_secs_f64(), "s"),
     };
     format!("{} {unit}", three_digits(value))
