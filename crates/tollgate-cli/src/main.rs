@@ -35,7 +35,6 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Bench(bench::Bench),
     Serve(serve::Serve),
 
     #[command(flatten)]
@@ -46,6 +45,8 @@ enum Command {
     Doctor(doctor::Doctor),
 
     Simulate(simulate::Simulate),
+
+    Bench(bench::Bench),
 
     Completions(completions::Completions),
 
