@@ -45,6 +45,7 @@ fn blot(value: &mut Value) {
                     {
                         *member = json!("some time")
                     }
+                    "level" => *member = json!(member.as_f64().unwrap().ceil()),
                     "arithmetic" => *member = json!(member.as_str().unwrap().split(": fits in").next()),
                     _ => blot(member),
                 }
