@@ -33,7 +33,7 @@ async fn dark_is_as_the_system_prefers_or_as_chosen() {
     let axis = "tollgateCharts.decisions.plot.axes[0].stroke()";
     let soft = "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()";
     browser.until(&format!("{axis} === {soft}")).await;
-    browser.until("document.getElementById('decisions-empty').hidden").await;
+    browser.until("tollgateCharts.decisions.picture.values[0].some((allowed) => allowed > 0)").await;
     browser.until_text("#top", "user=").await;
     browser.fill("#labels", "route=login ip=203.0.113.1").await;
     browser.click("button[value=check]").await;

@@ -40,7 +40,7 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     sign_in("app-s3cret-token").await;
     browser.until_text("#status", "live").await;
     browser.until("document.getElementById('sign-in').hidden").await;
-    browser.until("document.getElementById('decisions-empty').hidden").await;
+    browser.until("tollgateCharts.decisions.picture.values[0].some((allowed) => allowed > 0)").await;
     browser.until_text("#rules", "Rules need a token that may admin").await;
     browser.until_text("#top", "Keys need a token that may admin").await;
     browser.fill("#labels", "route=login ip=203.0.113.50").await;

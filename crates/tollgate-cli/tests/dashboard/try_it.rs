@@ -24,7 +24,7 @@ async fn a_refusal_is_explained_and_drawn() {
     browser.until_text("#verdict", "Refused by login-per-ip").await;
     let verdict = browser.text("#verdict").await;
     assert!(verdict.contains("It passes in ") && verdict.contains(" s (at "), "{verdict}");
-    browser.until_text("#reasons", "5 used + 1 asked = 6 of 5: fits in").await;
+    browser.until_text("#reasons", "Another one now: 5 used + 1 asked = 6 of 5: fits in").await;
     browser.until_text("#reasons", "login-per-ip:203.0.113.9").await;
     browser.until_text("#reasons", "4 rules do not apply").await;
     // each of the five that were admitted, and from when on the next one fits

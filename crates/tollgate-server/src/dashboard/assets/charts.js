@@ -61,7 +61,7 @@ export class Charts {
     const layers = layersOf(this.view, seconds);
     const values = layers.map((layer) => means(groups, layer.of));
     this.decisions.draw({ times, layers, values, bands, marks, span });
-    document.getElementById('decisions-empty').hidden = values.some((layer) => layer.some((value) => value > 0));
+    document.getElementById('decisions-empty').hidden = seconds.length === 0 || values.some((layer) => layer.some((value) => value > 0));
 
     const p50 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p50_us / 1000 : null));
     const p99 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p99_us / 1000 : null));
@@ -71,7 +71,7 @@ export class Charts {
     ];
     this.store.draw({ times, layers: store, values: [p50, p99], bands, marks, span });
     const empty = document.getElementById('store-empty');
-    empty.hidden = p50.some((value) => value !== null) || bands.length > 0;
+    empty.hidden = seconds.length === 0 || p50.some((value) => value !== null) || bands.length > 0;
     empty.firstElementChild.textContent = this.remote
       ? 'The store was not asked in this time.'
       : 'Counters are in this server’s own memory: there is no store to wait for.';
@@ -137,7 +137,7 @@ class Chart {
     };
     return {
       ...this.size(),
-      padding: [10, 4, 0, 0],
+      padding: [10, 26, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: { key: 'tollgate' } },
       scales: { x: { time: true }, y: { range: (_, __, max) => [0, max > 0 ? max * 1.12 : 1] } },

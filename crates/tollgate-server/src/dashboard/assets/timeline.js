@@ -61,7 +61,7 @@ function behind(picture, startMs) {
 }
 
 // The drawing of one counter; `width` in pixels.
-export function timeline({ picture, limit, cost, state, retryMs, never, fits }, width) {
+export function timeline({ picture, limit, cost, state, retryMs, never, fits, another }, width) {
   const windowMs = windowMillis(limit.window);
   const resetMs = state.reset_after_ms;
   const startMs = picture.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : picture.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (picture.previous.from_us - picture.at_us) / 1000) : -windowMs;
@@ -113,7 +113,9 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits }, 
   if (cost > 0) {
     const top = Math.min(used + cost, most);
     draw('rect', { class: fits ? 'asked' : 'asked over', x: x(0) + 2, y: y(top), width: 9, height: Math.max(3, y(used) - y(top)), rx: 2 });
-    text(x(0) + 15, Math.max(y(top) + 10, TOP + 4), `+ ${count(cost)} asked`, { class: fits ? 'asked-text' : 'asked-text over' });
+    // not in the way of when it fits, nor below the floor
+    const isNear = !fits && retryMs !== null && x(retryMs) - x(0) < 100;
+    text(x(0) + 15, Math.min(Math.max(y(top) + 10, TOP + (isNear ? 21 : 4)), floor - 5), `+ ${count(cost)} ${another ? 'more' : 'asked'}`, { class: fits ? 'asked-text' : 'asked-text over' });
   }
   if (used > 0) text(x(0) - 6, Math.min(y(used) - 5, floor - 20), `${count(Math.ceil(used))} used`, { class: 'strong', 'text-anchor': x(0) > 70 ? 'end' : 'start' });
   draw('path', { class: 'now', d: `M${x(0)} ${TOP - 8}V${floor + 4}` });

@@ -72,6 +72,8 @@ export class Try {
       const explanation = await call('explain', body);
       if (asked !== this.asked) return;
       this.explanation = explanation;
+      // what is explained after a check is what the next one would meet
+      this.another = name === 'check';
       this.say(name, answer ?? this.explanation.decision);
       this.explain();
     } catch (error) {
@@ -117,11 +119,11 @@ export class Try {
       const tags = [];
       if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${applying.limit.window}`));
       if (applying.limit?.shadow) tags.push(element('span', { class: 'tag warn' }, 'shadow: never refuses'));
-      tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, allowed ? 'has room' : 'no room'));
-      const drawing = applying.picture && applying.state && timeline({ ...applying, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
+      tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${allowed ? 'has room' : 'no room'}${this.another ? ' for another' : ''}`));
+      const drawing = applying.picture && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
       return element('div', { class: 'reason' },
         element('h3', {}, applying.rule ?? 'key', ...tags),
-        element('p', { class: 'fine' }, applying.arithmetic, '.'),
+        element('p', { class: 'fine' }, this.another ? 'Another one now: ' : '', applying.arithmetic, '.'),
         applying.key && element('p', { class: 'fine mono' }, applying.key),
         drawing,
         drawing && element('p', { class: 'fine' }, caption(applying.picture, applying.limit)));
