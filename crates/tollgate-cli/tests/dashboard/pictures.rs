@@ -61,7 +61,7 @@ async fn the_page_as_the_documentation_shows_it() {
     for (name, theme) in [("dashboard", "light"), ("dashboard-dark", "dark")] {
         browser.prefer(theme).await;
         browser.until_text("#theme", if theme == "dark" { "Light" } else { "Dark" }).await;
-        browser.resize(1200, 1160).await;
+        browser.resize(1200, 1330).await;
         browser.screenshot(name).await;
     }
     browser.is_content().await;
