@@ -39,7 +39,11 @@ pub fn page(report: &Report) -> String {
         command = report.command,
     );
     targets(&mut page, report);
+    page.push_str(LIMITS);
     page.push_str("\n## Figures\n");
     report.tables().for_each(|table| section(&mut page, table));
     page
 }
+
+/// Why some targets are not reached. Written by hand, from profiles and experiments.
+const LIMITS: &str = include_str!("fronts-limits.md");

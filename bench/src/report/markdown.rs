@@ -67,7 +67,7 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     * An open loop: callers wait for their answers, so latencies under overload are not shown.\n\
     * Refusals that alternate with admissions; the hot key is either never or always used up.\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
-    * The server's front ends: `scripts/bench fronts` measures them.\n\n\
+    * The server's front ends: they have [a page of their own](benchmarks-fronts.md).\n\n\
     *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
     (`bench/src/remote/lua`); *tollgate* is `Limiter<RedisStore>` with its default options but for a deadline of 5 s. \
     CPU times and script calls are per decision; CPU of the client includes the bench's own loop.\n\n\

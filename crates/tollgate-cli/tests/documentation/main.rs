@@ -62,6 +62,7 @@ pages! {
     metrics: "docs/metrics.md",
     promises: "docs/promises.md",
     benchmarks: "docs/benchmarks.md",
+    benchmarks_fronts: "docs/benchmarks-fronts.md",
     scaling: "docs/scaling.md",
 }
 
