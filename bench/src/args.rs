@@ -47,6 +47,8 @@ pub enum Task {
     },
     /// What callers see while Redis stands still for ten seconds
     Outage,
+    /// How fast `tollgate simulate` goes through a log of five million lines, and in how much memory
+    Simulate,
     /// The server's front ends against servers that always allow, and against throttlecrab's
     Fronts,
     /// The server that always allows, until it is ended: started by the bench

@@ -1,6 +1,6 @@
 //! What the figures were taken on.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,12 @@ impl Machine {
             load: load()?,
         })
     }
+}
+
+/// The program itself, as `scripts/bench` has built it.
+pub fn tollgate() -> PathBuf {
+    let built = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/tollgate");
+    std::env::var_os("TOLLGATE").map_or_else(built, PathBuf::from)
 }
 
 /// The load averages of 1, 5 and 15 minutes.

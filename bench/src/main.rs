@@ -14,6 +14,7 @@ mod remote;
 mod report;
 mod scaling;
 mod server;
+mod simulate;
 mod stats;
 
 use std::{path::Path, time::Duration};
@@ -38,6 +39,7 @@ fn main() -> Result<()> {
         Some(Task::Fronts) => show(&args, &runtime()?.block_on(fronts::run(&args))?, Report::write_fronts),
         Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::always_allow()),
         Some(Task::Outage) => runtime()?.block_on(outage::run()),
+        Some(Task::Simulate) => simulate::run(args.rounds, args.quick),
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;
             println!("{}", serde_json::to_string(&measured)?);

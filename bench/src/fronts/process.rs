@@ -127,8 +127,7 @@ fn free() -> Result<SocketAddr> {
 /// The whole server, as people run it; it says where it listens.
 fn tollgate() -> Command {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let built = here.join("../target/release/tollgate");
-    let mut command = Command::new(std::env::var_os("TOLLGATE").map_or(built, PathBuf::from));
+    let mut command = Command::new(machine::tollgate());
     command.args(["serve", "--json", "--log", "warn", "--config"]).arg(here.join("src/fronts/tollgate.toml"));
     for front in ["--http", "--grpc", "--resp"] {
         command.args([front, "127.0.0.1:0"]);
