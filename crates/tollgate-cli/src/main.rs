@@ -91,7 +91,7 @@ async fn main() -> ExitCode {
         Command::Man(man) => man.run(),
         Command::Simulate(simulate) => simulate.run(form).await,
     };
-    match done {
+    match done.and_then(|verdict| Ok(output::all_written().map(|()| verdict)?)) {
         Ok(verdict) => verdict.into(),
         Err(error) => {
             output::error(&*error);

@@ -13,6 +13,7 @@ use std::{
     error::Error,
     fmt::Display,
     io::{self, BufRead, IsTerminal, Write},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use anstyle::{AnsiColor, Style};
@@ -46,14 +47,34 @@ pub(crate) const TITLE: Style = Style::new().bold();
 /// What matters least.
 pub(crate) const FAINT: Style = Style::new().dimmed();
 
+/// Whether some of what was asked for could not be written.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Some of the output could not be written, for want of room for example.
+#[derive(Debug, thiserror::Error)]
+#[error("the output could not be written: make room where it goes")]
+pub(crate) struct Lost;
+
 /// One line of what was asked for.
 pub(crate) fn line(line: impl Display) {
-    let _reader_gone = writeln!(anstream::stdout().lock(), "{line}");
+    noted(writeln!(anstream::stdout().lock(), "{line}"));
 }
 
 /// What was asked for, as it is: a script, a page, a document.
 pub(crate) fn verbatim(bytes: &[u8]) {
-    let _reader_gone = anstream::stdout().lock().write_all(bytes);
+    let mut stdout = anstream::stdout().lock();
+    noted(stdout.write_all(bytes).and_then(|()| stdout.flush()));
+}
+
+fn noted(written: io::Result<()>) {
+    if written.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
+        LOST.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether all of the output was written, as far as anybody wanted to read it.
+pub(crate) fn all_written() -> Result<(), Lost> {
+    if LOST.load(Ordering::Relaxed) { Err(Lost) } else { Ok(()) }
 }
 
 /// What was asked for, as one JSON document on one line.

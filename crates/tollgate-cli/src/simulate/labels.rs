@@ -44,6 +44,10 @@ impl FromStr for LabelFlag {
         const HINT: &str = "write label=value, or for example 'route=login when path=/login* method=POST'";
         let (said, when) = text.split_once(" when ").unwrap_or((text, ""));
         let (label, value) = pair(said.trim()).ok_or(HINT)?;
+        // a word that should have been "when", or one with nothing after it
+        if value.contains(char::is_whitespace) {
+            return Err(HINT.to_owned());
+        }
         let when = when.split_whitespace().map(|one| {
             let (label, pattern) = pair(one).ok_or(HINT)?;
             // as in a rule: an address may be a network

@@ -236,10 +236,17 @@ fn pages_of_other_sites_are_refused() {
         (&[("sec-fetch-site", "same-origin"), ("host", "evil.example")], 403),
     ];
     for (headers, expected) in table {
-        for call in ["POST /v1/check", "GET /v1/rules", "GET /metrics"] {
+        for call in ["POST /v1/check", "GET /v1/rules"] {
             assert_eq!(client.call(call, headers, EVERYBODY).unwrap().status, expected, "{call} {headers:?}");
         }
     }
+    // what a page of that site reads says nothing about where it comes from
+    let named = [("host", "evil.example")];
+    for call in ["GET /v1/rules", "GET /v1/top", "GET /v1/live"] {
+        assert_eq!(client.call(call, &named, EVERYBODY).unwrap().status, 403, "{call}");
+    }
+    assert_eq!(client.call("GET /metrics", &named, EVERYBODY).unwrap().status, 200);
+    assert_eq!(client.call("GET /metrics", &[("origin", "null")], EVERYBODY).unwrap().status, 403);
 }
 
 const TLS: &str = "[server.tls]\ncert = \"server.pem\"\nkey = \"server.key\"\n";

@@ -253,8 +253,8 @@ fn blotted_line(line: &str) -> String {
     }
     for (at, _) in line.match_indices('=') {
         let key = line[..at].trim_end().trim_end_matches(['"', '\'']);
-        let key = &key
-            [key.rfind(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).map_or(0, |at| at + 1)..];
+        let is_no_part = |c: char| !(c.is_alphanumeric() || c == '_' || c == '-');
+        let key = key.rsplit(is_no_part).next().unwrap_or_default();
         let value = line[at + 1..].trim_start();
         if PRIVATE.contains(&key.to_ascii_lowercase().as_str()) && value.starts_with(['"', '\'']) {
             let from = line.len() - value.len() + 1;
@@ -319,6 +319,10 @@ mod tests {
             ("{ name = 'x', password = 's3cret' }", "{ name = 'x', password = '********' }"),
             ("\"password\"=\"ä\"", "\"password\"=\"**\""),
             ("password_file = \"x\"\n", "password_file = \"x\"\n"),
+            ("# 10 € = much\n", "# 10 € = much\n"),
+            ("\u{a0}\u{a0}per = [\"ip\"]\n", "\u{a0}\u{a0}per = [\"ip\"]\n"),
+            ("“amount” = 5\n", "“amount” = 5\n"),
+            ("€password = 's3cret'\n", "€password = '******'\n"),
             ("url = \"redis://h\"\n", "url = \"redis://h\"\n"),
         ] {
             let blot = blotted(line);

@@ -179,7 +179,12 @@ impl Watch {
             let message = format!("{} cannot be read again: it is not a regular file", path.display());
             return Reload::Rejected(Problem::new(&Place::Nowhere, message).into());
         }
-        let (_, Attempt { outcome, files, digest }) = read(self.source.clone()).await;
+        let source = self.source.clone();
+        let Ok(Attempt { outcome, files, digest }) = spawn_blocking(move || attempt(&source)).await else {
+            // a mistake of ours: what was in force stays, and the next file is read all the same
+            let message = "reading it failed as it never should: please report this file";
+            return Reload::Rejected(Problem::new(&Place::Nowhere, message).into());
+        };
         (self.files, self.digest) = (files, digest);
         self.look_at_files().await;
         match outcome {

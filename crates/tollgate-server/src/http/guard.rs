@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     extract::{ConnectInfo, Request},
-    http::{HeaderMap, StatusCode, header, uri::Authority},
+    http::{StatusCode, header, uri::Authority},
     response::{IntoResponse, Response},
 };
 use futures_util::future::{BoxFuture, Either, Ready, ready};
@@ -100,8 +100,8 @@ fn refused(denied: &Denied) -> Response {
 /// Turns away what a page of another site had a browser send: it may reach addresses that its author may not.
 #[derive(Clone)]
 pub(super) struct RefuseOtherSites {
-    /// What else these calls need, if anything.
-    pub(super) unless_guarded_by: Option<Access>,
+    /// What else these calls need; without it, they tell what anybody may know.
+    pub(super) guarded_by: Option<Access>,
 }
 
 /// Calls that are for pages of this server, and for who is no page.
@@ -115,7 +115,7 @@ impl<S> Layer<S> for RefuseOtherSites {
     type Service = ForOwnSite<S>;
 
     fn layer(&self, calls: S) -> ForOwnSite<S> {
-        ForOwnSite { guarded_by: self.unless_guarded_by.clone(), calls }
+        ForOwnSite { guarded_by: self.guarded_by.clone(), calls }
     }
 }
 
@@ -132,8 +132,8 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let is_open = || self.guarded_by.as_ref().is_none_or(Access::is_open);
-        match foreign(request.headers(), is_open) {
+        let is_open = || self.guarded_by.as_ref().is_some_and(Access::is_open);
+        match foreign(&request, is_open) {
             None => Either::Left(self.calls.call(request)),
             Some(why) => {
                 let refusal = Problem::new(StatusCode::FORBIDDEN, why).into_response();
@@ -143,68 +143,92 @@ where
     }
 }
 
-fn foreign(headers: &HeaderMap, is_open: impl Fn() -> bool) -> Option<&'static str> {
-    let text = |name: &header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let origin = text(&header::ORIGIN);
-    let is_browser = origin.is_some() || headers.contains_key("sec-fetch-site");
-    if !is_browser {
-        return None;
-    }
-    let host = text(&header::HOST).unwrap_or_default();
-    if origin.is_some_and(|origin| {
-        origin.split_once("://").is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host))
-    }) {
+fn foreign<B>(request: &Request<B>, is_open: impl Fn() -> bool) -> Option<&'static str> {
+    let text = |name: header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST);
+    let is_foreign_page = match text(header::ORIGIN) {
+        Some(origin) => origin
+            .split_once("://")
+            .is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host.unwrap_or_default())),
+        None => false,
+    };
+    if is_foreign_page {
         return Some("a page of another site may not call: open the dashboard at this server's own address");
     }
-    // a name that leads here only for a moment makes any page one of this site; but that page has no token
-    if !is_own_name(host) && is_open() {
+    // A name that leads here only for a moment makes any page one of this site; but that page has no token. A browser says
+    // where a request comes from that changes something, and nothing at all when it only reads from such a page.
+    let said_by_browsers = ["origin", "sec-fetch-site"];
+    let may_be_a_browser = request.method().is_safe()
+        || said_by_browsers.iter().any(|name| request.headers().contains_key(*name));
+    if may_be_a_browser && host.is_some_and(|host| !is_own_name(host)) && is_open() {
         return Some(
-            "without tokens, a browser may call by address or as localhost only, since any site can make its name lead here",
+            "without tokens, this may be asked by address, as localhost or by a name without a dot only, since any site can \
+             make its name lead here: set up a token",
         );
     }
     None
 }
 
+/// Whether nobody elsewhere can make this name lead here.
 fn is_own_name(host: &str) -> bool {
     let Ok(host) = host.parse::<Authority>() else { return false };
     let host = host.host();
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+    !bare.contains('.') && !bare.contains(':') || bare.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::http::Method;
+
     use super::*;
+
+    fn is_foreign(method: Method, pairs: &[(&str, &str)], is_open: bool) -> bool {
+        let mut request = Request::builder().method(method).body(()).unwrap();
+        for (name, value) in pairs {
+            request
+                .headers_mut()
+                .insert(header::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+        }
+        foreign(&request, || is_open).is_some()
+    }
 
     #[test]
     fn only_pages_of_this_server_may_call_from_a_browser() {
         let table: [(&[(&str, &str)], bool); 10] = [
-            (&[("host", "evil.example")], false),
+            (&[("host", "tollgate.example")], false),
             (&[("host", "127.0.0.1:8080"), ("origin", "http://127.0.0.1:8080")], false),
             (&[("host", "localhost:8080"), ("origin", "http://localhost:8080")], false),
-            (
-                &[("host", "[::1]:8080"), ("origin", "http://[::1]:8080"), ("sec-fetch-site", "same-origin")],
-                false,
-            ),
-            (&[("host", "127.0.0.1:8080"), ("sec-fetch-site", "none")], false),
+            (&[("host", "tollgate:8080"), ("origin", "http://tollgate:8080")], false),
+            (&[("host", "[::1]:8080"), ("origin", "http://[::1]:8080")], false),
             (&[("host", "127.0.0.1:8080"), ("origin", "http://evil.example")], true),
             (&[("host", "127.0.0.1:8080"), ("origin", "null")], true),
             (&[("host", "127.0.0.1:8080"), ("origin", "http://127.0.0.1:9")], true),
             (&[("host", "evil.example"), ("origin", "http://evil.example")], true),
             (&[("host", "evil.example"), ("sec-fetch-site", "same-origin")], true),
         ];
-        for (pairs, is_foreign) in table {
-            let mut headers = HeaderMap::new();
-            for (name, value) in pairs {
-                headers.insert(*name, value.parse().unwrap());
-            }
-            assert_eq!(foreign(&headers, || true).is_some(), is_foreign, "{pairs:?}");
+        for (pairs, expected) in table {
+            assert_eq!(is_foreign(Method::POST, pairs, true), expected, "{pairs:?}");
         }
-        let mut headers = HeaderMap::new();
-        headers.insert("host", "tollgate.example".parse().unwrap());
-        headers.insert("sec-fetch-site", "same-origin".parse().unwrap());
-        assert_eq!(foreign(&headers, || false), None, "a page of any name may show a token");
-        headers.insert("origin", "http://evil.example".parse().unwrap());
-        assert!(foreign(&headers, || false).is_some());
+        let named: &[(&str, &str)] = &[("host", "tollgate.example"), ("origin", "https://tollgate.example")];
+        assert!(!is_foreign(Method::POST, named, false), "a page of any name may show a token");
+        let other: &[(&str, &str)] = &[("host", "tollgate.example"), ("origin", "http://evil.example")];
+        assert!(is_foreign(Method::POST, other, false));
+    }
+
+    #[test]
+    fn what_only_reads_names_the_server_as_nobody_elsewhere_can() {
+        for (host, expected) in [
+            ("127.0.0.1:8080", false),
+            ("[::1]:8080", false),
+            ("localhost", false),
+            ("tollgate:8080", false),
+            ("evil.example", true),
+            ("127.0.0.1.evil.example:8080", true),
+            ("", true),
+        ] {
+            assert_eq!(is_foreign(Method::GET, &[("host", host)], true), expected, "{host:?}");
+            assert!(!is_foreign(Method::GET, &[("host", host)], false), "{host:?} with tokens");
+        }
     }
 }

@@ -104,6 +104,8 @@ struct Listener<S> {
     api: Api<S>,
     authorization: Option<HeaderValue>,
     granted: Granted,
+    /// How often the tokens had changed before that was found out.
+    tokens: u64,
     events: mpsc::Sender<Event>,
     _place: OwnedSemaphorePermit,
 }
@@ -126,6 +128,7 @@ pub(super) async fn live<S: Store>(
     let headers = request.headers();
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let authorization = headers.get(header::AUTHORIZATION).cloned();
+    let tokens = api.settings.access.changes();
     let granted = granted(&api, authorization.as_ref()).ok_or_else(|| {
         Problem::new(StatusCode::FORBIDDEN, "the token has been taken back a moment ago: use another")
     })?;
@@ -135,7 +138,7 @@ pub(super) async fn live<S: Store>(
         audit(&Audit { who: granted.name(), action: "live", subject: &subject, result: Ok(()) });
     }
     let (events, mut waiting) = mpsc::channel(WAITING_EVENTS);
-    let listener = Listener { api, authorization, granted, events, _place: place };
+    let listener = Listener { api, authorization, granted, tokens, events, _place: place };
     tokio::spawn(listener.listen(last));
     let events = stream::poll_fn(move |context| {
         waiting.poll_recv(context).map(|event| event.map(Ok::<_, Infallible>))
@@ -167,13 +170,13 @@ impl<S: Store> Listener<S> {
         let run = history.run().to_owned();
         let mut second = last.as_deref().and_then(|id| of_run(id, &run)).unwrap_or(0);
         let mut follow = history.follow();
-        let mut tokens = self.api.settings.access.changes();
         let mut rules: Option<Arc<RuleSet>> = None;
         let mut top_told: Option<Instant> = None;
         self.send("hello", &self.hello(&run)).await?;
         loop {
-            if self.api.settings.access.changes() != tokens {
-                tokens = self.api.settings.access.changes();
+            let changes = self.api.settings.access.changes();
+            if changes != self.tokens {
+                self.tokens = changes;
                 self.granted = granted(&self.api, self.authorization.as_ref()).ok_or(Gone)?;
                 self.send("hello", &self.hello(&run)).await?;
                 (rules, top_told) = (None, None);

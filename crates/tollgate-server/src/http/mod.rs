@@ -112,14 +112,14 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
     let guard = |scope| Guard { access: access.clone(), scope };
     // all layers of a route at once: each time layers are put around routes, every call is boxed once more
     let seen = RequestSpans(Transport::Http);
-    let needing = |scope| (seen, RefuseOtherSites { unless_guarded_by: Some(access.clone()) }, guard(scope));
+    let needing = |scope| (seen, RefuseOtherSites { guarded_by: Some(access.clone()) }, guard(scope));
     let listeners = Listeners::default();
     let telling = Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(about::readyz::<S>))
         .route("/metrics", get(about::metrics::<S>))
         .route("/openapi.json", get(openapi::document))
-        .route_layer((seen, RefuseOtherSites { unless_guarded_by: None }));
+        .route_layer((seen, RefuseOtherSites { guarded_by: None }));
     let page = Router::new().route("/", get(dashboard::page)).merge(dashboard::assets()).route_layer(seen);
     let asking = Router::new()
         .route("/v1/check", post(check::<S>))

@@ -1,6 +1,9 @@
 //! Whether the limiter's user may do what it must, and no more.
 
-use tollgate::redis::inspect::{Permission, Right, Rights};
+use tollgate::{
+    StoreError,
+    redis::inspect::{Permission, Right, Rights},
+};
 
 use super::{
     super::finding::{Finding, see},
@@ -11,6 +14,14 @@ pub(super) fn judge(rights: &Rights, context: &Context<'_>) -> Vec<Finding> {
     let known = rights.user.as_ref().ok().map(|user| user.name.as_str());
     let name = context.user.or(known);
     let shown = name.map_or_else(|| "the user".to_owned(), |name| format!("the user {name:?}"));
+    if let (Some(name), Err(StoreError::Refused { detail, .. })) = (context.user, &rights.user)
+        && detail.starts_with("there is no user")
+    {
+        let finding = Finding::problem("rights", format!("there is no user {name:?}"))
+            .why("who connects as it is turned away, and the rules' policies decide")
+            .remedy("name one that ACL LIST has, or make it with ACL SETUSER", see::USER);
+        return vec![finding];
+    }
     let mut findings = vec![needed(&rights.needed, &shown, name)];
     findings.push(excess(rights, &shown, context.prefix));
     if let Ok(user) = &rights.user

@@ -45,6 +45,7 @@ function hello(data) {
   at('version').textContent = data.version;
   charts.remote = data.remote_store;
   if (!data.may.includes('admin')) {
+    Object.assign(now, { rules: null, top: null });
     drawRules(null);
     drawTop(null);
     at('rules-note').textContent = '';
@@ -155,7 +156,8 @@ function drawViews() {
 function drawCurl(rule) {
   const labels = rule ? Object.fromEntries(example(rule).split(' ').filter(Boolean).map((pair) => pair.split('='))) : { route: 'login', ip: '203.0.113.9' };
   const bearer = token.get() ? " -H \"Authorization: Bearer $TOKEN\"" : '';
-  at('curl').textContent = `curl${bearer} ${location.origin}/v1/check -d '${JSON.stringify({ labels })}'`;
+  const body = JSON.stringify({ labels }).replaceAll("'", "'\\''");
+  at('curl').textContent = `curl${bearer} ${location.origin}/v1/check -d '${body}'`;
 }
 
 function signIn(refused) {
