@@ -30,14 +30,16 @@ pub(super) fn peek(answer: &Answer) {
 
 /// The answer to a charge.
 pub(super) fn charge(answer: &Answer) {
-    output::line(format_args!("{}  {}", paint(GOOD.bold(), "CHARGED"), left(answer)));
+    let done = if answer.tiers.is_empty() { "NOTHING CHARGED" } else { "CHARGED" };
+    output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(answer)));
     rows(adjusted(&answer.tiers));
     how_to_take_back(answer);
 }
 
 /// The answer to a refund.
 pub(super) fn refund(answer: &Answer) {
-    output::line(format_args!("{}  {}", paint(GOOD.bold(), "REFUNDED"), left(answer)));
+    let done = if answer.tiers.is_empty() { "NOTHING REFUNDED" } else { "REFUNDED" };
+    output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(answer)));
     rows(adjusted(&answer.tiers));
 }
 

@@ -71,6 +71,10 @@ fn a_charge_may_go_into_debt_and_can_be_taken_back_exactly() {
     assert_eq!((said.code, said.lines()[0]), (Some(0), "ALLOWED  150 of 1000 left by tokens-per-user"));
     let said = server.ask(&["reset", "user=42"]);
     assert_eq!((said.code, &*said.out), (Some(0), "RESET  1 counter is forgotten\n"));
+    for (command, done) in [("charge", "NOTHING CHARGED"), ("refund", "NOTHING REFUNDED")] {
+        let said = server.ask(&[command, "nobody=knows"]);
+        assert_eq!((said.code, &*said.out), (Some(0), &*format!("{done}  no rule applies\n")));
+    }
     let said = server.ask(&["reset", "user=42", "--json"]);
     assert_eq!((said.code, &*said.out), (Some(0), "{\"reset\":0}\n"));
 }

@@ -40,9 +40,13 @@ impl Breaker {
 
     /// What is said instead of asking.
     pub(super) fn left_alone(&self) -> StoreError {
-        let reason = self.reason.lock();
-        let reason = reason.as_deref().unwrap_or("no answer in time");
+        let reason = self.reason();
         StoreError::NotRun(format!("it is left alone, and tried in the background; the last time: {reason}"))
+    }
+
+    /// What was wrong the last time.
+    pub(super) fn reason(&self) -> String {
+        self.reason.lock().clone().unwrap_or_else(|| "no answer in time".to_owned())
     }
 
     /// Remembers what was wrong.

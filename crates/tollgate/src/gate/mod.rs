@@ -322,7 +322,8 @@ impl<S: Store> Watched<'_, S> {
         if let Ok(runtime) = Handle::try_current()
             && self.lane.breaker.failed()
         {
-            tracing::warn!("the store does not answer: rules decide without it until it does");
+            let reason = self.lane.breaker.reason();
+            tracing::warn!("the store does not decide ({reason}): rules do without it until it does");
             runtime.spawn(Probe(Arc::downgrade(self.lane)).run());
         }
     }

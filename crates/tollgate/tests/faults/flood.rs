@@ -90,7 +90,7 @@ async fn more_callers_than_may_wait_are_answered_and_nothing_of_them_stays_in_me
     let _alone = alone().await;
     let server = Server::start(Flavor::Redis7);
     let mut memory = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..6 {
         let limiter = limiter(&server.url()).await;
         block_in_place(|| server.suspend());
         let begun = Instant::now();
@@ -102,8 +102,9 @@ async fn more_callers_than_may_wait_are_answered_and_nothing_of_them_stays_in_me
         assert!(waited <= 16_384 + 1_024 && turned_away > 0, "{waited} waited, {turned_away} did not");
         memory.push(resident_bytes());
     }
-    // the first flood shows what it takes, the others that it is given back
-    assert!(memory[2] < memory[0] + MOST_GROWTH, "{memory:?} bytes");
+    // the first floods show what it takes, also the allocator's, the others that it is given back
+    let taken = memory[..3].iter().max().unwrap();
+    assert!(memory[5] < taken + MOST_GROWTH, "{memory:?} bytes");
 }
 
 /// How many of all callers waited in vain, and how many were not let wait.
