@@ -10,8 +10,8 @@
 //! The id of an event names a server's run and a second of it. Whoever comes back with it (`Last-Event-ID`) is told what
 //! happened since; after a restart, everything again.
 //!
-//! A listener costs one task and a few events of memory. One who does not read is let go, as is one whose token is taken
-//! back; all are when the server is about to stop.
+//! A listener costs one task and a few events of memory. One who does not read loses the place, though not the connection; one
+//! whose token is taken back is let go, and all are when the server is about to stop.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
