@@ -180,6 +180,27 @@ impl<S: Store> Desk<S> {
         decided
     }
 
+    /// Checks without a future, where there is nothing to wait for and nobody who traces it; else nothing was asked.
+    #[inline]
+    pub fn check_here(&self, transport: Transport, subject: &Subject) -> Option<Result<Decision, Error>> {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        if limiter.store().is_remote() || !trace::decision_span(transport, Operation::Check).is_disabled() {
+            return None;
+        }
+        let pending = observer.begin(transport);
+        let decided = match subject {
+            Subject::Rules { labels, costs, .. } => limiter.check_here(labels, costs.clone()),
+            Subject::Key { key, limit, cost } => limiter.check_key_here(key, limit, *cost),
+        }?;
+        match &decided {
+            Ok(decision) => {
+                pending.decided(Operation::Check, About::from(subject), decision, || limiter.rules());
+            }
+            Err(error) => pending.failed(Call::Decide(Operation::Check), error),
+        }
+        Some(decided)
+    }
+
     async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {
         let own;
         let limiter = match caller.budget {

@@ -1,5 +1,6 @@
 //! The question of one request, as a store sees it.
 
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Operation, Terms};
 
 use crate::key::Key;
@@ -24,8 +25,11 @@ pub const MAX_TIERS: usize = 64;
 pub struct Check {
     operation: Operation,
     count: u32,
-    tiers: Vec<Tier>,
+    tiers: Tiers,
 }
+
+/// The counters of a check: a single one, as most checks have, lies in the check itself.
+pub(crate) type Tiers = SmallVec<[Tier; 1]>;
 
 /// One counter of a check and what is asked of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +58,11 @@ impl Check {
     /// # Errors
     /// When there are no tiers, too many, or two on the same counter.
     pub fn new(operation: Operation, tiers: Vec<Tier>) -> Result<Self, CheckError> {
+        Self::of(operation, tiers.into())
+    }
+
+    /// As [`Check::new`].
+    pub(crate) fn of(operation: Operation, tiers: Tiers) -> Result<Self, CheckError> {
         if tiers.is_empty() || tiers.len() > MAX_TIERS {
             return Err(CheckError::Tiers(tiers.len()));
         }
@@ -63,6 +72,12 @@ impl Check {
             }
         }
         Ok(Self { operation, count: 1, tiers })
+    }
+
+    /// A check of one request that has one tier, and so nothing to be wrong.
+    #[inline]
+    pub(crate) fn of_one(operation: Operation, tier: Tier) -> Self {
+        Self { operation, count: 1, tiers: smallvec![tier] }
     }
 
     /// The same check for `count` identical requests at once, at least one.

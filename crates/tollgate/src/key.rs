@@ -228,16 +228,19 @@ const IS_PLAIN: [bool; 256] = {
 
 /// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
 fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
-    let mut end = 0;
-    for &byte in bytes {
-        if IS_PLAIN[usize::from(byte)] {
-            *text.get_mut(end)? = byte;
-            end += 1;
-        } else {
+    let (mut rest, mut end) = (bytes, 0);
+    while let Some((&byte, after)) = rest.split_first() {
+        if !IS_PLAIN[usize::from(byte)] {
             let [high, low] = hex(byte);
             text.get_mut(end..end + MAX_ENCODED)?.copy_from_slice(&[b'%', high, low]);
-            end += MAX_ENCODED;
+            (rest, end) = (after, end + MAX_ENCODED);
+            continue;
         }
+        // most bytes stand for themselves: all that do up to the next that does not, in one piece
+        let plain = after.iter().take_while(|byte| IS_PLAIN[usize::from(**byte)]).count() + 1;
+        let (run, after) = rest.split_at(plain);
+        text.get_mut(end..end + plain)?.copy_from_slice(run);
+        (rest, end) = (after, end + plain);
     }
     Some(end)
 }

@@ -7,15 +7,16 @@ mod together;
 use std::{fmt, mem, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use smallvec::SmallVec;
 use tollgate_core::{
     Cost, Limit, LimitError, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 
 use crate::{
-    check::{Check, CheckError, Tier},
+    check::{Check, CheckError, Tier, Tiers},
     decision::{Decision, Source, TierDecision},
-    gate::{Gate, Options},
+    gate::{Gate, Options, Told},
     key::{Key, KeyError},
     labels::Labels,
     rules::{Applied, Costs, Effect, MatchError, OnStoreFailure, Rule, RuleSet, RulesError, Unit},
@@ -95,6 +96,21 @@ struct Asked {
     rule: Option<Arc<str>>,
     unit: Unit,
     on_store_failure: OnStoreFailure,
+}
+
+/// What a request asks of the store, and what is to be said of its answer.
+struct Question {
+    check: Check,
+    /// For each tier of the check.
+    asked: SmallVec<[Asked; 1]>,
+    /// Rules that would refuse without counting, were they no shadows.
+    refusing: Vec<TierDecision>,
+}
+
+/// How far a request comes without waiting.
+enum Begun {
+    Decided(Decision),
+    Waits(Box<Question>),
 }
 
 /// What a rule that a request meets comes to.
@@ -234,6 +250,27 @@ impl<S: Store> Limiter<S> {
         self.by_rules(Operation::Check, labels, &cost.into(), None).await
     }
 
+    /// [`Limiter::check`] without a future, where there is nothing to wait for because the store is in this process;
+    /// absent where it is not, and then nothing was asked.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("per-user", Limit::fixed_window(1, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// let decision = limiter.check_here(&labels, Cost::ONE).expect("memory is here")?;
+    /// assert!(decision.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn check_here(&self, labels: &Labels, cost: impl Into<Costs>) -> Option<Result<Decision, Error>> {
+        if self.store().is_remote() {
+            return None;
+        }
+        decided_here(self.begin_by_rules(Operation::Check, labels, &cost.into(), None))
+    }
+
     /// Would it pass? Changes nothing.
     ///
     /// # Errors
@@ -360,6 +397,21 @@ impl<S: Store> Limiter<S> {
         self.by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)).await
     }
 
+    /// [`Limiter::check_key`] without a future, where there is nothing to wait for because the store is in this process;
+    /// absent where it is not, and then nothing was asked.
+    #[inline]
+    pub fn check_key_here(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Option<Result<Decision, Error>> {
+        if self.store().is_remote() {
+            return None;
+        }
+        decided_here(self.begin_by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)))
+    }
+
     /// Would it pass? Changes nothing.
     ///
     /// # Errors
@@ -418,10 +470,18 @@ impl<S: Store> Limiter<S> {
     }
 
     async fn by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Decision, Error> {
-        let tier = Tier { key: Key::without_rule(key)?, terms };
+        let begun = self.begin_by_limit(operation, key, terms)?;
+        self.finish(begun).await
+    }
+
+    fn begin_by_limit(&self, operation: Operation, key: &[u8], terms: Terms) -> Result<Begun, Error> {
+        let check = Check::of_one(operation, Tier { key: Key::without_rule(key)?, terms });
         let (unit, on_store_failure) = (Unit::default(), OnStoreFailure::default());
         let mut asked = [Asked { rule: None, unit, on_store_failure }];
-        self.ask(operation, &mut asked, vec![tier], Vec::new()).await
+        Ok(match self.decide_here(&check, &mut asked, Vec::new()) {
+            Ok(decision) => Begun::Decided(decision),
+            Err(refusing) => Begun::Waits(Box::new(Question { check, asked: asked.into(), refusing })),
+        })
     }
 
     async fn by_rules(
@@ -431,7 +491,18 @@ impl<S: Store> Limiter<S> {
         costs: &Costs,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        let (mut asked, mut tiers) = (Vec::new(), Vec::new());
+        let begun = self.begin_by_rules(operation, labels, costs, only)?;
+        self.finish(begun).await
+    }
+
+    fn begin_by_rules(
+        &self,
+        operation: Operation,
+        labels: &Labels,
+        costs: &Costs,
+        only: Option<&[&str]>,
+    ) -> Result<Begun, Error> {
+        let (mut asked, mut tiers) = (SmallVec::new(), Tiers::new());
         let mut refusing = Vec::new();
         let rules = self.inner.rules.load();
         known(&rules, only)?;
@@ -451,24 +522,47 @@ impl<S: Store> Limiter<S> {
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
             refusing.clear();
         }
-        self.ask(operation, &mut asked, tiers, refusing).await
+        let is_refused = refusing.iter().any(|tier| tier.mode == Mode::Enforced);
+        if is_refused || tiers.is_empty() {
+            return Ok(Begun::Decided(Decision::of_tiers(refusing, None, Source::Local)));
+        }
+        let check = Check::of(operation, tiers)?;
+        Ok(match self.decide_here(&check, &mut asked, refusing) {
+            Ok(decision) => Begun::Decided(decision),
+            Err(refusing) => Begun::Waits(Box::new(Question { check, asked, refusing })),
+        })
     }
 
-    /// Asks the store about `tiers`, unless a rule in `refusing` settles it without counting.
-    async fn ask(
+    /// Decides what needs no waiting: without a future, which would have to be made and moved for nothing. Else gives
+    /// back what it was given.
+    fn decide_here(
         &self,
-        operation: Operation,
+        check: &Check,
         asked: &mut [Asked],
-        tiers: Vec<Tier>,
-        refusing: Vec<TierDecision>,
-    ) -> Result<Decision, Error> {
-        let refused = refusing.iter().any(|tier| tier.mode == Mode::Enforced);
-        if refused || tiers.is_empty() {
-            return Ok(Decision::of_tiers(refusing, None, Source::Local));
-        }
-        let check = Check::new(operation, tiers)?;
+        mut refusing: Vec<TierDecision>,
+    ) -> Result<Decision, Vec<TierDecision>> {
         let mut said = Vec::with_capacity(asked.len() + refusing.len());
-        let settled = self.settle(asked, &check, |_, tier| said.push(tier)).await?;
+        match self.settle_here(asked, check, |_, tier| said.push(tier)) {
+            Some(settled) => {
+                said.append(&mut refusing);
+                Ok(settled.decision(said))
+            }
+            None => Err(refusing),
+        }
+    }
+
+    async fn finish(&self, begun: Begun) -> Result<Decision, Error> {
+        match begun {
+            Begun::Decided(decision) => Ok(decision),
+            // boxed, so that who is answered at once does not make room for those who wait
+            Begun::Waits(question) => Box::pin(self.ask_store(*question)).await,
+        }
+    }
+
+    async fn ask_store(&self, question: Question) -> Result<Decision, Error> {
+        let Question { check, mut asked, refusing } = question;
+        let mut said = Vec::with_capacity(asked.len() + refusing.len());
+        let settled = self.settle_by_store(&mut asked, &check, |_, tier| said.push(tier)).await?;
         if settled.failure.is_none() {
             said.extend(refusing);
         }
@@ -483,16 +577,41 @@ impl<S: Store> Limiter<S> {
         check: &Check,
         mut tell: impl FnMut(usize, TierDecision),
     ) -> Result<Settled, Error> {
+        match self.settle_here(asked, check, &mut tell) {
+            Some(settled) => Ok(settled),
+            None => Box::pin(self.settle_by_store(asked, check, tell)).await,
+        }
+    }
+
+    /// The same, if it needs no waiting.
+    #[inline]
+    fn settle_here(
+        &self,
+        asked: &mut [Asked],
+        check: &Check,
+        mut tell: impl FnMut(usize, TierDecision),
+    ) -> Option<Settled> {
+        let Told { at } = self.inner.gate.decide_at_once(check, |place, share| {
+            tell(place, asked[place].decision(&check.tiers()[place].terms, share));
+        })?;
+        Some(Settled::by_store(at))
+    }
+
+    async fn settle_by_store(
+        &self,
+        asked: &mut [Asked],
+        check: &Check,
+        mut tell: impl FnMut(usize, TierDecision),
+    ) -> Result<Settled, Error> {
         if asked.iter().any(|asked| asked.on_store_failure == OnStoreFailure::Local) {
             self.inner.gate.prepare_fallback();
         }
-        match self.inner.gate.decide(check, self.budget).await {
+        match self.inner.gate.ask_store(check, self.budget).await {
             Ok(verdict) => {
                 for (place, share) in verdict.shares {
                     tell(place, asked[place].decision(&check.tiers()[place].terms, share));
                 }
-                let source = if verdict.at.is_some() { Source::Store } else { Source::Local };
-                Ok(Settled { at: verdict.at, source, failure: None })
+                Ok(Settled::by_store(verdict.at))
             }
             Err(failure) => match check.operation() {
                 Operation::Check | Operation::Peek => {
@@ -541,7 +660,23 @@ impl<S: Store> Limiter<S> {
     }
 }
 
+#[inline]
+fn decided_here(begun: Result<Begun, Error>) -> Option<Result<Decision, Error>> {
+    match begun {
+        Ok(Begun::Decided(decision)) => Some(Ok(decision)),
+        Ok(Begun::Waits(_)) => None,
+        Err(error) => Some(Err(error)),
+    }
+}
+
 impl Settled {
+    /// The store decided, or is known to refuse.
+    fn by_store(at: Option<Timestamp>) -> Self {
+        let source = if at.is_some() { Source::Store } else { Source::Local };
+        Self { at, source, failure: None }
+    }
+
+    #[inline]
     fn decision(self, tiers: Vec<TierDecision>) -> Decision {
         let mut decision = Decision::of_tiers(tiers, self.at, self.source);
         decision.failure = self.failure;
@@ -565,6 +700,7 @@ impl From<Applied<'_>> for Met {
 }
 
 impl Asked {
+    #[inline]
     fn decision(&mut self, terms: &Terms, share: Share) -> TierDecision {
         let outcome = match share.retry {
             _ if share.passes => Outcome::Allowed,

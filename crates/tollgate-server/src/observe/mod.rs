@@ -49,6 +49,8 @@ pub struct Observer {
     /// The rules that are counted apart. Swapped when others are in force, so that a decision finds its counters
     /// without a lock.
     table: ArcSwap<Table>,
+    /// The table's counts of checks without rules, which are the same in every table.
+    keyed: RuleTally,
     /// Held by who swaps the table.
     swapping: Mutex<()>,
     transports: [TransportTally; Transport::ALL.len()],
@@ -108,10 +110,12 @@ impl Observer {
     }
 
     fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
+        let table = Table::new(rules);
         Self {
             begun: clock.now(),
             clock,
-            table: ArcSwap::from_pointee(Table::new(rules)),
+            keyed: table.keyed().clone(),
+            table: ArcSwap::from_pointee(table),
             swapping: Mutex::new(()),
             transports: Default::default(),
             requests: RequestTally::default(),
@@ -203,13 +207,16 @@ impl Pending<'_> {
         if operation == Operation::Peek {
             return;
         }
-        let table = self.observer.table.load();
         for tier in &verdict.decision.tiers {
-            match table.find(tier.rule.as_deref()) {
+            let Some(rule) = tier.rule.as_deref() else {
+                self.note_tier(operation, about, verdict, tier, &self.observer.keyed);
+                continue;
+            };
+            match self.observer.table.load().find(rule) {
                 Some(tally) => self.note_tier(operation, about, verdict, tier, tally),
                 None => {
                     let table = self.observer.follow(in_force());
-                    let tally = table.find(tier.rule.as_deref()).unwrap_or(table.other());
+                    let tally = table.find(rule).unwrap_or(table.other());
                     self.note_tier(operation, about, verdict, tier, tally);
                 }
             }
@@ -255,17 +262,17 @@ impl Pending<'_> {
     fn note_without_store(&self, about: About<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
         let Verdict { decision, passed } = verdict;
         let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
-        let table = self.observer.follow(Arc::clone(rules));
         let About::Rules { labels, costs } = about else {
             if decision.source == Source::Open {
-                table.keyed().decided(outcome, about.cost(""));
+                self.observer.keyed.decided(outcome, about.cost(""));
             }
             return;
         };
+        let table = self.observer.follow(Arc::clone(rules));
         for applied in rules.matching(labels, costs).unwrap_or_default() {
             let has_say = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
             if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(has_say) {
-                let tally = table.find(Some(&applied.rule.name)).unwrap_or(table.other());
+                let tally = table.find(&applied.rule.name).unwrap_or(table.other());
                 tally.decided(outcome, about.cost(&applied.rule.unit));
             }
         }

@@ -114,12 +114,9 @@ impl Table {
         &self.rules
     }
 
-    /// The counts of a rule, if it is in force; of a check without rules, if it has no name.
-    pub(super) fn find(&self, name: Option<&str>) -> Option<&RuleTally> {
-        match name {
-            Some(name) => self.by_name.get(name),
-            None => Some(&self.keyed),
-        }
+    /// The counts of a rule, if it is in force.
+    pub(super) fn find(&self, rule: &str) -> Option<&RuleTally> {
+        self.by_name.get(rule)
     }
 
     pub(super) fn other(&self) -> &RuleTally {
@@ -144,12 +141,12 @@ impl RuleTally {
 
     pub(super) fn decided(&self, outcome: RuleOutcome, cost: u64) {
         let counts = self.counts.own();
-        counts.decisions[outcome as usize].fetch_add(1, Relaxed);
-        counts.costs[outcome as usize].fetch_add(cost, Relaxed);
+        counts.add(|counts| &counts.decisions[outcome as usize], 1);
+        counts.add(|counts| &counts.costs[outcome as usize], cost);
     }
 
     pub(super) fn adjusted(&self, adjustment: Adjustment, cost: u64) {
-        self.counts.own().adjustments[adjustment as usize].fetch_add(cost, Relaxed);
+        self.counts.own().add(|counts| &counts.adjustments[adjustment as usize], cost);
     }
 
     pub(super) fn decisions(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -182,14 +179,14 @@ impl Adjustment {
 
 impl TransportTally {
     pub(super) fn entered(&self) {
-        self.0.own().entered.fetch_add(1, Relaxed);
+        self.0.own().add(|counts| &counts.entered, 1);
     }
 
     pub(super) fn left(&self, took: Duration) {
-        let Transported { left, nanos, .. } = self.0.own();
+        let own = self.0.own();
         let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
-        nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-        left[bucket].fetch_add(1, Relaxed);
+        own.add(|counts| &counts.nanos, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        own.add(|counts| &counts.left[bucket], 1);
     }
 
     pub(super) fn durations(&self) -> Durations {
@@ -215,7 +212,7 @@ impl RequestTally {
             Call::Decide(Operation::Refund { .. }) => 3,
             Call::Reset => 4,
         };
-        self.0.own()[place][outcome as usize].fetch_add(1, Relaxed);
+        self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }
 
     /// By the place of the outcome in [`RequestOutcome::ALL`], in parts.

@@ -181,11 +181,20 @@ fn length(
     most: usize,
     error: ProtocolError,
 ) -> Result<Option<(usize, usize)>, ProtocolError> {
+    // nearly all have one digit or two
+    match *input.get(at..).unwrap_or_default() {
+        [one @ b'0'..=b'9', b'\r', b'\n', ..] => return Ok(Some((digit(one), at + 3))),
+        [ten @ b'0'..=b'9', one @ b'0'..=b'9', b'\r', b'\n', ..] => {
+            let value = 10 * digit(ten) + digit(one);
+            return if value > most { Err(error) } else { Ok(Some((value, at + 4))) };
+        }
+        _ => {}
+    }
     let (start, mut value) = (at, 0);
     loop {
         match input.get(at) {
             None => return Ok(None),
-            Some(digit @ b'0'..=b'9') => value = value * 10 + usize::from(digit - b'0'),
+            Some(&byte @ b'0'..=b'9') => value = value * 10 + digit(byte),
             Some(b'\r') if at > start => break,
             Some(_) => return Err(error),
         }
@@ -200,6 +209,10 @@ fn length(
         Some(b'\n') => Ok(Some((value, at + 2))),
         Some(_) => Err(error),
     }
+}
+
+fn digit(byte: u8) -> usize {
+    usize::from(byte - b'0')
 }
 
 /// The most digits of a length.

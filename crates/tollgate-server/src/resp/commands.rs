@@ -30,12 +30,19 @@ pub(super) struct Entry {
     pub(super) verb: Verb,
     /// In small letters, as Redis lists its own.
     pub(super) name: &'static str,
+    word: Word,
     /// How many arguments it takes, with its name; negative: at least so many.
     pub(super) arity: i8,
     pub(super) needs: Needs,
     pub(super) group: &'static str,
     pub(super) summary: &'static str,
 }
+
+/// A name in small letters and what is left of so many bytes, so that one comparison tells it from another.
+type Word = [u8; MAX_NAME];
+
+/// The longest name.
+const MAX_NAME: usize = 16;
 
 const fn entry(
     verb: Verb,
@@ -45,7 +52,9 @@ const fn entry(
     group: &'static str,
     summary: &'static str,
 ) -> Entry {
-    Entry { verb, name, arity, needs, group, summary }
+    let mut word = [0; MAX_NAME];
+    word.split_at_mut(name.len()).0.copy_from_slice(name.as_bytes());
+    Entry { verb, name, word, arity, needs, group, summary }
 }
 
 /// Every command; those that are asked most come first.
@@ -99,7 +108,10 @@ pub(super) static COMMANDS: [Entry; 16] = [
 
 /// The command of a name, in small letters or capitals.
 pub(super) fn find(name: &[u8]) -> Option<&'static Entry> {
-    COMMANDS.iter().find(|entry| entry.name.as_bytes().eq_ignore_ascii_case(name))
+    let mut word = [0; MAX_NAME];
+    word.get_mut(..name.len())?.copy_from_slice(name);
+    word.make_ascii_lowercase();
+    COMMANDS.iter().find(|entry| entry.word == word && entry.name.len() == name.len())
 }
 
 impl Entry {

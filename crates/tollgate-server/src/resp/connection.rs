@@ -23,6 +23,7 @@ use tollgate::{Operation, Store};
 use super::{
     CALLER, Endpoint,
     codec::{Command, Decoded, Decoder},
+    commands::{Entry, Verb},
     error::Error,
     question::{Ask, Question},
     reply::Replies,
@@ -168,13 +169,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     (read, served) = (read + len, served + 1);
                     // asks the runtime whether others have waited long enough
                     consume_budget().await;
-                    let asked = Asked {
+                    let mut asked = Asked {
                         desk: self.desk,
                         is_far: self.is_far,
                         together: &mut self.together,
                         replies: &mut self.replies,
                     };
-                    if asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave {
+                    if !asked.is_answered_here(&mut self.session, &command)
+                        && asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave
+                    {
                         break Next::Leave;
                     }
                     if self.replies.len() >= MAX_REPLIES {
@@ -242,6 +245,24 @@ struct Asked<'a, S> {
 }
 
 impl<S: Store> Asked<'_, S> {
+    /// Answers a check that needs no waiting, as nearly all that come to a store in this process. Whatever else it is is
+    /// left as it was.
+    fn is_answered_here(&mut self, session: &mut Session, command: &Command<'_>) -> bool {
+        if self.is_far {
+            return false;
+        }
+        let Ok(Entry { verb: verb @ (Verb::Throttle | Verb::Check), .. }) = session.find(command) else {
+            return false;
+        };
+        let Some(Ok(question)) = Question::read(self.desk, *verb, command) else { return false };
+        match self.desk.check_here(CALLER.transport, &question.subject) {
+            Some(Ok(decision)) => question.answer(&decision, self.replies),
+            Some(Err(error)) => self.replies.error(Error::from(error)),
+            None => return false,
+        }
+        true
+    }
+
     /// Answers one command, or keeps its question to ask it together with others.
     async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
         let Self { desk, is_far, together, replies } = self;

@@ -95,11 +95,14 @@ fn throttle(command: &Command<'_>) -> Result<Question, Error> {
             "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
         ));
     };
-    let [max_burst, count, period] = [
-        cell_number("max_burst", max_burst)?,
-        cell_number("count per period", count)?,
-        cell_number("period", period)?,
-    ];
+    let [max_burst, count, period] = match [max_burst, count, period].map(whole) {
+        [Some(max_burst), Some(count), Some(period)] => [max_burst, count, period],
+        _ => [
+            cell_number("max_burst", max_burst)?,
+            cell_number("count per period", count)?,
+            cell_number("period", period)?,
+        ],
+    };
     let cost = match quantity {
         Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
         None => Cost::ONE,
@@ -188,12 +191,15 @@ pub(super) fn whole(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    text.iter().try_fold(0_u64, |number, &byte| {
-        if !byte.is_ascii_digit() {
+    let mut number = 0_u64;
+    for &byte in text {
+        let digit = u64::from(byte.wrapping_sub(b'0'));
+        if digit > 9 {
             return None;
         }
-        number.checked_mul(10)?.checked_add(u64::from(byte - b'0'))
-    })
+        number = number.checked_mul(10)?.checked_add(digit)?;
+    }
+    Some(number)
 }
 
 /// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`. Where the store did not answer and the

@@ -5,6 +5,11 @@ use std::fmt::{self, Write};
 /// The longest text of an error, in bytes: a text may quote what was sent.
 const MAX_ERROR: usize = 512;
 
+/// The longest number, with its kind, its sign and its end, in bytes.
+const MAX_NUMBER: usize = 24;
+
+const DIGITS: &[u8; 10] = b"0123456789";
+
 /// The versions of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Protocol {
@@ -60,7 +65,7 @@ impl Replies {
     }
 
     pub(super) fn integer(&mut self, value: i64) {
-        self.head(b':', itoa::Buffer::new().format(value).as_bytes());
+        self.number(b':', value.is_negative(), value.unsigned_abs());
     }
 
     /// A number that is never negative; what does not fit counts as the largest.
@@ -116,7 +121,34 @@ impl Replies {
     }
 
     fn length(&mut self, kind: u8, len: usize) {
-        self.head(kind, itoa::Buffer::new().format(len).as_bytes());
+        self.number(kind, false, u64::try_from(len).unwrap_or(u64::MAX));
+    }
+
+    /// Written from its end, with what stands around it, so that it is added in one piece: most replies are numbers.
+    fn number(&mut self, kind: u8, is_negative: bool, mut value: u64) {
+        if let (false, Some(&digit)) = (is_negative, DIGITS.get(usize::try_from(value).unwrap_or(usize::MAX)))
+        {
+            self.bytes.extend_from_slice(&[kind, digit, b'\r', b'\n']);
+            return;
+        }
+        let mut text = [0; MAX_NUMBER];
+        text[MAX_NUMBER - 2..].copy_from_slice(b"\r\n");
+        let mut at = MAX_NUMBER - 2;
+        loop {
+            at -= 1;
+            text[at] = DIGITS[usize::try_from(value % 10).unwrap_or_default()];
+            value /= 10;
+            if value == 0 {
+                break;
+            }
+        }
+        if is_negative {
+            at -= 1;
+            text[at] = b'-';
+        }
+        at -= 1;
+        text[at] = kind;
+        self.bytes.extend_from_slice(&text[at..]);
     }
 
     fn head(&mut self, kind: u8, text: &[u8]) {

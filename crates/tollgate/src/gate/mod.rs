@@ -86,6 +86,13 @@ pub(crate) struct Verdict {
     pub(crate) shares: SmallVec<[(usize, Share); 1]>,
 }
 
+/// What the tiers of a check say has been told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// When the store decided; absent when the refusal was known here.
+    pub(crate) at: Option<Timestamp>,
+}
+
 /// How many servers of a store are told apart; what is more shares the first one's lane.
 const MAX_LANES: usize = 1024;
 
@@ -133,38 +140,35 @@ impl<S: Store> Gate<S> {
         Self { first: Lane::new(&shared, 0), shared, others: RwLock::default() }
     }
 
-    /// Decides one request. The answer comes by the deadline, or sooner if the caller waits no longer, or there is
-    /// none.
-    pub(crate) async fn decide(
+    /// Decides one request, if that needs no waiting, and tells what each of its tiers says, by its place in the check:
+    /// the store is in this process, or is certain to refuse.
+    #[inline]
+    pub(crate) fn decide_at_once(&self, check: &Check, mut tell: impl FnMut(usize, Share)) -> Option<Told> {
+        let Shared { store, refusals, .. } = &*self.shared;
+        let mut tiers = check.tiers().iter().enumerate();
+        let at = store.decide_here(check, &mut |answer| {
+            if let Some((place, tier)) = tiers.next() {
+                tell(place, answer.share(&tier.terms, 0, 1));
+            }
+        });
+        if at.is_some() {
+            return Some(Told { at });
+        }
+        if check.operation() != Operation::Check {
+            return None;
+        }
+        let Verdict { at, shares } = refusals.of(check)?;
+        shares.into_iter().for_each(|(place, share)| tell(place, share));
+        Some(Told { at })
+    }
+
+    /// Decides one request that has to wait. The answer comes by the deadline, or sooner if the caller waits no longer, or
+    /// there is none.
+    pub(crate) async fn ask_store(
         &self,
         check: &Check,
         budget: Option<Duration>,
     ) -> Result<Verdict, StoreError> {
-        if let Some(verdict) = self.decide_at_once(check) {
-            return Ok(verdict);
-        }
-        // boxed, so that who is answered at once does not make room for those who wait
-        Box::pin(self.ask_store(check, budget)).await
-    }
-
-    /// What needs no waiting: the store is in this process, or is certain to refuse.
-    fn decide_at_once(&self, check: &Check) -> Option<Verdict> {
-        let Shared { store, refusals, .. } = &*self.shared;
-        let mut shares = SmallVec::new();
-        let mut tiers = check.tiers().iter().enumerate();
-        let at = store.decide_here(check, &mut |answer| {
-            if let Some((place, tier)) = tiers.next() {
-                shares.push((place, answer.share(&tier.terms, 0, 1)));
-            }
-        });
-        match at {
-            Some(at) => Some(Verdict { at: Some(at), shares }),
-            None if check.operation() == Operation::Check => refusals.of(check),
-            None => None,
-        }
-    }
-
-    async fn ask_store(&self, check: &Check, budget: Option<Duration>) -> Result<Verdict, StoreError> {
         let shared = &self.shared;
         let deadline = shared.options.deadline_within(budget);
         let lane = self.lane(shared.store.lane(check));

@@ -71,6 +71,17 @@ impl Store for Arc<Far> {
     }
 }
 
+impl<S: Store> Gate<S> {
+    /// Decides one request, as a limiter has it done.
+    async fn decide(&self, check: &Check, budget: Option<Duration>) -> Result<Verdict, StoreError> {
+        let mut shares = SmallVec::new();
+        match self.decide_at_once(check, |place, share| shares.push((place, share))) {
+            Some(Told { at }) => Ok(Verdict { at, shares }),
+            None => self.ask_store(check, budget).await,
+        }
+    }
+}
+
 struct Subject {
     far: Arc<Far>,
     gate: Arc<Gate<Arc<Far>>>,
