@@ -1,6 +1,6 @@
 //! Where connections come in: an address, and the certificates that its connections are secured with.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
+use tokio_io_timeout::TimeoutWriter;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::either::Either;
 
@@ -21,8 +22,14 @@ use crate::config::Tls;
 /// How long a client may take to agree on encryption.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection, encrypted or not.
-pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+/// How long a client may read nothing of what is sent to it; then the connection is broken off.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection, encrypted or not. Writing to a client that does not read is an error after [`WRITE_TIMEOUT`].
+pub type Stream = Either<Patient, TlsStream<Patient>>;
+
+/// What is sent as it is. There is a timer only while the system takes no more.
+type Patient = Pin<Box<TimeoutWriter<TcpStream>>>;
 
 /// What is spoken on an address, which clients and server agree on when they encrypt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +128,8 @@ impl Security {
     pub async fn secure(&self, stream: TcpStream, protocol: Protocol) -> io::Result<Stream> {
         // Answers are small and waited for. Where this cannot be set, they are only slower.
         let _set = stream.set_nodelay(true);
+        let mut stream = Box::pin(TimeoutWriter::new(stream));
+        stream.as_mut().set_timeout_pinned(Some(WRITE_TIMEOUT));
         let Some(certificates) = &self.0 else { return Ok(Either::Left(stream)) };
         let config = certificates.load().for_protocol(protocol);
         timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await?.map(Either::Right)

@@ -6,6 +6,7 @@ mod grpc_front;
 
 use std::{
     convert::Infallible,
+    io::ErrorKind,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -18,7 +19,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::Semaphore,
-    time::Instant,
+    time::{Instant, timeout},
 };
 use tollgate::{
     Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
@@ -29,6 +30,7 @@ use tollgate_server::{
         messages::Code,
         serve::{CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_HEAD},
     },
+    listen::WRITE_TIMEOUT,
     serve::SHUTDOWN_GRACE,
 };
 use tonic::codegen::Service;
@@ -74,6 +76,27 @@ async fn a_client_of_another_protocol_is_turned_away() {
     let mut other = TcpStream::connect(front.address).await.unwrap();
     other.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     assert!(time_to_end(&mut other).await < Duration::from_secs(5));
+}
+
+/// Asks whether the server is there, which has to answer.
+const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0anybody?";
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_is_left() {
+    let front = OnMemory::start([]).await.front;
+    let mut deaf = TcpStream::connect(front.address).await.unwrap();
+    deaf.write_all(HELLO).await.unwrap();
+    let pings = PING.repeat(10_000);
+    let begun = Instant::now();
+    // until the buffers of both sides are full, and then for as long as the server has patience
+    let error = loop {
+        let sent = timeout(2 * WRITE_TIMEOUT, deaf.write_all(&pings)).await;
+        if let Err(error) = sent.expect("the connection is ended") {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert!(begun.elapsed() <= WRITE_TIMEOUT + SLACK, "{:?}", begun.elapsed());
 }
 
 /// A body that never comes.

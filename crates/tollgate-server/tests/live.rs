@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{future::pending, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_stream::StreamExt;
-use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation};
+use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
@@ -25,8 +25,9 @@ use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
     http::{
         self,
-        live::{MAX_LISTENERS, MAX_SECONDS, READ_TIMEOUT},
+        live::{MAX_LISTENERS, MAX_SECONDS},
     },
+    listen::WRITE_TIMEOUT,
     observe::history::SECONDS,
     serve::{Draining, Server},
 };
@@ -249,20 +250,37 @@ async fn listeners_are_few_and_a_place_comes_free() {
     .await;
 }
 
+/// More than the system keeps for a client who does not read, in events of many rules.
+const EVENTS: usize = 100;
+const RULES: usize = 1_000;
+
+// on tokio's clock, which moves on by itself whenever everybody waits
 #[tokio::test(start_paused = true)]
-async fn who_does_not_read_loses_the_place() {
-    let server = Subjected::new(Vec::new());
-    let mut all = Vec::new();
-    for _ in 0..MAX_LISTENERS {
-        all.push(server.listen(&[]).await);
+async fn who_does_not_read_loses_connection_and_place() {
+    let subjected = Subjected::new(Vec::new());
+    let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+    let address = server.address();
+    tokio::spawn(server.run(subjected.routes.clone(), pending()));
+    let mut deaf = TcpStream::connect(address).await.unwrap();
+    deaf.write_all(b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    deaf.read_exact(&mut [0; 12]).await.unwrap();
+    let mut others = Vec::new();
+    for _ in 1..MAX_LISTENERS {
+        others.push(subjected.listen(&[]).await);
     }
-    for _ in 0..4 {
-        server.pass_seconds(1);
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    let limit = demo::rules().remove(0).limit;
+    for _ in 0..EVENTS {
+        let rules = (0..RULES).map(|number| Rule::new(&format!("rule-{number}"), limit));
+        subjected.desk.limiter().reconfigure(rules).unwrap();
+        subjected.pass_seconds(1);
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(server.get("/v1/live", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    tokio::time::sleep(READ_TIMEOUT).await;
-    assert_eq!(server.get("/v1/live", &[]).await.status(), StatusCode::OK);
+    assert_eq!(subjected.get("/v1/live", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    tokio::time::sleep(WRITE_TIMEOUT).await;
+    assert_eq!(subjected.get("/v1/live", &[]).await.status(), StatusCode::OK);
+    let mut rest = Vec::new();
+    // a reset is an end too
+    let _read = timeout(PATIENCE, deaf.read_to_end(&mut rest)).await.expect("the connection is ended");
 }
 
 #[tokio::test]

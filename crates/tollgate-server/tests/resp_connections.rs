@@ -17,10 +17,10 @@ use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
     desk::Desk,
-    listen::Security,
+    listen::{Security, WRITE_TIMEOUT},
     resp::{
         self, COMMAND_TIMEOUT, DRAIN_QUIET, Endpoint, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS,
-        SHUTDOWN_GRACE, WRITE_TIMEOUT,
+        SHUTDOWN_GRACE,
     },
 };
 

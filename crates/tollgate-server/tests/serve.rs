@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{future::pending, net::SocketAddr, time::Duration};
+use std::{future::pending, io::ErrorKind, net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use tokio::{
@@ -10,13 +10,14 @@ use tokio::{
     net::TcpStream,
     sync::{mpsc, oneshot},
     task::JoinHandle,
-    time::Instant,
+    time::{Instant, timeout},
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     demo,
     desk::Desk,
     http,
+    listen::WRITE_TIMEOUT,
     serve::{HEAD_TIMEOUT, SHUTDOWN_GRACE, Server},
 };
 
@@ -68,6 +69,23 @@ async fn a_head_that_is_never_finished_ends_the_connection() {
         let took = time_to_end(&mut stream).await;
         assert!(took <= HEAD_TIMEOUT + TICK && took + TICK >= HEAD_TIMEOUT, "{unfinished:?}: {took:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_the_answers_is_left() {
+    let running = start().await;
+    let mut deaf = TcpStream::connect(running.address).await.unwrap();
+    let questions = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(1_000);
+    let begin = Instant::now();
+    // until the buffers of both sides are full, and then for as long as the server has patience
+    let error = loop {
+        let sent = timeout(2 * WRITE_TIMEOUT, deaf.write_all(questions.as_bytes())).await;
+        if let Err(error) = sent.expect("the connection is ended") {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert!(begin.elapsed() <= WRITE_TIMEOUT + TICK, "{:?}", begin.elapsed());
 }
 
 // on the real clock: a paused one would run ahead of the bytes on their way

@@ -10,8 +10,8 @@
 //! The id of an event names a server's run and a second of it. Whoever comes back with it (`Last-Event-ID`) is told what
 //! happened since; after a restart, everything again.
 //!
-//! A listener costs one task and a few events of memory. One who does not read loses the place, though not the connection; one
-//! whose token is taken back is let go, and all are when the server is about to stop.
+//! A listener costs one task and a few events of memory, and has a place for as long as the connection lasts, which one who does
+//! not read loses. One whose token is taken back is let go, and all are when the server is about to stop.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,8 +26,8 @@ use axum::{
 use futures_util::stream;
 use serde::Serialize;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{Instant, timeout},
+    sync::{Semaphore, mpsc},
+    time::Instant,
 };
 use tollgate::{RuleSet, Store};
 
@@ -54,9 +54,6 @@ pub const MAX_SECONDS: usize = 120;
 
 /// How often the heaviest keys are told.
 pub const TOP_INTERVAL: Duration = Duration::from_secs(2);
-
-/// How long a listener may take to make room for the next event.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How many events wait for a listener.
 const WAITING_EVENTS: usize = 1;
@@ -107,7 +104,6 @@ struct Listener<S> {
     /// How often the tokens had changed before that was found out.
     tokens: u64,
     events: mpsc::Sender<Event>,
-    _place: OwnedSemaphorePermit,
 }
 
 /// Why there is nothing more to tell.
@@ -138,9 +134,10 @@ pub(super) async fn live<S: Store>(
         audit(&Audit { who: granted.name(), action: "live", subject: &subject, result: Ok(()) });
     }
     let (events, mut waiting) = mpsc::channel(WAITING_EVENTS);
-    let listener = Listener { api, authorization, granted, tokens, events, _place: place };
+    let listener = Listener { api, authorization, granted, tokens, events };
     tokio::spawn(listener.listen(last));
     let events = stream::poll_fn(move |context| {
+        let _until_the_stream_ends = &place;
         waiting.poll_recv(context).map(|event| event.map(Ok::<_, Infallible>))
     });
     let mut response = Sse::new(events).into_response();
@@ -236,10 +233,7 @@ impl<S: Store> Listener<S> {
     }
 
     async fn pass_on(&self, event: Event) -> Result<(), Gone> {
-        match timeout(READ_TIMEOUT, self.events.send(event)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Gone),
-        }
+        self.events.send(event).await.map_err(|_| Gone)
     }
 }
 

@@ -3,14 +3,7 @@
 //! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
 //! at most once all others are answered, and answers that it does not read stop us from reading more.
 
-use std::{
-    fmt::Display,
-    future::{Future, poll_fn},
-    io,
-    pin::{Pin, pin},
-    task::Poll,
-    time::Duration,
-};
+use std::{fmt::Display, io, pin::Pin, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -45,9 +38,6 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a command may take to arrive once it has begun.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client may take to read answers.
-pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// How long a connection must be quiet to be ended when the server stops: what the client has sent by then is answered.
 pub const DRAIN_QUIET: Duration = Duration::from_millis(50);
 
@@ -64,7 +54,7 @@ const READ_ROOM: usize = 16 << 10;
 const REPLY_ROOM: usize = 4 << 10;
 
 impl<S: Store> Endpoint<S> {
-    /// Serves one client until it leaves, breaks the protocol or is too slow, or until `stop` comes and it is quiet.
+    /// Serves one client until it leaves, breaks the protocol or is too slow to send, or until `stop` comes and it is quiet.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
         let present = Present::come(self);
         let connection = Connection {
@@ -206,23 +196,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         if self.replies.is_empty() {
             return Ok(());
         }
-        let mut written = pin!(async {
-            self.io.write_all(self.replies.bytes()).await?;
-            self.io.flush().await
-        });
-        // what is written at once, as nearly always, needs no timer
-        let at_once = poll_fn(|context| Poll::Ready(written.as_mut().poll(context))).await;
-        match at_once {
-            Poll::Ready(written) => written?,
-            Poll::Pending => timeout(WRITE_TIMEOUT, written).await??,
-        }
+        self.io.write_all(self.replies.bytes()).await?;
+        self.io.flush().await?;
         self.replies.clear(REPLY_ROOM);
         Ok(())
     }
 
     /// Ends the connection so that the client hears all answers: one that is closed while it still sends may not.
     async fn leave(mut self) -> io::Result<()> {
-        timeout(WRITE_TIMEOUT, self.io.shutdown()).await??;
+        self.io.shutdown().await?;
         let unheard = async {
             loop {
                 self.input.clear();
