@@ -159,7 +159,7 @@ impl Store for AnyStore {
         }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
         match self {
             Self::Memory(store) => store.look(counters).await,
             Self::Redis(store) => store.look(counters).await,

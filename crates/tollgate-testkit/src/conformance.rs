@@ -573,7 +573,7 @@ promises! {
         for limit in limits(10, MINUTE) {
             subject.restart_clock();
             let key = || Key::without_rule("k").expect("short");
-            let look = async || subject.store.look(&[(key(), limit)]).await.expect("an answer").remove(0);
+            let look = async || subject.store.look(&[(key(), limit)]).await.expect("an answer").remove(0).expect("sense");
             let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
             // a minute began 21.799839 s before
             let minute = START.as_micros() - 21_799_839;
@@ -617,7 +617,7 @@ promises! {
             subject.clock.advance(Duration::from_millis(50));
         }
         let key = Key::without_rule("k").expect("short");
-        let look = subject.store.look(&[(key, limit)]).await.expect("an answer").remove(0);
+        let look = subject.store.look(&[(key, limit)]).await.expect("an answer").remove(0).expect("sense");
         let Picture::SlidingLog(charges) = look.picture else { panic!("{look:?}") };
         assert_eq!(charges.len(), MAX_CHARGES);
         for (charge, number) in charges.iter().zip(count - MAX_CHARGES as u64..) {

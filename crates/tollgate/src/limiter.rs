@@ -461,11 +461,11 @@ impl<S: Store> Limiter<S> {
         Ok(self.inner.gate.reset(&[counter], self.budget).await? > 0)
     }
 
-    /// What these counters hold now, for people to look at. Changes nothing.
+    /// What these counters hold now, for people to look at; nothing for one whose state makes no sense. Changes nothing.
     ///
     /// # Errors
     /// When the store does not answer, or cannot say.
-    pub async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, Error> {
+    pub async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, Error> {
         Ok(self.inner.gate.look(counters, self.budget).await?)
     }
 

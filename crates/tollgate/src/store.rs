@@ -46,6 +46,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Decides one check of one request at once and tells what each of its tiers says, if the store is in this process.
     /// Where it is not, nothing happens.
+    ///
+    /// A store in this process works without it too, but slower: each check then goes through [`Store::decide`] as one to a store
+    /// far away does, with a deadline, a place in a queue, and a breaker.
     fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
         let _ = (check, tell);
         None
@@ -78,9 +81,12 @@ pub trait Store: Send + Sync + 'static {
         StoreStats::default()
     }
 
-    /// What these counters hold, each at one moment of its own. Changes nothing; for people to look at, and so not
-    /// every store can say.
-    fn look(&self, counters: &[(Key, Limit)]) -> impl Future<Output = Result<Vec<Look>, StoreError>> + Send {
+    /// What these counters hold, each at one moment of its own; nothing for one whose state makes no sense. Changes
+    /// nothing; for people to look at, and so not every store can say.
+    fn look(
+        &self,
+        counters: &[(Key, Limit)],
+    ) -> impl Future<Output = Result<Vec<Option<Look>>, StoreError>> + Send {
         let _ = counters;
         async { Err(StoreError::NotRun("this store does not show its counters".to_owned())) }
     }

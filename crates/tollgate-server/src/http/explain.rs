@@ -109,12 +109,12 @@ impl Explanation {
         Ok((Self { decision: decision.into(), applies, others, more_others }, counters))
     }
 
-    /// Adds what is in the counters.
-    pub(super) fn draw(&mut self, looks: Vec<Look>) {
+    /// Adds what is in the counters, as far as that can be told.
+    pub(super) fn draw(&mut self, looks: Vec<Option<Look>>) {
         let counted = self.applies.iter_mut().filter(|applying| applying.key.is_some());
         for (applying, look) in counted.zip(looks) {
             let used = applying.state.as_ref().map_or(0, |state| state.used);
-            applying.picture = Some(PictureView::new(look, used));
+            applying.picture = look.map(|look| PictureView::new(look, used));
         }
     }
 }

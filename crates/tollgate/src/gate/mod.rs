@@ -236,7 +236,7 @@ impl<S: Store> Gate<S> {
         &self,
         counters: &[(Key, Limit)],
         budget: Option<Duration>,
-    ) -> Result<Vec<Look>, StoreError> {
+    ) -> Result<Vec<Option<Look>>, StoreError> {
         if self.first.breaker.is_open() {
             return Err(self.first.breaker.left_alone());
         }

@@ -187,9 +187,9 @@ impl Store for MemoryStore {
         StoreStats { keys: whole(self.len()), bytes: whole(self.memory_bytes()), ..StoreStats::default() }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
         let looked = counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now()));
-        Ok(looked.collect())
+        Ok(looked.map(Some).collect())
     }
 
     async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {

@@ -323,7 +323,7 @@ impl Store for RedisStore {
         }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Look>, StoreError> {
+    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut looks = Vec::with_capacity(counters.len());
         for (key, limit) in counters {

@@ -163,6 +163,33 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
 }
 
 #[tokio::test]
+async fn a_counter_that_makes_no_sense_is_unknown_beside_others() {
+    for flavor in Flavor::ALL {
+        let subject = Subject::start(flavor).await;
+        let mut redis = subject.redis();
+        for limit in limits(3, MINUTE) {
+            for key in ["bad", "good"] {
+                subject.ask(Operation::Check, key, &limit, 1).await;
+            }
+            let counters = ["bad", "good"].map(|key| (Key::without_rule(key).unwrap(), limit));
+            let written: Vec<u8> = redis.get(stored("bad", &limit)).unwrap();
+            let numbers = written.len().min(80) / 8;
+            let mut nonsense = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
+            for (number, value) in (0..numbers).flat_map(|n| [-1.0, 1e300, f64::NAN].map(|value| (n, value))) {
+                nonsense.push(written.clone());
+                nonsense.last_mut().unwrap()[number * 8..][..8].copy_from_slice(&f64::to_le_bytes(value));
+            }
+            for bytes in nonsense {
+                redis.set_ex::<_, _, ()>(stored("bad", &limit), &bytes, 60).unwrap();
+                let looks = subject.store.look(&counters).await.unwrap();
+                assert_eq!(looks[0], None, "{limit:?}: {bytes:?}");
+                assert!(looks[1].is_some());
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_shorter_window_shortens_the_ttl_with_the_next_write() {
     let subject = Subject::start(Flavor::Redis7).await;
     for algorithm in Algorithm::ALL {
