@@ -18,6 +18,7 @@ use tollgate_server::grpc::{
         rate_limit_descriptor::{Entry, RateLimitOverride},
     },
 };
+use tollgate_testkit::away::Away;
 use tollgate_tower::headers::Dialect;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
@@ -388,35 +389,6 @@ async fn the_client_is_told_in_fields_what_all_limits_say() {
     assert_eq!(fields(&mut none).await, ["retry-after: 39"]);
 }
 
-/// A store that is away.
-struct Away;
-
-impl Store for Away {
-    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-}
-
 fn rule_for_each_policy() -> [Rule; 3] {
     [("open", OnStoreFailure::Open), ("closed", OnStoreFailure::Closed), ("local", OnStoreFailure::Local)]
         .map(|(name, policy)| per_value("d", name, 1, MINUTE).on_store_failure(policy))
@@ -424,7 +396,7 @@ fn rule_for_each_policy() -> [Rule; 3] {
 
 #[tokio::test]
 async fn without_the_store_each_rules_policy_is_the_answer() {
-    let limiter = Limiter::new(Away, rule_for_each_policy()).unwrap();
+    let limiter = Limiter::new(Away::unreached(), rule_for_each_policy()).unwrap();
     let mut front = Front::start(limiter.clone(), Settings::default()).await;
     let of = |name: &str| descriptor([(name, "x")]);
     let ask = async |front: &mut Front, names: &[&str]| {

@@ -24,6 +24,7 @@ use tollgate_server::{
     desk::Desk,
     http::{BODY_TIMEOUT, MAX_BODY, router},
 };
+use tollgate_testkit::away::Away;
 use tower::ServiceExt;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -429,42 +430,13 @@ async fn the_demo_refuses_one_login_too_many() {
     assert_eq!(api.field("limit", "/v1/check", r#"{"labels":{"user":"ada"}}"#).await, 20);
 }
 
-/// A store that is away.
-struct Away;
-
-impl Store for Away {
-    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Err(StoreError::NotRun("away".into()))
-    }
-}
-
 #[tokio::test]
 async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-    let api = Api { routes: router(Desk::new(Limiter::new(Away, [open, closed]).unwrap())), clock };
+    let api = Api { routes: router(Desk::new(Limiter::new(Away::unreached(), [open, closed]).unwrap())), clock };
     assert_eq!(
         api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#

@@ -9,13 +9,13 @@ use std::{
 };
 
 use tollgate::{
-    Algorithm, Check, Cost, Costs, Deadline, Decided, Hits, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
-    Operation, Override, Request, Rule, Store, StoreError,
+    Cost, Costs, Hits, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Request, Rule, Store,
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
     observe::{About, metrics::MAX_RULES_APART},
 };
+use tollgate_testkit::away::Away;
 
 const CALLER: Caller = Caller::at(Transport::Http);
 const DOCS: &str = include_str!("../../../docs/metrics.md");
@@ -149,35 +149,6 @@ async fn what_is_no_check_counts_as_a_request_and_by_its_cost_only() {
     assert!(of_rule.clone().count() > 0 && of_rule.into_iter().all(|line| line.ends_with(" 0")), "{text}");
 }
 
-/// A store that never answers.
-struct Away;
-
-impl Store for Away {
-    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
-        Err(StoreError::Ambiguous("it is away".into()))
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Err(StoreError::Ambiguous("it is away".into()))
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Err(StoreError::Ambiguous("it is away".into()))
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Err(StoreError::Ambiguous("it is away".into()))
-    }
-}
-
 #[tokio::test]
 async fn without_the_store_each_rule_counts_by_its_policy() {
     let rule = |name, route| Rule::new(name, minute(1)).when("route", route);
@@ -186,7 +157,7 @@ async fn without_the_store_each_rule_counts_by_its_policy() {
         rule("closed", "pay").on_store_failure(OnStoreFailure::Closed),
         rule("local", "login").on_store_failure(OnStoreFailure::Local),
     ];
-    let desk = Desk::new(Limiter::new(Away, rules).unwrap());
+    let desk = Desk::new(Limiter::new(Away::unanswered(), rules).unwrap());
     assert!(check(&desk, &[("route", "home")], 1).await);
     assert!(!check(&desk, &[("route", "pay")], 1).await);
     assert!(check(&desk, &[("route", "login")], 1).await);

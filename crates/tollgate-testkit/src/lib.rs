@@ -8,6 +8,7 @@
 //! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
 //! but the search for a free port.
 
+pub mod away;
 pub mod cluster;
 pub mod conformance;
 pub mod faults;
