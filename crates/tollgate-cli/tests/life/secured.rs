@@ -226,11 +226,14 @@ fn pages_of_other_sites_are_refused() {
     let program = home.start();
     let own = format!("http://{}", program.http);
     let mut client = program.client();
-    let table: [(&[(&str, &str)], u16); 6] = [
+    let table: [(&[(&str, &str)], u16); 8] = [
         (&[], 200),
         (&[("origin", &own)], 200),
         (&[("origin", "http://evil.example"), ("content-type", "text/plain")], 403),
         (&[("origin", "null")], 403),
+        // a page need not name its origin where it only reads
+        (&[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")], 403),
+        (&[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "navigate")], 403),
         // a name of another site that leads here
         (&[("origin", "http://evil.example"), ("host", "evil.example")], 403),
         (&[("sec-fetch-site", "same-origin"), ("host", "evil.example")], 403),
@@ -247,6 +250,11 @@ fn pages_of_other_sites_are_refused() {
     }
     assert_eq!(client.call("GET /metrics", &named, EVERYBODY).unwrap().status, 200);
     assert_eq!(client.call("GET /metrics", &[("origin", "null")], EVERYBODY).unwrap().status, 403);
+    // a link
+    let followed = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+    for call in ["GET /", "GET /metrics"] {
+        assert_eq!(client.call(call, &followed, "").unwrap().status, 200, "{call}");
+    }
 }
 
 const TLS: &str = "[server.tls]\ncert = \"server.pem\"\nkey = \"server.key\"\n";

@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     extract::{ConnectInfo, Request},
-    http::{StatusCode, header, uri::Authority},
+    http::{HeaderName, StatusCode, header, uri::Authority},
     response::{IntoResponse, Response},
 };
 use futures_util::future::{BoxFuture, Either, Ready, ready};
@@ -97,6 +97,10 @@ fn refused(denied: &Denied) -> Response {
     response
 }
 
+/// Where a browser says from which site a request comes, and what for: <https://www.w3.org/TR/fetch-metadata/>.
+static SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+static MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
 /// Turns away what a page of another site had a browser send: it may reach addresses that its author may not.
 #[derive(Clone)]
 pub(super) struct RefuseOtherSites {
@@ -132,8 +136,7 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let is_open = || self.guarded_by.as_ref().is_some_and(Access::is_open);
-        match foreign(&request, is_open) {
+        match foreign(&request, self.guarded_by.as_ref()) {
             None => Either::Left(self.calls.call(request)),
             Some(why) => {
                 let refusal = Problem::new(StatusCode::FORBIDDEN, why).into_response();
@@ -143,23 +146,26 @@ where
     }
 }
 
-fn foreign<B>(request: &Request<B>, is_open: impl Fn() -> bool) -> Option<&'static str> {
-    let text = |name: header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
-    let host = text(header::HOST);
-    let is_foreign_page = match text(header::ORIGIN) {
-        Some(origin) => origin
-            .split_once("://")
-            .is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host.unwrap_or_default())),
-        None => false,
-    };
-    if is_foreign_page {
+/// Why a request is not of this site, if it is not.
+fn foreign<B>(request: &Request<B>, guarded_by: Option<&Access>) -> Option<&'static str> {
+    let field = |name| request.headers().get(name);
+    let (origin, site) = (field(&header::ORIGIN), field(&SITE));
+    let host = field(&header::HOST).and_then(|host| host.to_str().ok());
+    let is_foreign_origin = origin.is_some_and(|origin| {
+        let from = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        from.is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host.unwrap_or_default()))
+    });
+    // A page that only reads or embeds need not name its origin, but its browser says this. Whoever follows a link to what
+    // anybody may know comes from elsewhere too.
+    let is_foreign_site = site.is_some_and(|site| site == "cross-site" || site == "same-site");
+    let is_link = || guarded_by.is_none() && field(&MODE).is_some_and(|mode| mode == "navigate");
+    if is_foreign_origin || is_foreign_site && !is_link() {
         return Some("a page of another site may not call: open the dashboard at this server's own address");
     }
     // A name that leads here only for a moment makes any page one of this site; but that page has no token. A browser says
     // where a request comes from that changes something, and nothing at all when it only reads from such a page.
-    let said_by_browsers = ["origin", "sec-fetch-site"];
-    let may_be_a_browser = request.method().is_safe()
-        || said_by_browsers.iter().any(|name| request.headers().contains_key(*name));
+    let may_be_a_browser = request.method().is_safe() || origin.is_some() || site.is_some();
+    let is_open = || guarded_by.is_some_and(Access::is_open);
     if may_be_a_browser && host.is_some_and(|host| !is_own_name(host)) && is_open() {
         return Some(
             "without tokens, this may be asked by address, as localhost or by a name without a dot only, since any site can \
@@ -183,14 +189,20 @@ mod tests {
 
     use super::*;
 
-    fn is_foreign(method: Method, pairs: &[(&str, &str)], is_open: bool) -> bool {
+    fn is_foreign_to(guarded_by: Option<&Access>, method: Method, pairs: &[(&str, &str)]) -> bool {
         let mut request = Request::builder().method(method).body(()).unwrap();
         for (name, value) in pairs {
             request
                 .headers_mut()
                 .insert(header::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        foreign(&request, || is_open).is_some()
+        foreign(&request, guarded_by).is_some()
+    }
+
+    fn is_foreign(method: Method, pairs: &[(&str, &str)], is_open: bool) -> bool {
+        let token = crate::config::Token::new("app", b"s3cret", crate::config::Scopes::ALL);
+        let access = if is_open { Access::default() } else { Access::new(vec![token]) };
+        is_foreign_to(Some(&access), method, pairs)
     }
 
     #[test]
@@ -214,6 +226,23 @@ mod tests {
         assert!(!is_foreign(Method::POST, named, false), "a page of any name may show a token");
         let other: &[(&str, &str)] = &[("host", "tollgate.example"), ("origin", "http://evil.example")];
         assert!(is_foreign(Method::POST, other, false));
+    }
+
+    #[test]
+    fn what_pages_of_other_sites_read_or_embed_is_refused_too() {
+        let host = ("host", "127.0.0.1:8080");
+        for (site, expected) in
+            [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
+        {
+            for is_open in [true, false] {
+                for mode in ["no-cors", "cors", "navigate"] {
+                    let pairs = [host, ("sec-fetch-site", site), ("sec-fetch-mode", mode)];
+                    assert_eq!(is_foreign(Method::GET, &pairs, is_open), expected, "{pairs:?}");
+                    let is_told = expected && mode != "navigate";
+                    assert_eq!(is_foreign_to(None, Method::GET, &pairs), is_told, "{pairs:?}");
+                }
+            }
+        }
     }
 
     #[test]
