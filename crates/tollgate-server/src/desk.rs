@@ -5,7 +5,9 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
-use tollgate::{Cost, Costs, Decision, Error, Labels, Limit, Limiter, Operation, Request, Store, Together};
+use tollgate::{
+    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Store, Together,
+};
 use tracing::Instrument;
 
 use crate::{
@@ -268,6 +270,14 @@ impl<S: Store> Desk<S> {
             Err(error) => pending.failed(Call::Reset, error),
         }
         reset
+    }
+
+    /// What these counters hold, for people to look at.
+    ///
+    /// # Errors
+    /// As [`Limiter::look`], also when the caller waits no longer.
+    pub async fn look(&self, caller: Caller, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, Error> {
+        self.within(caller).look(counters).await
     }
 
     fn within(&self, caller: Caller) -> Limiter<S> {

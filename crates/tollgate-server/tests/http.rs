@@ -4,7 +4,12 @@
 
 use std::{
     convert::Infallible,
+    future::pending,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,14 +20,17 @@ use axum::{
     http::{Request, StatusCode, header},
 };
 use hyper::body::Frame;
+use tokio::time::Instant;
 use tollgate::{
-    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule,
-    Store, StoreError, Timestamp,
+    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, Look, ManualClock, MemoryStore, OnStoreFailure,
+    Rule, Store, StoreError, Timestamp,
 };
 use tollgate_server::{
+    access::Access,
+    config::{Scopes, Token},
     demo,
     desk::Desk,
-    http::{BODY_TIMEOUT, MAX_BODY, router},
+    http::{BODY_TIMEOUT, MAX_BODY, Settings, guarded, router},
 };
 use tollgate_testkit::away::Away;
 use tower::ServiceExt;
@@ -514,6 +522,86 @@ async fn a_deadline_of_nothing_is_refused() {
         let body = format!(r#"{{"labels":{{}},"deadline_ms":{given}}}"#);
         let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
         assert!(detail.contains(wrong), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    let rules = [Rule::new("login", limit).when("route", "login"), Rule::new("pay", limit).when("route", "pay")];
+    let may_check = Scopes { check: true, adjust: false, admin: false };
+    let tokens = vec![Token::new("app", b"app", may_check), Token::new("ops", b"ops", Scopes::ALL)];
+    let settings = Settings { access: Access::new(tokens), ..Settings::default() };
+    let desk = Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap());
+    let routes = guarded(desk, settings, Router::new());
+    let api = Api { routes, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
+    let unmet = serde_json::json!([{"rule": "pay", "because": "route is not pay"}]);
+    for (secret, others, more) in [("app", serde_json::json!([]), 1), ("ops", unmet, 0)] {
+        let question = Request::post("/v1/explain").header("authorization", format!("Bearer {secret}"));
+        let reply = api.send(question.body(LOGIN.into()).unwrap()).await;
+        let told: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+        assert_eq!((&told["others"], &told["more_others"]), (&others, &more.into()), "{secret}");
+        let applying = &told["applies"][0];
+        assert_eq!((&applying["rule"], &applying["picture"]["kind"]), (&"login".into(), &"sliding-log".into()));
+    }
+}
+
+/// A store in memory that never shows its counters, and may be away.
+struct Coy {
+    memory: MemoryStore,
+    is_away: bool,
+    looks: Arc<AtomicU32>,
+}
+
+impl Store for Coy {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        if self.is_away {
+            return Err(StoreError::NotRun("away".to_owned()));
+        }
+        self.memory.decide(checks, deadline).await
+    }
+
+    async fn look(&self, _: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        pending().await
+    }
+
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Ok(1)
+    }
+
+    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_explanation_draws_in_the_callers_time_and_not_without_the_store() {
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    for (is_away, looked, took_ms) in [(false, 1, 50), (true, 0, 0)] {
+        let looks = Arc::<AtomicU32>::default();
+        let store = Coy { memory: MemoryStore::new(), is_away, looks: Arc::clone(&looks) };
+        let routes = router(Desk::new(Limiter::new(store, [Rule::new("r", limit)]).unwrap()));
+        let api = Api { routes, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
+        let begun = Instant::now();
+        let told = api.field("applies", "/v1/explain", r#"{"labels":{},"deadline_ms":50}"#).await;
+        assert_eq!((&told[0]["rule"], &told[0]["picture"]), (&"r".into(), &serde_json::Value::Null));
+        assert_eq!(looks.load(Ordering::Relaxed), looked);
+        // timers fire on whole milliseconds
+        let took = begun.elapsed().as_millis();
+        assert!((took_ms..=took_ms + 1).contains(&took), "{took} ms");
     }
 }
 

@@ -74,8 +74,12 @@ pub(super) fn explanation(explained: &Explanation) {
         }
     }
     reasons(others);
-    if *more_others > 0 {
-        output::line(format_args!("  and {more_others} more"));
+    match (others.is_empty(), more_others) {
+        (_, 0) => {}
+        (false, more) => output::line(format_args!("  and {more} more")),
+        (true, count) => {
+            heading(&format!("{count} more do not apply: a token that may admin is told which, and why"));
+        }
     }
 }
 

@@ -83,8 +83,8 @@ tables! {
         file: String,
         /// Environment variable of the secret, instead of a file
         env: String,
-        /// What it allows: `check` (check, peek, explain, forward-auth), `adjust` (charge, refund), `admin` (reset, rules, top). None
-        /// implies another
+        /// What it allows: `check` (check, peek, explain, forward-auth), `adjust` (charge, refund), `admin` (reset, rules, top, in
+        /// explain the rules that do not apply). None implies another
         #[schemars(extend("default" = ["check"]))]
         may: Vec<Field<Word<Scope>>>,
     }

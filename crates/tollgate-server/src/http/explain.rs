@@ -22,7 +22,7 @@ pub struct Explanation {
     pub decision: Answer,
     /// The rules that apply, in their order.
     pub applies: Vec<Applying>,
-    /// The others, and why they do not.
+    /// The others, and why they do not; none for who may not see the rules.
     pub others: Vec<Other>,
     /// How many more there are that do not.
     pub more_others: usize,
@@ -107,6 +107,12 @@ impl Explanation {
         let more_others = others.len().saturating_sub(MAX_OTHERS);
         others.truncate(MAX_OTHERS);
         Ok((Self { decision: decision.into(), applies, others, more_others }, counters))
+    }
+
+    /// Does not tell which rules do not apply, and why: that is how rules are known, and not everybody may.
+    pub(super) fn keep_others_back(&mut self) {
+        self.more_others += self.others.len();
+        self.others.clear();
     }
 
     /// Adds what is in the counters, as far as that can be told.

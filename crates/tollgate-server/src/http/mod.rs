@@ -40,12 +40,13 @@ use axum::{
     Router,
     body::{Body, Bytes, to_bytes},
     extract::{FromRef, Request, State},
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use futures_util::future::join_all;
 use http_body_util::LengthLimitError;
+use tokio::time::Instant;
 use tollgate::{Operation, Store};
 use tower_service::Service;
 
@@ -202,15 +203,25 @@ async fn reset<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Resul
 }
 
 async fn explain<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(Api { desk, settings }): State<Api<S>>,
     request: Request,
 ) -> Result<Json<Explanation>, Problem> {
+    let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    let may_see_rules = settings.access.check(authorization, Scope::Admin).is_ok();
     let question = ask(&desk, Call::Explain, request).await?;
+    let begun = Instant::now();
     let rules = desk.limiter().rules();
     let decision = desk.decide(caller(&question), Operation::Peek, &question.subject).await?;
+    let is_store_away = decision.is_degraded();
     let (mut explanation, counters) = Explanation::new(&rules, &question.subject, decision)?;
-    // a drawing more or less: without the store, the words have to do
-    if let Ok(looks) = desk.limiter().look(&counters).await {
+    if !may_see_rules {
+        explanation.keep_others_back();
+    }
+    // a drawing more or less: without the store, or without time, the words have to do
+    let budget = question.budget.map(|budget| budget.saturating_sub(begun.elapsed()));
+    if !is_store_away
+        && let Ok(looks) = desk.look(Caller { budget, ..caller(&question) }, &counters).await
+    {
         explanation.draw(looks);
     }
     Ok(Json(explanation))

@@ -128,7 +128,9 @@ export class Try {
         drawing,
         drawing && element('p', { class: 'fine' }, caption(applying.picture, applying.limit)));
     });
-    if (others.length > 0) {
+    if (others.length === 0 && more > 0) {
+      nodes.push(element('p', { class: 'fine' }, `${more} ${more === 1 ? 'rule does' : 'rules do'} not apply. Which, and why, needs a token that may admin.`));
+    } else if (others.length > 0) {
       const list = others.map(({ rule, because }) => element('li', {}, element('b', {}, rule), `: ${because}`));
       if (more > 0) list.push(element('li', {}, `and ${more} more`));
       const open = applies.length === 0 || this.reasons.querySelector('details')?.open === true;
