@@ -47,17 +47,38 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     browser.click("button[value=check]").await;
     browser.until_text("#verdict", "Passed").await;
 
-    browser.click("#sign-out").await;
-    browser.until_text("#sign-in", "This server asks for a token").await;
-    browser.until("document.getElementById('sign-out').hidden").await;
+    // which rules do not apply, and why, is for who may see rules
+    browser.until_text("#reasons", "needs a token that may admin").await;
+    let reasons = browser.eval("document.getElementById('reasons').textContent").await.to_string();
+    assert!(reasons.contains("login-per-ip") && !reasons.contains("export-per-tenant"), "{reasons}");
+
+    let sign_out = async || {
+        browser.click("#sign-out").await;
+        browser.until_text("#sign-in", "This server asks for a token").await;
+        browser.until("document.getElementById('sign-out').hidden").await;
+        // whoever comes next sees nothing of what was seen and tried here
+        browser.until("!document.body.innerHTML.includes('login-per-ip')").await;
+        let left = browser.eval("document.body.innerHTML + document.getElementById('labels').value").await;
+        for word in ["203.0.113.50", "user-0", "per-tenant", "Bearer", "Passed", "refused,"] {
+            assert!(!left.to_string().contains(word), "{word}: {left}");
+        }
+    };
+    sign_out().await;
     sign_in("ops-s3cret-token").await;
     browser.until_text("#rules", "login-per-ip").await;
     browser.until_text("#top", "user=user-0").await;
+    browser.until("document.getElementById('curl').textContent.includes('Bearer')").await;
+    browser.fill("#labels", "route=login ip=203.0.113.50").await;
+    browser.click("button[value=explain]").await;
+    browser.until("document.getElementById('reasons').textContent.includes('export-per-tenant')").await;
+    sign_out().await;
+    sign_in("ops-s3cret-token").await;
+    browser.until_text("#rules", "login-per-ip").await;
     browser.reload().await;
     browser.until_text("#rules", "login-per-ip").await;
     // a look at rules and keys is written down, once and not every second
     let looks = || program.log().matches("action=\"live\"").count();
-    wait::until("both looks are in the log", PATIENCE, || looks() == 2);
+    wait::until("all three looks are in the log", PATIENCE, || looks() == 3);
 
     // it is taken back while the page listens
     home.write(

@@ -175,22 +175,33 @@ function signIn(refused) {
 
 at('sign-in-form').addEventListener('submit', (event) => {
   event.preventDefault();
+  // what was typed before anybody signed in stays
+  if (token.get()) forgetVisitor();
   token.set(at('token').value.trim());
   at('token').value = '';
   restart();
 });
 at('sign-out').addEventListener('click', () => {
   token.forget();
+  forgetVisitor();
   restart();
 });
 
 // Another visitor sees nothing of the one before.
-function restart() {
+function forgetVisitor() {
   series.clear();
-  Object.assign(now, { rules: null, top: null });
-  at('rules-note').textContent = '';
+  Object.assign(now, { hello: null, rules: null, top: null });
+  for (const id of ['rate', 'refused', 'latency']) at(id).textContent = '–';
+  for (const id of ['rate-note', 'refused-note', 'latency-note']) at(id).textContent = '\u00a0';
+  for (const id of ['version', 'latency-unit', 'rules-note']) at(id).textContent = '';
+  charts.view = at('view').value = 'outcome';
   drawRules(null);
   drawTop(null);
+  drawCurl();
+  tryIt.clear();
+}
+
+function restart() {
   status('wait', 'connecting…');
   draw();
   live.forget();

@@ -47,6 +47,7 @@ export class Try {
     this.verdict = document.getElementById('verdict');
     this.reasons = document.getElementById('reasons');
     this.signIn = signIn;
+    this.blank = [...this.verdict.childNodes];
     this.form.addEventListener('submit', (event) => {
       event.preventDefault();
       this.ask(event.submitter?.value ?? 'check');
@@ -56,6 +57,16 @@ export class Try {
       if (this.explanation && width !== this.reasons.clientWidth) this.explain();
       width = this.reasons.clientWidth;
     }).observe(this.reasons);
+  }
+
+  // For another visitor: as at first. An answer that is under way is not shown.
+  clear() {
+    this.asked = (this.asked ?? 0) + 1;
+    this.explanation = null;
+    this.form.reset();
+    this.reasons.replaceChildren();
+    this.verdict.replaceChildren(...this.blank);
+    delete this.verdict.dataset.state;
   }
 
   fill(labels) {
