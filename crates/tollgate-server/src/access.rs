@@ -7,7 +7,7 @@ use std::sync::{
 
 use arc_swap::ArcSwap;
 
-use crate::config::{Scope, Scopes, Token};
+use crate::config::{Digest, Scope, Scopes, Token};
 
 /// What callers are called when there are no tokens.
 pub const ANYBODY: &str = "anybody";
@@ -18,14 +18,14 @@ pub struct Access(Arc<Tokens>);
 
 #[derive(Debug, Default)]
 struct Tokens {
-    in_force: ArcSwap<Vec<Token>>,
+    in_force: ArcSwap<Vec<Arc<Token>>>,
     /// How often they were replaced by others.
     changes: AtomicU64,
 }
 
 /// Somebody who may call: by a token, or because there are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted(Option<Token>);
+pub struct Granted(Option<Arc<Token>>);
 
 /// Why somebody may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +52,10 @@ impl Granted {
         Self(None)
     }
 
+    fn by(token: Arc<Token>) -> Self {
+        Self(Some(token))
+    }
+
     /// The name of the token.
     pub fn name(&self) -> &str {
         self.0.as_ref().map_or(ANYBODY, |token| &token.name)
@@ -73,6 +77,7 @@ impl Access {
 
     /// Lets in by these tokens from now on.
     pub fn replace(&self, tokens: Vec<Token>) {
+        let tokens: Vec<_> = tokens.into_iter().map(Arc::new).collect();
         if **self.0.in_force.load() != tokens {
             self.0.in_force.store(Arc::new(tokens));
             // after the tokens: who sees the change sees them too
@@ -92,7 +97,7 @@ impl Access {
             return Some(Granted::anybody());
         }
         let before = granted.0.as_ref()?;
-        tokens.iter().find(|token| token.has_the_secret_of(before)).cloned().map(|token| Granted(Some(token)))
+        tokens.iter().find(|token| token.has_the_secret_of(before)).cloned().map(Granted::by)
     }
 
     /// Whether everybody may do everything.
@@ -102,12 +107,11 @@ impl Access {
 
     /// Who has this secret. Every token is looked at, so that the time it takes tells nothing.
     pub fn holder(&self, secret: &[u8]) -> Option<Granted> {
+        let given = Digest::of(secret);
         let tokens = self.0.in_force.load();
-        let mut holder = None;
-        for token in tokens.iter().filter(|token| token.accepts(secret)) {
-            holder = Some(Granted(Some(token.clone())));
-        }
-        holder
+        let holder =
+            tokens.iter().fold(None, |holder, token| token.accepts(&given).then_some(token).or(holder));
+        holder.cloned().map(Granted::by)
     }
 
     /// Whether somebody with this `Authorization` may do what needs `scope`.

@@ -8,7 +8,8 @@ use tempfile::TempDir;
 use tollgate::{Absent, Algorithm, OnStoreFailure, RuleSet};
 use tollgate_server::{
     config::{
-        self, Colour, Config, ConfigError, Environment, Flags, Listen, Origin, RuleView, Scopes, Source,
+        self, Colour, Config, ConfigError, Digest, Environment, Flags, Listen, Origin, RuleView, Scopes,
+        Source,
     },
     grpc::Closed,
     store::StoreUrl,
@@ -406,9 +407,10 @@ fn tokens_are_read_from_files_and_the_environment() {
     assert_eq!((tokens[0].name.as_str(), tokens[1].name.as_str()), ("deploy", "edge"));
     assert_eq!(tokens[0].may, Scopes::ALL);
     assert_eq!(tokens[1].may, Scopes { check: true, ..Scopes::default() });
-    assert!(tokens[0].accepts(b"from-a-file") && tokens[1].accepts(b"from-a-variable"));
+    assert!(tokens[0].accepts(&Digest::of(b"from-a-file")));
+    assert!(tokens[1].accepts(&Digest::of(b"from-a-variable")));
     for wrong in [&b""[..], b"from-a-fil", b"from-a-file\n", b"from-a-variable"] {
-        assert!(!tokens[0].accepts(wrong));
+        assert!(!tokens[0].accepts(&Digest::of(wrong)));
     }
     assert!(!format!("{tokens:?}").contains("from-a"), "{tokens:?}");
 }

@@ -444,7 +444,8 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-    let api = Api { routes: router(Desk::new(Limiter::new(Away::unreached(), [open, closed]).unwrap())), clock };
+    let api =
+        Api { routes: router(Desk::new(Limiter::new(Away::unreached(), [open, closed]).unwrap())), clock };
     assert_eq!(
         api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#
@@ -528,7 +529,8 @@ async fn a_deadline_of_nothing_is_refused() {
 #[tokio::test]
 async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
-    let rules = [Rule::new("login", limit).when("route", "login"), Rule::new("pay", limit).when("route", "pay")];
+    let rules =
+        [Rule::new("login", limit).when("route", "login"), Rule::new("pay", limit).when("route", "pay")];
     let may_check = Scopes { check: true, adjust: false, admin: false };
     let tokens = vec![Token::new("app", b"app", may_check), Token::new("ops", b"ops", Scopes::ALL)];
     let settings = Settings { access: Access::new(tokens), ..Settings::default() };
@@ -542,7 +544,10 @@ async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
         let told: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
         assert_eq!((&told["others"], &told["more_others"]), (&others, &more.into()), "{secret}");
         let applying = &told["applies"][0];
-        assert_eq!((&applying["rule"], &applying["picture"]["kind"]), (&"login".into(), &"sliding-log".into()));
+        assert_eq!(
+            (&applying["rule"], &applying["picture"]["kind"]),
+            (&"login".into(), &"sliding-log".into())
+        );
     }
 }
 

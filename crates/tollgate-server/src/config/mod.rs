@@ -40,8 +40,8 @@ pub use self::{
     error::{Colour, ConfigError, Problem},
     files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES},
     settings::{
-        Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope, Scopes,
-        ServerSettings, StoreSettings, Tls, Token,
+        Digest, Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
+        Scopes, ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
     view::{ConditionView, RuleView, fingerprint},

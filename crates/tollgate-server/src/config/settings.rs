@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
 
 use ipnet::IpNet;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use tollgate::{
     Options, RedisSetupError, RedisStore,
     memory::{DEFAULT_MAX_MEMORY, MIN_MAX_MEMORY},
@@ -83,8 +83,12 @@ pub struct Token {
     pub name: String,
     /// What it allows.
     pub may: Scopes,
-    digest: [u8; 32],
+    digest: Digest,
 }
+
+/// What is kept of a secret: its hash.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Digest([u8; 32]);
 
 /// What a token allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,21 +177,27 @@ impl Listen {
     }
 }
 
+impl Digest {
+    /// That of this secret.
+    pub fn of(secret: &[u8]) -> Self {
+        Self(Sha256::digest(secret).into())
+    }
+}
+
 impl Token {
     /// A token with this secret.
     pub fn new(name: &str, secret: &[u8], may: Scopes) -> Self {
-        Self { name: name.to_owned(), may, digest: Sha256::digest(secret).into() }
+        Self { name: name.to_owned(), may, digest: Digest::of(secret) }
     }
 
     /// Whether both have the same secret.
     pub fn has_the_secret_of(&self, other: &Self) -> bool {
-        self.digest == other.digest
+        self.accepts(&other.digest)
     }
 
-    /// Whether this is its secret. Takes as long for any answer: hashes are compared, and in full.
-    pub fn accepts(&self, secret: &[u8]) -> bool {
-        let given: [u8; 32] = Sha256::digest(secret).into();
-        given.iter().zip(&self.digest).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
+    /// Whether this is of its secret. Takes as long for any answer: hashes are compared, and in full.
+    pub fn accepts(&self, Digest(given): &Digest) -> bool {
+        given.iter().zip(&self.digest.0).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
     }
 }
 

@@ -175,7 +175,8 @@ async fn a_counter_that_makes_no_sense_is_unknown_beside_others() {
             let written: Vec<u8> = redis.get(stored("bad", &limit)).unwrap();
             let numbers = written.len().min(80) / 8;
             let mut nonsense = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
-            for (number, value) in (0..numbers).flat_map(|n| [-1.0, 1e300, f64::NAN].map(|value| (n, value))) {
+            for (number, value) in (0..numbers).flat_map(|n| [-1.0, 1e300, f64::NAN].map(|value| (n, value)))
+            {
                 nonsense.push(written.clone());
                 nonsense.last_mut().unwrap()[number * 8..][..8].copy_from_slice(&f64::to_le_bytes(value));
             }
