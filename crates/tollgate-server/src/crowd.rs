@@ -1,19 +1,21 @@
-//! Who has a place when there are more connections than places: whoever asks goes before whoever is silent.
+//! Who has a place when there are more connections than places: whoever asks goes before whoever is silent, and whoever has asked before
+//! whoever never has.
 //!
 //! Opening connections and sending nothing, or half a request, costs next to nothing. It must not keep others out.
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::AbortHandle,
     time::{Instant, timeout},
 };
 
@@ -24,30 +26,32 @@ pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A number of places, and those who have one.
-#[derive(Clone)]
-pub(crate) struct Crowd(Arc<Places>);
-
-struct Places {
+pub(crate) struct Crowd {
     free: Arc<Semaphore>,
     opened: Instant,
-    next: AtomicU64,
+    seated: u64,
     /// As many as there are places at most; of those that are equally silent, the first has come first.
-    taken: Mutex<BTreeMap<u64, Arc<Mind>>>,
+    taken: Arc<Mutex<BTreeMap<u64, Voice>>>,
 }
 
 /// One who has a place, until this is dropped.
 pub(crate) struct Guest {
-    places: Arc<Places>,
+    taken: Arc<Mutex<BTreeMap<u64, Voice>>>,
     id: u64,
-    mind: Arc<Mind>,
+    voice: Voice,
     _place: OwnedSemaphorePermit,
 }
 
-/// What a guest is doing.
-struct Mind {
+/// Tells when a guest asks and when it has its answer. Cheap to clone; all clones are the same guest's.
+#[derive(Clone)]
+pub(crate) struct Voice(Arc<Heard>);
+
+struct Heard {
+    opened: Instant,
     /// Since when it is silent, in milliseconds after the opening, or [`ASKING`].
     silent_since: AtomicU64,
-    leave: Notify,
+    has_asked: AtomicBool,
+    connection: OnceLock<AbortHandle>,
 }
 
 /// While a request is answered, its connection is not silent.
@@ -55,85 +59,110 @@ const ASKING: u64 = u64::MAX;
 
 impl Crowd {
     pub(crate) fn new(places: usize) -> Self {
-        Self(Arc::new(Places {
-            free: Arc::new(Semaphore::new(places)),
-            opened: Instant::now(),
-            next: AtomicU64::new(0),
-            taken: Mutex::default(),
-        }))
+        let free = Arc::new(Semaphore::new(places));
+        Self { free, opened: Instant::now(), seated: 0, taken: Arc::default() }
     }
 
     /// Waits for a place; when there is none, the one who has been silent the longest has to leave.
-    pub(crate) async fn enter(&self) -> Guest {
+    pub(crate) async fn enter(&mut self) -> Guest {
         loop {
-            if let Ok(place) = Arc::clone(&self.0.free).try_acquire_owned() {
+            if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
                 return self.seat(place);
             }
             self.send_the_most_silent_away();
-            let freed = timeout(LOOK_AGAIN, Arc::clone(&self.0.free).acquire_owned()).await;
+            let freed = timeout(LOOK_AGAIN, Arc::clone(&self.free).acquire_owned()).await;
             if let Ok(place) = freed {
                 return self.seat(place.expect("the semaphore is never closed"));
             }
         }
     }
 
-    fn seat(&self, place: OwnedSemaphorePermit) -> Guest {
-        let places = Arc::clone(&self.0);
-        let id = places.next.fetch_add(1, Ordering::Relaxed);
-        let mind = Arc::new(Mind { silent_since: AtomicU64::new(places.now()), leave: Notify::new() });
-        places.taken.lock().insert(id, Arc::clone(&mind));
-        Guest { places, id, mind, _place: place }
+    fn seat(&mut self, place: OwnedSemaphorePermit) -> Guest {
+        let (id, voice) = (self.seated, Voice::new(self.opened));
+        self.seated += 1;
+        self.taken.lock().insert(id, voice.clone());
+        Guest { taken: Arc::clone(&self.taken), id, voice, _place: place }
     }
 
     fn send_the_most_silent_away(&self) {
-        let taken = self.0.taken.lock();
-        let silent = taken.values().map(|mind| (mind.silent_since.load(Ordering::Relaxed), mind));
-        let most_silent = silent.filter(|(since, _)| *since != ASKING).min_by_key(|(since, _)| *since);
-        let patience = u64::try_from(MIN_SILENCE.as_millis()).expect("a second has few milliseconds");
-        if let Some((since, mind)) = most_silent
-            && since + patience <= self.0.now()
+        let taken = self.taken.lock();
+        let silent = taken.values().filter(|voice| voice.silent_since() != ASKING);
+        let most_silent = silent.min_by_key(|voice| (voice.has_asked(), voice.silent_since()));
+        if let Some(voice) = most_silent
+            && voice.silence() >= MIN_SILENCE
+            && let Some(connection) = voice.0.connection.get()
         {
-            mind.leave.notify_one();
+            connection.abort();
         }
     }
 }
 
-impl Places {
-    fn now(&self) -> u64 {
-        u64::try_from(self.opened.elapsed().as_millis()).expect("a process does not live that long")
-    }
-}
-
 impl Guest {
-    /// Ready when the place is needed for somebody else.
-    pub(crate) async fn told_to_leave(&self) {
-        self.mind.leave.notified().await;
-    }
-
     /// To tell when it asks.
     pub(crate) fn voice(&self) -> Voice {
-        Voice { places: Arc::clone(&self.places), mind: Arc::clone(&self.mind) }
+        self.voice.clone()
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.places.taken.lock().remove(&self.id);
+        self.taken.lock().remove(&self.id);
     }
 }
 
-/// Tells when a guest asks and when it has its answer.
-#[derive(Clone)]
-pub(crate) struct Voice {
-    places: Arc<Places>,
-    mind: Arc<Mind>,
-}
-
 impl Voice {
+    fn new(opened: Instant) -> Self {
+        let voice = Self(Arc::new(Heard {
+            opened,
+            silent_since: AtomicU64::new(0),
+            has_asked: AtomicBool::new(false),
+            connection: OnceLock::new(),
+        }));
+        voice.falls_silent(Instant::now());
+        voice
+    }
+
+    /// Of somebody who has no place to lose.
+    pub(crate) fn of_nobody() -> Self {
+        Self::new(Instant::now())
+    }
+
+    /// To leave, the guest's connection is ended so.
+    pub(crate) fn ends_with(&self, connection: AbortHandle) {
+        let _only_once = self.0.connection.set(connection);
+    }
+
     /// The guest asks, and is silent again once the result is dropped.
     pub(crate) fn asks(&self) -> Asking {
-        self.mind.silent_since.store(ASKING, Ordering::Relaxed);
+        self.0.silent_since.store(ASKING, Ordering::Relaxed);
         Asking(self.clone())
+    }
+
+    /// The guest has its answer, and is silent from now on.
+    pub(crate) fn is_answered(&self, now: Instant) {
+        self.0.has_asked.store(true, Ordering::Relaxed);
+        self.falls_silent(now);
+    }
+
+    /// Whether it has ever asked.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.0.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// For how long it has been silent.
+    pub(crate) fn silence(&self) -> Duration {
+        let since = Duration::from_millis(self.silent_since());
+        self.0.opened.elapsed().saturating_sub(since)
+    }
+
+    fn falls_silent(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.0.opened).as_millis();
+        let since = u64::try_from(since).expect("a process does not live that long");
+        self.0.silent_since.store(since, Ordering::Relaxed);
+    }
+
+    fn silent_since(&self) -> u64 {
+        self.0.silent_since.load(Ordering::Relaxed)
     }
 }
 
@@ -142,34 +171,65 @@ pub(crate) struct Asking(Voice);
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.0.mind.silent_since.store(self.0.places.now(), Ordering::Relaxed);
+        self.0.is_answered(Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use tokio::task::JoinHandle;
+
     use super::*;
+
+    struct Seated {
+        voice: Voice,
+        connection: JoinHandle<()>,
+    }
+
+    impl Seated {
+        async fn in_(crowd: &mut Crowd) -> Self {
+            let guest = crowd.enter().await;
+            let voice = guest.voice();
+            let connection = tokio::spawn(async move {
+                let _seated = guest;
+                pending().await
+            });
+            voice.ends_with(connection.abort_handle());
+            Self { voice, connection }
+        }
+
+        async fn has_left(self) {
+            assert!(self.connection.await.unwrap_err().is_cancelled());
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_most_silent_leaves_and_nobody_who_asks() {
-        let crowd = Crowd::new(3);
-        let (first, second, third) = (crowd.enter().await, crowd.enter().await, crowd.enter().await);
-        let asking = first.voice().asks();
+        let mut crowd = Crowd::new(3);
+        let first = Seated::in_(&mut crowd).await;
+        let second = Seated::in_(&mut crowd).await;
+        let third = Seated::in_(&mut crowd).await;
+        let asking = first.voice.asks();
+        drop(second.voice.asks());
         tokio::time::advance(MIN_SILENCE).await;
-        drop(third.voice().asks());
         let begin = Instant::now();
-        let (fourth, ()) = tokio::join!(crowd.enter(), async {
-            second.told_to_leave().await;
-            drop(second);
-        });
-        assert_eq!(begin.elapsed(), Duration::ZERO);
-        let (fifth, ()) = tokio::join!(crowd.enter(), async {
-            third.told_to_leave().await;
-            drop(third);
-        });
+        let fourth = Seated::in_(&mut crowd).await;
+        third.has_left().await;
+        assert_eq!(begin.elapsed(), Duration::ZERO, "it had never asked");
+        let fifth = Seated::in_(&mut crowd).await;
+        fourth.has_left().await;
         assert!(begin.elapsed() >= MIN_SILENCE && begin.elapsed() <= MIN_SILENCE + LOOK_AGAIN * 2);
-        drop((asking, fourth, fifth));
-        drop(first);
-        assert!(crowd.0.taken.lock().is_empty());
+        drop(fifth.voice.asks());
+        let sixth = Seated::in_(&mut crowd).await;
+        second.has_left().await;
+        for left in [first, fifth, sixth] {
+            assert!(!left.connection.is_finished());
+            left.connection.abort();
+            left.has_left().await;
+        }
+        drop(asking);
+        assert!(crowd.taken.lock().is_empty());
     }
 }

@@ -1,11 +1,12 @@
 //! The tollgate server: decisions over the network.
 //!
-//! A request, from socket to answer: [`serve`] accepts the connection, [`http`] reads the question, the [`desk`] asks
+//! A request, from socket to answer: [`connections`] takes it in, [`serve`] hears it, [`http`] reads the question, the [`desk`] asks
 //! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
 //! * [`run`]: the whole server, from its configuration to its end
 //! * [`listen`], [`access`]: addresses, certificates and tokens
-//! * [`serve`]: HTTP connections, their bounds, and how they end
+//! * [`connections`]: those of any front end, within bounds, from first to last
+//! * [`serve`]: HTTP connections
 //! * [`http`]: the JSON API
 //! * `dashboard`: the page for people, at `/`
 //! * [`resp`]: the Redis protocol
@@ -22,6 +23,7 @@
 
 pub mod access;
 pub mod config;
+pub mod connections;
 mod crowd;
 mod dashboard;
 pub mod demo;

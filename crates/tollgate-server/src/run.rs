@@ -33,7 +33,7 @@ pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 /// So many files are open when all front ends have all the connections they may have, with some left for the store, the
 /// configuration and the log.
 const NEEDED_FILES: u64 =
-    (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS as usize + 100) as u64;
+    (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS + 100) as u64;
 
 /// A server that has its addresses, and does not answer yet.
 pub struct Tollgate {

@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     future::Future,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,18 +14,12 @@ use std::{
 
 use axum::{Router, extract::ConnectInfo};
 use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
-};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Notify,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{net::TcpListener, sync::Notify};
 use tower_service::Service;
 
 use crate::{
-    crowd::{Crowd, Guest},
+    connections::{Entrance, Visitor},
     listen::{self, ListenError, Protocol, Security},
 };
 
@@ -36,12 +31,6 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The largest head of a request, in bytes.
 pub const MAX_HEAD: usize = 64 << 10;
-
-/// How long requests in flight may take to finish once the server is told to stop.
-pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
-
-/// The pause after a connection could not be accepted, for want of open files for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether the server is about to stop: then it says so, and clients are asked to connect elsewhere. Cheap to clone; all
 /// clones change together.
@@ -115,81 +104,41 @@ impl Server {
 
     /// Answers until `stop` is ready. Then takes no more connections, and gives requests in flight [`SHUTDOWN_GRACE`] to
     /// finish.
+    ///
+    /// [`SHUTDOWN_GRACE`]: crate::connections::SHUTDOWN_GRACE
     pub async fn run(self, routes: Router, stop: impl Future<Output = ()>) {
         let Self { listener, security, draining, .. } = self;
-        let connections = GracefulShutdown::new();
-        let door = Door { security, routes, draining };
-        tokio::select! {
-            never = accept(&listener, &door, &connections) => match never {},
-            () = stop => {}
+        let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http1 };
+        entrance.run(move |visitor| serve(visitor, routes.clone(), draining.clone()), stop).await;
+    }
+}
+
+async fn serve(visitor: Visitor, routes: Router, draining: Draining) {
+    let Visitor { stream, peer, voice, mut stop } = visitor;
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let (mut routes, draining) = (routes.clone(), draining.clone());
+        let asking = voice.asks();
+        async move {
+            let _until_answered = asking;
+            let mut response = routes.call(request).await?;
+            if draining.has_begun() {
+                response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
         }
-        // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
-        drop(listener);
-        let _finished_or_cut_off = tokio::time::timeout(SHUTDOWN_GRACE, connections.shutdown()).await;
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), answer);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        biased;
+        _ended = connection.as_mut() => return,
+        () = stop.stopped() => {}
     }
-}
-
-/// What every connection needs.
-#[derive(Clone)]
-struct Door {
-    security: Security,
-    routes: Router,
-    draining: Draining,
-}
-
-async fn accept(listener: &TcpListener, door: &Door, connections: &GracefulShutdown) -> Infallible {
-    let crowd = Crowd::new(MAX_CONNECTIONS);
-    loop {
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let guest = crowd.enter().await;
-        let (door, watcher) = (door.clone(), connections.watcher());
-        tokio::spawn(async move {
-            tokio::select! {
-                // A connection that breaks off is its client's affair.
-                _ended = door.serve(stream, peer, &guest, watcher) => {}
-                () = guest.told_to_leave() => {}
-            }
-        });
-    }
-}
-
-impl Door {
-    async fn serve(
-        self,
-        stream: TcpStream,
-        peer: SocketAddr,
-        guest: &Guest,
-        watcher: hyper_util::server::graceful::Watcher,
-    ) -> Result<(), hyper::Error> {
-        let Ok(stream) = self.security.secure(stream, Protocol::Http1).await else { return Ok(()) };
-        let Self { routes, draining, .. } = self;
-        let voice = guest.voice();
-        let answer = service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(ConnectInfo(peer));
-            let (mut routes, draining) = (routes.clone(), draining.clone());
-            let asking = voice.asks();
-            async move {
-                let _until_answered = asking;
-                let mut response = routes.call(request).await?;
-                if draining.has_begun() {
-                    response
-                        .headers_mut()
-                        .insert(header::CONNECTION, header::HeaderValue::from_static("close"));
-                }
-                Ok::<_, Infallible>(response)
-            }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(stream), answer);
-        watcher.watch(connection).await
-    }
+    connection.as_mut().graceful_shutdown();
+    let _ended = connection.await;
 }

@@ -25,13 +25,13 @@ use tollgate::{
     Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
 };
 use tollgate_server::{
+    connections::SHUTDOWN_GRACE,
     grpc::{
         Settings,
         messages::Code,
-        serve::{CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_HEAD},
+        serve::{CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_HEAD},
     },
-    listen::WRITE_TIMEOUT,
-    serve::SHUTDOWN_GRACE,
+    listen::{WRITE_TIMEOUT, allow_open_files},
 };
 use tonic::codegen::Service;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -76,6 +76,24 @@ async fn a_client_of_another_protocol_is_turned_away() {
     let mut other = TcpStream::connect(front.address).await.unwrap();
     other.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     assert!(time_to_end(&mut other).await < Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_connections_make_room_for_others() {
+    allow_open_files();
+    let mut front = OnMemory::start([]).await.front;
+    let mut silent = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        // it is in
+        stream.read_exact(&mut [0]).await.unwrap();
+        silent.push(stream);
+    }
+    let begun = Instant::now();
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_secs(1) + 20 * SLACK, "{:?}", begun.elapsed());
+    assert!(time_to_end(&mut silent[0]).await <= SLACK);
 }
 
 /// Asks whether the server is there, which has to answer.

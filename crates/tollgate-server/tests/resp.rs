@@ -12,8 +12,9 @@ use tollgate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
+    connections::Stop,
     desk::Desk,
-    resp::{Endpoint, Stop},
+    resp::Endpoint,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -2,7 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{future::pending, io::ErrorKind, net::SocketAddr, time::Duration};
+use std::{
+    fs,
+    future::pending,
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use axum::{Router, routing::get};
 use tokio::{
@@ -14,12 +20,15 @@ use tokio::{
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
+    config::Tls,
+    connections::SHUTDOWN_GRACE,
     demo,
     desk::Desk,
     http,
-    listen::WRITE_TIMEOUT,
-    serve::{HEAD_TIMEOUT, SHUTDOWN_GRACE, Server},
+    listen::{HANDSHAKE_TIMEOUT, Security, WRITE_TIMEOUT},
+    serve::{HEAD_TIMEOUT, Server},
 };
+use tollgate_testkit::tls::Certificates;
 
 /// Timers fire on whole milliseconds.
 const TICK: Duration = Duration::from_millis(1);
@@ -129,6 +138,25 @@ async fn stopping_does_not_wait_for_ever() {
     running.server.await.unwrap();
     let took = begin.elapsed();
     assert!(took <= SHUTDOWN_GRACE + TICK && took + TICK >= SHUTDOWN_GRACE, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_that_is_never_finished_does_not_delay_stopping() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Certificates::issue(directory.path(), IpAddr::from([127, 0, 0, 1]));
+    let (cert, key) = (fs::read(files.server_certificate).unwrap(), fs::read(files.server_key).unwrap());
+    let security = Security::new(Some(&Tls { cert, key, client_ca: None })).unwrap();
+    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap().secured(security);
+    // a record of 512 bytes begins
+    let mut stream = send(server.address(), "\x16\x03\x01\x02\x00\x01").await;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = tokio::spawn(server.run(Router::new(), async { stopped.await.unwrap() }));
+    let begin = Instant::now();
+    tokio::time::sleep(HANDSHAKE_TIMEOUT / 10).await;
+    stop.send(()).unwrap();
+    server.await.unwrap();
+    assert!(begin.elapsed() <= HANDSHAKE_TIMEOUT / 4, "{:?}", begin.elapsed());
+    assert_eq!(rest(&mut stream).await, "");
 }
 
 #[tokio::test]

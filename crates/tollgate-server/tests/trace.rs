@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod grpc_front;
+
 use std::{
     io::{self, Write},
     sync::Arc,
@@ -15,14 +17,18 @@ use serde_json::Value;
 use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
     desk::{Desk, Transport},
+    grpc,
     http::router,
     observe::{
         logs::{Audit, Format, Logs, Settings, audit},
         trace::RequestSpans,
     },
 };
+use tollgate_testkit::away::Away;
 use tower::ServiceExt;
 use tracing::subscriber::{set_default, with_default};
+
+use self::grpc_front::{Front, descriptor, request};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -136,6 +142,26 @@ fn lines_within_a_request_name_its_trace() {
     assert_eq!(within[0]["span"]["trace_id"], TRACE);
     assert_eq!(within[0]["span"]["url.path"], "/");
     assert_eq!(within[1]["span"]["trace_id"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_call_by_grpc_belongs_to_its_trace_too() {
+    let filter = Some("tollgate=debug".to_owned());
+    let settings = Settings { format: Format::Json, filter, ..Settings::default() };
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let (subscriber, logs) = Logs::subscriber(&settings, move || writer.clone()).unwrap();
+    let _guard = set_default(subscriber);
+    let rule = Rule::new("r", Limit::sliding_log(1, Duration::from_secs(60)).unwrap());
+    let limiter = Limiter::new(Away::unreached(), [rule]).unwrap();
+    let mut front = Front::start(limiter, grpc::Settings::default()).await;
+    let mut asked = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
+    asked.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
+    front.client.should_rate_limit(asked).await.unwrap();
+    logs.stop();
+    let lines = lines.json();
+    let within = lines.iter().find(|line| line["message"] == "decided without the store").unwrap();
+    assert_eq!((&within["span"]["trace_id"], &within["span"]["transport"]), (&TRACE.into(), &"grpc".into()));
 }
 
 #[tokio::test]

@@ -4,10 +4,6 @@ use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
     task::Poll,
     time::Duration,
 };
@@ -15,21 +11,21 @@ use std::{
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-};
+use tokio::net::TcpListener;
 use tonic::{Status, body::Body, codegen::Service, service::Routes};
+use tower_layer::Layer;
 
 use super::{MAX_MESSAGE, Services};
 use crate::{
+    connections::{Entrance, QUIET_GRACE, SHUTDOWN_GRACE, Visitor},
+    crowd::Voice,
+    desk::Transport,
     listen::{Protocol, Security},
-    serve::SHUTDOWN_GRACE,
+    observe::trace::{RequestSpans, WithSpans},
 };
 
-/// The most connections at a time. A proxy needs few; more wait to be accepted.
-pub const MAX_CONNECTIONS: u32 = 500;
+/// The most connections at a time. A proxy needs few; for one more, the one that has been silent the longest is ended.
+pub const MAX_CONNECTIONS: usize = 500;
 
 /// The most calls at a time on one connection.
 pub const MAX_STREAMS: u32 = 1_024;
@@ -53,12 +49,6 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many bytes of unread calls a connection may hold.
 const MAX_UNREAD: u32 = 1 << 20;
 
-/// How long a connection that has made no call yet may take to go.
-const QUIET_GRACE: Duration = Duration::from_secs(1);
-
-/// The pause after a connection could not be accepted, for want of open files for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
 /// flight [`SHUTDOWN_GRACE`] to finish.
 pub async fn run(
@@ -67,68 +57,36 @@ pub async fn run(
     security: Security,
     stop: impl Future<Output = ()>,
 ) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
-    let (stopping, stopped) = watch::channel(());
-    let accepting = async {
-        loop {
-            let (stream, place) = accept(&listener, &places).await;
-            let (security, routes, stopped) = (security.clone(), services.routes.clone(), stopped.clone());
-            tokio::spawn(async move {
-                // A connection that breaks off is its client's affair.
-                if let Ok(io) = security.secure(stream, Protocol::Http2).await {
-                    serve(io, routes, stopped).await;
-                }
-                drop(place);
-            });
-        }
+    let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http2 };
+    let routes = RequestSpans(Transport::Grpc).layer(services.routes.clone());
+    let stop = async {
+        stop.await;
+        services.is_leaving().await;
     };
-    tokio::select! {
-        () = accepting => {}
-        () = stop => {}
-    }
-    // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
-    drop(listener);
-    services.is_leaving().await;
-    drop((stopping, stopped));
-    let all_gone = places.acquire_many(MAX_CONNECTIONS);
-    let _gone_or_cut_off = tokio::time::timeout(SHUTDOWN_GRACE, all_gone).await;
-}
-
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
-    let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-        }
-    }
+    entrance.run(move |visitor| serve(visitor, routes.clone()), stop).await;
 }
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve<I>(io: I, routes: Routes, mut stopped: watch::Receiver<()>)
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
-    let count = Arc::new(AtomicU64::new(0));
-    let calls = Calls { routes, count: Arc::clone(&count) };
-    let mut connection = pin!(builder().serve_connection(TokioIo::new(io), calls));
-    let mut seen = 0;
-    let mut patience = FIRST_CALL_TIMEOUT;
+async fn serve(visitor: Visitor, routes: WithSpans<Routes>) {
+    let Visitor { stream, voice, mut stop, .. } = visitor;
+    let calls = Calls { routes, voice: voice.clone() };
+    let mut connection = pin!(builder().serve_connection(TokioIo::new(stream), calls));
     loop {
+        let patience = if voice.has_asked() { IDLE_TIMEOUT } else { FIRST_CALL_TIMEOUT };
+        let left = patience.saturating_sub(voice.silence());
+        if left.is_zero() {
+            break;
+        }
         tokio::select! {
-            _ended = poll_fn(|context| connection.as_mut().poll(context)) => return,
-            _stopped = stopped.changed() => break,
-            () = tokio::time::sleep(patience) => {
-                let now = count.load(Ordering::Relaxed);
-                if now == seen {
-                    break;
-                }
-                (seen, patience) = (now, IDLE_TIMEOUT);
-            }
+            biased;
+            // A connection that breaks off is its client's affair.
+            _ended = connection.as_mut() => return,
+            () = stop.stopped() => break,
+            () = tokio::time::sleep(left) => {}
         }
     }
     connection.as_mut().graceful_shutdown();
-    let grace = if count.load(Ordering::Relaxed) == 0 { QUIET_GRACE } else { SHUTDOWN_GRACE };
+    let grace = if voice.has_asked() { SHUTDOWN_GRACE } else { QUIET_GRACE };
     let _ended_or_cut_off = tokio::time::timeout(grace, connection).await;
 }
 
@@ -145,10 +103,10 @@ fn builder() -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// The calls of one connection, counted.
+/// The calls of one connection.
 struct Calls {
-    routes: Routes,
-    count: Arc<AtomicU64>,
+    routes: WithSpans<Routes>,
+    voice: Voice,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Calls {
@@ -157,9 +115,10 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        let asking = self.voice.asks();
         let mut call = self.routes.clone().call(request);
         Box::pin(async move {
+            let _until_answered = asking;
             // most calls have arrived by now, and are answered at once: these need no timer
             let at_once = poll_fn(|context| Poll::Ready(Pin::new(&mut call).poll(context)));
             if let Poll::Ready(answered) = at_once.await {

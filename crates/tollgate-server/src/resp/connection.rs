@@ -20,11 +20,12 @@ use super::{
     error::Error,
     question::{Ask, Question},
     reply::Replies,
-    serve::{SHUTDOWN_GRACE, Stop},
     session::{Next, Session},
     together::Together,
 };
 use crate::{
+    connections::{SHUTDOWN_GRACE, Stop},
+    crowd::Voice,
     desk::Desk,
     observe::logs::{Audit, audit},
 };
@@ -56,6 +57,16 @@ const REPLY_ROOM: usize = 4 << 10;
 impl<S: Store> Endpoint<S> {
     /// Serves one client until it leaves, breaks the protocol or is too slow to send, or until `stop` comes and it is quiet.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
+        self.serve_guest(io, &Voice::of_nobody(), stop).await;
+    }
+
+    /// The same for a client that loses its place to others when it is silent.
+    pub(super) async fn serve_guest(
+        &self,
+        io: impl AsyncRead + AsyncWrite + Unpin,
+        voice: &Voice,
+        stop: Stop,
+    ) {
         let present = Present::come(self);
         let connection = Connection {
             io,
@@ -69,7 +80,7 @@ impl<S: Store> Endpoint<S> {
             together: Together::default(),
         };
         // A connection that breaks off is its client's affair.
-        let _ended = connection.run(stop).await;
+        let _ended = connection.run(voice, stop).await;
     }
 }
 
@@ -106,7 +117,7 @@ struct Connection<'a, I, S> {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
-    async fn run(mut self, mut stop: Stop) -> io::Result<()> {
+    async fn run(mut self, voice: &Voice, mut stop: Stop) -> io::Result<()> {
         let mut patience = Patience::new(Instant::now());
         let mut timer = Box::pin(sleep_until(patience.until));
         let mut stopped = Box::pin(stop.stopped());
@@ -130,7 +141,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     } else {
                         Waits::ForTheRest
                     };
-                    patience.heard(waits, Instant::now());
+                    let now = Instant::now();
+                    if waits == Waits::ForMore {
+                        voice.is_answered(now);
+                    }
+                    patience.heard(waits, now);
                     patience.set(timer.as_mut());
                 }
                 () = &mut timer => {

@@ -37,7 +37,7 @@ use tollgate::Store;
 use self::info::Numbers;
 pub use self::{
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
-    serve::{MAX_CONNECTIONS, SHUTDOWN_GRACE, Stop, run},
+    serve::{MAX_CONNECTIONS, run},
     together::MAX_TOGETHER,
 };
 use crate::{
