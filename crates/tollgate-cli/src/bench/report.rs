@@ -148,13 +148,7 @@ impl Report {
     }
 
     pub(super) fn print(&self, form: Form) -> Result<(), serde_json::Error> {
-        match form {
-            Form::Json => output::json(self),
-            Form::Text => {
-                self.print_text();
-                Ok(())
-            }
-        }
+        output::report(form, self, || self.print_text())
     }
 
     fn print_text(&self) {
@@ -177,8 +171,8 @@ impl Report {
         output::line(paint(FAINT, load));
         output::line("");
         output::line(format_args!(
-            "{} decisions in {}: {} a second",
-            output::count(self.decisions),
+            "{} in {}: {} a second",
+            output::several(self.decisions, "decision", "decisions"),
             output::duration(Duration::from_secs_f64(self.seconds)),
             paint(TITLE, output::count(self.per_second as u64)),
         ));
@@ -257,8 +251,8 @@ impl Report {
         }
         output::line(paint(FAINT, "keys of this run's own were asked for; they expire by themselves"));
         if *unjudged > 0 {
-            let unjudged = output::count(*unjudged);
-            output::line(paint(ODD, format_args!("{unjudged} admitted requests came too fast to be judged")));
+            let unjudged = output::several(*unjudged, "admitted request", "admitted requests");
+            output::line(paint(ODD, format_args!("{unjudged} came too fast to be judged")));
         }
     }
 }

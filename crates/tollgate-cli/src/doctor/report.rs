@@ -146,13 +146,7 @@ impl Report {
     }
 
     pub(crate) fn print(&self, form: Form) -> Result<(), serde_json::Error> {
-        match form {
-            Form::Json => output::json(self),
-            Form::Text => {
-                self.print_text();
-                Ok(())
-            }
-        }
+        output::report(form, self, || self.print_text())
     }
 
     fn print_text(&self) {

@@ -83,6 +83,21 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
+/// What was found, for whom it is written: as one JSON document, or as `text` prints it.
+pub(crate) fn report(
+    form: Form,
+    report: &impl Serialize,
+    text: impl FnOnce(),
+) -> Result<(), serde_json::Error> {
+    match form {
+        Form::Json => json(report),
+        Form::Text => {
+            text();
+            Ok(())
+        }
+    }
+}
+
 /// Text in a style.
 pub(crate) fn paint(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")

@@ -125,7 +125,8 @@ fn clients(info: &Info, settings: &Settings) -> Vec<Finding> {
     let mut findings = Vec::new();
     let most = info.number("maxclients").or_else(|| settings.number("maxclients"));
     if let (Some(connected), Some(most)) = (info.number("connected_clients"), most) {
-        let what = format!("{connected} of {most} clients are connected");
+        let verb = if connected == 1 { "is" } else { "are" };
+        let what = format!("{connected} of {most} clients {verb} connected");
         findings.push(if connected * 100 >= most * CROWDED_PERCENT {
             Finding::advice("clients", what)
                 .why("beyond maxclients nobody is let in, and the rules' policies decide")
