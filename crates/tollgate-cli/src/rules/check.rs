@@ -1,6 +1,7 @@
 //! `tollgate rules check`: what is wrong with a file of rules, and what is probably not meant.
 
 use std::{
+    error::Error,
     io::IsTerminal,
     path::{Path, PathBuf},
 };
@@ -23,8 +24,14 @@ use crate::{
 /// Reads it as the server would, with all the files that it names. Exits with 0 if there is nothing to say, 1 if there is.
 #[derive(Args)]
 pub(crate) struct Check {
-    /// The configuration, for example tollgate.toml
-    file: PathBuf,
+    /// The configuration, for example tollgate.toml; each of several by itself; "-" is the standard input
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+/// One configuration.
+struct Checked<'a> {
+    file: &'a Path,
 }
 
 /// What was found, for programs.
@@ -47,12 +54,28 @@ struct Mistake<'a> {
 
 impl Check {
     pub(crate) fn run(self, form: Form) -> Done {
-        match load(&self.file)? {
-            Ok(config) => self.sound(&config, form),
-            Err(error) => self.broken(&error, form),
+        // what cannot be read at all is said before anything else
+        let loaded = self
+            .files
+            .iter()
+            .map(|file| Ok((file, load(file)?)))
+            .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+        let mut verdict = Verdict::Fine;
+        for (file, loaded) in &loaded {
+            let checked = Checked { file };
+            let found = match loaded {
+                Ok(config) => checked.sound(config, form)?,
+                Err(error) => checked.broken(error, form)?,
+            };
+            if found == Verdict::Found {
+                verdict = Verdict::Found;
+            }
         }
+        Ok(verdict)
     }
+}
 
+impl Checked<'_> {
     fn broken(&self, error: &ConfigError, form: Form) -> Done {
         if form == Form::Json {
             let mistakes = error.problems().iter().map(|problem| {
@@ -76,7 +99,9 @@ impl Check {
             return Ok(verdict);
         }
         for finding in &findings {
-            output::line(format_args!("{} {finding}", paint(ODD.bold(), "warning:")));
+            let place =
+                finding.line.map(|line| format!("{}:{line}: ", self.file.display())).unwrap_or_default();
+            output::line(format_args!("{} {place}{finding}", paint(ODD.bold(), "warning:")));
         }
         let rules = match config.rules.len() {
             1 => "1 rule".to_owned(),
@@ -100,6 +125,6 @@ impl Check {
     ) -> Report<'a> {
         let rules = config.map(|config| config.rules.len());
         let fingerprint = config.map(|config| fingerprint(&config.rules));
-        Report { file: &self.file, errors, warnings, rules, fingerprint }
+        Report { file: self.file, errors, warnings, rules, fingerprint }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 /// Asks neither a server nor a store: "tollgate explain" also tells what is counted now.
 #[derive(Args)]
 pub(crate) struct Explain {
-    /// The configuration, for example tollgate.toml
+    /// The configuration, for example tollgate.toml; "-" is the standard input
     file: PathBuf,
 
     /// What the request says about itself, for example route=login ip=203.0.113.9
@@ -61,10 +61,7 @@ struct Applying {
 impl Explain {
     pub(crate) fn run(self, form: Form) -> Done {
         let report = self.report()?;
-        match form {
-            Form::Json => output::json(&report)?,
-            Form::Text => show(&report),
-        }
+        output::report(form, &report, || show(&report))?;
         Ok(Verdict::Fine)
     }
 
@@ -113,7 +110,8 @@ impl Explain {
 fn show(Report { applies, others }: &Report) {
     let total = applies.len() + others.len();
     let verb = if applies.len() == 1 { "applies" } else { "apply" };
-    output::line(format_args!("{} of {total} rules {verb}", applies.len()));
+    let total = output::several(total as u64, "rule", "rules");
+    output::line(format_args!("{} of {total} {verb}", applies.len()));
     if !applies.is_empty() {
         heading("Rules that apply");
     }
@@ -126,7 +124,7 @@ fn show(Report { applies, others }: &Report) {
         }
         if let (Some(cost), Some(key)) = (cost, key) {
             output::line(format_args!(
-                "    costs {cost} {unit}  {}",
+                "    costs {cost} ({unit})  {}",
                 paint(FAINT, format_args!("counter {key}"))
             ));
         }

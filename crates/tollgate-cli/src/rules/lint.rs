@@ -25,6 +25,8 @@ const MAX_OVERRIDES_SHOWN: usize = 10;
 pub(super) struct Finding {
     /// The rule it is about, if it is about one.
     rule: Option<String>,
+    /// Where that begins in the file.
+    pub(super) line: Option<usize>,
     message: String,
 }
 
@@ -37,22 +39,30 @@ impl fmt::Display for Finding {
     }
 }
 
+impl Finding {
+    /// One about the rule in this place.
+    fn about(config: &Config, at: usize, message: String) -> Self {
+        let rule = Some(config.rules[at].name.to_string());
+        Self { rule, line: config.rule_lines.get(at).copied(), message }
+    }
+}
+
 /// Everything that is to be said of a configuration that works.
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
-    let general = |message: String| Finding { rule: None, message };
+    let general = |message: String| Finding { rule: None, line: None, message };
     let mut found: Vec<Finding> = config.warnings.iter().cloned().map(general).collect();
     if config.rules.is_empty() {
         found.push(general(
             "there are no rules, so that every request passes: add one as [[rule]]".to_owned(),
         ));
     }
-    for rule in &config.rules {
-        let about = |message| Finding { rule: Some(rule.name.to_string()), message };
+    for (at, rule) in config.rules.iter().enumerate() {
+        let about = |message| Finding::about(config, at, message);
         let own = [never_applies(rule), idle_exception(rule), fixed_per(rule), large_log(rule)];
         found.extend(own.into_iter().flatten().map(about));
         found.extend(idle_overrides(rule).into_iter().map(about));
     }
-    found.extend(alike(&config.rules));
+    found.extend(alike(&config.rules).into_iter().map(|(at, message)| Finding::about(config, at, message)));
     found.extend(unused_labels(config).map(general));
     found
 }
@@ -130,31 +140,29 @@ fn says_nothing(other: &Override) -> bool {
     *other == silent
 }
 
-/// Rules for the same requests, counted in the same way, of which one makes the other idle.
-fn alike(rules: &[Rule]) -> Vec<Finding> {
+/// Rules for the same requests, counted in the same way, of which one makes the other idle: the place of that one, and why.
+fn alike(rules: &[Rule]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    let mut seen: HashMap<String, Vec<&Rule>> = HashMap::new();
-    for rule in rules.iter().filter(|rule| rule.overrides.is_empty() && !rule.shadow && !rule.overdraft) {
+    let mut seen: HashMap<String, Vec<usize>> = HashMap::new();
+    let whole = |(_, rule): &(usize, &Rule)| rule.overrides.is_empty() && !rule.shadow && !rule.overdraft;
+    for (at, rule) in rules.iter().enumerate().filter(whole) {
         let group = seen.entry(who_and_how(rule)).or_default();
-        for earlier in group.iter() {
-            let (idle, message) = if rule.limit == earlier.limit {
-                (
-                    rule,
-                    format!(
-                        "it counts the same requests as rule {:?}, by the same limit: leave one of them out",
-                        earlier.name
-                    ),
-                )
+        for (earlier_at, earlier) in group.iter().map(|&at| (at, &rules[at])) {
+            found.push(if rule.limit == earlier.limit {
+                let message = format!(
+                    "it counts the same requests as rule {:?}, by the same limit: leave one of them out",
+                    earlier.name
+                );
+                (at, message)
             } else if is_stricter(earlier, rule) {
-                (rule, never_refuses(earlier))
+                (at, never_refuses(earlier))
             } else if is_stricter(rule, earlier) {
-                (*earlier, never_refuses(rule))
+                (earlier_at, never_refuses(rule))
             } else {
                 continue;
-            };
-            found.push(Finding { rule: Some(idle.name.to_string()), message });
+            });
         }
-        group.push(rule);
+        group.push(at);
     }
     found
 }

@@ -15,7 +15,7 @@ mod lint;
 use std::{error::Error, path::Path};
 
 use clap::{Args, Subcommand};
-use tollgate_server::config::{self, Config, ConfigError, Flags, Source};
+use tollgate_server::config::{self, Config, ConfigError, Flags, STANDARD_INPUT, Source};
 
 use crate::{
     Done, Verdict,
@@ -31,6 +31,7 @@ pub(crate) struct Rules {
 
 #[derive(Subcommand)]
 enum Command {
+    #[command(aliases = ["lint", "validate"])]
     Check(check::Check),
 
     Explain(explain::Explain),
@@ -62,6 +63,7 @@ fn schema(form: Form) -> Done {
 
 /// What a file that is named as an argument comes to. An error is not about the file itself, but keeps it from being read.
 fn load(file: &Path) -> Result<Result<Config, ConfigError>, Box<dyn Error>> {
+    let file = if file == Path::new("-") { Path::new(STANDARD_INPUT) } else { file };
     let flags = Flags { config: Some(file.to_owned()), ..Flags::default() };
     match config::load(&Source::new(flags)) {
         Err(error) if error.problems().iter().all(|problem| problem.line_and_column().is_none()) => {

@@ -1,3 +1,5 @@
+use std::fs;
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -81,12 +83,84 @@ fn what_is_probably_not_meant_is_found() {
     assert_eq!(checked.code, Some(1), "{checked:?}");
     let lines = checked.lines();
     assert!(lines[0].starts_with("warning: store.hash_secret_file is not set"), "{checked:?}");
-    assert!(lines[1].starts_with("warning: rule \"a\": it never applies"), "{checked:?}");
+    let place = format!("warning: {}:3: rule \"a\": it never applies", file(&home));
+    assert!(lines[1].starts_with(&place), "{checked:?}");
     assert!(
         lines[2].starts_with("warning: labels.apikey is configured, and no rule names apikey"),
         "{checked:?}"
     );
     assert!(lines[3].starts_with("3 warnings  "), "{checked:?}");
+    let (_, report) = said(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
+    let places: Vec<_> =
+        report["warnings"].as_array().unwrap().iter().map(|warning| warning["line"].as_u64()).collect();
+    assert_eq!(places, [None, Some(3), None]);
+}
+
+#[test]
+fn several_files_are_checked_each_by_itself() {
+    let home = Home::with(GOOD);
+    let other = home.write("other.toml", "[[rule]]\nname = \"a\"\namount = 1\n");
+    let files = [&*file(&home), other.to_str().unwrap()];
+    let checked = said(tollgate(&["rules", "check"]).args(files));
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    assert!(checked.out.starts_with(&format!("OK  {}: 2 rules", files[0])), "{checked:?}");
+    assert!(checked.out.contains("rule \"a\" has no window"), "{checked:?}");
+    let checked = said(tollgate(&["rules", "check", "--json"]).args(files));
+    let named: Vec<Value> = checked
+        .lines()
+        .iter()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["file"].clone())
+        .collect();
+    assert_eq!(named, files);
+    let refused = said(tollgate(&["rules", "check", "nowhere.toml"]).args(files));
+    assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
+}
+
+#[test]
+fn rules_come_by_the_standard_input_too_with_files_of_this_directory() {
+    let home = Home::with(GOOD);
+    home.write("tenants.csv", "user,amount\nann,5\n");
+    let with_file = GOOD.replace("burst = 20", "burst = 20\noverrides_file = \"tenants.csv\"");
+    let of_input = |words: &[&str], text: &str| {
+        let path = home.write("piped.toml", text);
+        said(tollgate(words).current_dir(home.path()).stdin(fs::File::open(path).unwrap()))
+    };
+    let checked = of_input(&["rules", "check", "-"], &with_file);
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    assert!(checked.out.starts_with("OK  -: 2 rules  "), "{checked:?}");
+    let checked = of_input(&["rules", "check", "-"], "[[rule]]\nname = 5\n");
+    assert!(checked.code == Some(1) && checked.out.contains("/dev/stdin:2:8\n"), "{checked:?}");
+    let explained = of_input(&["rules", "explain", "-", "user=42"], GOOD);
+    assert_eq!((explained.code, explained.lines()[0]), (Some(0), "1 of 2 rules applies"), "{explained:?}");
+}
+
+#[test]
+fn what_is_no_toml_is_told_what_would_be() {
+    let quotes = "this is not TOML: a text needs quotes, and a number digits: write for example \"1m\" or 5";
+    for (text, message, help) in [
+        ("[[rule]]\nname = \"a\"\namount = five\n", quotes, ":3:10\n"),
+        ("[[rule]]\nname = login\n", quotes, ":2:8\n"),
+        ("[[rule]]\nwindow = 1m\n", quotes, ":2:10\n"),
+        ("[[rule]]\nper = [ip]\n", quotes, ":2:8\n"),
+        ("[[rule]]\nwhen = { route = login }\n", quotes, ":2:18\n"),
+        ("{\"rule\": []}", "this is JSON: write rules and settings in TOML", "[[rule]]"),
+        (
+            "[\n{\"name\": \"a\"}]",
+            "this is JSON: write rules and settings in TOML",
+            "name = \"login-per-ip\"",
+        ),
+        ("# rules\nrule:\n  - name: a\n", "this is YAML: write rules and settings in TOML", "[[rule]]"),
+        ("---\nrule: []\n", "this is YAML: write rules and settings in TOML", "[[rule]]"),
+        ("domain: edge\ndescriptors:\n", "this is YAML", "tollgate rules import envoy"),
+        ("[[rule]\nname = \"a\"\n", "this is not TOML: ", ":1:"),
+    ] {
+        let home = Home::with(text);
+        let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+        assert_eq!(checked.code, Some(1), "{checked:?}");
+        assert!(checked.out.contains(message) && checked.out.contains(help), "{text}\n{}", checked.out);
+        let simulated = said(&mut tollgate(&["simulate", "--log", "x", "--config", &file(&home)]));
+        assert!(simulated.code == Some(2) && simulated.err.lines().count() == 1, "{simulated:?}");
+    }
 }
 
 #[test]
@@ -95,7 +169,10 @@ fn a_file_that_cannot_be_read_is_an_error() {
         let refused = said(&mut tollgate(words));
         assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
         assert!(refused.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{refused:?}");
+        assert!(refused.err.ends_with(": correct its path\n"), "{refused:?}");
     }
+    let directory = said(&mut tollgate(&["rules", "check", "."]));
+    assert!(directory.err.ends_with(": name a file in it\n"), "{directory:?}");
     let home = Home::with("[[rule]]\nname = \"a\"\n");
     let refused = said(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
     assert_eq!(refused.code, Some(2), "{refused:?}");
@@ -116,7 +193,7 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
             "",
             "Rules that apply",
             "  login-per-ip: 5 per 1m by sliding-log",
-            "    costs 2 requests  counter login-per-ip:203.0.113.9",
+            "    costs 2 (requests)  counter login-per-ip:203.0.113.9",
             "",
             "Rules that do not",
             "  api-per-user  there is no label user, by which it counts",

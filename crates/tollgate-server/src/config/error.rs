@@ -182,7 +182,7 @@ impl fmt::Display for Problem {
             write!(f, " ({place}: {why})")?;
         }
         match &self.help {
-            Some(help) => write!(f, " ({help})"),
+            Some(help) => write!(f, " ({})", help.replace('\n', " ")),
             None => Ok(()),
         }
     }

@@ -20,6 +20,9 @@ pub const MAX_OVERRIDES_BYTES: u64 = 256 << 20;
 /// The largest file of a secret or of certificates, in bytes.
 pub const MAX_SMALL_BYTES: u64 = 1 << 20;
 
+/// Where the standard input is a file.
+pub const STANDARD_INPUT: &str = "/dev/stdin";
+
 /// Reads files and remembers which, and what was in them.
 pub(super) struct Files {
     /// What relative paths are relative to.
@@ -29,9 +32,10 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Files beside this one.
+    /// Files beside this one; of the standard input, those in the current directory.
     pub(super) fn beside(path: &Path) -> Self {
-        let base = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        let beside = path.parent().filter(|_| path != Path::new(STANDARD_INPUT));
+        let base = beside.map(Path::to_path_buf).unwrap_or_default();
         Self { base, read: Vec::new(), digest: Sha256::new() }
     }
 
@@ -84,9 +88,15 @@ impl Files {
     }
 }
 
-/// Says that a file cannot be read.
+/// Says that a file cannot be read, and what to do.
 pub(super) fn unreadable(path: &Path, error: &io::Error, place: &Place) -> Problem {
-    Problem::new(place, format!("cannot read {}: {error}", path.display()))
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => ": correct its path",
+        io::ErrorKind::IsADirectory => ": name a file in it",
+        io::ErrorKind::PermissionDenied => ": let this user read it",
+        _ => "",
+    };
+    Problem::new(place, format!("cannot read {}: {error}{remedy}", path.display()))
 }
 
 /// The hash of what is in these files now: that of [`Files::into_parts`] unless something has changed.

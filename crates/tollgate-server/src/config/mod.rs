@@ -38,7 +38,7 @@ use tollgate::Rule;
 
 pub use self::{
     error::{Colour, ConfigError, Problem},
-    files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES},
+    files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES, STANDARD_INPUT},
     settings::{
         Digest, Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
         Scopes, ServerSettings, StoreSettings, Tls, Token,
@@ -78,6 +78,8 @@ pub struct Config {
     pub labels: LabelPolicy,
     /// The rules, each possible and with a name of its own.
     pub rules: Vec<Rule>,
+    /// On which line of the file each of them begins, in the same order; none of the demo's.
+    pub rule_lines: Vec<usize>,
     /// What works and is probably not meant.
     pub warnings: Vec<String>,
 }
@@ -146,7 +148,9 @@ pub fn load_deciding(source: &Source) -> Result<Deciding, ConfigError> {
     let mut builder = rules::Builder { labels: &labels, files: &mut files, problems: &mut problems };
     let rules = match &origin {
         Origin::Demo => demo::rules(),
-        Origin::File(_) => builder.rules(document.defaults, document.rule),
+        Origin::File(_) => {
+            builder.rules(document.defaults, document.rule).into_iter().map(|(rule, _)| rule).collect()
+        }
     };
     if problems.is_empty() {
         Ok(Deciding { origin, labels, rules, warnings })
@@ -228,12 +232,13 @@ fn settled(source: &Source, files: &mut Files, written: Written) -> Result<Confi
     let store = settle.store(&store_read, &store_place);
     let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
     let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
-    let rules = match &origin {
-        Origin::Demo => demo::rules(),
-        Origin::File(_) => builder.rules(document.defaults, document.rule),
+    let (rules, places): (_, Vec<_>) = match &origin {
+        Origin::Demo => (demo::rules(), Vec::new()),
+        Origin::File(_) => builder.rules(document.defaults, document.rule).into_iter().unzip(),
     };
     if problems.is_empty() {
-        Ok(Config { origin, server, store, labels, rules, warnings })
+        let rule_lines = rules::lines(&places);
+        Ok(Config { origin, server, store, labels, rules, rule_lines, warnings })
     } else {
         Err(ConfigError::new(problems))
     }

@@ -25,12 +25,12 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// All rules, with defaults and overrides.
+    /// All rules, with defaults and overrides, each with its place.
     pub(super) fn rules(
         &mut self,
         defaults: Field<Defaults>,
         read: Field<Vec<Field<read::Rule>>>,
-    ) -> Vec<Rule> {
+    ) -> Vec<(Rule, Place)> {
         let defaults = defaults.into_value().unwrap_or_default().0;
         let place = read.place();
         let read = read.into_value().unwrap_or_default();
@@ -58,7 +58,7 @@ impl Builder<'_> {
                 self.problems.push(Problem::new(place, message));
                 break;
             }
-            rules.push(rule);
+            rules.push((rule, place.clone()));
         }
         rules
     }
@@ -279,6 +279,19 @@ impl Builder<'_> {
             parsed => Ok(parsed),
         }
     }
+}
+
+/// The lines on which these begin, in one pass: they stand in the order of the file.
+pub(super) fn lines(places: &[Place]) -> Vec<usize> {
+    let (mut line, mut counted) = (1, 0);
+    let of_place = |place: &Place| {
+        let Place::In { file, span } = place else { return line };
+        let passed = file.text.as_bytes().get(counted..span.start).unwrap_or_default();
+        line += passed.iter().filter(|byte| **byte == b'\n').count();
+        counted = counted.max(span.start);
+        line
+    };
+    places.iter().map(of_place).collect()
 }
 
 fn parsed_value(text: &str) -> Pattern {

@@ -149,9 +149,17 @@ pub(super) fn read(path: &Path) -> Result<Domain, String> {
     parse(path, &text)
 }
 
+/// What is said of YAML that holds something else, as most texts do.
+const NO_RATELIMIT: &str =
+    "this is no file of envoyproxy/ratelimit: name one that begins with domain: and has descriptors:";
+
 pub(super) fn parse(path: &Path, text: &str) -> Result<Domain, String> {
     let in_file = |message: String| format!("{}: {message}", path.display());
-    let unreadable = |error: serde_saphyr::Error| placed(path, &error);
+    let unreadable = |error: serde_saphyr::Error| match serde_saphyr::from_str(text) {
+        Ok(Value::Null | Value::Object(_)) => placed(path, &error),
+        Err(_) if text.contains("domain") => placed(path, &error),
+        Ok(_) | Err::<Value, _>(_) => in_file(NO_RATELIMIT.to_owned()),
+    };
     let document: Document = serde_saphyr::from_str(text).map_err(unreadable)?;
     let plain: Value = serde_saphyr::from_str(text).map_err(unreadable)?;
     let name = document.domain.filter(|name| !name.is_empty());
@@ -233,6 +241,15 @@ mod tests {
             ),
             ("domain: a\ndomain: b", "a.yaml:2:1: duplicate mapping key"),
             ("domain: [", "a.yaml:"),
+            ("[[rule]]\nname = \"a\"\n", "a.yaml:"),
+            (
+                "- domain: a",
+                "a.yaml: this is no file of envoyproxy/ratelimit: name one that begins with domain:",
+            ),
+            (
+                "just words",
+                "a.yaml: this is no file of envoyproxy/ratelimit: name one that begins with domain:",
+            ),
         ];
         for (text, start) in table {
             let refusal = read(text).unwrap_err();
