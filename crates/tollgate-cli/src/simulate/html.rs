@@ -6,7 +6,7 @@ use super::{
     text::{limit, target_words},
     words::{duration, percent, time},
 };
-use crate::output::count;
+use crate::output::{count, several};
 
 const CSS: &str = include_str!("page.css");
 
@@ -56,17 +56,15 @@ fn heading(html: &mut String, report: &Report) {
         push(
             html,
             format_args!(
-                "<p class=\"soft\">{} lines out of order, by up to {}: the clock waited for them.</p>\n",
-                count(lines.out_of_order),
+                "<p class=\"soft\">{} out of order, by up to {}: the clock waited.</p>\n",
+                several(lines.out_of_order, "line", "lines"),
                 duration(lines.furthest_back_seconds)
             ),
         );
     }
     if lines.unreadable > 0 {
-        push(
-            html,
-            format_args!("<p class=\"bad\">{} lines could not be read:</p>\n<ul>\n", count(lines.unreadable)),
-        );
+        let unread = several(lines.unreadable, "line", "lines");
+        push(html, format_args!("<p class=\"bad\">{unread} could not be read:</p>\n<ul>\n"));
         for line in &lines.unreadable_first {
             push(html, format_args!("<li>{}</li>\n", code(&line.to_string())));
         }
@@ -76,7 +74,7 @@ fn heading(html: &mut String, report: &Report) {
 
 fn cards(html: &mut String, report: &Report) {
     html.push_str("<div class=\"cards\">\n");
-    card(html, "", &count(report.requests), "requests");
+    card(html, "", &count(report.requests), if report.requests == 1 { "request" } else { "requests" });
     let mut refused = |file: &File| {
         let style = if file.refused > 0 { "bad" } else { "good" };
         let words = format!("refused by {} ({})", code(&file.file), percent(file.refused_share));
@@ -182,7 +180,8 @@ fn picture(html: &mut String, frame: Frame, words: &str, svg: &str) {
 fn difference(html: &mut String, report: &Report) {
     let (Some(difference), Some(against)) = (&report.difference, &report.against) else { return };
     push(html, format_args!("<h2>{} against {}</h2>\n", code(&report.rules.file), code(&against.file)));
-    push(html, format_args!("<p>{} requests are refused by both.</p>\n", count(difference.refused_by_both)));
+    let by_both = several(difference.refused_by_both, "request is", "requests are");
+    push(html, format_args!("<p>{by_both} refused by both.</p>\n"));
     changed(html, "newly refused", "bad", difference.newly_refused, &difference.newly_by_rule);
     changed(html, "no longer refused", "good", difference.no_longer_refused, &difference.no_longer_by_rule);
 }
@@ -215,9 +214,9 @@ fn file(html: &mut String, file: &File, report: &Report) {
     push(
         html,
         format_args!(
-            "Refuses {} of {} requests ({}).",
+            "Refuses {} of {} ({}).",
             count(file.refused),
-            count(report.requests),
+            several(report.requests, "request", "requests"),
             percent(file.refused_share)
         ),
     );

@@ -102,6 +102,10 @@ pub(crate) struct Simulate {
     /// Also writes the report as one page, with charts
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+
+    /// A word that belongs to no flag, for a better message
+    #[arg(hide = true)]
+    stray: Option<PathBuf>,
 }
 
 /// `--cost unit=field`
@@ -144,20 +148,26 @@ impl FromStr for Amounts {
 
 impl Simulate {
     pub(crate) async fn run(self, form: Form) -> Done {
+        if let Some(stray) = &self.stray {
+            let word = stray.display();
+            return Err(format!(
+                "{word} belongs to no flag: name logs with --log {word}, amounts as --curve=10,20"
+            )
+            .into());
+        }
         let report = self.simulate(form)?;
         if let Some(path) = &self.html {
-            fs::write(path, html::page(&report))
-                .map_err(|error| format!("cannot write the report {:?}: {error}", path.display()))?;
+            let directory = "name one in a directory that is there, where this user may write";
+            fs::write(path, html::page(&report)).map_err(|error| {
+                format!("cannot write the report {:?}: {error}: {directory}", path.display())
+            })?;
         }
-        match form {
-            Form::Text => {
-                text::print(&report);
-                if let Some(path) = &self.html {
-                    output::line(format_args!("\nwritten: {}", path.display()));
-                }
+        output::report(form, &report, || {
+            text::print(&report);
+            if let Some(path) = &self.html {
+                output::line(format_args!("\nwritten: {}", path.display()));
             }
-            Form::Json => output::json(&report)?,
-        }
+        })?;
         Ok(Verdict::Fine)
     }
 
@@ -228,7 +238,7 @@ impl Simulate {
             config::load_deciding(&source).map_err(StartError::Config)?;
         let name = match origin {
             Origin::File(path) => path.display().to_string(),
-            Origin::Demo => "the demo's rules".to_owned(),
+            Origin::Demo => "the demo".to_owned(),
         };
         for warning in warnings {
             output::note(format_args!("{name}: {warning}"));

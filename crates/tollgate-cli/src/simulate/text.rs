@@ -1,6 +1,6 @@
 //! The report for a terminal.
 
-use crate::output::{self, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, count, paint};
+use crate::output::{self, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, count, paint, several};
 
 use super::{
     report::{Changed, CurveReport, File, Report, RuleReport, Target, share},
@@ -47,15 +47,12 @@ fn heading(report: &Report) {
         }
         _ => String::new(),
     };
-    output::line(format_args!(
-        "{} {}{period}",
-        paint(TITLE, count(report.requests)),
-        paint(TITLE, "requests")
-    ));
+    output::line(format_args!("{}{period}", paint(TITLE, several(report.requests, "request", "requests"))));
     if lines.unreadable > 0 {
         let of = lines.unreadable + lines.read;
         let share = percent(share(lines.unreadable, of));
-        output::line(paint(ODD, format!("{} lines ({share}) could not be read:", count(lines.unreadable))));
+        let unread = several(lines.unreadable, "line", "lines");
+        output::line(paint(ODD, format!("{unread} ({share}) could not be read:")));
         for line in &lines.unreadable_first {
             output::line(format_args!("  {line}"));
         }
@@ -67,8 +64,8 @@ fn heading(report: &Report) {
         output::line(paint(
             FAINT,
             format!(
-                "{} lines out of order, by up to {}: the clock waited for them",
-                count(lines.out_of_order),
+                "{} out of order, by up to {}: the clock waited",
+                several(lines.out_of_order, "line", "lines"),
                 duration(lines.furthest_back_seconds)
             ),
         ));
@@ -214,14 +211,13 @@ fn changed(style: anstyle::Style, what: &str, requests: u64, rules: &[Changed]) 
     for rule in rules {
         let worst =
             rule.worst.first().map(|worst| format!(", most {} ({})", worst.key, count(worst.requests)));
-        let keys = if rule.keys == 1 { "key" } else { "keys" };
         output::line(paint(
             FAINT,
             format!(
-                "{:>12}    by {}: {} {keys}{}",
+                "{:>12}    by {}: {}{}",
                 count(rule.requests),
                 rule.rule,
-                count(rule.keys),
+                several(rule.keys, "key", "keys"),
                 worst.unwrap_or_default()
             ),
         ));

@@ -184,7 +184,7 @@ fn the_clock_never_runs_backwards() {
     // 0, 1, 1 pass; 9 and the late one (at 9) do not; 10 and 11 do, when 0 and 1 have left
     assert_eq!(report["rules"]["refused"], 2);
     let text = desk.text(&["--config", "rules.toml", "--log", "access.log"]);
-    assert!(text.contains("1 lines out of order, by up to 7s"), "{text}");
+    assert!(text.contains("1 line out of order, by up to 7s: the clock waited\n"), "{text}");
 }
 
 #[test]
@@ -290,11 +290,63 @@ fn counters_are_dropped_when_nothing_counts_any_more() {
 fn what_cannot_be_simulated_says_what_to_do() {
     let desk = Desk::new();
     desk.write("rules.toml", RULES).write("prose", "once upon a time\nthere was a log\n").write("empty", "");
+    desk.write("odd.csv", "when,w\u{1b}ho\n1,2\n")
+        .write("odd.jsonl", "{\"when\":1}\n")
+        .write("header.csv", "time,ip\n\n");
+    desk.write("list.json", "[{\"time\":1}]").write("long-list.json", "[\n  {\"time\":1}\n]\n");
+    desk.write("log.zst", b"\x28\xb5\x2f\xfd\x04")
+        .write("log.xz", b"\xfd7zXZ\0\0")
+        .write("log.bz2", "BZh91AY");
     desk.write("timeless.csv", "ip,path\n1.2.3.4,/\n").write("broken.toml", "[[rule]]\nnme = 1\n");
     let error = |log: &str| desk.error(&["--config", "rules.toml", "--log", log]);
-    assert!(error("absent").contains("cannot read the log \"absent\""));
-    assert!(error("prose").contains("name it with --format"));
-    assert!(error("timeless.csv").contains("name it with --time COLUMN"));
-    assert!(error("empty").contains("no line of the logs could be read"));
+    for (log, remedy) in [
+        (
+            "absent",
+            "cannot read the log \"absent\": No such file or directory (os error 2): correct its path",
+        ),
+        (".", "name the logs in it, for example with *.log at the end"),
+        ("prose", "no access log, no JSON object and no header of CSV; name the format with --format"),
+        ("timeless.csv", "found ip, path): name it with --time COLUMN"),
+        ("empty", "there is no request in \"empty\": name a log that has some"),
+        ("header.csv", "there is no request in \"header.csv\""),
+        ("odd.csv", "(when, w\\u{1b}ho) none is known: name the one with the time with --time COLUMN"),
+        ("list.json", "jq -c '.[]' list.json | tollgate simulate --log -"),
+        ("long-list.json", "one object to the line is read"),
+        (
+            "log.zst",
+            "is packed with zstd, and only gzip is unpacked here: zstdcat log.zst | tollgate simulate --log -",
+        ),
+        ("log.xz", "xzcat"),
+        ("log.bz2", "bzcat"),
+    ] {
+        let said = error(log);
+        assert!(said.contains(remedy) && said.lines().count() == 1, "{said}");
+    }
+    for (log, expected) in [
+        ("odd.csv", "(looked for wenn, found when, w\\u{1b}ho): name it with --time COLUMN"),
+        ("odd.jsonl", "expected a time in the field wenn, which --time names"),
+    ] {
+        let said = desk.error(&["--config", "rules.toml", "--log", log, "--time", "wenn"]);
+        assert!(said.contains(expected), "{said}");
+    }
+    let stray = desk.error(&["--config", "rules.toml", "--log", "prose", "--time", "when", "access.log"]);
+    assert!(stray.contains("name logs with --log access.log"), "{stray}");
+    let unwritable = ["--log", "good.jsonl", "--html", "nowhere/report.html"];
+    desk.write("good.jsonl", "{\"ts\":1}\n");
+    assert!(desk.error(&unwritable).contains("name one in a directory that is there"));
+    let two = desk.error(&["--config", "rules.toml", "--log", "empty", "header.csv"]);
+    assert!(two.contains("no request in \"empty\", \"header.csv\""), "{two}");
     assert!(desk.error(&["--config", "broken.toml", "--log", "prose"]).contains("nme"));
+}
+
+#[test]
+fn one_is_not_several() {
+    let desk = Desk::new();
+    desk.write("log.jsonl", "{\"ts\":1,\"ip\":\"192.0.2.1\"}\nnonsense\n");
+    let text = desk.text(&["--log", "log.jsonl", "--html", "report.html"]);
+    assert!(text.starts_with("1 request from 1970-01-01 00:00:01"), "{text}");
+    assert!(text.contains("\n1 line (50.0 %) could not be read:\n"), "{text}");
+    assert!(text.contains("\nthe demo refuses 0 (0 %) of 1\n"), "{text}");
+    let page = std::fs::read_to_string(desk.path("report.html")).unwrap();
+    assert!(page.contains("of 1 request (") && page.contains(">1 line could not be read:"), "{page}");
 }

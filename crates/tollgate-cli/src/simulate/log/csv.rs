@@ -6,6 +6,8 @@ use super::record::{Fields, Record};
 
 /// The most columns of a log.
 const MAX_COLUMNS: usize = 1_000;
+/// How many of them are named to people.
+const MAX_NAMED: usize = 20;
 
 /// Reads records.
 #[derive(Debug)]
@@ -43,6 +45,15 @@ impl Csv {
     /// Whether any column has been asked for.
     pub(super) fn has_any(&self) -> bool {
         self.columns.iter().any(|slots| !slots.is_empty())
+    }
+
+    /// What the columns are called, for people; only until the first record is read.
+    pub(super) fn header(&self) -> String {
+        let name =
+            |column| String::from_utf8_lossy(self.cell(column).trim_ascii()).escape_debug().to_string();
+        let names: Vec<_> = (0..self.columns.len()).take(MAX_NAMED).map(name).collect();
+        let more = if self.columns.len() > MAX_NAMED { ", …" } else { "" };
+        format!("{}{more}", names.join(", "))
     }
 
     /// How many cells every record has.

@@ -42,6 +42,13 @@ const MAX_SHOWN_BYTES: usize = 100;
 const STDIN: &str = "-";
 /// How a gzip file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// How files begin that are packed in another way: how they are called, and what unpacks them.
+const PACKED: [(&[u8], &str, &str); 4] = [
+    (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstdcat"),
+    (&[0xfd, b'7', b'z', b'X', b'Z', 0], "xz", "xzcat"),
+    (b"BZh", "bzip2", "bzcat"),
+    (b"PK\x03\x04", "zip", "unzip -p"),
+];
 
 /// How the lines of a log look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,18 +108,47 @@ pub(crate) struct Unreadable {
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogError {
-    #[error("cannot read the log {0:?}: {1}")]
+    #[error("cannot read the log {0:?}: {1}{remedy}", remedy = remedy(.1))]
     Io(String, io::Error),
     #[error(
         "{0} logs are too many: merge at most {MAX_LOGS} at once, or concatenate some: zcat a b | tollgate simulate --log - …"
     )]
     TooMany(usize),
-    #[error("cannot tell the format of {0:?} by its first line: name it with --format combined, json or csv")]
+    #[error(
+        "{log:?} is packed with {name}, and only gzip is unpacked here: {unpack} {log} | tollgate simulate --log - …"
+    )]
+    Packed { log: String, name: &'static str, unpack: &'static str },
+    #[error(
+        "{0:?} is a JSON list, and one object to the line is read: jq -c '.[]' {0} | tollgate simulate --log - …"
+    )]
+    JsonList(String),
+    #[error(
+        "cannot tell the format of {0:?} by its first line: it is no access log, no JSON object and no header of CSV; name the \
+         format with --format combined, json or csv, or make CSV of it, for example with the columns time,ip,path"
+    )]
     Format(String),
-    #[error("{log:?} has no column for the time (looked for {names}): name it with --time COLUMN")]
-    NoTime { log: String, names: String },
+    #[error(
+        "{log:?} seems to be CSV, and of its columns ({columns}) none is known: name the one with the time with --time COLUMN, \
+         and others with --field ip=COLUMN; name the format with --format if it is another"
+    )]
+    Columns { log: String, columns: String },
+    #[error(
+        "{log:?} has no column for the time (looked for {names}, found {columns}): name it with --time COLUMN"
+    )]
+    NoTime { log: String, names: String, columns: String },
+    #[error("there is no request in {0}: name a log that has some, such as an older one (access.log.1)")]
+    Empty(String),
     #[error("no line of the logs could be read{0}")]
     Nothing(String),
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => ": correct its path",
+        io::ErrorKind::IsADirectory => ": name the logs in it, for example with *.log at the end",
+        io::ErrorKind::PermissionDenied => ": let this user read it",
+        _ => "",
+    }
 }
 
 impl Logs {
@@ -165,8 +201,13 @@ impl Logs {
 
     /// Nothing at all could be read.
     pub(crate) fn nothing(&self) -> LogError {
-        let first = self.trouble.shown.first();
-        LogError::Nothing(first.map(|line| format!("; {line}")).unwrap_or_default())
+        match self.trouble.shown.first() {
+            Some(line) => LogError::Nothing(format!("; {line}")),
+            None => {
+                let names: Vec<_> = self.sources.iter().map(|source| format!("{:?}", source.name)).collect();
+                LogError::Empty(names.join(", "))
+            }
+        }
     }
 }
 
@@ -232,7 +273,7 @@ enum Found {
 impl Source {
     fn open(path: &Path, reading: &Reading, bytes: &Rc<Cell<u64>>) -> Result<Self, LogError> {
         let name = path.display().to_string();
-        let input = input(path, Rc::clone(bytes)).map_err(|error| LogError::Io(name.clone(), error))?;
+        let input = input(path, Rc::clone(bytes))?;
         Ok(Self {
             name,
             input,
@@ -352,6 +393,9 @@ impl Source {
         let format = match reading.format {
             Format::Auto if line.trim_ascii_start().starts_with(b"{") => Format::Json,
             Format::Auto if Combined::is_like(line) => Format::Combined,
+            Format::Auto | Format::Json if is_json_list(line) => {
+                return Err(LogError::JsonList(self.name.clone()));
+            }
             Format::Auto => Format::Csv,
             named => named,
         };
@@ -361,9 +405,12 @@ impl Source {
             Format::Csv | Format::Auto => {
                 let csv = Csv::new(line, fields).ok_or_else(|| LogError::Format(self.name.clone()))?;
                 if !csv.has(record::TIME) {
+                    let (log, columns) = (self.name.clone(), csv.header());
                     return Err(match reading.format {
-                        Format::Auto if !csv.has_any() => LogError::Format(self.name.clone()),
-                        _ => LogError::NoTime { log: self.name.clone(), names: fields.time_names() },
+                        Format::Auto if !csv.has_any() && !fields.is_time_named() => {
+                            LogError::Columns { log, columns }
+                        }
+                        _ => LogError::NoTime { log, names: fields.time_names(), columns },
                     });
                 }
                 (Lines::Csv(Box::new(csv)), true)
@@ -416,16 +463,34 @@ fn named_fields(record: &mut Record, times: &mut Times, fields: &Fields) -> Resu
     }
     match record.get(record::TIME) {
         Some(time) => Ok(times.read(time)),
+        None if fields.is_time_named() => {
+            Err(format!("a time in the field {}, which --time names", fields.time_names()))
+        }
         None => Err(format!("a time in one of {}; --time names another field", fields.time_names())),
     }
 }
 
+/// Whether a line is how a list of objects begins.
+fn is_json_list(line: &[u8]) -> bool {
+    let first = line.trim_ascii_start();
+    first.strip_prefix(b"[").is_some_and(|rest| matches!(rest.trim_ascii_start(), [] | [b'{', ..]))
+}
+
 /// The bytes of a log, unpacked; those of the file are counted.
-fn input(path: &Path, bytes: Rc<Cell<u64>>) -> io::Result<Box<dyn Read>> {
-    let raw: Box<dyn Read> =
-        if path == Path::new(STDIN) { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+fn input(path: &Path, bytes: Rc<Cell<u64>>) -> Result<Box<dyn Read>, LogError> {
+    let log = path.display().to_string();
+    let failed = |error| LogError::Io(log.clone(), error);
+    let raw: Box<dyn Read> = if path == Path::new(STDIN) {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(path).map_err(failed)?)
+    };
     let mut raw = BufReader::new(Counted { raw, bytes });
-    let is_packed = raw.fill_buf()?.starts_with(&GZIP);
+    let first = raw.fill_buf().map_err(failed)?;
+    if let Some((_, name, unpack)) = PACKED.iter().find(|(magic, ..)| first.starts_with(magic)) {
+        return Err(LogError::Packed { log, name, unpack });
+    }
+    let is_packed = first.starts_with(&GZIP);
     Ok(if is_packed { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) })
 }
 

@@ -130,6 +130,11 @@ impl Fields {
         self.0.iter().position(|field| field.label == label)
     }
 
+    /// Whether somebody said what the time is called.
+    pub(super) fn is_time_named(&self) -> bool {
+        self.0[TIME].names.len() == 1
+    }
+
     /// What the time may be called, for people.
     pub(super) fn time_names(&self) -> String {
         self.0[TIME].names.join(", ")
