@@ -4,9 +4,9 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tollgate::redis::URLS;
+use tollgate::{OnStoreFailure, Rule, redis::URLS};
 use tollgate_server::{
-    config::{Config, Flags, Origin, Source},
+    config::{Config, Flags, Origin, Source, StoreSettings},
     demo,
     observe::{
         logs::{self, Logs},
@@ -17,6 +17,7 @@ use tollgate_server::{
 
 use crate::{
     Done, Verdict,
+    doctor::reach,
     output::{self, Form},
 };
 
@@ -78,6 +79,8 @@ impl Serve {
             Form::Text => announce(server.addresses(), server.config()),
             Form::Json => output::json(&Started::of(server.addresses(), server.config()))?,
         }
+        let Config { store, rules, .. } = server.config();
+        tokio::spawn(look_at(store.clone(), meanwhile(rules)));
         server.run(signals).await;
         if form == Form::Text {
             output::line("stopped");
@@ -121,6 +124,38 @@ struct Started {
 impl Started {
     fn of(Addresses { http, grpc, resp }: Addresses, config: &Config) -> Self {
         Self { http, grpc, resp, store: config.store.url.to_string(), rules: config.rules.len() }
+    }
+}
+
+/// Says so when the store cannot be reached: the server starts all the same, and nobody may ask it for a while.
+async fn look_at(store: StoreSettings, meanwhile: String) {
+    if let Some(trouble) = reach::trouble(&store).await {
+        tracing::warn!(
+            "the store {} cannot be reached: {trouble}; {meanwhile}; see tollgate doctor",
+            store.url
+        );
+    }
+}
+
+/// What rules do without their store.
+fn meanwhile(rules: &[Rule]) -> String {
+    let of = |policy| rules.iter().filter(|rule| rule.on_store_failure == policy).count() as u64;
+    let (open, closed, local) =
+        (of(OnStoreFailure::Open), of(OnStoreFailure::Closed), of(OnStoreFailure::Local));
+    let words = [
+        (open, output::several(open, "rule lets", "rules let"), "everything pass (open)"),
+        (closed, output::several(closed, "rule refuses", "rules refuse"), "everything (closed)"),
+        (
+            local,
+            output::several(local, "rule enforces", "rules enforce"),
+            "this process's share of the limit (local)",
+        ),
+    ];
+    let words =
+        words.into_iter().filter(|(count, ..)| *count > 0).map(|(_, who, what)| format!("{who} {what}"));
+    match words.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "until it can, requests that bring their limit pass".to_owned(),
+        words => format!("until it can, {words}"),
     }
 }
 

@@ -5,8 +5,11 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write,
+    net::{SocketAddr, TcpListener},
     path::Path,
     process::{Command, Output, Stdio},
+    thread,
 };
 
 use serde_json::Value;
@@ -427,6 +430,8 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
         (format!("rediss://:s3cret@{place}"), "docs/redis.md#where"),
         (format!("redis://:s3cret@{}", encrypted.addr()), "docs/redis.md#where"),
         (format!("rediss://{}", encrypted.addr()), "docs/redis.md#where"),
+        (format!("redis://:right@{place}/99"), "docs/redis.md#where"),
+        (format!("redis://:s3cret@{}", something_else()), "docs/redis.md#where"),
     ] {
         let said = Said::of(&mut doctor(&["--store", &url]));
         said.assert_problem("reachable");
@@ -438,6 +443,9 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
             text(&shown)
         );
     }
+    let stray = doctor(&["redis://:s3cret@127.0.0.1:1"]).output().unwrap();
+    assert_eq!(stray.status.code(), Some(2));
+    assert!(text(&stray).contains("--store URL") && !text(&stray).contains("s3cret"), "{}", text(&stray));
     for wrong in ["http://:s3cret@h", "redis://:s3cret@h:port"] {
         let output = doctor(&["--store", wrong]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
@@ -446,6 +454,38 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
             "{}",
             text(&output)
         );
+    }
+}
+
+/// Where something listens that is no Redis.
+fn something_else() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            // whoever was answered hangs up
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_wrong_database_and_a_port_of_something_else_are_told_from_a_store_that_is_down() {
+    let server = Server::start(Flavor::Redis7);
+    for (url, what, remedy) in [
+        (format!("{}/99", server.url()), "DB index is out of range", "a database that it does not have"),
+        (
+            format!("redis://{}", something_else()),
+            "what answers there does not speak Redis's protocol",
+            "something else than Redis listens there",
+        ),
+    ] {
+        let said = Said::of(&mut doctor(&["--store", &url]));
+        let finding = said.finding("reachable");
+        let found = finding["what"].as_str().unwrap();
+        assert!(found.contains(what) && found.lines().count() == 1, "{finding:#}");
+        assert!(finding["do"].as_str().unwrap().contains(remedy), "{finding:#}");
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `keys` | the keys of ours that the servers hold |
 //! | `judge` | from facts to findings, without IO |
 //! | `bound` | what such a set-up admits at most |
+//! | `reach` | why a store cannot be reached |
 //! | `repair` | `--fix` |
 //! | `finding`, `report` | what is said, and how |
 
@@ -14,6 +15,7 @@ mod facts;
 mod finding;
 mod judge;
 mod keys;
+pub(crate) mod reach;
 mod repair;
 mod report;
 
@@ -35,9 +37,10 @@ use tollgate_server::{
 
 use self::{
     facts::Facts,
-    finding::{Finding, see},
+    finding::Finding,
     judge::Context,
     keys::{Keys, Known},
+    reach::{Trouble, Way},
     report::Report,
 };
 use crate::{
@@ -76,6 +79,10 @@ pub(crate) struct Doctor {
     /// Look at this many keys at most
     #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS)]
     max_keys: u64,
+
+    /// A word that belongs to no flag, for a better message: clap would repeat it, and it may hold a password
+    #[arg(hide = true)]
+    stray: Option<String>,
 }
 
 /// Of how many keys a look takes half a minute.
@@ -83,6 +90,9 @@ const DEFAULT_MAX_KEYS: u64 = 1_000_000;
 
 impl Doctor {
     pub(crate) async fn run(self, form: Form) -> Done {
+        if self.stray.is_some() {
+            return Err("a word belongs to no flag: name the store with --store URL".into());
+        }
         if self.fix && !self.yes && form == Form::Json {
             return Err("with --json nobody can be asked: add --yes to --fix, or leave both out".into());
         }
@@ -95,7 +105,7 @@ impl Doctor {
         match Inspection::of(url, &config.store.redis, &config.store.prefix).await {
             Ok(inspection) => self.examine(&inspection, &config, form).await,
             Err(RedisSetupError::Connect(reason)) => {
-                let report = Report::new(shown, vec![unreachable(&reason, Way::of(url))]);
+                let report = Report::new(shown, vec![Trouble::new(&reason, Way::of(url)).finding()]);
                 report.print(form)?;
                 Ok(report.verdict())
             }
@@ -123,7 +133,8 @@ impl Doctor {
                     servers.push(facts);
                 }
                 Err(error) => {
-                    findings.push(unreachable(&error.to_string(), Way::Known).at(&server.address()))
+                    let trouble = Trouble::new(&error.to_string(), Way::Known);
+                    findings.push(trouble.finding().at(&server.address()))
                 }
             }
         }
@@ -173,60 +184,4 @@ fn nothing_to_examine(form: Form) -> Done {
         Form::Json => Report::new("memory:".to_owned(), vec![Finding::fine("store", what)]).print(form)?,
     }
     Ok(Verdict::Fine)
-}
-
-/// How a server was to be reached.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    InTheClear,
-    Encrypted,
-    /// It was reached before.
-    Known,
-}
-
-impl Way {
-    fn of(url: &str) -> Self {
-        if url.starts_with("rediss") { Self::Encrypted } else { Self::InTheClear }
-    }
-}
-
-/// What to do about a store that cannot be reached, by what was said.
-fn unreachable(reason: &str, way: Way) -> Finding {
-    let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
-    // who speaks TLS to a server that does not waits for an answer; who does not, to one that does, is hung up on
-    let is_other_way = match way {
-        Way::InTheClear => says(&["end of file", "reset by peer", "terminated", "closed"]),
-        Way::Encrypted => says(&["timed out", "no answer", "end of file", "reset by peer"]),
-        Way::Known => false,
-    };
-    let (remedy, see) = if says(&["WRONGPASS", "NOAUTH", "NOPERM", "authentication failed", "AUTH"]) {
-        (
-            "user or password are wrong, or its rights: put them right in the URL or in store.password_file",
-            see::USER,
-        )
-    } else if is_other_way || says(&["ertificate", "TLS", "tls", "handshake"]) {
-        (
-            "look whether it is up; use a URL that begins with rediss if it speaks TLS, and one that begins with redis \
-             if not; store.ca names the authority of its certificate",
-            see::WHERE,
-        )
-    } else if says(&["max number of clients"]) {
-        ("raise maxclients, or find out who connects: CLIENT LIST", see::SETTINGS)
-    } else if says(&["no primary of that name", "no sentinel"]) {
-        (
-            "look whether the sentinels are up, and whether the URL ends with the name that they know: SENTINEL MASTERS",
-            see::SENTINEL,
-        )
-    } else if says(&["cluster support disabled", "knows no slots"]) {
-        ("this is no Cluster, or an empty one: use redis://, or redis-cli --cluster create", see::CLUSTER)
-    } else {
-        (
-            "look whether it is up, whether host and port are right, and whether a firewall is between: redis-cli -u \
-             URL PING",
-            see::WRONG,
-        )
-    };
-    Finding::problem("reachable", format!("it cannot be reached: {reason}"))
-        .why("each rule's on_store_failure decides until it can")
-        .remedy(remedy, see)
 }

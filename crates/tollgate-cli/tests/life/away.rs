@@ -33,6 +33,11 @@ fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
     ));
     let program = home.start();
     assert_eq!(program.get("/readyz").0, 200);
+    program.wait_for_log(&format!("the store {} cannot be reached: cannot connect to ", redis.url()));
+    program.wait_for_log(
+        "until it can, 1 rule lets everything pass (open), 1 rule refuses everything (closed), 1 rule enforces this process's \
+         share of the limit (local); see tollgate doctor",
+    );
     let mut client = program.client();
     for _ in 0..5 {
         let open = check(&mut client, "open");
