@@ -15,6 +15,9 @@ use ureq::{
     tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem},
 };
 
+/// The variable that names the server, where no flag does.
+pub(crate) const SERVER_VARIABLE: &str = "TOLLGATE_SERVER";
+
 /// How long a server may take for everything.
 const PATIENCE: Duration = Duration::from_secs(10);
 

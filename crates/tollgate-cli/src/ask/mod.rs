@@ -21,6 +21,7 @@ use tollgate_server::http::{
 
 use self::{
     question::{Amount, Body, Subject},
+    show::Asked,
     target::{Reply, Target},
 };
 use crate::{
@@ -152,20 +153,24 @@ impl Question {
         Body { cost: self.amount.cost.as_ref(), ..self.subject.body() }
     }
 
-    async fn decided(&self, call: &str, show: fn(&Answer), form: Form) -> Done {
+    async fn decided(&self, call: &str, show: fn(&Asked<'_>), form: Form) -> Done {
         decided(&self.target, call, &self.body(), show, form).await
     }
 
     async fn explained(&self, form: Form) -> Done {
-        let (explained, reply) = asked::<Explanation>(&self.target, "explain", &self.body(), form).await?;
-        tell(form, &reply, || show::explanation(&explained));
-        Ok(verdict(&explained.decision))
+        let body = self.body();
+        let (explained, reply) = asked::<Explanation>(&self.target, "explain", &body, form).await?;
+        let answer = &explained.decision;
+        let trouble = reply.trouble(answer).await;
+        tell(form, &reply, || show::explanation(&Asked { body: &body, answer, trouble }, &explained));
+        Ok(verdict(answer))
     }
 }
 
-async fn decided(target: &Target, call: &str, body: &Body<'_>, show: fn(&Answer), form: Form) -> Done {
+async fn decided(target: &Target, call: &str, body: &Body<'_>, show: fn(&Asked<'_>), form: Form) -> Done {
     let (answer, reply) = asked::<Answer>(target, call, body, form).await?;
-    tell(form, &reply, || show(&answer));
+    let trouble = reply.trouble(&answer).await;
+    tell(form, &reply, || show(&Asked { body, answer: &answer, trouble }));
     Ok(verdict(&answer))
 }
 

@@ -31,6 +31,9 @@ pub(super) struct Subject {
 pub(crate) const ALGORITHMS: [&str; 5] =
     ["token-bucket", "sliding-log", "sliding-counter", "fixed-window", "gcra"];
 
+/// The unit of a cost that names none.
+const REQUESTS: &str = "requests";
+
 const WITHOUT_RULES: &str = "Without rules";
 
 #[derive(Args)]
@@ -81,6 +84,17 @@ pub(crate) enum Cost {
     Requests(u64),
     #[serde(serialize_with = "units")]
     Units(Vec<(String, u64)>),
+}
+
+impl Body<'_> {
+    /// What is asked for in each unit, as the API understands it.
+    pub(super) fn costs(&self) -> Vec<(&str, u64)> {
+        match self.cost {
+            None => vec![(REQUESTS, 1)],
+            Some(Cost::Requests(number)) => vec![(REQUESTS, *number)],
+            Some(Cost::Units(units)) => units.iter().map(|(unit, number)| (&**unit, *number)).collect(),
+        }
+    }
 }
 
 impl Subject {

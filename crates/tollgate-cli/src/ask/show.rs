@@ -1,46 +1,88 @@
 //! Answers for people: the verdict first, then a row for each rule.
 
+use tollgate_core::limit::MAX_WINDOW;
 use tollgate_server::http::{
     answer::{Answer, Reset, Tier},
     explain::{Applying, Explanation, Other, Terms},
 };
 
-use crate::output::{
-    self, Align, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, paint,
-    wait::{in_short, in_words},
+use super::question::Body;
+use crate::{
+    doctor::reach::Trouble,
+    output::{
+        self, Align, BAD, Cell, FAINT, GOOD, ODD, TITLE, Table, paint,
+        wait::{in_short, in_words},
+    },
 };
 
 /// What stands where there is nothing to say.
 const NOTHING: &str = "-";
 
+/// An answer, what was asked, and what kept the store from answering where that is known.
+pub(super) struct Asked<'a> {
+    pub(super) body: &'a Body<'a>,
+    pub(super) answer: &'a Answer,
+    pub(super) trouble: Option<Trouble>,
+}
+
 /// The answer to a check.
-pub(super) fn check(answer: &Answer) {
-    peek(answer);
-    if answer.allowed {
-        how_to_take_back(answer);
+pub(super) fn check(asked: &Asked<'_>) {
+    peek(asked);
+    if asked.answer.allowed && asked.is_counted(|tier| tier.allowed) {
+        how_to_take_back(asked.answer);
     }
 }
 
 /// The answer to a peek.
-pub(super) fn peek(answer: &Answer) {
-    verdict(answer);
-    degraded(answer);
-    rows(decided(&answer.tiers));
+pub(super) fn peek(asked: &Asked<'_>) {
+    verdict(asked);
+    rows(decided(&asked.answer.tiers));
 }
 
 /// The answer to a charge.
-pub(super) fn charge(answer: &Answer) {
-    let done = if answer.tiers.is_empty() { "NOTHING CHARGED" } else { "CHARGED" };
-    output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(answer)));
-    rows(adjusted(&answer.tiers));
-    how_to_take_back(answer);
+pub(super) fn charge(asked: &Asked<'_>) {
+    let is_counted = asked.is_counted(|_| true);
+    let done = if is_counted { "CHARGED" } else { "NOTHING CHARGED" };
+    output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(asked.answer)));
+    uncounted(asked);
+    rows(adjusted(&asked.answer.tiers));
+    if is_counted {
+        how_to_take_back(asked.answer);
+    }
 }
 
-/// The answer to a refund.
-pub(super) fn refund(answer: &Answer) {
-    let done = if answer.tiers.is_empty() { "NOTHING REFUNDED" } else { "REFUNDED" };
-    output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(answer)));
-    rows(adjusted(&answer.tiers));
+/// The answer to a refund, which does not tell how much there was to take back.
+pub(super) fn refund(asked: &Asked<'_>) {
+    let left = left(asked.answer);
+    if !asked.is_counted(|_| true) {
+        output::line(format_args!("{}  {left}", paint(GOOD.bold(), "NOTHING REFUNDED")));
+    } else if let Some(at) = asked.long_ago() {
+        output::line(format_args!(
+            "{}  {at} is too long ago, no window reaches back to it: --at takes the at_us of the answer that counted it, in \
+             microseconds",
+            paint(ODD.bold(), "NOTHING REFUNDED")
+        ));
+    } else {
+        let done = paint(GOOD.bold(), "REFUNDED");
+        output::line(format_args!("{done}  as far as it still counted: {left}"));
+    }
+    uncounted(asked);
+    rows(adjusted(&asked.answer.tiers));
+}
+
+impl Asked<'_> {
+    /// Whether a rule for which `is_meant` counts something of what was asked.
+    fn is_counted(&self, is_meant: impl Fn(&Tier) -> bool) -> bool {
+        let mut units = self.body.costs().into_iter().filter(|(_, number)| *number > 0);
+        let tiers = &self.answer.tiers;
+        units.any(|(unit, _)| tiers.iter().any(|tier| tier.unit == unit && is_meant(tier)))
+    }
+
+    /// The moment that a refund names, if no window reaches back to it.
+    fn long_ago(&self) -> Option<u64> {
+        let (at, now) = (self.body.at_us?, self.answer.at_us?);
+        (u128::from(now.saturating_sub(at)) > MAX_WINDOW.as_micros()).then_some(at)
+    }
 }
 
 /// The answer to a reset.
@@ -54,10 +96,9 @@ pub(super) fn reset(Reset { reset }: Reset) {
 }
 
 /// Why a request would pass or not.
-pub(super) fn explanation(explained: &Explanation) {
-    let Explanation { decision, applies, others, more_others } = explained;
-    verdict(decision);
-    degraded(decision);
+pub(super) fn explanation(asked: &Asked<'_>, explained: &Explanation) {
+    let Explanation { applies, others, more_others, .. } = explained;
+    verdict(asked);
     if !applies.is_empty() {
         heading("Rules that apply");
     }
@@ -107,9 +148,12 @@ pub(crate) fn terms(Terms { algorithm, amount, window, capacity, shadow }: &Term
     format!("{amount} per {window}{at_once} by {algorithm}{shadow}")
 }
 
-fn verdict(answer: &Answer) {
+fn verdict(asked: &Asked<'_>) {
+    let answer = asked.answer;
     if answer.allowed {
         output::line(format_args!("{}  {}", paint(GOOD.bold(), "ALLOWED"), left(answer)));
+        degraded(asked);
+        uncounted(asked);
         return;
     }
     let by = answer.rule.as_ref().map(|rule| format!("by {rule}: ")).unwrap_or_default();
@@ -118,6 +162,7 @@ fn verdict(answer: &Answer) {
         None => "waiting does not help".to_owned(),
     };
     output::line(format_args!("{}  {by}{wait}", paint(BAD.bold(), "DENIED")));
+    degraded(asked);
 }
 
 /// What is left by the rule that decided.
@@ -138,21 +183,55 @@ fn how_to_take_back(answer: &Answer) {
     }
 }
 
-/// What decided where the store did not.
-fn degraded(answer: &Answer) {
-    let why = match &*answer.source {
+/// What decided where the store did not, and why it did not.
+fn degraded(Asked { answer, trouble, .. }: &Asked<'_>) {
+    let policy = match &*answer.source {
         "fallback" => "this process's share of the limit decided, as the rules say (local)",
         "open" => "it passes, as the rules say (open)",
         "closed" => "it is refused, as a rule says (closed)",
         "local" if !answer.allowed => {
-            output::line(paint(FAINT, "refused by what the server remembers of an earlier refusal"));
+            let why = match answer.limit {
+                Some(0) => "the rule refuses without counting: tollgate explain says why",
+                _ => "refused by what the server remembers of an earlier refusal",
+            };
+            output::line(paint(FAINT, why));
             return;
         }
         _ => return,
     };
+    let name = paint(ODD.bold(), "DEGRADED");
+    match trouble {
+        Some(trouble) => {
+            output::line(format_args!("{name}  the store did not answer: {policy}"));
+            output::line(format_args!("{}  {trouble}", paint(ODD.bold(), "WHY")));
+        }
+        None => output::line(format_args!(
+            "{name}  the store did not answer: {policy}; tollgate doctor says what is wrong with it"
+        )),
+    }
+}
+
+/// What was asked in units that nothing counts. Where the store did not decide, not all rules have been heard.
+fn uncounted(asked: &Asked<'_>) {
+    let tiers = &asked.answer.tiers;
+    if tiers.is_empty() || asked.answer.source != "store" {
+        return;
+    }
+    let costs = asked.body.costs();
+    let missing = |unit: &str| tiers.iter().all(|tier| tier.unit != unit);
+    let idle: Vec<_> =
+        costs.iter().filter(|(unit, number)| *number > 0 && missing(unit)).map(|(unit, _)| *unit).collect();
+    if idle.is_empty() {
+        return;
+    }
+    let mut counted: Vec<_> = tiers.iter().map(|tier| &*tier.unit).collect();
+    counted.sort_unstable();
+    counted.dedup();
     output::line(format_args!(
-        "{}  the store did not answer: {why}; tollgate doctor says what is wrong with it",
-        paint(ODD.bold(), "DEGRADED")
+        "{}  {}: the rules that apply count {}; correct --cost, or a rule's unit",
+        paint(ODD.bold(), "NOT COUNTED"),
+        idle.join(", "),
+        counted.join(", ")
     ));
 }
 
@@ -182,7 +261,7 @@ fn decided(tiers: &[Tier]) -> Option<Table> {
         };
         let wait = match tier.retry_after_ms {
             Some(wait) => in_short(wait),
-            None if tier.never => "for ever".to_owned(),
+            None if tier.never => "never".to_owned(),
             None => NOTHING.to_owned(),
         };
         let [rule, left, of, unit, free] = cells(tier);
@@ -209,11 +288,15 @@ fn adjusted(tiers: &[Tier]) -> Option<Table> {
 fn cells(tier: &Tier) -> [Cell; 5] {
     let name = tier.rule.as_deref().unwrap_or("this key");
     let shadow = if tier.shadow { " (shadow)" } else { "" };
+    let free = match tier.reset_after_ms {
+        0 => NOTHING.to_owned(),
+        wait => in_short(wait),
+    };
     [
         format_args!("{name}{shadow}").into(),
         tier.remaining.into(),
         tier.limit.into(),
         (&tier.unit).into(),
-        in_short(tier.reset_after_ms).into(),
+        free.into(),
     ]
 }

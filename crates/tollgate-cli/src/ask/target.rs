@@ -7,14 +7,17 @@ use clap::Args;
 use serde::{Deserialize, de::DeserializeOwned};
 use tollgate::redis::URLS;
 use tollgate_server::{
-    config::{self, Environment, Flags, Origin, Source},
-    http,
+    config::{self, Environment, Flags, Origin, Source, StoreSettings},
+    http::{self, answer::Answer},
     run::{self, StartError},
     store::StoreUrl,
 };
 
-use super::client::{Client, Files};
-use crate::output::{self, FAINT, Form, ODD, paint};
+use super::client::{Client, Files, SERVER_VARIABLE};
+use crate::{
+    doctor::reach::{self, Trouble},
+    output::{self, FAINT, Form, ODD, paint},
+};
 
 /// The server that is asked when nothing else is said: where `tollgate serve` listens when nothing else is said.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
@@ -58,6 +61,8 @@ pub(super) struct Reply {
     body: Vec<u8>,
     /// Who answered, for messages.
     from: String,
+    /// The store that was asked directly.
+    store: Option<StoreSettings>,
 }
 
 /// What a problem of the API says.
@@ -74,13 +79,13 @@ impl Target {
             return Ok(self.ask_store(&path, body, form).await?);
         }
         let environment = Environment::of_process();
-        let server = self.server.clone().or_else(|| environment.get("TOLLGATE_SERVER"));
+        let server = self.server.clone().or_else(|| environment.get(SERVER_VARIABLE));
         let server = server.unwrap_or_else(|| DEFAULT_SERVER.to_owned());
         let files = Files { ca: &self.ca, cert: &self.client_cert, key: &self.client_key };
         let client = Client::new(&server, environment.get("TOLLGATE_TOKEN"), files)?;
         // one call, and then the process ends: nothing else waits for this thread
         let (status, body) = tokio::task::spawn_blocking(move || client.post(&path, &body)).await??;
-        Ok(Reply { status, body, from: server })
+        Ok(Reply { status, body, from: server, store: None })
     }
 
     async fn ask_store(&self, path: &str, body: Vec<u8>, form: Form) -> Result<Reply, StartError> {
@@ -91,17 +96,16 @@ impl Target {
         for warning in &config.warnings {
             output::note(paint(ODD, warning));
         }
+        let url = config.store.url.to_string();
         if config.store.url == StoreUrl::Memory {
             let fresh = "the store memory: begins empty with each command: nothing was counted before, and nothing will be kept";
             output::note(paint(ODD, fresh));
-        } else if form == Form::Text {
-            output::note(paint(
-                FAINT,
-                format_args!("asked {} directly, by {}", config.store.url, rules(&config.origin)),
-            ));
         }
         let (status, body) = http::call(desk, path, body).await;
-        Ok(Reply { status: status.as_u16(), body: body.into(), from: config.store.url.to_string() })
+        if config.store.url != StoreUrl::Memory && form == Form::Text {
+            output::note(paint(FAINT, format_args!("asked {url} directly, by {}", rules(&config.origin))));
+        }
+        Ok(Reply { status: status.as_u16(), body: body.into(), from: url, store: Some(config.store) })
     }
 }
 
@@ -113,6 +117,14 @@ fn rules(origin: &Origin) -> String {
 }
 
 impl Reply {
+    /// What keeps the store from deciding, where it was asked directly and did not: an answer does not say why.
+    pub(super) async fn trouble(&self, answer: &Answer) -> Option<Trouble> {
+        match &self.store {
+            Some(store) if answer.degraded => reach::trouble(store).await,
+            _ => None,
+        }
+    }
+
     /// The answer, as it came.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).trim_end().to_owned()

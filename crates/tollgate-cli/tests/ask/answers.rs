@@ -1,4 +1,4 @@
-use crate::{said, server, tollgate};
+use crate::{RULES, program::Home, said, server, tollgate};
 
 #[test]
 fn five_logins_pass_and_the_sixth_is_told_when_to_come_back() {
@@ -26,7 +26,84 @@ fn a_cost_that_never_fits_says_that_waiting_does_not_help() {
     let (_home, server) = server();
     let said = server.ask(&["check", "route=login", "ip=203.0.113.9", "--cost", "6"]);
     assert_eq!((said.code, said.lines()[0]), (Some(1), "DENIED  by login-per-ip: waiting does not help"));
-    assert!(said.lines()[3].contains("  for ever  "), "{said:?}");
+    assert!(said.lines()[3].ends_with("  never            -"), "{said:?}");
+}
+
+#[test]
+fn a_cost_in_a_unit_that_no_rule_counts_is_said_to_count_nowhere() {
+    let (_home, server) = server();
+    let login = ["route=login", "ip=203.0.113.9", "--cost"];
+    let nowhere =
+        "NOT COUNTED  tokens: the rules that apply count requests; correct --cost, or a rule's unit";
+    for (command, first) in [
+        ("check", "ALLOWED  5 of 5 left by login-per-ip"),
+        ("peek", "ALLOWED  5 of 5 left by login-per-ip"),
+        ("explain", "ALLOWED  5 of 5 left by login-per-ip"),
+        ("charge", "NOTHING CHARGED  5 of 5 left by login-per-ip"),
+        ("refund", "NOTHING REFUNDED  5 of 5 left by login-per-ip"),
+    ] {
+        let said = server.ask(&[&[command], &login[..], &["tokens=5"]].concat());
+        assert_eq!((said.code, &said.lines()[..2]), (Some(0), &[first, nowhere][..]), "{command}");
+        assert!(!said.out.contains("--at"), "nothing is there to be taken back: {said:?}");
+    }
+    let said = server.ask(&[&["check"], &login[..], &["requests=1,tokens=5"]].concat());
+    assert_eq!(said.lines()[..2], ["ALLOWED  4 of 5 left by login-per-ip", nowhere]);
+    assert!(said.out.contains("refund with --at"), "{said:?}");
+    for free in ["0", "requests=0,tokens=0"] {
+        let said = server.ask(&[&["check"], &login[..], &[free]].concat());
+        assert_eq!(said.lines().len(), 4, "a look, and nothing else: {said:?}");
+    }
+}
+
+#[test]
+fn a_refund_does_not_claim_that_there_was_something_to_take_back() {
+    let (_home, server) = server();
+    let login = ["route=login", "ip=203.0.113.9"];
+    let checked = server.ask(&[&["check"], &login[..]].concat());
+    let at = checked.out.split("--at ").nth(1).unwrap().split(' ').next().unwrap();
+    for _ in ["what was counted", "nothing any more"] {
+        let said = server.ask(&[&["refund"], &login[..], &["--at", at]].concat());
+        assert_eq!(said.lines()[0], "REFUNDED  as far as it still counted: 5 of 5 left by login-per-ip");
+    }
+    // seconds in the place of microseconds
+    for long_ago in ["5", &at[..10]] {
+        let said = server.ask(&[&["refund"], &login[..], &["--at", long_ago]].concat());
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let first = format!("NOTHING REFUNDED  {long_ago} is too long ago");
+        assert!(said.out.starts_with(&first) && said.lines()[0].contains("at_us"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_rule_that_refuses_outright_is_told_from_one_that_is_not_looked_at() {
+    let blocked = "[[rule.override]]\nwhen = { user = \"mallory\" }\nblocked = true\n";
+    let home = Home::with(&format!("{RULES}{blocked}"));
+    let config = home.path().join("tollgate.toml");
+    let ask = |command: &str, store: &[&str]| {
+        let labels = [command, "route=login", "ip=203.0.113.9", "user=mallory"];
+        said(tollgate(&labels).arg("--config").arg(&config).args(store))
+    };
+    let refused = ask("check", &[]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert_eq!(
+        refused.lines()[..2],
+        [
+            "DENIED  by tokens-per-user: waiting does not help",
+            "the rule refuses without counting: tollgate explain says why"
+        ]
+    );
+    let explained = ask("explain", &[]);
+    assert!(explained.out.contains("\n    not looked at: another rule refuses already\n"), "{explained:?}");
+    assert!(
+        explained.out.contains("\n    an override blocks this request, whatever is left\n"),
+        "{explained:?}"
+    );
+    let away = ["explain", "route=login", "ip=203.0.113.9", "--store", "redis://127.0.0.1:1"];
+    let away = said(tollgate(&away).arg("--config").arg(&config));
+    assert!(
+        away.out.contains("\n    the store is away, so that the counter could not be looked at\n"),
+        "{away:?}"
+    );
 }
 
 #[test]
@@ -66,7 +143,10 @@ fn a_charge_may_go_into_debt_and_can_be_taken_back_exactly() {
     assert_eq!(said.code, Some(1), "{said:?}");
     let said =
         server.ask(&["refund", "user=42", "--cost", "tokens=1200", "--at", at, "--rules", "tokens-per-user"]);
-    assert_eq!((said.code, said.lines()[0]), (Some(0), "REFUNDED  1000 of 1000 left by tokens-per-user"));
+    assert_eq!(
+        (said.code, said.lines()[0]),
+        (Some(0), "REFUNDED  as far as it still counted: 1000 of 1000 left by tokens-per-user")
+    );
     let said = server.ask(&["check", "user=42", "--cost", "requests=1,tokens=850"]);
     assert_eq!((said.code, said.lines()[0]), (Some(0), "ALLOWED  150 of 1000 left by tokens-per-user"));
     let said = server.ask(&["reset", "user=42"]);

@@ -1,6 +1,9 @@
 use std::net::TcpListener;
 
-use tollgate_testkit::tls::Certificates;
+use tollgate_testkit::{
+    server::{Flavor, Setup},
+    tls::Certificates,
+};
 
 use crate::{
     RULES,
@@ -158,7 +161,9 @@ fn a_store_that_is_away_is_said_so_and_no_password_is_shown() {
     let said = said(&mut tollgate(&["check", "route=login", "ip=1.1.1.1", "--store", &url]));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(said.lines()[0], "ALLOWED  by what the rules say for a store that does not answer");
-    assert!(said.lines()[1].starts_with("DEGRADED  the store did not answer: it passes"), "{said:?}");
+    assert_eq!(said.lines()[1], "DEGRADED  the store did not answer: it passes, as the rules say (open)");
+    assert!(said.lines()[2].starts_with("WHY  cannot connect to 127.0.0.1:"), "{said:?}");
+    assert!(said.lines()[2].contains("look whether it is up"), "{said:?}");
     assert!(!format!("{said:?}").contains("s3cret"), "{said:?}");
     let charge = error(&["charge", "route=login", "ip=1.1.1.1", "--store", &url], &[]);
     assert!(
@@ -169,6 +174,25 @@ fn a_store_that_is_away_is_said_so_and_no_password_is_shown() {
     assert!(wrong.starts_with("tollgate: --store: ") && !wrong.contains("s3cret"), "{wrong}");
     let no_file = error(&["check", "a=1", "--config", "nowhere.toml"], &[]);
     assert!(no_file.contains("--config: cannot read nowhere.toml"), "{no_file}");
+}
+
+#[test]
+fn a_store_that_does_not_let_one_in_says_why() {
+    let redis = Setup::new(Flavor::Redis7).password("right").start();
+    for (login, database, why) in [
+        (":s3cret@", "", "user or password are wrong"),
+        ("", "", "user or password are wrong"),
+        (":right@", "/99", "is a database that it does not have"),
+    ] {
+        let url = format!("redis://{login}{}{database}", redis.addr());
+        for command in ["check", "peek", "explain"] {
+            let said = said(&mut tollgate(&[command, "route=login", "ip=1.1.1.1", "--store", &url]));
+            assert_eq!(said.code, Some(0), "{said:?}");
+            assert!(said.lines()[1].starts_with("DEGRADED  "), "{said:?}");
+            assert!(said.lines()[2].starts_with("WHY  ") && said.lines()[2].contains(why), "{said:?}");
+            assert!(!format!("{said:?}").contains("s3cret"), "{said:?}");
+        }
+    }
 }
 
 #[test]

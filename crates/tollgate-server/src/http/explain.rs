@@ -203,8 +203,10 @@ fn counted(
         }
         (Some(tier), Some(state)) => sum(tier, state, cost, capacity),
         (Some(_), None) => "the store is away, and then it refuses".to_owned(),
-        _ => "the counter could not be looked at: another rule refuses already, or the store is away"
-            .to_owned(),
+        (None, _) if matches!(source, Source::Fallback | Source::Open | Source::Closed) => {
+            "the store is away, so that the counter could not be looked at".to_owned()
+        }
+        _ => "not looked at: another rule refuses already".to_owned(),
     };
     Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic, picture: None }
 }
