@@ -5,6 +5,7 @@ mod bench;
 mod completions;
 mod doctor;
 mod man;
+mod numbers;
 mod output;
 mod rules;
 mod serve;
@@ -21,9 +22,15 @@ use crate::output::Form;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
+const BEGIN: &str = "\
+Begin with:
+  tollgate serve                               a server, with rules for a first look
+  tollgate check route=login ip=203.0.113.9    asks it, from another terminal
+  tollgate rules check tollgate.toml           looks for mistakes in rules of your own";
+
 /// A rate limiter that many processes share: may this request pass, and if not, when?
 #[derive(Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "tollgate", version, arg_required_else_help = true, max_term_width = 100, after_help = BEGIN)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

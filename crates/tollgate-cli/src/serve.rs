@@ -18,6 +18,7 @@ use tollgate_server::{
 use crate::{
     Done, Verdict,
     doctor::reach,
+    numbers::share,
     output::{self, Form},
 };
 
@@ -48,7 +49,7 @@ pub(crate) struct Serve {
     resp: Option<String>,
 
     /// What is logged: error, warn, info, debug, or for example "info,tollgate=debug"
-    #[arg(long, value_name = "FILTER", env = "TOLLGATE_LOG")]
+    #[arg(long, value_name = "FILTER", env = "TOLLGATE_LOG", value_parser = filter)]
     log: Option<String>,
 
     /// How log lines look
@@ -60,14 +61,27 @@ pub(crate) struct Serve {
     otlp: Option<String>,
 
     /// Which share of the traces that begin here is sent, from 0 to 1
-    #[arg(long, value_name = "SHARE", env = "TOLLGATE_OTLP_SHARE", default_value_t = 1.0)]
+    #[arg(long, value_name = "SHARE", env = "TOLLGATE_OTLP_SHARE", default_value_t = 1.0, value_parser = share, allow_negative_numbers = true)]
     otlp_share: f64,
 }
+
+/// How much is logged.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
     Text,
     Json,
+}
+
+/// A single word is a level: as the name of a part of the program, which it could be too, it would silence all others.
+fn filter(text: &str) -> Result<String, String> {
+    let is_word = !text.is_empty() && text.chars().all(char::is_alphabetic);
+    let is_level = LEVELS.iter().any(|level| text.eq_ignore_ascii_case(level));
+    if is_word && !is_level {
+        return Err(format!("use {}, or for example \"info,tollgate=debug\"", LEVELS.join(", ")));
+    }
+    Ok(text.to_owned())
 }
 
 impl Serve {

@@ -173,8 +173,11 @@ fn who_cannot_be_asked_is_named_with_a_remedy() {
         (&["--limit", "0 per 1s"], "amount 0 is out of range"),
         (&["--limit", "many"], "100 per 1m"),
         (&["--duration", "0s"], "above zero"),
-        (&["--keys", "10", "--zipf=-1"], "--zipf"),
-        (&["--cost", "0"], "--cost"),
+        (&["--keys", "10", "--zipf", "-1"], "write a number from 0 on"),
+        (&["--cost", "0"], "write a whole number from 1 on"),
+        (&["--cost", "1.5"], "write a whole number from 1 on"),
+        (&["--concurrency", "501"], "write a whole number from 1 to 500"),
+        (&["--keys", "-1"], "write a whole number from 1 to 100000"),
         (&["--algorithm", "sliding-log", "--burst", "3"], "only token-bucket"),
     ] {
         let output = bench(arguments).output().unwrap();

@@ -20,7 +20,7 @@ use tollgate_server::http::{
 };
 
 use self::{
-    question::{Amount, Body, Subject},
+    question::{Amount, Body, Subject, moment},
     show::Asked,
     target::{Reply, Target},
 };
@@ -100,7 +100,7 @@ pub(crate) struct Refund {
     adjustment: Adjustment,
 
     /// When it was counted, as the answer said then (at_us): microseconds by the store's clock
-    #[arg(long, visible_alias = "at-us", value_name = "MICROSECONDS")]
+    #[arg(long, visible_alias = "at-us", value_name = "MICROSECONDS", value_parser = moment, allow_negative_numbers = true)]
     at: Option<u64>,
 }
 

@@ -1,29 +1,33 @@
 //! What is asked, as the API's JSON. What it means is for the API to say: here is only what a shell's words are.
 
-use clap::{Args, builder::PossibleValuesParser};
+use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
+use tollgate_server::duration;
+
+use crate::numbers::whole;
 
 /// Labels, or a key with its limit.
 #[derive(Args)]
+#[command(group(ArgGroup::new("about").args(["labels", "key"]).required(true)))]
 pub(super) struct Subject {
     /// What the request says about itself, for example route=login ip=203.0.113.9
-    #[arg(value_name = "LABEL=VALUE", required_unless_present = "key", value_parser = label)]
+    #[arg(value_name = "LABEL=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
 
     /// Asks about this key without any rules, for example --key user:42 --limit "100 per 1m"
-    #[arg(long, requires = "limit", conflicts_with = "labels", help_heading = WITHOUT_RULES)]
+    #[arg(long, requires = "limit", help_heading = WITHOUT_RULES)]
     key: Option<String>,
 
-    /// How much passes in which time: 250ms, 30s, 5m, 1h30m, 7d
-    #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", value_parser = rate, help_heading = WITHOUT_RULES)]
+    /// How much passes in which time: 250ms, 30s, 5m, 1h30m, 7d, or second, minute, hour, day
+    #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", conflicts_with = "labels", value_parser = rate, help_heading = WITHOUT_RULES)]
     limit: Option<Rate>,
 
     /// How it is counted: token-bucket (unless set), sliding-log, sliding-counter, fixed-window
-    #[arg(long, requires = "key", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true, help_heading = WITHOUT_RULES)]
+    #[arg(long, requires = "key", conflicts_with = "labels", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true, help_heading = WITHOUT_RULES)]
     algorithm: Option<String>,
 
     /// Of a token bucket: how much passes at once; the amount unless set
-    #[arg(long, requires = "key", help_heading = WITHOUT_RULES)]
+    #[arg(long, value_name = "COUNT", requires = "key", conflicts_with = "labels", value_parser = whole::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true, help_heading = WITHOUT_RULES)]
     burst: Option<u64>,
 }
 
@@ -34,12 +38,16 @@ pub(crate) const ALGORITHMS: [&str; 5] =
 /// The unit of a cost that names none.
 const REQUESTS: &str = "requests";
 
+/// Windows of one unit, as a word, in short, and as the API reads it.
+const ONE_UNIT: [(&str, &str, &str); 4] =
+    [("second", "s", "1s"), ("minute", "m", "1m"), ("hour", "h", "1h"), ("day", "d", "1d")];
+
 const WITHOUT_RULES: &str = "Without rules";
 
 #[derive(Args)]
 pub(crate) struct Amount {
     /// What the request costs: a number of requests, or one for each unit as in requests=1,tokens=850
-    #[arg(long, value_parser = cost)]
+    #[arg(long, value_parser = cost, allow_negative_numbers = true)]
     pub(crate) cost: Option<Cost>,
 }
 
@@ -127,17 +135,41 @@ pub(crate) fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// So much in such a time; a window of one unit may also be a word.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let (amount, window) = match *words {
+    let (amount, written) = match *words {
         [amount, "per", window] => (amount, window),
         [both] => both.split_once('/').unwrap_or_default(),
         _ => Default::default(),
     };
     match amount.parse() {
-        Ok(amount) if !window.is_empty() => Ok(Rate { amount, window: window.to_owned() }),
-        _ => Err("write an amount and a window, for example \"100 per 1m\" or 100/1m".to_owned()),
+        Ok(amount) if !written.is_empty() => Ok(Rate { amount, window: window(written)? }),
+        _ => {
+            Err("write a whole number and a window, for example \"100 per 1m\", \"100 per minute\" or 100/1m"
+                .to_owned())
+        }
     }
+}
+
+/// A window as the API reads it.
+fn window(text: &str) -> Result<String, String> {
+    if let Some((_, _, window)) = ONE_UNIT.iter().find(|(word, letter, _)| [*word, *letter].contains(&text)) {
+        return Ok((*window).to_owned());
+    }
+    match duration::parse(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) => Err(format!(
+            "{text} of what? write the unit with it: {text}s for seconds, {text}m for minutes, {text}h, {text}d or {text}ms"
+        )),
+        Err(error) => Err(format!("{error}; or one of second, minute, hour, day")),
+    }
+}
+
+/// When something was counted.
+pub(super) fn moment(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| "write the at_us of the answer that counted it, for example 1794805374160575".to_owned())
 }
 
 fn cost(text: &str) -> Result<Cost, String> {
@@ -175,9 +207,43 @@ mod tests {
         for text in ["100 per 1m", " 100  per 1m ", "100/1m"] {
             assert_eq!(rate(text), expected, "{text}");
         }
-        for wrong in ["", "100", "100 1m", "x per 1m", "100 per", "-1 per 1m", "1.5 per 1m", "100/"] {
-            assert!(rate(wrong).is_err(), "{wrong}");
+        for wrong in [
+            "",
+            "100",
+            "100 1m",
+            "x per 1m",
+            "100 per",
+            "-1 per 1m",
+            "1.5 per 1m",
+            "100/",
+            "100 per 5 minutes",
+        ] {
+            assert!(rate(wrong).unwrap_err().contains("\"100 per minute\" or 100/1m"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_window_of_one_unit_may_be_a_word() {
+        let table = [
+            ("second", "1s"),
+            ("minute", "1m"),
+            ("hour", "1h"),
+            ("day", "1d"),
+            ("s", "1s"),
+            ("m", "1m"),
+            ("h", "1h"),
+        ];
+        for (word, window) in table.into_iter().chain([("d", "1d"), ("60s", "60s"), ("1h30m", "1h30m")]) {
+            for text in [format!("100 per {word}"), format!("100/{word}")] {
+                assert_eq!(rate(&text), Ok(Rate { amount: 100, window: window.to_owned() }), "{text}");
+            }
+        }
+        for wrong in ["fortnight", "1y", "min", "minutes", "1minute", "M"] {
+            let error = rate(&format!("100 per {wrong}")).unwrap_err();
+            assert!(error.contains(&format!("{wrong:?} is not a duration")), "{error}");
+            assert!(error.ends_with("one of second, minute, hour, day"), "{error}");
+        }
+        assert!(rate("100 per 60").unwrap_err().contains("60s for seconds"));
     }
 
     #[test]

@@ -37,6 +37,7 @@ use self::{
 use crate::{
     Done,
     ask::question::{ALGORITHMS, Rate, rate},
+    numbers::{not_negative, whole},
     output::{self, Form, Progress},
 };
 
@@ -72,7 +73,7 @@ pub(crate) struct Bench {
     client_key: Option<PathBuf>,
 
     /// How many callers ask at the same time
-    #[arg(long, short = 'c', value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=MAX_CALLERS))]
+    #[arg(long, short = 'c', value_name = "COUNT", default_value_t = 16, value_parser = whole::<u16>(1..=MAX_CALLERS, 16), allow_negative_numbers = true)]
     concurrency: u16,
 
     /// How long they ask: 30s, 5m
@@ -80,15 +81,15 @@ pub(crate) struct Bench {
     duration: Duration,
 
     /// How many requests they make, instead of a duration
-    #[arg(long, value_name = "COUNT", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "COUNT", conflicts_with = "duration", value_parser = whole::<u64>(1..=u64::MAX, 100_000), allow_negative_numbers = true)]
     requests: Option<u64>,
 
     /// How many keys are asked for; one is a hot key
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_KEYS))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = whole::<u32>(1..=MAX_KEYS, 1_000), allow_negative_numbers = true)]
     keys: u32,
 
     /// Asks for some keys more than for others, by Zipf's law with this exponent; 1.0 is usual
-    #[arg(long, value_name = "EXPONENT", requires = "keys")]
+    #[arg(long, value_name = "EXPONENT", requires = "keys", value_parser = not_negative, allow_negative_numbers = true)]
     zipf: Option<f64>,
 
     /// The limit of each key
@@ -100,20 +101,20 @@ pub(crate) struct Bench {
     algorithm: String,
 
     /// Of a token bucket: how much passes at once; the amount unless set
-    #[arg(long)]
+    #[arg(long, value_name = "COUNT", value_parser = whole::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true)]
     burst: Option<u64>,
 
     /// What each request costs
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = whole::<u64>(1..=u64::MAX, 2), allow_negative_numbers = true)]
     cost: u64,
 }
 
 const WHERE: &str = "Where to ask";
 
 /// The most callers, each of which may need a thread.
-const MAX_CALLERS: i64 = 500;
+const MAX_CALLERS: u64 = 500;
 /// The most keys: each that was admitted anything is judged.
-const MAX_KEYS: i64 = 100_000;
+const MAX_KEYS: u64 = 100_000;
 /// How many batches of admitted calls may wait for the judge.
 const MAX_WAITING: usize = 512;
 /// How often it is shown how it goes.

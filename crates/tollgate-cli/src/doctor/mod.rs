@@ -45,6 +45,7 @@ use self::{
 };
 use crate::{
     Done, Verdict,
+    numbers::whole,
     output::{self, Form},
 };
 
@@ -77,7 +78,7 @@ pub(crate) struct Doctor {
     user: Option<String>,
 
     /// Look at this many keys at most
-    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS)]
+    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS, value_parser = whole::<u64>(0..=u64::MAX, DEFAULT_MAX_KEYS), allow_negative_numbers = true)]
     max_keys: u64,
 
     /// A word that belongs to no flag, for a better message: clap would repeat it, and it may hold a password

@@ -170,8 +170,10 @@ fn a_key_is_asked_about_without_rules() {
         assert!(said.code == Some(code) && said.out.starts_with(first), "{said:?}");
     }
     assert_eq!(server.ask(&[&["reset"], &key[..]].concat()).out, "RESET  1 counter is forgotten\n");
-    let said = server.ask(&["peek", "--key", "user:42", "--limit", "10/1s", "--burst", "30"]);
-    assert_eq!(said.lines()[0], "ALLOWED  30 of 30 left");
+    for limit in ["10/1s", "10 per second", "10 per s"] {
+        let said = server.ask(&["peek", "--key", "user:42", "--limit", limit, "--burst", "30"]);
+        assert_eq!(said.lines()[0], "ALLOWED  30 of 30 left");
+    }
 }
 
 #[test]

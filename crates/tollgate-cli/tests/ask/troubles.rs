@@ -139,7 +139,7 @@ fn what_the_server_cannot_use_is_said_in_its_words() {
     let url = format!("http://{}", program.http);
     let table: [(&[&str], &str); 5] = [
         (&["check", "a=1", "a=2"], "label \"a\" is given more than once"),
-        (&["check", "--key", "k", "--limit", "1 per 1y"], "\"1y\" is not a duration"),
+        (&["check", "--key", "k", "--limit", "1 per 4000d"], "out of range"),
         (
             &["check", "--key", "k", "--limit", "1 per 1m", "--cost", "tokens=1"],
             "the cost of a key has no units",
@@ -196,9 +196,37 @@ fn a_store_that_does_not_let_one_in_says_why() {
 }
 
 #[test]
+fn what_a_flag_cannot_be_is_told_what_it_can() {
+    let key = ["check", "--key", "k", "--limit"];
+    let table: [(&[&str], &str); 13] = [
+        (&["check"], "<LABEL=VALUE|--key <KEY>>"),
+        (&["check", "--key", "k"], "--limit <AMOUNT per WINDOW>"),
+        (&["check", "a=1", "--cost", "-1"], "write a whole number, or one for each unit"),
+        (&["check", "a=1", "--cost", "1.5"], "write a whole number, or one for each unit"),
+        (&["refund", "a=1", "--at", "abc"], "write the at_us of the answer that counted it"),
+        (&["refund", "a=1", "--at", "-1"], "write the at_us of the answer that counted it"),
+        (&[&key[..], &["100 per fortnight"]].concat(), "one of second, minute, hour, day"),
+        (&[&key[..], &["100 per 1y"]].concat(), "\"1y\" is not a duration"),
+        (&[&key[..], &["100 per 60"]].concat(), "60s for seconds"),
+        (&[&key[..], &["100"]].concat(), "\"100 per minute\" or 100/1m"),
+        (&[&key[..], &["1/1m", "--burst", "lots"]].concat(), "write a whole number, for example 200"),
+        (&["serve", "--otlp-share", "2"], "write a number from 0 to 1"),
+        (&["serve", "--log", "verbose"], "use off, error, warn, info, debug, trace"),
+    ];
+    for (words, right) in table {
+        let said = said(&mut tollgate(words));
+        assert_eq!((said.code, &*said.out), (Some(2), ""), "{said:?}");
+        assert!(said.err.starts_with("error: ") && said.err.contains(right), "{right}: {said:?}");
+    }
+}
+
+#[test]
 fn words_that_do_not_go_together_are_refused_before_anything_is_asked() {
-    let table: [&[&str]; 9] = [
+    let table: [&[&str]; 12] = [
         &["check"],
+        &["check", "a=1", "--limit", "1/1m"],
+        &["check", "a=1", "--algorithm", "gcra"],
+        &["check", "a=1", "--burst", "1"],
         &["check", "route"],
         &["check", "a=1", "--key", "k", "--limit", "1/1m"],
         &["check", "--key", "k"],
