@@ -165,9 +165,23 @@ fn a_server_is_measured_over_connections_that_stay_open() {
 }
 
 #[test]
+fn the_server_of_the_environment_is_asked_unless_something_else_is_named() {
+    let server = Program::start();
+    let arguments = ["--requests", "100", "--limit", "100 per minute"];
+    let asked = |more: &[&str]| said(bench(&arguments).args(more).env("TOLLGATE_SERVER", &server.1)).1;
+    assert_eq!(asked(&[])["target"], *server.1);
+    for (more, target) in [(["--store", "memory:"], "memory:"), (["--server", &*server.1], &*server.1)] {
+        assert_eq!(asked(&more)["target"], *target);
+    }
+    let output = bench(&["--ca", "ca.pem"]).output().unwrap();
+    assert!(text(&output).contains("name it with --server or TOLLGATE_SERVER"), "{}", text(&output));
+}
+
+#[test]
 fn who_cannot_be_asked_is_named_with_a_remedy() {
     for (arguments, remedy) in [
-        (&["--store", "redis://:s3cret@127.0.0.1:1"][..], "tollgate doctor"),
+        (&["--store", "redis://:s3cret@127.0.0.1:1"][..], "look whether it is up"),
+        (&["--store", "redis://:s3cret@127.0.0.1:1"], "tollgate doctor"),
         (&["--server", "http://127.0.0.1:1"], "tollgate serve"),
         (&["--server", "redis://h"], "http://127.0.0.1:8080"),
         (&["--limit", "0 per 1s"], "amount 0 is out of range"),

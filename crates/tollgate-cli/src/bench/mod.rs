@@ -25,7 +25,7 @@ use std::{
 use clap::{Args, builder::PossibleValuesParser};
 use tokio::{signal, time::sleep};
 use tollgate::{Cost, Limit, redis::URLS};
-use tollgate_server::duration;
+use tollgate_server::{config::Environment, duration};
 
 use self::{
     judge::{Call, Judge},
@@ -36,14 +36,17 @@ use self::{
 };
 use crate::{
     Done,
-    ask::question::{ALGORITHMS, Rate, rate},
+    ask::{
+        client::SERVER_VARIABLE,
+        question::{ALGORITHMS, Rate, rate},
+    },
     numbers::{not_negative, whole},
     output::{self, Form, Progress},
 };
 
 /// Put load on a store or a server: how fast it decides, and whether the limit holds
 ///
-/// Without --store, --config or --server, the store in this process's memory is measured. Only keys of this run's own are asked
+/// Without --store, --config, --server or TOLLGATE_SERVER, the store in this process's memory is measured. Only keys of this run's own are asked
 /// for, which nobody else has and which expire by themselves: no counter at work is touched. Ctrl-C ends the load early. Exit code
 /// 1 if more was admitted than the limit allows.
 #[derive(Args)]
@@ -56,16 +59,16 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
     config: Option<PathBuf>,
 
-    /// Asks this server by HTTP, for example http://127.0.0.1:8080; a token is read from TOLLGATE_TOKEN
+    /// Asks this server by HTTP, for example http://127.0.0.1:8080; a token is read from TOLLGATE_TOKEN [env: TOLLGATE_SERVER=]
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
     server: Option<String>,
 
     /// Trusts this authority instead of the system's, for https://: a file of PEM
-    #[arg(long, value_name = "FILE", requires = "server", help_heading = WHERE)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
     ca: Option<PathBuf>,
 
     /// The certificate by which the server knows who asks: a file of PEM
-    #[arg(long, value_name = "FILE", requires_all = ["server", "client_key"], help_heading = WHERE)]
+    #[arg(long, value_name = "FILE", requires = "client_key", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
     client_cert: Option<PathBuf>,
 
     /// Its private key: a file of PEM
@@ -156,6 +159,13 @@ impl Bench {
         let report = Report::new(&self, &target, limit, notes, took).with_verdict(closest, keys_asked, name);
         report.print(form)?;
         Ok(report.verdict())
+    }
+
+    /// The server that is meant: the one that is named, else that of the environment, unless a store is named.
+    fn server_named(&self) -> Option<String> {
+        let is_for_store = self.store.is_some() || self.config.is_some();
+        let of_environment = || Environment::of_process().get(SERVER_VARIABLE).filter(|_| !is_for_store);
+        self.server.clone().or_else(of_environment)
     }
 
     fn limit(&self) -> Result<Limit, Box<dyn Error>> {

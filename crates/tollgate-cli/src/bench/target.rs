@@ -8,9 +8,9 @@ use tokio::{
     task::{JoinSet, spawn_blocking, yield_now},
     time::{Instant, sleep},
 };
-use tollgate::{Cost, Decision, Limit, Limiter, MemoryStore, Source as DecidedBy};
+use tollgate::{Cost, Decision, Limit, Limiter, Source as DecidedBy};
 use tollgate_server::{
-    config::{self, Environment, Flags, Source},
+    config::{self, Environment, Flags, Source, StoreSettings},
     run::StartError,
     store::AnyStore,
 };
@@ -20,7 +20,10 @@ use super::{
     keys::Keys,
     load::{Caller, Load, Notes, Outcome},
 };
-use crate::ask::client::{Client, Files};
+use crate::{
+    ask::client::{Client, Files},
+    doctor::reach,
+};
 
 /// How long a store may take to be reached before the load begins.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -78,24 +81,27 @@ impl Target {
         limit: Limit,
         cost: Cost,
     ) -> Result<Self, Box<dyn Error>> {
-        match &bench.server {
-            Some(server) => Self::server(bench, server, keys).await,
+        match bench.server_named() {
+            Some(server) => Self::server(bench, &server, keys).await,
+            None if bench.ca.is_some() || bench.client_cert.is_some() => {
+                Err("certificates are for a server: name it with --server or TOLLGATE_SERVER".into())
+            }
             None => Self::store(bench, keys, limit, cost).await,
         }
     }
 
     async fn store(bench: &Bench, keys: &Keys, limit: Limit, cost: Cost) -> Result<Self, Box<dyn Error>> {
-        let (store, options, shown) = if bench.store.is_none() && bench.config.is_none() {
+        let settings = if bench.store.is_none() && bench.config.is_none() {
             // nothing else is read: a store that happens to be configured here is not meant
-            (AnyStore::Memory(MemoryStore::new()), tollgate::Options::default(), "memory:".to_owned())
+            StoreSettings::default()
         } else {
             let flags =
                 Flags { config: bench.config.clone(), store: bench.store.clone(), ..Flags::default() };
-            let config = config::load(&Source::new(flags)).map_err(StartError::Config)?;
-            let store = AnyStore::set_up(&config.store).map_err(StartError::Store)?;
-            (store, config.store.options(), config.store.url.to_string())
+            config::load(&Source::new(flags)).map_err(StartError::Config)?.store
         };
-        let limiter = Arc::new(Limiter::with_options(store, [], options)?);
+        let store = AnyStore::set_up(&settings).map_err(StartError::Store)?;
+        let limiter = Arc::new(Limiter::with_options(store, [], settings.options())?);
+        let shown = settings.url.to_string();
         let begun = Instant::now();
         loop {
             let peeked = limiter.peek_key(keys.name(0), &limit, cost).await?;
@@ -103,10 +109,11 @@ impl Target {
                 break;
             }
             if begun.elapsed() >= STORE_PATIENCE {
-                let reason = peeked.failure.map_or_else(String::new, |failure| format!(": {failure}"));
-                return Err(
-                    format!("store {shown} does not answer{reason}: run tollgate doctor --store").into()
-                );
+                let why = match reach::trouble(&settings).await {
+                    Some(trouble) => format!(": {trouble}"),
+                    None => peeked.failure.map_or_else(String::new, |failure| format!(": {failure}")),
+                };
+                return Err(format!("store {shown} does not answer{why}; see tollgate doctor").into());
             }
             sleep(STORE_PAUSE).await;
         }
