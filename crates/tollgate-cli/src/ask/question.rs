@@ -2,6 +2,7 @@
 
 use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
+use tollgate_core::time::MAX_EXACT;
 use tollgate_server::duration;
 
 use crate::numbers::whole;
@@ -95,6 +96,15 @@ pub(crate) enum Cost {
 }
 
 impl Body<'_> {
+    /// A word that holds several labels, as if they were one.
+    pub(super) fn joined(&self) -> Option<String> {
+        let joins = |(_, value): &&(String, String)| {
+            let parts = value.split([',', ' ', '&', ';']).skip(1);
+            parts.into_iter().any(|part| label(part).is_ok())
+        };
+        self.labels?.iter().find(joins).map(|(name, value)| format!("{name}={value}"))
+    }
+
     /// What is asked for in each unit, as the API understands it.
     pub(super) fn costs(&self) -> Vec<(&str, u64)> {
         match self.cost {
@@ -168,22 +178,25 @@ fn window(text: &str) -> Result<String, String> {
 
 /// When something was counted.
 pub(super) fn moment(text: &str) -> Result<u64, String> {
-    text.parse()
-        .map_err(|_| "write the at_us of the answer that counted it, for example 1794805374160575".to_owned())
+    let moment = text.parse().ok().filter(|moment| *moment <= MAX_EXACT);
+    moment.ok_or_else(|| {
+        "write the at_us of the answer that counted it, for example 1794805374160575".to_owned()
+    })
 }
 
 fn cost(text: &str) -> Result<Cost, String> {
-    if let Ok(requests) = text.parse() {
+    let number = |text: &str| text.parse().ok().filter(|number| *number <= MAX_EXACT);
+    if let Some(requests) = number(text) {
         return Ok(Cost::Requests(requests));
     }
     let unit = |part: &str| {
-        let (unit, number) = part.split_once('=')?;
-        Some((unit.to_owned(), number.parse().ok()?))
+        let (unit, cost) = part.split_once('=')?;
+        Some((unit.to_owned(), number(cost)?))
     };
     let units: Option<Vec<_>> = text.split(',').map(unit).collect();
-    units
-        .map(Cost::Units)
-        .ok_or_else(|| "write a whole number, or one for each unit as in requests=1,tokens=850".to_owned())
+    units.map(Cost::Units).ok_or_else(|| {
+        format!("write a whole number up to {MAX_EXACT}, or one for each unit as in requests=1,tokens=850")
+    })
 }
 
 #[cfg(test)]
@@ -251,8 +264,30 @@ mod tests {
         assert_eq!(cost("2"), Ok(Cost::Requests(2)));
         let units = vec![("requests".to_owned(), 1), ("tokens".to_owned(), 850)];
         assert_eq!(cost("requests=1,tokens=850"), Ok(Cost::Units(units)));
-        for wrong in ["", "-1", "1.5", "tokens", "tokens=", "tokens=x", "tokens=1,"] {
+        assert_eq!(cost("9007199254740991"), Ok(Cost::Requests(MAX_EXACT)));
+        for wrong in [
+            "",
+            "-1",
+            "1.5",
+            "tokens",
+            "tokens=",
+            "tokens=x",
+            "tokens=1,",
+            "9007199254740992",
+            "a=9007199254740992",
+        ] {
             assert!(cost(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn labels_that_were_meant_to_be_several_are_noticed() {
+        for (value, is_joined) in
+            [("login", false), ("a=b", false), ("a, b", false), ("login,ip=1", true), ("login ip=1", true)]
+        {
+            let given = [("route".to_owned(), value.to_owned())];
+            let body = Body { labels: Some(&given), ..Body::default() };
+            assert_eq!(body.joined().is_some(), is_joined, "{value}");
         }
     }
 

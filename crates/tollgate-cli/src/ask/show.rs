@@ -36,6 +36,7 @@ pub(super) fn check(asked: &Asked<'_>) {
 /// The answer to a peek.
 pub(super) fn peek(asked: &Asked<'_>) {
     verdict(asked);
+    why_not(asked);
     rows(decided(&asked.answer.tiers));
 }
 
@@ -45,6 +46,7 @@ pub(super) fn charge(asked: &Asked<'_>) {
     let done = if is_counted { "CHARGED" } else { "NOTHING CHARGED" };
     output::line(format_args!("{}  {}", paint(GOOD.bold(), done), left(asked.answer)));
     uncounted(asked);
+    why_not(asked);
     rows(adjusted(&asked.answer.tiers));
     if is_counted {
         how_to_take_back(asked.answer);
@@ -67,6 +69,7 @@ pub(super) fn refund(asked: &Asked<'_>) {
         output::line(format_args!("{done}  as far as it still counted: {left}"));
     }
     uncounted(asked);
+    why_not(asked);
     rows(adjusted(&asked.answer.tiers));
 }
 
@@ -208,6 +211,22 @@ fn degraded(Asked { answer, trouble, .. }: &Asked<'_>) {
         None => output::line(format_args!(
             "{name}  the store did not answer: {policy}; tollgate doctor says what is wrong with it"
         )),
+    }
+}
+
+/// Where to find out why no rule applies, though somebody asked.
+fn why_not(Asked { body, answer, .. }: &Asked<'_>) {
+    if answer.degraded || !answer.tiers.is_empty() {
+        return;
+    }
+    match body.joined() {
+        Some(word) => output::line(paint(
+            ODD,
+            format_args!(
+                "{word:?} is one label: write each as a word of its own, as in route=login ip=203.0.113.9"
+            ),
+        )),
+        None => output::line(paint(FAINT, "tollgate explain with the same words says why")),
     }
 }
 

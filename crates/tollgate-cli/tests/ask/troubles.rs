@@ -145,7 +145,7 @@ fn what_the_server_cannot_use_is_said_in_its_words() {
             "the cost of a key has no units",
         ),
         (&["charge", "user=1", "--rules", "nope"], "there is no rule \"nope\": in force are login-per-ip"),
-        (&["refund", "user=1", "--at", "99999999999999999"], "at_us"),
+        (&["check", "user=1", "--cost", "tokens=1,tokens=2"], "unit \"tokens\" is named more than once"),
     ];
     for (words, remedy) in table {
         let said = error(words, &[("TOLLGATE_SERVER", &url)]);
@@ -198,12 +198,16 @@ fn a_store_that_does_not_let_one_in_says_why() {
 #[test]
 fn what_a_flag_cannot_be_is_told_what_it_can() {
     let key = ["check", "--key", "k", "--limit"];
-    let table: [(&[&str], &str); 13] = [
+    let table: [(&[&str], &str); 14] = [
         (&["check"], "<LABEL=VALUE|--key <KEY>>"),
         (&["check", "--key", "k"], "--limit <AMOUNT per WINDOW>"),
-        (&["check", "a=1", "--cost", "-1"], "write a whole number, or one for each unit"),
-        (&["check", "a=1", "--cost", "1.5"], "write a whole number, or one for each unit"),
+        (
+            &["check", "a=1", "--cost", "-1"],
+            "write a whole number up to 9007199254740991, or one for each unit",
+        ),
+        (&["check", "a=1", "--cost", "1.5"], "or one for each unit as in requests=1,tokens=850"),
         (&["refund", "a=1", "--at", "abc"], "write the at_us of the answer that counted it"),
+        (&["refund", "a=1", "--at", "99999999999999999"], "write the at_us of the answer that counted it"),
         (&["refund", "a=1", "--at", "-1"], "write the at_us of the answer that counted it"),
         (&[&key[..], &["100 per fortnight"]].concat(), "one of second, minute, hour, day"),
         (&[&key[..], &["100 per 1y"]].concat(), "\"1y\" is not a duration"),
