@@ -135,7 +135,7 @@ fn rules_come_by_the_standard_input_too_with_files_of_this_directory() {
 }
 
 #[test]
-fn what_is_no_toml_is_told_what_would_be() {
+fn what_people_write_who_know_other_languages_is_told_what_would_be_right() {
     let quotes = "this is not TOML: a text needs quotes, and a number digits: write for example \"1m\" or 5";
     for (text, message, help) in [
         ("[[rule]]\nname = \"a\"\namount = five\n", quotes, ":3:10\n"),
@@ -143,6 +143,14 @@ fn what_is_no_toml_is_told_what_would_be() {
         ("[[rule]]\nwindow = 1m\n", quotes, ":2:10\n"),
         ("[[rule]]\nper = [ip]\n", quotes, ":2:8\n"),
         ("[[rule]]\nwhen = { route = login }\n", quotes, ":2:18\n"),
+        ("[[rule]]\nshadow = True\n", "write true or false, in small letters", ":2:10\n"),
+        ("[[rule]]\nname = “a”\n", "write straight quotes", ":2:8\n"),
+        ("[[rule]]\namount = 10,000\n", "one setting to the line, and numbers without commas", ":2:12\n"),
+        ("[[rule]]\nname = \"a\" amount = 5\n", "one setting to the line", ":2:12\n"),
+        ("[[rule]]\nname: a\n", "write = between a key and its value", ":2:5\n"),
+        ("[[rule]]\nlimit = 5\n", "there is no key `limit`", "did you mean `amount`?"),
+        ("[[rule]]\nperiod = \"1m\"\n", "there is no key `period`", "did you mean `window`?"),
+        ("[[rule]]\nper = \"ip\"\n", "is not a list", "write it in [ ], as in [\"a\", \"b\"]"),
         ("{\"rule\": []}", "this is JSON: write rules and settings in TOML", "[[rule]]"),
         (
             "[\n{\"name\": \"a\"}]",
@@ -158,6 +166,7 @@ fn what_is_no_toml_is_told_what_would_be() {
         let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
         assert_eq!(checked.code, Some(1), "{checked:?}");
         assert!(checked.out.contains(message) && checked.out.contains(help), "{text}\n{}", checked.out);
+        assert!(checked.out.matches("this is not TOML").count() <= 1, "once is enough: {}", checked.out);
         let simulated = said(&mut tollgate(&["simulate", "--log", "x", "--config", &file(&home)]));
         assert!(simulated.code == Some(2) && simulated.err.lines().count() == 1, "{simulated:?}");
     }

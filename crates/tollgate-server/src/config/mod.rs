@@ -8,6 +8,7 @@
 //! | `source` | where settings come from, and which of them wins |
 //! | `files` | the files of a configuration, within bounds |
 //! | `reader`, `kinds`, `read` | from TOML to settings as written, each with its place |
+//! | `syntax` | what is no TOML, and what would be |
 //! | `settings` | the server's and the store's settings as used |
 //! | `labels` | how labels are read and cleaned |
 //! | `rules`, `overrides` | from rules as written, and files of overrides, to the library's rules |
@@ -25,6 +26,7 @@ mod reader;
 mod rules;
 mod settings;
 mod source;
+mod syntax;
 mod view;
 pub mod watch;
 

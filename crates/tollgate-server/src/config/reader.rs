@@ -4,7 +4,7 @@
 //! A value that cannot be read is reported once and then stands as [`Field::Wrong`], so that nobody complains of
 //! its absence as well. Which keys exist is known from the structs alone ([`tables`]), as is the JSON Schema.
 
-use std::{borrow::Cow, collections::BTreeMap, ops::Range, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use toml::{
@@ -12,7 +12,10 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::error::{ConfigError, File, Place, Problem};
+use super::{
+    error::{ConfigError, File, Place, Problem},
+    syntax,
+};
 
 /// How alike two words must be for one to be a slip of the other (Jaro-Winkler, 0 to 1).
 const ALIKE: f64 = 0.8;
@@ -96,19 +99,8 @@ pub(super) fn read<T: FromToml>(file: Arc<File>, text: &str) -> Result<(T, Vec<P
     let mut reader = Reader { file, path: Vec::new(), problems: Vec::new() };
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        if let Some(other) = other_language(&reader.file.text) {
-            return Err(other.problem(&reader).into());
-        }
         // What could be read beside them may be read wrongly: a lost quote makes a key of a value.
-        let problems = errors.iter().map(|error| {
-            let span = error.span().unwrap_or(0..0);
-            let message = match is_bare_value(&reader.file.text, &span) {
-                true => UNQUOTED,
-                false => error.message().trim_end_matches('\n'),
-            };
-            Problem::new(&reader.place(span), format!("this is not TOML: {message}"))
-        });
-        return Err(ConfigError::new(problems.collect()));
+        return Err(ConfigError::new(syntax::problems(&reader.file, &errors)));
     }
     let value = Spanned::new(table.span(), DeValue::Table(table.into_inner()));
     match T::from_toml(&value, &mut reader) {
@@ -117,61 +109,8 @@ pub(super) fn read<T: FromToml>(file: Arc<File>, text: &str) -> Result<(T, Vec<P
     }
 }
 
-/// What is said of a word that stands where a value should. The word is not repeated: it may be a secret.
-const UNQUOTED: &str = "a text needs quotes, and a number digits: write for example \"1m\" or 5";
-
-/// Whether this is a word without quotes in the place of a value.
-fn is_bare_value(text: &str, span: &Range<usize>) -> bool {
-    let (Some(before), Some(word)) = (text.get(..span.start), text.get(span.clone())) else { return false };
-    let is_value = before.trim_end_matches([' ', '\t']).ends_with(['=', '[', ',']);
-    is_value && word.starts_with(|first: char| first.is_alphanumeric())
-}
-
-/// Something that people write settings in, too.
-struct Other {
-    name: &'static str,
-    /// Where it shows.
-    span: Range<usize>,
-    help: String,
-}
-
-/// The language of a text that is no TOML, if it is known by its first line.
-fn other_language(text: &str) -> Option<Other> {
-    let mut start = 0;
-    let mut lines = text.split_inclusive('\n').map(|line| {
-        start += line.len();
-        (start - line.len(), line.trim())
-    });
-    let (at, first) = lines.find(|(_, line)| !line.is_empty() && !line.starts_with('#'))?;
-    let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
-    let is_entry = |line: &str| {
-        let entry = line.split_once(':').filter(|(_, value)| value.is_empty() || value.starts_with(' '));
-        entry.is_some_and(|(key, _)| is_key(key.trim_matches(['"', '\''])))
-    };
-    let name = match first {
-        "[" => "JSON",
-        _ if first.starts_with('{') || first.starts_with("[{") => "JSON",
-        "---" => "YAML",
-        _ if first.starts_with("- ") || is_entry(first) => "YAML",
-        _ => return None,
-    };
-    let mut help = "begin for example with\n[[rule]]\nname = \"login-per-ip\"".to_owned();
-    if name == "YAML" && text.contains("descriptors:") {
-        help = "tollgate rules import envoy makes TOML of the files of envoyproxy/ratelimit".to_owned();
-    }
-    Some(Other { name, span: at..at + first.len(), help })
-}
-
-impl Other {
-    fn problem(self, reader: &Reader) -> Problem {
-        let place = reader.place(self.span);
-        Problem::new(&place, format!("this is {}: write rules and settings in TOML", self.name))
-            .help(self.help)
-    }
-}
-
 impl Reader {
-    pub(super) fn place(&self, span: Range<usize>) -> Place {
+    pub(super) fn place(&self, span: std::ops::Range<usize>) -> Place {
         Place::In { file: Arc::clone(&self.file), span }
     }
 
@@ -220,8 +159,29 @@ impl Reader {
     }
 }
 
+/// What others call a key of ours.
+const ELSEWHERE: [(&str, &str); 13] = [
+    ("limit", "amount"),
+    ("max", "amount"),
+    ("rate", "amount"),
+    ("requests", "amount"),
+    ("requests_per_unit", "amount"),
+    ("duration", "window"),
+    ("interval", "window"),
+    ("period", "window"),
+    ("by", "per"),
+    ("key", "per"),
+    ("match", "when"),
+    ("strategy", "algorithm"),
+    ("type", "algorithm"),
+];
+
 /// The one of `known` that was probably meant.
 pub(super) fn meant<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let elsewhere = ELSEWHERE.iter().find(|(other, _)| *other == word);
+    if let Some(ours) = elsewhere.and_then(|(_, ours)| known.iter().find(|known| *known == ours)) {
+        return Some(ours);
+    }
     let likeness = |other: &&str| strsim::jaro_winkler(&word.to_ascii_lowercase(), other);
     let best = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)))?;
     (likeness(best) >= ALIKE).then_some(*best)
@@ -292,8 +252,10 @@ pub(super) const fn key(field: &str) -> &str {
 impl<T: FromToml> FromToml for Vec<Field<T>> {
     fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
         let Some(array) = value.get_ref().as_array() else {
-            let hint = if value.get_ref().is_table() { "write it as [[{path}]]" } else { "write it in [ ]" };
-            let hint = hint.replace("{path}", &reader.path.join("."));
+            let hint = match value.get_ref() {
+                DeValue::Table(_) => format!("write it as [[{}]]", reader.path.join(".")),
+                _ => "write it in [ ], as in [\"a\", \"b\"]".to_owned(),
+            };
             reader.wrong(value, format!("{} is not a list: {hint}", shown(value.get_ref())));
             return None;
         };
