@@ -47,7 +47,7 @@ use self::{
 };
 use crate::{
     Done, Verdict,
-    output::{self, Form, Progress},
+    output::{self, Form, ODD, Progress, paint},
 };
 
 /// After how many requests it is shown how far it is.
@@ -178,9 +178,23 @@ impl Simulate {
         let (mut replay, name) = self.replay(self.config.clone(), &units, &mut fields, &mut timeline_rows)?;
         let against_row = timeline_rows;
         let mut against = match &self.against {
-            Some(file) => Some(self.replay(Some(file.clone()), &units, &mut fields, &mut timeline_rows)?),
+            Some(file) => {
+                let replay = self.replay(Some(file.clone()), &units, &mut fields, &mut timeline_rows);
+                Some(replay.map_err(|error| match error.to_string().strip_prefix("--config: ") {
+                    Some(about_the_file) => format!("--against: {about_the_file}").into(),
+                    None => error,
+                })?)
+            }
             None => None,
         };
+        let files = [Some(&replay), against.as_ref().map(|(against, _)| against)];
+        let counts = |unit: &str| {
+            files.iter().flatten().flat_map(|file| file.rules.rules()).any(|rule| *rule.unit == *unit)
+        };
+        for UnitField { unit, field, .. } in units.iter().filter(|field| !counts(&field.unit)) {
+            let idle = format!("no rule counts {unit}: --cost {unit}={field} changes nothing");
+            output::note(paint(ODD, idle));
+        }
         let reading = Reading { format: self.format, fields, time_format: self.time_format.clone() };
         let mut logs = Logs::open(&self.log, reading)?;
         let progress = Progress::new(form, "simulating", self.bytes());

@@ -329,6 +329,14 @@ fn what_cannot_be_simulated_says_what_to_do() {
         let said = desk.error(&["--config", "rules.toml", "--log", log, "--time", "wenn"]);
         assert!(said.contains(expected), "{said}");
     }
+    desk.write("cut.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x33");
+    assert!(error("cut.gz").contains(": it is cut off or damaged, gzip -t tells"), "{}", error("cut.gz"));
+    let wrong_format = desk.error(&["--log", "prose", "--format", "json"]);
+    assert!(wrong_format.ends_with("; leave --format out to have it found out\n"), "{wrong_format}");
+    let against = desk.error(&["--config", "rules.toml", "--log", "prose", "--against", "absent.toml"]);
+    assert!(against.starts_with("tollgate: --against: cannot read absent.toml"), "{against}");
+    let against = desk.error(&["--config", "rules.toml", "--log", "prose", "--against", "broken.toml"]);
+    assert!(against.starts_with("tollgate: broken.toml:1:1: "), "{against}");
     let stray = desk.error(&["--config", "rules.toml", "--log", "prose", "--time", "when", "access.log"]);
     assert!(stray.contains("name logs with --log access.log"), "{stray}");
     let unwritable = ["--log", "good.jsonl", "--html", "nowhere/report.html"];
@@ -348,5 +356,8 @@ fn one_is_not_several() {
     assert!(text.contains("\n1 line (50.0 %) could not be read:\n"), "{text}");
     assert!(text.contains("\nthe demo refuses 0 (0 %) of 1\n"), "{text}");
     let page = std::fs::read_to_string(desk.path("report.html")).unwrap();
+    let idle = desk.run(&["--log", "log.jsonl", "--cost", "tokens=total"]);
+    let noted = String::from_utf8(idle.stderr).unwrap();
+    assert_eq!(noted, "no rule counts tokens: --cost tokens=total changes nothing\n");
     assert!(page.contains("of 1 request (") && page.contains(">1 line could not be read:"), "{page}");
 }

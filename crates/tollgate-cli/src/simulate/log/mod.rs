@@ -147,6 +147,10 @@ fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => ": correct its path",
         io::ErrorKind::IsADirectory => ": name the logs in it, for example with *.log at the end",
         io::ErrorKind::PermissionDenied => ": let this user read it",
+        // as the one that unpacks says it
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+            ": it is cut off or damaged, gzip -t tells: get it once more"
+        }
         _ => "",
     }
 }
@@ -202,7 +206,8 @@ impl Logs {
     /// Nothing at all could be read.
     pub(crate) fn nothing(&self) -> LogError {
         match self.trouble.shown.first() {
-            Some(line) => LogError::Nothing(format!("; {line}")),
+            Some(line) if self.reading.format == Format::Auto => LogError::Nothing(format!("; {line}")),
+            Some(line) => LogError::Nothing(format!("; {line}; leave --format out to have it found out")),
             None => {
                 let names: Vec<_> = self.sources.iter().map(|source| format!("{:?}", source.name)).collect();
                 LogError::Empty(names.join(", "))
