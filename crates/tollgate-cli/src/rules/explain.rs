@@ -66,7 +66,13 @@ impl Explain {
     }
 
     fn report(self) -> Result<Report, Box<dyn Error>> {
-        let config = load(&self.file)?.map_err(StartError::from)?;
+        let config = match load(&self.file) {
+            Err(_) if label(&self.file.to_string_lossy()).is_ok() => {
+                let word = self.file.display();
+                return Err(format!("name the configuration before {word}, for example tollgate.toml").into());
+            }
+            loaded => loaded?.map_err(StartError::from)?,
+        };
         let labels = config.labels.clean(self.labels)?;
         let costs = match self.amount.cost {
             None => Cost::ONE.into(),

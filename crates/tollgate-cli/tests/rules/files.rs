@@ -180,6 +180,8 @@ fn a_file_that_cannot_be_read_is_an_error() {
         assert!(refused.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{refused:?}");
         assert!(refused.err.ends_with(": correct its path\n"), "{refused:?}");
     }
+    let forgotten = said(&mut tollgate(&["rules", "explain", "route=login", "ip=192.0.2.1"]));
+    assert!(forgotten.err.contains("name the configuration before route=login"), "{forgotten:?}");
     let directory = said(&mut tollgate(&["rules", "check", "."]));
     assert!(directory.err.ends_with(": name a file in it\n"), "{directory:?}");
     let home = Home::with("[[rule]]\nname = \"a\"\n");
