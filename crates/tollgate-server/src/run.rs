@@ -236,7 +236,7 @@ impl Tollgate {
         if let Some(server) = self.http.take() {
             let gatehouse = forward_auth::router(self.desk.clone(), Arc::clone(&self.gatehouse));
             let settings = http::Settings { access: self.access.clone(), draining: self.draining.clone() };
-            let routes = http::guarded(self.desk.clone(), settings, gatehouse);
+            let routes = http::service(self.desk.clone(), settings, gatehouse);
             fronts.spawn(server.run(routes, until(stopped)));
         }
         if let Some((listener, _)) = self.grpc.take() {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, extract::ConnectInfo};
+use axum::{extract::ConnectInfo, response::Response};
 use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::TcpListener, sync::Notify};
@@ -106,14 +106,27 @@ impl Server {
     /// finish.
     ///
     /// [`SHUTDOWN_GRACE`]: crate::connections::SHUTDOWN_GRACE
-    pub async fn run(self, routes: Router, stop: impl Future<Output = ()>) {
+    pub async fn run<R>(self, routes: R, stop: impl Future<Output = ()>)
+    where
+        R: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
         let Self { listener, security, draining, .. } = self;
         let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http1 };
         entrance.run(move |visitor| serve(visitor, routes.clone(), draining.clone()), stop).await;
     }
 }
 
-async fn serve(visitor: Visitor, routes: Router, draining: Draining) {
+async fn serve<R>(visitor: Visitor, routes: R, draining: Draining)
+where
+    R: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
     let Visitor { stream, peer, voice, mut stop } = visitor;
     let answer = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(peer));

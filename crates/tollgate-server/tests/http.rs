@@ -30,7 +30,7 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::Desk,
-    http::{BODY_TIMEOUT, MAX_BODY, Settings, guarded, router},
+    http::{BODY_TIMEOUT, MAX_BATCH_BODY, MAX_BODY, Settings, guarded, router, service},
 };
 use tollgate_testkit::away::Away;
 use tower::ServiceExt;
@@ -524,6 +524,62 @@ async fn a_deadline_of_nothing_is_refused() {
         let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
         assert!(detail.contains(wrong), "{detail}");
     }
+}
+
+/// A server's own way for checks, and the route that all tests here ask.
+#[tokio::test]
+async fn a_check_by_the_shorter_way_is_answered_as_by_its_route() {
+    let requests = || {
+        let post = |body: &'static str| Request::post("/v1/check").body(Body::from(body)).unwrap();
+        let with = |name: &'static str, value: &'static str| {
+            Request::post("/v1/check").header(name, value).body(Body::from(LOGIN)).unwrap()
+        };
+        [
+            with("authorization", "Bearer app"),
+            with("authorization", "Bearer app"),
+            with("authorization", "Bearer app"),
+            with("authorization", "Bearer other"),
+            with("origin", "https://elsewhere.example"),
+            post(LOGIN),
+            post("{"),
+            Request::get("/v1/check").body(Body::empty()).unwrap(),
+            Request::post("/v1/check/").body(Body::from(LOGIN)).unwrap(),
+            Request::post("/v1/check?now=1")
+                .header("authorization", "Bearer app")
+                .body(Body::from(format!(r#"{{"checks":[{LOGIN},{LOGIN}]}}"#)))
+                .unwrap(),
+            Request::post("/v1/check")
+                .header("authorization", "Bearer app")
+                .body(Body::from(vec![b' '; MAX_BATCH_BODY + 1]))
+                .unwrap(),
+        ]
+    };
+    let prepared = || {
+        let limit = Limit::sliding_log(2, MINUTE).unwrap();
+        let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
+        let store = MemoryStore::new().with_clock(clock);
+        let limiter = Limiter::new(store, [Rule::new("login", limit).when("route", "login")]).unwrap();
+        let may_check = Scopes { check: true, adjust: false, admin: false };
+        let access = Access::new(vec![Token::new("app", b"app", may_check)]);
+        (Desk::new(limiter), Settings { access, ..Settings::default() })
+    };
+    let (desk, settings) = prepared();
+    let route = guarded(desk, settings, Router::new());
+    let (desk, settings) = prepared();
+    let shorter = service(desk, settings, Router::new());
+    let mut statuses = Vec::new();
+    for (one, other) in requests().into_iter().zip(requests()) {
+        let (one, other) =
+            (route.clone().oneshot(one).await.unwrap(), shorter.clone().oneshot(other).await.unwrap());
+        let (head, other_head) = (one.headers().get("content-type"), other.headers().get("content-type"));
+        assert_eq!((one.status(), head), (other.status(), other_head));
+        statuses.push(one.status().as_u16());
+        let bodies =
+            [to_bytes(one.into_body(), usize::MAX).await, to_bytes(other.into_body(), usize::MAX).await];
+        let [one, other] = bodies.map(Result::unwrap);
+        assert_eq!(one, other);
+    }
+    assert_eq!(statuses, [200, 200, 200, 403, 403, 401, 401, 405, 404, 200, 413]);
 }
 
 #[tokio::test]

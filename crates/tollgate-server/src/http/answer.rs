@@ -2,11 +2,15 @@
 
 use std::borrow::Cow;
 
+use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tollgate::{Decision, Retry, TierDecision};
 use tollgate_core::{decision::whole_millis_up, step::Mode};
 
-use super::{json::Json, problem::Problem};
+use super::{
+    json::{Written, object},
+    problem::Problem,
+};
 
 /// The answer to a check, a peek, a charge and a refund.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +53,10 @@ pub(super) enum Outcome {
     Mistaken(Problem),
 }
 
-impl From<Result<Json<Answer>, Problem>> for Outcome {
-    fn from(outcome: Result<Json<Answer>, Problem>) -> Self {
+impl From<Result<Answer, Problem>> for Outcome {
+    fn from(outcome: Result<Answer, Problem>) -> Self {
         match outcome {
-            Ok(Json(answer)) => Self::Decided(Box::new(answer)),
+            Ok(answer) => Self::Decided(Box::new(answer)),
             Err(problem) => Self::Mistaken(problem),
         }
     }
@@ -119,6 +123,46 @@ impl From<&TierDecision> for Tier {
     }
 }
 
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        self.response()
+    }
+}
+
+impl Written for Answer {
+    fn write(&self, json: &mut Vec<u8>) {
+        object!(json, {
+            "allowed": self.allowed,
+            "rule": self.rule.as_deref(),
+            "limit": self.limit,
+            "remaining": self.remaining,
+            "retry_after_ms": self.retry_after_ms,
+            "reset_after_ms": self.reset_after_ms,
+            "never": self.never,
+            "degraded": self.degraded,
+            "source": &*self.source,
+            "at_us": self.at_us,
+            "tiers": self.tiers[..],
+        });
+    }
+}
+
+impl Written for Tier {
+    fn write(&self, json: &mut Vec<u8>) {
+        object!(json, {
+            "allowed": self.allowed,
+            "rule": self.rule.as_deref(),
+            "limit": self.limit,
+            "remaining": self.remaining,
+            "retry_after_ms": self.retry_after_ms,
+            "reset_after_ms": self.reset_after_ms,
+            "never": self.never,
+            "unit": self.unit.as_str(),
+            "shadow": self.shadow,
+        });
+    }
+}
+
 fn is_never(outcome: tollgate::Outcome) -> bool {
     matches!(outcome, tollgate::Outcome::Denied { retry: Retry::Never })
 }
@@ -128,4 +172,50 @@ fn is_never(outcome: tollgate::Outcome) -> bool {
 pub struct Reset {
     /// How many counters there were to forget.
     pub reset: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tier() -> impl Strategy<Value = Tier> {
+        let numbers = (any::<u64>(), any::<u64>(), any::<Option<u64>>(), any::<u64>());
+        let flags = any::<(bool, bool, bool)>();
+        (flags, any::<Option<String>>(), numbers, any::<String>()).prop_map(|(flags, rule, numbers, unit)| {
+            Tier {
+                allowed: flags.0,
+                rule,
+                limit: numbers.0,
+                remaining: numbers.1,
+                retry_after_ms: numbers.2,
+                reset_after_ms: numbers.3,
+                never: flags.1,
+                unit,
+                shadow: flags.2,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn an_answer_is_written_as_serde_would(
+            tiers in prop::collection::vec(tier(), 0..4),
+            numbers in any::<[Option<u64>; 5]>(),
+            flags in any::<[bool; 3]>(),
+            rule in any::<Option<String>>(),
+            source in any::<String>(),
+        ) {
+            let [limit, remaining, retry_after_ms, reset_after_ms, at_us] = numbers;
+            let [allowed, never, degraded] = flags;
+            let answer = Answer {
+                allowed, rule, limit, remaining, retry_after_ms, reset_after_ms, never, degraded,
+                source: source.into(), at_us, tiers,
+            };
+            let mut written = Vec::new();
+            answer.write(&mut written);
+            prop_assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string(&answer).unwrap());
+        }
+    }
 }

@@ -7,6 +7,7 @@
 //! | `question` | a body as used: one of two forms, checked |
 //! | `answer` | a decision as JSON |
 //! | `guard` | who may call |
+//! | `shortcut` | a check's way past the router |
 //! | `about` | what the server says about itself |
 //! | `live` | what happens, as it happens |
 //! | `explain`, `picture` | why it is so, and how that looks |
@@ -27,8 +28,10 @@ pub mod openapi;
 pub mod picture;
 mod problem;
 mod question;
+mod shortcut;
 
 use std::{
+    convert::Infallible,
     error::Error,
     future::{Future, poll_fn},
     pin::pin,
@@ -38,7 +41,7 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes, to_bytes},
+    body::{Body, Bytes, HttpBody, to_bytes},
     extract::{FromRef, Request, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -48,6 +51,8 @@ use futures_util::future::join_all;
 use http_body_util::LengthLimitError;
 use tokio::time::Instant;
 use tollgate::{Operation, Store};
+use tower::service_fn;
+use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::question::{MAX_BODY, MAX_CHECKS};
@@ -59,6 +64,7 @@ use self::{
     live::Listeners,
     problem::Problem,
     question::{Call, Question, Questions},
+    shortcut::{CHECK, Shortcut},
 };
 use crate::{
     access::Access,
@@ -107,23 +113,53 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
     guarded(desk, Settings::default(), Router::new())
 }
 
+/// What a server answers with: the routes of [`guarded`], a check by a shorter way.
+pub fn service<S, B>(
+    desk: Desk<S>,
+    settings: Settings,
+    gatehouse: Router,
+) -> impl Service<http::Request<B>, Response = Response, Error = Infallible, Future: Send>
++ Clone
++ Send
++ Sync
++ 'static
+where
+    S: Store,
+    B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    let own = desk.clone();
+    let check = service_fn(move |request| {
+        let answered = check(State(own.clone()), request);
+        async move { Ok::<_, Infallible>(answered.await.into_response()) }
+    });
+    let check = needing(&settings.access, Scope::Check).layer(check);
+    Shortcut { check, routes: guarded(desk, settings, gatehouse) }
+}
+
+/// What stands before a call that needs a scope: all layers at once, since each time layers are put around routes, every call
+/// is boxed once more.
+fn needing(access: &Access, scope: Scope) -> (RequestSpans, RefuseOtherSites, Guard) {
+    let own_site = RefuseOtherSites { guarded_by: Some(access.clone()) };
+    (SEEN, own_site, Guard { access: access.clone(), scope })
+}
+
+/// Every request has a span.
+const SEEN: RequestSpans = RequestSpans(Transport::Http);
+
 /// The routes of the API for those who may call, and those of `gatehouse`, which asks as somebody who may check.
 pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> Router {
     let access = settings.access.clone();
-    let guard = |scope| Guard { access: access.clone(), scope };
-    // all layers of a route at once: each time layers are put around routes, every call is boxed once more
-    let seen = RequestSpans(Transport::Http);
-    let needing = |scope| (seen, RefuseOtherSites { guarded_by: Some(access.clone()) }, guard(scope));
+    let needing = |scope| needing(&access, scope);
     let listeners = Listeners::default();
     let telling = Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(about::readyz::<S>))
         .route("/metrics", get(about::metrics::<S>))
         .route("/openapi.json", get(openapi::document))
-        .route_layer((seen, RefuseOtherSites { guarded_by: None }));
-    let page = Router::new().route("/", get(dashboard::page)).merge(dashboard::assets()).route_layer(seen);
+        .route_layer((SEEN, RefuseOtherSites { guarded_by: None }));
+    let page = Router::new().route("/", get(dashboard::page)).merge(dashboard::assets()).route_layer(SEEN);
     let asking = Router::new()
-        .route("/v1/check", post(check::<S>))
+        .route(CHECK, post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
         .route("/v1/explain", post(explain::<S>))
         .route("/v1/live", get(move |api, request| live::live::<S>(listeners.clone(), api, request)))
@@ -146,7 +182,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
-        .merge(gatehouse.layer((seen, guard(Scope::Check))))
+        .merge(gatehouse.layer((SEEN, Guard { access, scope: Scope::Check })))
 }
 
 /// Answers a call as a server with this desk would, without a network: how, and with what.
@@ -158,7 +194,7 @@ pub async fn call<S: Store>(desk: Desk<S>, path: &str, body: Vec<u8>) -> (Status
     (head.status, body)
 }
 
-type Answered = Result<Json<Answer>, Problem>;
+type Answered = Result<Answer, Problem>;
 
 fn caller(question: &Question) -> Caller {
     Caller { transport: Transport::Http, budget: question.budget }
@@ -194,7 +230,7 @@ async fn refund<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answ
 }
 
 async fn decide<S: Store>(desk: &Desk<S>, operation: Operation, question: &Question) -> Answered {
-    Ok(Json(desk.decide(caller(question), operation, &question.subject).await?.into()))
+    Ok(desk.decide(caller(question), operation, &question.subject).await?.into())
 }
 
 async fn reset<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Json<Reset>, Problem> {
