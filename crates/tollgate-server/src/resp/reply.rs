@@ -126,11 +126,6 @@ impl Replies {
 
     /// Written from its end, with what stands around it, so that it is added in one piece: most replies are numbers.
     fn number(&mut self, kind: u8, is_negative: bool, mut value: u64) {
-        if let (false, Some(&digit)) = (is_negative, DIGITS.get(usize::try_from(value).unwrap_or(usize::MAX)))
-        {
-            self.bytes.extend_from_slice(&[kind, digit, b'\r', b'\n']);
-            return;
-        }
         let mut text = [0; MAX_NUMBER];
         text[MAX_NUMBER - 2..].copy_from_slice(b"\r\n");
         let mut at = MAX_NUMBER - 2;
