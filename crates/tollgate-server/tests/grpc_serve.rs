@@ -29,10 +29,14 @@ use tollgate_server::{
     grpc::{
         Settings,
         messages::Code,
-        serve::{CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_HEAD},
+        serve::{
+            CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_HEAD, MAX_STREAMS,
+            MIN_STREAMS,
+        },
     },
     listen::{WRITE_TIMEOUT, allow_open_files},
 };
+use tollgate_testkit::wait::{PATIENCE, until_async};
 use tonic::codegen::Service;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -94,6 +98,43 @@ async fn silent_connections_make_room_for_others() {
     front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     assert!(begun.elapsed() <= Duration::from_secs(1) + 20 * SLACK, "{:?}", begun.elapsed());
     assert!(time_to_end(&mut silent[0]).await <= SLACK);
+}
+
+/// How many calls at a time the server lets this connection have, as it says in its first frame.
+async fn streams(stream: &mut TcpStream) -> u32 {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    let mut settings = vec![0; usize::from(head[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    let mut settings = settings.chunks_exact(6).map(|setting| setting.split_at(2));
+    let (_, most) = settings.find(|(name, _)| *name == [0, 3]).unwrap();
+    u32::from_be_bytes(most.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn the_more_connections_the_fewer_calls_each_may_have_at_a_time() {
+    allow_open_files();
+    let front = OnMemory::start([]).await.front;
+    let mut open = Vec::new();
+    let mut total = 0;
+    for number in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        let streams = streams(&mut stream).await;
+        assert!((MIN_STREAMS..=MAX_STREAMS).contains(&streams), "{streams}");
+        assert!(number > 0 || streams == MAX_STREAMS, "the first may have all");
+        total += streams;
+        open.push(stream);
+    }
+    assert!(total < 70_000, "{total}");
+    open.clear();
+    // what they had is there for others again
+    until_async("a new one may have all", PATIENCE, async || {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        streams(&mut stream).await == MAX_STREAMS
+    })
+    .await;
 }
 
 /// Asks whether the server is there, which has to answer.

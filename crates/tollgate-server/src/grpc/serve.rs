@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     pin::{Pin, pin},
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -11,6 +12,7 @@ use std::{
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tonic::{Status, body::Body, codegen::Service, service::Routes};
 use tower_layer::Layer;
@@ -29,6 +31,13 @@ pub const MAX_CONNECTIONS: usize = 500;
 
 /// The most calls at a time on one connection.
 pub const MAX_STREAMS: u32 = 1_024;
+
+/// So many calls at a time any connection may have: clients rely on it before they are told how many.
+pub const MIN_STREAMS: u32 = 100;
+
+/// So many more may all connections have together; each gets [one part](PARTS) of what is left when it comes.
+const SPARE_STREAMS: u32 = 16_384;
+const PARTS: u32 = 16;
 
 /// The largest head of a call, in bytes.
 pub const MAX_HEAD: u32 = 16 << 10;
@@ -59,18 +68,19 @@ pub async fn run(
 ) {
     let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http2 };
     let routes = RequestSpans(Transport::Grpc).layer(services.routes.clone());
+    let spare = Arc::new(Mutex::new(SPARE_STREAMS));
     let stop = async {
         stop.await;
         services.is_leaving().await;
     };
-    entrance.run(move |visitor| serve(visitor, routes.clone()), stop).await;
+    entrance.run(move |visitor| serve(visitor, routes.clone(), Share::of(&spare)), stop).await;
 }
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve(visitor: Visitor, routes: WithSpans<Routes>) {
+async fn serve(visitor: Visitor, routes: WithSpans<Routes>, share: Share) {
     let Visitor { stream, voice, mut stop, .. } = visitor;
     let calls = Calls { routes, voice: voice.clone() };
-    let mut connection = pin!(builder().serve_connection(TokioIo::new(stream), calls));
+    let mut connection = pin!(builder(&share).serve_connection(TokioIo::new(stream), calls));
     loop {
         let patience = if voice.has_asked() { IDLE_TIMEOUT } else { FIRST_CALL_TIMEOUT };
         let left = patience.saturating_sub(voice.silence());
@@ -90,11 +100,33 @@ async fn serve(visitor: Visitor, routes: WithSpans<Routes>) {
     let _ended_or_cut_off = tokio::time::timeout(grace, connection).await;
 }
 
-fn builder() -> http2::Builder<TokioExecutor> {
+/// What a connection has of [`SPARE_STREAMS`], until it ends: an answer that its client does not take stays in memory, for as long
+/// as the connection does.
+struct Share {
+    spare: Arc<Mutex<u32>>,
+    taken: u32,
+}
+
+impl Share {
+    fn of(spare: &Arc<Mutex<u32>>) -> Self {
+        let mut left = spare.lock();
+        let taken = (*left / PARTS).min(MAX_STREAMS - MIN_STREAMS);
+        *left -= taken;
+        Self { spare: Arc::clone(spare), taken }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        *self.spare.lock() += self.taken;
+    }
+}
+
+fn builder(share: &Share) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
+        .max_concurrent_streams(MIN_STREAMS + share.taken)
         .max_header_list_size(MAX_HEAD)
         .initial_stream_window_size(u32::try_from(MAX_MESSAGE).expect("a message is small"))
         .initial_connection_window_size(MAX_UNREAD)
