@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -48,14 +48,13 @@ pub(crate) struct Voice(Arc<Heard>);
 
 struct Heard {
     opened: Instant,
-    /// Since when it is silent, in milliseconds after the opening, or [`ASKING`].
+    /// How many of its requests are being answered: while there is one, it is not silent.
+    asking: AtomicU32,
+    /// Since when it is silent otherwise, in milliseconds after the opening.
     silent_since: AtomicU64,
     has_asked: AtomicBool,
     connection: OnceLock<AbortHandle>,
 }
-
-/// While a request is answered, its connection is not silent.
-const ASKING: u64 = u64::MAX;
 
 impl Crowd {
     pub(crate) fn new(places: usize) -> Self {
@@ -86,7 +85,7 @@ impl Crowd {
 
     fn send_the_most_silent_away(&self) {
         let taken = self.taken.lock();
-        let silent = taken.values().filter(|voice| voice.silent_since() != ASKING);
+        let silent = taken.values().filter(|voice| !voice.is_asking());
         let most_silent = silent.min_by_key(|voice| (voice.has_asked(), voice.silent_since()));
         if let Some(voice) = most_silent
             && voice.silence() >= MIN_SILENCE
@@ -114,11 +113,12 @@ impl Voice {
     fn new(opened: Instant) -> Self {
         let voice = Self(Arc::new(Heard {
             opened,
+            asking: AtomicU32::new(0),
             silent_since: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
             connection: OnceLock::new(),
         }));
-        voice.falls_silent(Instant::now());
+        voice.falls_silent();
         voice
     }
 
@@ -132,31 +132,33 @@ impl Voice {
         let _only_once = self.0.connection.set(connection);
     }
 
-    /// The guest asks, and is silent again once the result is dropped.
+    /// The guest asks, perhaps several things at a time, and is silent again once all that this returns is dropped.
     pub(crate) fn asks(&self) -> Asking {
-        self.0.silent_since.store(ASKING, Ordering::Relaxed);
+        self.0.has_asked.store(true, Ordering::Relaxed);
+        self.0.asking.fetch_add(1, Ordering::Relaxed);
         Asking(self.clone())
     }
 
-    /// The guest has its answer, and is silent from now on.
-    pub(crate) fn is_answered(&self, now: Instant) {
-        self.0.has_asked.store(true, Ordering::Relaxed);
-        self.falls_silent(now);
-    }
-
-    /// Whether it has ever asked.
+    /// Whether it has ever asked, answered or not.
     pub(crate) fn has_asked(&self) -> bool {
         self.0.has_asked.load(Ordering::Relaxed)
     }
 
     /// For how long it has been silent.
     pub(crate) fn silence(&self) -> Duration {
+        if self.is_asking() {
+            return Duration::ZERO;
+        }
         let since = Duration::from_millis(self.silent_since());
         self.0.opened.elapsed().saturating_sub(since)
     }
 
-    fn falls_silent(&self, now: Instant) {
-        let since = now.saturating_duration_since(self.0.opened).as_millis();
+    fn is_asking(&self) -> bool {
+        self.0.asking.load(Ordering::Acquire) > 0
+    }
+
+    fn falls_silent(&self) {
+        let since = self.0.opened.elapsed().as_millis();
         let since = u64::try_from(since).expect("a process does not live that long");
         self.0.silent_since.store(since, Ordering::Relaxed);
     }
@@ -171,7 +173,9 @@ pub(crate) struct Asking(Voice);
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.0.is_answered(Instant::now());
+        self.0.falls_silent();
+        // after that: who sees that it is silent sees since when
+        self.0.0.asking.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -212,7 +216,7 @@ mod tests {
         let second = Seated::in_(&mut crowd).await;
         let third = Seated::in_(&mut crowd).await;
         let asking = first.voice.asks();
-        drop(second.voice.asks());
+        drop((first.voice.asks(), second.voice.asks()));
         tokio::time::advance(MIN_SILENCE).await;
         let begin = Instant::now();
         let fourth = Seated::in_(&mut crowd).await;

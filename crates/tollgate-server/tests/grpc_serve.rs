@@ -199,6 +199,9 @@ async fn a_head_beyond_its_bound_is_refused_and_the_next_call_is_answered() {
     assert!(front.ask(request("d", vec![descriptor([("a", "x")])])).await.is_ok());
 }
 
+/// So long connections that have asked nothing may take to go.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// A store that decides when it is let.
 struct Gated {
     asked: Arc<Semaphore>,
@@ -256,6 +259,10 @@ async fn stopping_lets_a_call_in_flight_finish_and_takes_no_more() {
         }
     };
     tokio::time::timeout(SHUTDOWN_GRACE / 2, turned_away).await.unwrap();
+    // also the first call of a connection has longer than a connection without calls
+    tokio::time::pause();
+    tokio::time::advance(2 * QUIET).await;
+    tokio::time::resume();
     assert!(!front.server.is_finished());
     let_on.add_permits(1);
     let answer = call.await.unwrap().unwrap().into_inner();

@@ -192,12 +192,18 @@ const CROWD: usize = 2_000;
 async fn clients_that_idle_make_room_for_others() {
     allow_open_files();
     let running = start().await;
+    // one that is answered has asked, whatever it has begun to send
+    let mut busy = running.send(b"PING\r\nPI").await;
+    hears(&mut busy, b"+PONG\r\n").await;
     let mut idle = Vec::new();
-    for _ in 0..MAX_CONNECTIONS {
+    for _ in 1..MAX_CONNECTIONS {
         let mut stream = running.send(b"PING\r\n").await;
         hears(&mut stream, b"+PONG\r\n").await;
         idle.push(stream);
     }
+    tokio::time::sleep(SLACK).await;
+    busy.write_all(b"NG\r\nPI").await.unwrap();
+    hears(&mut busy, b"+PONG\r\n").await;
     let begin = Instant::now();
     let mut newcomers = Vec::new();
     for first in &mut idle[..10] {
@@ -207,6 +213,8 @@ async fn clients_that_idle_make_room_for_others() {
         assert_about(time_to_end(first).await, Duration::ZERO);
     }
     assert!(begin.elapsed() <= Duration::from_secs(1) + SLACK, "{:?}", begin.elapsed());
+    busy.write_all(b"NG\r\n").await.unwrap();
+    hears(&mut busy, b"+PONG\r\n").await;
 }
 
 // the clock is paused only while everybody waits: it would run ahead of the bytes on their way

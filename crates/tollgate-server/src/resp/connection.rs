@@ -131,7 +131,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                         return Ok(());
                     }
                     let had = self.input.len();
-                    if self.answer_all().await? == Next::Leave {
+                    if self.answer_all(voice).await? == Next::Leave {
                         return self.leave().await;
                     }
                     let waits = if self.input.is_empty() {
@@ -141,11 +141,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     } else {
                         Waits::ForTheRest
                     };
-                    let now = Instant::now();
-                    if waits == Waits::ForMore {
-                        voice.is_answered(now);
-                    }
-                    patience.heard(waits, now);
+                    patience.heard(waits, Instant::now());
                     patience.set(timer.as_mut());
                 }
                 () = &mut timer => {
@@ -163,8 +159,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     }
 
     /// Answers all commands that have arrived.
-    async fn answer_all(&mut self) -> io::Result<Next> {
+    async fn answer_all(&mut self, voice: &Voice) -> io::Result<Next> {
         let (mut read, mut served) = (0, 0);
+        // half a command asks nothing, and who does not read its answers may lose its place
+        let mut asking = None;
         let next = loop {
             match self.decoder.decode(&self.input[read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
@@ -172,6 +170,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                 Ok(Decoded::Command(command, _)) if is_http(&command) => break Next::Leave,
                 Ok(Decoded::Command(command, len)) => {
                     (read, served) = (read + len, served + 1);
+                    asking.get_or_insert_with(|| voice.asks());
                     // asks the runtime whether others have waited long enough
                     consume_budget().await;
                     let mut asked = Asked {
@@ -186,6 +185,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                         break Next::Leave;
                     }
                     if self.replies.len() >= MAX_REPLIES {
+                        asking = None;
                         self.write().await?;
                     }
                 }
@@ -198,6 +198,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
             }
         };
         self.together.answer(self.desk, &mut self.replies).await;
+        drop(asking);
         self.endpoint.numbers.served(served);
         self.input.advance(read);
         if self.input.is_empty() && self.input.capacity() > READ_ROOM {
