@@ -182,20 +182,23 @@ impl<S: Store> Desk<S> {
         decided
     }
 
-    /// Checks without a future, where there is nothing to wait for and nobody who traces it; else nothing was asked.
+    /// Checks without a future, where there is nothing to wait for; else nothing was asked.
     #[inline]
     pub fn check_here(&self, transport: Transport, subject: &Subject) -> Option<Result<Decision, Error>> {
         let Inner { limiter, observer, .. } = &*self.inner;
-        if limiter.store().is_remote() || !trace::decision_span(transport, Operation::Check).is_disabled() {
+        if limiter.store().is_remote() {
             return None;
         }
-        let pending = observer.begin(transport);
-        let decided = match subject {
+        let begun = observer.now();
+        let span = trace::decision_span(transport, Operation::Check);
+        let decided = span.in_scope(|| match subject {
             Subject::Rules { labels, costs, .. } => limiter.check_here(labels, costs.clone()),
             Subject::Key { key, limit, cost } => limiter.check_key_here(key, limit, *cost),
-        }?;
+        })?;
+        let pending = observer.begin_at(transport, begun);
         match &decided {
             Ok(decision) => {
+                trace::record(&span, decision);
                 pending.decided(Operation::Check, About::from(subject), decision, || limiter.rules());
             }
             Err(error) => pending.failed(Call::Decide(Operation::Check), error),

@@ -9,7 +9,8 @@ use std::{
 };
 
 use tollgate::{
-    Cost, Costs, Hits, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Request, Rule, Store,
+    Algorithm, Check, Cost, Costs, Deadline, Decided, Hits, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
+    Operation, Override, Request, Rule, Store, StoreError,
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
@@ -259,6 +260,45 @@ async fn a_caller_who_goes_away_is_no_longer_under_way() {
     assert_eq!(under_way(), 1.0);
     drop(pending);
     assert_eq!(under_way(), 0.0);
+}
+
+/// A store in this process that decides only for who waits.
+struct Waited(MemoryStore);
+
+impl Store for Waited {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        self.0.decide(checks, deadline).await
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    fn lane(&self, check: &Check) -> u64 {
+        self.0.lane(check)
+    }
+
+    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
+        self.0.probe(lane).await
+    }
+
+    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
+        self.0.announce(instance, lifetime).await
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        self.0.reset(counters).await
+    }
+}
+
+#[tokio::test]
+async fn a_check_that_could_not_be_decided_at_once_is_counted_once() {
+    let desk = Desk::new(Limiter::new(Waited(MemoryStore::new()), [Rule::new("r", minute(1))]).unwrap());
+    assert!(desk.check_here(Transport::Http, &subject(&[], 1)).is_none());
+    assert!(check(&desk, &[], 1).await);
+    let text = desk.metrics();
+    assert_eq!(value(&text, "tollgate_decision_duration_seconds_count{transport=\"http\"}"), 1.0);
+    assert_eq!((decisions(&text, "r", "allowed"), requests(&text, "check", "allowed")), (1.0, 1.0));
 }
 
 /// Name and labels of each metric, and its type.

@@ -185,8 +185,8 @@ mod otlp {
         common::v1::{KeyValue, any_value},
         trace::v1::Span,
     };
-    use tokio::net::TcpListener;
-    use tollgate_server::observe::otlp::Collector;
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
+    use tollgate_server::{access::Access, connections::Stop, observe::otlp::Collector, resp::Endpoint};
     use tonic::{Response, Status, transport::server::TcpIncoming};
 
     use super::*;
@@ -279,6 +279,27 @@ mod otlp {
 
         let resource = received.0.lock()[0].resource_spans[0].resource.clone().unwrap();
         assert_eq!(text(&resource.attributes, "service.name").as_deref(), Some("tollgate"));
+    }
+
+    #[tokio::test]
+    async fn a_decision_by_the_redis_protocol_is_one_span() {
+        let (received, endpoint) = Received::listen().await;
+        let otlp = Some(Collector { endpoint, share: 1.0 });
+        let (subscriber, logs) =
+            Logs::subscriber(&Settings { otlp, ..Settings::default() }, io::sink).unwrap();
+        {
+            let _guard = set_default(subscriber);
+            let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+            let (mut client, server) = tokio::io::duplex(1024);
+            client.write_all(b"CL.THROTTLE k 0 1 60\r\nQUIT\r\n").await.unwrap();
+            client.shutdown().await.unwrap();
+            let (_running, stop) = Stop::when_dropped();
+            Endpoint::new(desk, Access::default()).serve(server, stop).await;
+        }
+        tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
+        let spans = received.spans();
+        let outcomes: Vec<_> = spans.iter().map(|span| text(&span.attributes, "tollgate.outcome")).collect();
+        assert_eq!(outcomes, [Some("allowed".to_owned())], "{spans:?}");
     }
 
     #[tokio::test]

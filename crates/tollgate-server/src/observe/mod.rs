@@ -127,8 +127,17 @@ impl Observer {
 
     /// A request has come.
     pub fn begin(&self, transport: Transport) -> Pending<'_> {
+        self.begin_at(transport, self.now())
+    }
+
+    /// A request had come then.
+    pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Pending<'_> {
         self.transports[transport as usize].entered();
-        Pending { observer: self, transport, begun: self.clock.now() }
+        Pending { observer: self, transport, begun }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     /// How often the configuration was read, and how that went.
