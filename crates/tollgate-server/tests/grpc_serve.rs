@@ -27,11 +27,11 @@ use tollgate::{
 use tollgate_server::{
     connections::SHUTDOWN_GRACE,
     grpc::{
-        Settings,
+        MAX_MESSAGE, Settings,
         messages::Code,
         serve::{
-            CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_HEAD, MAX_STREAMS,
-            MIN_STREAMS,
+            CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_ARRIVING, MAX_CONNECTIONS, MAX_HEAD,
+            MAX_STREAMS, MIN_STREAMS,
         },
     },
     listen::{WRITE_TIMEOUT, allow_open_files},
@@ -135,6 +135,62 @@ async fn the_more_connections_the_fewer_calls_each_may_have_at_a_time() {
         streams(&mut stream).await == MAX_STREAMS
     })
     .await;
+}
+
+/// Begins a call: the head of one with this number.
+fn head(stream: u32) -> Vec<u8> {
+    // POST, http, a path, an authority and a content type, by their numbers in the table of RFC 7541
+    let path = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let length = u8::try_from(path.len()).unwrap();
+    let fields = [&[0x83, 0x86, 0x04, length], &path[..], b"\x01\x01a\x0f\x10\x10application/grpc"].concat();
+    frame(1, 4, stream, &fields)
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes()[..], payload].concat()
+}
+
+/// How many bytes more the server takes by its next frame.
+async fn more_room(stream: &mut TcpStream) -> usize {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut payload).await.unwrap();
+    let is_for_all = head[3] == 8 && head[5..] == [0; 4];
+    if is_for_all { u32::from_be_bytes(payload.try_into().unwrap()) as usize } else { 0 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_do_not_arrive_in_full_take_little() {
+    const PIECE: usize = 16_000;
+    let mut front = OnMemory::start([]).await.front;
+    let mut half = TcpStream::connect(front.address).await.unwrap();
+    half.write_all(HELLO).await.unwrap();
+    let begun = Instant::now();
+    let (mut room, mut taken) = (65_535, 0);
+    'all: for stream in (1..200).step_by(2) {
+        half.write_all(&head(stream)).await.unwrap();
+        for piece in 0..4 {
+            while room < PIECE {
+                match timeout(CALL_TIMEOUT / 2, more_room(&mut half)).await {
+                    Ok(more) => room += more,
+                    Err(_) => break 'all,
+                }
+            }
+            let mut bytes = vec![b'a'; PIECE];
+            if piece == 0 {
+                // a message of nearly as much as may be
+                bytes[..5].copy_from_slice(&[0, 0, 0, 0xff, 0]);
+            }
+            half.write_all(&frame(0, 0, stream, &bytes)).await.unwrap();
+            (room, taken) = (room - PIECE, taken + PIECE);
+        }
+    }
+    assert!(taken <= 2 * MAX_ARRIVING * MAX_MESSAGE, "{taken}");
+    // another connection has places of its own
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    assert!(begun.elapsed() < CALL_TIMEOUT, "{:?}", begun.elapsed());
 }
 
 /// Asks whether the server is there, which has to answer.

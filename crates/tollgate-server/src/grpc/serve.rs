@@ -5,15 +5,23 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{Request, Response};
-use hyper::{body::Incoming, server::conn::http2};
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    server::conn::http2,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
+use tokio::{
+    net::TcpListener,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_util::sync::PollSemaphore;
 use tonic::{Status, body::Body, codegen::Service, service::Routes};
 use tower_layer::Layer;
 
@@ -56,7 +64,10 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many bytes of unread calls a connection may hold.
-const MAX_UNREAD: u32 = 1 << 20;
+const MAX_UNREAD: u32 = 512 << 10;
+
+/// How many calls of a connection are read at a time: those that do not arrive in full take no more memory than this many messages.
+pub const MAX_ARRIVING: usize = 8;
 
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
 /// flight [`SHUTDOWN_GRACE`] to finish.
@@ -79,7 +90,8 @@ pub async fn run(
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
 async fn serve(visitor: Visitor, routes: WithSpans<Routes>, share: Share) {
     let Visitor { stream, voice, mut stop, .. } = visitor;
-    let calls = Calls { routes, voice: voice.clone() };
+    let arriving = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
+    let calls = Calls { routes, voice: voice.clone(), arriving };
     let mut connection = pin!(builder(&share).serve_connection(TokioIo::new(stream), calls));
     loop {
         let patience = if voice.has_asked() { IDLE_TIMEOUT } else { FIRST_CALL_TIMEOUT };
@@ -139,6 +151,7 @@ fn builder(share: &Share) -> http2::Builder<TokioExecutor> {
 struct Calls {
     routes: WithSpans<Routes>,
     voice: Voice,
+    arriving: PollSemaphore,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Calls {
@@ -148,6 +161,8 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let asking = self.voice.asks();
+        let places = self.arriving.clone();
+        let request = request.map(|message| Arriving { message, places, place: None });
         let mut call = self.routes.clone().call(request);
         Box::pin(async move {
             let _until_answered = asking;
@@ -164,5 +179,39 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
                 }
             }
         })
+    }
+}
+
+/// The message of a call, which is read once there is a place for it.
+struct Arriving {
+    message: Incoming,
+    places: PollSemaphore,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl hyper::body::Body for Arriving {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.place.is_none() {
+            self.place = ready!(self.places.poll_acquire(context));
+        }
+        let frame = ready!(Pin::new(&mut self.message).poll_frame(context));
+        if frame.is_none() || self.message.is_end_stream() {
+            self.place = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.message.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.message.size_hint()
     }
 }
