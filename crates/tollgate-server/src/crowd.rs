@@ -194,7 +194,7 @@ mod tests {
 
     impl Seated {
         async fn in_(crowd: &mut Crowd) -> Self {
-            let guest = crowd.enter().await;
+            let guest = timeout(2 * MIN_SILENCE, crowd.enter()).await.expect("somebody leaves");
             let voice = guest.voice();
             let connection = tokio::spawn(async move {
                 let _seated = guest;
