@@ -22,7 +22,8 @@ use crate::config::Tls;
 /// How long a client may take to agree on encryption.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client may read nothing of what is sent to it; then the connection is broken off.
+/// How long a client may read nothing of what is sent to it; then the connection is broken off. Of what the system holds for it, Linux
+/// notices a third at a time: with megabytes waiting, a client that reads less than that in this time reads nothing.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection, encrypted or not. Writing to a client that does not read is an error after [`WRITE_TIMEOUT`].

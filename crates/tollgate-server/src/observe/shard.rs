@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    marker::PhantomData,
     ops::Deref,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
@@ -22,6 +23,8 @@ struct Apart<T>(T);
 pub(super) struct Own<'a, T> {
     shard: &'a T,
     place: Place,
+    /// It stays with its thread.
+    own: PhantomData<*const ()>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +43,7 @@ impl<T> Sharded<T> {
             Place::Alone(at) => at,
             Place::Shared => SHARDS - 1,
         };
-        Own { shard: &self.0[at].0, place }
+        Own { shard: &self.0[at].0, place, own: PhantomData }
     }
 
     /// All of them.
