@@ -64,7 +64,7 @@ use self::{
     live::Listeners,
     problem::Problem,
     question::{Call, Question, Questions},
-    shortcut::{CHECK, Shortcut},
+    shortcut::Shortcut,
 };
 use crate::{
     access::Access,
@@ -159,7 +159,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .route_layer((SEEN, RefuseOtherSites { guarded_by: None }));
     let page = Router::new().route("/", get(dashboard::page)).merge(dashboard::assets()).route_layer(SEEN);
     let asking = Router::new()
-        .route(CHECK, post(check::<S>))
+        .route("/v1/check", post(check::<S>))
         .route("/v1/peek", post(peek::<S>))
         .route("/v1/explain", post(explain::<S>))
         .route("/v1/live", get(move |api, request| live::live::<S>(listeners.clone(), api, request)))

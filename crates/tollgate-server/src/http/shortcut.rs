@@ -19,7 +19,7 @@ use http::Request;
 use tower_service::Service;
 
 /// Where a check is asked.
-pub(super) const CHECK: &str = "/v1/check";
+const CHECK: &str = "/v1/check";
 
 /// All routes, and a check's own way.
 #[derive(Clone)]
