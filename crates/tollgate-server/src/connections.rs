@@ -51,6 +51,11 @@ impl Stop {
         (sender, Self(receiver))
     }
 
+    /// Whether the server stops.
+    pub(crate) fn has_come(&self) -> bool {
+        self.0.has_changed().is_err()
+    }
+
     /// Ready once the server stops.
     pub(crate) async fn stopped(&mut self) {
         // nothing is ever sent: that the sender has gone is the message

@@ -4,10 +4,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{fs, io, net::SocketAddr, time::Duration};
+use std::{
+    fs, io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpSocket, TcpStream},
     sync::oneshot,
     task::{JoinHandle, JoinSet},
@@ -16,7 +22,7 @@ use tokio::{
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
-    connections::SHUTDOWN_GRACE,
+    connections::{SHUTDOWN_GRACE, Stop},
     desk::Desk,
     listen::{self, Security, WRITE_TIMEOUT},
     resp::{
@@ -284,6 +290,50 @@ async fn stopping_answers_what_was_sent_and_takes_no_more() {
     }
     drop((busy, half, idle));
     timeout(SHUTDOWN_GRACE / 2, running.server).await.unwrap().unwrap();
+}
+
+/// A client that has always sent more already, until its answers end.
+#[derive(Default)]
+struct Tireless {
+    heard: usize,
+    is_told: bool,
+}
+
+impl AsyncRead for Tireless {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.is_told {
+            into.put_slice(b"PING\r\n");
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Tireless {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, answers: &[u8]) -> Poll<io::Result<usize>> {
+        self.heard += answers.len();
+        Poll::Ready(Ok(answers.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.is_told = true;
+        Poll::Ready(Ok(()))
+    }
+}
+
+// on the real clock: a paused one stands still while somebody is busy
+#[tokio::test]
+async fn a_client_that_never_pauses_is_told_when_the_server_stops() {
+    let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let endpoint = Endpoint::new(desk, Access::default());
+    let (stopping, stop) = Stop::when_dropped();
+    let mut client = Tireless::default();
+    drop(stopping);
+    timeout(PATIENCE, endpoint.serve(&mut client, stop)).await.unwrap();
+    assert!(client.is_told && client.heard > 0 && client.heard.is_multiple_of(b"+PONG\r\n".len()));
 }
 
 #[tokio::test(start_paused = true)]

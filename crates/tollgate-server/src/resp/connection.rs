@@ -120,6 +120,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     async fn run(mut self, voice: &Voice, mut stop: Stop) -> io::Result<()> {
         let mut patience = Patience::new(Instant::now());
         let mut timer = Box::pin(sleep_until(patience.until));
+        let told = stop.clone();
         let mut stopped = Box::pin(stop.stopped());
         loop {
             self.input.reserve(READ_ROOM);
@@ -141,7 +142,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     } else {
                         Waits::ForTheRest
                     };
-                    patience.heard(waits, Instant::now());
+                    let now = Instant::now();
+                    // somebody who always has sent more already would not be told otherwise, and be cut off in the end
+                    if !patience.is_stopping() && told.has_come() {
+                        patience.stop(self.input.is_empty(), now);
+                    }
+                    patience.heard(waits, now);
+                    if patience.until <= now {
+                        return self.leave().await;
+                    }
                     patience.set(timer.as_mut());
                 }
                 () = &mut timer => {
