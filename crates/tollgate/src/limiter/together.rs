@@ -9,7 +9,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tollgate_core::{Algorithm, Limit, LimitError, Operation, Outcome, Retry, Terms, step::Mode};
 
-use super::{Asked, Error, Limiter, Met, Settled};
+use super::{
+    Error, Limiter,
+    asking::{Asked, Met, Settled, mode},
+};
 use crate::{
     check::{Check, CheckError, MAX_TIERS, Tier},
     decision::{Decision, Source, TierDecision},
@@ -228,7 +231,7 @@ impl Numbers {
         let rule = applied.rule;
         let Effect::Limit { limit, shadow, .. } = &mut applied.effect else { return Ok(None) };
         if self.amount == 0 {
-            let mode = super::mode(*shadow);
+            let mode = mode(*shadow);
             return Ok(Some(nothing(Some(Arc::clone(&rule.name)), rule.unit.clone(), mode)));
         }
         let phase = Duration::from_micros(limit.phase_us());
@@ -276,7 +279,7 @@ fn merged(one: &Terms, other: &Terms) -> Terms {
     Terms {
         limit: if is_stricter { other.limit } else { one.limit },
         cost: one.cost.max(other.cost),
-        mode: super::mode(!is_enforced),
+        mode: mode(!is_enforced),
         admission: one.admission,
     }
 }
