@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, hint::black_box};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use axum::{Json, Router, routing::post, serve::ListenerExt};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -14,7 +14,7 @@ use tollgate_server::{
         Code, DescriptorStatus, RateLimitRequest, RateLimitResponse,
         rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
     },
-    resp::codec::{Decoded, Decoder},
+    resp::codec::{Command, Decoded, Decoder},
 };
 use tonic::{
     Request, Response, Status,
@@ -128,7 +128,44 @@ impl RateLimitService for AlwaysAllow {
     }
 }
 
-const ALLOWED: &[u8] = b"*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n";
+/// `CL.THROTTLE key max_burst count period`.
+struct Throttle<'a> {
+    key: &'a [u8],
+    max_burst: u64,
+    count: u64,
+    period: u64,
+}
+
+impl<'a> Throttle<'a> {
+    fn read(command: &Command<'a>) -> Option<Self> {
+        let number = |place| str::from_utf8(command.get(place)?).ok()?.parse().ok();
+        if !command.name().eq_ignore_ascii_case(b"CL.THROTTLE") {
+            return None;
+        }
+        Some(Self {
+            key: command.get(1)?,
+            max_burst: number(2)?,
+            count: number(3)?,
+            period: number(4)?,
+        })
+    }
+
+    /// Not limited, the limit, what remains, no wait, and when it is as new.
+    fn allow(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(b"*5\r\n:0\r\n");
+        for number in [self.max_burst + 1, self.max_burst] {
+            add_number(number, output);
+        }
+        output.extend_from_slice(b":-1\r\n");
+        add_number(1, output);
+    }
+}
+
+fn add_number(number: u64, output: &mut Vec<u8>) {
+    output.push(b':');
+    output.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    output.extend_from_slice(b"\r\n");
+}
 
 async fn listen(listener: TcpListener) -> Result<()> {
     loop {
@@ -151,8 +188,9 @@ async fn answer(mut stream: TcpStream) -> Result<()> {
                 Decoded::Partial => break,
                 Decoded::Empty(read) => at += read,
                 Decoded::Command(command, read) => {
-                    black_box(command);
-                    output.extend_from_slice(ALLOWED);
+                    let throttle = Throttle::read(&command).context("no CL.THROTTLE")?;
+                    black_box((throttle.key, throttle.count, throttle.period));
+                    throttle.allow(&mut output);
                     at += read;
                 }
             }

@@ -20,7 +20,8 @@ pub fn page(report: &Report) -> String {
          within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\
          *tollgate* is the whole server as `tollgate serve` runs it: memory store, one rule, no tokens, metrics and \
          top keys as always, nobody who listens to spans. *always-allow* reads the same requests with the same libraries and \
-         says yes: over RESP with the server's own decoder, over HTTP as axum does it, over gRPC as tonic does. *throttlecrab* is its \
+         says yes: over RESP with the server's own decoder, down to the numbers of the command and of its answer, over HTTP as axum does it, over \
+         gRPC as tonic does. *throttlecrab* is its \
          server with its defaults. 100,000 users, who all may pass. The CPU time is the server's, the kernel's part included, per answer.\n\n\
          ## What is not measured\n\n\
          * A network, and clients on another machine: here they take more of the processor than the servers do, above all over gRPC, \

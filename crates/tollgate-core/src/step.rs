@@ -245,6 +245,7 @@ impl Terms {
 impl Answer {
     /// What this counter says to the request in place `index` (from 0, first come first served) when
     /// `granted` of them passed all counters that can refuse.
+    #[inline]
     pub fn share(&self, terms: &Terms, index: u32, granted: u32) -> Share {
         let passes = self.passes > index.min(granted);
         let later = self.charged.saturating_sub(index.saturating_add(1));
@@ -261,6 +262,7 @@ impl Answer {
     }
 
     /// By how many microseconds the reset comes sooner without `units` that were charged later.
+    #[inline]
     fn drained_by(&self, terms: &Terms, units: u64) -> u64 {
         let by_level = terms.limit.algorithm() == crate::Algorithm::TokenBucket;
         if !by_level || units == 0 || self.reset_after_us >= MAX_WAIT_US {

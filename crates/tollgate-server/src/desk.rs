@@ -6,7 +6,8 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
 use tollgate::{
-    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Store, Together,
+    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store,
+    Together,
 };
 use tracing::Instrument;
 
@@ -183,27 +184,68 @@ impl<S: Store> Desk<S> {
     }
 
     /// Checks without a future, where there is nothing to wait for; else nothing was asked.
-    #[inline]
     pub fn check_here(&self, transport: Transport, subject: &Subject) -> Option<Result<Decision, Error>> {
+        match subject {
+            Subject::Rules { labels, costs, .. } => {
+                let about = About::Rules { labels, costs };
+                self.ask_here(transport, about, |limiter| limiter.check_here(labels, costs.clone()))
+            }
+            Subject::Key { key, limit, cost } => {
+                let about = About::Key { key, cost: *cost };
+                self.ask_here(transport, about, |limiter| limiter.check_key_here(key, limit, *cost))
+            }
+        }
+    }
+
+    #[inline]
+    fn ask_here(
+        &self,
+        transport: Transport,
+        about: About<'_>,
+        ask: impl FnOnce(&Limiter<S>) -> Option<Result<Decision, Error>>,
+    ) -> Option<Result<Decision, Error>> {
         let Inner { limiter, observer, .. } = &*self.inner;
         if limiter.store().is_remote() {
             return None;
         }
         let begun = observer.now();
         let span = trace::decision_span(transport, Operation::Check);
-        let decided = span.in_scope(|| match subject {
-            Subject::Rules { labels, costs, .. } => limiter.check_here(labels, costs.clone()),
-            Subject::Key { key, limit, cost } => limiter.check_key_here(key, limit, *cost),
-        })?;
+        let entered = (!span.is_disabled()).then(|| span.enter());
+        let decided = ask(limiter)?;
+        drop(entered);
         let pending = observer.begin_at(transport, begun);
         match &decided {
             Ok(decision) => {
                 trace::record(&span, decision);
-                pending.decided(Operation::Check, About::from(subject), decision, || limiter.rules());
+                pending.decided(Operation::Check, about, decision, || limiter.rules());
             }
             Err(error) => pending.failed(Call::Decide(Operation::Check), error),
         }
         Some(decided)
+    }
+
+    /// What a limit says to a check of one key, where there is nothing to wait for and nobody follows traces; else nothing was
+    /// asked.
+    #[inline]
+    pub fn check_key_here(
+        &self,
+        transport: Transport,
+        key: &[u8],
+        limit: &Limit,
+        cost: Cost,
+    ) -> Option<Result<Share, Error>> {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        if limiter.store().is_remote() || trace::is_followed() {
+            return None;
+        }
+        let begun = observer.now();
+        let said = limiter.check_share_here(key, limit, cost)?;
+        let pending = observer.begin_at(transport, begun);
+        match &said {
+            Ok(share) => pending.decided_key(key, cost, share.passes),
+            Err(error) => pending.failed(Call::Decide(Operation::Check), error),
+        }
+        Some(said)
     }
 
     async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {

@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, Limit, Look, MemoryStore, RedisStore, Store,
-    StoreError, StoreStats, Timestamp,
+    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, Limit, Look, MemoryStore, Operation,
+    RedisStore, Store, StoreError, StoreStats, Tier, Timestamp,
     redis::{SCHEMES, URLS},
 };
 
@@ -110,6 +110,14 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.decide_here(check, tell),
             Self::Redis(store) => store.decide_here(check, tell),
+        }
+    }
+
+    #[inline]
+    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
+        match self {
+            Self::Memory(store) => store.decide_one_here(operation, tier),
+            Self::Redis(store) => store.decide_one_here(operation, tier),
         }
     }
 

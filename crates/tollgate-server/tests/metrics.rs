@@ -301,6 +301,36 @@ async fn a_check_that_could_not_be_decided_at_once_is_counted_once() {
     assert_eq!((decisions(&text, "r", "allowed"), requests(&text, "check", "allowed")), (1.0, 1.0));
 }
 
+#[tokio::test]
+async fn a_key_is_counted_alike_however_it_is_checked() {
+    let (short, long) = (desk([]), desk([]));
+    let limit = minute(5);
+    for (key, cost) in [("a", 3), ("a", 2), ("b", 0), ("a", 1), ("a", 6), ("", 1)] {
+        let cost = Cost::new(cost).unwrap();
+        let share = short.check_key_here(Transport::Resp, key.as_bytes(), &limit, cost).unwrap();
+        let subject = Subject::Key { key: key.into(), limit, cost };
+        let decision = long.decide(Caller::at(Transport::Resp), Operation::Check, &subject).await;
+        let said = share.map(|share| (share.passes, share.remaining, share.retry.is_some()));
+        let decided = decision.map(|decision| {
+            let waits = !decision.is_allowed();
+            (decision.is_allowed(), decision.remaining().unwrap(), waits)
+        });
+        assert_eq!(said.map_err(|error| error.to_string()), decided.map_err(|error| error.to_string()));
+    }
+    let counted = |desk: &Desk<MemoryStore>| -> Vec<String> {
+        let text = desk.metrics();
+        let is_count = |line: &&str| {
+            let is_about_time = ["_bucket{", "_sum{", "seconds "].iter().any(|part| line.contains(part));
+            !is_about_time && !line.starts_with("tollgate_store_")
+        };
+        text.lines().filter(is_count).map(str::to_owned).collect()
+    };
+    assert_eq!(counted(&short), counted(&long));
+    assert_eq!(decisions(&short.metrics(), "!key", "denied"), 2.0);
+    let top = |desk: &Desk<MemoryStore>| desk.observer().top(10);
+    assert_eq!((top(&short).heaviest, top(&short).refused), (top(&long).heaviest, top(&long).refused));
+}
+
 /// Name and labels of each metric, and its type.
 fn listed(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let mut metrics = BTreeMap::new();

@@ -112,6 +112,16 @@ impl Decision {
         Self { outcome, tiers, at, source, failure: None, deciding }
     }
 
+    /// The same for a single tier, as most requests meet.
+    #[inline]
+    pub(crate) fn of_one(tier: TierDecision, at: Timestamp, source: Source) -> Self {
+        let (outcome, deciding) = match tier.mode {
+            Mode::Enforced => (tier.outcome, Some(0)),
+            Mode::Shadow => (Outcome::Allowed, None),
+        };
+        Self { outcome, tiers: vec![tier], at: Some(at), source, failure: None, deciding }
+    }
+
     /// Whether the request may pass.
     pub fn is_allowed(&self) -> bool {
         self.outcome.is_allowed()

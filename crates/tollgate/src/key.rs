@@ -77,6 +77,7 @@ impl Key {
     ///
     /// # Errors
     /// When `key` is empty or too long.
+    #[inline]
     pub fn without_rule(key: impl AsRef<[u8]>) -> Result<Self, KeyError> {
         let key = key.as_ref();
         if key.is_empty() {
@@ -85,7 +86,12 @@ impl Key {
         if key.len() > MAX_KEY {
             return Err(KeyError::TooLong(key.len()));
         }
-        Ok(Self { rule: None, identity: identity(&[Some(key)]), co_located: None })
+        let mut short = [0; MAX_SHORT];
+        let identity = match encode(key, &mut short) {
+            Some(len) => Text::short(len, short),
+            None => identity(&[Some(key)]),
+        };
+        Ok(Self { rule: None, identity, co_located: None })
     }
 
     /// The counter of exactly these labels, which belongs to no rule.
@@ -130,6 +136,11 @@ impl Key {
 }
 
 impl Text {
+    #[inline]
+    fn short(len: usize, bytes: [u8; MAX_SHORT]) -> Self {
+        Self::Short { len: u8::try_from(len).expect("a short text is short"), bytes }
+    }
+
     fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Short { len, bytes } => &bytes[..usize::from(*len)],
@@ -167,7 +178,7 @@ pub fn encoded_rule(name: &str) -> Arc<str> {
 fn identity(values: &[Option<&[u8]>]) -> Text {
     let mut short = [0; MAX_SHORT];
     if let Some(len) = join_encoded(values, &mut short) {
-        return Text::Short { len: u8::try_from(len).expect("a short text is short"), bytes: short };
+        return Text::short(len, short);
     }
     let mut plain = [0; MAX_PLAIN_IDENTITY];
     if let Some(len) = join_encoded(values, &mut plain) {
@@ -228,21 +239,19 @@ const IS_PLAIN: [bool; 256] = {
 
 /// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
 fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
-    let (mut rest, mut end) = (bytes, 0);
-    while let Some((&byte, after)) = rest.split_first() {
-        if !IS_PLAIN[usize::from(byte)] {
+    let room = text.len();
+    let mut places = text.iter_mut();
+    for &byte in bytes {
+        if IS_PLAIN[usize::from(byte)] {
+            *places.next()? = byte;
+        } else {
             let [high, low] = hex(byte);
-            text.get_mut(end..end + MAX_ENCODED)?.copy_from_slice(&[b'%', high, low]);
-            (rest, end) = (after, end + MAX_ENCODED);
-            continue;
+            for part in [b'%', high, low] {
+                *places.next()? = part;
+            }
         }
-        // most bytes stand for themselves: all that do up to the next that does not, in one piece
-        let plain = after.iter().take_while(|byte| IS_PLAIN[usize::from(**byte)]).count() + 1;
-        let (run, after) = rest.split_at(plain);
-        text.get_mut(end..end + plain)?.copy_from_slice(run);
-        (rest, end) = (after, end + plain);
     }
-    Some(end)
+    Some(room - places.len())
 }
 
 fn hex(byte: u8) -> [u8; 2] {

@@ -90,7 +90,7 @@ pub mod store;
 pub use tollgate_core::{
     Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Picture, Retry, Terms,
     Timestamp, oracle,
-    step::{Admission, Mode},
+    step::{Admission, Mode, Share},
 };
 
 pub use self::{

@@ -8,11 +8,11 @@ mod together;
 use std::{fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tollgate_core::{Cost, Limit, LimitError, Operation, Terms, Timestamp};
+use tollgate_core::{Cost, Limit, LimitError, Operation, Terms, Timestamp, step::Share};
 
 use self::asking::decided_here;
 use crate::{
-    check::CheckError,
+    check::{CheckError, Tier},
     decision::Decision,
     gate::{Gate, Options},
     key::{Key, KeyError},
@@ -367,6 +367,18 @@ impl<S: Store> Limiter<S> {
             return None;
         }
         decided_here(self.begin_by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)))
+    }
+
+    /// What the limit says, as [`Limiter::check_key_here`] decides it, without a decision around it: nothing is allocated for it.
+    #[inline]
+    pub fn check_share_here(&self, key: &[u8], limit: &Limit, cost: Cost) -> Option<Result<Share, Error>> {
+        let key = match Key::without_rule(key) {
+            Ok(key) => key,
+            Err(error) => return Some(Err(error.into())),
+        };
+        let tier = Tier { key, terms: Terms::new(*limit, cost) };
+        let (_, share) = self.inner.gate.decide_one_here(Operation::Check, &tier)?;
+        Some(Ok(share))
     }
 
     /// Would it pass? Changes nothing.

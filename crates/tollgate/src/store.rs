@@ -3,9 +3,13 @@
 use std::{future::Future, time::Duration};
 
 use tokio::time::Instant;
-use tollgate_core::{Algorithm, Answer, Limit, Picture, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Picture, Timestamp};
 
-use crate::{check::Check, key::Key, stats::StoreStats};
+use crate::{
+    check::{Check, Tier},
+    key::Key,
+    stats::StoreStats,
+};
 
 /// Keeps counters and decides over them in one atomic step, on its own clock.
 ///
@@ -51,6 +55,13 @@ pub trait Store: Send + Sync + 'static {
     /// far away does, with a deadline, a place in a queue, and a breaker.
     fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
         let _ = (check, tell);
+        None
+    }
+
+    /// The same for one request that meets one counter, as most do: nothing is made for it but the answer. Where it is left out,
+    /// [`Store::decide_here`] is asked.
+    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
+        let _ = (operation, tier);
         None
     }
 

@@ -182,6 +182,20 @@ impl Pending<'_> {
         self.note(operation, about, verdict, &in_force);
     }
 
+    /// It was a check of one key, and the store decided it by the limit that it came with.
+    #[inline]
+    pub fn decided_key(&self, key: &[u8], cost: Cost, passed: bool) {
+        let Observer { requests, keyed, top, begun, .. } = self.observer;
+        let (request, rule, noted) = if passed {
+            (RequestOutcome::Allowed, RuleOutcome::Allowed, Noted::Passed)
+        } else {
+            (RequestOutcome::Denied, RuleOutcome::Denied, Noted::Refused)
+        };
+        requests.count(Call::Decide(Operation::Check), request);
+        keyed.decided(rule, cost.units());
+        top.note_key(key, noted, self.begun.duration_since(*begun));
+    }
+
     /// It was several in one, that pass together or not at all.
     pub fn decided_together(
         &self,

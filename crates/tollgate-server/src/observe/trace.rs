@@ -10,7 +10,7 @@ use tollgate_core::decision::whole_millis_up;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{
-    Span, debug_span,
+    Level, Span, debug_span,
     field::Empty,
     instrument::{Instrument, Instrumented},
 };
@@ -115,6 +115,12 @@ pub(crate) fn decision_span(transport: Transport, operation: Operation) -> Span 
         tollgate.retry_after_ms = Empty,
         tollgate.source = Empty,
     )
+}
+
+/// Whether anybody wants to know of single decisions.
+#[inline]
+pub(crate) fn is_followed() -> bool {
+    tracing::enabled!(target: TARGET, Level::DEBUG)
 }
 
 /// Says in its span what was decided.

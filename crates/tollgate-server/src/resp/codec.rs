@@ -105,6 +105,8 @@ impl Decoder {
         self.spans.clear();
         let (bytes, read) = match input.first() {
             None => return Ok(Decoded::Partial),
+            // a client's way to say nothing
+            Some(b'*') if input.get(1).is_none_or(|&sign| sign == b'-') => (input, no_array(input)?),
             Some(b'*') => (input, self.array(input)?),
             Some(_) => {
                 let read = self.line(input)?;
@@ -121,16 +123,10 @@ impl Decoder {
 
     /// An array of bulk strings. Where it ends, if it does.
     fn array(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        // a client's way to say nothing
-        if input.starts_with(b"*-1\r\n") {
-            return Ok(Some(b"*-1\r\n".len()));
-        }
-        if b"*-1\r\n".starts_with(input) {
-            return Ok(None);
-        }
         let Some((count, mut at)) = length(input, 1, MAX_ARGUMENTS, ProtocolError::Arguments)? else {
             return Ok(None);
         };
+        self.spans.reserve(count);
         for _ in 0..count {
             match input.get(at) {
                 Some(b'$') => {}
@@ -174,22 +170,44 @@ impl Decoder {
     }
 }
 
+/// `*-1`. Where it ends, if it does.
+#[cold]
+fn no_array(input: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    const NO_ARRAY: &[u8] = b"*-1\r\n";
+    if input.starts_with(NO_ARRAY) {
+        Ok(Some(NO_ARRAY.len()))
+    } else if NO_ARRAY.starts_with(input) {
+        Ok(None)
+    } else {
+        Err(ProtocolError::Arguments)
+    }
+}
+
 /// A length that stands at a place and ends in CRLF, and where it ends, if it does.
+#[inline(always)]
 fn length(
     input: &[u8],
-    mut at: usize,
+    at: usize,
     most: usize,
     error: ProtocolError,
 ) -> Result<Option<(usize, usize)>, ProtocolError> {
     // nearly all have one digit or two
     match *input.get(at..).unwrap_or_default() {
-        [one @ b'0'..=b'9', b'\r', b'\n', ..] => return Ok(Some((digit(one), at + 3))),
-        [ten @ b'0'..=b'9', one @ b'0'..=b'9', b'\r', b'\n', ..] => {
-            let value = 10 * digit(ten) + digit(one);
-            return if value > most { Err(error) } else { Ok(Some((value, at + 4))) };
+        [one @ b'0'..=b'9', b'\r', b'\n', ..] => Ok(Some((digit(one), at + 3))),
+        [ten @ b'0'..=b'9', one @ b'0'..=b'9', b'\r', b'\n', ..] if 10 * digit(ten) + digit(one) <= most => {
+            Ok(Some((10 * digit(ten) + digit(one), at + 4)))
         }
-        _ => {}
+        _ => any_length(input, at, most, error),
     }
+}
+
+#[inline(never)]
+fn any_length(
+    input: &[u8],
+    mut at: usize,
+    most: usize,
+    error: ProtocolError,
+) -> Result<Option<(usize, usize)>, ProtocolError> {
     let (start, mut value) = (at, 0);
     loop {
         match input.get(at) {

@@ -107,7 +107,16 @@ pub(super) static COMMANDS: [Entry; 16] = [
 ];
 
 /// The command of a name, in small letters or capitals.
+#[inline]
 pub(super) fn find(name: &[u8]) -> Option<&'static Entry> {
+    match name {
+        // as nearly all are, and as clients write it
+        b"CL.THROTTLE" | b"cl.throttle" => COMMANDS.first(),
+        _ => find_any(name),
+    }
+}
+
+fn find_any(name: &[u8]) -> Option<&'static Entry> {
     let mut word = [0; MAX_NAME];
     word.get_mut(..name.len())?.copy_from_slice(name);
     word.make_ascii_lowercase();

@@ -18,7 +18,7 @@ use super::{
     codec::{Command, Decoded, Decoder},
     commands::{Entry, Verb},
     error::Error,
-    question::{Ask, Question},
+    question::{Ask, LastLimit, Question, Throttle},
     reply::Replies,
     session::{Next, Session},
     together::Together,
@@ -47,6 +47,9 @@ pub const MAX_REPLIES: usize = 64 << 10;
 
 /// How long a client may go on sending, unheard, after the last answer: it would not get that answer otherwise.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// After how many commands the runtime is asked whether others have waited long enough.
+const COMMANDS_AT_ONCE: u64 = 8;
 
 /// How much is read at once.
 const READ_ROOM: usize = 16 << 10;
@@ -77,6 +80,7 @@ impl<S: Store> Endpoint<S> {
             input: BytesMut::new(),
             decoder: Decoder::default(),
             replies: Replies::default(),
+            last: LastLimit::default(),
             together: Together::default(),
         };
         // A connection that breaks off is its client's affair.
@@ -113,6 +117,7 @@ struct Connection<'a, I, S> {
     input: BytesMut,
     decoder: Decoder,
     replies: Replies,
+    last: LastLimit,
     together: Together,
 }
 
@@ -176,15 +181,17 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
             match self.decoder.decode(&self.input[read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
                 Ok(Decoded::Empty(len)) => read += len,
-                Ok(Decoded::Command(command, _)) if is_http(&command) => break Next::Leave,
                 Ok(Decoded::Command(command, len)) => {
                     (read, served) = (read + len, served + 1);
                     asking.get_or_insert_with(|| voice.asks());
-                    // asks the runtime whether others have waited long enough
-                    consume_budget().await;
+                    if served % COMMANDS_AT_ONCE == 0 {
+                        // asks the runtime whether others have waited long enough
+                        consume_budget().await;
+                    }
                     let mut asked = Asked {
                         desk: self.desk,
                         is_far: self.is_far,
+                        last: &mut self.last,
                         together: &mut self.together,
                         replies: &mut self.replies,
                     };
@@ -247,6 +254,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
 struct Asked<'a, S> {
     desk: &'a Desk<S>,
     is_far: bool,
+    last: &'a mut LastLimit,
     together: &'a mut Together,
     replies: &'a mut Replies,
 }
@@ -258,10 +266,25 @@ impl<S: Store> Asked<'_, S> {
         if self.is_far {
             return false;
         }
-        let Ok(Entry { verb: verb @ (Verb::Throttle | Verb::Check), .. }) = session.find(command) else {
-            return false;
-        };
-        let Some(Ok(question)) = Question::read(self.desk, *verb, command) else { return false };
+        match session.find(command) {
+            Ok(Entry { verb: Verb::Throttle, .. }) => self.is_throttled_here(command),
+            Ok(Entry { verb: Verb::Check, .. }) => self.is_checked_here(command),
+            _ => false,
+        }
+    }
+
+    fn is_throttled_here(&mut self, command: &Command<'_>) -> bool {
+        let Ok(throttle) = Throttle::read(command, self.last) else { return false };
+        match self.desk.check_key_here(CALLER.transport, throttle.key, throttle.limit, throttle.cost) {
+            Some(Ok(share)) => throttle.answer(&share, self.replies),
+            Some(Err(error)) => self.replies.error(Error::from(error)),
+            None => return false,
+        }
+        true
+    }
+
+    fn is_checked_here(&mut self, command: &Command<'_>) -> bool {
+        let Some(Ok(question)) = Question::read(self.desk, Verb::Check, command) else { return false };
         match self.desk.check_here(CALLER.transport, &question.subject) {
             Some(Ok(decision)) => question.answer(&decision, self.replies),
             Some(Err(error)) => self.replies.error(Error::from(error)),
@@ -272,7 +295,10 @@ impl<S: Store> Asked<'_, S> {
 
     /// Answers one command, or keeps its question to ask it together with others.
     async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
-        let Self { desk, is_far, together, replies } = self;
+        let Self { desk, is_far, together, replies, .. } = self;
+        if is_http(command) {
+            return Next::Leave;
+        }
         let found = session.find(command);
         let question = match &found {
             Ok(entry) => Question::read(desk, entry.verb, command).transpose(),

@@ -2,7 +2,9 @@
 //!
 //! A number is digits and nothing else: no sign, no fraction, no exponent, no space.
 
-use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Store};
+use std::time::Duration;
+
+use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Retry, Share, Store};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 
 use super::{
@@ -20,6 +22,24 @@ pub(super) struct Question {
     pub(super) subject: Subject,
     form: Form,
 }
+
+/// What `CL.THROTTLE` asks.
+pub(super) struct Throttle<'a> {
+    pub(super) key: &'a [u8],
+    pub(super) limit: &'a Limit,
+    pub(super) cost: Cost,
+}
+
+/// The limit that a client asked by last, and its numbers. Most ask by one all the time, and to make a limit takes longer than to
+/// read its numbers.
+#[derive(Debug)]
+pub(super) struct LastLimit {
+    numbers: CellNumbers,
+    limit: Limit,
+}
+
+/// `[max_burst, count, period]`.
+type CellNumbers = [u64; 3];
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +66,7 @@ impl Question {
     ) -> Option<Result<Self, Error>> {
         let rules = |operation| by_rules(desk, Ask::Decide(operation), command.get(1), command, 2);
         Some(match verb {
-            Verb::Throttle => throttle(command),
+            Verb::Throttle => Throttle::read(command, &mut LastLimit::default()).map(Self::from),
             Verb::Check => rules(Operation::Check),
             Verb::Charge => rules(Operation::Charge),
             Verb::Refund => rules(Operation::Refund { at: None }),
@@ -80,41 +100,95 @@ impl Question {
     /// Writes the decision.
     pub(super) fn answer(&self, decision: &Decision, replies: &mut Replies) {
         match (self.form, &self.subject) {
-            (Form::Cell, Subject::Key { limit, .. }) => as_cell(decision, limit, replies),
+            (Form::Cell, Subject::Key { limit, .. }) => {
+                // where the store did not answer and the request passes, nothing is known to be used
+                let remaining = decision.remaining().unwrap_or(limit.capacity());
+                let reset_after = decision.reset_after().unwrap_or_default();
+                as_cell(
+                    limit,
+                    decision.is_allowed(),
+                    remaining,
+                    decision.retry_after(),
+                    reset_after,
+                    replies,
+                );
+            }
             _ => as_tollgate(decision, replies),
         }
     }
 }
 
-/// `CL.THROTTLE key max_burst count period [quantity]`.
-fn throttle(command: &Command<'_>) -> Result<Question, Error> {
-    let (Some(key), Some(max_burst), Some(count), Some(period), quantity, true) =
-        (command.get(1), command.get(2), command.get(3), command.get(4), command.get(5), command.len() <= 6)
-    else {
-        return Err(Error::cell(
-            "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
-        ));
-    };
-    let [max_burst, count, period] = match [max_burst, count, period].map(whole) {
-        [Some(max_burst), Some(count), Some(period)] => [max_burst, count, period],
-        _ => [
-            cell_number("max_burst", max_burst)?,
-            cell_number("count per period", count)?,
-            cell_number("period", period)?,
-        ],
-    };
-    let cost = match quantity {
-        Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
-        None => Cost::ONE,
-    };
+impl<'a> Throttle<'a> {
+    /// `CL.THROTTLE key max_burst count period [quantity]`.
+    pub(super) fn read(command: &Command<'a>, last: &'a mut LastLimit) -> Result<Self, Error> {
+        let (Some(key), Some(max_burst), Some(count), Some(period), quantity, true) = (
+            command.get(1),
+            command.get(2),
+            command.get(3),
+            command.get(4),
+            command.get(5),
+            command.len() <= 6,
+        ) else {
+            return Err(Error::cell(
+                "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
+            ));
+        };
+        let numbers = match (whole(max_burst), whole(count), whole(period)) {
+            (Some(max_burst), Some(count), Some(period)) => [max_burst, count, period],
+            _ => [
+                cell_number("max_burst", max_burst)?,
+                cell_number("count per period", count)?,
+                cell_number("period", period)?,
+            ],
+        };
+        let cost = match quantity {
+            Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
+            None => Cost::ONE,
+        };
+        Ok(Self { key, limit: last.of(numbers)?, cost })
+    }
+
+    /// Writes what its limit says.
+    pub(super) fn answer(&self, share: &Share, replies: &mut Replies) {
+        let retry_after = match share.retry {
+            Some(Retry::After(wait)) => Some(wait),
+            Some(Retry::Never) | None => None,
+        };
+        as_cell(self.limit, share.passes, share.remaining, retry_after, share.reset_after, replies);
+    }
+}
+
+impl From<Throttle<'_>> for Question {
+    fn from(Throttle { key, limit, cost }: Throttle<'_>) -> Self {
+        let subject = Subject::Key { key: key.to_vec(), limit: *limit, cost };
+        Self { ask: Ask::Decide(Operation::Check), subject, form: Form::Cell }
+    }
+}
+
+impl Default for LastLimit {
+    fn default() -> Self {
+        let numbers = [0, 1, 1];
+        Self { numbers, limit: cell_limit(numbers).expect("one a second is a limit") }
+    }
+}
+
+impl LastLimit {
+    #[inline]
+    fn of(&mut self, numbers: CellNumbers) -> Result<&Limit, Error> {
+        if self.numbers != numbers {
+            *self = Self { numbers, limit: cell_limit(numbers)? };
+        }
+        Ok(&self.limit)
+    }
+}
+
+fn cell_limit([max_burst, count, period]: CellNumbers) -> Result<Limit, Error> {
     if count == 0 || period == 0 {
         return Err(Error::cell("Zero rates are not supported"));
     }
-    let limit = Limit::new(Algorithm::TokenBucket, count, std::time::Duration::from_secs(period))
+    Limit::new(Algorithm::TokenBucket, count, Duration::from_secs(period))
         .and_then(|limit| limit.with_burst(max_burst.saturating_add(1)))
-        .map_err(Error::mistake)?;
-    let subject = Subject::Key { key: key.to_vec(), limit, cost };
-    Ok(Question { ask: Ask::Decide(Operation::Check), subject, form: Form::Cell })
+        .map_err(Error::mistake)
 }
 
 /// A number of redis-cell's: it takes 64 bits and a sign, and we no sign.
@@ -191,26 +265,42 @@ pub(super) fn whole(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
+    let always_fits = text.len() <= ALWAYS_FIT;
     let mut number = 0_u64;
     for &byte in text {
         let digit = u64::from(byte.wrapping_sub(b'0'));
         if digit > 9 {
             return None;
         }
-        number = number.checked_mul(10)?.checked_add(digit)?;
+        number = if always_fits {
+            number.wrapping_mul(10).wrapping_add(digit)
+        } else {
+            number.checked_mul(10)?.checked_add(digit)?
+        };
     }
     Some(number)
 }
 
-/// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`. Where the store did not answer and the
-/// request passes, nothing is known to be used.
-fn as_cell(decision: &Decision, limit: &Limit, replies: &mut Replies) {
-    replies.array(5);
-    replies.integer(i64::from(!decision.is_allowed()));
-    replies.count(limit.capacity());
-    replies.count(decision.remaining().unwrap_or(limit.capacity()));
-    replies.count_or_none(decision.retry_after().map(whole_seconds_up));
-    replies.count(decision.reset_after().map_or(0, whole_seconds_up));
+/// So many digits are always a number that fits.
+const ALWAYS_FIT: usize = 19;
+
+/// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`.
+#[inline]
+fn as_cell(
+    limit: &Limit,
+    is_allowed: bool,
+    remaining: u64,
+    retry_after: Option<Duration>,
+    reset_after: Duration,
+    replies: &mut Replies,
+) {
+    replies.counts([
+        Some(u64::from(!is_allowed)),
+        Some(limit.capacity()),
+        Some(remaining),
+        retry_after.map(whole_seconds_up),
+        Some(whole_seconds_up(reset_after)),
+    ]);
 }
 
 /// `[allowed 0|1, limit, remaining, retry_after_ms (-1 none), reset_after_ms, rule, degraded 0|1, at_us]`; -1 and null

@@ -8,7 +8,11 @@ const MAX_ERROR: usize = 512;
 /// The longest number, with its kind, its sign and its end, in bytes.
 const MAX_NUMBER: usize = 24;
 
-const DIGITS: &[u8; 10] = b"0123456789";
+/// The most numbers that are written in one piece.
+const MAX_COUNTS: usize = 5;
+
+/// The largest number of the protocol.
+const MAX_COUNT: u64 = i64::MAX.unsigned_abs();
 
 /// The versions of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +74,7 @@ impl Replies {
 
     /// A number that is never negative; what does not fit counts as the largest.
     pub(super) fn count(&mut self, value: u64) {
-        self.integer(i64::try_from(value).unwrap_or(i64::MAX));
+        self.number(b':', false, value.min(MAX_COUNT));
     }
 
     /// A number, or -1 where there is none.
@@ -79,6 +83,19 @@ impl Replies {
             Some(value) => self.count(value),
             None => self.integer(-1),
         }
+    }
+
+    /// An array of such numbers.
+    pub(super) fn counts<const N: usize>(&mut self, values: [Option<u64>; N]) {
+        const { assert!(N <= MAX_COUNTS) };
+        let mut text = [0; (MAX_COUNTS + 1) * MAX_NUMBER];
+        let mut start = text.len();
+        for value in values.into_iter().rev() {
+            let (is_negative, value) = value.map_or((true, 1), |value| (false, value.min(MAX_COUNT)));
+            start = number_before(start, &mut text, b':', is_negative, value);
+        }
+        start = number_before(start, &mut text, b'*', false, N as u64);
+        self.bytes.extend_from_slice(&text[start..]);
     }
 
     pub(super) fn bulk(&mut self, text: &[u8]) {
@@ -124,26 +141,10 @@ impl Replies {
         self.number(kind, false, u64::try_from(len).unwrap_or(u64::MAX));
     }
 
-    /// Written from its end, with what stands around it, so that it is added in one piece: most replies are numbers.
-    fn number(&mut self, kind: u8, is_negative: bool, mut value: u64) {
+    fn number(&mut self, kind: u8, is_negative: bool, value: u64) {
         let mut text = [0; MAX_NUMBER];
-        text[MAX_NUMBER - 2..].copy_from_slice(b"\r\n");
-        let mut at = MAX_NUMBER - 2;
-        loop {
-            at -= 1;
-            text[at] = DIGITS[usize::try_from(value % 10).unwrap_or_default()];
-            value /= 10;
-            if value == 0 {
-                break;
-            }
-        }
-        if is_negative {
-            at -= 1;
-            text[at] = b'-';
-        }
-        at -= 1;
-        text[at] = kind;
-        self.bytes.extend_from_slice(&text[at..]);
+        let start = number_before(text.len(), &mut text, kind, is_negative, value);
+        self.bytes.extend_from_slice(&text[start..]);
     }
 
     fn head(&mut self, kind: u8, text: &[u8]) {
@@ -156,6 +157,31 @@ impl Replies {
     fn end(&mut self) {
         self.bytes.extend_from_slice(b"\r\n");
     }
+}
+
+/// Writes a number, with what stands around it, to the end of a text, as its digits come. Where it begins: most replies are
+/// numbers, and so are added in one piece.
+#[inline(always)]
+fn number_before(end: usize, text: &mut [u8], kind: u8, is_negative: bool, mut value: u64) -> usize {
+    let mut start = end - 2;
+    text[start..end].copy_from_slice(b"\r\n");
+    let mut put = |byte| {
+        start = start.wrapping_sub(1);
+        text[start] = byte;
+    };
+    loop {
+        let (rest, digit) = (value / 10, value % 10);
+        put(b'0' + u8::try_from(digit).unwrap_or_default());
+        if rest == 0 {
+            break;
+        }
+        value = rest;
+    }
+    if is_negative {
+        put(b'-');
+    }
+    put(kind);
+    start
 }
 
 /// Writes the beginning of a text, as many bytes as it has room for.
@@ -192,10 +218,12 @@ mod tests {
             replies.null();
             replies.array(2);
             replies.map(3);
+            replies.counts([Some(0), None, Some(u64::MAX), Some(10), Some(1_234_567)]);
         };
         let same = "+OK\r\n:-1\r\n:9223372036854775807\r\n:-1\r\n$4\r\na\r\nb\r\n";
-        assert_eq!(written(Protocol::Resp2, all), format!("{same}$-1\r\n*2\r\n*6\r\n"));
-        assert_eq!(written(Protocol::Resp3, all), format!("{same}_\r\n*2\r\n%3\r\n"));
+        let counts = "*5\r\n:0\r\n:-1\r\n:9223372036854775807\r\n:10\r\n:1234567\r\n";
+        assert_eq!(written(Protocol::Resp2, all), format!("{same}$-1\r\n*2\r\n*6\r\n{counts}"));
+        assert_eq!(written(Protocol::Resp3, all), format!("{same}_\r\n*2\r\n%3\r\n{counts}"));
     }
 
     #[test]

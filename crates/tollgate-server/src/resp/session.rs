@@ -49,33 +49,50 @@ impl Session {
     }
 
     /// The command of a name, if the client may use it so.
+    #[inline]
     pub(super) fn find(&mut self, command: &Command<'_>) -> Result<&'static Entry, Error> {
         self.renew();
         let entry = commands::find(command.name());
-        if self.granted.is_none() && !entry.is_some_and(Entry::is_open) {
-            return Err(Error::new("NOAUTH", "Authentication required."));
+        match entry {
+            Some(entry) if entry.takes(command.len()) && entry.needs.are_met_by(self.granted.as_ref()) => {
+                Ok(entry)
+            }
+            _ => Err(self.refusal(entry, command)),
         }
-        let entry = entry.ok_or_else(|| unknown(command))?;
-        if !entry.takes(command.len()) {
-            return Err(Error::arity(entry.name));
+    }
+
+    /// Why the client may not use a command so.
+    #[cold]
+    fn refusal(&self, entry: Option<&Entry>, command: &Command<'_>) -> Error {
+        match entry {
+            entry if self.granted.is_none() && !entry.is_some_and(Entry::is_open) => {
+                Error::new("NOAUTH", "Authentication required.")
+            }
+            None => unknown(command),
+            Some(entry) if !entry.takes(command.len()) => Error::arity(entry.name),
+            Some(entry) => {
+                let text = format_args!("this token has no permission to run the '{}' command", entry.name);
+                Error::new("NOPERM", text)
+            }
         }
-        if !entry.needs.are_met_by(self.granted.as_ref()) {
-            let text = format_args!("this token has no permission to run the '{}' command", entry.name);
-            return Err(Error::new("NOPERM", text));
-        }
-        Ok(entry)
     }
 
     /// Looks again who the client is, if tokens have changed since: one that was taken back lets nobody in.
+    #[inline]
     fn renew(&mut self) {
         let changes = self.access.changes();
         if changes != self.changes {
-            self.granted = match &self.granted {
-                Some(granted) => self.access.renewed(granted),
-                None => access::at_first(&self.access),
-            };
-            self.changes = changes;
+            self.look_again(changes);
         }
+    }
+
+    #[cold]
+    fn look_again(&mut self, changes: u64) {
+        self.granted = match &self.granted {
+            Some(granted) => self.access.renewed(granted),
+            None => access::at_first(&self.access),
+        };
+        self.changes = changes;
     }
 
     /// Answers a command that asks nothing about counters.

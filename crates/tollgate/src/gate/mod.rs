@@ -162,6 +162,13 @@ impl<S: Store> Gate<S> {
         Some(Told { at })
     }
 
+    /// Decides one request that meets one counter, if the store is in this process. When, and what it says.
+    #[inline]
+    pub(crate) fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Timestamp, Share)> {
+        let (answer, at) = self.shared.store.decide_one_here(operation, tier)?;
+        Some((at, answer.share(&tier.terms, 0, 1)))
+    }
+
     /// Decides one request that has to wait. The answer comes by the deadline, or sooner if the caller waits no longer, or
     /// there is none.
     pub(crate) async fn ask_store(

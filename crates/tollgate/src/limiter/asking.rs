@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{
     Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
@@ -24,6 +24,7 @@ use crate::{
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
 
 /// What is to be said of a tier when its answer comes, once.
+#[derive(Default)]
 pub(super) struct Asked {
     pub(super) rule: Option<Arc<str>>,
     pub(super) unit: Unit,
@@ -72,19 +73,39 @@ impl<S: Store> Limiter<S> {
         self.finish(begun).await
     }
 
+    #[inline]
     pub(super) fn begin_by_limit(
         &self,
         operation: Operation,
         key: &[u8],
         terms: Terms,
     ) -> Result<Begun, Error> {
-        let check = Check::of_one(operation, Tier { key: Key::without_rule(key)?, terms });
-        let (unit, on_store_failure) = (Unit::default(), OnStoreFailure::default());
-        let mut asked = [Asked { rule: None, unit, on_store_failure }];
-        Ok(match self.decide_here(&check, &mut asked, Vec::new()) {
-            Ok(decision) => Begun::Decided(decision),
-            Err(refusing) => Begun::Waits(Box::new(Question { check, asked: asked.into(), refusing })),
-        })
+        let tier = Tier { key: Key::without_rule(key)?, terms };
+        Ok(self.begin_by_one(operation, tier, Asked::default()))
+    }
+
+    /// A request that meets one counter, as most do: where the store is in this process, nothing is made for it but the
+    /// decision.
+    #[inline]
+    fn begin_by_one(&self, operation: Operation, tier: Tier, mut asked: Asked) -> Begun {
+        match self.inner.gate.decide_one_here(operation, &tier) {
+            Some((at, share)) => {
+                Begun::Decided(Decision::of_one(asked.decision(&tier.terms, share), at, Source::Store))
+            }
+            None => self.begin(Check::of_one(operation, tier), smallvec![asked], Vec::new()),
+        }
+    }
+
+    /// Decides what needs no waiting: without a future, which would have to be made and moved for nothing.
+    fn begin(&self, check: Check, mut asked: SmallVec<[Asked; 1]>, mut refusing: Vec<TierDecision>) -> Begun {
+        let mut said = Vec::with_capacity(asked.len() + refusing.len());
+        match self.settle_here(&mut asked, &check, |_, tier| said.push(tier)) {
+            Some(settled) => {
+                said.append(&mut refusing);
+                Begun::Decided(settled.decision(said))
+            }
+            None => Begun::Waits(Box::new(Question { check, asked, refusing })),
+        }
     }
 
     pub(super) async fn by_rules(
@@ -105,7 +126,7 @@ impl<S: Store> Limiter<S> {
         costs: &Costs,
         only: Option<&[&str]>,
     ) -> Result<Begun, Error> {
-        let (mut asked, mut tiers) = (SmallVec::new(), Tiers::new());
+        let (mut asked, mut tiers) = (SmallVec::<[Asked; 1]>::new(), Tiers::new());
         let mut refusing = Vec::new();
         let rules = self.inner.rules.load();
         known(&rules, only)?;
@@ -129,29 +150,13 @@ impl<S: Store> Limiter<S> {
         if is_refused || tiers.is_empty() {
             return Ok(Begun::Decided(Decision::of_tiers(refusing, None, Source::Local)));
         }
-        let check = Check::of(operation, tiers)?;
-        Ok(match self.decide_here(&check, &mut asked, refusing) {
-            Ok(decision) => Begun::Decided(decision),
-            Err(refusing) => Begun::Waits(Box::new(Question { check, asked, refusing })),
-        })
-    }
-
-    /// Decides what needs no waiting: without a future, which would have to be made and moved for nothing. Else gives
-    /// back what it was given.
-    fn decide_here(
-        &self,
-        check: &Check,
-        asked: &mut [Asked],
-        mut refusing: Vec<TierDecision>,
-    ) -> Result<Decision, Vec<TierDecision>> {
-        let mut said = Vec::with_capacity(asked.len() + refusing.len());
-        match self.settle_here(asked, check, |_, tier| said.push(tier)) {
-            Some(settled) => {
-                said.append(&mut refusing);
-                Ok(settled.decision(said))
-            }
-            None => Err(refusing),
+        if refusing.is_empty()
+            && tiers.len() == 1
+            && let (Some(tier), Some(asked)) = (tiers.pop(), asked.pop())
+        {
+            return Ok(self.begin_by_one(operation, tier, asked));
         }
+        Ok(self.begin(Check::of(operation, tiers)?, asked, refusing))
     }
 
     async fn finish(&self, begun: Begun) -> Result<Decision, Error> {

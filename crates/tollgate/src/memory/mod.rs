@@ -162,6 +162,11 @@ impl Store for MemoryStore {
         Some(at)
     }
 
+    #[inline]
+    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
+        Some(self.decide_one(&tier.key, &tier.terms, operation, 1))
+    }
+
     fn lane(&self, _: &Check) -> u64 {
         0
     }
