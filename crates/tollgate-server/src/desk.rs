@@ -4,9 +4,10 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tollgate::{
-    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store,
+    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store, Tier,
     Together,
 };
 use tracing::Instrument;
@@ -15,6 +16,9 @@ use crate::{
     labels::{CleanError, LabelPolicy},
     observe::{About, Call, Observer, history, trace},
 };
+
+/// How many keys are checked at once at most, where the store is in this process.
+pub const MAX_KEYS_AT_ONCE: usize = 16;
 
 /// The one way from a front end to a decision. Cheap to clone.
 pub struct Desk<S> {
@@ -224,28 +228,30 @@ impl<S: Store> Desk<S> {
         Some(decided)
     }
 
-    /// What a limit says to a check of one key, where there is nothing to wait for and nobody follows traces; else nothing was
-    /// asked.
+    /// Whether [`Desk::check_keys_here`] can be asked: there is nothing to wait for, and nobody follows traces.
     #[inline]
-    pub fn check_key_here(
+    pub fn has_keys_here(&self) -> bool {
+        !trace::is_followed() && self.inner.limiter.check_each_here(&[], |_, _| {})
+    }
+
+    /// Checks keys one after the other, by limits of their own, and tells what each limit says, by its place. `key` is how each
+    /// was sent.
+    pub fn check_keys_here<'a>(
         &self,
         transport: Transport,
-        key: &[u8],
-        limit: &Limit,
-        cost: Cost,
-    ) -> Option<Result<Share, Error>> {
+        key: impl Fn(usize) -> &'a [u8],
+        tiers: &[Tier],
+        mut tell: impl FnMut(usize, &Share),
+    ) {
         let Inner { limiter, observer, .. } = &*self.inner;
-        if limiter.store().is_remote() || trace::is_followed() {
-            return None;
-        }
         let begun = observer.now();
-        let said = limiter.check_share_here(key, limit, cost)?;
-        let pending = observer.begin_at(transport, begun);
-        match &said {
-            Ok(share) => pending.decided_key(key, cost, share.passes),
-            Err(error) => pending.failed(Call::Decide(Operation::Check), error),
+        let mut shares = SmallVec::<[Share; MAX_KEYS_AT_ONCE]>::new();
+        limiter.check_each_here(tiers, |_, share| shares.push(share));
+        let checks = observer.checks_of_keys(transport, begun);
+        for (place, (share, tier)) in shares.iter().zip(tiers).enumerate() {
+            checks.decided(key(place), tier.terms.cost, share.passes);
+            tell(place, share);
         }
-        Some(said)
     }
 
     async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {

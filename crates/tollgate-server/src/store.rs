@@ -121,6 +121,13 @@ impl Store for AnyStore {
         }
     }
 
+    fn check_each_here(&self, tiers: &[Tier], tell: &mut dyn FnMut(&Answer)) -> bool {
+        match self {
+            Self::Memory(store) => store.check_each_here(tiers, tell),
+            Self::Redis(store) => store.check_each_here(tiers, tell),
+        }
+    }
+
     async fn decide_each(
         &self,
         checks: &[Check],

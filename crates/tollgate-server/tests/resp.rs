@@ -301,6 +301,52 @@ async fn a_pipeline_is_answered_in_order_wherever_it_is_cut() {
     }
 }
 
+/// Many throttles in a row are decided at once, and what comes between them waits for them.
+#[tokio::test]
+async fn a_pipeline_means_the_same_as_its_commands_one_after_another() {
+    let long = "k".repeat(1025);
+    let mut chance = 1_u64;
+    let mut any = |count: usize| {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(chance >> 33).unwrap() % count
+    };
+    let commands: Vec<Vec<u8>> = (0..500)
+        .map(|place| {
+            let key = format!("key:{}", any(9));
+            let words = match any(30) {
+                0 => "PING".to_owned(),
+                1 => "TG.CHECK 1 route login ip 1".to_owned(),
+                2 => format!("CL.THROTTLE {key} 3 x 60"),
+                3 => format!("CL.THROTTLE {long} 3 1 60"),
+                4 => format!("CL.THROTTLE {key} 3 0 60"),
+                5 => format!("ECHO {place}"),
+                6..12 => format!("CL.THROTTLE {key} {} 1 3600 {}", any(40), any(5)),
+                12..14 => format!("CL.THROTTLE {key}{place} 3 1 60"),
+                _ => format!("CL.THROTTLE {key} 15 30 3600"),
+            };
+            let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
+            command(&words)
+        })
+        .collect();
+    let one_by_one = Api::with_login_rule();
+    let mut client = one_by_one.connect();
+    let mut expected = Vec::new();
+    for command in &commands {
+        client.send(command).await;
+        client.send(&self::command(&[b"ECHO", b"end of this"])).await;
+        let end = b"$11\r\nend of this\r\n";
+        let start = expected.len();
+        while !expected[start..].ends_with(end) {
+            expected.push(client.io.read_u8().await.unwrap());
+        }
+        expected.truncate(expected.len() - end.len());
+    }
+    let answers = Api::with_login_rule().send(&commands.concat()).await;
+    assert_eq!(answers.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    let refused = expected.windows(8).filter(|bytes| bytes == b"*5\r\n:1\r\n").count();
+    assert!(refused > 50, "{refused}");
+}
+
 #[tokio::test]
 async fn answers_come_without_waiting_for_the_rest_of_a_pipeline() {
     let api = Api::without_rules();

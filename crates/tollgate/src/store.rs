@@ -65,6 +65,13 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Checks counters one after the other, each for a request of its own, and tells what each says, if the store is in this
+    /// process. Whether it is, which never changes; where it is not, nothing happens.
+    fn check_each_here(&self, tiers: &[Tier], tell: &mut dyn FnMut(&Answer)) -> bool {
+        let _ = (tiers, tell);
+        false
+    }
+
     /// Whether asking costs a round trip, which several checks had better share.
     fn is_remote(&self) -> bool;
 

@@ -67,6 +67,15 @@ pub struct Pending<'a> {
     begun: Instant,
 }
 
+/// Checks of keys, by limits that they came with, that the store has decided.
+pub(crate) struct KeyChecks<'a> {
+    observer: &'a Observer,
+    transport: Transport,
+    /// When they were asked, since the observer began.
+    begun: Duration,
+    took: Duration,
+}
+
 /// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -136,6 +145,12 @@ impl Observer {
         Pending { observer: self, transport, begun }
     }
 
+    /// Checks of keys were asked then, and have been decided.
+    pub(crate) fn checks_of_keys(&self, transport: Transport, begun: Instant) -> KeyChecks<'_> {
+        let took = self.now().duration_since(begun);
+        KeyChecks { observer: self, transport, begun: begun.duration_since(self.begun), took }
+    }
+
     pub(crate) fn now(&self) -> Instant {
         self.clock.now()
     }
@@ -180,20 +195,6 @@ impl Pending<'_> {
         self.observer.requests.count(Call::Decide(operation), outcome::of_request(decision));
         let verdict = Verdict { decision, passed: decision.is_allowed() };
         self.note(operation, about, verdict, &in_force);
-    }
-
-    /// It was a check of one key, and the store decided it by the limit that it came with.
-    #[inline]
-    pub fn decided_key(&self, key: &[u8], cost: Cost, passed: bool) {
-        let Observer { requests, keyed, top, begun, .. } = self.observer;
-        let (request, rule, noted) = if passed {
-            (RequestOutcome::Allowed, RuleOutcome::Allowed, Noted::Passed)
-        } else {
-            (RequestOutcome::Denied, RuleOutcome::Denied, Noted::Refused)
-        };
-        requests.count(Call::Decide(Operation::Check), request);
-        keyed.decided(rule, cost.units());
-        top.note_key(key, noted, self.begun.duration_since(*begun));
     }
 
     /// It was several in one, that pass together or not at all.
@@ -312,6 +313,24 @@ impl Pending<'_> {
             About::Rules { labels, .. } => top.note_labels(labels, noted, now),
             About::Key { key, .. } => top.note_key(key, noted, now),
         }
+    }
+}
+
+impl KeyChecks<'_> {
+    /// One of them was decided.
+    #[inline]
+    pub(crate) fn decided(&self, key: &[u8], cost: Cost, passed: bool) {
+        let Observer { transports, requests, keyed, top, .. } = self.observer;
+        let (request, rule, noted) = if passed {
+            (RequestOutcome::Allowed, RuleOutcome::Allowed, Noted::Passed)
+        } else {
+            (RequestOutcome::Denied, RuleOutcome::Denied, Noted::Refused)
+        };
+        requests.count(Call::Decide(Operation::Check), request);
+        keyed.decided(rule, cost.units());
+        top.note_key(key, noted, self.begun);
+        transports[self.transport as usize].entered();
+        transports[self.transport as usize].left(self.took);
     }
 }
 

@@ -15,6 +15,7 @@ use tollgate::{Operation, Store};
 
 use super::{
     CALLER, Endpoint,
+    at_once::AtOnce,
     codec::{Command, Decoded, Decoder},
     commands::{Entry, Verb},
     error::Error,
@@ -75,12 +76,14 @@ impl<S: Store> Endpoint<S> {
             io,
             desk: &self.desk,
             is_far: self.desk.limiter().store().is_remote(),
+            has_keys_here: self.desk.has_keys_here(),
             endpoint: self,
             session: Session::new(present.id, self.access.clone()),
             input: BytesMut::new(),
             decoder: Decoder::default(),
             replies: Replies::default(),
             last: LastLimit::default(),
+            at_once: AtOnce::default(),
             together: Together::default(),
         };
         // A connection that breaks off is its client's affair.
@@ -111,6 +114,8 @@ struct Connection<'a, I, S> {
     desk: &'a Desk<S>,
     /// Whether asking costs a round trip.
     is_far: bool,
+    /// Whether throttles can be decided at once.
+    has_keys_here: bool,
     endpoint: &'a Endpoint<S>,
     session: Session,
     /// What has arrived and is not answered yet.
@@ -118,6 +123,7 @@ struct Connection<'a, I, S> {
     decoder: Decoder,
     replies: Replies,
     last: LastLimit,
+    at_once: AtOnce,
     together: Together,
 }
 
@@ -191,7 +197,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     let mut asked = Asked {
                         desk: self.desk,
                         is_far: self.is_far,
+                        has_keys_here: self.has_keys_here,
                         last: &mut self.last,
+                        at_once: &mut self.at_once,
                         together: &mut self.together,
                         replies: &mut self.replies,
                     };
@@ -206,6 +214,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     }
                 }
                 Err(error) => {
+                    self.at_once.answer(self.desk, &mut self.replies);
                     self.together.answer(self.desk, &mut self.replies).await;
                     self.endpoint.numbers.broke_protocol();
                     self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
@@ -213,6 +222,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                 }
             }
         };
+        self.at_once.answer(self.desk, &mut self.replies);
         self.together.answer(self.desk, &mut self.replies).await;
         drop(asking);
         self.endpoint.numbers.served(served);
@@ -254,7 +264,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
 struct Asked<'a, S> {
     desk: &'a Desk<S>,
     is_far: bool,
+    has_keys_here: bool,
     last: &'a mut LastLimit,
+    at_once: &'a mut AtOnce,
     together: &'a mut Together,
     replies: &'a mut Replies,
 }
@@ -273,18 +285,24 @@ impl<S: Store> Asked<'_, S> {
         }
     }
 
+    /// Keeps a throttle for a moment, to have it decided with those that follow.
     fn is_throttled_here(&mut self, command: &Command<'_>) -> bool {
+        if !self.has_keys_here {
+            return false;
+        }
         let Ok(throttle) = Throttle::read(command, self.last) else { return false };
-        match self.desk.check_key_here(CALLER.transport, throttle.key, throttle.limit, throttle.cost) {
-            Some(Ok(share)) => throttle.answer(&share, self.replies),
-            Some(Err(error)) => self.replies.error(Error::from(error)),
-            None => return false,
+        if !self.at_once.add(&throttle) {
+            return false;
+        }
+        if self.at_once.is_full() {
+            self.at_once.answer(self.desk, self.replies);
         }
         true
     }
 
     fn is_checked_here(&mut self, command: &Command<'_>) -> bool {
         let Some(Ok(question)) = Question::read(self.desk, Verb::Check, command) else { return false };
+        self.at_once.answer(self.desk, self.replies);
         match self.desk.check_here(CALLER.transport, &question.subject) {
             Some(Ok(decision)) => question.answer(&decision, self.replies),
             Some(Err(error)) => self.replies.error(Error::from(error)),
@@ -295,7 +313,8 @@ impl<S: Store> Asked<'_, S> {
 
     /// Answers one command, or keeps its question to ask it together with others.
     async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
-        let Self { desk, is_far, together, replies, .. } = self;
+        let Self { desk, is_far, at_once, together, replies, .. } = self;
+        at_once.answer(desk, replies);
         if is_http(command) {
             return Next::Leave;
         }

@@ -8,6 +8,7 @@
 //! | `commands` | the commands' names, arities and scopes |
 //! | `session` | what a connection knows of its client, and the commands about that |
 //! | `question` | commands about counters: what they ask, how the answer is written |
+//! | `at_once` | throttles of one pipeline that a store in this process decides at once |
 //! | `together` | questions of one pipeline that share round trips to a store far away |
 //! | `access` | who may use which command |
 //! | `info` | what the server says about itself |
@@ -19,6 +20,7 @@
 //! no command end the connection. What a client may hold of this process is bounded, whether it sends or not.
 
 mod access;
+mod at_once;
 pub mod codec;
 mod commands;
 mod connection;

@@ -149,12 +149,12 @@ impl<'a> Throttle<'a> {
     }
 
     /// Writes what its limit says.
-    pub(super) fn answer(&self, share: &Share, replies: &mut Replies) {
+    pub(super) fn answer(limit: &Limit, share: &Share, replies: &mut Replies) {
         let retry_after = match share.retry {
             Some(Retry::After(wait)) => Some(wait),
             Some(Retry::Never) | None => None,
         };
-        as_cell(self.limit, share.passes, share.remaining, retry_after, share.reset_after, replies);
+        as_cell(limit, share.passes, share.remaining, retry_after, share.reset_after, replies);
     }
 }
 

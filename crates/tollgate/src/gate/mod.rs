@@ -169,6 +169,18 @@ impl<S: Store> Gate<S> {
         Some((at, answer.share(&tier.terms, 0, 1)))
     }
 
+    /// Checks counters one after the other, each for a request of its own, and tells what each says, by its place, if the store is
+    /// in this process. Whether it is.
+    #[inline]
+    pub(crate) fn check_each_here(&self, tiers: &[Tier], mut tell: impl FnMut(usize, Share)) -> bool {
+        let mut asked = tiers.iter().enumerate();
+        self.shared.store.check_each_here(tiers, &mut |answer| {
+            if let Some((place, tier)) = asked.next() {
+                tell(place, answer.share(&tier.terms, 0, 1));
+            }
+        })
+    }
+
     /// Decides one request that has to wait. The answer comes by the deadline, or sooner if the caller waits no longer, or
     /// there is none.
     pub(crate) async fn ask_store(

@@ -3,7 +3,9 @@
 //! The counters lie in a slab; an index of their places, four bytes each, finds them by hash. Few lines of
 //! memory are touched per decision, and growing moves the index only.
 
-use tollgate_core::{Algorithm, Limit, Operation, Picture, State, Timestamp};
+use std::hint::black_box;
+
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Picture, State, Terms, Timestamp, step::step};
 
 use super::{
     budget::Budget,
@@ -67,7 +69,7 @@ impl Shard {
     /// The counter, if it is to be checked or peeked at, is there, and was written under the limit's own window or
     /// rate: then a decision changes nothing but its numbers. That is so nearly always, and so has a short way.
     #[inline(always)]
-    pub(super) fn numbers_to_check(&mut self, slot: &Slot<'_>) -> Option<(Scale, &mut [u64; 3])> {
+    fn numbers_to_check(&mut self, slot: &Slot<'_>) -> Option<(Scale, &mut [u64; 3])> {
         if !matches!(slot.operation, Operation::Check | Operation::Peek) {
             return None;
         }
@@ -78,6 +80,37 @@ impl Shard {
                 (Some(scale) == Scale::of(slot.limit)).then_some((scale, numbers))
             }
             Entry::Log(_) => None,
+        }
+    }
+
+    /// Decides for `count` identical requests.
+    #[inline(always)]
+    pub(super) fn decide(
+        &mut self,
+        slot: &Slot<'_>,
+        terms: &Terms,
+        count: u32,
+        budget: &Budget,
+        now: Timestamp,
+    ) -> Answer {
+        let operation = slot.operation;
+        match self.numbers_to_check(slot) {
+            Some((scale, numbers)) => scale.check(numbers, terms, operation, count, now),
+            None => self.with(slot, budget, now, &mut |state| step(state, terms, operation, count, now)),
+        }
+    }
+
+    /// Where the counter of a hash lies, most likely.
+    #[inline]
+    pub(super) fn likely(&self, hash: u64) -> Option<u32> {
+        self.index.first(hash)
+    }
+
+    /// Has the memory of a counter fetched, before it is needed.
+    #[inline]
+    pub(super) fn fetch(&self, id: Option<u32>) {
+        if let Some(id) = id {
+            black_box(matches!(self.entries.get(id), Entry::Log(_)));
         }
     }
 

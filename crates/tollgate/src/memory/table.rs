@@ -4,14 +4,14 @@
 //! order of the shards, so that two checks never wait for each other in a circle.
 
 use std::{
+    num::NonZero,
     ops::DerefMut,
     sync::atomic::{AtomicUsize, Ordering},
+    thread,
 };
 
-use tollgate_core::{
-    Algorithm, Answer, Limit, Operation, Terms, Timestamp,
-    step::{granted, step},
-};
+use smallvec::SmallVec;
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp, step::granted};
 
 use super::{
     budget::Budget,
@@ -64,10 +64,17 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
     }
 }
 
+/// How many shards one thread holds at most to check several counters.
+const MAX_AT_ONCE: usize = 8;
+/// Which part of the shards all threads together hold then, at most: one in so many.
+const AT_ONCE_SHARE: usize = 8;
+
 pub(super) struct Table<L> {
     shards: Box<[Apart<L>]>,
     hashing: Hashing,
     budget: Budget,
+    /// How many shards one thread may hold to check several counters.
+    at_once: usize,
     /// Which shard makes room next, and how many are still to do so.
     next_to_search: AtomicUsize,
     left_to_search: AtomicUsize,
@@ -86,10 +93,12 @@ impl<L: Lock<Shard>> Table<L> {
         let shards: Box<[Apart<L>]> = (0..SHARDS).map(shard).collect();
         let fixed = SHARDS * (size_of::<Apart<L>>() + coarse * COARSE_BYTES);
         let budget = Budget::new(max_memory, fixed);
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             shards,
             hashing,
             budget,
+            at_once: (SHARDS / AT_ONCE_SHARE / threads).clamp(1, MAX_AT_ONCE),
             next_to_search: AtomicUsize::new(0),
             left_to_search: AtomicUsize::new(0),
         }
@@ -113,15 +122,63 @@ impl<L: Lock<Shard>> Table<L> {
         if self.budget.is_tight() {
             shard.make_room(&self.budget, now);
         }
-        let answer = match shard.numbers_to_check(&slot) {
-            Some((scale, numbers)) => scale.check(numbers, terms, operation, count, now),
-            None => {
-                shard.with(&slot, &self.budget, now, &mut |state| step(state, terms, operation, count, now))
-            }
-        };
+        let answer = shard.decide(&slot, terms, count, &self.budget, now);
         drop(shard);
         self.make_room_elsewhere(now);
         (answer, now)
+    }
+
+    /// Checks one counter after the other, each for a request of its own. Several are locked together before any is looked at, so
+    /// that the processor waits for the memory of all of them at the same time.
+    pub(super) fn check_each(
+        &self,
+        tiers: &[Tier],
+        clock: impl Fn() -> Timestamp,
+        mut tell: impl FnMut(&Answer),
+    ) {
+        for tiers in tiers.chunks(self.at_once) {
+            self.check_at_once(tiers, &clock, &mut tell);
+        }
+    }
+
+    #[inline]
+    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, mut tell: impl FnMut(&Answer)) {
+        let mut asked: SmallVec<[Asked<'_>; MAX_AT_ONCE]> =
+            tiers.iter().map(|tier| self.asked(tier)).collect();
+        let mut order = SmallVec::<[usize; MAX_AT_ONCE]>::new();
+        for &Asked { shard, .. } in &asked {
+            if !order.contains(&shard) {
+                order.push(shard);
+            }
+        }
+        order.sort_unstable();
+        let mut guards = SmallVec::<[L::Guard<'_>; MAX_AT_ONCE]>::new();
+        for &shard in &order {
+            guards.push(self.shards[shard].0.lock());
+        }
+        let now = clock();
+        if self.budget.is_tight() {
+            guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
+        }
+        for one in &mut asked {
+            one.held = order.iter().position(|&shard| shard == one.shard).expect("every shard was locked");
+            one.likely = guards[one.held].likely(one.hash);
+        }
+        for &Asked { held, likely, .. } in &asked {
+            guards[held].fetch(likely);
+        }
+        for &Asked { tier: Tier { key, terms }, hash, held, .. } in &asked {
+            let slot = Slot { key, hash, limit: &terms.limit, operation: Operation::Check };
+            tell(&guards[held].decide(&slot, terms, 1, &self.budget, now));
+        }
+        drop(guards);
+        self.make_room_elsewhere(now);
+    }
+
+    #[inline]
+    fn asked<'a>(&self, tier: &'a Tier) -> Asked<'a> {
+        let (shard, hash) = self.place(&tier.key, tier.terms.limit.algorithm());
+        Asked { tier, shard, hash, held: 0, likely: None }
     }
 
     /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
@@ -212,6 +269,17 @@ impl<L: Lock<Shard>> Table<L> {
         let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
         (shard, hash)
     }
+}
+
+/// A counter that is checked beside others.
+struct Asked<'a> {
+    tier: &'a Tier,
+    shard: usize,
+    hash: u64,
+    /// Which of the locks that are held is its shard's.
+    held: usize,
+    /// Where it lies there, most likely.
+    likely: Option<u32>,
 }
 
 /// All shards that a batch touches, held together.
