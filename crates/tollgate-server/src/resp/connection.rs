@@ -214,16 +214,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     }
                 }
                 Err(error) => {
-                    self.at_once.answer(self.desk, &mut self.replies);
-                    self.together.answer(self.desk, &mut self.replies).await;
+                    self.answer_kept().await;
                     self.endpoint.numbers.broke_protocol();
                     self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
                     break Next::Leave;
                 }
             }
         };
-        self.at_once.answer(self.desk, &mut self.replies);
-        self.together.answer(self.desk, &mut self.replies).await;
+        self.answer_kept().await;
         drop(asking);
         self.endpoint.numbers.served(served);
         self.input.advance(read);
@@ -232,6 +230,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         }
         self.write().await?;
         Ok(next)
+    }
+
+    /// Answers those that were kept to be decided with others.
+    async fn answer_kept(&mut self) {
+        self.at_once.answer(self.desk, &mut self.replies);
+        self.together.answer(self.desk, &mut self.replies).await;
     }
 
     async fn write(&mut self) -> io::Result<()> {

@@ -163,26 +163,36 @@ impl Replies {
 /// numbers, and so are added in one piece.
 #[inline(always)]
 fn number_before(end: usize, text: &mut [u8], kind: u8, is_negative: bool, mut value: u64) -> usize {
-    let mut start = end - 2;
-    text[start..end].copy_from_slice(b"\r\n");
-    let mut put = |byte| {
-        start = start.wrapping_sub(1);
-        text[start] = byte;
+    let mut start = end;
+    let mut put = |bytes: &[u8]| {
+        let end = start;
+        start -= bytes.len();
+        text[start..end].copy_from_slice(bytes);
     };
-    loop {
-        let (rest, digit) = (value / 10, value % 10);
-        put(b'0' + u8::try_from(digit).unwrap_or_default());
-        if rest == 0 {
-            break;
-        }
-        value = rest;
+    put(b"\r\n");
+    while value >= 100 {
+        put(&PAIRS[usize::try_from(value % 100).unwrap_or_default()]);
+        value /= 100;
     }
-    if is_negative {
-        put(b'-');
+    let [ten, one] = PAIRS[usize::try_from(value).unwrap_or_default()];
+    match (value >= 10, is_negative) {
+        (true, false) => put(&[kind, ten, one]),
+        (false, false) => put(&[kind, one]),
+        (true, true) => put(&[kind, b'-', ten, one]),
+        (false, true) => put(&[kind, b'-', one]),
     }
-    put(kind);
     start
 }
+
+/// The numbers below a hundred, in two digits.
+const PAIRS: [[u8; 2]; 100] = {
+    let (mut pairs, mut number) = ([[b'0'; 2]; 100], 0);
+    while number < 100 {
+        pairs[number as usize] = [b'0' + number / 10, b'0' + number % 10];
+        number += 1;
+    }
+    pairs
+};
 
 /// Writes the beginning of a text, as many bytes as it has room for.
 struct Text<'a>(&'a mut Vec<u8>, usize);
@@ -224,6 +234,16 @@ mod tests {
         let counts = "*5\r\n:0\r\n:-1\r\n:9223372036854775807\r\n:10\r\n:1234567\r\n";
         assert_eq!(written(Protocol::Resp2, all), format!("{same}$-1\r\n*2\r\n*6\r\n{counts}"));
         assert_eq!(written(Protocol::Resp3, all), format!("{same}_\r\n*2\r\n%3\r\n{counts}"));
+    }
+
+    #[test]
+    fn numbers_of_any_length_are_written_in_full() {
+        let around = |ten: i64| [ten - 1, ten, ten + 1, 1 - ten, -ten, -ten - 1];
+        let powers = (0..=18).flat_map(|power| around(10_i64.pow(power)));
+        for number in powers.chain([i64::MIN, i64::MAX, 102, 1_001, 123_456_789]) {
+            let text = written(Protocol::Resp2, |replies| replies.integer(number));
+            assert_eq!(text, format!(":{number}\r\n"));
+        }
     }
 
     #[test]
