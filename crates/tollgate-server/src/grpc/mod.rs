@@ -6,6 +6,7 @@
 //! | `question` | a request of Envoy's as requests to decide together |
 //! | `answer` | what was decided as Envoy's response |
 //! | `serve` | connections, their bounds, and how they end |
+//! | `turns` | the calls of a connection, answered in its own task |
 //! | `messages` | Envoy's messages |
 //!
 //! A descriptor's entries and the request's `domain` are its labels. Each descriptor meets rules by itself; the request
@@ -16,6 +17,7 @@ mod answer;
 pub mod messages;
 mod question;
 pub mod serve;
+mod turns;
 
 use std::fmt::Display;
 

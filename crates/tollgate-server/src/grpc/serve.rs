@@ -15,7 +15,7 @@ use hyper::{
     body::{Frame, Incoming, SizeHint},
     server::conn::http2,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{
     net::TcpListener,
@@ -25,7 +25,10 @@ use tokio_util::sync::PollSemaphore;
 use tonic::{Status, body::Body, codegen::Service, service::Routes};
 use tower_layer::Layer;
 
-use super::{MAX_MESSAGE, Services};
+use super::{
+    MAX_MESSAGE, Services,
+    turns::{Arrived, Turns},
+};
 use crate::{
     connections::{Entrance, QUIET_GRACE, SHUTDOWN_GRACE, Visitor},
     crowd::Voice,
@@ -92,7 +95,9 @@ async fn serve(visitor: Visitor, routes: WithSpans<Routes>, share: Share) {
     let Visitor { stream, voice, mut stop, .. } = visitor;
     let arriving = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
     let calls = Calls { routes, voice: voice.clone(), arriving };
-    let mut connection = pin!(builder(&share).serve_connection(TokioIo::new(stream), calls));
+    let mut turns = Turns::default();
+    let builder = builder(&share, turns.arrived());
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), calls));
     loop {
         let patience = if voice.has_asked() { IDLE_TIMEOUT } else { FIRST_CALL_TIMEOUT };
         let left = patience.saturating_sub(voice.silence());
@@ -102,14 +107,15 @@ async fn serve(visitor: Visitor, routes: WithSpans<Routes>, share: Share) {
         tokio::select! {
             biased;
             // A connection that breaks off is its client's affair.
-            _ended = connection.as_mut() => return,
+            _ended = poll_fn(|context| turns.poll(connection.as_mut(), context)) => return,
             () = stop.stopped() => break,
             () = tokio::time::sleep(left) => {}
         }
     }
     connection.as_mut().graceful_shutdown();
     let grace = if voice.has_asked() { SHUTDOWN_GRACE } else { QUIET_GRACE };
-    let _ended_or_cut_off = tokio::time::timeout(grace, connection).await;
+    let ended = poll_fn(|context| turns.poll(connection.as_mut(), context));
+    let _ended_or_cut_off = tokio::time::timeout(grace, ended).await;
 }
 
 /// What a connection has of [`SPARE_STREAMS`], until it ends: an answer that its client does not take stays in memory, for as long
@@ -134,8 +140,8 @@ impl Drop for Share {
     }
 }
 
-fn builder(share: &Share) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
+    let mut builder = http2::Builder::new(arrived);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MIN_STREAMS + share.taken)
