@@ -29,6 +29,9 @@ const UNNAMED: &str = "default";
 /// What a member usually has beside its name, in bytes: enough that it need not grow.
 const ROOM_FOR_PARAMETERS: usize = 32;
 
+/// The most fields of a decision in draft 11.
+const MAX_FIELDS: usize = 3;
+
 /// The shortest window that fields can express.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 
@@ -121,6 +124,12 @@ impl FromStr for Dialect {
 /// # }).unwrap();
 /// ```
 pub fn of(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, HeaderValue)> {
+    let value = |text| HeaderValue::try_from(text).expect("a field is made of printable ASCII");
+    texts(decision, dialect).into_iter().map(|(name, text)| (name, value(text))).collect()
+}
+
+/// The same, for who has another form for their values.
+pub fn texts(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, String)> {
     let mut fields = match dialect {
         Dialect::Draft11 => named_lists(decision),
         Dialect::Draft07 => one_dictionary(decision),
@@ -150,45 +159,43 @@ pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
 
 /// Draft 11: all policies; of an allowed request what each has left, of a refused one those that refuse it. So
 /// `Retry-After`, the longest of their waits, never names a moment before the end of a `t`.
-fn named_lists(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
     let policies = shown(decision).map(|tier| {
         let mut member = quoted(name(tier));
-        push(&mut member, parameter::QUOTA, clamped(quota(tier)));
+        push_number(&mut member, parameter::QUOTA, quota(tier));
         if *tier.unit != *DEFAULT_UNIT {
-            push(&mut member, parameter::QUOTA_UNIT, quoted(&tier.unit));
+            push(&mut member, parameter::QUOTA_UNIT, &quoted(&tier.unit));
         }
         if let Some(seconds) = window_seconds(tier) {
-            push(&mut member, parameter::WINDOW, clamped(seconds));
+            push_number(&mut member, parameter::WINDOW, seconds);
         }
         member
     });
     let speaking = shown(decision).filter(|tier| tier.outcome.is_allowed() == decision.is_allowed());
     let states = speaking.map(|tier| {
         let mut member = quoted(name(tier));
-        push(&mut member, parameter::AVAILABLE, clamped(tier.remaining));
+        push_number(&mut member, parameter::AVAILABLE, tier.remaining);
         if let Some(seconds) = effective_window(tier) {
-            push(&mut member, parameter::EFFECTIVE_WINDOW, clamped(seconds));
+            push_number(&mut member, parameter::EFFECTIVE_WINDOW, seconds);
         }
         member
     });
-    let fields = [(POLICY, list(policies)), (RATE_LIMIT, list(states))];
+    let mut fields = Vec::with_capacity(MAX_FIELDS);
+    fields.extend([(POLICY, list(policies)), (RATE_LIMIT, list(states))]);
+    fields.retain(|(_, members)| !members.is_empty());
     fields
-        .into_iter()
-        .filter(|(_, members)| !members.is_empty())
-        .map(|(name, text)| (name, value(text)))
-        .collect()
 }
 
-fn one_dictionary(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+fn one_dictionary(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     let (limit, remaining, reset) =
         (clamped(tier.limit), clamped(tier.remaining), clamped(whole_seconds_up(until_reset(tier))));
     let mut fields = plain_policy(decision, tier);
-    fields.push((RATE_LIMIT, value(format!("limit={limit}, remaining={remaining}, reset={reset}"))));
+    fields.push((RATE_LIMIT, format!("limit={limit}, remaining={remaining}, reset={reset}")));
     fields
 }
 
-fn four_fields(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+fn four_fields(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     let mut fields = plain_policy(decision, tier);
     fields.extend([
@@ -200,7 +207,7 @@ fn four_fields(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
 }
 
 /// Policies as drafts 6 and 7 have them: a quota and a window, and no quota twice. Of two alike, the one that decided.
-fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, HeaderValue)> {
+fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, String)> {
     let mut quotas = Vec::new();
     let members = std::iter::once(deciding).chain(shown(decision)).filter_map(|tier| {
         let seconds = window_seconds(tier)?;
@@ -211,10 +218,10 @@ fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName
         Some(format!("{};{}={}", clamped(quota(tier)), parameter::WINDOW, clamped(seconds)))
     });
     let members = list(members);
-    if members.is_empty() { Vec::new() } else { vec![(POLICY, value(members))] }
+    if members.is_empty() { Vec::new() } else { vec![(POLICY, members)] }
 }
 
-fn numbers(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+fn numbers(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     vec![
         (HeaderName::from_static("x-ratelimit-limit"), integer(tier.limit)),
@@ -223,7 +230,7 @@ fn numbers(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
     ]
 }
 
-fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
+fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     let mut fields = numbers(decision);
     fields.pop();
@@ -233,7 +240,7 @@ fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, HeaderValue)> {
         let reset = unix_seconds_up(at.plus(until_reset(tier)));
         fields.push((HeaderName::from_static("x-ratelimit-reset"), integer(reset)));
     }
-    fields.push((HeaderName::from_static("x-ratelimit-resource"), value(printable(name(tier)))));
+    fields.push((HeaderName::from_static("x-ratelimit-resource"), printable(name(tier))));
     fields
 }
 
@@ -294,13 +301,18 @@ fn clamped(number: u64) -> u64 {
     number.min(MAX_INTEGER)
 }
 
-fn integer(number: u64) -> HeaderValue {
-    HeaderValue::from(clamped(number))
+fn integer(number: u64) -> String {
+    clamped(number).to_string()
 }
 
-fn push(member: &mut String, key: &str, value: impl fmt::Display) {
-    use fmt::Write;
-    write!(member, ";{key}={value}").expect("writing to a string cannot fail");
+fn push(member: &mut String, key: &str, value: &str) {
+    for part in [";", key, "=", value] {
+        member.push_str(part);
+    }
+}
+
+fn push_number(member: &mut String, key: &str, number: u64) {
+    push(member, key, itoa::Buffer::new().format(clamped(number)));
 }
 
 fn list(mut members: impl Iterator<Item = String>) -> String {
@@ -317,11 +329,15 @@ fn list(mut members: impl Iterator<Item = String>) -> String {
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + ROOM_FOR_PARAMETERS);
     quoted.push('"');
-    for c in text.chars() {
-        if matches!(c, '\\' | '"') {
-            quoted.push('\\');
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'\\' | b'"')) {
+        quoted.push_str(text);
+    } else {
+        for c in text.chars() {
+            if matches!(c, '\\' | '"') {
+                quoted.push('\\');
+            }
+            quoted.push(shown_as(c));
         }
-        quoted.push(shown_as(c));
     }
     quoted.push('"');
     quoted
@@ -333,8 +349,4 @@ fn printable(text: &str) -> String {
 
 fn shown_as(c: char) -> char {
     if matches!(c, ' '..='~') { c } else { '?' }
-}
-
-fn value(text: String) -> HeaderValue {
-    HeaderValue::try_from(text).expect("a field is made of printable ASCII")
 }
