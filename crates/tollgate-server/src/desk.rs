@@ -7,8 +7,8 @@ use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tollgate::{
-    Cost, Costs, Decision, Error, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store, Tier,
-    Together,
+    Cost, Costs, Decision, Error, Hits, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store,
+    Tier, Together,
 };
 use tracing::Instrument;
 
@@ -199,6 +199,18 @@ impl<S: Store> Desk<S> {
                 self.ask_here(transport, about, |limiter| limiter.check_key_here(key, limit, *cost))
             }
         }
+    }
+
+    /// [Decides together](Self::decide_together) without a future, where there is one request that takes something, and nothing to
+    /// wait for; else nothing was asked.
+    pub fn check_alone_here(
+        &self,
+        transport: Transport,
+        requests: &[Request],
+    ) -> Option<Result<Decision, Error>> {
+        let [Request { labels, costs, hits: Hits::Taken, numbers: None }] = requests else { return None };
+        let about = About::Rules { labels, costs };
+        self.ask_here(transport, about, |limiter| limiter.check_here(labels, costs.clone()))
     }
 
     #[inline]

@@ -230,7 +230,10 @@ impl Tollgate {
     }
 
     /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
-    async fn open(&mut self, stopped: &watch::Receiver<()>) -> (JoinSet<()>, Option<grpc::Services>) {
+    async fn open(
+        &mut self,
+        stopped: &watch::Receiver<()>,
+    ) -> (JoinSet<()>, Option<grpc::Services<AnyStore>>) {
         let mut fronts = JoinSet::new();
         let mut envoys = None;
         if let Some(server) = self.http.take() {

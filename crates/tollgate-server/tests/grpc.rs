@@ -4,8 +4,17 @@
 
 mod grpc_front;
 
-use std::{future::pending, time::Duration};
+use std::{
+    convert::Infallible,
+    future::{pending, poll_fn},
+    time::Duration,
+};
 
+use axum::body::Bytes;
+use http::HeaderMap;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use prost::Message;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tollgate::{
     Algorithm, Check, Cost, Deadline, Decided, Decision, Hits, Key, Labels, Limit, Limiter, Numbers,
@@ -20,6 +29,7 @@ use tollgate_server::grpc::{
 };
 use tollgate_testkit::away::Away;
 use tollgate_tower::headers::Dialect;
+use tonic::codegen::Service;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -507,6 +517,65 @@ async fn a_message_beyond_its_bound_is_refused() {
     assert!(fits.is_ok());
     let status = envoy.try_ask("d", filled(MAX_MESSAGE)).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::OutOfRange, "{status:?}");
+}
+
+/// What comes of a call whose message comes in these pieces: its status, and the answer's message.
+async fn call_in(front: &mut Front, pieces: Vec<Frame<Bytes>>, encoding: &str) -> (String, Bytes) {
+    let pieces = tokio_stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
+    let mut call = http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc");
+    if encoding != "identity" {
+        call = call.header("grpc-encoding", encoding);
+    }
+    let call = call.body(tonic::body::Body::new(StreamBody::new(pieces))).unwrap();
+    poll_fn(|context| front.channel.poll_ready(context)).await.unwrap();
+    let (head, body) = front.channel.call(call).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap();
+    let trailers = body.trailers().cloned().unwrap_or_default();
+    let status = trailers.get("grpc-status").or(head.headers.get("grpc-status")).unwrap();
+    assert_eq!(head.headers["content-type"], "application/grpc");
+    (status.to_str().unwrap().to_owned(), body.to_bytes())
+}
+
+#[tokio::test]
+async fn a_message_is_the_same_however_it_arrives_and_a_broken_one_is_told_as_such() {
+    let mut front = OnMemory::start([per_value("d", "a", 5, MINUTE)]).await.front;
+    let message = request("d", vec![hits(0, descriptor([("a", "x")]))]).encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    let framed = |flag: u8, length: u32| [&[flag][..], &length.to_be_bytes(), &message].concat();
+    let data = |bytes: &[u8]| Frame::data(Bytes::copy_from_slice(bytes));
+    let whole = framed(0, length);
+    let in_pieces_of = |size| whole.chunks(size).map(data).collect::<Vec<_>>();
+    let (status, expected) = call_in(&mut front, in_pieces_of(whole.len()), "identity").await;
+    assert_eq!(status, "0");
+    assert_eq!(
+        usize::try_from(u32::from_be_bytes(expected[1..5].try_into().unwrap())),
+        Ok(expected.len() - 5)
+    );
+    let arrivals = [
+        in_pieces_of(1),
+        in_pieces_of(5),
+        vec![data(&[]), data(&whole), data(&[]), data(&[])],
+        vec![data(&whole), Frame::trailers(HeaderMap::from_iter([("x".parse().unwrap(), 1.into())]))],
+    ];
+    for pieces in arrivals {
+        let shown = format!("{pieces:?}");
+        let answer = call_in(&mut front, pieces, "identity").await;
+        assert_eq!(answer, (status.clone(), expected.clone()), "{shown}");
+    }
+    let too_long = u32::try_from(MAX_MESSAGE + 1).unwrap();
+    let broken = [
+        ("nothing", vec![], "identity", "13"),
+        ("half a prefix", vec![data(&whole[..3])], "identity", "13"),
+        ("cut off", vec![data(&whole[..whole.len() - 1])], "identity", "13"),
+        ("compressed by nothing", vec![data(&framed(1, length))], "identity", "13"),
+        ("no message of ours", vec![data(&[0, 0, 0, 0, 1, 0xff])], "identity", "13"),
+        ("longer than allowed", vec![data(&framed(0, too_long))], "identity", "11"),
+        ("compressed", vec![data(&framed(1, length))], "gzip", "12"),
+    ];
+    for (what, pieces, encoding, status) in broken {
+        assert_eq!(call_in(&mut front, pieces, encoding).await, (status.to_owned(), Bytes::new()), "{what}");
+    }
 }
 
 /// The rules of random histories: every algorithm, and counters that several descriptors share.

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use tollgate::{Decision, Limit, Outcome, Retry, TierDecision, Together};
+use tollgate::{Decision, Limit, Outcome, Retry, TierDecision};
 use tollgate_core::decision::whole_seconds_up;
 use tollgate_tower::headers::{self, Dialect};
 
 use super::messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit};
 
 /// The response; its statuses are in the order of the descriptors.
-pub(super) fn of(decided: &Together, dialect: Dialect) -> RateLimitResponse {
+pub(super) fn of(overall: &Decision, each: &[Decision], dialect: Dialect) -> RateLimitResponse {
     RateLimitResponse {
-        overall_code: code(&decided.overall).into(),
-        statuses: decided.each.iter().map(status).collect(),
-        response_headers_to_add: fields(&decided.overall, dialect),
+        overall_code: code(overall).into(),
+        statuses: each.iter().map(status).collect(),
+        response_headers_to_add: fields(overall, dialect),
         ..RateLimitResponse::default()
     }
 }
@@ -75,13 +75,13 @@ fn whole_seconds(wait: Duration) -> prost_types::Duration {
 }
 
 fn fields(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
-    let fields = headers::of(decision, dialect).into_iter();
-    let text = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
+    let fields = headers::texts(decision, dialect).into_iter();
+    let field = |(name, value): (http::HeaderName, String)| HeaderValue {
         key: name.as_str().to_owned(),
-        value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+        value,
         raw_value: Vec::new(),
     };
-    fields.map(text).collect()
+    fields.map(field).collect()
 }
 
 #[cfg(test)]

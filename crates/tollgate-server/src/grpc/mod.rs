@@ -5,6 +5,8 @@
 //! | `mod` | the service, with health and reflection beside it |
 //! | `question` | a request of Envoy's as requests to decide together |
 //! | `answer` | what was decided as Envoy's response |
+//! | `arriving` | the message of a call on its way in |
+//! | `shortcut` | Envoy's call past the router |
 //! | `serve` | connections, their bounds, and how they end |
 //! | `turns` | the calls of a connection, answered in its own task |
 //! | `messages` | Envoy's messages |
@@ -14,16 +16,19 @@
 //! answer, also when it is due to a rule that is closed while the store is away: Envoy lets pass what ends in an error.
 
 mod answer;
+mod arriving;
 pub mod messages;
 mod question;
 pub mod serve;
+mod shortcut;
 mod turns;
 
-use std::fmt::Display;
+use std::{fmt::Display, slice, sync::Arc};
 
-use tollgate::{Error, Hits, Source, Store};
+use http::{HeaderMap, header::AUTHORIZATION};
+use tollgate::{Decision, Error, Hits, Source, Store};
 use tollgate_tower::{headers::Dialect, timeout};
-use tonic::{Request, Response, Status, metadata::MetadataMap, service::Routes};
+use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{
     ServingStatus,
     server::{HealthReporter, health_reporter},
@@ -66,8 +71,8 @@ pub enum Closed {
 }
 
 /// The services of the gRPC front end.
-#[derive(Clone)]
-pub struct Services {
+pub struct Services<S> {
+    limits: Arc<Limits<S>>,
     routes: Routes,
     health: HealthReporter,
 }
@@ -79,14 +84,21 @@ struct Limits<S> {
     access: Access,
 }
 
-impl Services {
+impl<S> Clone for Services<S> {
+    fn clone(&self) -> Self {
+        let Self { limits, routes, health } = self;
+        Self { limits: Arc::clone(limits), routes: routes.clone(), health: health.clone() }
+    }
+}
+
+impl<S: Store> Services<S> {
     /// The rate limit service over a desk. It says that it is in good health until it stops.
-    pub async fn new<S: Store>(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
-        let limits = Limits { desk, settings, access };
-        let limits = RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE);
+    pub async fn new(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
+        let limits = Arc::new(Limits { desk, settings, access });
+        let service = RateLimitServiceServer::from_arc(Arc::clone(&limits));
         let (health, health_service) = health_reporter();
-        let routes = Routes::new(limits).add_service(health_service);
-        let services = Self { routes: with_reflection(routes).prepare(), health };
+        let routes = Routes::new(service.max_decoding_message_size(MAX_MESSAGE)).add_service(health_service);
+        let services = Self { limits, routes: with_reflection(routes).prepare(), health };
         services.report(ServingStatus::Serving).await;
         services
     }
@@ -122,35 +134,50 @@ impl<S: Store> RateLimitService for Limits<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let settings = **self.settings.load();
-        let mut granted = self.admit(request.metadata(), Scope::Check)?;
-        let budget = timeout::budget(request.metadata().as_ref());
-        let caller = Caller { transport: Transport::Grpc, budget };
-        let requests = question::read(&self.desk, request.get_ref())?;
+        self.decide(request.metadata().as_ref(), request.get_ref()).await.map(Response::new)
+    }
+}
+
+impl<S: Store> Limits<S> {
+    async fn decide(
+        &self,
+        headers: &HeaderMap,
+        request: &RateLimitRequest,
+    ) -> Result<RateLimitResponse, Status> {
+        let mut granted = self.admit(headers, Scope::Check)?;
+        let requests = question::read(&self.desk, request)?;
+        if let Some(decided) = self.desk.check_alone_here(Transport::Grpc, &requests) {
+            let decision = decided.map_err(|error| status(&error))?;
+            return self.tell(&decision, slice::from_ref(&decision));
+        }
         let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
         if gives_back {
-            granted = self.admit(request.metadata(), Scope::Adjust)?;
+            granted = self.admit(headers, Scope::Adjust)?;
         }
-        let decided = self.desk.decide_together(caller, &requests).await;
+        let caller = Caller { transport: Transport::Grpc, budget: timeout::budget(headers) };
+        // boxed, so that who is answered at once does not make room for it
+        let decided = Box::pin(self.desk.decide_together(caller, &requests)).await;
         if gives_back {
-            let subject = format_args!("domain {:?}", request.get_ref().domain);
+            let subject = format_args!("domain {:?}", request.domain);
             let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
             audit(&Audit { who: granted.name(), action: "refund", subject: &subject, result });
         }
         let decided = decided.map_err(|error| status(&error))?;
-        let is_closed = decided.overall.source == Source::Closed;
-        if is_closed && settings.closed == Closed::Unavailable {
+        self.tell(&decided.overall, &decided.each)
+    }
+
+    fn tell(&self, overall: &Decision, each: &[Decision]) -> Result<RateLimitResponse, Status> {
+        let settings = **self.settings.load();
+        if overall.source == Source::Closed && settings.closed == Closed::Unavailable {
             return Err(Status::unavailable(
                 "the store is away, and a rule that matches is closed until it is back",
             ));
         }
-        Ok(Response::new(answer::of(&decided, settings.headers)))
+        Ok(answer::of(overall, each, settings.headers))
     }
-}
 
-impl<S> Limits<S> {
-    fn admit(&self, metadata: &MetadataMap, scope: Scope) -> Result<Granted, Status> {
-        let authorization = metadata.get("authorization").map(|value| value.as_encoded_bytes());
+    fn admit(&self, headers: &HeaderMap, scope: Scope) -> Result<Granted, Status> {
+        let authorization = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
         self.access.check(authorization, scope).map_err(|denied| match denied {
             Denied::NoToken => Status::unauthenticated(denied.to_string()),
             Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),

@@ -5,28 +5,25 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::Poll,
     time::Duration,
 };
 
-use bytes::Bytes;
 use http::{Request, Response};
-use hyper::{
-    body::{Frame, Incoming, SizeHint},
-    server::conn::http2,
-};
+use http_body_util::Either;
+use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::{
-    net::TcpListener,
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::PollSemaphore;
-use tonic::{Status, body::Body, codegen::Service, service::Routes};
-use tower_layer::Layer;
+use tollgate::Store;
+use tonic::Status;
+use tracing::Instrument;
 
 use super::{
     MAX_MESSAGE, Services,
+    arriving::Arriving,
+    shortcut::Answer,
     turns::{Arrived, Turns},
 };
 use crate::{
@@ -34,7 +31,7 @@ use crate::{
     crowd::Voice,
     desk::Transport,
     listen::{Protocol, Security},
-    observe::trace::{RequestSpans, WithSpans},
+    observe::trace::request_span,
 };
 
 /// The most connections at a time. A proxy needs few; for one more, the one that has been silent the longest is ended.
@@ -74,27 +71,27 @@ pub const MAX_ARRIVING: usize = 8;
 
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
 /// flight [`SHUTDOWN_GRACE`] to finish.
-pub async fn run(
+pub async fn run<S: Store>(
     listener: TcpListener,
-    services: Services,
+    services: Services<S>,
     security: Security,
     stop: impl Future<Output = ()>,
 ) {
     let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http2 };
-    let routes = RequestSpans(Transport::Grpc).layer(services.routes.clone());
     let spare = Arc::new(Mutex::new(SPARE_STREAMS));
+    let leaving = services.clone();
     let stop = async {
         stop.await;
-        services.is_leaving().await;
+        leaving.is_leaving().await;
     };
-    entrance.run(move |visitor| serve(visitor, routes.clone(), Share::of(&spare)), stop).await;
+    entrance.run(move |visitor| serve(visitor, services.clone(), Share::of(&spare)), stop).await;
 }
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve(visitor: Visitor, routes: WithSpans<Routes>, share: Share) {
+async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share) {
     let Visitor { stream, voice, mut stop, .. } = visitor;
-    let arriving = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
-    let calls = Calls { routes, voice: voice.clone(), arriving };
+    let places = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
+    let calls = Calls { services: Arc::new(services), voice: voice.clone(), places };
     let mut turns = Turns::default();
     let builder = builder(&share, turns.arrived());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), calls));
@@ -154,70 +151,37 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
 }
 
 /// The calls of one connection.
-struct Calls {
-    routes: WithSpans<Routes>,
+struct Calls<S> {
+    /// The connection's own, so that threads do not share how many refer to it.
+    services: Arc<Services<S>>,
     voice: Voice,
-    arriving: PollSemaphore,
+    places: PollSemaphore,
 }
 
-impl hyper::service::Service<Request<Incoming>> for Calls {
-    type Response = Response<Body>;
+impl<S: Store> hyper::service::Service<Request<Incoming>> for Calls<S> {
+    type Response = Response<Answer>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let asking = self.voice.asks();
-        let places = self.arriving.clone();
-        let request = request.map(|message| Arriving { message, places, place: None });
-        let mut call = self.routes.clone().call(request);
+        let services = Arc::clone(&self.services);
+        let request = request.map(|message| Arriving::new(message, self.places.clone()));
         Box::pin(async move {
             let _until_answered = asking;
+            let span = request_span(Transport::Grpc, &request);
+            let mut call = pin!(services.answer(request).instrument(span));
             // most calls have arrived by now, and are answered at once: these need no timer
-            let at_once = poll_fn(|context| Poll::Ready(Pin::new(&mut call).poll(context)));
-            if let Poll::Ready(answered) = at_once.await {
-                return answered;
+            let at_once = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
+            if let Poll::Ready(answer) = at_once.await {
+                return Ok(answer);
             }
-            match tokio::time::timeout(CALL_TIMEOUT, call).await {
-                Ok(answered) => answered,
-                Err(_) => {
-                    let text = format!("the call did not arrive within {CALL_TIMEOUT:?}: send it at once");
-                    Ok(Status::deadline_exceeded(text).into_http())
-                }
-            }
+            // boxed, so that those do not make room for it
+            let in_time = Box::pin(tokio::time::timeout(CALL_TIMEOUT, call)).await;
+            Ok(in_time.unwrap_or_else(|_| {
+                let text = format!("the call did not arrive within {CALL_TIMEOUT:?}: send it at once");
+                Status::deadline_exceeded(text).into_http().map(Either::Right)
+            }))
         })
-    }
-}
-
-/// The message of a call, which is read once there is a place for it.
-struct Arriving {
-    message: Incoming,
-    places: PollSemaphore,
-    place: Option<OwnedSemaphorePermit>,
-}
-
-impl hyper::body::Body for Arriving {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if self.place.is_none() {
-            self.place = ready!(self.places.poll_acquire(context));
-        }
-        let frame = ready!(Pin::new(&mut self.message).poll_frame(context));
-        if frame.is_none() || self.message.is_end_stream() {
-            self.place = None;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.message.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.message.size_hint()
     }
 }
