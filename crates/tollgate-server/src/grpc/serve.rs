@@ -141,6 +141,8 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
     let mut builder = http2::Builder::new(arrived);
     builder
         .timer(TokioTimer::new())
+        // no client of gRPC looks at it, and few of its servers send it
+        .auto_date_header(false)
         .max_concurrent_streams(MIN_STREAMS + share.taken)
         .max_header_list_size(MAX_HEAD)
         .initial_stream_window_size(u32::try_from(MAX_MESSAGE).expect("a message is small"))
