@@ -2,7 +2,7 @@
 //!
 //! hyper would make each call a task of its own. Nearly all are answered the first time they are looked at, so that a task costs more
 //! than it is for; and answers that come from several cores are written one by one. Here those that came together are answered
-//! one after the other, and leave in one write.
+//! one after the other, and leave in few writes.
 
 use std::{
     collections::VecDeque,
@@ -16,13 +16,17 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 
-/// How many calls are answered before others on the same core have their turn.
-const CALLS_PER_TURN: usize = 64;
+/// How many calls are answered before their answers are written, and others on the same core have their turn: enough that a
+/// write costs each of them little, and few enough that their client does not have to wait for all of them.
+const CALLS_PER_TURN: usize = 8;
+
+/// While so many are left over, the connection takes no more: a client that opens and closes streams would leave ever more of them.
+const MAX_LEFT_OVER: usize = 100;
 
 /// A call, from its first look to the end of its answer.
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The calls of one connection. There are never more than it may have streams.
+/// The calls of one connection. There are never more than it may have streams, and [`MAX_LEFT_OVER`].
 #[derive(Default)]
 pub(super) struct Turns {
     arrived: Arrived,
@@ -52,9 +56,7 @@ impl Turns {
         connection: Pin<&mut C>,
         context: &mut Context<'_>,
     ) -> Poll<C::Output> {
-        // While some are left over from the last turn it takes no more: a client that opens and closes streams would
-        // leave ever more of them.
-        if self.arrived.is_empty()
+        if self.arrived.count() < MAX_LEFT_OVER
             && let Poll::Ready(ended) = connection.poll(context)
         {
             return Poll::Ready(ended);
@@ -72,7 +74,7 @@ impl Turns {
             }
         }
         while let Poll::Ready(Some(())) = self.waiting.poll_next_unpin(context) {}
-        if !self.arrived.is_empty() {
+        if self.arrived.count() > 0 {
             context.waker().wake_by_ref();
         }
     }
@@ -83,8 +85,8 @@ impl Arrived {
         self.0.lock().pop_front()
     }
 
-    fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+    fn count(&self) -> usize {
+        self.0.lock().len()
     }
 }
 
@@ -125,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_came_together_are_answered_before_the_connection_is_looked_at_again() {
+    fn calls_that_came_together_are_answered_in_turns_and_no_more_are_taken_than_are_kept() {
         let (looks, answered, wakes) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<Wakes>)>::default();
         let waker = Waker::from(Arc::clone(&wakes));
         let mut context = Context::from_waker(&waker);
         let mut turns = Turns::default();
-        let brought = CALLS_PER_TURN + 1;
+        let brought = MAX_LEFT_OVER + 2 * CALLS_PER_TURN;
         let connection = bringing(brought, turns.arrived(), Arc::clone(&looks), Arc::clone(&answered));
         let mut connection = std::pin::pin!(connection);
         let mut turn = || {
@@ -141,9 +143,14 @@ mod tests {
                 wakes.0.swap(0, Ordering::Relaxed),
             )
         };
-        assert_eq!(turn(), (CALLS_PER_TURN, 1, 1), "one is left, for a turn that comes at once");
-        assert_eq!(turn(), (brought, 1, 0), "and the connection brings no more until then");
-        assert_eq!(turn(), (brought, 2, 0));
+        assert_eq!(turn(), (CALLS_PER_TURN, 1, 1), "some are left, for a turn that comes at once");
+        assert_eq!(turn(), (2 * CALLS_PER_TURN, 1, 1), "and the connection brings no more for now");
+        assert_eq!(turn(), (3 * CALLS_PER_TURN, 1, 1));
+        assert_eq!(turn(), (4 * CALLS_PER_TURN, 2, 1), "now it does, and has answers to write");
+        for _ in 4..brought.div_ceil(CALLS_PER_TURN) {
+            turn();
+        }
+        assert_eq!(turn(), (brought, looks.load(Ordering::Relaxed), 0));
     }
 
     #[test]
@@ -162,7 +169,6 @@ mod tests {
             passes.fetch_add(1, Ordering::Relaxed);
         });
         let mut connection = std::pin::pin!(pending::<()>());
-        // the first turn is theirs, as the connection has brought them already
         let mut turn = || turns.poll(connection.as_mut(), &mut context).is_pending();
         assert!(turn());
         assert_eq!((first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)), (0, 1));
