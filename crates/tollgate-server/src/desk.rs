@@ -4,7 +4,6 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tollgate::{
     Cost, Costs, Decision, Error, Hits, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store,
@@ -16,9 +15,6 @@ use crate::{
     labels::{CleanError, LabelPolicy},
     observe::{About, Call, Observer, history, trace},
 };
-
-/// How many keys are checked at once at most, where the store is in this process.
-pub const MAX_KEYS_AT_ONCE: usize = 16;
 
 /// The one way from a front end to a decision. Cheap to clone.
 pub struct Desk<S> {
@@ -256,14 +252,12 @@ impl<S: Store> Desk<S> {
         mut tell: impl FnMut(usize, &Share),
     ) {
         let Inner { limiter, observer, .. } = &*self.inner;
-        let begun = observer.now();
-        let mut shares = SmallVec::<[Share; MAX_KEYS_AT_ONCE]>::new();
-        limiter.check_each_here(tiers, |_, share| shares.push(share));
-        let checks = observer.checks_of_keys(transport, begun);
-        for (place, (share, tier)) in shares.iter().zip(tiers).enumerate() {
-            checks.decided(key(place), tier.terms.cost, share.passes);
-            tell(place, share);
-        }
+        let mut checks = observer.begin_keys(transport);
+        limiter.check_each_here(tiers, |place, share| {
+            checks.decided(key(place), tiers[place].terms.cost, share.passes);
+            tell(place, &share);
+        });
+        checks.end();
     }
 
     async fn ask(&self, caller: Caller, operation: Operation, subject: &Subject) -> Result<Decision, Error> {

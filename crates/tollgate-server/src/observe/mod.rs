@@ -67,13 +67,21 @@ pub struct Pending<'a> {
     begun: Instant,
 }
 
-/// Checks of keys, by limits that they came with, that the store has decided.
+/// Checks of keys, by limits that they came with, that the store decides at once. They are counted when it has.
 pub(crate) struct KeyChecks<'a> {
     observer: &'a Observer,
     transport: Transport,
-    /// When they were asked, since the observer began.
-    begun: Duration,
-    took: Duration,
+    begun: Instant,
+    /// The same since the observer began.
+    since: Duration,
+    passed: KeyCount,
+    refused: KeyCount,
+}
+
+#[derive(Default)]
+struct KeyCount {
+    times: u64,
+    cost: u64,
 }
 
 /// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
@@ -145,10 +153,12 @@ impl Observer {
         Pending { observer: self, transport, begun }
     }
 
-    /// Checks of keys were asked then, and have been decided.
-    pub(crate) fn checks_of_keys(&self, transport: Transport, begun: Instant) -> KeyChecks<'_> {
-        let took = self.now().duration_since(begun);
-        KeyChecks { observer: self, transport, begun: begun.duration_since(self.begun), took }
+    /// Keys are to be checked.
+    pub(crate) fn begin_keys(&self, transport: Transport) -> KeyChecks<'_> {
+        let begun = self.now();
+        let (since, passed, refused) =
+            (begun.duration_since(self.begun), KeyCount::default(), KeyCount::default());
+        KeyChecks { observer: self, transport, begun, since, passed, refused }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -319,18 +329,29 @@ impl Pending<'_> {
 impl KeyChecks<'_> {
     /// One of them was decided.
     #[inline]
-    pub(crate) fn decided(&self, key: &[u8], cost: Cost, passed: bool) {
-        let Observer { transports, requests, keyed, top, .. } = self.observer;
-        let (request, rule, noted) = if passed {
-            (RequestOutcome::Allowed, RuleOutcome::Allowed, Noted::Passed)
-        } else {
-            (RequestOutcome::Denied, RuleOutcome::Denied, Noted::Refused)
-        };
-        requests.count(Call::Decide(Operation::Check), request);
-        keyed.decided(rule, cost.units());
-        top.note_key(key, noted, self.begun);
-        transports[self.transport as usize].entered();
-        transports[self.transport as usize].left(self.took);
+    pub(crate) fn decided(&mut self, key: &[u8], cost: Cost, passed: bool) {
+        let (count, noted) =
+            if passed { (&mut self.passed, Noted::Passed) } else { (&mut self.refused, Noted::Refused) };
+        count.times += 1;
+        count.cost = count.cost.saturating_add(cost.units());
+        self.observer.top.note_key(key, noted, self.since);
+    }
+
+    /// All of them were decided.
+    pub(crate) fn end(self) {
+        let Observer { transports, requests, keyed, .. } = self.observer;
+        let outcomes = [
+            (&self.passed, RequestOutcome::Allowed, RuleOutcome::Allowed),
+            (&self.refused, RequestOutcome::Denied, RuleOutcome::Denied),
+        ];
+        for (count, request, rule) in outcomes {
+            if count.times > 0 {
+                requests.count_times(count.times, Call::Decide(Operation::Check), request);
+                keyed.decided_times(count.times, rule, count.cost);
+            }
+        }
+        let took = self.observer.now().duration_since(self.begun);
+        transports[self.transport as usize].came_and_left(self.passed.times + self.refused.times, took);
     }
 }
 

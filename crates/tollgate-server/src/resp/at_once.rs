@@ -6,7 +6,10 @@
 use tollgate::{Key, Store, Terms, Tier};
 
 use super::{CALLER, question::Throttle, reply::Replies};
-use crate::desk::{Desk, MAX_KEYS_AT_ONCE};
+use crate::desk::Desk;
+
+/// How many throttles of one client are decided at once.
+pub const MAX_AT_ONCE: usize = 16;
 
 /// How much room a quiet connection keeps for keys, in bytes.
 const KEY_ROOM: usize = 1 << 10;
@@ -33,7 +36,7 @@ impl AtOnce {
 
     /// Whether they have to be answered before another one is added.
     pub(super) fn is_full(&self) -> bool {
-        self.tiers.len() == MAX_KEYS_AT_ONCE
+        self.tiers.len() == MAX_AT_ONCE
     }
 
     /// Has them decided, and writes the answers in their order.

@@ -38,6 +38,7 @@ use tollgate::Store;
 
 use self::info::Numbers;
 pub use self::{
+    at_once::MAX_AT_ONCE,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
     serve::{MAX_CONNECTIONS, run},
     together::MAX_TOGETHER,

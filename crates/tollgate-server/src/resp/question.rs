@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Retry, Share, Store};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 
@@ -30,16 +31,16 @@ pub(super) struct Throttle<'a> {
     pub(super) cost: Cost,
 }
 
-/// The limit that a client asked by last, and its numbers. Most ask by one all the time, and to make a limit takes longer than to
-/// read its numbers.
+/// The limit that a client asked by last, and its numbers as they were sent. Most ask by one all the time, and to read and make a
+/// limit takes longer than to see that it is the same.
 #[derive(Debug)]
 pub(super) struct LastLimit {
-    numbers: CellNumbers,
+    numbers: [SmallVec<[u8; SHORT]>; 3],
     limit: Limit,
 }
 
-/// `[max_burst, count, period]`.
-type CellNumbers = [u64; 3];
+/// So many digits most numbers of a limit have, or less.
+const SHORT: usize = 16;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,19 +134,12 @@ impl<'a> Throttle<'a> {
                 "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
             ));
         };
-        let numbers = match (whole(max_burst), whole(count), whole(period)) {
-            (Some(max_burst), Some(count), Some(period)) => [max_burst, count, period],
-            _ => [
-                cell_number("max_burst", max_burst)?,
-                cell_number("count per period", count)?,
-                cell_number("period", period)?,
-            ],
-        };
+        let limit = last.of([max_burst, count, period])?;
         let cost = match quantity {
             Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
             None => Cost::ONE,
         };
-        Ok(Self { key, limit: last.of(numbers)?, cost })
+        Ok(Self { key, limit, cost })
     }
 
     /// Writes what its limit says.
@@ -167,22 +161,27 @@ impl From<Throttle<'_>> for Question {
 
 impl Default for LastLimit {
     fn default() -> Self {
-        let numbers = [0, 1, 1];
-        Self { numbers, limit: cell_limit(numbers).expect("one a second is a limit") }
+        let numbers = [&b"0"[..], b"1", b"1"];
+        let limit = cell_limit(numbers).expect("one a second is a limit");
+        Self { numbers: numbers.map(SmallVec::from_slice), limit }
     }
 }
 
 impl LastLimit {
+    /// The limit of `[max_burst, count, period]`.
     #[inline]
-    fn of(&mut self, numbers: CellNumbers) -> Result<&Limit, Error> {
-        if self.numbers != numbers {
-            *self = Self { numbers, limit: cell_limit(numbers)? };
+    fn of(&mut self, numbers: [&[u8]; 3]) -> Result<&Limit, Error> {
+        if self.numbers.iter().zip(numbers).any(|(last, number)| **last != *number) {
+            *self = Self { limit: cell_limit(numbers)?, numbers: numbers.map(SmallVec::from_slice) };
         }
         Ok(&self.limit)
     }
 }
 
-fn cell_limit([max_burst, count, period]: CellNumbers) -> Result<Limit, Error> {
+fn cell_limit([max_burst, count, period]: [&[u8]; 3]) -> Result<Limit, Error> {
+    let max_burst = cell_number("max_burst", max_burst)?;
+    let count = cell_number("count per period", count)?;
+    let period = cell_number("period", period)?;
     if count == 0 || period == 0 {
         return Err(Error::cell("Zero rates are not supported"));
     }

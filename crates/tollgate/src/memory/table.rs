@@ -142,7 +142,7 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     #[inline]
-    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, mut tell: impl FnMut(&Answer)) {
+    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, tell: impl FnMut(&Answer)) {
         let mut asked: SmallVec<[Asked<'_>; MAX_AT_ONCE]> =
             tiers.iter().map(|tier| self.asked(tier)).collect();
         let mut order = SmallVec::<[usize; MAX_AT_ONCE]>::new();
@@ -167,11 +167,13 @@ impl<L: Lock<Shard>> Table<L> {
         for &Asked { held, likely, .. } in &asked {
             guards[held].fetch(likely);
         }
+        let mut answers = SmallVec::<[Answer; MAX_AT_ONCE]>::new();
         for &Asked { tier: Tier { key, terms }, hash, held, .. } in &asked {
             let slot = Slot { key, hash, limit: &terms.limit, operation: Operation::Check };
-            tell(&guards[held].decide(&slot, terms, 1, &self.budget, now));
+            answers.push(guards[held].decide(&slot, terms, 1, &self.budget, now));
         }
         drop(guards);
+        answers.iter().for_each(tell);
         self.make_room_elsewhere(now);
     }
 
