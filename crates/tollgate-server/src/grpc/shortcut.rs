@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
 use http_body_util::Either;
 use hyper::body::{Body as HttpBody, Frame};
 use prost::Message;
@@ -48,7 +48,9 @@ pub(super) enum Answered {
 impl<S: Store> Services<S> {
     /// Answers a call of any service.
     pub(super) async fn answer(&self, mut request: Request<Arriving>) -> Response<Answer> {
-        let is_usual = request.uri().path() == PATH && !request.headers().contains_key(ENCODING);
+        let is_usual = request.uri().path() == PATH
+            && request.method() == Method::POST
+            && !request.headers().contains_key(ENCODING);
         if is_usual && let Some(question) = question(request.body_mut()).await {
             return match self.limits.decide(request.headers(), &question).await {
                 Ok(answer) => answered(&answer),

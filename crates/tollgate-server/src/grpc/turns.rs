@@ -7,6 +7,7 @@
 use std::{
     collections::VecDeque,
     future::Future,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -77,6 +78,15 @@ impl Turns {
         if self.arrived.count() > 0 {
             context.waker().wake_by_ref();
         }
+    }
+}
+
+/// Those that nobody has looked at when the connection ends are not decided. Each knows where hyper leaves calls, and so itself:
+/// nobody else would let go of them.
+impl Drop for Turns {
+    fn drop(&mut self) {
+        let left = mem::take(&mut *self.arrived.0.lock());
+        drop(left);
     }
 }
 
@@ -178,5 +188,16 @@ mod tests {
         assert!(turn());
         assert_eq!(first.load(Ordering::Relaxed), 1);
         assert!(turns.poll(std::pin::pin!(ready(())), &mut context).is_ready(), "as the connection ends");
+    }
+
+    #[test]
+    fn calls_that_nobody_looked_at_end_with_the_connection() {
+        let turns = Turns::default();
+        let (held, arrived) = (Arc::new(()), turns.arrived());
+        let (holds, knows) = (Arc::clone(&held), arrived.clone());
+        // as hyper's do
+        arrived.execute(async move { drop((holds, knows)) });
+        drop((turns, arrived));
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 }

@@ -12,7 +12,7 @@ use crate::desk::Desk;
 pub const MAX_AT_ONCE: usize = 16;
 
 /// How much room a quiet connection keeps for keys, in bytes.
-const KEY_ROOM: usize = 1 << 10;
+const KEY_ROOM: usize = 4 << 10;
 
 /// Throttles that are to be decided.
 #[derive(Debug, Default)]

@@ -126,7 +126,6 @@ impl Decoder {
         let Some((count, mut at)) = length(input, 1, MAX_ARGUMENTS, ProtocolError::Arguments)? else {
             return Ok(None);
         };
-        self.spans.reserve(count);
         for _ in 0..count {
             match input.get(at) {
                 Some(b'$') => {}

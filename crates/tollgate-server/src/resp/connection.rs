@@ -50,7 +50,7 @@ pub const MAX_REPLIES: usize = 64 << 10;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// After how many commands the runtime is asked whether others have waited long enough.
-const COMMANDS_AT_ONCE: u64 = 8;
+const COMMANDS_PER_LOOK: u64 = 4;
 
 /// How much is read at once.
 const READ_ROOM: usize = 16 << 10;
@@ -190,7 +190,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                 Ok(Decoded::Command(command, len)) => {
                     (read, served) = (read + len, served + 1);
                     asking.get_or_insert_with(|| voice.asks());
-                    if served % COMMANDS_AT_ONCE == 0 {
+                    if served % COMMANDS_PER_LOOK == 0 {
                         // asks the runtime whether others have waited long enough
                         consume_budget().await;
                     }

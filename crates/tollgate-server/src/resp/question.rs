@@ -35,11 +35,12 @@ pub(super) struct Throttle<'a> {
 /// limit takes longer than to see that it is the same.
 #[derive(Debug)]
 pub(super) struct LastLimit {
-    numbers: [SmallVec<[u8; SHORT]>; 3],
+    /// Absent where they are longer than numbers need to be.
+    numbers: Option<[SmallVec<[u8; SHORT]>; 3]>,
     limit: Limit,
 }
 
-/// So many digits most numbers of a limit have, or less.
+/// The longest number that is remembered, in digits: more than any limit needs.
 const SHORT: usize = 16;
 
 /// What is to be done.
@@ -161,9 +162,8 @@ impl From<Throttle<'_>> for Question {
 
 impl Default for LastLimit {
     fn default() -> Self {
-        let numbers = [&b"0"[..], b"1", b"1"];
-        let limit = cell_limit(numbers).expect("one a second is a limit");
-        Self { numbers: numbers.map(SmallVec::from_slice), limit }
+        let limit = Limit::token_bucket(1, Duration::from_secs(1)).expect("one a second is a limit");
+        Self { numbers: None, limit }
     }
 }
 
@@ -171,8 +171,12 @@ impl LastLimit {
     /// The limit of `[max_burst, count, period]`.
     #[inline]
     fn of(&mut self, numbers: [&[u8]; 3]) -> Result<&Limit, Error> {
-        if self.numbers.iter().zip(numbers).any(|(last, number)| **last != *number) {
-            *self = Self { limit: cell_limit(numbers)?, numbers: numbers.map(SmallVec::from_slice) };
+        let is_same =
+            |last: &[SmallVec<_>; 3]| last.iter().zip(numbers).all(|(last, number)| **last == *number);
+        if !self.numbers.as_ref().is_some_and(is_same) {
+            self.limit = cell_limit(numbers)?;
+            let is_short = numbers.iter().all(|number| number.len() <= SHORT);
+            self.numbers = is_short.then(|| numbers.map(SmallVec::from_slice));
         }
         Ok(&self.limit)
     }

@@ -65,7 +65,7 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
 }
 
 /// How many shards one thread holds at most to check several counters.
-const MAX_AT_ONCE: usize = 8;
+pub(super) const MAX_AT_ONCE: usize = 8;
 /// Which part of the shards all threads together hold then, at most: one in so many.
 const AT_ONCE_SHARE: usize = 8;
 
@@ -74,7 +74,7 @@ pub(super) struct Table<L> {
     hashing: Hashing,
     budget: Budget,
     /// How many shards one thread may hold to check several counters.
-    at_once: usize,
+    pub(super) at_once: usize,
     /// Which shard makes room next, and how many are still to do so.
     next_to_search: AtomicUsize,
     left_to_search: AtomicUsize,
@@ -142,7 +142,11 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     #[inline]
-    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, tell: impl FnMut(&Answer)) {
+    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, mut tell: impl FnMut(&Answer)) {
+        if let [Tier { key, terms }] = tiers {
+            tell(&self.decide_one(key, terms, Operation::Check, 1, clock).0);
+            return;
+        }
         let mut asked: SmallVec<[Asked<'_>; MAX_AT_ONCE]> =
             tiers.iter().map(|tier| self.asked(tier)).collect();
         let mut order = SmallVec::<[usize; MAX_AT_ONCE]>::new();
@@ -173,7 +177,7 @@ impl<L: Lock<Shard>> Table<L> {
             answers.push(guards[held].decide(&slot, terms, 1, &self.budget, now));
         }
         drop(guards);
-        answers.iter().for_each(tell);
+        answers.iter().for_each(&mut tell);
         self.make_room_elsewhere(now);
     }
 

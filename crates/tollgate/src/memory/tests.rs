@@ -7,7 +7,7 @@ use tollgate_core::{Algorithm, Answer, Cost, Limit, Operation, Terms, Timestamp}
 use super::{
     MIN_MAX_MEMORY, MemoryBoundError, MemoryStore,
     shard::Shard,
-    table::{Lock, Table},
+    table::{Lock, MAX_AT_ONCE, Table},
 };
 use crate::{
     check::{Check, Tier},
@@ -332,7 +332,8 @@ fn reads_and_refusals_leave_no_counter_behind() {
 /// New keys and those that come again, of all algorithms, under limits that change.
 #[test]
 fn counters_that_are_checked_at_once_say_what_they_say_one_after_the_other() {
-    let ((at_once, its_clock), (one_by_one, clock)) = (small_store(), small_store());
+    let ((mut at_once, its_clock), (one_by_one, clock)) = (small_store(), small_store());
+    at_once.table.at_once = MAX_AT_ONCE;
     let mut chance = 1_u64;
     let mut any = |count: u64| {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -466,7 +467,9 @@ fn no_order_of_threads_deadlocks_or_splits_a_check() {
 fn no_order_of_threads_deadlocks_those_that_check_at_once() {
     const KEYS: usize = 6;
     let scenario = || {
-        let table: Arc<Table<shuttle::sync::Mutex<Shard>>> = Arc::new(Table::new(MIN_MAX_MEMORY));
+        let mut table: Table<shuttle::sync::Mutex<Shard>> = Table::new(MIN_MAX_MEMORY);
+        table.at_once = 4;
+        let table = Arc::new(table);
         let tiers: Vec<Tier> = (0..KEYS)
             .map(|key| Tier {
                 key: Key::without_rule(key.to_string()).unwrap(),
