@@ -23,7 +23,7 @@ pub const TARGET: &str = "tollgate::request";
 /// Where HTTP and gRPC requests say which trace they belong to, as <https://www.w3.org/TR/trace-context/> has it.
 const TRACE_PARENT: &str = "traceparent";
 
-/// Puts a [span](request_span) around each request of an HTTP front end.
+/// Puts a span around each request of an HTTP front end.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSpans(pub Transport);
 
