@@ -1,7 +1,8 @@
 //! The table: shards behind locks, and the order in which they are taken.
 //!
 //! A check over several counters takes the locks of all their shards before it looks at any, always in the
-//! order of the shards, so that two checks never wait for each other in a circle.
+//! order of the shards, so that two checks never wait for each other in a circle. Requests that are checked beside each other
+//! take those that are open, and wait for another one only without any.
 
 use std::{
     num::NonZero,
@@ -25,7 +26,7 @@ use crate::{
     store::Look,
 };
 
-/// How many shards, and so how many decisions can be under way at once. A power of two.
+/// How many shards, and so how many decisions can be under way at once. A power of two, and as many as a number has bits.
 const SHARDS: usize = 64;
 /// Which part of the memory is set aside for coarse counters: one in so many.
 const COARSE_SHARE: usize = 16;
@@ -64,6 +65,8 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
     }
 }
 
+/// How many counters are checked before their answers are told.
+const MAX_ASKED: usize = 16;
 /// How many shards one thread holds at most to check several counters.
 pub(super) const MAX_AT_ONCE: usize = 8;
 /// Which part of the shards all threads together hold then, at most: one in so many.
@@ -128,63 +131,94 @@ impl<L: Lock<Shard>> Table<L> {
         (answer, now)
     }
 
-    /// Checks one counter after the other, each for a request of its own. Several are locked together before any is looked at, so
-    /// that the processor waits for the memory of all of them at the same time.
+    /// Checks one counter after the other, each for a request of its own.
     pub(super) fn check_each(
         &self,
         tiers: &[Tier],
         clock: impl Fn() -> Timestamp,
         mut tell: impl FnMut(&Answer),
     ) {
-        for tiers in tiers.chunks(self.at_once) {
-            self.check_at_once(tiers, &clock, &mut tell);
+        if self.at_once == 1 {
+            for Tier { key, terms } in tiers {
+                tell(&self.decide_one(key, terms, Operation::Check, 1, &clock).0);
+            }
+            return;
+        }
+        for tiers in tiers.chunks(MAX_ASKED) {
+            let mut asked: SmallVec<[Asked<'_>; MAX_ASKED]> =
+                tiers.iter().map(|tier| self.asked(tier)).collect();
+            let mut first = 0;
+            while first < asked.len() {
+                self.check_at_once(&mut asked[first..], &clock);
+                first += asked[first..].iter().take_while(|one| one.answer.is_some()).count();
+            }
+            asked.iter().filter_map(|one| one.answer.as_ref()).for_each(&mut tell);
         }
     }
 
-    #[inline]
-    fn check_at_once(&self, tiers: &[Tier], clock: impl Fn() -> Timestamp, mut tell: impl FnMut(&Answer)) {
-        if let [Tier { key, terms }] = tiers {
-            tell(&self.decide_one(key, terms, Operation::Check, 1, clock).0);
-            return;
-        }
-        let mut asked: SmallVec<[Asked<'_>; MAX_AT_ONCE]> =
-            tiers.iter().map(|tier| self.asked(tier)).collect();
-        let mut order = SmallVec::<[usize; MAX_AT_ONCE]>::new();
-        for &Asked { shard, .. } in &asked {
-            if !order.contains(&shard) {
-                order.push(shard);
+    /// Checks some of these counters, of which the first is not checked yet. Several are locked together before any is looked
+    /// at, so that the processor waits for the memory of all of them at the same time.
+    ///
+    /// Those whose lock somebody else holds are left for later: by then it mostly is open, and a thread that waited with locks in
+    /// its hands would have others wait for it. It waits only when there is nothing else to do, and holds nothing then.
+    fn check_at_once(&self, asked: &mut [Asked<'_>], clock: impl Fn() -> Timestamp) {
+        let mut held = SmallVec::<[(usize, L::Guard<'_>); MAX_AT_ONCE]>::new();
+        let mut chosen = SmallVec::<[usize; MAX_AT_ONCE]>::new();
+        let mut busy = 0_u64;
+        for (place, one) in asked.iter_mut().enumerate() {
+            if one.answer.is_some() || busy & (1 << one.shard) != 0 {
+                continue;
+            }
+            one.held = match held.iter().position(|(shard, _)| *shard == one.shard) {
+                Some(held) => held,
+                None => match self.shards[one.shard].0.try_lock() {
+                    Some(guard) => {
+                        held.push((one.shard, guard));
+                        held.len() - 1
+                    }
+                    None => {
+                        // also for those that follow: what comes first in a shard is decided first
+                        busy |= 1 << one.shard;
+                        continue;
+                    }
+                },
+            };
+            chosen.push(place);
+            if chosen.len() == self.at_once {
+                break;
             }
         }
-        order.sort_unstable();
-        let mut guards = SmallVec::<[L::Guard<'_>; MAX_AT_ONCE]>::new();
-        for &shard in &order {
-            guards.push(self.shards[shard].0.lock());
+        if chosen.is_empty() {
+            held.push((asked[0].shard, self.shards[asked[0].shard].0.lock()));
+            chosen.push(0);
+            asked[0].held = 0;
         }
         let now = clock();
         if self.budget.is_tight() {
-            guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
+            held.iter_mut().for_each(|(_, shard)| shard.make_room(&self.budget, now));
         }
-        for one in &mut asked {
-            one.held = order.iter().position(|&shard| shard == one.shard).expect("every shard was locked");
-            one.likely = guards[one.held].likely(one.hash);
+        for &place in &chosen {
+            let one = &mut asked[place];
+            one.likely = held[one.held].1.likely(one.hash);
         }
-        for &Asked { held, likely, .. } in &asked {
-            guards[held].fetch(likely);
+        for &place in &chosen {
+            let Asked { held: at, likely, .. } = asked[place];
+            held[at].1.fetch(likely);
         }
-        let mut answers = SmallVec::<[Answer; MAX_AT_ONCE]>::new();
-        for &Asked { tier: Tier { key, terms }, hash, held, .. } in &asked {
-            let slot = Slot { key, hash, limit: &terms.limit, operation: Operation::Check };
-            answers.push(guards[held].decide(&slot, terms, 1, &self.budget, now));
+        for &place in &chosen {
+            let one = &mut asked[place];
+            let Tier { key, terms } = one.tier;
+            let slot = Slot { key, hash: one.hash, limit: &terms.limit, operation: Operation::Check };
+            one.answer = Some(held[one.held].1.decide(&slot, terms, 1, &self.budget, now));
         }
-        drop(guards);
-        answers.iter().for_each(&mut tell);
+        drop(held);
         self.make_room_elsewhere(now);
     }
 
     #[inline]
     fn asked<'a>(&self, tier: &'a Tier) -> Asked<'a> {
         let (shard, hash) = self.place(&tier.key, tier.terms.limit.algorithm());
-        Asked { tier, shard, hash, held: 0, likely: None }
+        Asked { tier, shard, hash, held: 0, likely: None, answer: None }
     }
 
     /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
@@ -286,6 +320,8 @@ struct Asked<'a> {
     held: usize,
     /// Where it lies there, most likely.
     likely: Option<u32>,
+    /// What it says, once it is checked.
+    answer: Option<Answer>,
 }
 
 /// All shards that a batch touches, held together.

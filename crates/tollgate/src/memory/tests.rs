@@ -493,3 +493,34 @@ fn no_order_of_threads_deadlocks_those_that_check_at_once() {
     shuttle::check_random(scenario, 2_000);
     shuttle::check_pct(scenario, 1_000, 3);
 }
+
+/// A thread asks about each counter twice. Whoever else holds locks, it is answered in the order in which it asked.
+#[test]
+fn no_order_of_threads_turns_requests_around() {
+    const KEYS: usize = 5;
+    let scenario = || {
+        let mut table: Table<shuttle::sync::Mutex<Shard>> = Table::new(MIN_MAX_MEMORY);
+        table.at_once = 3;
+        let table = Arc::new(table);
+        let tiers: Vec<Tier> = (0..2 * KEYS)
+            .map(|place| Tier {
+                key: Key::without_rule((place % KEYS).to_string()).unwrap(),
+                terms: Terms::new(Limit::fixed_window(100, HOUR).unwrap(), Cost::ONE),
+            })
+            .collect();
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (table, tiers) = (Arc::clone(&table), tiers.clone());
+                shuttle::thread::spawn(move || {
+                    let mut left = Vec::new();
+                    table.check_each(&tiers, || START, |answer| left.push(answer.available));
+                    let (first, second) = left.split_at(KEYS);
+                    assert!(first.iter().zip(second).all(|(first, second)| first > second), "{left:?}");
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    shuttle::check_random(scenario, 2_000);
+    shuttle::check_pct(scenario, 1_000, 3);
+}
