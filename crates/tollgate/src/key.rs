@@ -86,11 +86,7 @@ impl Key {
         if key.len() > MAX_KEY {
             return Err(KeyError::TooLong(key.len()));
         }
-        let mut short = [0; MAX_SHORT];
-        let identity = match encode(key, &mut short) {
-            Some(len) => Text::short(len, short),
-            None => identity(&[Some(key)]),
-        };
+        let identity = short_encoded(key).unwrap_or_else(|| identity(&[Some(key)]));
         Ok(Self { rule: None, identity, co_located: None })
     }
 
@@ -224,39 +220,58 @@ fn join_encoded(values: &[Option<&[u8]>], text: &mut [u8]) -> Option<usize> {
 /// How many bytes stand for one that does not stand for itself.
 const MAX_ENCODED: usize = 3;
 
-/// Which bytes stand for themselves.
-const IS_PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
+/// What stands for each byte; zeros follow.
+const ENCODED: [[u8; MAX_ENCODED + 1]; 256] = {
+    let mut encoded = [[0; MAX_ENCODED + 1]; 256];
     let mut byte = 0_u8;
     loop {
-        plain[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        encoded[byte as usize] = if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_') {
+            [byte, 0, 0, 0]
+        } else {
+            let [high, low] = hex(byte);
+            [b'%', high, low, 0]
+        };
         if byte == u8::MAX {
-            break plain;
+            break encoded;
         }
         byte += 1;
     }
 };
 
-/// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
-fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
-    let room = text.len();
-    let mut places = text.iter_mut();
-    for &byte in bytes {
-        if IS_PLAIN[usize::from(byte)] {
-            *places.next()? = byte;
-        } else {
-            let [high, low] = hex(byte);
-            for part in [b'%', high, low] {
-                *places.next()? = part;
-            }
-        }
-    }
-    Some(room - places.len())
+/// How long what stands for a byte is.
+fn encoded_len(encoded: [u8; MAX_ENCODED + 1]) -> usize {
+    if encoded[1] == 0 { 1 } else { MAX_ENCODED }
 }
 
-fn hex(byte: u8) -> [u8; 2] {
+/// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
+fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
+    let mut end = 0;
+    for &byte in bytes {
+        let encoded = ENCODED[usize::from(byte)];
+        let len = encoded_len(encoded);
+        text.get_mut(end..end + len)?.copy_from_slice(&encoded[..len]);
+        end += len;
+    }
+    Some(end)
+}
+
+/// The encoded bytes, if they are a short text: written in pieces of the same size, whose zeros the next one takes.
+#[inline]
+fn short_encoded(bytes: &[u8]) -> Option<Text> {
+    let mut text = [0; MAX_SHORT + MAX_ENCODED];
+    let mut end = 0;
+    for &byte in bytes {
+        let encoded = ENCODED[usize::from(byte)];
+        text.get_mut(end..end + encoded.len())?.copy_from_slice(&encoded);
+        end += encoded_len(encoded);
+    }
+    let short = text.first_chunk().filter(|_| end <= MAX_SHORT)?;
+    Some(Text::short(end, *short))
+}
+
+const fn hex(byte: u8) -> [u8; 2] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
+    [DIGITS[(byte >> 4) as usize], DIGITS[(byte & 15) as usize]]
 }
 
 #[cfg(test)]
@@ -303,6 +318,14 @@ mod tests {
             let text = encoded(&values);
             prop_assert!(text.len() <= MAX_PLAIN_IDENTITY);
             prop_assert_eq!(decoded(&text), values);
+        }
+
+        /// Around the length at which a text is no longer short.
+        #[test]
+        fn a_key_without_a_rule_is_one_value(key in prop::collection::vec(any::<u8>(), 1..30), plain in "[a-z.:]{15,26}") {
+            for key in [&key[..], plain.as_bytes()] {
+                prop_assert_eq!(Key::without_rule(key).unwrap().identity, identity(&[Some(key)]));
+            }
         }
     }
 

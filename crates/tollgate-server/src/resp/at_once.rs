@@ -3,62 +3,53 @@
 //!
 //! They wait for each other only while the commands that have arrived are read, and are answered before whatever comes next.
 
+use std::ops::Range;
+
+use smallvec::SmallVec;
 use tollgate::{Key, Store, Terms, Tier};
 
-use super::{CALLER, question::Throttle, reply::Replies};
+use super::{
+    CALLER,
+    codec::Command,
+    question::{LastLimit, Throttle},
+    reply::Replies,
+};
 use crate::desk::Desk;
 
-/// How many throttles of one client are decided at once.
-pub const MAX_AT_ONCE: usize = 16;
-
-/// How much room a quiet connection keeps for keys, in bytes.
-const KEY_ROOM: usize = 4 << 10;
+/// How many commands of one client are answered before others have their turn, and so how many throttles are decided at once.
+pub const MAX_AT_ONCE: usize = 32;
 
 /// Throttles that are to be decided.
 #[derive(Debug, Default)]
 pub(super) struct AtOnce {
-    tiers: Vec<Tier>,
-    /// Their keys as they were sent, one after the other.
-    keys: Vec<u8>,
-    /// Where each of these ends.
-    ends: Vec<usize>,
+    tiers: SmallVec<[Tier; MAX_AT_ONCE]>,
+    /// Where in the input their keys lie.
+    keys: SmallVec<[Range<usize>; MAX_AT_ONCE]>,
 }
 
 impl AtOnce {
-    /// Adds a throttle. Whether its key can be one; else nothing was added.
-    pub(super) fn add(&mut self, throttle: &Throttle<'_>) -> bool {
-        let Ok(key) = Key::without_rule(throttle.key) else { return false };
-        self.tiers.push(Tier { key, terms: Terms::new(*throttle.limit, throttle.cost) });
-        self.keys.extend_from_slice(throttle.key);
-        self.ends.push(self.keys.len());
+    /// Adds a command that begins at `start` of the input. Whether it is a throttle like nearly all; else nothing was added.
+    #[inline]
+    pub(super) fn add(&mut self, command: &Command<'_>, start: usize, last: &mut LastLimit) -> bool {
+        let Some(place) = command.place(1) else { return false };
+        let Ok(Throttle { key, limit, cost }) = Throttle::read(command, last) else { return false };
+        let Ok(key) = Key::without_rule(key) else { return false };
+        self.tiers.push(Tier { key, terms: Terms::new(*limit, cost) });
+        self.keys.push(start + place.start..start + place.end);
         true
     }
 
-    /// Whether they have to be answered before another one is added.
-    pub(super) fn is_full(&self) -> bool {
-        self.tiers.len() == MAX_AT_ONCE
-    }
-
     /// Has them decided, and writes the answers in their order.
-    #[inline]
-    pub(super) fn answer<S: Store>(&mut self, desk: &Desk<S>, replies: &mut Replies) {
-        if !self.tiers.is_empty() {
-            self.answer_some(desk, replies);
+    pub(super) fn answer<S: Store>(&mut self, input: &[u8], desk: &Desk<S>, replies: &mut Replies) {
+        let Self { tiers, keys } = self;
+        if tiers.is_empty() {
+            return;
         }
-    }
-
-    fn answer_some<S: Store>(&mut self, desk: &Desk<S>, replies: &mut Replies) {
-        let Self { tiers, keys, ends } = self;
-        let key = |place: usize| {
-            let start = place.checked_sub(1).map_or(0, |before| ends[before]);
-            &keys[start..ends[place]]
-        };
+        let key = |place: usize| &input[keys[place].clone()];
         desk.check_keys_here(CALLER.transport, key, tiers, |place, share| {
             Throttle::answer(&tiers[place].terms.limit, share, replies);
         });
         tiers.clear();
         keys.clear();
-        keys.shrink_to(KEY_ROOM);
-        ends.clear();
     }
 }

@@ -6,6 +6,8 @@
 //! whether there is a command, a part of one, or none that could ever be. No socket and no meaning of a command is known
 //! here.
 
+use std::ops::{Range, RangeInclusive};
+
 /// The most arguments of a command, its name among them.
 pub const MAX_ARGUMENTS: usize = 64;
 /// The longest argument, in bytes: more than any key, label, cost or password has.
@@ -44,6 +46,8 @@ pub enum Decoded<'a> {
 pub struct Command<'a> {
     bytes: &'a [u8],
     spans: &'a [Span],
+    /// Whether the bytes are the input itself, and not the words of a line.
+    is_array: bool,
 }
 
 /// Why bytes are no command and never will be; the texts are those of Redis where it has one.
@@ -88,6 +92,20 @@ impl<'a> Command<'a> {
         Some(&self.bytes[span.start..span.end])
     }
 
+    /// Where in the input the argument at a place lies, unless it came in a line.
+    pub fn place(&self, index: usize) -> Option<Range<usize>> {
+        let span = self.spans.get(index).filter(|_| self.is_array)?;
+        Some(span.start..span.end)
+    }
+
+    /// The arguments of these places as they were sent, with their lengths, unless they came in a line. Where this is the same for
+    /// two commands, so are the arguments.
+    pub fn sent(&self, places: RangeInclusive<usize>) -> Option<&'a [u8]> {
+        let before = self.spans.get(places.start().checked_sub(1)?).filter(|_| self.is_array)?;
+        let last = self.spans.get(*places.end())?;
+        self.bytes.get(before.end..last.end)
+    }
+
     /// The arguments from a place on.
     pub fn from(&self, index: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;
@@ -103,21 +121,21 @@ impl Decoder {
     pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Decoded<'a>, ProtocolError> {
         let input = &input[..input.len().min(MAX_COMMAND)];
         self.spans.clear();
-        let (bytes, read) = match input.first() {
+        let (bytes, is_array, read) = match input.first() {
             None => return Ok(Decoded::Partial),
             // a client's way to say nothing
-            Some(b'*') if input.get(1).is_none_or(|&sign| sign == b'-') => (input, no_array(input)?),
-            Some(b'*') => (input, self.array(input)?),
+            Some(b'*') if input.get(1).is_none_or(|&sign| sign == b'-') => (input, true, no_array(input)?),
+            Some(b'*') => (input, true, self.array(input)?),
             Some(_) => {
                 let read = self.line(input)?;
-                (&*self.words, read)
+                (&*self.words, false, read)
             }
         };
         match read {
             None if input.len() == MAX_COMMAND => Err(ProtocolError::TooLarge),
             None => Ok(Decoded::Partial),
             Some(read) if self.spans.is_empty() => Ok(Decoded::Empty(read)),
-            Some(read) => Ok(Decoded::Command(Command { bytes, spans: &self.spans }, read)),
+            Some(read) => Ok(Decoded::Command(Command { bytes, spans: &self.spans, is_array }, read)),
         }
     }
 
@@ -327,6 +345,11 @@ mod tests {
                     Ok(Decoded::Empty(read)) => at += read,
                     Ok(Decoded::Command(command, read)) => {
                         assert!(command.len() <= MAX_ARGUMENTS && read <= MAX_COMMAND);
+                        for (index, argument) in command.from(0).enumerate() {
+                            let place = command.place(index);
+                            assert_eq!(place.is_some(), buffer[at] == b'*');
+                            assert!(place.is_none_or(|place| buffer[at..][place] == *argument));
+                        }
                         commands.push(command.from(0).map(<[u8]>::to_vec).collect());
                         at += read;
                     }
@@ -388,6 +411,22 @@ mod tests {
         ) {
             let stream: Vec<u8> = commands.iter().flat_map(|words| encoded(words)).collect();
             prop_assert_eq!(read([&stream[..]]), (commands, None));
+        }
+
+        #[test]
+        fn arguments_that_were_sent_alike_are_alike(
+            one in prop::collection::vec("[1$\r\n]{0,6}", 2..4), other in prop::collection::vec("[1$\r\n]{0,6}", 2..4)
+        ) {
+            let streams = [&one, &other].map(|words| {
+                encoded(&words.iter().map(|word| word.clone().into_bytes()).collect::<Vec<_>>())
+            });
+            let mut decoders = [Decoder::default(), Decoder::default()];
+            let sent = decoders.iter_mut().zip(&streams).map(|(decoder, stream)| {
+                let Ok(Decoded::Command(command, _)) = decoder.decode(stream) else { panic!("no command") };
+                command.sent(1..=1).map(<[u8]>::to_vec)
+            });
+            let sent: Vec<_> = sent.collect();
+            prop_assert_eq!(sent[0] == sent[1], one[1] == other[1]);
         }
 
         #[test]

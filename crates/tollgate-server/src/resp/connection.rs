@@ -15,18 +15,18 @@ use tollgate::{Operation, Store};
 
 use super::{
     CALLER, Endpoint,
-    at_once::AtOnce,
+    at_once::{AtOnce, MAX_AT_ONCE},
     codec::{Command, Decoded, Decoder},
     commands::{Entry, Verb},
     error::Error,
-    question::{Ask, LastLimit, Question, Throttle},
+    question::{Ask, LastLimit, Question},
     reply::Replies,
     session::{Next, Session},
     together::Together,
 };
 use crate::{
     connections::{SHUTDOWN_GRACE, Stop},
-    crowd::Voice,
+    crowd::{Asking, Voice},
     desk::Desk,
     observe::logs::{Audit, audit},
 };
@@ -83,7 +83,6 @@ impl<S: Store> Endpoint<S> {
             decoder: Decoder::default(),
             replies: Replies::default(),
             last: LastLimit::default(),
-            at_once: AtOnce::default(),
             together: Together::default(),
         };
         // A connection that breaks off is its client's affair.
@@ -123,7 +122,6 @@ struct Connection<'a, I, S> {
     decoder: Decoder,
     replies: Replies,
     last: LastLimit,
-    at_once: AtOnce,
     together: Together,
 }
 
@@ -180,50 +178,50 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
 
     /// Answers all commands that have arrived.
     async fn answer_all(&mut self, voice: &Voice) -> io::Result<Next> {
-        let (mut read, mut served) = (0, 0);
-        // half a command asks nothing, and who does not read its answers may lose its place
-        let mut asking = None;
+        let mut heard = Heard { voice, asking: None, read: 0, commands: 0 };
         let next = loop {
-            match self.decoder.decode(&self.input[read..]) {
+            if !self.is_far {
+                let before = heard.commands;
+                let may_go_on = self.answer_here(&mut heard);
+                for _ in 0..(heard.commands - before) / COMMANDS_PER_LOOK {
+                    consume_budget().await;
+                }
+                self.write_much(&mut heard).await?;
+                if may_go_on {
+                    continue;
+                }
+            }
+            match self.decoder.decode(&self.input[heard.read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
-                Ok(Decoded::Empty(len)) => read += len,
+                Ok(Decoded::Empty(len)) => heard.read += len,
                 Ok(Decoded::Command(command, len)) => {
-                    (read, served) = (read + len, served + 1);
-                    asking.get_or_insert_with(|| voice.asks());
-                    if served % COMMANDS_PER_LOOK == 0 {
-                        // asks the runtime whether others have waited long enough
+                    heard.command(len);
+                    if heard.commands.is_multiple_of(COMMANDS_PER_LOOK) {
                         consume_budget().await;
                     }
-                    let mut asked = Asked {
+                    let asked = Asked {
                         desk: self.desk,
                         is_far: self.is_far,
-                        has_keys_here: self.has_keys_here,
-                        last: &mut self.last,
-                        at_once: &mut self.at_once,
                         together: &mut self.together,
                         replies: &mut self.replies,
                     };
-                    if !asked.is_answered_here(&mut self.session, &command)
-                        && asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave
-                    {
+                    if asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave {
                         break Next::Leave;
                     }
-                    if self.replies.len() >= MAX_REPLIES {
-                        asking = None;
-                        self.write().await?;
-                    }
+                    self.write_much(&mut heard).await?;
                 }
                 Err(error) => {
-                    self.answer_kept().await;
+                    self.together.answer(self.desk, &mut self.replies).await;
                     self.endpoint.numbers.broke_protocol();
                     self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
                     break Next::Leave;
                 }
             }
         };
-        self.answer_kept().await;
+        self.together.answer(self.desk, &mut self.replies).await;
+        let Heard { read, commands, asking, .. } = heard;
         drop(asking);
-        self.endpoint.numbers.served(served);
+        self.endpoint.numbers.served(commands);
         self.input.advance(read);
         if self.input.is_empty() && self.input.capacity() > READ_ROOM {
             self.input = BytesMut::new();
@@ -232,10 +230,49 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         Ok(next)
     }
 
-    /// Answers those that were kept to be decided with others.
-    async fn answer_kept(&mut self) {
-        self.at_once.answer(self.desk, &mut self.replies);
-        self.together.answer(self.desk, &mut self.replies).await;
+    /// Answers commands that need no waiting, as nearly all that come to a store in this process, up to one that does. Whether there
+    /// may be more of them.
+    fn answer_here(&mut self, heard: &mut Heard<'_>) -> bool {
+        let Self { desk, input, decoder, session, last, replies, .. } = self;
+        let mut at_once = AtOnce::default();
+        let mut may_go_on = true;
+        for _ in 0..MAX_AT_ONCE {
+            let start = heard.read;
+            let is_answered = match decoder.decode(&input[start..]) {
+                Ok(Decoded::Command(command, len)) => {
+                    let is_answered = match session.find(&command) {
+                        Ok(Entry { verb: Verb::Throttle, .. }) => {
+                            self.has_keys_here && at_once.add(&command, start, last)
+                        }
+                        Ok(Entry { verb: Verb::Check, .. }) => {
+                            at_once.answer(input, desk, replies);
+                            is_checked_here(desk, &command, replies)
+                        }
+                        _ => false,
+                    };
+                    if is_answered {
+                        heard.command(len);
+                    }
+                    is_answered
+                }
+                Ok(Decoded::Partial | Decoded::Empty(_)) | Err(_) => false,
+            };
+            if !is_answered {
+                may_go_on = false;
+                break;
+            }
+        }
+        at_once.answer(input, desk, replies);
+        may_go_on
+    }
+
+    /// Writes the answers if there are many.
+    async fn write_much(&mut self, heard: &mut Heard<'_>) -> io::Result<()> {
+        if self.replies.len() >= MAX_REPLIES {
+            heard.asking = None;
+            self.write().await?;
+        }
+        Ok(())
     }
 
     async fn write(&mut self) -> io::Result<()> {
@@ -264,61 +301,49 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     }
 }
 
+/// Answers a check, if that needs no waiting.
+fn is_checked_here<S: Store>(desk: &Desk<S>, command: &Command<'_>, replies: &mut Replies) -> bool {
+    let Some(Ok(question)) = Question::read(desk, Verb::Check, command) else { return false };
+    match desk.check_here(CALLER.transport, &question.subject) {
+        Some(Ok(decision)) => question.answer(&decision, replies),
+        Some(Err(error)) => replies.error(Error::from(error)),
+        None => return false,
+    }
+    true
+}
+
+/// What of the input was heard.
+struct Heard<'a> {
+    voice: &'a Voice,
+    /// Held while the client waits for answers: half a command asks nothing, and who does not read its answers may lose its place.
+    asking: Option<Asking>,
+    /// How many bytes.
+    read: usize,
+    /// How many commands in them.
+    commands: u64,
+}
+
+impl Heard<'_> {
+    /// Another command, of so many bytes.
+    fn command(&mut self, len: usize) {
+        self.read += len;
+        self.commands += 1;
+        self.asking.get_or_insert_with(|| self.voice.asks());
+    }
+}
+
 /// Where a command is asked and answered.
 struct Asked<'a, S> {
     desk: &'a Desk<S>,
     is_far: bool,
-    has_keys_here: bool,
-    last: &'a mut LastLimit,
-    at_once: &'a mut AtOnce,
     together: &'a mut Together,
     replies: &'a mut Replies,
 }
 
 impl<S: Store> Asked<'_, S> {
-    /// Answers a check that needs no waiting, as nearly all that come to a store in this process. Whatever else it is is
-    /// left as it was.
-    fn is_answered_here(&mut self, session: &mut Session, command: &Command<'_>) -> bool {
-        if self.is_far {
-            return false;
-        }
-        match session.find(command) {
-            Ok(Entry { verb: Verb::Throttle, .. }) => self.is_throttled_here(command),
-            Ok(Entry { verb: Verb::Check, .. }) => self.is_checked_here(command),
-            _ => false,
-        }
-    }
-
-    /// Keeps a throttle for a moment, to have it decided with those that follow.
-    fn is_throttled_here(&mut self, command: &Command<'_>) -> bool {
-        if !self.has_keys_here {
-            return false;
-        }
-        let Ok(throttle) = Throttle::read(command, self.last) else { return false };
-        if !self.at_once.add(&throttle) {
-            return false;
-        }
-        if self.at_once.is_full() {
-            self.at_once.answer(self.desk, self.replies);
-        }
-        true
-    }
-
-    fn is_checked_here(&mut self, command: &Command<'_>) -> bool {
-        let Some(Ok(question)) = Question::read(self.desk, Verb::Check, command) else { return false };
-        self.at_once.answer(self.desk, self.replies);
-        match self.desk.check_here(CALLER.transport, &question.subject) {
-            Some(Ok(decision)) => question.answer(&decision, self.replies),
-            Some(Err(error)) => self.replies.error(Error::from(error)),
-            None => return false,
-        }
-        true
-    }
-
     /// Answers one command, or keeps its question to ask it together with others.
     async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
-        let Self { desk, is_far, at_once, together, replies, .. } = self;
-        at_once.answer(desk, replies);
+        let Self { desk, is_far, together, replies } = self;
         if is_http(command) {
             return Next::Leave;
         }

@@ -31,17 +31,17 @@ pub(super) struct Throttle<'a> {
     pub(super) cost: Cost,
 }
 
-/// The limit that a client asked by last, and its numbers as they were sent. Most ask by one all the time, and to read and make a
-/// limit takes longer than to see that it is the same.
+/// The limit that a client asked by last, and how it was sent. Most ask by one all the time, and to read and make a limit takes
+/// longer than to see that it is the same.
 #[derive(Debug)]
 pub(super) struct LastLimit {
-    /// Absent where they are longer than numbers need to be.
-    numbers: Option<[SmallVec<[u8; SHORT]>; 3]>,
+    /// Empty where it is not remembered.
+    sent: SmallVec<[u8; MAX_SENT]>,
     limit: Limit,
 }
 
-/// The longest number that is remembered, in digits: more than any limit needs.
-const SHORT: usize = 16;
+/// The most bytes of a limit that are remembered: more than its three numbers need.
+const MAX_SENT: usize = 64;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,21 +122,15 @@ impl Question {
 
 impl<'a> Throttle<'a> {
     /// `CL.THROTTLE key max_burst count period [quantity]`.
+    #[inline]
     pub(super) fn read(command: &Command<'a>, last: &'a mut LastLimit) -> Result<Self, Error> {
-        let (Some(key), Some(max_burst), Some(count), Some(period), quantity, true) = (
-            command.get(1),
-            command.get(2),
-            command.get(3),
-            command.get(4),
-            command.get(5),
-            command.len() <= 6,
-        ) else {
+        let (Some(key), 5..=6) = (command.get(1), command.len()) else {
             return Err(Error::cell(
                 "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
             ));
         };
-        let limit = last.of([max_burst, count, period])?;
-        let cost = match quantity {
+        let limit = last.of(command)?;
+        let cost = match command.get(5) {
             Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
             None => Cost::ONE,
         };
@@ -163,22 +157,26 @@ impl From<Throttle<'_>> for Question {
 impl Default for LastLimit {
     fn default() -> Self {
         let limit = Limit::token_bucket(1, Duration::from_secs(1)).expect("one a second is a limit");
-        Self { numbers: None, limit }
+        Self { sent: SmallVec::new(), limit }
     }
 }
 
 impl LastLimit {
-    /// The limit of `[max_burst, count, period]`.
+    /// The limit of a command: its arguments from the second on.
     #[inline]
-    fn of(&mut self, numbers: [&[u8]; 3]) -> Result<&Limit, Error> {
-        let is_same =
-            |last: &[SmallVec<_>; 3]| last.iter().zip(numbers).all(|(last, number)| **last == *number);
-        if !self.numbers.as_ref().is_some_and(is_same) {
-            self.limit = cell_limit(numbers)?;
-            let is_short = numbers.iter().all(|number| number.len() <= SHORT);
-            self.numbers = is_short.then(|| numbers.map(SmallVec::from_slice));
+    fn of(&mut self, command: &Command<'_>) -> Result<&Limit, Error> {
+        if command.sent(2..=4).is_none_or(|sent| sent != &*self.sent) {
+            self.read(command)?;
         }
         Ok(&self.limit)
+    }
+
+    fn read(&mut self, command: &Command<'_>) -> Result<(), Error> {
+        self.limit = cell_limit([2, 3, 4].map(|place| command.get(place).unwrap_or_default()))?;
+        self.sent.clear();
+        let sent = command.sent(2..=4).filter(|sent| sent.len() <= MAX_SENT);
+        self.sent.extend_from_slice(sent.unwrap_or_default());
+        Ok(())
     }
 }
 
@@ -326,6 +324,32 @@ fn as_tollgate(decision: &Decision, replies: &mut Replies) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resp::codec::{Decoded, Decoder};
+
+    /// Commands as arrays and lines, in any order, good and bad.
+    #[test]
+    fn a_limit_is_that_of_its_command_whatever_came_before() {
+        let array = |numbers: &str| {
+            let words: Vec<_> = ["CL.THROTTLE", "k"].into_iter().chain(numbers.split(' ')).collect();
+            let bulk = |word: &&str| format!("${}\r\n{word}\r\n", word.len());
+            format!("*{}\r\n{}", words.len(), words.iter().map(bulk).collect::<String>())
+        };
+        let line = |numbers: &str| format!("CL.THROTTLE k {numbers}\r\n");
+        let long = format!("{}1 1 1", "0".repeat(2 * MAX_SENT));
+        let numbers = ["1 2 3", "12 3 3", "1 23 3", "1 2 33", "1 x 3", "1 2 0", &long, "1 2 3 4"];
+        let commands: Vec<_> = numbers.iter().flat_map(|numbers| [array(numbers), line(numbers)]).collect();
+        let (mut last, mut decoder) = (LastLimit::default(), Decoder::default());
+        for pair in commands.iter().flat_map(|one| commands.iter().map(move |other| [one, other])) {
+            for text in pair.into_iter().chain(pair) {
+                let Ok(Decoded::Command(command, _)) = decoder.decode(text.as_bytes()) else {
+                    panic!("{text:?}")
+                };
+                let fresh = LastLimit::default().of(&command).copied().map_err(|error| error.to_string());
+                let limit = last.of(&command).copied().map_err(|error| error.to_string());
+                assert_eq!(limit, fresh, "{text:?} in {pair:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_number_is_digits_and_nothing_else() {

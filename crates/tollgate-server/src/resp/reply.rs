@@ -169,6 +169,15 @@ fn number_before(end: usize, text: &mut [u8], kind: u8, is_negative: bool, mut v
         start -= bytes.len();
         text[start..end].copy_from_slice(bytes);
     };
+    if value < 10 {
+        let one = PAIRS[usize::try_from(value).unwrap_or_default()][1];
+        if is_negative {
+            put(&[kind, b'-', one, b'\r', b'\n']);
+        } else {
+            put(&[kind, one, b'\r', b'\n']);
+        }
+        return start;
+    }
     put(b"\r\n");
     while value >= 100 {
         put(&PAIRS[usize::try_from(value % 100).unwrap_or_default()]);

@@ -66,7 +66,7 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
 }
 
 /// How many counters are checked before their answers are told.
-const MAX_ASKED: usize = 16;
+const MAX_ASKED: usize = 32;
 /// How many shards one thread holds at most to check several counters.
 pub(super) const MAX_AT_ONCE: usize = 8;
 /// Which part of the shards all threads together hold then, at most: one in so many.
