@@ -25,8 +25,8 @@ pub struct Args {
     /// Runs only the tables whose name contains this, or one of these, separated by commas
     #[arg(long, global = true, value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Only the contestants whose name contains this take part, on Redis: for a profiler
-    #[arg(long)]
+    /// Only the contestants whose name contains this take part, on Redis and over the front ends: for a profiler
+    #[arg(long, global = true)]
     pub solo: Option<String>,
     /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or benchmarks-fronts.md
     #[arg(long, global = true)]

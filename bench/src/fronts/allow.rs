@@ -142,12 +142,7 @@ impl<'a> Throttle<'a> {
         if !command.name().eq_ignore_ascii_case(b"CL.THROTTLE") {
             return None;
         }
-        Some(Self {
-            key: command.get(1)?,
-            max_burst: number(2)?,
-            count: number(3)?,
-            period: number(4)?,
-        })
+        Some(Self { key: command.get(1)?, max_burst: number(2)?, count: number(3)?, period: number(4)? })
     }
 
     /// Not limited, the limit, what remains, no wait, and when it is as new.

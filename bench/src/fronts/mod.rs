@@ -12,7 +12,7 @@ mod resp;
 
 use std::{net::SocketAddr, time::Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokio::task::JoinSet;
 
 use self::process::Process;
@@ -32,7 +32,11 @@ const CALLERS: usize = 64;
 /// How many users they ask about.
 const USERS: u32 = 100_000;
 
-const COLUMNS: [Column; 2] = [Column::new("answers/s", 0), Column::new("CPU of the server, us", 2)];
+const COLUMNS: [Column; 3] = [
+    Column::new("answers/s", 0),
+    Column::new("CPU of the server, us", 2),
+    Column::new("CPU of the clients, us", 2),
+];
 
 /// A way to ask.
 #[derive(Clone, Copy, Debug)]
@@ -95,13 +99,18 @@ trait Caller: Send + 'static {
 #[derive(Clone, Copy)]
 struct Turn {
     rate: f64,
-    cpu_us: f64,
+    server_cpu_us: f64,
+    clients_cpu_us: f64,
 }
 
 /// Measures all front ends that are wanted.
 pub async fn run(args: &Args) -> Result<Report> {
     let mut contestants = vec![Contestant::Tollgate, Contestant::AlwaysAllow];
     contestants.extend(args.wants_peers().then_some(Contestant::Throttlecrab));
+    if let Some(part) = &args.solo {
+        contestants.retain(|contestant| contestant.name().contains(part));
+        ensure!(!contestants.is_empty(), "nobody is called {part:?}");
+    }
     let mut processes = Vec::new();
     for contestant in contestants {
         processes.push(Process::start(contestant).await?);
@@ -142,17 +151,24 @@ async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &
         let figure = |read: fn(&Turn) -> f64| Some(Stat::of(turns.iter().map(read)));
         Row {
             contestant: process.contestant.name().to_owned(),
-            cells: vec![figure(|turn| turn.rate), figure(|turn| turn.cpu_us)],
+            cells: vec![
+                figure(|turn| turn.rate),
+                figure(|turn| turn.server_cpu_us),
+                figure(|turn| turn.clients_cpu_us),
+            ],
         }
     });
-    let ratios = processes.iter().zip(&turns).skip(1).map(|(process, others)| {
+    let ours = processes.iter().position(|process| process.contestant == Contestant::Tollgate);
+    let others =
+        processes.iter().zip(&turns).filter(|(process, _)| process.contestant != Contestant::Tollgate);
+    let ratios = others.filter_map(|(process, others)| {
         let target = match process.contestant {
             Contestant::AlwaysAllow => front.wanted,
             Contestant::Throttlecrab | Contestant::Tollgate => Target::AtLeast(1.0),
         };
-        let stat = Stat::of(turns[0].iter().zip(others).map(|(ours, other)| ours.rate / other.rate));
+        let stat = Stat::of(turns[ours?].iter().zip(others).map(|(ours, other)| ours.rate / other.rate));
         let what = format!("answers/s, tollgate / {}", process.contestant.name());
-        Ratio { what, stat, target: Some(target) }
+        Some(Ratio { what, stat, target: Some(target) })
     });
     Ok(Table {
         name: front.name.to_owned(),
@@ -184,13 +200,17 @@ async fn drive<C: Caller>(callers: Vec<C>, process: &Process, effort: Effort) ->
         tasks.spawn(call(caller, start, end, fastrand::Rng::with_seed(seed as u64)));
     }
     tokio::time::sleep_until(start.into()).await;
-    let cpu_before = process.cpu_us()?;
+    let (server_before, clients_before) = (process.cpu_us()?, machine::own_cpu_us()?);
     let mut answers = 0;
     while let Some(answered) = tasks.join_next().await {
         answers += answered??;
     }
-    let cpu_us = process.cpu_us()? - cpu_before;
-    Ok(Turn { rate: answers as f64 / start.elapsed().as_secs_f64(), cpu_us: cpu_us / answers.max(1) as f64 })
+    let each = |us: f64| us / answers.max(1) as f64;
+    Ok(Turn {
+        rate: answers as f64 / start.elapsed().as_secs_f64(),
+        server_cpu_us: each(process.cpu_us()? - server_before),
+        clients_cpu_us: each(machine::own_cpu_us()? - clients_before),
+    })
 }
 
 /// How many answers came while measured.

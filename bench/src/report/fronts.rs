@@ -22,10 +22,10 @@ pub fn page(report: &Report) -> String {
          top keys as always, nobody who listens to spans. *always-allow* reads the same requests with the same libraries and \
          says yes: over RESP with the server's own decoder, down to the numbers of the command and of its answer, over HTTP as axum does it, over \
          gRPC as tonic does. *throttlecrab* is its \
-         server with its defaults. 100,000 users, who all may pass. The CPU time is the server's, the kernel's part included, per answer.\n\n\
+         server with its defaults. 100,000 users, who all may pass. CPU times have the kernel's part in them, and are per answer.\n\n\
          ## What is not measured\n\n\
          * A network, and clients on another machine: here they take more of the processor than the servers do, above all over gRPC, \
-         so that servers differ more than their rates say. Their CPU times show it.\n\
+         so that servers differ more than their rates say, as their CPU times show.\n\
          * TLS, tokens, Redis behind the server, many rules, connections that come and go.\n\
          * Latencies, and overload: clients wait for their answers.\n\n",
         date = machine.date,
