@@ -235,35 +235,28 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     fn answer_here(&mut self, heard: &mut Heard<'_>) -> bool {
         let Self { desk, input, decoder, session, last, replies, .. } = self;
         let mut at_once = AtOnce::default();
-        let mut may_go_on = true;
-        for _ in 0..MAX_AT_ONCE {
-            let start = heard.read;
-            let is_answered = match decoder.decode(&input[start..]) {
-                Ok(Decoded::Command(command, len)) => {
-                    let is_answered = match session.find(&command) {
-                        Ok(Entry { verb: Verb::Throttle, .. }) => {
-                            self.has_keys_here && at_once.add(&command, start, last)
-                        }
-                        Ok(Entry { verb: Verb::Check, .. }) => {
-                            at_once.answer(input, desk, replies);
-                            is_checked_here(desk, &command, replies)
-                        }
-                        _ => false,
-                    };
-                    if is_answered {
-                        heard.command(len);
-                    }
-                    is_answered
+        let mut answered = 0;
+        while answered < MAX_AT_ONCE
+            && let Ok(Decoded::Command(command, len)) = decoder.decode(&input[heard.read..])
+        {
+            let is_answered = match session.find(&command) {
+                Ok(Entry { verb: Verb::Throttle, .. }) => {
+                    self.has_keys_here && at_once.add(&command, heard.read, last)
                 }
-                Ok(Decoded::Partial | Decoded::Empty(_)) | Err(_) => false,
+                Ok(Entry { verb: Verb::Check, .. }) => {
+                    at_once.answer(input, desk, replies);
+                    is_checked_here(desk, &command, replies)
+                }
+                _ => false,
             };
             if !is_answered {
-                may_go_on = false;
                 break;
             }
+            heard.command(len);
+            answered += 1;
         }
         at_once.answer(input, desk, replies);
-        may_go_on
+        answered == MAX_AT_ONCE
     }
 
     /// Writes the answers if there are many.
