@@ -350,6 +350,30 @@ async fn a_pipeline_means_the_same_as_its_commands_one_after_another() {
     assert!(refused > 50, "{refused}");
 }
 
+/// Whatever a pipeline is made of: alone, in front of what is answered otherwise, or without a question at all.
+#[tokio::test]
+async fn a_long_pipeline_leaves_others_their_turn() {
+    let throttles = |count| command(&[b"CL.THROTTLE", b"k", b"15", b"30", b"60"]).repeat(count);
+    let pieces = [
+        throttles(1),
+        [&throttles(3), &b"PING\r\n"[..]].concat(),
+        [&throttles(3), &b"\n"[..]].concat(),
+        b"\n".to_vec(),
+    ];
+    for piece in pieces {
+        let api = Api::without_rules();
+        let mut client = api.connect();
+        client.send(&[b"PING\r\n", &*piece.repeat(PIPE / 2 / piece.len())].concat()).await;
+        client.io.shutdown().await.unwrap();
+        let mut turns = 0;
+        while !client.server.is_finished() {
+            tokio::task::yield_now().await;
+            turns += 1;
+        }
+        assert!(turns > 10, "{turns} for {}", piece.escape_ascii());
+    }
+}
+
 #[tokio::test]
 async fn answers_come_without_waiting_for_the_rest_of_a_pipeline() {
     let api = Api::without_rules();

@@ -178,14 +178,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
 
     /// Answers all commands that have arrived.
     async fn answer_all(&mut self, voice: &Voice) -> io::Result<Next> {
-        let mut heard = Heard { voice, asking: None, read: 0, commands: 0 };
+        let mut heard = Heard { voice, asking: None, read: 0, commands: 0, since_look: 0 };
         let next = loop {
             if !self.is_far {
-                let before = heard.commands;
                 let may_go_on = self.answer_here(&mut heard);
-                for _ in 0..(heard.commands - before) / COMMANDS_PER_LOOK {
-                    consume_budget().await;
-                }
+                heard.gives_way().await;
                 self.write_much(&mut heard).await?;
                 if may_go_on {
                     continue;
@@ -193,12 +190,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
             }
             match self.decoder.decode(&self.input[heard.read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
-                Ok(Decoded::Empty(len)) => heard.read += len,
+                Ok(Decoded::Empty(len)) => {
+                    heard.nothing(len);
+                    heard.gives_way().await;
+                }
                 Ok(Decoded::Command(command, len)) => {
                     heard.command(len);
-                    if heard.commands.is_multiple_of(COMMANDS_PER_LOOK) {
-                        consume_budget().await;
-                    }
+                    heard.gives_way().await;
                     let asked = Asked {
                         desk: self.desk,
                         is_far: self.is_far,
@@ -314,14 +312,30 @@ struct Heard<'a> {
     read: usize,
     /// How many commands in them.
     commands: u64,
+    /// How many of these, and of those that ask nothing, since the runtime was asked about others.
+    since_look: u64,
 }
 
 impl Heard<'_> {
     /// Another command, of so many bytes.
     fn command(&mut self, len: usize) {
-        self.read += len;
+        self.nothing(len);
         self.commands += 1;
         self.asking.get_or_insert_with(|| self.voice.asks());
+    }
+
+    /// Nothing that asks for an answer, in so many bytes: to read it takes time too.
+    fn nothing(&mut self, len: usize) {
+        self.read += len;
+        self.since_look += 1;
+    }
+
+    /// Lets others have their turn if they have waited long enough.
+    async fn gives_way(&mut self) {
+        while self.since_look >= COMMANDS_PER_LOOK {
+            self.since_look -= COMMANDS_PER_LOOK;
+            consume_budget().await;
+        }
     }
 }
 
