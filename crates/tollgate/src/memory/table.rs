@@ -26,8 +26,9 @@ use crate::{
     store::Look,
 };
 
-/// How many shards, and so how many decisions can be under way at once. A power of two, and as many as a number has bits.
+/// How many shards, and so how many decisions can be under way at once. A power of two.
 const SHARDS: usize = 64;
+const _: () = assert!(SHARDS <= u64::BITS as usize, "those that are busy are bits of a number");
 /// Which part of the memory is set aside for coarse counters: one in so many.
 const COARSE_SHARE: usize = 16;
 

@@ -340,8 +340,8 @@ fn counters_that_are_checked_at_once_say_what_they_say_one_after_the_other() {
         (chance >> 33) % count
     };
     for round in 0..2_000 {
-        let keys = if round % 10 == 0 { 100_000 } else { 20 };
-        let tiers: Vec<Tier> = (0..any(20))
+        let (keys, most) = if round % 10 == 0 { (100_000, 20) } else { (20, 80) };
+        let tiers: Vec<Tier> = (0..any(most))
             .map(|_| {
                 let limit = limits(1 + any(4), Duration::from_secs(1 + any(2)))[any(4) as usize];
                 let key = Key::without_rule(any(keys).to_string()).unwrap();
