@@ -16,7 +16,7 @@ use super::{
 };
 use crate::desk::Desk;
 
-/// How many commands of one client are answered before others have their turn, and so how many throttles are decided at once.
+/// How many commands of one client are answered before others may have their turn, and so how many throttles are decided at once.
 pub const MAX_AT_ONCE: usize = 32;
 
 /// Throttles that are to be decided.

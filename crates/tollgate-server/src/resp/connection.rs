@@ -49,7 +49,7 @@ pub const MAX_REPLIES: usize = 64 << 10;
 /// How long a client may go on sending, unheard, after the last answer: it would not get that answer otherwise.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// After how many commands the runtime is asked whether others have waited long enough.
+/// For how many commands the runtime is asked once whether others have waited long enough.
 const COMMANDS_PER_LOOK: u64 = 4;
 
 /// How much is read at once.
@@ -467,6 +467,32 @@ impl Patience {
     fn set(&self, timer: Pin<&mut Sleep>) {
         if self.until < timer.deadline() {
             timer.reset(self.until);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{duplex, join};
+    use tollgate::{Limiter, MemoryStore};
+
+    use super::*;
+    use crate::access::Access;
+
+    /// Also in the middle of what it has sent: its answers may be much longer than that.
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_read_its_answers_is_silent() {
+        for command in ["PING\n", "TG.CHECK 1\n", "COMMAND DOCS\n"] {
+            let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+            let endpoint = Endpoint::new(desk, Access::default());
+            let (_stop, stopped) = Stop::when_dropped();
+            let (_deaf, answers) = duplex(1);
+            let sent = command.repeat(READ_ROOM);
+            let voice = Voice::of_nobody();
+            let long = Duration::from_secs(5);
+            let served = endpoint.serve_guest(join(sent.as_bytes(), answers), &voice, stopped);
+            timeout(long, served).await.expect_err("the client is waited for");
+            assert!(voice.has_asked() && voice.silence() >= long, "{command:?}: {:?}", voice.silence());
         }
     }
 }
