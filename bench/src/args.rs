@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, global = true, value_delimiter = ',')]
     pub only: Vec<String>,
     /// Only the contestants whose name contains this take part, on Redis and over the front ends: for a profiler
-    #[arg(long, global = true)]
+    #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
     /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or benchmarks-fronts.md
     #[arg(long, global = true)]
