@@ -83,7 +83,7 @@ const FRONTS: [Front; 5] = [
     },
     Front {
         name: "grpc",
-        what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections; the server that always allows is tonic's",
+        what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections, by tonic's client on a thread for each core that keeps to its connections; the server that always allows is tonic's",
         way: Way::Grpc,
         wanted: Target::Nearly(0.85),
     },
@@ -181,53 +181,81 @@ async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &
 }
 
 async fn turn(way: Way, process: &Process, effort: Effort) -> Result<Turn> {
-    let (contestant, addresses) = (process.contestant, &process.addresses);
-    match way {
+    let (contestant, addresses) = (process.contestant, process.addresses);
+    let mut asking = JoinSet::new();
+    let period = match way {
         Way::Resp(pipeline) => {
             let callers = resp::callers(contestant, addresses.resp, pipeline).await?;
-            drive(callers, process, effort).await
+            let period = Period::after(effort);
+            ask(callers, period, &mut asking);
+            period
         }
-        Way::Http => drive(http::callers(contestant, addresses.http).await?, process, effort).await,
-        Way::Grpc => drive(grpc::callers(contestant, addresses.grpc).await?, process, effort).await,
-    }
-}
-
-async fn drive<C: Caller>(callers: Vec<C>, process: &Process, effort: Effort) -> Result<Turn> {
-    let start = Instant::now() + effort.warm_up;
-    let end = start + effort.measured;
-    let mut tasks = JoinSet::new();
-    for (seed, caller) in callers.into_iter().enumerate() {
-        tasks.spawn(call(caller, start, end, fastrand::Rng::with_seed(seed as u64)));
-    }
-    tokio::time::sleep_until(start.into()).await;
+        Way::Http => {
+            let callers = http::callers(contestant, addresses.http).await?;
+            let period = Period::after(effort);
+            ask(callers, period, &mut asking);
+            period
+        }
+        Way::Grpc => {
+            let period = Period::after(effort);
+            for channels in grpc::channels_by_thread()? {
+                asking.spawn_blocking(move || grpc::ask_alone(contestant, addresses.grpc, channels, period));
+            }
+            period
+        }
+    };
+    tokio::time::sleep_until(period.start.into()).await;
     let (server_before, clients_before) = (process.cpu_us()?, machine::own_cpu_us()?);
-    let mut answers = 0;
-    while let Some(answered) = tasks.join_next().await {
-        answers += answered??;
-    }
+    let answers = sum(asking).await?;
     let each = |us: f64| us / answers.max(1) as f64;
     Ok(Turn {
-        rate: answers as f64 / start.elapsed().as_secs_f64(),
+        rate: answers as f64 / period.start.elapsed().as_secs_f64(),
         server_cpu_us: each(process.cpu_us()? - server_before),
         clients_cpu_us: each(machine::own_cpu_us()? - clients_before),
     })
 }
 
-/// How many answers came while measured.
-async fn call(
-    mut caller: impl Caller,
+/// When is measured.
+#[derive(Clone, Copy)]
+struct Period {
     start: Instant,
     end: Instant,
-    mut random: fastrand::Rng,
-) -> Result<u64> {
+}
+
+impl Period {
+    /// After the time to warm up.
+    fn after(effort: Effort) -> Self {
+        let start = Instant::now() + effort.warm_up;
+        Self { start, end: start + effort.measured }
+    }
+}
+
+/// Has all of them ask at a time.
+fn ask<C: Caller>(callers: Vec<C>, period: Period, asking: &mut JoinSet<Result<u64>>) {
+    for caller in callers {
+        asking.spawn(call(caller, period, fastrand::Rng::new()));
+    }
+}
+
+/// How many answers came to all of them.
+async fn sum(mut asking: JoinSet<Result<u64>>) -> Result<u64> {
+    let mut answers = 0;
+    while let Some(answered) = asking.join_next().await {
+        answers += answered??;
+    }
+    Ok(answers)
+}
+
+/// How many answers came while measured.
+async fn call(mut caller: impl Caller, period: Period, mut random: fastrand::Rng) -> Result<u64> {
     let mut answers = 0;
     loop {
         let answered = caller.ask(&mut random).await?;
         let now = Instant::now();
-        if now >= end {
+        if now >= period.end {
             return Ok(answers);
         }
-        if now >= start {
+        if now >= period.start {
             answers += answered;
         }
     }
