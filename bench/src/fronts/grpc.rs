@@ -1,5 +1,5 @@
-//! Clients of Envoy's rate limit service, and of throttlecrab's own. tonic's client takes more of the processor than
-//! any of the servers, so that what differs between them looks smaller than it is: see their CPU time.
+//! Clients of Envoy's rate limit service, and of throttlecrab's own. tonic's client takes about as much of the
+//! processor as the servers, so that what differs between them looks smaller than it is: see their CPU time.
 
 use std::{net::SocketAddr, thread};
 

@@ -182,28 +182,20 @@ async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &
 
 async fn turn(way: Way, process: &Process, effort: Effort) -> Result<Turn> {
     let (contestant, addresses) = (process.contestant, process.addresses);
+    // to connect is part of warming up
+    let period = Period::after(effort);
     let mut asking = JoinSet::new();
-    let period = match way {
+    match way {
         Way::Resp(pipeline) => {
-            let callers = resp::callers(contestant, addresses.resp, pipeline).await?;
-            let period = Period::after(effort);
-            ask(callers, period, &mut asking);
-            period
+            ask(resp::callers(contestant, addresses.resp, pipeline).await?, period, &mut asking);
         }
-        Way::Http => {
-            let callers = http::callers(contestant, addresses.http).await?;
-            let period = Period::after(effort);
-            ask(callers, period, &mut asking);
-            period
-        }
+        Way::Http => ask(http::callers(contestant, addresses.http).await?, period, &mut asking),
         Way::Grpc => {
-            let period = Period::after(effort);
             for channels in grpc::channels_by_thread()? {
                 asking.spawn_blocking(move || grpc::ask_alone(contestant, addresses.grpc, channels, period));
             }
-            period
         }
-    };
+    }
     tokio::time::sleep_until(period.start.into()).await;
     let (server_before, clients_before) = (process.cpu_us()?, machine::own_cpu_us()?);
     let answers = sum(asking).await?;

@@ -24,8 +24,8 @@ pub fn page(report: &Report) -> String {
          gRPC as tonic does. *throttlecrab* is its \
          server with its defaults. 100,000 users, who all may pass. CPU times have the kernel's part in them, and are per answer.\n\n\
          ## What is not measured\n\n\
-         * A network, and clients on another machine: here they take more of the processor than the servers do, above all over gRPC, \
-         so that servers differ more than their rates say, as their CPU times show.\n\
+         * A network, and clients on another machine: here they take up to half of the processor, so that \
+         servers differ more than their rates say, as their CPU times show.\n\
          * TLS, tokens, Redis behind the server, many rules, connections that come and go.\n\
          * Latencies, and overload: clients wait for their answers.\n\n",
         date = machine.date,
