@@ -12,6 +12,7 @@ use tokio::{
 use crate::{
     crowd::{Crowd, Voice},
     listen::{Protocol, Security, Stream},
+    workers::Workers,
 };
 
 /// How long calls in flight may take to finish once the server is told to stop.
@@ -23,12 +24,21 @@ pub(crate) const QUIET_GRACE: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted, for want of open files for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How clients are received, on every front end: by default in the open, and by the runtime of whoever listens.
+#[derive(Clone, Default)]
+pub struct Reception {
+    /// What connections are secured with.
+    pub security: Security,
+    /// Who serves them.
+    pub workers: Workers,
+}
+
 /// Where the connections of a front end come in.
 pub(crate) struct Entrance {
     pub(crate) listener: TcpListener,
     /// The most connections at a time. For one more, the one that has been silent the longest is ended.
     pub(crate) places: usize,
-    pub(crate) security: Security,
+    pub(crate) reception: Reception,
     pub(crate) protocol: Protocol,
 }
 
@@ -113,9 +123,10 @@ impl Entrance {
             while connections.try_join_next().is_some() {}
             let guest = crowd.enter().await;
             let voice = guest.voice();
-            let (serve, security, protocol) = (serve.clone(), self.security.clone(), self.protocol);
+            let Reception { security, workers } = &self.reception;
+            let (serve, security, protocol) = (serve.clone(), security.clone(), self.protocol);
             let stop = stopped.clone();
-            let connection = connections.spawn(async move {
+            let serve = move |stream| async move {
                 let voice = guest.voice();
                 let secured = tokio::select! {
                     secured = security.secure(stream, protocol) => secured,
@@ -125,8 +136,11 @@ impl Entrance {
                 if let Ok(stream) = secured {
                     serve(Visitor { stream, peer, voice, stop }).await;
                 }
-            });
-            voice.ends_with(connection);
+            };
+            // A connection that cannot be handed over has broken off.
+            if let Ok(connection) = workers.spawn(stream, serve, connections) {
+                voice.ends_with(connection);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! * [`run`]: the whole server, from its configuration to its end
 //! * [`listen`], [`access`]: addresses, certificates and tokens
-//! * [`connections`]: those of any front end, within bounds, from first to last
+//! * [`connections`], [`workers`]: those of any front end, within bounds, from first to last, and who serves them
 //! * [`serve`]: HTTP connections
 //! * [`http`]: the JSON API
 //! * `dashboard`: the page for people, at `/`
@@ -39,6 +39,7 @@ pub mod resp;
 pub mod run;
 pub mod serve;
 pub mod store;
+pub mod workers;
 
 /// The examples of the guide, run as tests.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use tokio::{
     sync::watch,
     task::JoinSet,
 };
-use tollgate::{Limiter, Options, RulesError};
+use tollgate::{Limiter, Options, RulesError, Store};
 use tollgate_tower::client::ClientAddress;
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
         Config, ConfigError, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
+    connections::Reception,
     desk::Desk,
     forward_auth, grpc, http,
     listen::{self, Certificates, ListenError, Security},
@@ -24,6 +25,7 @@ use crate::{
     resp,
     serve::{self, Draining},
     store::{AnyStore, OpenError},
+    workers::Workers,
 };
 
 /// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
@@ -41,7 +43,7 @@ pub struct Tollgate {
     watcher: Watcher,
     desk: Desk<AnyStore>,
     access: Access,
-    security: Security,
+    reception: Reception,
     draining: Draining,
     gatehouse: Live<forward_auth::Settings>,
     envoy: Live<grpc::Settings>,
@@ -78,6 +80,9 @@ pub enum StartError {
     /// An address or a certificate cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The system does not let it have its threads.
+    #[error("cannot start the threads that serve connections: {0}; see ulimit -u")]
+    Threads(io::Error),
     /// It would let everybody in where it listens now.
     #[error(
         "{0} can be reached from other machines, and would be open to everybody without a token: keep one as long as the \
@@ -147,13 +152,16 @@ impl Tollgate {
         let (config, watcher) = Watcher::start(source).await?;
         let desk = desk(&config)?;
         desk.observer().reloads().succeeded();
-        let security = Security::new(config.server.tls.as_ref())?;
+        let reception = Reception {
+            security: Security::new(config.server.tls.as_ref())?,
+            workers: workers(&desk).map_err(StartError::Threads)?,
+        };
         let draining = Draining::default();
         let http = match config.server.http {
             Listen::Off => None,
             Listen::Address(address) => {
                 let server = serve::Server::bind(address).await?;
-                Some(server.secured(security.clone()).draining(draining.clone()))
+                Some(server.receiving(reception.clone()).draining(draining.clone()))
             }
         };
         let (grpc, resp) = (bind(config.server.grpc).await?, bind(config.server.resp).await?);
@@ -166,7 +174,7 @@ impl Tollgate {
         Ok(Self {
             desk,
             access: Access::new(config.server.tokens.clone()),
-            security,
+            reception,
             draining,
             gatehouse: live(gatehouse(&config.server)),
             envoy: live(envoy(&config.server)),
@@ -246,11 +254,11 @@ impl Tollgate {
             let services =
                 grpc::Services::new(self.desk.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
             envoys = Some(services.clone());
-            fronts.spawn(grpc::serve::run(listener, services, self.security.clone(), until(stopped)));
+            fronts.spawn(grpc::serve::run(listener, services, self.reception.clone(), until(stopped)));
         }
         if let Some((listener, _)) = self.resp.take() {
             let endpoint = resp::Endpoint::new(self.desk.clone(), self.access.clone());
-            fronts.spawn(resp::run(listener, endpoint, self.security.clone(), until(stopped)));
+            fronts.spawn(resp::run(listener, endpoint, self.reception.clone(), until(stopped)));
         }
         (fronts, envoys)
     }
@@ -293,7 +301,7 @@ impl Tollgate {
         self.desk.limiter().reconfigure(config.rules.iter().cloned())?;
         self.desk.clean_labels_by(config.labels.clone());
         if let Some(certificates) = certificates {
-            self.security.replace(certificates);
+            self.reception.security.replace(certificates);
         }
         self.access.replace(config.server.tokens.clone());
         self.gatehouse.store(Arc::new(gatehouse(&config.server)));
@@ -313,6 +321,11 @@ pub fn desk(config: &Config) -> Result<Desk<AnyStore>, StartError> {
     let desk = Desk::new(Limiter::with_options(store, config.rules.clone(), options)?);
     desk.clean_labels_by(config.labels.clone());
     Ok(desk)
+}
+
+/// Who serves connections: threads of their own where decisions are made in this process, else all together.
+fn workers(desk: &Desk<AnyStore>) -> io::Result<Workers> {
+    if desk.limiter().store().is_remote() { Ok(Workers::default()) } else { Workers::start() }
 }
 
 async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {

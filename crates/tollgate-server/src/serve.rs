@@ -19,8 +19,8 @@ use tokio::{net::TcpListener, sync::Notify};
 use tower_service::Service;
 
 use crate::{
-    connections::{Entrance, Visitor},
-    listen::{self, ListenError, Protocol, Security},
+    connections::{Entrance, Reception, Visitor},
+    listen::{self, ListenError, Protocol},
 };
 
 /// The most connections at a time. For one more, the one that has been silent the longest is ended.
@@ -69,24 +69,24 @@ impl Draining {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    security: Security,
+    reception: Reception,
     draining: Draining,
 }
 
 impl Server {
-    /// Takes the address; with port 0, any free port of it. Connections are not encrypted.
+    /// Takes the address; with port 0, any free port of it.
     ///
     /// # Errors
     /// When the address is taken or not this machine's.
     pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
         let (listener, address) = listen::bind(address).await?;
-        Ok(Self { listener, address, security: Security::default(), draining: Draining::default() })
+        Ok(Self { listener, address, reception: Reception::default(), draining: Draining::default() })
     }
 
-    /// The same with secured connections.
+    /// The same, where clients are received so.
     #[must_use]
-    pub fn secured(mut self, security: Security) -> Self {
-        self.security = security;
+    pub fn receiving(mut self, reception: Reception) -> Self {
+        self.reception = reception;
         self
     }
 
@@ -114,8 +114,8 @@ impl Server {
             + Sync
             + 'static,
     {
-        let Self { listener, security, draining, .. } = self;
-        let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http1 };
+        let Self { listener, reception, draining, .. } = self;
+        let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http1 };
         entrance.run(move |visitor| serve(visitor, routes.clone(), draining.clone()), stop).await;
     }
 }

@@ -15,9 +15,9 @@ use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
+    connections::Reception,
     demo,
     desk::Desk,
-    listen::Security,
     resp::{self, Endpoint},
 };
 
@@ -27,7 +27,7 @@ async fn start() -> u16 {
     let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(resp::run(listener, Endpoint::new(desk, access), Security::default(), pending()));
+    tokio::spawn(resp::run(listener, Endpoint::new(desk, access), Reception::default(), pending()));
     port
 }
 

@@ -22,9 +22,9 @@ use tokio::{
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
-    connections::{SHUTDOWN_GRACE, Stop},
+    connections::{Reception, SHUTDOWN_GRACE, Stop},
     desk::Desk,
-    listen::{self, Security, WRITE_TIMEOUT},
+    listen::{self, WRITE_TIMEOUT},
     resp::{
         self, COMMAND_TIMEOUT, DRAIN_QUIET, Endpoint, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS,
     },
@@ -51,7 +51,7 @@ async fn start() -> Running {
     let (stop, stopped) = oneshot::channel();
     let endpoint = Endpoint::new(desk, Access::default());
     let server =
-        tokio::spawn(resp::run(listener, endpoint, Security::default(), async { stopped.await.unwrap() }));
+        tokio::spawn(resp::run(listener, endpoint, Reception::default(), async { stopped.await.unwrap() }));
     Running { address, stop, server }
 }
 

@@ -9,8 +9,8 @@ use tokio::net::TcpListener;
 use tollgate::{Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_server::{
     access::Access,
+    connections::Reception,
     desk::Desk,
-    listen::Security,
     resp::{self, Endpoint},
 };
 use tollgate_testkit::{
@@ -33,7 +33,12 @@ async fn client(
     let desk = Desk::new(Limiter::with_options(store, rules, options).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(resp::run(listener, Endpoint::new(desk, Access::default()), Security::default(), pending()));
+    tokio::spawn(resp::run(
+        listener,
+        Endpoint::new(desk, Access::default()),
+        Reception::default(),
+        pending(),
+    ));
     let client = redis::Client::open(format!("redis://{address}/")).unwrap();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(4 * DEADLINE));
     client.get_multiplexed_async_connection_with_config(&config).await.unwrap()

@@ -27,10 +27,10 @@ use super::{
     turns::{Arrived, Turns},
 };
 use crate::{
-    connections::{Entrance, QUIET_GRACE, SHUTDOWN_GRACE, Visitor},
+    connections::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
     crowd::Voice,
     desk::Transport,
-    listen::{Protocol, Security},
+    listen::Protocol,
     observe::trace::request_span,
 };
 
@@ -74,10 +74,10 @@ pub const MAX_ARRIVING: usize = 8;
 pub async fn run<S: Store>(
     listener: TcpListener,
     services: Services<S>,
-    security: Security,
+    reception: Reception,
     stop: impl Future<Output = ()>,
 ) {
-    let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Http2 };
+    let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http2 };
     let spare = Arc::new(Mutex::new(SPARE_STREAMS));
     let leaving = services.clone();
     let stop = async {

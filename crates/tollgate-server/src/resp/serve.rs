@@ -7,8 +7,8 @@ use tollgate::Store;
 
 use super::Endpoint;
 use crate::{
-    connections::{Entrance, Visitor},
-    listen::{Protocol, Security},
+    connections::{Entrance, Reception, Visitor},
+    listen::Protocol,
 };
 
 /// The most connections at a time, within the 1024 open files that a process usually may have. For one more, the one that
@@ -20,10 +20,10 @@ pub const MAX_CONNECTIONS: usize = 1_000;
 pub async fn run<S: Store>(
     listener: TcpListener,
     endpoint: Endpoint<S>,
-    security: Security,
+    reception: Reception,
     stop: impl Future<Output = ()>,
 ) {
-    let entrance = Entrance { listener, places: MAX_CONNECTIONS, security, protocol: Protocol::Redis };
+    let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Redis };
     let serve = move |Visitor { stream, voice, stop, .. }: Visitor| {
         let endpoint = endpoint.clone();
         async move { endpoint.serve_guest(stream, &voice, stop).await }

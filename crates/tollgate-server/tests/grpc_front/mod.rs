@@ -13,6 +13,7 @@ use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
     access::Access,
     config::live,
+    connections::Reception,
     desk::Desk,
     grpc::{
         Services, Settings,
@@ -22,7 +23,6 @@ use tollgate_server::{
         },
         serve,
     },
-    listen::Security,
 };
 use tonic::{Status, transport::Channel};
 
@@ -78,7 +78,7 @@ impl Front {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let services = Services::new(Desk::new(limiter), live(settings), Access::default()).await;
-        let server = tokio::spawn(serve::run(listener, services, Security::default(), async {
+        let server = tokio::spawn(serve::run(listener, services, Reception::default(), async {
             stopped.await.unwrap_or_default()
         }));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
