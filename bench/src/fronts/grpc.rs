@@ -1,10 +1,9 @@
 //! Clients of Envoy's rate limit service, and of throttlecrab's own. tonic's client takes about as much of the
 //! processor as the servers, so that what differs between them looks smaller than it is: see their CPU time.
 
-use std::{net::SocketAddr, thread};
+use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use tokio::task::JoinSet;
 use tollgate_server::grpc::messages::{
     Code, RateLimitDescriptor, RateLimitRequest, rate_limit_descriptor::Entry,
     rate_limit_service_client::RateLimitServiceClient,
@@ -17,7 +16,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{CALLERS, Caller, Contestant, Period, ask, sum, user};
+use super::{CALLERS, Caller, Contestant, user};
 
 /// How many connections there are.
 pub const CHANNELS: usize = 4;
@@ -50,31 +49,7 @@ struct ThrottleResponse {
     allowed: bool,
 }
 
-/// How many of the connections each thread has: there is one for each core.
-pub fn channels_by_thread() -> Result<impl Iterator<Item = usize>> {
-    let threads = thread::available_parallelism()?.get();
-    Ok((0..threads).map(move |thread| (thread..CHANNELS).step_by(threads).count()))
-}
-
-/// Has the callers of these connections ask, on this thread alone. How many answers came while measured.
-///
-/// What tonic's client makes for a call is freed when it is answered. Where threads take calls from each other they free each other's
-/// memory, and wait for the allocator: once a call with a server that writes several answers at once.
-pub fn ask_alone(
-    contestant: Contestant,
-    address: SocketAddr,
-    channels: usize,
-    period: Period,
-) -> Result<u64> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut asking = JoinSet::new();
-        ask(callers(contestant, address, channels).await?, period, &mut asking);
-        sum(asking).await
-    })
-}
-
-async fn callers(contestant: Contestant, address: SocketAddr, channels: usize) -> Result<Vec<Client>> {
+pub async fn callers(contestant: Contestant, address: SocketAddr, channels: usize) -> Result<Vec<Client>> {
     let mut clients = Vec::new();
     for _ in 0..channels {
         let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;

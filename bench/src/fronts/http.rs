@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{CALLERS, Caller, Contestant, connect, user};
+use super::{Caller, Contestant, connect, user};
 
 /// How the body of an answer begins that says yes.
 const ALLOWED: &[u8] = br#"{"allowed":true,"#;
@@ -21,7 +21,7 @@ pub struct Client {
     answer: Vec<u8>,
 }
 
-pub async fn callers(contestant: Contestant, address: SocketAddr) -> Result<Vec<Client>> {
+pub async fn callers(contestant: Contestant, address: SocketAddr, connections: usize) -> Result<Vec<Client>> {
     let (path, body): (_, fn(&str) -> String) = match contestant {
         Contestant::Throttlecrab => ("/throttle", |user| {
             format!(r#"{{"key":"{user}","max_burst":1000000,"count_per_period":1000000,"period":60}}"#)
@@ -31,7 +31,7 @@ pub async fn callers(contestant: Contestant, address: SocketAddr) -> Result<Vec<
         }
     };
     let mut clients = Vec::new();
-    for _ in 0..CALLERS {
+    for _ in 0..connections {
         clients.push(Client { stream: connect(address).await?, path, body, answer: Vec::new() });
     }
     Ok(clients)

@@ -10,7 +10,7 @@ mod http;
 mod process;
 mod resp;
 
-use std::{net::SocketAddr, time::Instant};
+use std::{net::SocketAddr, thread, time::Instant};
 
 use anyhow::{Result, ensure};
 use tokio::task::JoinSet;
@@ -83,7 +83,7 @@ const FRONTS: [Front; 5] = [
     },
     Front {
         name: "grpc",
-        what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections, by tonic's client on a thread for each core that keeps to its connections; the server that always allows is tonic's",
+        what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections, by tonic's client; the server that always allows is tonic's",
         way: Way::Grpc,
         wanted: Target::Nearly(0.85),
     },
@@ -180,21 +180,33 @@ async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &
     })
 }
 
+/// Clients ask from a thread for each core that keeps to its connections, as wrk's and h2load's do: what threads share, they would wait
+/// for, some servers' clients more than others'.
 async fn turn(way: Way, process: &Process, effort: Effort) -> Result<Turn> {
     let (contestant, addresses) = (process.contestant, process.addresses);
     // to connect is part of warming up
     let period = Period::after(effort);
     let mut asking = JoinSet::new();
-    match way {
-        Way::Resp(pipeline) => {
-            ask(resp::callers(contestant, addresses.resp, pipeline).await?, period, &mut asking);
-        }
-        Way::Http => ask(http::callers(contestant, addresses.http).await?, period, &mut asking),
-        Way::Grpc => {
-            for channels in grpc::channels_by_thread()? {
-                asking.spawn_blocking(move || grpc::ask_alone(contestant, addresses.grpc, channels, period));
-            }
-        }
+    for part in Part::all()? {
+        asking.spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                match way {
+                    Way::Resp(pipeline) => {
+                        let callers = resp::callers(contestant, addresses.resp, pipeline, part.of(CALLERS));
+                        ask(callers.await?, period).await
+                    }
+                    Way::Http => {
+                        let callers = http::callers(contestant, addresses.http, part.of(CALLERS));
+                        ask(callers.await?, period).await
+                    }
+                    Way::Grpc => {
+                        let callers = grpc::callers(contestant, addresses.grpc, part.of(grpc::CHANNELS));
+                        ask(callers.await?, period).await
+                    }
+                }
+            })
+        });
     }
     tokio::time::sleep_until(period.start.into()).await;
     let (server_before, clients_before) = (process.cpu_us()?, machine::own_cpu_us()?);
@@ -205,6 +217,26 @@ async fn turn(way: Way, process: &Process, effort: Effort) -> Result<Turn> {
         server_cpu_us: each(process.cpu_us()? - server_before),
         clients_cpu_us: each(machine::own_cpu_us()? - clients_before),
     })
+}
+
+/// The part of one thread.
+#[derive(Clone, Copy)]
+struct Part {
+    thread: usize,
+    threads: usize,
+}
+
+impl Part {
+    /// One for each core.
+    fn all() -> Result<impl Iterator<Item = Self>> {
+        let threads = thread::available_parallelism()?.get();
+        Ok((0..threads).map(move |thread| Self { thread, threads }))
+    }
+
+    /// How many of so many connections are this thread's.
+    fn of(self, connections: usize) -> usize {
+        (self.thread..connections).step_by(self.threads).count()
+    }
 }
 
 /// When is measured.
@@ -222,11 +254,10 @@ impl Period {
     }
 }
 
-/// Has all of them ask at a time.
-fn ask<C: Caller>(callers: Vec<C>, period: Period, asking: &mut JoinSet<Result<u64>>) {
-    for caller in callers {
-        asking.spawn(call(caller, period, fastrand::Rng::new()));
-    }
+/// Has all of them ask at a time. How many answers came while measured.
+async fn ask<C: Caller>(callers: Vec<C>, period: Period) -> Result<u64> {
+    let asking = callers.into_iter().map(|caller| call(caller, period, fastrand::Rng::new()));
+    sum(asking.collect()).await
 }
 
 /// How many answers came to all of them.

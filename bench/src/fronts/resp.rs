@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{CALLERS, Caller, Contestant, connect, user};
+use super::{Caller, Contestant, connect, user};
 
 /// How many lines an answer has: five integers and how many they are.
 const LINES: usize = 6;
@@ -27,13 +27,18 @@ pub struct Client {
     replies: Vec<u8>,
 }
 
-pub async fn callers(contestant: Contestant, address: SocketAddr, pipeline: usize) -> Result<Vec<Client>> {
+pub async fn callers(
+    contestant: Contestant,
+    address: SocketAddr,
+    pipeline: usize,
+    connections: usize,
+) -> Result<Vec<Client>> {
     let (head, allowed): (&[u8], _) = match contestant {
         Contestant::Throttlecrab => (b"*5\r\n$8\r\nTHROTTLE\r\n$10\r\n", ALLOWED_BY_THROTTLECRAB),
         Contestant::Tollgate | Contestant::AlwaysAllow => (b"*5\r\n$11\r\nCL.THROTTLE\r\n$10\r\n", ALLOWED),
     };
     let mut clients = Vec::new();
-    for _ in 0..CALLERS {
+    for _ in 0..connections {
         let (commands, replies) = (Vec::new(), vec![0; 16 << 10]);
         clients.push(Client { stream: connect(address).await?, pipeline, head, allowed, commands, replies });
     }
