@@ -22,6 +22,7 @@
 //! No limit is decided here. The time is asked only to tell how long something took, and when.
 
 pub mod access;
+mod aside;
 pub mod config;
 pub mod connections;
 mod crowd;

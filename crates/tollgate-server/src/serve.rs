@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     future::Future,
     net::SocketAddr,
     pin::pin,
@@ -12,13 +13,19 @@ use std::{
     time::Duration,
 };
 
-use axum::{extract::ConnectInfo, response::Response};
+use axum::{
+    BoxError, Router,
+    body::{Bytes, HttpBody},
+    extract::ConnectInfo,
+    response::Response,
+};
 use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::TcpListener, sync::Notify};
 use tower_service::Service;
 
 use crate::{
+    aside::Aside,
     connections::{Entrance, Reception, Visitor},
     listen::{self, ListenError, Protocol},
 };
@@ -106,35 +113,51 @@ impl Server {
     /// finish.
     ///
     /// [`SHUTDOWN_GRACE`]: crate::connections::SHUTDOWN_GRACE
-    pub async fn run<R>(self, routes: R, stop: impl Future<Output = ()>)
-    where
-        R: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
-            + Clone
-            + Send
-            + Sync
-            + 'static,
-    {
+    pub async fn run(self, routes: impl Routes, stop: impl Future<Output = ()>) {
         let Self { listener, reception, draining, .. } = self;
         let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http1 };
-        entrance.run(move |visitor| serve(visitor, routes.clone(), draining.clone()), stop).await;
+        let serve =
+            move |visitor| serve(visitor, Served { routes: routes.clone(), draining: draining.clone() });
+        entrance.run(serve, stop).await;
     }
 }
 
-async fn serve<R>(visitor: Visitor, routes: R, draining: Draining)
-where
-    R: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
-    let Visitor { stream, peer, voice, mut stop } = visitor;
-    let answer = service_fn(move |mut request: Request<Incoming>| {
+/// What answers requests.
+pub trait Routes: Clone + Send + Sync + 'static {
+    /// The answer to a request of this client.
+    fn answer<B: Sent>(&self, peer: SocketAddr, request: Request<B>)
+    -> impl Future<Output = Response> + Send;
+}
+
+/// The body of a request, as it arrives.
+pub trait Sent: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static {}
+
+impl<B: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static> Sent for B {}
+
+impl Routes for Router {
+    async fn answer<B: Sent>(&self, peer: SocketAddr, mut request: Request<B>) -> Response {
         request.extensions_mut().insert(ConnectInfo(peer));
-        let (mut routes, draining) = (routes.clone(), draining.clone());
-        let asking = voice.asks();
+        let Ok(response) = self.clone().call(request).await;
+        response
+    }
+}
+
+/// What a connection needs.
+struct Served<R> {
+    routes: R,
+    draining: Draining,
+}
+
+async fn serve<R: Routes>(visitor: Visitor, served: Served<R>) {
+    let Visitor { stream, peer, voice, mut stop } = visitor;
+    // the connection's own, so that threads do not share how many refer to it
+    let served = Arc::new(served);
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let (served, asking) = (Arc::clone(&served), voice.asks());
         async move {
             let _until_answered = asking;
-            let mut response = routes.call(request).await?;
+            let Served { routes, draining } = &*served;
+            let mut response = routes.answer(peer, request).await;
             if draining.has_begun() {
                 response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
             }
@@ -150,7 +173,7 @@ where
     tokio::select! {
         biased;
         _ended = connection.as_mut() => return,
-        () = stop.stopped() => {}
+        () = Aside::new(stop.stopped()) => {}
     }
     connection.as_mut().graceful_shutdown();
     let _ended = connection.await;

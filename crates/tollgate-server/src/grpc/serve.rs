@@ -27,6 +27,7 @@ use super::{
     turns::{Arrived, Turns},
 };
 use crate::{
+    aside::Aside,
     connections::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
     crowd::Voice,
     desk::Transport,
@@ -101,12 +102,16 @@ async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share) 
         if left.is_zero() {
             break;
         }
+        let told_to_go = Aside::new(tokio::time::timeout(left, stop.stopped()));
         tokio::select! {
             biased;
             // A connection that breaks off is its client's affair.
             _ended = poll_fn(|context| turns.poll(connection.as_mut(), context)) => return,
-            () = stop.stopped() => break,
-            () = tokio::time::sleep(left) => {}
+            told = told_to_go => {
+                if told.is_ok() {
+                    break;
+                }
+            }
         }
     }
     connection.as_mut().graceful_shutdown();

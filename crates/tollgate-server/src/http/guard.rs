@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use super::problem::Problem;
 use crate::{
-    access::{Access, Denied},
+    access::{Access, Denied, Granted},
     config::Scope,
     observe::logs::{Audit, audit},
 };
@@ -61,8 +61,7 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let Guard { access, scope } = &self.guard;
-        let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
-        let granted = match access.check(authorization, *scope) {
+        let granted = match check(access, &request, *scope) {
             Ok(granted) => granted,
             Err(denied) => return Either::Right(Box::pin(ready(Ok(refused(&denied))))),
         };
@@ -84,7 +83,13 @@ where
     }
 }
 
-fn refused(denied: &Denied) -> Response {
+/// Who sent a request, if they may make calls that need this scope.
+pub(super) fn check<B>(access: &Access, request: &Request<B>, scope: Scope) -> Result<Granted, Denied> {
+    access.check(request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
+}
+
+/// What is answered to somebody who may not.
+pub(super) fn refused(denied: &Denied) -> Response {
     let status = match denied {
         Denied::NoToken => StatusCode::UNAUTHORIZED,
         Denied::WrongToken | Denied::TooWeak { .. } => StatusCode::FORBIDDEN,
@@ -147,7 +152,7 @@ where
 }
 
 /// Why a request is not of this site, if it is not.
-fn foreign<B>(request: &Request<B>, guarded_by: Option<&Access>) -> Option<&'static str> {
+pub(super) fn foreign<B>(request: &Request<B>, guarded_by: Option<&Access>) -> Option<&'static str> {
     let field = |name| request.headers().get(name);
     let (origin, site) = (field(&header::ORIGIN), field(&SITE));
     let host = field(&header::HOST).and_then(|host| host.to_str().ok());

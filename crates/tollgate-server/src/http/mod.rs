@@ -31,8 +31,6 @@ mod question;
 mod shortcut;
 
 use std::{
-    convert::Infallible,
-    error::Error,
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -41,18 +39,17 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes, HttpBody, to_bytes},
+    body::{Body, Bytes, to_bytes},
     extract::{FromRef, Request, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use bytes::BytesMut;
 use futures_util::future::join_all;
-use http_body_util::LengthLimitError;
+use http_body_util::BodyExt;
 use tokio::time::Instant;
 use tollgate::{Operation, Store};
-use tower::service_fn;
-use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::question::{MAX_BODY, MAX_CHECKS};
@@ -72,7 +69,7 @@ use crate::{
     dashboard,
     desk::{Caller, Desk, Transport},
     observe::trace::RequestSpans,
-    serve::Draining,
+    serve::{Draining, Routes, Sent},
 };
 
 /// The largest body of several checks, in bytes.
@@ -114,26 +111,9 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
 }
 
 /// What a server answers with: the routes of [`guarded`], a check by a shorter way.
-pub fn service<S, B>(
-    desk: Desk<S>,
-    settings: Settings,
-    gatehouse: Router,
-) -> impl Service<http::Request<B>, Response = Response, Error = Infallible, Future: Send>
-+ Clone
-+ Send
-+ Sync
-+ 'static
-where
-    S: Store,
-    B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
-{
-    let own = desk.clone();
-    let check = service_fn(move |request| {
-        let answered = check(State(own.clone()), request);
-        async move { Ok::<_, Infallible>(answered.await.into_response()) }
-    });
-    let check = needing(&settings.access, Scope::Check).layer(check);
-    Shortcut { check, routes: guarded(desk, settings, gatehouse) }
+pub fn service<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> impl Routes {
+    let access = settings.access.clone();
+    Shortcut { desk: desk.clone(), access, routes: guarded(desk, settings, gatehouse) }
 }
 
 /// What stands before a call that needs a scope: all layers at once, since each time layers are put around routes, every call
@@ -201,13 +181,29 @@ fn caller(question: &Question) -> Caller {
 }
 
 async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Response, Problem> {
-    match Questions::read(&desk, &body(request, MAX_BATCH_BODY).await?)? {
+    checked(&desk, request.into_body()).await
+}
+
+/// The answer to what a body asks to be checked.
+async fn checked<S: Store>(desk: &Desk<S>, body: impl Sent) -> Result<Response, Problem> {
+    let questions = Questions::read(desk, &received(body, MAX_BATCH_BODY).await?)?;
+    if let Questions::One(question) = &questions
+        && let Some(decided) = desk.check_here(Transport::Http, &question.subject)
+    {
+        return Ok(Answer::from(decided?).into_response());
+    }
+    // boxed, so that what is decided here does not make room for it
+    Box::pin(check_all(desk, questions)).await
+}
+
+async fn check_all<S: Store>(desk: &Desk<S>, questions: Questions) -> Result<Response, Problem> {
+    match questions {
         Questions::One(question) => {
-            decide(&desk, Operation::Check, &question).await.map(IntoResponse::into_response)
+            decide(desk, Operation::Check, &question).await.map(IntoResponse::into_response)
         }
         Questions::Several(questions) => {
             // in order: each joins those that wait for the store before the next one does
-            let decisions = questions.iter().map(|question| decide(&desk, Operation::Check, question));
+            let decisions = questions.iter().map(|question| decide(desk, Operation::Check, question));
             let results = join_all(decisions).await.into_iter().map(Outcome::from).collect();
             Ok(Json(Results { results }).into_response())
         }
@@ -278,32 +274,38 @@ async fn method_not_allowed(request: Request) -> Problem {
 
 /// The question in a request's body.
 async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Question, Problem> {
-    Question::read(desk, call, &body(request, MAX_BODY).await?)
+    Question::read(desk, call, &received(request.into_body(), MAX_BODY).await?)
 }
 
-/// A request's body, if it arrives in time and is not too large.
-async fn body(request: Request, max: usize) -> Result<Bytes, Problem> {
-    let mut read = pin!(to_bytes(request.into_body(), max));
+/// A whole body, if it arrives in time and is not too large.
+async fn received(body: impl Sent, max: usize) -> Result<Bytes, Problem> {
+    let mut read = pin!(read(body, max));
     // what has arrived already, as nearly always, needs no timer
     let at_once = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
-    let read = match at_once {
-        Poll::Ready(read) => Ok(read),
-        Poll::Pending => tokio::time::timeout(BODY_TIMEOUT, read).await,
-    };
-    match read {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) if is_too_large(&error) => {
-            let detail = format!("the body is too large: send at most {max} bytes");
-            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
-        }
-        Ok(Err(error)) => Err(Problem::bad_request(format_args!("the body broke off: {error}"))),
-        Err(_) => {
-            let detail = format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once");
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail))
-        }
+    if let Poll::Ready(read) = at_once {
+        return read;
     }
+    let in_time = Box::pin(tokio::time::timeout(BODY_TIMEOUT, read)).await;
+    in_time.unwrap_or_else(|_| {
+        let detail = format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once");
+        Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail))
+    })
 }
 
-fn is_too_large(error: &axum::Error) -> bool {
-    error.source().is_some_and(|source| source.is::<LengthLimitError>())
+async fn read(mut body: impl Sent, max: usize) -> Result<Bytes, Problem> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| Problem::bad_request(format_args!("the body broke off: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if read.len() + data.len() > max {
+            let detail = format!("the body is too large: send at most {max} bytes");
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        }
+        if read.is_empty() && body.is_end_stream() {
+            return Ok(data);
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read.freeze())
 }

@@ -1,51 +1,68 @@
 //! A check's way past the router: it is what nearly every request is, and finding its route and boxing its call would take a
-//! tenth of its time. The route is there all the same, and has the same layers.
+//! tenth of its time. The route is there all the same, and has the same guards.
 
-use std::{
-    convert::Infallible,
-    task::{Context, Poll},
-};
+use std::net::SocketAddr;
 
 use axum::{
     Router,
-    body::{Body, HttpBody},
-    http::Method,
-    response::Response,
-    routing::future::RouteFuture,
+    http::{Method, StatusCode},
+    response::{IntoResponse, Response},
 };
-use bytes::Bytes;
-use futures_util::future::Either;
 use http::Request;
-use tower_service::Service;
+use tollgate::Store;
+use tracing::Instrument;
+
+use super::{checked, guard, problem::Problem};
+use crate::{
+    access::Access,
+    config::Scope,
+    desk::{Desk, Transport},
+    observe::trace::request_span,
+    serve::{Routes, Sent},
+};
 
 /// Where a check is asked.
 const CHECK: &str = "/v1/check";
 
 /// All routes, and a check's own way.
-#[derive(Clone)]
-pub(super) struct Shortcut<C> {
-    pub(super) check: C,
+pub(super) struct Shortcut<S> {
+    pub(super) desk: Desk<S>,
+    pub(super) access: Access,
     pub(super) routes: Router,
 }
 
-impl<C, B> Service<Request<B>> for Shortcut<C>
-where
-    C: Service<Request<Body>, Response = Response, Error = Infallible>,
-    B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
-{
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Either<C::Future, RouteFuture<Infallible>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.check.poll_ready(context)
+impl<S> Clone for Shortcut<S> {
+    fn clone(&self) -> Self {
+        Self { desk: self.desk.clone(), access: self.access.clone(), routes: self.routes.clone() }
     }
+}
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        if request.method() == Method::POST && request.uri().path() == CHECK {
-            Either::Left(self.check.call(request.map(Body::new)))
-        } else {
-            Either::Right(self.routes.call(request))
+impl<S: Store> Routes for Shortcut<S> {
+    async fn answer<B: Sent>(&self, peer: SocketAddr, request: Request<B>) -> Response {
+        if request.method() != Method::POST || request.uri().path() != CHECK {
+            // boxed, as all that is rare here, so that a check does not make room for it
+            return Box::pin(self.routes.answer(peer, request)).await;
         }
+        let span = request_span(Transport::Http, &request);
+        if let Some(refusal) = self.refusal(&request) {
+            return refusal;
+        }
+        let body = request.into_body();
+        if span.is_disabled() {
+            checked(&self.desk, body).await.into_response()
+        } else {
+            Box::pin(checked(&self.desk, body).instrument(span)).await.into_response()
+        }
+    }
+}
+
+impl<S> Shortcut<S> {
+    /// The answer to a request that may not ask.
+    fn refusal<B>(&self, request: &Request<B>) -> Option<Response> {
+        if let Some(why) = guard::foreign(request, Some(&self.access)) {
+            return Some(Problem::new(StatusCode::FORBIDDEN, why).into_response());
+        }
+        let denied = guard::check(&self.access, request, Scope::Check).err()?;
+        Some(guard::refused(&denied))
     }
 }

@@ -3,7 +3,7 @@
 //! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
 //! at most once all others are answered, and answers that it does not read stop us from reading more.
 
-use std::{fmt::Display, io, pin::Pin, time::Duration};
+use std::{fmt::Display, io, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -25,6 +25,7 @@ use super::{
     together::Together,
 };
 use crate::{
+    aside::Aside,
     connections::{SHUTDOWN_GRACE, Stop},
     crowd::{Asking, Voice},
     desk::Desk,
@@ -128,9 +129,9 @@ struct Connection<'a, I, S> {
 impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     async fn run(mut self, voice: &Voice, mut stop: Stop) -> io::Result<()> {
         let mut patience = Patience::new(Instant::now());
-        let mut timer = Box::pin(sleep_until(patience.until));
+        let mut timer = Aside::new(sleep_until(patience.until));
         let told = stop.clone();
-        let mut stopped = Box::pin(stop.stopped());
+        let mut stopped = Aside::new(stop.stopped());
         loop {
             self.input.reserve(READ_ROOM);
             let waited_for_the_rest = !self.input.is_empty();
@@ -160,17 +161,17 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                     if patience.until <= now {
                         return self.leave().await;
                     }
-                    patience.set(timer.as_mut());
+                    patience.set(&mut timer);
                 }
                 () = &mut timer => {
                     if patience.until <= Instant::now() {
                         return self.leave().await;
                     }
-                    timer.as_mut().reset(patience.until);
+                    timer.change().reset(patience.until);
                 }
                 () = &mut stopped, if !patience.is_stopping() => {
                     patience.stop(self.input.is_empty(), Instant::now());
-                    patience.set(timer.as_mut());
+                    patience.set(&mut timer);
                 }
             }
         }
@@ -464,9 +465,9 @@ impl Patience {
     }
 
     /// Lets the timer go off in time. One that goes off too early is only set again: so a command costs no timer.
-    fn set(&self, timer: Pin<&mut Sleep>) {
-        if self.until < timer.deadline() {
-            timer.reset(self.until);
+    fn set(&self, timer: &mut Aside<Sleep>) {
+        if self.until < timer.look().deadline() {
+            timer.change().reset(self.until);
         }
     }
 }
