@@ -40,6 +40,7 @@ pub mod resp;
 pub mod run;
 pub mod serve;
 pub mod store;
+mod unhurried;
 pub mod workers;
 
 /// The examples of the guide, run as tests.

@@ -20,7 +20,7 @@ use axum::{
     response::Response,
 };
 use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::{net::TcpListener, sync::Notify};
 use tower_service::Service;
 
@@ -28,6 +28,7 @@ use crate::{
     aside::Aside,
     connections::{Entrance, Reception, Visitor},
     listen::{self, ListenError, Protocol},
+    unhurried::Unhurried,
 };
 
 /// The most connections at a time. For one more, the one that has been silent the longest is ended.
@@ -165,9 +166,11 @@ async fn serve<R: Routes>(visitor: Visitor, served: Served<R>) {
         }
     });
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
+        .timer(Unhurried::new(HEAD_TIMEOUT))
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
+        // an answer is small: to copy it behind its head takes less time than to have the system collect both
+        .writev(false)
         .serve_connection(TokioIo::new(stream), answer);
     let mut connection = pin!(connection);
     tokio::select! {

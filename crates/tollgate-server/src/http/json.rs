@@ -70,7 +70,14 @@ impl Written for u64 {
 
 impl Written for &str {
     fn write(&self, json: &mut Vec<u8>) {
-        serde_json::to_writer(json, self).expect("a text in memory is written to memory");
+        let is_plain = self.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
+        if is_plain {
+            json.push(b'"');
+            json.extend_from_slice(self.as_bytes());
+            json.push(b'"');
+        } else {
+            serde_json::to_writer(json, self).expect("a text in memory is written to memory");
+        }
     }
 }
 

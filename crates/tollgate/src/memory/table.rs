@@ -139,15 +139,16 @@ impl<L: Lock<Shard>> Table<L> {
         clock: impl Fn() -> Timestamp,
         mut tell: impl FnMut(&Answer),
     ) {
-        if self.at_once == 1 {
+        if self.at_once == 1 || tiers.len() == 1 {
             for Tier { key, terms } in tiers {
                 tell(&self.decide_one(key, terms, Operation::Check, 1, &clock).0);
             }
             return;
         }
         for tiers in tiers.chunks(MAX_ASKED) {
-            let mut asked: SmallVec<[Asked<'_>; MAX_ASKED]> =
-                tiers.iter().map(|tier| self.asked(tier)).collect();
+            // filled where it is: it is large
+            let mut asked = SmallVec::<[Asked<'_>; MAX_ASKED]>::new();
+            asked.extend(tiers.iter().map(|tier| self.asked(tier)));
             let mut first = 0;
             while first < asked.len() {
                 self.check_at_once(&mut asked[first..], &clock);
