@@ -15,7 +15,8 @@ pub fn page(report: &Report) -> String {
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, {rustc}; load averages {load} before, {after} \
          after: a load above that of the bench's own {cores} cores says that others worked on the machine too. {peers}.\n\n\
          <!-- not run: it takes minutes -->\n```sh\n{command}\n```\n\n\
-         Every server is a process of its own with a thread for each core, and shares the {cores} cores with the clients. They take \
+         Every server is a process of its own with a thread for each core, and shares the {cores} cores with the clients, which have a \
+         thread for each core too, each with connections of its own. Servers take \
          turns, in as many rounds as each table says; each figure is the median, with (lowest..highest). A ratio is taken \
          within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\
          *tollgate* is the whole server as `tollgate serve` runs it: memory store, one rule, no tokens, metrics and \
