@@ -158,6 +158,22 @@ fn flags_beat_the_environment() {
 }
 
 #[test]
+fn many_cores_and_few_files_allowed_at_first_are_no_obstacle() {
+    let program = tollgate(&["serve", "--http", "127.0.0.1:0"]);
+    let mut few_files = Command::new("sh");
+    few_files.args(["-c", "ulimit -Sn 64 && exec \"$@\"", "sh"]);
+    few_files.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => few_files.env(name, value),
+            None => few_files.env_remove(name),
+        };
+    }
+    few_files.env("TOKIO_WORKER_THREADS", "64").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    assert!(Server::start(&mut few_files).check().contains(r#""allowed":true"#));
+}
+
+#[test]
 fn what_cannot_be_served_is_one_line_and_exit_code_2() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
     let table = [

@@ -33,7 +33,7 @@ use crate::{
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 
 /// So many files are open when all front ends have all the connections they may have, with some left for the store, the
-/// configuration and the log.
+/// configuration and the log; those of [`Workers`] come on top.
 const NEEDED_FILES: u64 =
     (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS + 100) as u64;
 
@@ -41,6 +41,8 @@ const NEEDED_FILES: u64 =
 pub struct Tollgate {
     config: Config,
     watcher: Watcher,
+    /// How many files the process may have open.
+    files: u64,
     desk: Desk<AnyStore>,
     access: Access,
     reception: Reception,
@@ -81,7 +83,9 @@ pub enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The system does not let it have its threads.
-    #[error("cannot start the threads that serve connections: {0}; see ulimit -u")]
+    #[error(
+        "cannot start the threads that serve connections: {0}; see ulimit -u and -n, or set TOKIO_WORKER_THREADS"
+    )]
     Threads(io::Error),
     /// It would let everybody in where it listens now.
     #[error(
@@ -150,6 +154,8 @@ impl Tollgate {
     /// When something of it is wrong, or an address is taken.
     pub async fn start(source: Source) -> Result<Self, StartError> {
         let (config, watcher) = Watcher::start(source).await?;
+        // first of all: threads that serve connections have files too
+        let files = listen::allow_open_files();
         let desk = desk(&config)?;
         desk.observer().reloads().succeeded();
         let reception = Reception {
@@ -172,6 +178,7 @@ impl Tollgate {
             resp: address(&resp),
         };
         Ok(Self {
+            files,
             desk,
             access: Access::new(config.server.tokens.clone()),
             reception,
@@ -202,10 +209,10 @@ impl Tollgate {
         for warning in &self.config.warnings {
             tracing::warn!("{warning}");
         }
-        let files = listen::allow_open_files();
-        if files < NEEDED_FILES {
+        let (files, needed) = (self.files, NEEDED_FILES + self.reception.workers.files());
+        if files < needed {
             tracing::warn!(
-                "the process may have {files} files open, and each connection is one: raise that to {NEEDED_FILES} \
+                "the process may have {files} files open, and each connection is one: raise that to {needed} \
                  (ulimit -n, LimitNOFILE)"
             );
         }

@@ -19,6 +19,9 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
+/// How many files the runtime of a thread has open: what it polls, twice, what wakes it up, and what tells it of signals.
+const FILES: u64 = 4;
+
 /// Who serves connections: threads, or by default the runtime of whoever takes them in. Cheap to clone; the threads end with the last clone.
 #[derive(Clone, Default)]
 pub struct Workers(Arc<[Worker]>);
@@ -37,6 +40,11 @@ impl Workers {
     pub fn start() -> io::Result<Self> {
         let threads = Handle::current().metrics().num_workers();
         (0..threads).map(Worker::start).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// How many files they have open, apart from their connections.
+    pub(crate) fn files(&self) -> u64 {
+        self.0.iter().map(|_| FILES).sum()
     }
 
     /// Has a connection served by the thread that has the fewest.
