@@ -6,23 +6,25 @@ mod grpc_front;
 
 use std::{
     io::{self, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
+use ::http::Request;
 use axum::{Router, body::Body};
-use http::Request;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
     desk::{Desk, Transport},
     grpc,
-    http::router,
+    http::{self, service},
     observe::{
         logs::{Audit, Format, Logs, Settings, audit},
         trace::RequestSpans,
     },
+    serve::Routes,
 };
 use tollgate_testkit::away::Away;
 use tower::ServiceExt;
@@ -31,6 +33,7 @@ use tracing::subscriber::{set_default, with_default};
 use self::grpc_front::{Front, descriptor, request};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 const PARENT: &str = "00f067aa0ba902b7";
 
 /// Lines in memory.
@@ -67,11 +70,12 @@ fn logged(settings: &Settings, act: impl FnOnce()) -> Lines {
     lines
 }
 
-fn routes() -> Router {
+/// What a server answers with.
+fn routes() -> impl Routes {
     let limit = Limit::sliding_log(1, Duration::from_secs(60)).unwrap();
     let rule = Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]);
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [rule]).unwrap());
-    router(desk)
+    service(desk, http::Settings::default(), Router::new())
 }
 
 fn login() -> Request<Body> {
@@ -170,7 +174,7 @@ async fn at_the_usual_level_requests_write_nothing() {
     let writer = lines.clone();
     let (subscriber, logs) = Logs::subscriber(&Settings::default(), move || writer.clone()).unwrap();
     let _guard = set_default(subscriber);
-    routes().oneshot(login()).await.unwrap();
+    routes().answer(CLIENT, login()).await;
     logs.stop();
     assert_eq!(lines.text(), "");
 }
@@ -248,7 +252,7 @@ mod otlp {
             let _guard = set_default(subscriber);
             let routes = routes();
             for request in requests {
-                routes.clone().oneshot(request).await.unwrap();
+                routes.answer(CLIENT, request).await;
             }
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
@@ -279,6 +283,15 @@ mod otlp {
 
         let resource = received.0.lock()[0].resource_spans[0].resource.clone().unwrap();
         assert_eq!(text(&resource.attributes, "service.name").as_deref(), Some("tollgate"));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_turned_away_is_a_span_too() {
+        let mut foreign = login();
+        foreign.headers_mut().insert("origin", "https://elsewhere.example".parse().unwrap());
+        let spans = exported(0.0, vec![foreign]).await.1;
+        let names: Vec<_> = spans.iter().map(|span| (&*span.name, hex(&span.trace_id))).collect();
+        assert_eq!(names, [("POST /v1/check", TRACE.to_owned())]);
     }
 
     #[tokio::test]
@@ -323,7 +336,7 @@ mod otlp {
             Logs::subscriber(&Settings { otlp, ..Settings::default() }, io::sink).unwrap();
         {
             let _guard = set_default(subscriber);
-            assert!(routes().oneshot(login()).await.unwrap().status().is_success());
+            assert!(routes().answer(CLIENT, login()).await.status().is_success());
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
 
