@@ -169,8 +169,6 @@ async fn serve<R: Routes>(visitor: Visitor, served: Served<R>) {
         .timer(Unhurried::new(HEAD_TIMEOUT))
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        // an answer is small: to copy it behind its head takes less time than to have the system collect both
-        .writev(false)
         .serve_connection(TokioIo::new(stream), answer);
     let mut connection = pin!(connection);
     tokio::select! {

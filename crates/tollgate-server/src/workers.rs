@@ -22,6 +22,9 @@ use tokio::{
 /// How many files the runtime of a thread has open: what it polls, twice, what wakes it up, and what tells it of signals.
 const FILES: u64 = 4;
 
+/// After how many turns a thread looks who else has sent something, also while some of its connections want another turn at once.
+const TURNS_PER_LOOK: u32 = 16;
+
 /// Who serves connections: threads, or by default the runtime of whoever takes them in. Cheap to clone; the threads end with the last clone.
 #[derive(Clone, Default)]
 pub struct Workers(Arc<[Worker]>);
@@ -80,7 +83,7 @@ impl Workers {
 
 impl Worker {
     fn start(number: usize) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let runtime = Builder::new_current_thread().enable_all().event_interval(TURNS_PER_LOOK).build()?;
         let (ends_when_dropped, end) = oneshot::channel();
         let worker = Self {
             runtime: runtime.handle().clone(),

@@ -15,7 +15,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::{mpsc, oneshot},
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
     time::{Instant, timeout},
 };
 use tollgate::{Limiter, MemoryStore};
@@ -169,4 +169,16 @@ async fn an_idle_connection_does_not_delay_stopping() {
     assert_eq!(&status, b"HTTP/1.1 200 OK");
     running.stop.send(()).unwrap();
     tokio::time::timeout(SHUTDOWN_GRACE / 2, running.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn others_have_their_turn_while_many_checks_are_decided() {
+    let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let checks = vec![r#"{"key":"k","limit":{"amount":1,"window":"1s"}}"#; http::MAX_CHECKS].join(",");
+    let body = format!(r#"{{"checks":[{checks}]}}"#).into_bytes();
+    let batch = tokio::spawn(async move { http::call(desk, "/v1/check", body).await });
+    // theirs is the first turn, and this the next
+    yield_now().await;
+    assert!(!batch.is_finished());
+    assert_eq!(batch.await.unwrap().0.as_u16(), 200);
 }
