@@ -36,6 +36,7 @@ pub mod http;
 pub mod labels;
 pub mod listen;
 pub mod observe;
+mod pieces;
 pub mod resp;
 pub mod run;
 pub mod serve;

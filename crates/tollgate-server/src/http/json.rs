@@ -70,7 +70,9 @@ impl Written for u64 {
 
 impl Written for &str {
     fn write(&self, json: &mut Vec<u8>) {
-        let is_plain = self.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
+        // all of it in any case, which is several bytes at a time
+        let is_plain =
+            self.bytes().fold(true, |plain, byte| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\'));
         if is_plain {
             json.push(b'"');
             json.extend_from_slice(self.as_bytes());
