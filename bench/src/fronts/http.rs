@@ -13,36 +13,54 @@ use super::{Caller, Contestant, connect, user};
 /// How the body of an answer begins that says yes.
 const ALLOWED: &[u8] = br#"{"allowed":true,"#;
 
+/// What is asked.
+#[derive(Clone, Copy)]
+pub struct Question {
+    pub path: &'static str,
+    /// About this user.
+    pub body: fn(&str) -> String,
+}
+
 /// One connection.
 pub struct Client {
     stream: TcpStream,
-    path: &'static str,
-    body: fn(&str) -> String,
+    question: Question,
     answer: Vec<u8>,
 }
 
-pub async fn callers(contestant: Contestant, address: SocketAddr, connections: usize) -> Result<Vec<Client>> {
-    let (path, body): (_, fn(&str) -> String) = match contestant {
-        Contestant::Throttlecrab => ("/throttle", |user| {
-            format!(r#"{{"key":"{user}","max_burst":1000000,"count_per_period":1000000,"period":60}}"#)
-        }),
-        Contestant::Tollgate | Contestant::AlwaysAllow => {
-            ("/v1/check", |user| format!(r#"{{"labels":{{"user":"{user}"}}}}"#))
+impl Question {
+    pub fn to(contestant: Contestant) -> Self {
+        match contestant {
+            Contestant::Throttlecrab => Self {
+                path: "/throttle",
+                body: |user| {
+                    format!(
+                        r#"{{"key":"{user}","max_burst":1000000,"count_per_period":1000000,"period":60}}"#
+                    )
+                },
+            },
+            Contestant::Tollgate | Contestant::AlwaysAllow => {
+                Self { path: "/v1/check", body: |user| format!(r#"{{"labels":{{"user":"{user}"}}}}"#) }
+            }
         }
-    };
+    }
+}
+
+pub async fn callers(contestant: Contestant, address: SocketAddr, connections: usize) -> Result<Vec<Client>> {
+    let question = Question::to(contestant);
     let mut clients = Vec::new();
     for _ in 0..connections {
-        clients.push(Client { stream: connect(address).await?, path, body, answer: Vec::new() });
+        clients.push(Client { stream: connect(address).await?, question, answer: Vec::new() });
     }
     Ok(clients)
 }
 
 impl Caller for Client {
     async fn ask(&mut self, random: &mut fastrand::Rng) -> Result<u64> {
-        let body = (self.body)(&user(random));
+        let Question { path, body } = self.question;
+        let body = body(&user(random));
         let request = format!(
-            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.path,
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         self.stream.write_all(request.as_bytes()).await?;

@@ -9,6 +9,7 @@ mod grpc;
 mod http;
 mod process;
 mod resp;
+mod tools;
 
 use std::{net::SocketAddr, thread, time::Instant};
 
@@ -24,8 +25,8 @@ use crate::{
     stats::{Column, Ratio, Row, Stat, Table, Target},
 };
 
-use self::process::Contestant;
 pub use self::process::always_allow;
+use self::{process::Contestant, tools::Tool};
 
 /// How many connections ask at a time; over gRPC, how many calls on [`grpc::CHANNELS`] connections.
 const CALLERS: usize = 64;
@@ -43,7 +44,7 @@ const COLUMNS: [Column; 3] = [
 struct Front {
     name: &'static str,
     what: &'static str,
-    way: Way,
+    asked: Asked,
     /// Which part of the always-allow server's pace is wanted.
     wanted: Target,
 }
@@ -56,35 +57,74 @@ enum Way {
     Grpc,
 }
 
-const FRONTS: [Front; 5] = [
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// The bench's own clients.
+    ByUs(Way),
+    /// A program that others wrote.
+    By(Tool),
+}
+
+const FRONTS: [Front; 10] = [
     Front {
         name: "resp",
         what: "CL.THROTTLE (throttlecrab: THROTTLE), one command at a time on each of 64 connections",
-        way: Way::Resp(1),
+        asked: Asked::ByUs(Way::Resp(1)),
         wanted: Target::Nearly(0.85),
     },
     Front {
         name: "resp-16",
         what: "The same, 16 commands at once",
-        way: Way::Resp(16),
+        asked: Asked::ByUs(Way::Resp(16)),
         wanted: Target::AtLeast(0.6),
     },
     Front {
         name: "resp-64",
         what: "The same, 64 commands at once",
-        way: Way::Resp(64),
+        asked: Asked::ByUs(Way::Resp(64)),
         wanted: Target::AtLeast(0.5),
     },
     Front {
         name: "http",
         what: "POST /v1/check (throttlecrab: POST /throttle) on 64 connections; the server that always allows is axum's",
-        way: Way::Http,
+        asked: Asked::ByUs(Way::Http),
         wanted: Target::Nearly(0.85),
     },
     Front {
         name: "grpc",
         what: "ShouldRateLimit (throttlecrab: Throttle), 64 calls at a time on 4 connections, by tonic's client; the server that always allows is tonic's",
-        way: Way::Grpc,
+        asked: Asked::ByUs(Way::Grpc),
+        wanted: Target::Nearly(0.85),
+    },
+    Front {
+        name: "redis-benchmark",
+        what: "The same commands as in *resp*, asked by redis-benchmark, which has one thread",
+        asked: Asked::By(Tool::RedisBenchmark(1)),
+        wanted: Target::Nearly(0.85),
+    },
+    Front {
+        name: "redis-benchmark-16",
+        what: "The same, 16 commands at once",
+        asked: Asked::By(Tool::RedisBenchmark(16)),
+        wanted: Target::AtLeast(0.6),
+    },
+    Front {
+        name: "redis-benchmark-64",
+        what: "The same, 64 commands at once",
+        asked: Asked::By(Tool::RedisBenchmark(64)),
+        wanted: Target::AtLeast(0.5),
+    },
+    Front {
+        name: "wrk",
+        what: "The same requests as in *http*, asked by wrk",
+        asked: Asked::By(Tool::Wrk),
+        wanted: Target::Nearly(0.85),
+    },
+    Front {
+        name: "h2load",
+        what: "The same calls as in *grpc*, all about one user, asked by h2load",
+        asked: Asked::By(Tool::H2load),
         wanted: Target::Nearly(0.85),
     },
 ];
@@ -144,7 +184,10 @@ async fn table(front: &Front, effort: Effort, processes: &[Process], progress: &
             // whoever comes first is another one each time
             let place = (place + round) % processes.len();
             part.at(round, processes[place].contestant.name());
-            turns[place].push(turn(front.way, &processes[place], effort).await?);
+            turns[place].push(match front.asked {
+                Asked::ByUs(way) => turn(way, &processes[place], effort).await?,
+                Asked::By(tool) => tool.turn(&processes[place], effort).await?,
+            });
         }
     }
     let rows = processes.iter().zip(&turns).map(|(process, turns)| {

@@ -17,11 +17,23 @@ const ALLOWED: &[u8] = b"*5\r\n:0\r\n";
 /// How throttlecrab's does.
 const ALLOWED_BY_THROTTLECRAB: &[u8] = b"*5\r\n:1\r\n";
 
+/// What a command says after the key: burst, count and period.
+pub const NUMBERS: [&str; 3] = ["999999", "1000000", "60"];
+
+/// What the command is called.
+pub fn name(contestant: Contestant) -> &'static str {
+    match contestant {
+        Contestant::Throttlecrab => "THROTTLE",
+        Contestant::Tollgate | Contestant::AlwaysAllow => "CL.THROTTLE",
+    }
+}
+
 /// One connection.
 pub struct Client {
     stream: TcpStream,
     pipeline: usize,
-    head: &'static [u8],
+    /// What stands before and after the user.
+    around: (String, String),
     allowed: &'static [u8],
     commands: Vec<u8>,
     replies: Vec<u8>,
@@ -33,14 +45,23 @@ pub async fn callers(
     pipeline: usize,
     connections: usize,
 ) -> Result<Vec<Client>> {
-    let (head, allowed): (&[u8], _) = match contestant {
-        Contestant::Throttlecrab => (b"*5\r\n$8\r\nTHROTTLE\r\n$10\r\n", ALLOWED_BY_THROTTLECRAB),
-        Contestant::Tollgate | Contestant::AlwaysAllow => (b"*5\r\n$11\r\nCL.THROTTLE\r\n$10\r\n", ALLOWED),
+    let allowed = match contestant {
+        Contestant::Throttlecrab => ALLOWED_BY_THROTTLECRAB,
+        Contestant::Tollgate | Contestant::AlwaysAllow => ALLOWED,
     };
+    let word = |word: &str| format!("${}\r\n{word}\r\n", word.len());
+    let around = (format!("*5\r\n{}", word(name(contestant))), NUMBERS.map(word).concat());
     let mut clients = Vec::new();
     for _ in 0..connections {
-        let (commands, replies) = (Vec::new(), vec![0; 16 << 10]);
-        clients.push(Client { stream: connect(address).await?, pipeline, head, allowed, commands, replies });
+        let (around, commands, replies) = (around.clone(), Vec::new(), vec![0; 16 << 10]);
+        clients.push(Client {
+            stream: connect(address).await?,
+            pipeline,
+            around,
+            allowed,
+            commands,
+            replies,
+        });
     }
     Ok(clients)
 }
@@ -49,9 +70,12 @@ impl Caller for Client {
     async fn ask(&mut self, random: &mut fastrand::Rng) -> Result<u64> {
         self.commands.clear();
         for _ in 0..self.pipeline {
-            self.commands.extend_from_slice(self.head);
+            let (before, after) = &self.around;
+            self.commands.extend_from_slice(before.as_bytes());
+            self.commands.extend_from_slice(b"$10\r\n");
             self.commands.extend_from_slice(user(random).as_bytes());
-            self.commands.extend_from_slice(b"\r\n$6\r\n999999\r\n$7\r\n1000000\r\n$2\r\n60\r\n");
+            self.commands.extend_from_slice(b"\r\n");
+            self.commands.extend_from_slice(after.as_bytes());
         }
         self.stream.write_all(&self.commands).await?;
         let (mut lines, mut is_first) = (0, true);

@@ -24,6 +24,7 @@ pub fn page(report: &Report) -> String {
          says yes: over RESP with the server's own decoder, down to the numbers of the command and of its answer, over HTTP as axum does it, over \
          gRPC as tonic does. *throttlecrab* is its \
          server with its defaults. 100,000 users, who all may pass. CPU times have the kernel's part in them, and are per answer.\n\n\
+         Tables named after a program are asked by it instead of the bench's own clients, to see whether these flatter anybody.\n\n\
          ## What is not measured\n\n\
          * A network, and clients on another machine: here they take up to half of the processor, so that \
          servers differ more than their rates say, as their CPU times show.\n\
