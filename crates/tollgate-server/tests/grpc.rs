@@ -399,6 +399,26 @@ async fn the_client_is_told_in_fields_what_all_limits_say() {
     assert_eq!(fields(&mut none).await, ["retry-after: 39"]);
 }
 
+#[tokio::test]
+async fn a_rule_that_two_descriptors_meet_is_told_of_once_by_what_it_leaves_the_least_of() {
+    let mut front = OnMemory::start([per_value("d", "a", 2, MINUTE)]).await.front;
+    let mut fields = async |values: [&str; 2]| {
+        let descriptors = values.map(|value| descriptor([("a", value)])).into();
+        let answer = front.ask(request("d", descriptors)).await.unwrap();
+        let headers = answer.response_headers_to_add.into_iter();
+        headers.map(|field| format!("{}: {}", field.key, field.value)).collect::<Vec<_>>()
+    };
+    let policy = r#"ratelimit-policy: "d-a";q=2;w=60"#;
+    let left = |fields: Vec<String>| {
+        assert_eq!(fields[0], policy);
+        fields[1].split(';').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(left(fields(["x", "y"]).await), "r=1");
+    assert_eq!(left(fields(["y", "z"]).await), "r=0");
+    let refused = fields(["x", "y"]).await;
+    assert_eq!((left(refused.clone()), refused.len()), ("r=0".to_owned(), 3));
+}
+
 fn rule_for_each_policy() -> [Rule; 3] {
     [("open", OnStoreFailure::Open), ("closed", OnStoreFailure::Closed), ("local", OnStoreFailure::Local)]
         .map(|(name, policy)| per_value("d", name, 1, MINUTE).on_store_failure(policy))

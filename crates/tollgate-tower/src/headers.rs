@@ -14,7 +14,7 @@
 //!
 //! Drafts 6 and 7 and the older dialects have room for one limit: the one that decided.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{cmp::Reverse, fmt, str::FromStr, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tollgate::{Algorithm, Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
@@ -160,7 +160,7 @@ pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
 /// Draft 11: all policies; of an allowed request what each has left, of a refused one those that refuse it. So
 /// `Retry-After`, the longest of their waits, never names a moment before the end of a `t`.
 fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
-    let policies = shown(decision).map(|tier| {
+    let policies = one_for_each_name(shown(decision)).map(|tier| {
         let mut member = quoted(name(tier));
         push_number(&mut member, parameter::QUOTA, quota(tier));
         if *tier.unit != *DEFAULT_UNIT {
@@ -172,7 +172,7 @@ fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
         member
     });
     let speaking = shown(decision).filter(|tier| tier.outcome.is_allowed() == decision.is_allowed());
-    let states = speaking.map(|tier| {
+    let states = one_for_each_name(speaking).map(|tier| {
         let mut member = quoted(name(tier));
         push_number(&mut member, parameter::AVAILABLE, tier.remaining);
         if let Some(seconds) = effective_window(tier) {
@@ -245,8 +245,32 @@ fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, String)> {
 }
 
 /// The limits that clients are told of: those that can refuse.
-fn shown(decision: &Decision) -> impl Iterator<Item = &TierDecision> {
+fn shown(decision: &Decision) -> impl Iterator<Item = &TierDecision> + Clone {
     decision.tiers.iter().filter(|tier| tier.mode == Mode::Enforced)
+}
+
+/// Of several counters of one rule, as requests have that are decided together, the one that leaves the least: clients know limits by their
+/// names alone.
+fn one_for_each_name<'a>(
+    tiers: impl Iterator<Item = &'a TierDecision> + Clone,
+) -> impl Iterator<Item = &'a TierDecision> {
+    let tiers = tiers.enumerate();
+    tiers.clone().filter_map(move |(place, tier)| {
+        let is_before = |(other_place, other): (usize, &TierDecision)| {
+            name(other) == name(tier) && (leaves(other), other_place) < (leaves(tier), place)
+        };
+        (!tiers.clone().any(is_before)).then_some(tier)
+    })
+}
+
+/// The less a limit leaves, the smaller.
+fn leaves(tier: &TierDecision) -> (bool, Reverse<Duration>, u64) {
+    let wait = match tier.outcome {
+        Outcome::Denied { retry: Retry::Never } => Duration::MAX,
+        Outcome::Denied { retry: Retry::After(wait) } => wait,
+        Outcome::Allowed => Duration::ZERO,
+    };
+    (tier.outcome.is_allowed(), Reverse(wait), tier.remaining)
 }
 
 /// What clients know a limit by.
