@@ -1,16 +1,32 @@
 //! Who may call: tokens, and what each of them may do. Without any token everybody may do everything.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    mem,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use crate::config::{Digest, Scope, Scopes, Token};
+use crate::{
+    config::{Digest, Scope, Scopes, Token},
+    observe::logs::{Audit, audit},
+};
 
 /// What callers are called when there are no tokens.
 pub const ANYBODY: &str = "anybody";
+
+/// What callers are called that have no token that is known.
+pub const NOBODY: &str = "nobody";
+
+/// How many calls that nobody may make are written down in a [`Denials::PERIOD`]: whoever has no token could fill the log with them.
+pub const MAX_DENIALS_TOLD: u32 = 10;
 
 /// The tokens in force. Cheap to clone; all clones change together.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +37,17 @@ struct Tokens {
     in_force: ArcSwap<Vec<Arc<Token>>>,
     /// How often they were replaced by others.
     changes: AtomicU64,
+    denials: Mutex<Denials>,
+}
+
+/// Calls that were not allowed.
+#[derive(Debug, Default)]
+struct Denials {
+    /// Since when they are counted.
+    since: Option<Instant>,
+    told: u32,
+    /// How many were not written down since one was.
+    untold: u64,
 }
 
 /// Somebody who may call: by a token, or because there are none.
@@ -132,6 +159,39 @@ impl Access {
     }
 }
 
+impl Access {
+    /// Writes down that somebody may not adjust or administer, unless there are too many of them.
+    pub fn audit_denied(&self, from: Option<SocketAddr>, action: &str, denied: &Denied) {
+        let Some(untold) = self.0.denials.lock().tell(Instant::now()) else { return };
+        let who = match denied {
+            Denied::NoToken | Denied::WrongToken => NOBODY,
+            Denied::TooWeak { name, .. } => name,
+        };
+        let error = match untold {
+            0 => denied.to_string(),
+            more => format!("{denied} (and {more} other calls that were denied before)"),
+        };
+        audit(&Audit { who, from, action, subject: &"", result: Err(&error) });
+    }
+}
+
+impl Denials {
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    /// Another one: whether to tell of it, and of how many that nobody was told of.
+    fn tell(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now >= since + Self::PERIOD) {
+            (self.since, self.told) = (Some(now), 0);
+        }
+        if self.told == MAX_DENIALS_TOLD {
+            self.untold += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(mem::take(&mut self.untold))
+    }
+}
+
 /// The secret of `Bearer …`.
 fn bearer(authorization: &[u8]) -> Option<&[u8]> {
     let (scheme, secret) = authorization.split_at_checked(7)?;
@@ -167,6 +227,15 @@ mod tests {
         assert_eq!(access.check(None, Scope::Check), Err(Denied::NoToken));
         access.clone().replace(Vec::new());
         assert_eq!(access.check(None, Scope::Admin).unwrap().name(), ANYBODY);
+    }
+
+    #[test]
+    fn a_flood_of_denials_is_told_in_few_lines_which_say_how_many_there_were() {
+        let (mut denials, begin) = (Denials::default(), Instant::now());
+        let told: Vec<_> = (0..100).filter_map(|_| denials.tell(begin)).collect();
+        assert_eq!(told, [0; MAX_DENIALS_TOLD as usize]);
+        assert_eq!(denials.tell(begin + Denials::PERIOD), Some(100 - u64::from(MAX_DENIALS_TOLD)));
+        assert_eq!(denials.tell(begin + Denials::PERIOD), Some(0));
     }
 
     #[test]

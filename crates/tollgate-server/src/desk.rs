@@ -1,7 +1,12 @@
 //! Where every front end asks: labels are read the same way, the limiter decides within the caller's own time, and
 //! what comes of it is observed once.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt::{self, Write},
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
@@ -72,6 +77,32 @@ pub enum Subject {
     },
 }
 
+/// The longest text of what is asked about, in characters; a longer one is cut.
+const MAX_SHOWN: usize = 512;
+
+impl fmt::Display for Subject {
+    /// `route=login ip=203.0.113.9 for login-per-ip`, or `key user:42`; what is no text is escaped.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        match self {
+            Self::Rules { labels, only, .. } => {
+                for (place, (name, value)) in labels.iter().enumerate() {
+                    let space = if place > 0 { " " } else { "" };
+                    write!(text, "{space}{name}={}", value.escape_ascii())?;
+                }
+                if let Some(only) = only {
+                    write!(text, " for {}", only.join(", "))?;
+                }
+            }
+            Self::Key { key, .. } => write!(text, "key {}", key.escape_ascii())?,
+        }
+        match text.char_indices().nth(MAX_SHOWN) {
+            Some((end, _)) => write!(f, "{}…", &text[..end]),
+            None => f.write_str(&text),
+        }
+    }
+}
+
 impl Transport {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Http, Self::ForwardAuth, Self::Grpc, Self::Resp];
@@ -113,7 +144,7 @@ impl<S: Store> Desk<S> {
     }
 
     /// What watches.
-    pub fn observer(&self) -> &Observer {
+    pub fn observer(&self) -> &Arc<Observer> {
         &self.inner.observer
     }
 

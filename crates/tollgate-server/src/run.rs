@@ -294,7 +294,7 @@ impl Tollgate {
             }
         }
         let result = changed.as_ref().map(|_| ()).map_err(|error| error as &dyn std::fmt::Display);
-        audit(&Audit { who: "server", action: "reload", subject: &"the configuration", result });
+        audit(&Audit { who: "server", from: None, action: "reload", subject: &"the configuration", result });
     }
 
     fn adopt(&mut self, config: Config) -> Result<(), StartError> {

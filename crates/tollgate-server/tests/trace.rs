@@ -90,17 +90,23 @@ fn an_audit_line_is_written_whatever_the_filter_and_is_one_line() {
     let settings = Settings { format: Format::Json, filter: Some("error".to_owned()), ..Settings::default() };
     let lines = logged(&settings, || {
         tracing::info!("not asked for");
-        audit(&Audit { who: "deploy", action: "reset", subject: &"a\nb\"c", result: Ok(()) });
-        audit(&Audit { who: "file", action: "reload", subject: &"tollgate.toml", result: Err(&"line 3") });
+        let from = Some(CLIENT);
+        audit(&Audit { who: "deploy", from, action: "reset", subject: &"a\nb\"c", result: Ok(()) });
+        let (subject, result) = (&"tollgate.toml", Err(&"line 3" as &dyn std::fmt::Display));
+        audit(&Audit { who: "file", from: None, action: "reload", subject, result });
     });
     let lines = lines.json();
     assert_eq!(lines.len(), 2);
     let field = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
     let fields = |line| {
-        ["target", "level", "who", "action", "subject", "result", "error"].map(|name| field(line, name))
+        ["target", "level", "who", "from", "action", "subject", "result", "error"]
+            .map(|name| field(line, name))
     };
-    assert_eq!(fields(&lines[0]), ["audit", "INFO", "deploy", "reset", "a\nb\"c", "done", ""]);
-    assert_eq!(fields(&lines[1]), ["audit", "INFO", "file", "reload", "tollgate.toml", "refused", "line 3"]);
+    assert_eq!(fields(&lines[0]), ["audit", "INFO", "deploy", "127.0.0.1:1", "reset", "a\nb\"c", "done", ""]);
+    assert_eq!(
+        fields(&lines[1]),
+        ["audit", "INFO", "file", "", "reload", "tollgate.toml", "refused", "line 3"]
+    );
 }
 
 #[test]

@@ -125,6 +125,13 @@ impl Program {
         wait::until(format_args!("{part:?} is logged"), PATIENCE, || self.log().contains(part));
     }
 
+    /// The first line of the log that has both of these.
+    pub(crate) fn wait_for_line(&self, one: &str, other: &str) -> String {
+        wait::for_some(format_args!("{one:?} is logged with {other:?}"), PATIENCE, || {
+            self.log().lines().find(|line| line.contains(one) && line.contains(other)).map(str::to_owned)
+        })
+    }
+
     /// Everything it has said and logged.
     pub(crate) fn words(&self) -> String {
         format!("{}{}", self.said.lock().unwrap(), self.log())

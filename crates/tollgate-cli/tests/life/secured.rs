@@ -71,13 +71,51 @@ fn each_call_needs_a_token_that_may_make_it() {
         let tokens = [None, Some("s3cret-of-nobody"), Some(APP), Some(OPS)];
         assert_eq!(tokens.map(|token| status(&mut client, call, token)), expected, "{call}");
     }
-    let peer_of = |action: &str| {
-        let line = format!("audit: audit who=\"ops\" action=\"{action}\" subject=\"127.0.0.1:");
-        program.wait_for_log(&line);
+    let audited = |who: &str, action: &str, result: &str| {
+        let who = format!("audit: audit who=\"{who}\" from=127.0.0.1:");
+        let line = program.wait_for_line(&who, &format!("action=\"{action}\""));
+        assert!(line.contains(&format!("result=\"{result}\"")), "{line}");
     };
-    ["charge", "refund", "reset", "rules", "top"].into_iter().for_each(peer_of);
-    let log = program.log();
-    assert!(!log.contains("who=\"app\""), "{log}");
+    for action in ["charge", "refund", "reset", "rules", "top"] {
+        audited("ops", action, "done");
+    }
+    // later ones may be too many for a second
+    for action in ["charge", "refund", "reset"] {
+        audited("nobody", action, "refused");
+        audited("app", action, "refused");
+    }
+    let unauthorized = |operation| {
+        program
+            .metric(&format!("tollgate_requests_total{{operation=\"{operation}\",outcome=\"unauthorized\"}}"))
+    };
+    // a forward-auth is a check, and an explanation a peek
+    let counted = ["check", "peek", "charge", "refund", "reset"].map(unauthorized);
+    assert_eq!(counted, ["4", "4", "3", "3", "3"]);
+    assert_no_secrets(&program);
+}
+
+#[test]
+fn an_audit_line_says_what_was_done_to_what_and_hides_secrets() {
+    let labels = "[labels]\napi_key = { secret = true }\n";
+    let home = Home::with(&format!("{ANY_PORTS}{TOKENS}{labels}{RULE}"));
+    home.write("app", APP);
+    home.write("ops", OPS);
+    let program = home.start();
+    let mut client = program.client();
+    let bearer = format!("Bearer {OPS}");
+    let headers = [("authorization", bearer.as_str())];
+    let body = r#"{"labels":{"api_key":"s3cret-key","user":"4\u00e92"},"rules":["all"]}"#;
+    assert_eq!(client.call("POST /v1/reset", &headers, body).unwrap().status, 200);
+    let line = program.wait_for_line("action=\"reset\"", "result=\"done\"");
+    assert!(
+        line.contains("user=4\\\\xc3\\\\xa92 for all\"") && line.contains("subject=\"api_key="),
+        "{line}"
+    );
+    let keyed = r#"{"key":"user:42","limit":{"amount":1,"window":"1s"}}"#;
+    assert_eq!(client.call("POST /v1/charge", &headers, keyed).unwrap().status, 200);
+    program.wait_for_line("action=\"charge\"", "subject=\"key user:42\" result=\"done\"");
+    assert_eq!(client.call("POST /v1/charge", &headers, "{").unwrap().status, 400);
+    program.wait_for_line("action=\"charge\"", "subject=\"\" result=\"refused\" error=\"400 Bad Request\"");
     assert_no_secrets(&program);
 }
 
@@ -118,7 +156,11 @@ async fn envoy_needs_a_token_too() {
     assert_eq!(code(Some(APP), question()).await, Ok(()));
     assert_eq!(code(Some(APP), give_back(question())).await, Err(Code::PermissionDenied));
     assert_eq!(code(Some(OPS), give_back(question())).await, Ok(()));
-    program.wait_for_log("who=\"ops\" action=\"refund\" subject=\"domain \\\"d\\\"\" result=\"done\"");
+    program.wait_for_line(
+        "who=\"ops\" from=127.0.0.1:",
+        "action=\"refund\" subject=\"domain \\\"d\\\"\" result=\"done\"",
+    );
+    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"refund\" subject=\"\" result=\"refused\"");
     assert_no_secrets(&program);
 }
 
@@ -155,9 +197,8 @@ fn clients_of_redis_give_their_token_as_a_password_with_or_without_its_name() {
         let refused = redis::Client::open(format!("redis://{wrong}@{resp}")).unwrap().get_connection();
         assert_eq!(refused.err().unwrap().kind(), ErrorKind::AuthenticationFailed);
     }
-    program.wait_for_log(
-        "who=\"ops\" action=\"reset\" subject=\"a client of the Redis protocol\" result=\"done\"",
-    );
+    program.wait_for_line("who=\"ops\" from=127.0.0.1:", "action=\"reset\" subject=\"a=b\" result=\"done\"");
+    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"reset\" subject=\"\" result=\"refused\"");
     assert_no_secrets(&program);
 }
 

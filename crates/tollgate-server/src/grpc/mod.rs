@@ -23,10 +23,10 @@ pub mod serve;
 mod shortcut;
 mod turns;
 
-use std::{fmt::Display, slice, sync::Arc};
+use std::{fmt::Display, net::SocketAddr, slice, sync::Arc};
 
 use http::{HeaderMap, header::AUTHORIZATION};
-use tollgate::{Decision, Error, Hits, Source, Store};
+use tollgate::{Decision, Error, Hits, Operation, Source, Store};
 use tollgate_tower::{headers::Dialect, timeout};
 use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{
@@ -39,10 +39,13 @@ use self::messages::{
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
 use crate::{
-    access::{Access, Denied, Granted},
+    access::{Access, Denied},
     config::{Live, Scope},
     desk::{Caller, Desk, Transport},
-    observe::logs::{Audit, audit},
+    observe::{
+        Call,
+        logs::{Audit, audit},
+    },
 };
 
 /// The largest request, in bytes.
@@ -76,6 +79,13 @@ pub struct Services<S> {
     routes: Routes,
     health: HealthReporter,
 }
+
+/// Who connected, in the extensions of a call that takes the longer way.
+#[derive(Clone, Copy)]
+struct Peer(SocketAddr);
+
+/// What negative hits are.
+const REFUND: Call = Call::Decide(Operation::Refund { at: None });
 
 /// Answers Envoy.
 struct Limits<S> {
@@ -134,25 +144,35 @@ impl<S: Store> RateLimitService for Limits<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        self.decide(request.metadata().as_ref(), request.get_ref()).await.map(Response::new)
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        self.decide(peer, request.metadata().as_ref(), request.get_ref()).await.map(Response::new)
     }
 }
 
 impl<S: Store> Limits<S> {
     async fn decide(
         &self,
+        peer: Option<SocketAddr>,
         headers: &HeaderMap,
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
-        let mut granted = self.admit(headers, Scope::Check)?;
-        let requests = question::read(&self.desk, request)?;
+        let observer = self.desk.observer();
+        let mut granted = self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
+            observer.unauthorized(Call::CHECK);
+            turned_away(&denied)
+        })?;
+        let requests = question::read(&self.desk, request).inspect_err(|_| observer.invalid(Call::CHECK))?;
         if let Some(decided) = self.desk.check_alone_here(Transport::Grpc, &requests) {
             let decision = decided.map_err(|error| status(&error))?;
             return self.tell(&decision, slice::from_ref(&decision));
         }
         let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
         if gives_back {
-            granted = self.admit(headers, Scope::Adjust)?;
+            granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
+                observer.unauthorized(REFUND);
+                self.access.audit_denied(peer, REFUND.name(), &denied);
+                turned_away(&denied)
+            })?;
         }
         let caller = Caller { transport: Transport::Grpc, budget: timeout::budget(headers) };
         // boxed, so that who is answered at once does not make room for it
@@ -160,7 +180,13 @@ impl<S: Store> Limits<S> {
         if gives_back {
             let subject = format_args!("domain {:?}", request.domain);
             let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
-            audit(&Audit { who: granted.name(), action: "refund", subject: &subject, result });
+            audit(&Audit {
+                who: granted.name(),
+                from: peer,
+                action: REFUND.name(),
+                subject: &subject,
+                result,
+            });
         }
         let decided = decided.map_err(|error| status(&error))?;
         self.tell(&decided.overall, &decided.each)
@@ -175,13 +201,17 @@ impl<S: Store> Limits<S> {
         }
         Ok(answer::of(overall, each, settings.headers))
     }
+}
 
-    fn admit(&self, headers: &HeaderMap, scope: Scope) -> Result<Granted, Status> {
-        let authorization = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-        self.access.check(authorization, scope).map_err(|denied| match denied {
-            Denied::NoToken => Status::unauthenticated(denied.to_string()),
-            Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
-        })
+fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
+    headers.get(AUTHORIZATION).map(|value| value.as_bytes())
+}
+
+/// What is answered to somebody who may not ask.
+fn turned_away(denied: &Denied) -> Status {
+    match denied {
+        Denied::NoToken => Status::unauthenticated(denied.to_string()),
+        Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
     }
 }
 

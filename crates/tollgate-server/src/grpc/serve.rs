@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
+    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -90,9 +91,9 @@ pub async fn run<S: Store>(
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
 async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share) {
-    let Visitor { stream, voice, mut stop, .. } = visitor;
+    let Visitor { stream, peer, voice, mut stop } = visitor;
     let places = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
-    let calls = Calls { services: Arc::new(services), voice: voice.clone(), places };
+    let calls = Calls { services: Arc::new(services), peer, voice: voice.clone(), places };
     let mut turns = Turns::default();
     let builder = builder(&share, turns.arrived());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), calls));
@@ -161,6 +162,7 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
 struct Calls<S> {
     /// The connection's own, so that threads do not share how many refer to it.
     services: Arc<Services<S>>,
+    peer: SocketAddr,
     voice: Voice,
     places: PollSemaphore,
 }
@@ -172,12 +174,12 @@ impl<S: Store> hyper::service::Service<Request<Incoming>> for Calls<S> {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let asking = self.voice.asks();
-        let services = Arc::clone(&self.services);
+        let (services, peer) = (Arc::clone(&self.services), self.peer);
         let request = request.map(|message| Arriving::new(message, self.places.clone()));
         Box::pin(async move {
             let _until_answered = asking;
             let span = request_span(Transport::Grpc, &request);
-            let mut call = pin!(services.answer(request).instrument(span));
+            let mut call = pin!(services.answer(peer, request).instrument(span));
             // most calls have arrived by now, and are answered at once: these need no timer
             let at_once = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
             if let Poll::Ready(answer) = at_once.await {

@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     mem,
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -17,7 +18,7 @@ use tollgate::Store;
 use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
-    MAX_MESSAGE, Services,
+    MAX_MESSAGE, Peer, Services,
     arriving::Arriving,
     messages::{RateLimitRequest, RateLimitResponse},
 };
@@ -47,16 +48,17 @@ pub(super) enum Answered {
 
 impl<S: Store> Services<S> {
     /// Answers a call of any service.
-    pub(super) async fn answer(&self, mut request: Request<Arriving>) -> Response<Answer> {
+    pub(super) async fn answer(&self, peer: SocketAddr, mut request: Request<Arriving>) -> Response<Answer> {
         let is_usual = request.uri().path() == PATH
             && request.method() == Method::POST
             && !request.headers().contains_key(ENCODING);
         if is_usual && let Some(question) = question(request.body_mut()).await {
-            return match self.limits.decide(request.headers(), &question).await {
+            return match self.limits.decide(Some(peer), request.headers(), &question).await {
                 Ok(answer) => answered(&answer),
                 Err(status) => status.into_http().map(Either::Right),
             };
         }
+        request.extensions_mut().insert(Peer(peer));
         let Ok::<_, Infallible>(answer) = Box::pin(self.routes.clone().call(request)).await;
         answer.map(Either::Right)
     }

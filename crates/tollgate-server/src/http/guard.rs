@@ -4,7 +4,9 @@
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -17,19 +19,27 @@ use futures_util::future::{BoxFuture, Either, Ready, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::problem::Problem;
+use super::{problem::Problem, question::Call};
 use crate::{
     access::{Access, Denied, Granted},
     config::Scope,
-    observe::logs::{Audit, audit},
+    observe::{
+        Observer,
+        logs::{Audit, audit},
+    },
 };
 
-/// Lets a request through to its call if whoever sent it may make it. What changes something is written down.
+/// Lets a request through to its call if whoever sent it may make it. What adjusts or administers is written down, done or not.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Access,
     pub(super) scope: Scope,
+    pub(super) observer: Arc<Observer>,
 }
+
+/// What a call was about, in the extensions of its response, to be written down.
+#[derive(Clone)]
+pub(super) struct Subject(pub(super) String);
 
 /// A call behind a guard.
 #[derive(Clone)]
@@ -60,27 +70,44 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let Guard { access, scope } = &self.guard;
+        let Guard { access, scope, observer } = &self.guard;
         let granted = match check(access, &request, *scope) {
             Ok(granted) => granted,
-            Err(denied) => return Either::Right(Box::pin(ready(Ok(refused(&denied))))),
+            Err(denied) => {
+                if let Some(call) = Call::at(request.uri().path()) {
+                    observer.unauthorized(call.into());
+                }
+                if *scope != Scope::Check {
+                    access.audit_denied(peer(&request), action(&request), &denied);
+                }
+                return Either::Right(Box::pin(ready(Ok(refused(&denied)))));
+            }
         };
         if *scope == Scope::Check {
             return Either::Left(self.call.call(request));
         }
-        let action = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-        let from =
-            request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.to_string());
-        let subject = from.unwrap_or_else(|| "an unknown address".to_owned());
+        let (from, action) = (peer(&request), action(&request).to_owned());
         let answered = self.call.call(request);
         Either::Right(Box::pin(async move {
-            let Ok(response) = answered.await;
+            let Ok(mut response) = answered.await;
             let status = response.status();
-            let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn std::fmt::Display) };
-            audit(&Audit { who: granted.name(), action: &action, subject: &subject, result });
+            let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn Display) };
+            let subject =
+                response.extensions_mut().remove::<Subject>().map_or_else(String::new, |subject| subject.0);
+            audit(&Audit { who: granted.name(), from, action: &action, subject: &subject, result });
             Ok(response)
         }))
     }
+}
+
+/// Who sent a request.
+pub(super) fn peer(request: &Request) -> Option<SocketAddr> {
+    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer)
+}
+
+/// What a request has done: the last word of its path.
+fn action(request: &Request) -> &str {
+    request.uri().path().rsplit('/').next().unwrap_or_default()
 }
 
 /// Who sent a request, if they may make calls that need this scope.

@@ -13,10 +13,10 @@
 //! A listener costs one task and a few events of memory, and has a place for as long as the connection lasts, which one who does
 //! not read loses. One whose token is taken back is let go, and all are when the server is about to stop.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
-    extract::{ConnectInfo, Request, State},
+    extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{
         IntoResponse, Response,
@@ -34,6 +34,7 @@ use tollgate::{RuleSet, Store};
 use super::{
     Api,
     about::{Rules, rules_word, store_word},
+    guard,
     problem::Problem,
 };
 use crate::{
@@ -129,9 +130,8 @@ pub(super) async fn live<S: Store>(
         Problem::new(StatusCode::FORBIDDEN, "the token has been taken back a moment ago: use another")
     })?;
     if granted.may().allows(Scope::Admin) {
-        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-        let subject = peer.map_or("an unknown address".to_owned(), |ConnectInfo(peer)| peer.to_string());
-        audit(&Audit { who: granted.name(), action: "live", subject: &subject, result: Ok(()) });
+        let (who, from) = (granted.name(), guard::peer(&request));
+        audit(&Audit { who, from, action: "live", subject: &"", result: Ok(()) });
     }
     let (events, mut waiting) = mpsc::channel(WAITING_EVENTS);
     let listener = Listener { api, authorization, granted, tokens, events };

@@ -33,12 +33,13 @@ mod shortcut;
 use std::{
     future::{Future, poll_fn},
     pin::pin,
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, Bytes, to_bytes},
     extract::{FromRef, Request, State},
     http::{StatusCode, header},
@@ -68,7 +69,7 @@ use crate::{
     config::Scope,
     dashboard,
     desk::{Caller, Desk, Transport},
-    observe::trace::RequestSpans,
+    observe::{Observer, trace::RequestSpans},
     serve::{Draining, Routes, Sent},
 };
 
@@ -121,9 +122,13 @@ pub fn service<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
 
 /// What stands before a call that needs a scope: all layers at once, since each time layers are put around routes, every call
 /// is boxed once more.
-fn needing(access: &Access, scope: Scope) -> (RequestSpans, RefuseOtherSites, Guard) {
+fn needing(
+    access: &Access,
+    scope: Scope,
+    observer: &Arc<Observer>,
+) -> (RequestSpans, RefuseOtherSites, Guard) {
     let own_site = RefuseOtherSites { guarded_by: Some(access.clone()) };
-    (SEEN, own_site, Guard { access: access.clone(), scope })
+    (SEEN, own_site, Guard { access: access.clone(), scope, observer: Arc::clone(observer) })
 }
 
 /// Every request has a span.
@@ -132,7 +137,7 @@ const SEEN: RequestSpans = RequestSpans(Transport::Http);
 /// The routes of the API for those who may call, and those of `gatehouse`, which asks as somebody who may check.
 pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> Router {
     let access = settings.access.clone();
-    let needing = |scope| needing(&access, scope);
+    let needing = |scope| needing(&access, scope, desk.observer());
     let listeners = Listeners::default();
     let telling = Router::new()
         .route("/healthz", get(|| async { "ok" }))
@@ -156,6 +161,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .route("/v1/rules", get(about::rules::<S>))
         .route("/v1/top", get(about::top::<S>))
         .route_layer(needing(Scope::Admin));
+    let observer = Arc::clone(desk.observer());
     Router::new()
         .merge(telling)
         .merge(asking)
@@ -165,7 +171,7 @@ pub fn guarded<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(Api { desk, settings })
-        .merge(gatehouse.layer((SEEN, Guard { access, scope: Scope::Check })))
+        .merge(gatehouse.layer((SEEN, Guard { access, scope: Scope::Check, observer })))
 }
 
 /// Answers a call as a server with this desk would, without a network: how, and with what.
@@ -189,7 +195,8 @@ async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Resul
 
 /// The answer to what a body asks to be checked.
 async fn checked<S: Store>(desk: &Desk<S>, body: impl Sent) -> Result<Response, Problem> {
-    let questions = Questions::read(desk, &received(body, MAX_BATCH_BODY).await?)?;
+    let read = received(body, MAX_BATCH_BODY).await.and_then(|body| Questions::read(desk, &body));
+    let questions = read.inspect_err(|_| desk.observer().invalid(Call::Check.into()))?;
     if let Questions::One(question) = &questions
         && let Some(decided) = desk.check_here(Transport::Http, &question.subject)
     {
@@ -233,23 +240,34 @@ async fn peek<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answer
     decide(&desk, Operation::Peek, &question).await
 }
 
-async fn charge<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+async fn charge<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Audited<Answered> {
     let question = ask(&desk, Call::Charge, request).await?;
-    decide(&desk, Operation::Charge, &question).await
+    Ok(audited(&question, decide(&desk, Operation::Charge, &question).await))
 }
 
-async fn refund<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Answered {
+async fn refund<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Audited<Answered> {
     let question = ask(&desk, Call::Refund, request).await?;
-    decide(&desk, Operation::Refund { at: question.at }, &question).await
+    Ok(audited(&question, decide(&desk, Operation::Refund { at: question.at }, &question).await))
 }
 
 async fn decide<S: Store>(desk: &Desk<S>, operation: Operation, question: &Question) -> Answered {
     Ok(desk.decide(caller(question), operation, &question.subject).await?.into())
 }
 
-async fn reset<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Result<Json<Reset>, Problem> {
+async fn reset<S: Store>(
+    State(desk): State<Desk<S>>,
+    request: Request,
+) -> Audited<Result<Json<Reset>, Problem>> {
     let question = ask(&desk, Call::Reset, request).await?;
-    Ok(Json(Reset { reset: desk.reset(caller(&question), &question.subject).await? }))
+    let reset = desk.reset(caller(&question), &question.subject).await;
+    Ok(audited(&question, reset.map(|reset| Json(Reset { reset })).map_err(Problem::from)))
+}
+
+/// An answer, and what to write down that it was about; or why nothing was asked.
+type Audited<T> = Result<(Extension<guard::Subject>, T), Problem>;
+
+fn audited<T>(question: &Question, answer: T) -> (Extension<guard::Subject>, T) {
+    (Extension(guard::Subject(question.subject.to_string())), answer)
 }
 
 async fn explain<S: Store>(
@@ -292,7 +310,9 @@ async fn method_not_allowed(request: Request) -> Problem {
 
 /// The question in a request's body.
 async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Question, Problem> {
-    Question::read(desk, call, &received(request.into_body(), MAX_BODY).await?)
+    let read =
+        received(request.into_body(), MAX_BODY).await.and_then(|body| Question::read(desk, call, &body));
+    read.inspect_err(|_| desk.observer().invalid(call.into()))
 }
 
 /// A whole body, if it arrives in time and is not too large.

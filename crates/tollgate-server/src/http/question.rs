@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use tollgate::{Algorithm, Cost, Costs, Limit, Store, Timestamp};
+use tollgate::{Algorithm, Cost, Costs, Limit, Operation, Store, Timestamp};
 
 use super::{
     body::{self, Body, Object, Whole},
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     desk::{Desk, Subject},
-    duration,
+    duration, observe,
 };
 
 /// The algorithm of a limit that names none.
@@ -32,6 +32,34 @@ pub(super) enum Call {
     Refund,
     Reset,
     Explain,
+}
+
+impl Call {
+    /// The call of a path, if it is one of these.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/check" | "/v1/auth" => Self::Check,
+            "/v1/peek" => Self::Peek,
+            "/v1/charge" => Self::Charge,
+            "/v1/refund" => Self::Refund,
+            "/v1/reset" => Self::Reset,
+            "/v1/explain" => Self::Explain,
+            _ => return None,
+        })
+    }
+}
+
+impl From<Call> for observe::Call {
+    /// What it counts as.
+    fn from(call: Call) -> Self {
+        match call {
+            Call::Check => Self::CHECK,
+            Call::Peek | Call::Explain => Self::Decide(Operation::Peek),
+            Call::Charge => Self::Decide(Operation::Charge),
+            Call::Refund => Self::Decide(Operation::Refund { at: None }),
+            Call::Reset => Self::Reset,
+        }
+    }
 }
 
 /// What a call asks.

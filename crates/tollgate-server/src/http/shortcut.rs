@@ -12,7 +12,7 @@ use http::Request;
 use tollgate::Store;
 use tracing::Instrument;
 
-use super::{checked, guard, problem::Problem};
+use super::{checked, guard, problem::Problem, question::Call};
 use crate::{
     access::Access,
     config::Scope,
@@ -56,13 +56,14 @@ impl<S: Store> Routes for Shortcut<S> {
     }
 }
 
-impl<S> Shortcut<S> {
+impl<S: Store> Shortcut<S> {
     /// The answer to a request that may not ask.
     fn refusal<B>(&self, request: &Request<B>) -> Option<Response> {
         if let Some(why) = guard::foreign(request, Some(&self.access)) {
             return Some(Problem::new(StatusCode::FORBIDDEN, why).into_response());
         }
         let denied = guard::check(&self.access, request, Scope::Check).err()?;
+        self.desk.observer().unauthorized(Call::Check.into());
         Some(guard::refused(&denied))
     }
 }

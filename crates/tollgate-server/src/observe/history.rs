@@ -194,7 +194,10 @@ impl Totals {
             allowed: of(RequestOutcome::Allowed),
             denied: of(RequestOutcome::Denied),
             unmatched: of(RequestOutcome::Unmatched),
-            errors: of(RequestOutcome::Invalid) + of(RequestOutcome::Failed),
+            errors: [RequestOutcome::Invalid, RequestOutcome::Unauthorized, RequestOutcome::Failed]
+                .map(of)
+                .iter()
+                .sum(),
             degraded: grown(self.degraded, before.degraded),
             store_calls: calls.iter().sum(),
             store_micros: grown(self.store_micros, before.store_micros),

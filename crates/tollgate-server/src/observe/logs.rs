@@ -1,9 +1,9 @@
 //! What is logged, and where it goes: one line for each event, to standard error or as JSON; spans of requests to an
 //! OpenTelemetry collector, by option.
 //!
-//! Nothing that a request names is logged unless somebody asks for `debug`, and then secret labels are hashed.
+//! Nothing that a request names is logged unless it adjusts or administers, or somebody asks for `debug`; secret labels are hashed also then.
 
-use std::{fmt, io::IsTerminal, str::FromStr};
+use std::{fmt, io::IsTerminal, net::SocketAddr, str::FromStr};
 
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
@@ -70,9 +70,11 @@ pub struct Logs {
 pub struct Audit<'a> {
     /// Who did it: the name of a token, or what in the server.
     pub who: &'a str,
+    /// From where, if not in the server.
+    pub from: Option<SocketAddr>,
     /// What was done: `charge`, `reset`, `reload`, …
     pub action: &'a str,
-    /// What it was done to.
+    /// What it was done to; empty if that was not looked at.
     pub subject: &'a dyn fmt::Display,
     /// How it went.
     pub result: Result<(), &'a dyn fmt::Display>,
@@ -127,13 +129,13 @@ impl Logs {
 
 /// One line for something an administrator did.
 pub fn audit(event: &Audit<'_>) {
-    let Audit { who, action, subject, result } = event;
-    let subject = subject.to_string();
+    let Audit { who, from, action, subject, result } = event;
+    let (from, subject) = (from.map(tracing::field::display), subject.to_string());
     match result {
-        Ok(()) => tracing::info!(target: AUDIT, who, action, subject, result = "done", "audit"),
+        Ok(()) => tracing::info!(target: AUDIT, who, from, action, subject, result = "done", "audit"),
         Err(error) => {
             let error = error.to_string();
-            tracing::info!(target: AUDIT, who, action, subject, result = "refused", error, "audit");
+            tracing::info!(target: AUDIT, who, from, action, subject, result = "refused", error, "audit");
         }
     }
 }

@@ -93,6 +93,22 @@ pub enum Call {
     Reset,
 }
 
+impl Call {
+    /// A check.
+    pub const CHECK: Self = Self::Decide(Operation::Check);
+
+    /// Its name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decide(Operation::Check) => "check",
+            Self::Decide(Operation::Peek) => "peek",
+            Self::Decide(Operation::Charge) => "charge",
+            Self::Decide(Operation::Refund { .. }) => "refund",
+            Self::Reset => "reset",
+        }
+    }
+}
+
 /// What was decided, and whether what it is part of passed: of several that pass together, those say allowed that are
 /// not to blame for a refusal.
 #[derive(Clone, Copy)]
@@ -151,6 +167,16 @@ impl Observer {
     pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Pending<'_> {
         self.transports[transport as usize].entered();
         Pending { observer: self, transport, begun }
+    }
+
+    /// A request has come that cannot be asked about: its caller's mistake.
+    pub fn invalid(&self, call: Call) {
+        self.requests.count(call, RequestOutcome::Invalid);
+    }
+
+    /// A request has come whose caller may not ask.
+    pub fn unauthorized(&self, call: Call) {
+        self.requests.count(call, RequestOutcome::Unauthorized);
     }
 
     /// Keys are to be checked.

@@ -15,13 +15,15 @@ pub(super) enum RequestOutcome {
     Unmatched,
     /// It could not be asked about.
     Invalid,
+    /// Its caller may not ask.
+    Unauthorized,
     /// The store did not do it.
     Failed,
 }
 
 impl RequestOutcome {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Allowed, Self::Denied, Self::Unmatched, Self::Invalid, Self::Failed];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Allowed, Self::Denied, Self::Unmatched, Self::Invalid, Self::Unauthorized, Self::Failed];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -29,6 +31,7 @@ impl RequestOutcome {
             Self::Denied => "denied",
             Self::Unmatched => "unmatched",
             Self::Invalid => "invalid",
+            Self::Unauthorized => "unauthorized",
             Self::Failed => "failed",
         }
     }

@@ -78,8 +78,14 @@ struct Transported {
 #[derive(Default)]
 pub(super) struct RequestTally(Sharded<[[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]>);
 
-/// The calls, by name.
-pub(super) const CALLS: [&str; 5] = ["check", "peek", "charge", "refund", "reset"];
+/// The calls, in the order of their counts.
+const CALLS: [Call; 5] = [
+    Call::CHECK,
+    Call::Decide(Operation::Peek),
+    Call::Decide(Operation::Charge),
+    Call::Decide(Operation::Refund { at: None }),
+    Call::Reset,
+];
 
 impl Table {
     pub(super) fn new(rules: Arc<RuleSet>) -> Self {
@@ -244,7 +250,10 @@ impl RequestTally {
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         CALLS.into_iter().enumerate().flat_map(|(place, call)| {
             let counts = sums(self.0.all().map(|calls| &calls[place]));
-            RequestOutcome::ALL.iter().zip(counts).map(move |(outcome, count)| (call, outcome.name(), count))
+            RequestOutcome::ALL
+                .iter()
+                .zip(counts)
+                .map(move |(outcome, count)| (call.name(), outcome.name(), count))
         })
     }
 }

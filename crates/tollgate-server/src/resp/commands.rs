@@ -1,7 +1,9 @@
 //! The commands: their names, how many arguments they take, and what a client must be allowed to use them.
 
+use tollgate::Operation;
+
 use super::access::Needs;
-use crate::config::Scope;
+use crate::{config::Scope, observe::Call};
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,20 @@ pub(super) enum Verb {
     Select,
     Quit,
     Reset,
+}
+
+impl Verb {
+    /// What it asks about counters, if anything.
+    pub(super) fn call(self) -> Option<Call> {
+        Some(match self {
+            Self::Throttle | Self::Check => Call::CHECK,
+            Self::Peek => Call::Decide(Operation::Peek),
+            Self::Charge => Call::Decide(Operation::Charge),
+            Self::Refund => Call::Decide(Operation::Refund { at: None }),
+            Self::Forget => Call::Reset,
+            _ => return None,
+        })
+    }
 }
 
 /// One command.

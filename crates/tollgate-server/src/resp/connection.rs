@@ -3,7 +3,7 @@
 //! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
 //! at most once all others are answered, and answers that it does not read stop us from reading more.
 
-use std::{fmt::Display, io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -19,7 +19,7 @@ use super::{
     codec::{Command, Decoded, Decoder},
     commands::{Entry, Verb},
     error::Error,
-    question::{Ask, LastLimit, Question},
+    question::{LastLimit, Question},
     reply::Replies,
     session::{Next, Session},
     together::Together,
@@ -29,7 +29,7 @@ use crate::{
     connections::{SHUTDOWN_GRACE, Stop},
     crowd::{Asking, Voice},
     desk::Desk,
-    observe::logs::{Audit, audit},
+    observe::Call,
 };
 
 /// How long a new connection may take to send its first command.
@@ -62,13 +62,14 @@ const REPLY_ROOM: usize = 4 << 10;
 impl<S: Store> Endpoint<S> {
     /// Serves one client until it leaves, breaks the protocol or is too slow to send, or until `stop` comes and it is quiet.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
-        self.serve_guest(io, &Voice::of_nobody(), stop).await;
+        self.serve_guest(io, None, &Voice::of_nobody(), stop).await;
     }
 
     /// The same for a client that loses its place to others when it is silent.
     pub(super) async fn serve_guest(
         &self,
         io: impl AsyncRead + AsyncWrite + Unpin,
+        peer: Option<SocketAddr>,
         voice: &Voice,
         stop: Stop,
     ) {
@@ -79,7 +80,7 @@ impl<S: Store> Endpoint<S> {
             is_far: self.desk.limiter().store().is_remote(),
             has_keys_here: self.desk.has_keys_here(),
             endpoint: self,
-            session: Session::new(present.id, self.access.clone()),
+            session: Session::new(present.id, peer, self.access.clone()),
             input: BytesMut::new(),
             decoder: Decoder::default(),
             replies: Replies::default(),
@@ -360,8 +361,11 @@ impl<S: Store> Asked<'_, S> {
             Ok(entry) => Question::read(desk, entry.verb, command).transpose(),
             Err(_) => Ok(None),
         };
+        if let Err(error) | Ok(Err(error)) = found.as_ref().map(|_| question.as_ref()) {
+            session.turned_away(command, error, desk.observer());
+        }
         let question = match question {
-            Ok(Some(question)) if is_far && question.ask == Ask::Decide(Operation::Check) => {
+            Ok(Some(question)) if is_far && question.call == Call::CHECK => {
                 if !together.has_room_for(&question) {
                     together.answer(desk, replies).await;
                 }
@@ -373,9 +377,7 @@ impl<S: Store> Asked<'_, S> {
         together.answer(desk, replies).await;
         let answered = match (found, question) {
             (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(_), Ok(Some(question))) => {
-                ask(desk, &question, session.who(), replies).await.map(|()| Next::Stay)
-            }
+            (Ok(_), Ok(Some(question))) => ask(desk, &question, session, replies).await.map(|()| Next::Stay),
             (Ok(entry), Ok(None)) => session.answer(entry, command, &endpoint.numbers, replies),
         };
         answered.unwrap_or_else(|error| {
@@ -388,32 +390,24 @@ impl<S: Store> Asked<'_, S> {
 async fn ask<S: Store>(
     desk: &Desk<S>,
     question: &Question,
-    who: &str,
+    session: &Session,
     replies: &mut Replies,
 ) -> Result<(), Error> {
-    match question.ask {
-        Ask::Decide(operation) => {
+    match question.call {
+        Call::Decide(operation) => {
             let decided = desk.decide(CALLER, operation, &question.subject).await;
-            match operation {
-                Operation::Check | Operation::Peek => {}
-                Operation::Charge => note(who, "charge", &decided),
-                Operation::Refund { .. } => note(who, "refund", &decided),
+            if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+                session.audit(question, &decided);
             }
             question.answer(&decided?, replies);
         }
-        Ask::Forget => {
+        Call::Reset => {
             let forgotten = desk.reset(CALLER, &question.subject).await;
-            note(who, "reset", &forgotten);
+            session.audit(question, &forgotten);
             replies.count(forgotten?);
         }
     }
     Ok(())
-}
-
-/// Writes down what changes something by the client's word alone.
-fn note<T>(who: &str, action: &str, outcome: &Result<T, tollgate::Error>) {
-    let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
-    audit(&Audit { who, action, subject: &"a client of the Redis protocol", result });
 }
 
 /// Whether a browser was made to send this: its lines are words too, and a page must not speak for its visitor.
@@ -491,7 +485,7 @@ mod tests {
             let sent = command.repeat(READ_ROOM);
             let voice = Voice::of_nobody();
             let long = Duration::from_secs(5);
-            let served = endpoint.serve_guest(join(sent.as_bytes(), answers), &voice, stopped);
+            let served = endpoint.serve_guest(join(sent.as_bytes(), answers), None, &voice, stopped);
             timeout(long, served).await.expect_err("the client is waited for");
             assert!(voice.has_asked() && voice.silence() >= long, "{command:?}: {:?}", voice.silence());
         }

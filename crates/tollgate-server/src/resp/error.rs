@@ -11,6 +11,10 @@ pub(super) struct Error {
 }
 
 impl Error {
+    /// The first words of what is said to clients that may not use a command.
+    pub(super) const NO_TOKEN: &str = "NOAUTH";
+    pub(super) const TOO_WEAK: &str = "NOPERM";
+
     /// The client's mistake: the text says what would be right.
     pub(super) fn mistake(text: impl fmt::Display) -> Self {
         Self::new("ERR", text)
@@ -23,6 +27,11 @@ impl Error {
 
     pub(super) fn new(word: &'static str, text: impl fmt::Display) -> Self {
         Self { word, text: text.to_string() }
+    }
+
+    /// Whether the client may not use the command.
+    pub(super) fn is_denial(&self) -> bool {
+        [Self::NO_TOKEN, Self::TOO_WEAK].contains(&self.word)
     }
 
     pub(super) fn arity(command: &str) -> Self {

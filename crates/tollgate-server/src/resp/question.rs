@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Retry, Share, Store};
+use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Retry, Share, Store};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 
 use super::{
@@ -14,12 +14,15 @@ use super::{
     error::{Error, shown},
     reply::Replies,
 };
-use crate::desk::{Desk, Subject};
+use crate::{
+    desk::{Desk, Subject},
+    observe::Call,
+};
 
 /// What a command asks about counters.
 #[derive(Debug)]
 pub(super) struct Question {
-    pub(super) ask: Ask,
+    pub(super) call: Call,
     pub(super) subject: Subject,
     form: Form,
 }
@@ -43,13 +46,6 @@ pub(super) struct LastLimit {
 /// The most bytes of a limit that are remembered: more than its three numbers need.
 const MAX_SENT: usize = 64;
 
-/// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
-    Decide(Operation),
-    Forget,
-}
-
 /// What the answer looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -66,15 +62,11 @@ impl Question {
         verb: Verb,
         command: &Command<'_>,
     ) -> Option<Result<Self, Error>> {
-        let rules = |operation| by_rules(desk, Ask::Decide(operation), command.get(1), command, 2);
+        let call = verb.call()?;
         Some(match verb {
             Verb::Throttle => Throttle::read(command, &mut LastLimit::default()).map(Self::from),
-            Verb::Check => rules(Operation::Check),
-            Verb::Charge => rules(Operation::Charge),
-            Verb::Refund => rules(Operation::Refund { at: None }),
-            Verb::Peek => by_rules(desk, Ask::Decide(Operation::Peek), None, command, 1),
-            Verb::Forget => by_rules(desk, Ask::Forget, None, command, 1),
-            _ => return None,
+            Verb::Peek | Verb::Forget => by_rules(desk, call, None, command, 1),
+            _ => by_rules(desk, call, command.get(1), command, 2),
         })
     }
 
@@ -96,7 +88,7 @@ impl Question {
             (Subject::Rules { costs, .. }, Subject::Rules { costs: other, .. }) => costs == other,
             _ => false,
         };
-        same_amount && self.ask == other.ask && self.form == other.form && self.is_about_the_same(other)
+        same_amount && self.call == other.call && self.form == other.form && self.is_about_the_same(other)
     }
 
     /// Writes the decision.
@@ -150,7 +142,7 @@ impl<'a> Throttle<'a> {
 impl From<Throttle<'_>> for Question {
     fn from(Throttle { key, limit, cost }: Throttle<'_>) -> Self {
         let subject = Subject::Key { key: key.to_vec(), limit: *limit, cost };
-        Self { ask: Ask::Decide(Operation::Check), subject, form: Form::Cell }
+        Self { call: Call::CHECK, subject, form: Form::Cell }
     }
 }
 
@@ -208,7 +200,7 @@ fn cell_number(name: &str, text: &[u8]) -> Result<u64, Error> {
 /// Labels and values from a place on, and what they cost.
 fn by_rules<S: Store>(
     desk: &Desk<S>,
-    ask: Ask,
+    call: Call,
     cost: Option<&[u8]>,
     command: &Command<'_>,
     first_label: usize,
@@ -229,7 +221,7 @@ fn by_rules<S: Store>(
     let names = command.from(first_label).step_by(2).map(|name| str::from_utf8(name).unwrap_or_default());
     let values = command.from(first_label + 1).step_by(2);
     let labels = desk.labels(names.zip(values)).map_err(Error::mistake)?;
-    Ok(Question { ask, subject: Subject::Rules { labels, costs, only: None }, form: Form::Tollgate })
+    Ok(Question { call, subject: Subject::Rules { labels, costs, only: None }, form: Form::Tollgate })
 }
 
 /// `1`, or `requests=1,tokens=850`.

@@ -24,9 +24,9 @@ pub async fn run<S: Store>(
     stop: impl Future<Output = ()>,
 ) {
     let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Redis };
-    let serve = move |Visitor { stream, voice, stop, .. }: Visitor| {
+    let serve = move |Visitor { stream, peer, voice, stop }: Visitor| {
         let endpoint = endpoint.clone();
-        async move { endpoint.serve_guest(stream, &voice, stop).await }
+        async move { endpoint.serve_guest(stream, Some(peer), &voice, stop).await }
     };
     entrance.run(serve, stop).await;
 }

@@ -1,15 +1,24 @@
 //! What a connection knows of its client, and the commands that are about that and nothing else.
 
+use std::{fmt::Display, net::SocketAddr};
+
 use super::{
-    access::{self, DEFAULT_USER},
+    access::{self, DEFAULT_USER, Needs},
     codec::Command,
     commands::{self, COMMANDS, Entry, Verb},
     error::{Error, shown},
     info::{Numbers, VERSION},
-    question::whole,
+    question::{Question, whole},
     reply::{Protocol, Replies},
 };
-use crate::access::{Access, Granted};
+use crate::{
+    access::{Access, Denied, Granted, NOBODY},
+    config::Scope,
+    observe::{
+        Observer,
+        logs::{Audit, audit},
+    },
+};
 
 /// The longest name of a connection, in bytes.
 const MAX_NAME: usize = 256;
@@ -21,6 +30,7 @@ const QUOTED_ARGUMENTS: usize = 8;
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
+    peer: Option<SocketAddr>,
     name: Vec<u8>,
     access: Access,
     /// Who the client is, once it is let in.
@@ -37,15 +47,18 @@ pub(super) enum Next {
 }
 
 impl Session {
-    pub(super) fn new(id: u64, access: Access) -> Self {
+    pub(super) fn new(id: u64, peer: Option<SocketAddr>, access: Access) -> Self {
         let changes = access.changes();
         let granted = access::at_first(&access);
-        Self { id, name: Vec::new(), access, granted, changes }
+        Self { id, peer, name: Vec::new(), access, granted, changes }
     }
 
-    /// Who the client is.
-    pub(super) fn who(&self) -> &str {
-        self.granted.as_ref().map_or("nobody", Granted::name)
+    /// Writes down what changes something by the client's word alone.
+    pub(super) fn audit<T>(&self, question: &Question, outcome: &Result<T, tollgate::Error>) {
+        let who = self.granted.as_ref().map_or(NOBODY, Granted::name);
+        let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
+        let (from, action) = (self.peer, question.call.name());
+        audit(&Audit { who, from, action, subject: &question.subject, result });
     }
 
     /// The command of a name, if the client may use it so.
@@ -66,14 +79,33 @@ impl Session {
     fn refusal(&self, entry: Option<&Entry>, command: &Command<'_>) -> Error {
         match entry {
             entry if self.granted.is_none() && !entry.is_some_and(Entry::is_open) => {
-                Error::new("NOAUTH", "Authentication required.")
+                Error::new(Error::NO_TOKEN, "Authentication required.")
             }
             None => unknown(command),
             Some(entry) if !entry.takes(command.len()) => Error::arity(entry.name),
             Some(entry) => {
                 let text = format_args!("this token has no permission to run the '{}' command", entry.name);
-                Error::new("NOPERM", text)
+                Error::new(Error::TOO_WEAK, text)
             }
+        }
+    }
+
+    /// Counts a question that is not asked, and writes down one that would have changed something.
+    #[cold]
+    pub(super) fn turned_away(&self, command: &Command<'_>, error: &Error, observer: &Observer) {
+        let Some(entry) = commands::find(command.name()) else { return };
+        let Some(call) = entry.verb.call() else { return };
+        if !error.is_denial() {
+            observer.invalid(call);
+            return;
+        }
+        observer.unauthorized(call);
+        if let Needs::Scope(scope @ (Scope::Adjust | Scope::Admin)) = entry.needs {
+            let denied = match &self.granted {
+                Some(granted) => Denied::TooWeak { name: granted.name().to_owned(), scope },
+                None => Denied::NoToken,
+            };
+            self.access.audit_denied(self.peer, call.name(), &denied);
         }
     }
 
@@ -169,7 +201,7 @@ impl Session {
         }
         if granted.is_none() {
             return Err(Error::new(
-                "NOAUTH",
+                Error::NO_TOKEN,
                 "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
                  <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
                  at the same time",
