@@ -212,13 +212,31 @@ async fn a_header_that_is_no_text_does_not_slip_past() {
     assert_eq!(envoy.count("error").await, 0);
 }
 
-/// How long a decision may take, and Envoy waits: in the same proportion as by default or wider, as two processes on a
-/// busy machine now and then wait for each other for longer than 20 ms.
-const DEADLINE: Duration = Duration::from_millis(50);
-const ENVOY_WAITS: &str = "timeout: 0.5s";
+/// What became of requests while Redis stood still, behind an Envoy.
+#[derive(Debug, PartialEq, Eq)]
+struct Outage {
+    /// Of five requests each, how many passed under rules that are open, closed and local.
+    passed: [usize; 3],
+    retry_after: Option<String>,
+    /// What Envoy counts.
+    over_limit: u64,
+    errors: u64,
+    allowed_by_envoy: u64,
+}
 
-#[tokio::test(flavor = "multi_thread")]
-async fn without_redis_clients_see_each_rules_policy_and_envoy_sees_no_error() {
+/// What each rule's policy says.
+fn by_the_rules() -> Outage {
+    Outage {
+        passed: [5, 0, 3],
+        retry_after: Some("1".to_owned()),
+        over_limit: 8,
+        errors: 0,
+        allowed_by_envoy: 0,
+    }
+}
+
+/// Suspends Redis while requests pass an Envoy that is set up as in `deploy/`, but for what is replaced.
+async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
     let redis = Redis::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rule = |name: &str, policy| {
@@ -229,25 +247,20 @@ async fn without_redis_clients_see_each_rules_policy_and_envoy_sees_no_error() {
         rule("closed", OnStoreFailure::Closed),
         rule("local", OnStoreFailure::Local),
     ];
-    let options = Options { deadline: DEADLINE, ..Options::default() };
     let limiter = Limiter::with_options(store, rules, options).unwrap();
     let front = Front::start(limiter.clone(), Settings::default()).await;
-    let envoy = Envoy::start(front, &[("timeout: 0.02s", ENVOY_WAITS)]).await;
-    let passed = async |name: &str, of: usize| {
-        let mut passed = 0;
-        for _ in 0..of {
+    let envoy = Envoy::start(front, replaced).await;
+    redis.suspend();
+    let mut passed = [0; 3];
+    for (passed, name) in passed.iter_mut().zip(["open", "closed", "local"]) {
+        for _ in 0..5 {
             let answer = envoy.get("/", format!("x-api-key: {name}\r\n")).await;
             assert!([200, 429].contains(&answer.status), "{}", answer.head);
-            passed += usize::from(answer.status == 200);
+            *passed += usize::from(answer.status == 200);
         }
-        passed
-    };
-    redis.suspend();
-    assert_eq!(passed("open", 5).await, 5);
-    assert_eq!(passed("closed", 5).await, 0);
-    assert_eq!(passed("local", 5).await, 3);
+    }
     let refused = envoy.get("/", "x-api-key: closed\r\n").await;
-    assert_eq!((refused.status, refused.field("retry-after")), (429, Some("1")));
+    let retry_after = refused.field("retry-after").map(str::to_owned);
 
     redis.resume();
     let labels = tollgate::Labels::new([("api_key", "open")]).unwrap();
@@ -255,6 +268,29 @@ async fn without_redis_clients_see_each_rules_policy_and_envoy_sees_no_error() {
         limiter.peek(&labels, 1).await.unwrap().source == Source::Store
     })
     .await;
-    assert_eq!((envoy.count("error").await, envoy.count("failure_mode_allowed").await), (0, 0));
-    assert_eq!(envoy.count("over_limit").await, 8);
+    Outage {
+        passed,
+        retry_after,
+        over_limit: envoy.count("over_limit").await,
+        errors: envoy.count("error").await,
+        allowed_by_envoy: envoy.count("failure_mode_allowed").await,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_clients_see_each_rules_policy_and_envoy_sees_no_error() {
+    // longer than by default: two processes on a busy machine now and then wait for each other for more than 20 ms
+    let options = Options { deadline: Duration::from_millis(50), ..Options::default() };
+    assert_eq!(outage(options, &[("timeout: 0.02s", "timeout: 0.5s")]).await, by_the_rules());
+}
+
+/// Nothing else runs meanwhile, as `.config/nextest.toml` says. Should the machine itself be late, it may be tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_envoys_own_timeout_is_long_enough_for_our_own_deadline() {
+    const TRIES: usize = 3;
+    let mut seen = Vec::new();
+    while seen.len() < TRIES && seen.last() != Some(&by_the_rules()) {
+        seen.push(outage(Options::default(), &[]).await);
+    }
+    assert_eq!(seen.last(), Some(&by_the_rules()), "{seen:?}");
 }
