@@ -12,13 +12,12 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, http::header, routing::get};
 use serde_json::Value;
 use tempfile::TempDir;
 use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::metrics::CONTENT_TYPE,
+    http,
     serve::Server,
 };
 use tollgate_testkit::wait;
@@ -186,14 +185,9 @@ fn metric_names(text: &str) -> BTreeSet<String> {
 async fn serve() -> (SocketAddr, Desk<MemoryStore>) {
     let limit = Limit::sliding_log(2, Duration::from_secs(60)).unwrap();
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [Rule::new("login \"per\\ip\"", limit)]).unwrap());
-    let asked = desk.clone();
-    let metrics = get(move || {
-        let text = asked.metrics();
-        async move { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text) }
-    });
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = server.address();
-    tokio::spawn(server.run(Router::new().route("/metrics", metrics), std::future::pending()));
+    tokio::spawn(server.run(http::router(desk.clone()), std::future::pending()));
     (address, desk)
 }
 

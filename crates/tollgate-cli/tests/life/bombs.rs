@@ -1,8 +1,9 @@
-//! Clients that mean no good, over HTTP: none of them keeps others out, or takes more than its share of memory.
+//! Clients that mean no good: none of them keeps others out, or takes more than its share of memory.
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
+    thread,
 };
 
 use tollgate_testkit::wait::PATIENCE;
@@ -10,11 +11,13 @@ use tollgate_testkit::wait::PATIENCE;
 use crate::{
     client::Client,
     program::{ANY_PORTS, Home, Program},
+    reload::{Checks, by_grpc, by_http, by_resp},
 };
 
-/// More than there are places.
+/// More than there are places on one front end.
 const HALF_SENT: usize = 2_000;
-/// The most that all of them may take, in bytes.
+const FRONTS: usize = 3;
+/// The most that all of them may take on one front end, in bytes.
 const MODEST: usize = 64 << 20;
 const HUGE: usize = 64 << 20;
 
@@ -45,36 +48,72 @@ fn last_words(mut stream: TcpStream) -> Option<String> {
     Some(String::from_utf8_lossy(&said).into_owned())
 }
 
+/// Who asks properly on one front end, and what others never finish there.
+struct Front<'a> {
+    address: &'a str,
+    asks: fn(&Program) -> Checks,
+    halves: Vec<Vec<u8>>,
+}
+
 #[test]
-fn requests_that_are_never_finished_keep_nobody_out_and_are_ended() {
+fn what_is_never_finished_keeps_nobody_out_and_is_ended() {
     allow_open_files();
     let (_home, program) = start();
-    let mut old = program.client();
-    assert_serves(&mut old);
+    let texts = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect();
+    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let half_call = [&*hello, b"\0\x10\0\x01\x04\0\0\0\x01half"].concat();
+    let fronts: [_; FRONTS] = [
+        Front {
+            address: &program.http,
+            asks: by_http,
+            halves: texts(&[
+                "",
+                "POST /v1/ch",
+                "POST /v1/check HTTP/1.1\r\nhost: a\r\nx-a: ",
+                "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{\"labels\"",
+            ]),
+        },
+        Front {
+            address: &program.resp,
+            asks: by_resp,
+            halves: texts(&["", "PIN", "*2\r\n$4\r\nEC", "*64\r\n$60000\r\nx"]),
+        },
+        Front {
+            address: &program.grpc,
+            asks: by_grpc,
+            halves: vec![Vec::new(), hello[..10].to_vec(), hello, half_call],
+        },
+    ];
     let before = program.peak_memory();
-    let whole_head = "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{\"labels\"";
-    let half_heads = ["", "POST /v1/ch", "POST /v1/check HTTP/1.1\r\nhost: a\r\nx-a: "];
-    let mut bombs = Vec::new();
-    for number in 0..HALF_SENT {
-        let mut stream = TcpStream::connect(&program.http).unwrap();
-        stream.write_all(half_heads[number % half_heads.len()].as_bytes()).unwrap();
-        bombs.push(stream);
-        if number % 100 == 0 {
-            assert_serves(&mut old);
+    thread::scope(|scope| {
+        for Front { address, asks, halves } in fronts {
+            let program = &program;
+            scope.spawn(move || {
+                let mut old = asks(program);
+                old();
+                let mut bombs = Vec::new();
+                for number in 0..HALF_SENT {
+                    let mut stream = TcpStream::connect(address).unwrap();
+                    stream.write_all(&halves[number % halves.len()]).unwrap();
+                    bombs.push(stream);
+                    if number % 100 == 0 {
+                        old();
+                    }
+                }
+                asks(program)();
+                old();
+                let ends: Vec<_> = bombs.into_iter().map(last_words).collect();
+                assert_eq!(
+                    ends.iter().filter(|end| end.is_none()).count(),
+                    0,
+                    "some are not ended on {address}"
+                );
+                asks(program)();
+            });
         }
-    }
-    for _ in 0..10 {
-        let mut stream = TcpStream::connect(&program.http).unwrap();
-        stream.write_all(whole_head.as_bytes()).unwrap();
-        bombs.push(stream);
-        assert_serves(&mut program.client());
-    }
-    assert_serves(&mut old);
-    let ends: Vec<_> = bombs.into_iter().map(last_words).collect();
-    assert_eq!(ends.iter().filter(|end| end.is_none()).count(), 0, "some are not ended");
-    assert_serves(&mut program.client());
+    });
     let grown = program.peak_memory() - before;
-    assert!(grown < MODEST, "{grown} bytes");
+    assert!(grown < FRONTS * MODEST, "{grown} bytes");
 }
 
 #[test]
@@ -140,6 +179,6 @@ fn heads_without_end_are_refused() {
 /// Lets this process, and those that it starts, open the files that the test needs.
 fn allow_open_files() {
     let allowed = tollgate_server::listen::allow_open_files();
-    let needed = u64::try_from(HALF_SENT).unwrap() + 500;
+    let needed = u64::try_from(FRONTS * HALF_SENT).unwrap() + 500;
     assert!(allowed >= needed, "this test opens {needed} files: raise the limit (ulimit -Hn)");
 }

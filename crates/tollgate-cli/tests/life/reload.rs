@@ -5,7 +5,12 @@ use std::{
     thread,
 };
 
+use tollgate_server::grpc::messages::{
+    Code, RateLimitDescriptor, RateLimitRequest, rate_limit_descriptor::Entry,
+    rate_limit_service_client::RateLimitServiceClient,
+};
 use tollgate_testkit::wait::{self, PATIENCE};
+use tonic::transport::Endpoint;
 
 use crate::program::{ANY_PORTS, Home, Program};
 
@@ -13,13 +18,58 @@ use crate::program::{ANY_PORTS, Home, Program};
 const CHANGES: u64 = 1_000;
 /// Some of them are left to be noticed; for the others the server is told.
 const NOTICED: u64 = 10;
-const CLIENTS: usize = 4;
 const EVERYBODY: &str = r#"{"labels":{}}"#;
 
 fn rules(amount: u64) -> String {
     format!(
         "{ANY_PORTS}[[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = {amount}\nwindow = \"1d\"\n"
     )
+}
+
+/// Somebody who checks, and sees to it that this goes well.
+pub(crate) type Checks = Box<dyn FnMut()>;
+
+pub(crate) fn by_http(program: &Program) -> Checks {
+    let mut client = program.client();
+    Box::new(move || {
+        let answer = client.post("/v1/check", EVERYBODY).unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let answer = answer.json();
+        assert_eq!((&answer["allowed"], &answer["degraded"]), (&true.into(), &false.into()), "{answer}");
+    })
+}
+
+fn by_forward_auth(program: &Program) -> Checks {
+    let mut client = program.client();
+    Box::new(move || {
+        let answer = client.get("/v1/auth").unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    })
+}
+
+pub(crate) fn by_resp(program: &Program) -> Checks {
+    let client = redis::Client::open(format!("redis://{}", program.resp)).unwrap();
+    let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
+    Box::new(move || {
+        let answer: Vec<redis::Value> =
+            redis::cmd("TG.CHECK").arg(&["1", "a", "b"]).query(&mut connection).unwrap();
+        let (allowed, degraded) = (&answer[0], &answer[6]);
+        assert_eq!((allowed, degraded), (&redis::Value::Int(1), &redis::Value::Int(0)), "{answer:?}");
+    })
+}
+
+pub(crate) fn by_grpc(program: &Program) -> Checks {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
+    let mut client = RateLimitServiceClient::new(runtime.block_on(endpoint.connect()).unwrap());
+    Box::new(move || {
+        let entry = Entry { key: "a".to_owned(), value: b"b".to_vec() };
+        let descriptors =
+            vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
+        let question = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+        let answer = runtime.block_on(client.should_rate_limit(question)).unwrap().into_inner();
+        assert_eq!(answer.overall_code(), Code::Ok, "{answer:?}");
+    })
 }
 
 fn limit(program: &Program) -> u64 {
@@ -37,18 +87,12 @@ fn a_thousand_changes_under_load_fail_no_call_and_forget_nothing() {
     let program = home.start();
     let (is_over, charged) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
-        for _ in 0..CLIENTS {
-            scope.spawn(|| {
-                let mut client = program.client();
+        for check in [by_http, by_forward_auth, by_resp, by_grpc] {
+            let (program, is_over, charged) = (&program, &is_over, &charged);
+            scope.spawn(move || {
+                let mut check = check(program);
                 while !is_over.load(Ordering::Relaxed) {
-                    let answer = client.post("/v1/check", EVERYBODY).unwrap();
-                    assert_eq!(answer.status, 200, "{}", answer.body);
-                    let answer = answer.json();
-                    assert_eq!(
-                        (&answer["allowed"], &answer["degraded"]),
-                        (&true.into(), &false.into()),
-                        "{answer}"
-                    );
+                    check();
                     charged.fetch_add(1, Ordering::Relaxed);
                 }
             });
