@@ -220,6 +220,85 @@ async fn one_history_has_the_same_decisions_on_every_front_end() {
     }
 }
 
+/// Where charges, refunds, peeks and resets can be asked: over HTTP and by the Redis protocol.
+#[tokio::test]
+async fn one_history_of_all_operations_is_the_same_over_http_by_resp_and_in_the_library() {
+    for seed in 0..HISTORIES {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut fronts = Fronts::start(&rules()).await;
+        for step in 0..STEPS {
+            fronts.advance(Duration::from_micros(any(&mut random, &[0, 0, 1, 1_000, 333_333, 1_571_429])));
+            let (route, user) =
+                (any(&mut random, &["a", "b", "c", "d", "free"]), any(&mut random, &["1", "2"]));
+            let labels = Labels::new([("route", route), ("user", user)]).unwrap();
+            let (sent, named) = (json!({"route": route, "user": user}), ["route", route, "user", user]);
+            if random.random_ratio(1, 40) {
+                let forgotten = fronts.library.reset(&labels, None).await.unwrap();
+                let answer = fronts.post("/v1/reset", json!({"labels": sent}).to_string()).await;
+                assert_eq!(answer, (StatusCode::OK, json!({"reset": forgotten})));
+                let reply = fronts.command(&[&["TG.RESET"], &named[..]].concat()).await;
+                assert_eq!(reply, [format!(":{forgotten}")]);
+                continue;
+            }
+            let call = any(&mut random, &["check", "check", "check", "peek", "charge", "refund"]);
+            // a peek by the Redis protocol has no cost of its own
+            let units = if call == "peek" { 1 } else { any(&mut random, &[0, 1, 1, 2, 3, 6]) };
+            let cost = Cost::new(units).unwrap();
+            let decision = match call {
+                "peek" => fronts.library.peek(&labels, cost).await,
+                "charge" => fronts.library.charge(&labels, cost, None).await,
+                "refund" => fronts.library.refund(&labels, cost, None, None).await,
+                _ => fronts.library.check(&labels, cost).await,
+            }
+            .unwrap();
+            let place = format!("seed {seed} step {step}: {call} {units} of {named:?}: {decision:?}");
+            let body = json!({"labels": sent, "cost": units}).to_string();
+            let answer = fronts.post(&format!("/v1/{call}"), body).await;
+            assert_eq!(answer, (StatusCode::OK, as_http(&decision)), "{place}");
+            let (command, units) = (format!("TG.{}", call.to_uppercase()), units.to_string());
+            let cost = if call == "peek" { &[][..] } else { &[&*units] };
+            let reply = fronts.command(&[&[&*command], cost, &named].concat()).await;
+            assert_eq!(reply, as_resp(&decision), "{place}");
+        }
+    }
+}
+
+/// By a limit that comes with the question, as redis-cell has it.
+#[tokio::test]
+async fn one_history_of_a_key_is_the_same_over_http_by_resp_and_in_the_library() {
+    let (max_burst, count, period) = (4, 3, 10);
+    let limit = Limit::token_bucket(count, period * SECOND).unwrap().with_burst(max_burst + 1).unwrap();
+    let sent = json!({"amount": count, "window": format!("{period}s"), "burst": max_burst + 1});
+    for seed in 0..HISTORIES {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut fronts = Fronts::start(&[]).await;
+        for step in 0..STEPS {
+            fronts.advance(Duration::from_micros(any(&mut random, &[0, 1, 999_999, 1_000_000, 3_333_334])));
+            let (key, cost) = (any(&mut random, &["a", "b{c}"]), any(&mut random, &[0, 1, 1, 2, 5, 6]));
+            let decision = fronts.library.check_key(key, &limit, Cost::new(cost).unwrap()).await.unwrap();
+            let place = format!("seed {seed} step {step}: {key} {cost} {decision:?}");
+            let body = json!({"key": key, "limit": sent, "cost": cost}).to_string();
+            assert_eq!(fronts.post("/v1/check", body).await.1, as_http(&decision), "{place}");
+            let numbers = [max_burst, count, u64::from(period), cost].map(|number| number.to_string());
+            let words: Vec<_> =
+                ["CL.THROTTLE", key].into_iter().chain(numbers.iter().map(|text| &**text)).collect();
+            assert_eq!(fronts.command(&words).await, as_cell(&decision), "{place}");
+        }
+    }
+}
+
+/// Limited or not, the limit, what remains, and when to come back or when nothing counts any more, in seconds.
+fn as_cell(decision: &Decision) -> Vec<String> {
+    let number = |value: Option<u64>| value.map_or(":-1".to_owned(), |value| format!(":{value}"));
+    vec![
+        number(Some((!decision.is_allowed()).into())),
+        number(decision.limit()),
+        number(decision.remaining()),
+        number(decision.retry_after().map(whole_seconds_up)),
+        number(decision.reset_after().map(whole_seconds_up)),
+    ]
+}
+
 /// All that a decision says, waits in milliseconds.
 fn as_http(decision: &Decision) -> Value {
     let tier = |tier: &tollgate::TierDecision| {
