@@ -1,12 +1,7 @@
 //! Where every front end asks: labels are read the same way, the limiter decides within the caller's own time, and
 //! what comes of it is observed once.
 
-use std::{
-    convert::Infallible,
-    fmt::{self, Write},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
@@ -18,7 +13,7 @@ use tracing::Instrument;
 
 use crate::{
     labels::{CleanError, LabelPolicy},
-    observe::{About, Call, Observer, history, trace},
+    observe::{About, Call, Observer, history, top, trace},
 };
 
 /// The one way from a front end to a decision. Cheap to clone.
@@ -77,28 +72,18 @@ pub enum Subject {
     },
 }
 
-/// The longest text of what is asked about, in characters; a longer one is cut.
-const MAX_SHOWN: usize = 512;
-
 impl fmt::Display for Subject {
-    /// `route=login ip=203.0.113.9 for login-per-ip`, or `key user:42`; what is no text is escaped.
+    /// `route=login ip=203.0.113.9 for login-per-ip`, or `key user:42`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
         match self {
             Self::Rules { labels, only, .. } => {
-                for (place, (name, value)) in labels.iter().enumerate() {
-                    let space = if place > 0 { " " } else { "" };
-                    write!(text, "{space}{name}={}", value.escape_ascii())?;
-                }
-                if let Some(only) = only {
-                    write!(text, " for {}", only.join(", "))?;
+                f.write_str(&top::text_of_labels(labels.iter()))?;
+                match only {
+                    Some(only) => write!(f, " for {}", top::cut(only.join(", "))),
+                    None => Ok(()),
                 }
             }
-            Self::Key { key, .. } => write!(text, "key {}", key.escape_ascii())?,
-        }
-        match text.char_indices().nth(MAX_SHOWN) {
-            Some((end, _)) => write!(f, "{}…", &text[..end]),
-            None => f.write_str(&text),
+            Self::Key { key, .. } => write!(f, "key {}", top::text_of_key(key)),
         }
     }
 }

@@ -107,10 +107,7 @@ fn an_audit_line_says_what_was_done_to_what_and_hides_secrets() {
     let body = r#"{"labels":{"api_key":"s3cret-key","user":"4\u00e92"},"rules":["all"]}"#;
     assert_eq!(client.call("POST /v1/reset", &headers, body).unwrap().status, 200);
     let line = program.wait_for_line("action=\"reset\"", "result=\"done\"");
-    assert!(
-        line.contains("user=4\\\\xc3\\\\xa92 for all\"") && line.contains("subject=\"api_key="),
-        "{line}"
-    );
+    assert!(line.contains("user=4é2 for all\"") && line.contains("subject=\"api_key="), "{line}");
     let keyed = r#"{"key":"user:42","limit":{"amount":1,"window":"1s"}}"#;
     assert_eq!(client.call("POST /v1/charge", &headers, keyed).unwrap().status, 200);
     program.wait_for_line("action=\"charge\"", "subject=\"key user:42\" result=\"done\"");

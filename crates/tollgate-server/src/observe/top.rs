@@ -140,7 +140,7 @@ impl TopRule {
     }
 
     fn text(&self, labels: &Labels) -> Box<str> {
-        text(self.per.iter().map(|label| (&**label, labels.get(label).unwrap_or_default())))
+        text_of_labels(self.per.iter().map(|label| (&**label, labels.get(label).unwrap_or_default())))
     }
 }
 
@@ -181,7 +181,7 @@ impl Top {
                 hasher.write(part);
             }
         }
-        let text = || (None, text(labels.iter()));
+        let text = || (None, text_of_labels(labels.iter()));
         notes.take(hasher.finish(), noted, now, text);
     }
 
@@ -191,7 +191,7 @@ impl Top {
         if notes.is_let_go_by() {
             return;
         }
-        let text = || (None, cut(String::from_utf8_lossy(key).into_owned()));
+        let text = || (None, text_of_key(key));
         notes.take(self.hashing.hash_one(key), noted, now, text);
     }
 
@@ -339,7 +339,7 @@ fn random() -> u64 {
 }
 
 /// Labels as `label=value`.
-fn text<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
+pub(crate) fn text_of_labels<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
     let mut text = String::new();
     for (label, value) in labels {
         if !text.is_empty() {
@@ -352,7 +352,13 @@ fn text<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
     cut(text)
 }
 
-fn cut(mut text: String) -> Box<str> {
+/// A key as text.
+pub(crate) fn text_of_key(key: &[u8]) -> Box<str> {
+    cut(String::from_utf8_lossy(key).into_owned())
+}
+
+/// The first [`MAX_TEXT`] bytes.
+pub(crate) fn cut(mut text: String) -> Box<str> {
     if text.len() > MAX_TEXT {
         text.truncate(text.floor_char_boundary(MAX_TEXT - '…'.len_utf8()));
         text.push('…');
