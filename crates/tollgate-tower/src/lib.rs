@@ -19,7 +19,6 @@
 //! * [`RateLimit`]: the service: request, labels, decision, then the service within or a refusal
 //! * [`refusal`]: a refusal as problem+json, or as a gRPC status
 //! * [`headers`]: a decision as response fields, in the dialect that clients know
-//! * [`timeout`]: how long a gRPC caller waits
 //! * [`client`]: whose request it is, when proxies stand in between
 //!
 //! Nothing here decides or waits for anything but the [`Limiter`](tollgate::Limiter), which answers by its deadline.
@@ -30,7 +29,6 @@ mod labels;
 mod layer;
 pub mod refusal;
 mod service;
-pub mod timeout;
 
 pub use self::{layer::RateLimitLayer, service::RateLimit};
 

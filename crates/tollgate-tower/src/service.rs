@@ -17,7 +17,6 @@ use crate::{
     headers, labels,
     layer::Settings,
     refusal::{self, Form, Mistake},
-    timeout,
 };
 
 /// A service behind a [`Limiter`](tollgate::Limiter), made by a [`RateLimitLayer`](crate::RateLimitLayer).
@@ -89,11 +88,9 @@ where
 
 async fn decide<S: Store>(settings: &Settings<S>, head: &Parts) -> Result<Decision, Mistake> {
     let labels = labels::read(&settings.labels, head)?;
-    let cost = settings.cost(head);
-    Ok(match timeout::budget(&head.headers) {
-        Some(budget) => settings.limiter.within(budget).check(&labels, cost).await?,
-        None => settings.limiter.check(&labels, cost).await?,
-    })
+    // Within the limiter's deadline, whatever the client says of its own (`grpc-timeout`): one shorter than the store takes
+    // would leave the decision to the rules' policies, and pass where they are open.
+    Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
 }
 
 fn refuse<S>(settings: &Settings<S>, head: &Parts, decision: &Decision) -> Response<Bytes> {

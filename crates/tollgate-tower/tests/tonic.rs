@@ -6,7 +6,10 @@ use std::{convert::Infallible, net::SocketAddr, time::Duration};
 use http::HeaderName;
 use tokio::net::TcpListener;
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
-use tollgate_testkit::server::{Flavor, Server as Redis};
+use tollgate_testkit::{
+    proxy::Proxy,
+    server::{Flavor, Server as Redis},
+};
 use tollgate_tower::{RateLimitLayer, client::ClientAddress};
 use tonic::{
     Code, Request,
@@ -91,23 +94,33 @@ async fn while_the_store_is_away_a_closed_rule_makes_the_service_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_who_waits_less_is_answered_in_time() {
+async fn nobody_passes_by_waiting_less_than_the_store_takes() {
     let redis = Redis::start(Flavor::Redis7);
-    let store = RedisStore::connect(&redis.url()).await.unwrap();
-    let rules = [Rule::new("closed", log(1)).on_store_failure(OnStoreFailure::Closed)];
-    let patient = Options { deadline: Duration::from_secs(60), ..Options::default() };
-    let layer = RateLimitLayer::new(Limiter::with_options(store, rules, patient).unwrap());
-    redis.suspend();
-    let within =
-        service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
-    let request = http::Request::post("/").header("content-type", "application/grpc+proto");
-    let request = request.header("grpc-timeout", "100m").body(()).unwrap();
-    let answer = tokio::time::timeout(Duration::from_secs(10), layer.layer(within).oneshot(request));
-    let response = answer.await.expect("an answer long before the limiter's own deadline").unwrap();
-    assert_eq!(
-        (response.status().as_u16(), &response.headers()["grpc-status"]),
-        (200, &"14".parse().unwrap())
-    );
-    assert_eq!(response.headers()["content-type"], "application/grpc+proto");
-    redis.resume();
+    let slow = Proxy::start(redis.addr());
+    let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
+    for content_type in ["application/grpc+proto", "application/json"] {
+        let store = RedisStore::connect(&slow.url()).await.unwrap();
+        slow.delay(Duration::from_millis(5));
+        let rules = [Rule::new(content_type, log(2)).on_store_failure(OnStoreFailure::Open)];
+        let limiter = Limiter::with_options(store, rules, options).unwrap();
+        let within =
+            service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
+        let service = RateLimitLayer::new(limiter).layer(within);
+        for left in [Some("1"), Some("0"), None] {
+            let request = http::Request::post("/").header("content-type", content_type);
+            let request = request.header("grpc-timeout", "1n").body(()).unwrap();
+            let response = service.clone().oneshot(request).await.unwrap();
+            let field = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap());
+            let remaining = left.map(|left| format!(r#""{content_type}";r={left};t=60"#));
+            match (remaining, content_type) {
+                (Some(remaining), _) => assert_eq!(field("ratelimit"), Some(&*remaining)),
+                (None, "application/json") => assert_eq!(response.status(), 429),
+                (None, grpc) => {
+                    assert_eq!((response.status().as_u16(), field("grpc-status")), (200, Some("8")));
+                    assert_eq!(field("content-type"), Some(grpc));
+                }
+            }
+        }
+        slow.pass();
+    }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mod` | the service, with health and reflection beside it |
 //! | `question` | a request of Envoy's as requests to decide together |
+//! | `timeout` | how long Envoy waits |
 //! | `answer` | what was decided as Envoy's response |
 //! | `arriving` | the message of a call on its way in |
 //! | `shortcut` | Envoy's call past the router |
@@ -21,13 +22,14 @@ pub mod messages;
 mod question;
 pub mod serve;
 mod shortcut;
+mod timeout;
 mod turns;
 
 use std::{fmt::Display, net::SocketAddr, slice, sync::Arc};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use tollgate::{Decision, Error, Hits, Operation, Source, Store};
-use tollgate_tower::{headers::Dialect, timeout};
+use tollgate_tower::headers::Dialect;
 use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{
     ServingStatus,

@@ -1,4 +1,8 @@
-//! How long a caller waits, as it says in `grpc-timeout`: up to eight digits and a unit.
+//! How long Envoy waits, as it says in `grpc-timeout`: up to eight digits and a unit.
+//!
+//! A decision that comes later is worth nothing to Envoy, which then passes the request by its own default: the rules' policies
+//! answer before. That shortens what the store has, so it is for callers who are trusted to ask, as Envoy is, whose time its
+//! configuration sets. The middleware, which end clients call, does not look at the field.
 
 use std::time::Duration;
 
@@ -17,7 +21,7 @@ const MARGIN_PART: u32 = 4;
 
 /// How long a decision may take so that the answer still finds the caller waiting. A field that cannot be read says
 /// nothing.
-pub fn budget(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn budget(headers: &HeaderMap) -> Option<Duration> {
     let timeout = parsed(headers.get(FIELD)?.to_str().ok()?)?;
     Some(timeout - MAX_MARGIN.min(timeout / MARGIN_PART))
 }
