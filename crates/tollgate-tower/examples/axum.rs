@@ -8,11 +8,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use axum::{
-    Router,
-    extract::{ConnectInfo, MatchedPath},
-    routing::get,
-};
+use axum::{Router, extract::ConnectInfo, routing::get};
 use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_tower::{RateLimitLayer, client::ClientAddress};
 
@@ -29,9 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .client_ip(ClientAddress::trusting(["10.0.0.0/8"])?, |request| {
             request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
         })
-        .label("route", |request| {
-            request.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned())
-        });
+        .matched_path("route");
     let routes = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/login", get(|| async { "welcome\n" }))

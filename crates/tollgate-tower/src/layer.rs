@@ -95,7 +95,7 @@ impl<S> RateLimitLayer<S> {
     }
 
     /// Label `path`, as the client wrote it: `/users/7`, without the query. To limit what a route serves, label requests by
-    /// its template instead, which has one spelling; see [`RateLimitLayer::label`].
+    /// its template instead, which has one spelling; see [`RateLimitLayer::matched_path`].
     #[must_use]
     pub fn path(self) -> Self {
         self.with_label("path".into(), Source::Path)
@@ -107,17 +107,42 @@ impl<S> RateLimitLayer<S> {
         self.with_label("host".into(), Source::Host)
     }
 
-    /// A label from anything in the head of a request, for example axum's template of the route:
+    /// A label from the template of the route that axum has for a request: `/users/{id}` for `/users/7` and `/users/8`.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// # use std::time::Duration;
+    /// # use tollgate::{Limit, Limiter, MemoryStore, Rule};
+    /// # use tollgate_tower::RateLimitLayer;
+    ///
+    /// # let limit = Limit::token_bucket(100, Duration::from_secs(60))?;
+    /// let rules = [Rule::new("users", limit).when("route", "/users/{id}")];
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), rules)?).matched_path("route");
+    /// let app: Router = Router::new().route("/users/{id}", get(|| async { "a user" })).layer(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Absent where no route is, and everywhere unless the layer is one of the router, as here: around it, nothing is matched yet.
+    /// Only axum 0.8 is understood.
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn matched_path(self, label: impl Into<Cow<'static, str>>) -> Self {
+        self.label(label, |request| {
+            request.extensions.get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned())
+        })
+    }
+
+    /// A label from anything in the head of a request, for example what authentication left there:
     ///
     /// ```
     /// # use tollgate::{Limiter, MemoryStore};
     /// # use tollgate_tower::RateLimitLayer;
-    /// use axum::extract::MatchedPath;
+    /// #[derive(Clone)]
+    /// struct Tenant(String);
     ///
     /// # let limiter = Limiter::new(MemoryStore::new(), [])?;
-    /// let layer = RateLimitLayer::new(limiter).label("route", |request| {
-    ///     request.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned())
-    /// });
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .label("tenant", |request| request.extensions.get::<Tenant>().map(|tenant| tenant.0.clone()));
     /// # Ok::<(), tollgate::RulesError>(())
     /// ```
     #[must_use]

@@ -21,6 +21,8 @@
 //! * [`headers`]: a decision as response fields, in the dialect that clients know
 //! * [`client`]: whose request it is, when proxies stand in between
 //!
+//! With the feature `axum`, a default, requests can be labelled by the template of their route.
+//!
 //! Nothing here decides or waits for anything but the [`Limiter`](tollgate::Limiter), which answers by its deadline.
 
 pub mod client;
@@ -33,6 +35,6 @@ mod service;
 pub use self::{layer::RateLimitLayer, service::RateLimit};
 
 /// The examples of the guide, run as tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;
