@@ -9,7 +9,11 @@
 //! | `method`, `path`, `host` | `X-Forwarded-Method`, `-Uri`, `-Host` of a trusted proxy; else method and host are those of the question |
 //! | `ip` | the client, as [`ClientAddress`] finds it |
 //!
-//! where a later line wins over an earlier one. Reserved in the query: `cost`, a whole number of requests, and `deny_status`.
+//! where a later line wins over an earlier one. Paths and hosts are as the client wrote them, also such as no URI should have, and
+//! [cut](asked::cut) to what a label holds: neither is a reason to refuse a request that nobody limits. What is refused is what
+//! could be read in two ways: a header that is given twice, several hosts.
+//!
+//! Reserved in the query: `cost`, a whole number of requests, and `deny_status`.
 //!
 //! The answer is 200, or a refusal as the middleware writes it: 429, 503 when the store is away and a rule says `closed`; 400 when
 //! the request cannot be asked about. nginx passes no refusal on but 401 and 403: with `deny_status=403` each of these is a 403 without a body
@@ -22,15 +26,15 @@ use axum::{
     body::{Body, Bytes},
     extract::{ConnectInfo, Request, State},
     http::{
-        HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri,
+        HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE, HOST},
         request::Parts,
-        uri::Authority,
     },
     routing::any,
 };
 use tollgate::{Cost, Costs, Decision, Operation, Store};
 use tollgate_tower::{
+    asked,
     client::ClientAddress,
     headers::{self, Dialect},
     refusal::{self, Form, Mistake},
@@ -121,12 +125,12 @@ impl<S: Store> Gatehouse<S> {
             .ok_or_else(|| Mistake::Ours("the address that connected is not known".into()))?;
         let client = &self.settings.load().client;
         let asked = Asked::by(head, client.trusts(peer.ip()))?;
-        put(&mut labels, "method", asked.method.as_str().as_bytes());
-        if let Some(path) = &asked.path {
-            put(&mut labels, "path", path.as_bytes());
+        put(&mut labels, "method", asked::cut(asked.method.as_str().as_bytes()));
+        if let Some(path) = asked.path {
+            put(&mut labels, "path", path);
         }
         if let Some(host) = &asked.host {
-            put(&mut labels, "host", host.as_bytes());
+            put(&mut labels, "host", host);
         }
         let ip = client.of(peer.ip(), &head.headers).to_string();
         put(&mut labels, "ip", ip.as_bytes());
@@ -182,8 +186,8 @@ fn refusing_status(text: &str) -> Result<StatusCode, Mistake> {
 /// What the client asked the proxy for.
 struct Asked<'a> {
     method: Cow<'a, Method>,
-    path: Option<String>,
-    host: Option<String>,
+    path: Option<&'a [u8]>,
+    host: Option<Vec<u8>>,
 }
 
 impl<'a> Asked<'a> {
@@ -191,28 +195,32 @@ impl<'a> Asked<'a> {
         let forwarded =
             |name: HeaderName| if trusted { single(&head.headers, name.as_str()) } else { Ok(None) };
         let method = match forwarded(FORWARDED_METHOD)? {
-            Some(value) => Cow::Owned(read(&FORWARDED_METHOD, Method::from_bytes(value.as_bytes()))?),
+            Some(value) => Cow::Owned(method(value)?),
             None => Cow::Borrowed(&head.method),
         };
-        let path = match forwarded(FORWARDED_URI)? {
-            Some(value) => Some(read(&FORWARDED_URI, Uri::try_from(value.as_bytes()))?.path().to_owned()),
-            None => None,
+        let path = forwarded(FORWARDED_URI)?.map(|value| asked::path(value.as_bytes()));
+        let host = match forwarded(FORWARDED_HOST)? {
+            Some(value) => Some(only_host(value)?),
+            None => single(&head.headers, HOST.as_str())?,
         };
-        let (name, host) = match forwarded(FORWARDED_HOST)? {
-            Some(value) => (FORWARDED_HOST, Some(value)),
-            None => (HOST, single(&head.headers, HOST.as_str())?),
-        };
-        let host = match host {
-            Some(value) => Some(one_spelling(read(&name, Authority::try_from(value.as_bytes()))?.host())),
-            None => None,
-        };
-        Ok(Self { method, path, host })
+        Ok(Self { method, path, host: host.map(|value| asked::host(value.as_bytes())) })
     }
 }
 
-/// One spelling of a host, as the middleware has it.
-fn one_spelling(host: &str) -> String {
-    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+/// The method, which a proxy passes on only if it is one: what is none here was not written by the client.
+fn method(value: &HeaderValue) -> Result<Method, Mistake> {
+    Method::from_bytes(value.as_bytes())
+        .map_err(|_| Mistake::OfCaller(format!("the header {FORWARDED_METHOD} is not a method")))
+}
+
+/// The value, unless a proxy added its host to one that was there, which the client may have made up.
+fn only_host(value: &HeaderValue) -> Result<&HeaderValue, Mistake> {
+    if value.as_bytes().contains(&b',') {
+        return Err(Mistake::OfCaller(format!(
+            "the header {FORWARDED_HOST} has more than one host: give one"
+        )));
+    }
+    Ok(value)
 }
 
 /// The value of a header that may be given once: of two, the service behind the proxy might take the other.
@@ -224,10 +232,6 @@ fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderVal
         }
         (first, None) => Ok(first),
     }
-}
-
-fn read<T, E>(header: &HeaderName, value: Result<T, E>) -> Result<T, Mistake> {
-    value.map_err(|_| Mistake::OfCaller(format!("the header {header} cannot be read")))
 }
 
 fn of_caller(error: impl ToString) -> Mistake {

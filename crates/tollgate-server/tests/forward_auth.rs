@@ -64,7 +64,7 @@ impl Reply {
 async fn ask(routes: &Router, peer: &str, query: &str, headers: &[(&str, &str)]) -> Reply {
     let mut request = Request::get(format!("/v1/auth{query}"));
     for (name, value) in headers {
-        request = request.header(*name, *value);
+        request = request.header(*name, value.as_bytes());
     }
     let peer = SocketAddr::new(peer.parse().unwrap(), 4711);
     let request = request.extension(ConnectInfo(peer)).body(Body::empty()).unwrap();
@@ -175,6 +175,50 @@ async fn method_path_host_and_headers_are_labels() {
 }
 
 #[tokio::test]
+async fn a_path_of_any_length_and_of_any_characters_is_asked_about_and_meets_its_rules() {
+    let rules = [
+        Rule::new("login", log(1)).when("path", "/login*").per(["path"]),
+        Rule::new("odd", log(1)).when("path", "/`<é"),
+    ];
+    let routes = routes(rules);
+    let table = [
+        ("/long".repeat(1000), 200),
+        (format!("/login{}", "/".repeat(2000)), 200),
+        (format!("/login{}?{}", "/".repeat(3000), "x".repeat(3000)), 429),
+        ("/`<é".to_owned(), 200),
+        ("/`<é?`".to_owned(), 429),
+        ("/`<é#`".to_owned(), 429),
+        (String::new(), 200),
+    ];
+    for (uri, expected) in table {
+        let status = ask(&routes, PROXY, "", &[("x-forwarded-uri", &uri)]).await.status;
+        assert_eq!(status.as_u16(), expected, "{uri:.20}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_client_writes_as_host_or_method_is_asked_about() {
+    let rules = [
+        Rule::new("odd", log(1)).when("host", "a<b"),
+        Rule::new("long", log(1)).when("host", "xxx*").when("method", "XXX*"),
+    ];
+    let routes = routes(rules);
+    let long = "X".repeat(2000);
+    let long = [("x-forwarded-host", &*long), ("x-forwarded-method", &*long)];
+    let table: [(&[(&str, &str)], u16); 5] = [
+        (&[("host", "A<b:80")], 200),
+        (&[("x-forwarded-host", "a<b.")], 429),
+        (&long, 200),
+        (&long, 429),
+        (&[("x-forwarded-host", "")], 200),
+    ];
+    for (headers, expected) in table {
+        let status = ask(&routes, PROXY, "", headers).await.status.as_u16();
+        assert_eq!(status, expected, "{headers:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_query_says_what_a_request_costs() {
     let routes = routes([Rule::new("r", log(10))]);
     assert_eq!(ask(&routes, PROXY, "?cost=8", &[]).await.field("ratelimit"), r#""r";r=2;t=60"#);
@@ -190,7 +234,7 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
     let routes = routes(rules);
     let long = format!("?a={}", "x".repeat(1025));
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
-    let table: [Case<'_>; 13] = [
+    let table: [Case<'_>; 15] = [
         ("?cost=x", &[], "cost \\\"x\\\" is not a cost: use a whole number from 0 to 9007199254740991"),
         ("?cost=", &[], "cost \\\"\\\" is not a cost"),
         ("?cost=%2B1", &[], "cost \\\"+1\\\" is not a cost"),
@@ -203,7 +247,13 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
         (&long, &[], "has a value of 1025 bytes"),
         ("?big=yes&cost=2", &[], "is too large for rule \\\"r\\\""),
         ("", &[("x-api-key", "a"), ("x-api-key", "b")], "the header x-api-key is given more than once"),
-        ("", &[("x-forwarded-host", "a b")], "the header x-forwarded-host cannot be read"),
+        (
+            "",
+            &[("x-forwarded-uri", "/a"), ("x-forwarded-uri", "/b")],
+            "x-forwarded-uri is given more than once",
+        ),
+        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: give one"),
+        ("", &[("x-forwarded-method", "GET, POST")], "the header x-forwarded-method is not a method"),
     ];
     for (query, headers, detail) in table {
         let reply = ask(&routes, PROXY, query, headers).await;

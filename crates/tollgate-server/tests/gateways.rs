@@ -24,7 +24,13 @@ use hyper_util::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
-use tollgate_server::{config::live, desk::Desk, forward_auth, serve};
+use tollgate_server::{
+    config::live,
+    desk::Desk,
+    forward_auth,
+    labels::{HashSecret, LabelPolicy, LabelSettings},
+    serve,
+};
 use tollgate_testkit::{
     gateway::{Gateway, READY, Running},
     server::{Flavor, Server},
@@ -55,7 +61,10 @@ impl Chain {
         let asked = server.address();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
-        let routes = forward_auth::router(Desk::new(limiter), live(settings));
+        let desk = Desk::new(limiter);
+        let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
+        desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
+        let routes = forward_auth::router(desk, live(settings));
         let tollgate = tokio::spawn(server.run(routes, pending()));
 
         let served = Arc::new(AtomicU32::new(0));
@@ -199,8 +208,20 @@ async fn a_403_of_the_service_itself_passes_nginx_as_it_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_cannot_be_asked_about_is_a_400_behind_nginx_too() {
     let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
-    let long = format!("/{}", "x".repeat(2000));
-    assert_eq!(chain.ask(Method::GET, &long, &[]).await.status(), StatusCode::BAD_REQUEST);
+    let twice = [("x-api-key", "a"), ("x-api-key", "b")];
+    assert_eq!(chain.ask(Method::GET, "/", &twice).await.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_every_gateway_a_long_path_meets_its_rules() {
+    for kind in Gateway::ALL {
+        let rules = [counted("login", 1).when("path", "/login*").per(["path"])];
+        let chain = Chain::start(kind, Limiter::new(MemoryStore::new(), rules).unwrap()).await;
+        for (length, expected) in [(2000, StatusCode::OK), (3000, StatusCode::TOO_MANY_REQUESTS)] {
+            let long = format!("/login/{}", "x".repeat(length));
+            assert_eq!(chain.ask(Method::GET, &long, &[]).await.status(), expected, "{kind:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

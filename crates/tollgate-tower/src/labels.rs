@@ -2,10 +2,10 @@
 
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
-use http::{HeaderName, header::HOST, request::Parts, uri::Authority};
+use http::{HeaderName, header::HOST, request::Parts};
 use tollgate::{LabelError, Labels};
 
-use crate::{client::ClientAddress, refusal::Mistake};
+use crate::{asked, client::ClientAddress, refusal::Mistake};
 
 type Read<V> = Arc<dyn Fn(&Parts) -> Option<V> + Send + Sync>;
 
@@ -54,9 +54,9 @@ impl Source {
                 Some(client.counted(peer, &request.headers).to_string().into())
             }
             Self::Header(name) => single(request, name)?.map(<[u8]>::to_vec),
-            Self::Method => Some(request.method.as_str().into()),
-            Self::Path => Some(request.uri.path().into()),
-            Self::Host => host(request)?.map(Vec::from),
+            Self::Method => Some(asked::cut(request.method.as_str().as_bytes()).into()),
+            Self::Path => Some(asked::cut(request.uri.path().as_bytes()).into()),
+            Self::Host => host(request)?,
             Self::Custom(read) => read(request),
         })
     }
@@ -72,17 +72,10 @@ fn single<'a>(request: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>,
     }
 }
 
-/// The host that is asked for, without port, in one spelling.
-fn host(request: &Parts) -> Result<Option<String>, Mistake> {
-    if let Some(host) = request.uri.host() {
-        return Ok(Some(one_spelling(host)));
-    }
-    let Some(value) = single(request, &HOST)? else { return Ok(None) };
-    let authority = Authority::try_from(value)
-        .map_err(|_| Mistake::OfCaller("the header host is not a host: use name or name:port".into()))?;
-    Ok(Some(one_spelling(authority.host())))
-}
-
-fn one_spelling(host: &str) -> String {
-    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+/// The host that is asked for: of the target, where that names one, as always over HTTP/2.
+fn host(request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
+    Ok(match request.uri.host() {
+        Some(host) => Some(asked::host(host.as_bytes())),
+        None => single(request, &HOST)?.map(asked::host),
+    })
 }

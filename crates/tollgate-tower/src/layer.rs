@@ -95,7 +95,7 @@ impl<S> RateLimitLayer<S> {
     }
 
     /// Label `path`, as the client wrote it: `/users/7`, without the query. To limit what a route serves, label requests by
-    /// its template instead, which has one spelling; see [`RateLimitLayer::matched_path`].
+    /// its template instead, which has one spelling; see [`RateLimitLayer::matched_path`]. A long one is [cut](crate::asked::cut).
     #[must_use]
     pub fn path(self) -> Self {
         self.with_label("path".into(), Source::Path)

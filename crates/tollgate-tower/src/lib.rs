@@ -20,11 +20,13 @@
 //! * [`refusal`]: a refusal as problem+json, or as a gRPC status
 //! * [`headers`]: a decision as response fields, in the dialect that clients know
 //! * [`client`]: whose request it is, when proxies stand in between
+//! * [`asked`]: what it asks for, its path and its host
 //!
 //! With the feature `axum`, a default, requests can be labelled by the template of their route.
 //!
 //! Nothing here decides or waits for anything but the [`Limiter`](tollgate::Limiter), which answers by its deadline.
 
+pub mod asked;
 pub mod client;
 pub mod headers;
 mod labels;

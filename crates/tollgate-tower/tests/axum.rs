@@ -207,6 +207,20 @@ async fn labels_come_from_the_method_the_path_the_host_and_headers() {
 }
 
 #[tokio::test]
+async fn long_paths_and_odd_hosts_meet_their_rules() {
+    let rules = [
+        Rule::new("users", log(1)).when("path", "/users/*").per(["path"]),
+        Rule::new("odd", log(1)).when("host", "a<b"),
+    ];
+    let server = serve(layer(memory(rules), ClientAddress::default()).path().host()).await;
+    for (length, expected) in [(2000, StatusCode::OK), (3000, StatusCode::TOO_MANY_REQUESTS)] {
+        let long = format!("/users/{}", "7".repeat(length));
+        assert_eq!(ask(server, &long, &[]).await.status(), expected, "{length}");
+        assert_eq!(ask(server, "/", &[("host", "A<b:80")]).await.status(), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_cannot_be_asked_about_does_not_pass() {
     let rule = Rule::new("per-key", log(100)).per(["api_key"]).cost(Cost::MAX);
     let shadow = layer(memory([rule]), ClientAddress::default()).header("api_key", API_KEY).cost(|_| 2);
