@@ -89,12 +89,16 @@ impl Chain {
     }
 }
 
-/// Counts what reaches it; `/forbidden` is its own 403.
+/// Counts what reaches it; `/forbidden` is its own 403, `/unauthorized` its own 401.
 async fn service(served: Arc<AtomicU32>) -> SocketAddr {
     let handler = move |request: axum::extract::Request| async move {
         served.fetch_add(1, Ordering::Relaxed);
-        let forbidden = request.uri().path() == "/forbidden";
-        (if forbidden { StatusCode::FORBIDDEN } else { StatusCode::OK }, "served")
+        let status = match request.uri().path() {
+            "/forbidden" => StatusCode::FORBIDDEN,
+            "/unauthorized" => StatusCode::UNAUTHORIZED,
+            _ => StatusCode::OK,
+        };
+        (status, "served")
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -199,10 +203,15 @@ async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_403_of_the_service_itself_passes_nginx_as_it_is() {
-    let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
-    let response = chain.ask(Method::GET, "/forbidden", &[]).await;
-    assert_eq!((response.status(), &response.body()[..]), (StatusCode::FORBIDDEN, &b"served"[..]));
+async fn behind_every_gateway_the_service_answers_what_no_rule_counts_also_by_its_own_refusals() {
+    for kind in Gateway::ALL {
+        let chain = Chain::start(kind, Limiter::new(MemoryStore::new(), []).unwrap()).await;
+        for (path, status) in [("/", 200), ("/forbidden", 403), ("/unauthorized", 401)] {
+            let response = chain.ask(Method::GET, path, &[]).await;
+            let told = (response.status().as_u16(), &response.body()[..]);
+            assert_eq!(told, (status, &b"served"[..]), "{kind:?} {path}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
