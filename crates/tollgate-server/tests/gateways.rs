@@ -25,9 +25,10 @@ use hyper_util::{
 use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
 use tollgate_server::{
-    config::live,
+    access::Access,
+    config::{Scopes, Token, live},
     desk::Desk,
-    forward_auth,
+    forward_auth, http,
     labels::{HashSecret, LabelPolicy, LabelSettings},
     serve,
 };
@@ -57,6 +58,16 @@ struct Chain {
 
 impl Chain {
     async fn start<S: Store>(gateway: Gateway, limiter: Limiter<S>) -> Self {
+        Self::with_tokens(gateway, limiter, Access::default(), None).await
+    }
+
+    /// With a tollgate that may want tokens, and a proxy that may show one.
+    async fn with_tokens<S: Store>(
+        gateway: Gateway,
+        limiter: Limiter<S>,
+        access: Access,
+        token: Option<&'static str>,
+    ) -> Self {
         let server = serve::Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let asked = server.address();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
@@ -64,12 +75,14 @@ impl Chain {
         let desk = Desk::new(limiter);
         let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
         desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
-        let routes = forward_auth::router(desk, live(settings));
+        let gatehouse = forward_auth::router(desk.clone(), live(settings));
+        let routes = http::guarded(desk, http::Settings { access, ..Default::default() }, gatehouse);
         let tollgate = tokio::spawn(server.run(routes, pending()));
 
         let served = Arc::new(AtomicU32::new(0));
         let service = service(Arc::clone(&served)).await;
-        let gateway = tokio::task::spawn_blocking(move || gateway.start(asked, service)).await.unwrap();
+        let gateway =
+            tokio::task::spawn_blocking(move || gateway.start(asked, service, token)).await.unwrap();
         served.store(0, Ordering::Relaxed);
         Self { gateway, tollgate, served }
     }
@@ -210,6 +223,35 @@ async fn behind_every_gateway_the_service_answers_what_no_rule_counts_also_by_it
             let response = chain.ask(Method::GET, path, &[]).await;
             let told = (response.status().as_u16(), &response.body()[..]);
             assert_eq!(told, (status, &b"served"[..]), "{kind:?} {path}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_tollgate_does_not_take_is_no_fault_of_clients_and_lets_nobody_pass() {
+    let may_check = Scopes { check: true, adjust: false, admin: false };
+    for kind in [Gateway::Nginx, Gateway::Caddy] {
+        for token in [None, Some("revoked"), Some("s3cret")] {
+            let access = Access::new(vec![Token::new("proxy", b"s3cret", may_check)]);
+            let limiter = Limiter::new(MemoryStore::new(), [counted("r", 1)]).unwrap();
+            let chain = Chain::with_tokens(kind, limiter, access, token).await;
+            let case = format!("{kind:?} {token:?}");
+            // the client's own, which is for the service
+            let own = [("authorization", "Bearer of-the-service")];
+            let response = chain.ask(Method::GET, "/", &own).await;
+            if token == Some("s3cret") {
+                assert_eq!(response.status(), StatusCode::OK, "{case}");
+                let refused = chain.ask(Method::GET, "/", &own).await;
+                assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{case}");
+                continue;
+            }
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{case}");
+            assert_eq!(field(&response, "content-type"), "application/problem+json", "{case}");
+            let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
+            assert_eq!(body["status"], 500, "{case}");
+            assert_eq!(field(&response, "cache-control"), "no-store", "{case}");
+            assert_eq!(field(&response, "www-authenticate"), "", "{case}");
+            assert_eq!(chain.served.load(Ordering::Relaxed), 0, "{case}");
         }
     }
 }

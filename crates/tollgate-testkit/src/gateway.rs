@@ -67,15 +67,15 @@ impl Gateway {
     /// Every proxy.
     pub const ALL: [Gateway; 3] = [Gateway::Nginx, Gateway::Caddy, Gateway::Traefik];
 
-    /// Starts it before a service, with the files of `deploy/`.
+    /// Starts it before a service, with the files of `deploy/`. It shows tollgate this token, if any.
     ///
     /// # Panics
     ///
-    /// When it is not installed, or does not start; its log is in the message.
-    pub fn start(self, tollgate: SocketAddr, service: SocketAddr) -> Running {
+    /// When it is not installed, does not start (its log is in the message), or is Traefik with a token, which it cannot show.
+    pub fn start(self, tollgate: SocketAddr, service: SocketAddr, token: Option<&str>) -> Running {
         let mut reason = String::new();
         for _ in 0..MAX_STARTS {
-            match self.try_start(tollgate, service) {
+            match self.try_start(tollgate, service, token) {
                 Ok(running) => return running,
                 Err(log) => reason = log,
             }
@@ -83,13 +83,18 @@ impl Gateway {
         panic!("{self:?} does not start; its log:\n{reason}");
     }
 
-    fn try_start(self, tollgate: SocketAddr, service: SocketAddr) -> Result<Running, String> {
+    fn try_start(
+        self,
+        tollgate: SocketAddr,
+        service: SocketAddr,
+        token: Option<&str>,
+    ) -> Result<Running, String> {
         let dir = TempDir::new().expect("a directory for the proxy");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = free.local_addr().expect("the address of a listener");
         drop(free);
         let places = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
-        self.write_files(dir.path(), &places);
+        self.write_files(dir.path(), &places, token);
 
         let log_path = dir.path().join("log");
         let log = File::create(&log_path).expect("a log in the proxy's directory");
@@ -109,8 +114,8 @@ impl Gateway {
         if ended { Err(fs::read_to_string(log_path).unwrap_or_default()) } else { Ok(running) }
     }
 
-    /// The files of `deploy/`, with these addresses in place of theirs.
-    fn write_files(self, dir: &Path, places: &[(&str, SocketAddr); 3]) {
+    /// The files of `deploy/`, with these addresses in place of theirs, and with a token where they say that one goes.
+    fn write_files(self, dir: &Path, places: &[(&str, SocketAddr); 3], token: Option<&str>) {
         let (from, files): (_, &[&str]) = match self {
             Gateway::Nginx => ("nginx", &["tollgate.conf"]),
             Gateway::Caddy => ("caddy", &["Caddyfile"]),
@@ -127,6 +132,15 @@ impl Gateway {
             }
             for (index, (_, address)) in places.iter().enumerate() {
                 text = text.replace(&format!("<{index}>"), &address.to_string());
+            }
+            if let Some(token) = token {
+                let (without, with) = match self {
+                    Gateway::Nginx => (r#"Authorization "";"#, format!(r#"Authorization "Bearer {token}";"#)),
+                    Gateway::Caddy => ("-Authorization", format!(r#"Authorization "Bearer {token}""#)),
+                    Gateway::Traefik => panic!("Traefik passes the client's Authorization on, and no other"),
+                };
+                assert!(text.contains(without), "{name} says where a token goes");
+                text = text.replace(without, &with);
             }
             if self == Gateway::Caddy {
                 text.insert_str(0, CADDY);
