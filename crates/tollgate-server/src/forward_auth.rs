@@ -43,6 +43,7 @@ use tollgate_tower::{
 use crate::{
     config::Live,
     desk::{Caller, Desk, Subject, Transport},
+    observe::Call,
 };
 
 /// The status that a refusal has by itself, where another was asked for.
@@ -87,12 +88,19 @@ struct Question<'a> {
 
 async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Request) -> Response<Body> {
     let (head, _body) = request.into_parts();
-    let (decided, deny_status) = match Question::read(head.uri.query().unwrap_or_default()) {
+    let (read, deny_status) = match Question::read(head.uri.query().unwrap_or_default()) {
         Ok(question) => {
             let deny_status = question.deny_status;
-            (gatehouse.decide(question, &head).await, deny_status)
+            (gatehouse.subject(question, &head), deny_status)
         }
         Err(mistake) => (Err(mistake), None),
+    };
+    let decided = match read {
+        Ok(subject) => gatehouse.decide(&subject).await,
+        Err(mistake) => {
+            gatehouse.desk.observer().invalid(Call::CHECK);
+            Err(mistake)
+        }
     };
     let dialect = gatehouse.settings.load().dialect;
     let mut response = match decided {
@@ -109,7 +117,12 @@ async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Reques
 }
 
 impl<S: Store> Gatehouse<S> {
-    async fn decide(&self, question: Question<'_>, head: &Parts) -> Result<Decision, Mistake> {
+    async fn decide(&self, subject: &Subject) -> Result<Decision, Mistake> {
+        Ok(self.desk.decide(Caller::at(Transport::ForwardAuth), Operation::Check, subject).await?)
+    }
+
+    /// What is asked about.
+    fn subject(&self, question: Question<'_>, head: &Parts) -> Result<Subject, Mistake> {
         let Question { mut labels, costs, .. } = question;
         let policy = self.desk.label_policy();
         for label in policy.labels() {
@@ -136,8 +149,7 @@ impl<S: Store> Gatehouse<S> {
         put(&mut labels, "ip", ip.as_bytes());
 
         let labels = self.desk.labels(labels).map_err(of_caller)?;
-        let subject = Subject::Rules { labels, costs, only: None };
-        Ok(self.desk.decide(Caller::at(Transport::ForwardAuth), Operation::Check, &subject).await?)
+        Ok(Subject::Rules { labels, costs, only: None })
     }
 }
 

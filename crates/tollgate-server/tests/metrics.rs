@@ -14,7 +14,7 @@ use tollgate::{
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::{About, metrics::MAX_RULES_APART},
+    observe::metrics::MAX_RULES_APART,
 };
 use tollgate_testkit::away::Away;
 

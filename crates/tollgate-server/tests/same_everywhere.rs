@@ -49,10 +49,19 @@ const PIPE: usize = 64 << 10;
 struct Fronts {
     clocks: Vec<ManualClock>,
     library: Limiter<MemoryStore>,
+    desks: Desks,
     http: Router,
     auth: Router,
     resp: DuplexStream,
     grpc: Front,
+}
+
+/// Where each front end asks.
+struct Desks {
+    http: Desk<MemoryStore>,
+    auth: Desk<MemoryStore>,
+    resp: Desk<MemoryStore>,
+    grpc: Desk<MemoryStore>,
 }
 
 /// What is asked.
@@ -72,17 +81,19 @@ impl Fronts {
             limiter
         };
         let library = limiter();
-        let http = http::router(Desk::new(limiter()));
+        let mut desk = || Desk::new(limiter());
+        let desks = Desks { http: desk(), auth: desk(), resp: desk(), grpc: desk() };
+        let http = http::router(desks.http.clone());
         let settings = forward_auth::Settings { dialect: Dialect::XRateLimit, ..Default::default() };
-        let auth = forward_auth::router(Desk::new(limiter()), live(settings));
-        let endpoint = Endpoint::new(Desk::new(limiter()), Access::default());
-        let grpc = Front::start(limiter(), grpc::Settings::default()).await;
+        let auth = forward_auth::router(desks.auth.clone(), live(settings));
+        let endpoint = Endpoint::new(desks.resp.clone(), Access::default());
+        let grpc = Front::of(desks.grpc.clone(), grpc::Settings::default()).await;
         let (resp, served) = duplex(PIPE);
         tokio::spawn(async move {
             let (_running, stopped) = Stop::when_dropped();
             endpoint.serve(served, stopped).await;
         });
-        Self { clocks, library, http, auth, resp, grpc }
+        Self { clocks, library, desks, http, auth, resp, grpc }
     }
 
     fn advance(&self, time: Duration) {
@@ -363,6 +374,13 @@ fn shows(response: &RateLimitResponse, decision: &Decision, place: &str) {
     assert_eq!(shown, wait.map(|wait| (whole_seconds_up(wait), 0)), "{place}");
 }
 
+/// How many requests could not be asked about, as the metrics have it.
+fn invalid(desk: &Desk<MemoryStore>) -> u64 {
+    let metrics = desk.metrics();
+    let of_invalid = |line: &str| Some(line.split_once("outcome=\"invalid\"} ")?.1.parse::<u64>().unwrap());
+    metrics.lines().filter(|line| line.starts_with("tollgate_requests_total")).filter_map(of_invalid).sum()
+}
+
 /// What is no cost, as text.
 const NO_COSTS: [&str; 14] = [
     "-1",
@@ -385,6 +403,7 @@ const NO_COSTS: [&str; 14] = [
 async fn a_number_that_is_no_cost_is_refused_on_every_front_end_and_nothing_is_charged() {
     const AMOUNT: u64 = 9;
     let mut fronts = Fronts::start(&[Rule::new("all", Limit::sliding_log(AMOUNT, MINUTE).unwrap())]).await;
+    let (mut by_http, mut by_auth, mut by_resp, mut by_grpc) = (0, 0, 0, 0);
     for number in NO_COSTS {
         // with spaces around it a number is JSON
         let raw = (number.trim() == number).then(|| number.to_owned());
@@ -394,29 +413,37 @@ async fn a_number_that_is_no_cost_is_refused_on_every_front_end_and_nothing_is_c
                     let (status, problem) =
                         fronts.post(call, format!(r#"{{"labels":{{}},"cost":{cost}}}"#)).await;
                     assert_eq!(status, StatusCode::BAD_REQUEST, "{call} {cost}: {problem}");
+                    by_http += 1;
                 }
             }
         }
         let query: String =
             form_urlencoded::Serializer::for_suffix("?".to_owned(), 1).append_pair("cost", number).finish();
         assert_eq!(fronts.get(&query).await.0, StatusCode::BAD_REQUEST, "{query}");
+        by_auth += 1;
         for command in ["TG.CHECK", "TG.CHARGE", "TG.REFUND"] {
             for cost in [number.to_owned(), format!("requests={number}")] {
                 let reply = fronts.command(&[command, &cost, "route", "a"]).await;
                 assert!(reply[0].starts_with("-ERR "), "{command} {cost:?}: {reply:?}");
+                by_resp += 1;
             }
         }
         let reply = fronts.command(&["CL.THROTTLE", "somebody", "8", "1", "60", number]).await;
         assert!(reply[0].starts_with('-'), "CL.THROTTLE {number:?}: {reply:?}");
+        by_resp += 1;
     }
     // a protobuf message and the library have no room for the others
     for hits_addend in [u64::MAX, (1 << 53) + 1] {
         for asked in [descriptor([("route", "a")]), grpc_front::negative(descriptor([("route", "a")]))] {
             let refused = fronts.descriptor(hits(hits_addend, asked)).await.unwrap_err();
             assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{hits_addend}: {refused}");
+            by_grpc += 1;
         }
         assert!(Cost::new(hits_addend).is_err());
     }
+
+    let Desks { http, auth, resp, grpc } = &fronts.desks;
+    assert_eq!([http, auth, resp, grpc].map(invalid), [by_http, by_auth, by_resp, by_grpc]);
 
     let free = Asked { route: "a", user: "1", cost: 0 };
     let remaining = u32::try_from(AMOUNT).unwrap();

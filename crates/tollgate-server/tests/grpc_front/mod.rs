@@ -74,10 +74,14 @@ pub(crate) fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter<Memor
 
 impl Front {
     pub(crate) async fn start<S: Store>(limiter: Limiter<S>, settings: Settings) -> Self {
+        Self::of(Desk::new(limiter), settings).await
+    }
+
+    pub(crate) async fn of<S: Store>(desk: Desk<S>, settings: Settings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let services = Services::new(Desk::new(limiter), live(settings), Access::default()).await;
+        let services = Services::new(desk, live(settings), Access::default()).await;
         let server = tokio::spawn(serve::run(listener, services, Reception::default(), async {
             stopped.await.unwrap_or_default()
         }));
