@@ -13,6 +13,9 @@ use super::log::{Fields, Record};
 /// The most patterns of a label that are tried on every value: as many as there are bits.
 const MAX_PATTERNS: usize = 64;
 
+/// The labels that forward-auth derives from requests, and cuts where they are too long.
+const CUT: [&str; 3] = ["method", "path", "host"];
+
 /// `--field label=name`: a label and the field of the log it is read from.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldFlag {
@@ -183,14 +186,17 @@ impl Shape {
                 From::Field(slot) => record.get(*slot),
                 From::Made(ways) => ways.iter().find(|made| made.applies(record)).map(|made| &*made.value),
             };
-            let Some(value) = value else {
+            let Some(mut value) = value else {
                 row.values.push(None);
                 continue;
             };
             label.seen = true;
             if value.len() > MAX_LABEL_VALUE {
-                let (name, length) = (label.name.clone(), value.len());
-                return Err(LabelError::ValueTooLong { name, length }.to_string());
+                if !CUT.contains(&&*label.name) {
+                    let (name, length) = (label.name.clone(), value.len());
+                    return Err(LabelError::ValueTooLong { name, length }.to_string());
+                }
+                value = &value[..MAX_LABEL_VALUE];
             }
             let start = row.bytes.len();
             match &label.settings {

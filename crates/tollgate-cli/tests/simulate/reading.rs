@@ -232,6 +232,17 @@ fn labels_are_cleaned_as_the_server_does() {
 }
 
 #[test]
+fn a_path_that_is_too_long_is_cut_and_not_let_off() {
+    let hit = |end: &str| Hit::new(0, "192.0.2.1", &format!("/login{}", end.repeat(2_000)));
+    let desk = Desk::new();
+    let rules = RULES.replace("/login", "/login*");
+    desk.write("rules.toml", rules).write("access.log", combined(&["a", "b", "a", "b", "a"].map(hit)));
+    let report = desk.json(&["--config", "rules.toml", "--log", "access.log"]);
+    let login = rule(&report["rules"], "login");
+    assert_eq!((&login["matched"], &login["refused"]), (&5.into(), &2.into()), "{report}");
+}
+
+#[test]
 fn labels_are_made_up_by_flags_and_the_first_that_matches_counts() {
     let rules = r#"
         [[rule]]
