@@ -26,7 +26,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{ConnectInfo, Request, State},
     http::{
-        HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
+        HeaderName, HeaderValue, Method, Response, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE, HOST},
         request::Parts,
     },
@@ -127,9 +127,9 @@ impl<S: Store> Gatehouse<S> {
         let policy = self.desk.label_policy();
         for label in policy.labels() {
             if let Some(header) = &label.header
-                && let Some(value) = single(&head.headers, header)?
+                && let Some(value) = asked::single(&head.headers, header)?
             {
-                put(&mut labels, &label.name, value.as_bytes());
+                put(&mut labels, &label.name, value);
             }
         }
         let ConnectInfo(peer) = head
@@ -205,45 +205,34 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn by(head: &'a Parts, trusted: bool) -> Result<Self, Mistake> {
         let forwarded =
-            |name: HeaderName| if trusted { single(&head.headers, name.as_str()) } else { Ok(None) };
+            |name: HeaderName| if trusted { asked::single(&head.headers, name.as_str()) } else { Ok(None) };
         let method = match forwarded(FORWARDED_METHOD)? {
             Some(value) => Cow::Owned(method(value)?),
             None => Cow::Borrowed(&head.method),
         };
-        let path = forwarded(FORWARDED_URI)?.map(|value| asked::path(value.as_bytes()));
+        let path = forwarded(FORWARDED_URI)?.map(asked::path);
         let host = match forwarded(FORWARDED_HOST)? {
             Some(value) => Some(only_host(value)?),
-            None => single(&head.headers, HOST.as_str())?,
+            None => asked::single(&head.headers, HOST.as_str())?,
         };
-        Ok(Self { method, path, host: host.map(|value| asked::host(value.as_bytes())) })
+        Ok(Self { method, path, host: host.map(asked::host) })
     }
 }
 
 /// The method, which a proxy passes on only if it is one: what is none here was not written by the client.
-fn method(value: &HeaderValue) -> Result<Method, Mistake> {
-    Method::from_bytes(value.as_bytes())
+fn method(value: &[u8]) -> Result<Method, Mistake> {
+    Method::from_bytes(value)
         .map_err(|_| Mistake::OfCaller(format!("the header {FORWARDED_METHOD} is not a method")))
 }
 
 /// The value, unless a proxy added its host to one that was there, which the client may have made up.
-fn only_host(value: &HeaderValue) -> Result<&HeaderValue, Mistake> {
-    if value.as_bytes().contains(&b',') {
+fn only_host(value: &[u8]) -> Result<&[u8], Mistake> {
+    if value.contains(&b',') {
         return Err(Mistake::OfCaller(format!(
             "the header {FORWARDED_HOST} has more than one host: give one"
         )));
     }
     Ok(value)
-}
-
-/// The value of a header that may be given once: of two, the service behind the proxy might take the other.
-fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderValue>, Mistake> {
-    let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (_, Some(_)) => {
-            Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once")))
-        }
-        (first, None) => Ok(first),
-    }
 }
 
 fn of_caller(error: impl ToString) -> Mistake {

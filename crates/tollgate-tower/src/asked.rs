@@ -1,10 +1,13 @@
 //! What a request asks for, as the middleware and the server's forward-auth label it.
 //!
 //! A client writes method, path and host as it likes. Services serve paths that are longer than a label may be, or that have characters
-//! which no URI should: that is no reason to refuse a request, least of all where no rule looks. So nothing here fails, nothing is
-//! decoded, and what is too long is cut.
+//! which no URI should: that is no reason to refuse a request, least of all where no rule looks. So nothing is decoded, and what is too
+//! long is cut; only what could be read in two ways is a mistake.
 
+use http::{HeaderMap, HeaderValue};
 use tollgate::labels::MAX_LABEL_VALUE;
+
+use crate::refusal::Mistake;
 
 /// The path within a request's target, as it is written: without query and fragment, and without the scheme and host that
 /// stand before it where a proxy is asked. Where there is none, it is `/`.
@@ -44,6 +47,20 @@ pub fn host(authority: &[u8]) -> Vec<u8> {
     };
     let host = &authority[..end.unwrap_or(authority.len())];
     cut(host.strip_suffix(b".").unwrap_or(host)).to_ascii_lowercase()
+}
+
+/// The value of a header that may be given once: of two, the limiter and the service behind it might each take another.
+///
+/// # Errors
+/// When it is given more than once.
+pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a [u8]>, Mistake> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (_, Some(_)) => {
+            Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once")))
+        }
+        (first, None) => Ok(first.map(HeaderValue::as_bytes)),
+    }
 }
 
 /// As much of a value as a label holds. It matches the prefixes that the whole matches, and values that begin alike share a counter:

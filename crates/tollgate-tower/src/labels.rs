@@ -53,7 +53,7 @@ impl Source {
                 })?;
                 Some(client.counted(peer, &request.headers).to_string().into())
             }
-            Self::Header(name) => single(request, name)?.map(<[u8]>::to_vec),
+            Self::Header(name) => asked::single(&request.headers, name.as_str())?.map(<[u8]>::to_vec),
             Self::Method => Some(asked::cut(request.method.as_str().as_bytes()).into()),
             Self::Path => Some(asked::cut(request.uri.path().as_bytes()).into()),
             Self::Host => host(request)?,
@@ -62,20 +62,10 @@ impl Source {
     }
 }
 
-/// The value of a header that may be given once: of two, the limiter and the service within might each take another.
-fn single<'a>(request: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, Mistake> {
-    let mut values = request.headers.get_all(name).iter();
-    let first = values.next();
-    match values.next() {
-        Some(_) => Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once"))),
-        None => Ok(first.map(|value| value.as_bytes())),
-    }
-}
-
 /// The host that is asked for: of the target, where that names one, as always over HTTP/2.
 fn host(request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
     Ok(match request.uri.host() {
         Some(host) => Some(asked::host(host.as_bytes())),
-        None => single(request, &HOST)?.map(asked::host),
+        None => asked::single(&request.headers, HOST.as_str())?.map(asked::host),
     })
 }
