@@ -99,7 +99,7 @@ const FRONTS: [Front; 10] = [
     },
     Front {
         name: "redis-benchmark",
-        what: "The same commands as in *resp*, asked by redis-benchmark, which has one thread",
+        what: "The same commands as in *resp*, asked by a redis-benchmark for each core",
         asked: Asked::By(Tool::RedisBenchmark(1)),
         wanted: Target::Nearly(0.85),
     },

@@ -4,7 +4,7 @@
 use std::{process::Stdio, thread};
 
 use anyhow::{Context, Result, ensure};
-use tokio::process::Command;
+use tokio::{process::Command, task::JoinSet};
 
 use super::{CALLERS, Turn, USERS, grpc, http, process::Process, resp};
 use crate::{args::Effort, machine};
@@ -15,7 +15,7 @@ pub enum Tool {
     Wrk,
     /// It asks about one user only.
     H2load,
-    /// So many commands at once, by one thread: with several it looks only every quarter of a second whether it is done.
+    /// So many commands at once. With several threads it looks only every quarter of a second whether it is done, so it has one.
     RedisBenchmark(usize),
 }
 
@@ -86,21 +86,40 @@ async fn h2load(process: &Process, seconds: f64) -> Result<Seen> {
     Ok(Seen { rate, answers: rate * seconds })
 }
 
+/// One of them for each core, since it is slower than servers are.
 async fn redis_benchmark(process: &Process, pipeline: usize, commands: usize) -> Result<Seen> {
-    let port = process.addresses.resp.port();
-    let mut command = Command::new("redis-benchmark");
-    command.args(["-p", &port.to_string(), "-c", &CALLERS.to_string()]);
-    command.args(["-P", &pipeline.to_string(), "-n", &commands.to_string(), "-r", &USERS.to_string()]);
-    command.args(["--csv", resp::name(process.contestant), "user:__rand_int__"]).args(resp::NUMBERS);
-    let said = said(command).await?;
-    let rate = said.lines().last().and_then(|line| line.split("\",\"").nth(1));
-    let rate: f64 = rate.with_context(|| format!("redis-benchmark says: {said}"))?.parse()?;
+    let (count, port) = (cores()?, process.addresses.resp.port());
+    let mut asking = JoinSet::new();
+    for _ in 0..count {
+        let mut command = Command::new("redis-benchmark");
+        command.args(["-p", &port.to_string(), "-c", &(CALLERS / count).to_string()]);
+        command.args(["-P", &pipeline.to_string(), "-n", &(commands / count).to_string()]);
+        command.args([
+            "-r",
+            &USERS.to_string(),
+            "--csv",
+            resp::name(process.contestant),
+            "user:__rand_int__",
+        ]);
+        command.args(resp::NUMBERS);
+        asking.spawn(said(command));
+    }
+    let mut rate = 0.0;
+    while let Some(said) = asking.join_next().await {
+        let said = said??;
+        let field = said.lines().last().and_then(|line| line.split("\",\"").nth(1));
+        rate += field.with_context(|| format!("redis-benchmark says: {said}"))?.parse::<f64>()?;
+    }
     Ok(Seen { rate, answers: commands as f64 })
+}
+
+fn cores() -> Result<usize> {
+    Ok(thread::available_parallelism()?.get())
 }
 
 /// A thread for each core, as the bench's own clients have.
 fn threads() -> Result<String> {
-    Ok(thread::available_parallelism()?.to_string())
+    Ok(cores()?.to_string())
 }
 
 /// What a program prints.

@@ -171,7 +171,7 @@ impl<S: Store> Limits<S> {
         let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
         if gives_back {
             granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
-                observer.unauthorized(REFUND);
+                observer.unauthorized(Call::CHECK);
                 self.access.audit_denied(peer, REFUND.name(), &denied);
                 turned_away(&denied)
             })?;
