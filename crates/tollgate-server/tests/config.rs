@@ -262,6 +262,15 @@ fn all_mistakes_are_named_at_once_in_the_order_of_the_file() {
 }
 
 #[test]
+fn a_rule_with_wrong_numbers_has_its_other_mistakes_named_too() {
+    let text = "[[rule]]\nname = \"é\"\namount = 0\nwindow = \"1m\"\nalgorithm = \"sliding-log\"\nburst = 3\n\
+                per = [\"ip\", \"ip\"]\ntag = [\"user\"]\nunit = \"a b\"\nstagger = true\n[[rule]]\nper = [\"a\", \"a\"]\n";
+    let error = refusal(text);
+    let lines: Vec<_> = error.problems().iter().map(|problem| problem.line_and_column().unwrap().0).collect();
+    assert_eq!(lines, [2, 3, 6, 7, 8, 9, 10, 11, 11, 11, 12], "{error}");
+}
+
+#[test]
 fn a_second_rule_of_a_name_is_refused_with_the_place_of_the_first() {
     let error = refusal(&(rule("") + &rule("")));
     let line = error.to_string();

@@ -1,6 +1,6 @@
 //! From rules as written to the library's rules.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use tollgate::{
     Algorithm, Cost, Limit, LimitError, Override, Pattern, Rule,
@@ -16,6 +16,9 @@ use super::{
     reader::{Field, FromText},
 };
 use crate::labels::{Kind, LabelPolicy};
+
+/// What a rule is called that has no name, while the rest of it is looked at.
+const UNNAMED: &str = "?";
 
 /// Makes rules, and notes what is wrong with them.
 pub(super) struct Builder<'a> {
@@ -78,7 +81,11 @@ impl Builder<'_> {
                 self.problems.push(Problem::new(&own.name.place_or(place), message));
             }
         }
-        let limit = self.limit(&read, &shown);
+        let algorithm = match &read.algorithm {
+            Field::Absent => Some(Algorithm::TokenBucket),
+            written => written.get().map(|word| word.0),
+        };
+        let limit = algorithm.and_then(|algorithm| self.limit(algorithm, &read, &shown));
         // Everything is looked at, so that every mistake is named, before anything that is missing ends this.
         let when = self.condition(&read.when);
         let unless = self.condition(&read.unless);
@@ -86,7 +93,10 @@ impl Builder<'_> {
         let tag = read.tag.get().map(|_| list(&read.tag));
         let cost = self.cost(&read.cost, &shown);
         let overrides = [defaults, own].map(|level| self.overrides(level, &read, limit.as_ref(), &shown));
-        let mut rule = Rule::new(read.name.get()?, limit?);
+        let name = read.name.get().cloned();
+        // without numbers, any others serve to look at the rest
+        let stand_in = Limit::new(algorithm?, 1, Duration::from_secs(1)).expect("one a second is a limit");
+        let mut rule = Rule::new(name.as_deref().unwrap_or(UNNAMED), limit.unwrap_or(stand_in));
         rule.when = when;
         rule.unless = unless;
         rule.per = per;
@@ -106,15 +116,11 @@ impl Builder<'_> {
         let [from_defaults, from_rule] = overrides;
         rule.overrides = from_defaults;
         rule.overrides.extend(from_rule);
-        Some(rule)
+        (name.is_some() && limit.is_some()).then_some(rule)
     }
 
     /// Amount and window; the burst is the rule's.
-    fn limit(&mut self, read: &read::Rule, shown: &str) -> Option<Limit> {
-        let algorithm = match &read.algorithm {
-            Field::Absent => Algorithm::TokenBucket,
-            written => written.get()?.0,
-        };
+    fn limit(&mut self, algorithm: Algorithm, read: &read::Rule, shown: &str) -> Option<Limit> {
         let (amount, window) = (*read.amount.get()?, read.window.get()?.0);
         let limit = Limit::new(algorithm, amount, window);
         limit
@@ -136,20 +142,21 @@ impl Builder<'_> {
 
     /// What the library finds wrong with the rule itself, at the field that it is about.
     fn check(&mut self, rule: &Rule, own: &read::Rule, defaults: &read::Rule, place: &Place) {
-        let Err(error) = rule.check() else { return };
         let read = with_defaults(own, defaults);
-        let at = match &error {
-            RuleError::Name => read.name.place(),
-            RuleError::When(_) => read.when.place(),
-            RuleError::Unless(_) => read.unless.place(),
-            RuleError::Per(_) => read.per.place(),
-            RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.place(),
-            RuleError::Limit(_) => read.burst.place(),
-            RuleError::Unit(_) => read.unit.place(),
-            RuleError::Stagger(_) => read.stagger.place(),
-            _ => place.clone(),
-        };
-        self.problems.push(Problem::new(&at, format!("rule {:?}: {error}", rule.name)));
+        for error in rule.problems() {
+            let at = match &error {
+                RuleError::Name => read.name.place(),
+                RuleError::When(_) => read.when.place(),
+                RuleError::Unless(_) => read.unless.place(),
+                RuleError::Per(_) => read.per.place(),
+                RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.place(),
+                RuleError::Limit(_) => read.burst.place(),
+                RuleError::Unit(_) => read.unit.place(),
+                RuleError::Stagger(_) => read.stagger.place(),
+                _ => place.clone(),
+            };
+            self.problems.push(Problem::new(&at, format!("rule {:?}: {error}", rule.name)));
+        }
     }
 
     /// The overrides of one level: those of its file first, then those written beside it.

@@ -131,12 +131,15 @@ impl Rule {
     /// Whether the rule is possible, by itself: [`RuleSet::new`](super::RuleSet::new) also asks for names of its own.
     ///
     /// # Errors
-    /// What is wrong with it, in the order of its fields.
+    /// The first of its [problems](Self::problems).
     pub fn check(&self) -> Result<(), RuleError> {
-        if let Some(burst) = self.burst {
-            self.limit.with_burst(burst).map_err(RuleError::Limit)?;
-        }
-        check_rule(self)
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All that is wrong with it by itself, of each field the first.
+    pub fn problems(&self) -> Vec<RuleError> {
+        let burst = self.burst.and_then(|burst| self.limit.with_burst(burst).err()).map(RuleError::Limit);
+        burst.into_iter().chain(problems_but_burst(self)).collect()
     }
 }
 
@@ -160,11 +163,12 @@ pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
         return Err(RulesError::TooManyOverrides(overrides));
     }
     for (position, rule) in rules.iter_mut().enumerate() {
-        settle_burst(rule).and_then(|()| check_rule(rule)).map_err(|problem| {
+        let problem = settle_burst(rule).err().or_else(|| problems_but_burst(rule).into_iter().next());
+        if let Some(problem) = problem {
             // An impossible name may be of any length.
             let name = rule.name.chars().take(MAX_RULE_NAME).collect();
-            RulesError::Rule { name, position, problem }
-        })?;
+            return Err(RulesError::Rule { name, position, problem });
+        }
     }
     let mut positions = HashMap::with_capacity(rules.len());
     for (second, rule) in rules.iter().enumerate() {
@@ -185,28 +189,43 @@ fn settle_burst(rule: &mut Rule) -> Result<(), RuleError> {
     Ok(())
 }
 
-fn check_rule(rule: &Rule) -> Result<(), RuleError> {
-    let printable = rule.name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
-    if rule.name.is_empty() || rule.name.len() > MAX_RULE_NAME || !printable {
-        return Err(RuleError::Name);
-    }
-    rule.when.check().map_err(RuleError::When)?;
-    rule.unless.check().map_err(RuleError::Unless)?;
-    check_label_list(&rule.per).map_err(RuleError::Per)?;
+fn problems_but_burst(rule: &Rule) -> Vec<RuleError> {
+    let fields = [
+        check_rule_name(&rule.name),
+        rule.when.check().map_err(RuleError::When),
+        rule.unless.check().map_err(RuleError::Unless),
+        check_label_list(&rule.per).map_err(RuleError::Per),
+        check_tag(rule),
+        check_unit(&rule.unit).map_err(RuleError::Unit),
+        check_stagger(rule),
+    ];
+    let overrides = rule.overrides.iter().enumerate().map(|(position, other)| {
+        check_override(other, &rule.limit).map_err(|problem| RuleError::Override { position, problem })
+    });
+    fields.into_iter().chain(overrides).filter_map(Result::err).collect()
+}
+
+fn check_rule_name(name: &str) -> Result<(), RuleError> {
+    let printable = name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    if name.is_empty() || name.len() > MAX_RULE_NAME || !printable { Err(RuleError::Name) } else { Ok(()) }
+}
+
+fn check_tag(rule: &Rule) -> Result<(), RuleError> {
     let tag = rule.tag.as_deref().unwrap_or_default();
     check_label_list(tag).map_err(RuleError::Tag)?;
-    if let Some(label) = tag.iter().find(|label| !rule.per.contains(label)) {
-        return Err(RuleError::TagNotInPer(label.to_string()));
+    match tag.iter().find(|label| !rule.per.contains(label)) {
+        Some(label) => Err(RuleError::TagNotInPer(label.to_string())),
+        None => Ok(()),
     }
-    check_unit(&rule.unit).map_err(RuleError::Unit)?;
+}
+
+fn check_stagger(rule: &Rule) -> Result<(), RuleError> {
     let algorithm = rule.limit.algorithm();
     if rule.stagger && algorithm != Algorithm::FixedWindow {
-        return Err(RuleError::Stagger(algorithm));
+        Err(RuleError::Stagger(algorithm))
+    } else {
+        Ok(())
     }
-    for (position, other) in rule.overrides.iter().enumerate() {
-        check_override(other, &rule.limit).map_err(|problem| RuleError::Override { position, problem })?;
-    }
-    Ok(())
 }
 
 fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
