@@ -11,11 +11,12 @@ use hyper::body::{Frame, SizeHint};
 /// The largest piece, in bytes.
 const MAX_PIECE: usize = 16 << 10;
 
-/// An answer whose parts are all small. hyper copies each behind the head, and keeps the room that this took for as long as the connection
-/// lasts: so a thousand connections that have asked for much once would keep a thousand large answers.
+/// An answer whose parts are all small, and come one by one. hyper copies what it gets behind the head until the answer pauses, and keeps
+/// the room that this took for as long as the connection lasts: so a thousand connections that have asked for much once would keep a
+/// thousand large answers.
 pub(crate) fn small(body: Body) -> Body {
     let is_small = body.size_hint().upper().is_some_and(|len| len <= MAX_PIECE as u64);
-    if is_small { body } else { Body::new(Pieces { body, rest: Bytes::new() }) }
+    if is_small { body } else { Body::new(Pieces { body, rest: Bytes::new(), pauses: false }) }
 }
 
 /// An answer in pieces.
@@ -23,6 +24,8 @@ struct Pieces {
     body: Body,
     /// What is left of the part of it that was too large.
     rest: Bytes,
+    /// A piece has just been given: it is to be sent before the next one.
+    pauses: bool,
 }
 
 impl HttpBody for Pieces {
@@ -33,6 +36,10 @@ impl HttpBody for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if std::mem::take(&mut self.pauses) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if self.rest.is_empty() {
             let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             match frame {
@@ -43,6 +50,7 @@ impl HttpBody for Pieces {
             }
         }
         let len = self.rest.len().min(MAX_PIECE);
+        self.pauses = len < self.rest.len();
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(len)))))
     }
 
