@@ -102,6 +102,18 @@ impl Chain {
     }
 }
 
+/// As many as may decide together, with names as long as they may be.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_many_rules_say_fits_through_nginx() {
+    let rules = (0..64).map(|number| counted(&format!("{number:0>128}"), LIMIT));
+    let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), rules).unwrap()).await;
+    for asked in 0..=LIMIT {
+        let answer = chain.ask(Method::GET, "/", &[]).await;
+        let expected = if asked < LIMIT { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+        assert_eq!(answer.status(), expected);
+    }
+}
+
 /// Counts what reaches it; `/forbidden` is its own 403, `/unauthorized` its own 401.
 async fn service(served: Arc<AtomicU32>) -> SocketAddr {
     let handler = move |request: axum::extract::Request| async move {
