@@ -62,10 +62,14 @@ impl Source {
     }
 }
 
-/// The host that is asked for: of the target, where that names one, as always over HTTP/2.
+/// The host that is asked for, by the target or by the header: of two, the service within might take the other.
 fn host(request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
-    Ok(match request.uri.host() {
-        Some(host) => Some(asked::host(host.as_bytes())),
-        None => asked::single(&request.headers, HOST.as_str())?.map(asked::host),
-    })
+    let of_target = request.uri.host().map(|host| asked::host(host.as_bytes()));
+    let of_header = asked::single(&request.headers, HOST.as_str())?.map(asked::host);
+    match (of_target, of_header) {
+        (Some(one), Some(other)) if one != other => {
+            Err(Mistake::OfCaller("the target and the header host name different hosts: name one".into()))
+        }
+        (one, other) => Ok(one.or(other)),
+    }
 }

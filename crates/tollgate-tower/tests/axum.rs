@@ -207,6 +207,18 @@ async fn labels_come_from_the_method_the_path_the_host_and_headers() {
 }
 
 #[tokio::test]
+async fn a_request_for_two_hosts_is_a_mistake() {
+    let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), []).unwrap()).host();
+    let app = Router::new().fallback(|| async { "served" }).layer(layer);
+    for (target, expected) in
+        [("http://limited.example/", 200), ("http://LIMITED.example.:80/", 200), ("http://other/", 400)]
+    {
+        let request = Request::get(target).header("host", "limited.example").body(Body::empty()).unwrap();
+        assert_eq!(app.clone().oneshot(request).await.unwrap().status(), expected, "{target}");
+    }
+}
+
+#[tokio::test]
 async fn long_paths_and_odd_hosts_meet_their_rules() {
     let rules = [
         Rule::new("users", log(1)).when("path", "/users/*").per(["path"]),
