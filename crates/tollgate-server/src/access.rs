@@ -25,7 +25,8 @@ pub const ANYBODY: &str = "anybody";
 /// What callers are called that have no token that is known.
 pub const NOBODY: &str = "nobody";
 
-/// How many calls that nobody may make are written down in a [`Denials::PERIOD`]: whoever has no token could fill the log with them.
+/// How many calls that are not allowed are written down in a second, of those without a token and of those with one each: whoever has no
+/// token could fill the log with them.
 pub const MAX_DENIALS_TOLD: u32 = 10;
 
 /// The tokens in force. Cheap to clone; all clones change together.
@@ -37,7 +38,8 @@ struct Tokens {
     in_force: ArcSwap<Vec<Arc<Token>>>,
     /// How often they were replaced by others.
     changes: AtomicU64,
-    denials: Mutex<Denials>,
+    /// Of callers who have no token that is known, and of those who have one.
+    denials: [Mutex<Denials>; 2],
 }
 
 /// Calls that were not allowed.
@@ -162,11 +164,13 @@ impl Access {
 impl Access {
     /// Writes down that somebody may not adjust or administer, unless there are too many of them.
     pub fn audit_denied(&self, from: Option<SocketAddr>, action: &str, denied: &Denied) {
-        let Some(untold) = self.0.denials.lock().tell(Instant::now()) else { return };
-        let who = match denied {
-            Denied::NoToken | Denied::WrongToken => NOBODY,
-            Denied::TooWeak { name, .. } => name,
+        let [of_nobody, of_tokens] = &self.0.denials;
+        // apart, so that nobody hides what a token is used for
+        let (who, denials) = match denied {
+            Denied::NoToken | Denied::WrongToken => (NOBODY, of_nobody),
+            Denied::TooWeak { name, .. } => (name.as_str(), of_tokens),
         };
+        let Some(untold) = denials.lock().tell(Instant::now()) else { return };
         let error = match untold {
             0 => denied.to_string(),
             more => format!("{denied} (and {more} other calls that were denied before)"),

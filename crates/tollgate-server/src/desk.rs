@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::{
     labels::{CleanError, LabelPolicy},
-    observe::{About, Call, Observer, history, top, trace},
+    observe::{About, Call, Observer, history, trace},
 };
 
 /// The one way from a front end to a decision. Cheap to clone.
@@ -72,19 +72,40 @@ pub enum Subject {
     },
 }
 
+/// The longest value that is shown, in characters; a longer one is cut, by itself, so that it hides no other.
+const MAX_SHOWN: usize = 64;
+
 impl fmt::Display for Subject {
-    /// `route=login ip=203.0.113.9 for login-per-ip`, or `key user:42`.
+    /// `route=login ip=203.0.113.9, 5 requests, for login-per-ip`, or `key user:42`. What could be mistaken for more than one value
+    /// is in quotes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rules { labels, only, .. } => {
-                f.write_str(&top::text_of_labels(labels.iter()))?;
-                match only {
-                    Some(only) => write!(f, " for {}", top::cut(only.join(", "))),
-                    None => Ok(()),
+            Self::Rules { labels, costs, only } => {
+                for (place, (name, value)) in labels.iter().enumerate() {
+                    let space = if place > 0 { " " } else { "" };
+                    write!(f, "{space}{name}={}", shown(value))?;
                 }
+                for (unit, cost) in costs.iter().filter(|_| *costs != Costs::from(Cost::ONE)) {
+                    write!(f, ", {} {unit}", cost.units())?;
+                }
+                for (place, rule) in only.iter().flatten().enumerate() {
+                    write!(f, "{}{}", if place == 0 { ", for " } else { " and " }, shown(rule.as_bytes()))?;
+                }
+                Ok(())
             }
-            Self::Key { key, .. } => write!(f, "key {}", top::text_of_key(key)),
+            Self::Key { key, cost: Cost::ONE, .. } => write!(f, "key {}", shown(key)),
+            Self::Key { key, cost, .. } => write!(f, "key {}, {}", shown(key), cost.units()),
         }
+    }
+}
+
+fn shown(value: &[u8]) -> String {
+    let text = String::from_utf8_lossy(value);
+    let is_plain = |c: char| c.is_alphanumeric() || "-._:/@*+".contains(c);
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None if !text.is_empty() && text.chars().all(is_plain) => text.into_owned(),
+        None => format!("{text:?}"),
     }
 }
 

@@ -27,7 +27,7 @@ fn minute(amount: u64) -> Limit {
 
 /// A counter of the smallest kind.
 fn bucket(amount: u64) -> Limit {
-    Limit::token_bucket(amount, Duration::from_secs(60)).unwrap()
+    Limit::token_bucket(amount, Duration::from_secs(60 * 60)).unwrap()
 }
 
 fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk<MemoryStore> {

@@ -107,7 +107,11 @@ fn an_audit_line_says_what_was_done_to_what_and_hides_secrets() {
     let body = r#"{"labels":{"api_key":"s3cret-key","user":"4\u00e92"},"rules":["all"]}"#;
     assert_eq!(client.call("POST /v1/reset", &headers, body).unwrap().status, 200);
     let line = program.wait_for_line("action=\"reset\"", "result=\"done\"");
-    assert!(line.contains("user=4é2 for all\"") && line.contains("subject=\"api_key="), "{line}");
+    assert!(line.contains(" user=4é2, for all\"") && line.contains("subject=\"api_key="), "{line}");
+    let forged = format!(r#"{{"labels":{{"a":"1 ip=x","b":"{}","c":"z"}},"cost":7}}"#, "y".repeat(300));
+    assert_eq!(client.call("POST /v1/charge", &headers, &forged).unwrap().status, 200);
+    let quoted = format!(r#"subject="a=\"1 ip=x\" b=\"{}\"… c=z, 7 requests" result="done""#, "y".repeat(64));
+    program.wait_for_line("action=\"charge\"", &quoted);
     let keyed = r#"{"key":"user:42","limit":{"amount":1,"window":"1s"}}"#;
     assert_eq!(client.call("POST /v1/charge", &headers, keyed).unwrap().status, 200);
     program.wait_for_line("action=\"charge\"", "subject=\"key user:42\" result=\"done\"");
@@ -196,6 +200,18 @@ fn clients_of_redis_give_their_token_as_a_password_with_or_without_its_name() {
     }
     program.wait_for_line("who=\"ops\" from=127.0.0.1:", "action=\"reset\" subject=\"a=b\" result=\"done\"");
     program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"reset\" subject=\"\" result=\"refused\"");
+    program
+        .wait_for_line("who=\"nobody\" from=127.0.0.1:", "action=\"auth\" subject=\"\" result=\"refused\"");
+    // however many have no token, one that is known is not hidden among them
+    for _ in 0..20 {
+        assert_eq!(reset(&mut stranger), Some("NOAUTH".to_owned()));
+    }
+    let mut app = redis_client(&format!("redis://app:{APP}@{resp}"));
+    assert_eq!(
+        code(cmd("TG.CHARGE").arg(&["1", "a", "b"]).query::<redis::Value>(&mut app)),
+        Some("NOPERM".to_owned())
+    );
+    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"charge\" subject=\"\" result=\"refused\"");
     assert_no_secrets(&program);
 }
 

@@ -339,7 +339,7 @@ fn random() -> u64 {
 }
 
 /// Labels as `label=value`.
-pub(crate) fn text_of_labels<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
+fn text_of_labels<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8])>) -> Box<str> {
     let mut text = String::new();
     for (label, value) in labels {
         if !text.is_empty() {
@@ -353,12 +353,12 @@ pub(crate) fn text_of_labels<'a>(labels: impl Iterator<Item = (&'a str, &'a [u8]
 }
 
 /// A key as text.
-pub(crate) fn text_of_key(key: &[u8]) -> Box<str> {
+fn text_of_key(key: &[u8]) -> Box<str> {
     cut(String::from_utf8_lossy(key).into_owned())
 }
 
 /// The first [`MAX_TEXT`] bytes.
-pub(crate) fn cut(mut text: String) -> Box<str> {
+fn cut(mut text: String) -> Box<str> {
     if text.len() > MAX_TEXT {
         text.truncate(text.floor_char_boundary(MAX_TEXT - '…'.len_utf8()));
         text.push('…');

@@ -247,8 +247,10 @@ impl Session {
                  configuration is correct?",
             ));
         }
-        access::given(&self.access, user, secret)
-            .ok_or_else(|| Error::new("WRONGPASS", "invalid username-password pair or user is disabled."))
+        access::given(&self.access, user, secret).ok_or_else(|| {
+            self.access.audit_denied(self.peer, "auth", &Denied::WrongToken);
+            Error::new("WRONGPASS", "invalid username-password pair or user is disabled.")
+        })
     }
 
     /// What clients say about themselves when they come.
