@@ -124,6 +124,10 @@ impl Entrance {
             let guest = crowd.enter().await;
             let voice = guest.voice();
             let Reception { security, workers } = &self.reception;
+            let worker = workers.choose(|threads| crowd.lively(threads));
+            if let Some(worker) = worker {
+                voice.is_served_by(worker);
+            }
             let (serve, security, protocol) = (serve.clone(), security.clone(), self.protocol);
             let stop = stopped.clone();
             let serve = move |stream| async move {
@@ -138,7 +142,7 @@ impl Entrance {
                 }
             };
             // A connection that cannot be handed over has broken off.
-            if let Ok(connection) = workers.spawn(stream, serve, connections) {
+            if let Ok(connection) = workers.spawn(worker, stream, serve, connections) {
                 voice.ends_with(connection);
             }
         }

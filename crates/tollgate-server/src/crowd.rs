@@ -22,6 +22,9 @@ use tokio::{
 /// How long a connection must have been silent to lose its place to a new one.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(1);
 
+/// For how long somebody who has come or asked is reckoned with, where threads are chosen.
+const LATELY: Duration = Duration::from_secs(5);
+
 /// How long a new connection waits before it is looked again for somebody who has become silent.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -54,6 +57,8 @@ struct Heard {
     silent_since: AtomicU64,
     has_asked: AtomicBool,
     connection: OnceLock<AbortHandle>,
+    /// Which thread serves it, where each keeps to its connections.
+    thread: OnceLock<usize>,
 }
 
 impl Crowd {
@@ -81,6 +86,17 @@ impl Crowd {
         self.seated += 1;
         self.taken.lock().insert(id, voice.clone());
         Guest { taken: Arc::clone(&self.taken), id, voice, _place: place }
+    }
+
+    /// How many of those that each thread serves have come or asked lately.
+    pub(crate) fn lively(&self, threads: usize) -> Vec<usize> {
+        let (mut lively, now) = (vec![0; threads], Instant::now());
+        for voice in self.taken.lock().values().filter(|voice| voice.silence_at(now) < LATELY) {
+            if let Some(count) = voice.0.thread.get().and_then(|&thread| lively.get_mut(thread)) {
+                *count += 1;
+            }
+        }
+        lively
     }
 
     fn send_the_most_silent_away(&self) {
@@ -114,6 +130,7 @@ impl Voice {
             silent_since: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
             connection: OnceLock::new(),
+            thread: OnceLock::new(),
         }));
         voice.falls_silent();
         voice
@@ -127,6 +144,11 @@ impl Voice {
     /// To leave, the guest's connection is ended so.
     pub(crate) fn ends_with(&self, connection: AbortHandle) {
         let _only_once = self.0.connection.set(connection);
+    }
+
+    /// This thread serves the guest.
+    pub(crate) fn is_served_by(&self, thread: usize) {
+        let _only_once = self.0.thread.set(thread);
     }
 
     /// The guest asks, perhaps several things at a time, and is silent again once all that this returns is dropped.
@@ -143,11 +165,15 @@ impl Voice {
 
     /// For how long it has been silent.
     pub(crate) fn silence(&self) -> Duration {
+        self.silence_at(Instant::now())
+    }
+
+    fn silence_at(&self, now: Instant) -> Duration {
         if self.is_asking() {
             return Duration::ZERO;
         }
         let since = Duration::from_millis(self.silent_since());
-        self.0.opened.elapsed().saturating_sub(since)
+        now.duration_since(self.0.opened).saturating_sub(since)
     }
 
     fn is_asking(&self) -> bool {
@@ -233,5 +259,24 @@ mod tests {
         }
         drop(asking);
         assert!(crowd.taken.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn threads_are_reckoned_by_whoever_came_or_asked_lately() {
+        let mut crowd = Crowd::new(10);
+        let mut seated = Vec::new();
+        for thread in [0, 0, 0, 1, 7] {
+            let guest = Seated::in_(&mut crowd).await;
+            guest.voice.is_served_by(thread);
+            seated.push(guest);
+        }
+        assert_eq!(crowd.lively(2), [3, 1]);
+        tokio::time::advance(LATELY).await;
+        assert_eq!(crowd.lively(2), [0, 0]);
+        drop(seated[3].voice.asks());
+        let _asking = seated[0].voice.asks();
+        assert_eq!(crowd.lively(2), [1, 1]);
+        tokio::time::advance(LATELY).await;
+        assert_eq!(crowd.lively(2), [1, 0]);
     }
 }

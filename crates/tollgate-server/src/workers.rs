@@ -50,12 +50,22 @@ impl Workers {
         self.0.iter().map(|_| FILES).sum()
     }
 
-    /// Has a connection served by the thread that has the fewest.
+    /// The thread that a new connection is best served by, if there are threads. `lively` says how many of the connections of each, of the
+    /// same kind, have come or asked lately: silent ones count only where these are equally many, or whoever keeps some open on all
+    /// threads but one would leave that one to everybody else.
+    pub(crate) fn choose(&self, lively: impl FnOnce(usize) -> Vec<usize>) -> Option<usize> {
+        let lively = if self.0.is_empty() { Vec::new() } else { lively(self.0.len()) };
+        let all = |place: &usize| self.0[*place].connections.load(Ordering::Relaxed);
+        (0..self.0.len()).min_by_key(|place| (lively[*place], all(place)))
+    }
+
+    /// Has a connection served by a thread, or without one by the current runtime.
     ///
     /// # Errors
     /// When the connection cannot be handed over.
     pub(crate) fn spawn<F>(
         &self,
+        worker: Option<usize>,
         stream: TcpStream,
         serve: impl FnOnce(TcpStream) -> F + Send + 'static,
         connections: &mut JoinSet<()>,
@@ -63,10 +73,7 @@ impl Workers {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let number = |worker: &(usize, &Worker)| worker.1.connections.load(Ordering::Relaxed);
-        let Some((place, worker)) = self.0.iter().enumerate().min_by_key(number) else {
-            return Ok(connections.spawn(serve(stream)));
-        };
+        let Some(place) = worker else { return Ok(connections.spawn(serve(stream))) };
         // a stream is of the runtime that it was made in
         let stream = stream.into_std()?;
         let at_work = AtWork::begin(self, place);
@@ -77,7 +84,7 @@ impl Workers {
                 serve(stream).await;
             }
         };
-        Ok(connections.spawn_on(served, &worker.runtime))
+        Ok(connections.spawn_on(served, &self.0[place].runtime))
     }
 }
 
@@ -128,12 +135,15 @@ mod tests {
         listener: TcpListener,
         workers: Workers,
         connections: JoinSet<()>,
+        /// As the crowd says it.
+        lively: Vec<usize>,
     }
 
     impl House {
         async fn of(workers: Workers) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            Self { listener, workers, connections: JoinSet::new() }
+            let lively = vec![0; workers.0.len()];
+            Self { listener, workers, connections: JoinSet::new(), lively }
         }
 
         /// A client that stays until it is dropped, and the name of the thread that serves it.
@@ -145,7 +155,8 @@ mod tests {
                 tell.send(thread::current().name().unwrap().to_owned()).unwrap();
                 assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
             };
-            self.workers.spawn(stream, serve, &mut self.connections).unwrap();
+            let worker = self.workers.choose(|_| self.lively.clone());
+            self.workers.spawn(worker, stream, serve, &mut self.connections).unwrap();
             (client, served_by.await.unwrap())
         }
     }
@@ -165,6 +176,18 @@ mod tests {
         for _ in 0..2 {
             let (client, thread) = house.client().await;
             assert_eq!(thread, "tollgate-1");
+            clients.push(client);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn who_is_silent_does_not_send_others_to_one_thread() {
+        let mut house = House::of(Workers::start().unwrap()).await;
+        let mut clients = Vec::new();
+        for (lively, expected) in [([0, 5], "tollgate-0"), ([1, 5], "tollgate-0"), ([6, 5], "tollgate-1")] {
+            house.lively = lively.into();
+            let (client, thread) = house.client().await;
+            assert_eq!(thread, expected);
             clients.push(client);
         }
     }
