@@ -75,6 +75,9 @@ pub enum Subject {
 /// The longest value that is shown, in characters; a longer one is cut, by itself, so that it hides no other.
 const MAX_SHOWN: usize = 64;
 
+/// How many rules are shown that a request names; the others are counted.
+const MAX_RULES_SHOWN: usize = 16;
+
 impl fmt::Display for Subject {
     /// `route=login ip=203.0.113.9, 5 requests, for login-per-ip`, or `key user:42`. What could be mistaken for more than one value
     /// is in quotes.
@@ -88,10 +91,14 @@ impl fmt::Display for Subject {
                 for (unit, cost) in costs.iter().filter(|_| *costs != Costs::from(Cost::ONE)) {
                     write!(f, ", {} {unit}", cost.units())?;
                 }
-                for (place, rule) in only.iter().flatten().enumerate() {
+                let only = only.as_deref().unwrap_or_default();
+                for (place, rule) in only.iter().take(MAX_RULES_SHOWN).enumerate() {
                     write!(f, "{}{}", if place == 0 { ", for " } else { " and " }, shown(rule.as_bytes()))?;
                 }
-                Ok(())
+                match only.len().saturating_sub(MAX_RULES_SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
             }
             Self::Key { key, cost: Cost::ONE, .. } => write!(f, "key {}", shown(key)),
             Self::Key { key, cost, .. } => write!(f, "key {}, {}", shown(key), cost.units()),
