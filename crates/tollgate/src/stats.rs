@@ -25,8 +25,19 @@ pub struct Stats {
     pub degraded: Vec<(&'static str, u64)>,
     /// Servers that are not asked now, since they have not answered lately.
     pub left_alone: usize,
-    /// Callers who wait for a call now.
+    /// Callers that wait for a call now.
     pub waiting: usize,
+    /// Calls in flight now, over all servers.
+    pub in_flight: usize,
+    /// How many calls may be in flight to one server now; the largest, where there are several.
+    pub call_limit: usize,
+    /// The round trip that most calls of the last second took at least, of the slowest server. Callers with less time are
+    /// not sent to the store.
+    pub round_trip: Option<Duration>,
+    /// Answers of the store that came after the caller's deadline.
+    pub late_answers: u64,
+    /// Requests that were not sent, since their time would not have sufficed. They were not charged.
+    pub unsent: u64,
     /// What the store itself noticed.
     pub store: StoreStats,
 }
@@ -129,6 +140,8 @@ pub(crate) struct Tally {
     errors: [AtomicU64; KINDS.len()],
     ambiguous: AtomicU64,
     degraded: [AtomicU64; STAND_INS.len()],
+    late_answers: AtomicU64,
+    unsent: AtomicU64,
 }
 
 impl Tally {
@@ -154,6 +167,18 @@ impl Tally {
     /// A call was given up, since no answer came in time.
     pub(crate) fn timed_out(&self) {
         self.count("timeout");
+    }
+
+    /// Answers came after their callers had gone away.
+    pub(crate) fn answered_late(&self, count: u64) {
+        if count > 0 {
+            self.late_answers.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// A request was not sent, since its time would not have sufficed.
+    pub(crate) fn unsent(&self) {
+        add_one(&self.unsent);
     }
 
     fn count(&self, kind: &str) {
@@ -182,6 +207,8 @@ impl Tally {
             },
             errors: KINDS.into_iter().zip(self.errors.iter().map(read)).collect(),
             ambiguous: read(&self.ambiguous),
+            late_answers: read(&self.late_answers),
+            unsent: read(&self.unsent),
             degraded: STAND_INS
                 .iter()
                 .map(|source| source.name())

@@ -41,7 +41,7 @@ impl Breaker {
     /// What is said instead of asking.
     pub(super) fn left_alone(&self) -> StoreError {
         let reason = self.reason();
-        StoreError::NotRun(format!("it is left alone, and tried in the background; the last time: {reason}"))
+        StoreError::NotRun(format!("circuit breaker open, probing in the background; last error: {reason}"))
     }
 
     /// What was wrong the last time.
@@ -94,7 +94,7 @@ impl<S: Store> Probe<S> {
                 lane.breaker.note(error);
             }
             if matches!(answer, Ok(Ok(()))) {
-                tracing::info!("the store answers again");
+                tracing::info!("store available again");
                 return;
             }
             pause = LONGEST_PAUSE.min(pause * 2);
@@ -105,6 +105,7 @@ impl<S: Store> Probe<S> {
 impl<S: Store> Drop for Probe<S> {
     fn drop(&mut self) {
         if let Some(lane) = self.0.upgrade() {
+            lane.batcher.forget_round_trips();
             lane.breaker.close();
         }
     }

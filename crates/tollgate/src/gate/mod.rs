@@ -1,29 +1,31 @@
-//! Stands between callers and a store: an answer comes by the deadline, whatever the store does, and many
-//! callers share a round trip.
+//! Between callers and a store: every check is answered by its deadline, whatever the store does, and many callers share
+//! a round trip.
 //!
 //! ```text
-//! a check -> the store is in this process               -> asked at once
-//!         -> refused here already?                      -> answered at once        (refusals)
-//!         -> its server has not answered lately         -> not asked               (breaker)
-//!         -> nothing under way                          -> asked at once, alone
-//!         -> calls under way: joins the next batch, or  -> asked when one of them  (queue)
-//!            the equal check that waits there              returns
+//! a check -> the store is in this process          -> decided at once
+//!         -> denied for certain until later        -> answered at once             (refusals)
+//!         -> the circuit breaker is open           -> failure policy               (breaker)
+//!         -> its time cannot suffice               -> failure policy               (round_trips)
+//!         -> no call is in flight                  -> sent at once
+//!         -> fewer calls in flight than the limit  -> sent with what arrives now   (batch, call_limit)
+//!         -> otherwise it waits, with equal checks -> sent when a call returns
 //! ```
 //!
-//! There is no timer: a batch is whatever arrived while earlier ones were out. Who gets no answer is answered by its
-//! rules' failure policies, one of which enforces this process's share of the limit (fallback).
+//! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of
+//! which enforces this process's share of the limit (fallback).
 
+mod batch;
 mod breaker;
+mod call_limit;
 mod fallback;
-mod queue;
 mod refusals;
+mod round_trips;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::HashMap,
     future::{Future, poll_fn},
-    mem,
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -32,13 +34,17 @@ use std::{
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
 use tollgate_core::{Algorithm, Answer, Limit, Operation, Timestamp, step::Share};
 
 use self::{
+    batch::{Batcher, Load},
     breaker::{Breaker, Probe},
     fallback::{Fallback, Presence},
-    queue::Queue,
     refusals::Refusals,
 };
 use crate::{
@@ -51,7 +57,7 @@ use crate::{
 /// How long a decision may take, and what is remembered of refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long a decision may take; then each rule's failure policy answers. 10 ms unless set.
+    /// How long a decision may take; then each rule's failure policy answers. 50 ms unless set.
     pub deadline: Duration,
     /// For how long at most a refusal that is certain is answered in this process, without asking the store
     /// again. 1 s unless set; zero asks every time.
@@ -59,7 +65,7 @@ pub struct Options {
 }
 
 /// The deadline unless another is set.
-const DEFAULT_DEADLINE: Duration = Duration::from_millis(10);
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// How long a look at counters may take: it is for people, and no request waits for it.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long refusals are remembered unless set otherwise.
@@ -115,7 +121,7 @@ struct Shared<S> {
 struct Lane<S> {
     shared: Arc<Shared<S>>,
     number: u64,
-    queue: Queue,
+    batcher: Batcher,
     breaker: Breaker,
 }
 
@@ -194,7 +200,7 @@ impl<S: Store> Gate<S> {
         if lane.breaker.is_open() {
             return Err(lane.breaker.left_alone());
         }
-        let verdict = within(deadline, queue::ask(&lane, check, deadline)).await;
+        let verdict = within(deadline, batch::ask(&lane, check, Instant::now() + deadline)).await;
         if let Err(StoreError::Ambiguous(_)) = verdict {
             shared.tally.left_unknown();
         }
@@ -242,9 +248,13 @@ impl<S: Store> Gate<S> {
     pub(crate) fn stats(&self) -> Stats {
         let others = self.others.read();
         let lanes = || others.values().chain([&self.first]);
+        let loads: Vec<Load> = lanes().map(|lane| lane.batcher.load()).collect();
         Stats {
             left_alone: lanes().filter(|lane| lane.breaker.is_open()).count(),
-            waiting: lanes().map(|lane| lane.queue.waiting()).sum(),
+            waiting: loads.iter().map(|load| load.waiting).sum(),
+            in_flight: loads.iter().map(|load| load.in_flight).sum(),
+            call_limit: loads.iter().map(|load| load.limit).max().unwrap_or_default(),
+            round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
             store: self.shared.store.stats(),
             ..self.shared.tally.snapshot()
         }
@@ -284,33 +294,40 @@ impl<S: Store> Gate<S> {
 
 impl<S: Store> Lane<S> {
     fn new(shared: &Arc<Shared<S>>, number: u64) -> Arc<Self> {
-        let (queue, breaker) = (Queue::default(), Breaker::default());
-        Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker })
+        let (batcher, breaker) = (Batcher::new(), Breaker::default());
+        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker })
     }
 
-    /// Asks the store, and remembers what it refuses for certain, or that it did not answer. What became of each check.
+    /// Asks the store, for callers that wait until `deadline` at most. Remembers which denials are certain, and whether
+    /// the store answered. Returns the outcome of each check.
     async fn call(
         self: &Arc<Self>,
         checks: &[Check],
-        patience: Duration,
+        deadline: Instant,
+        sent_at: Instant,
     ) -> Vec<Result<Handout, StoreError>> {
         if self.breaker.is_open() {
             return vec![Err(self.breaker.left_alone()); checks.len()];
         }
-        let begun = Instant::now();
-        let Shared { store, refusals, tally, .. } = &*self.shared;
-        let sent = refusals.sent(begun);
-        let watched = Watched { lane: self, begun, patience };
-        let deadline = Deadline::Process(begun + patience);
-        let decided = store.decide_each(checks, Some(deadline)).await;
+        let Shared { store, refusals, tally, options, .. } = &*self.shared;
+        let sent = refusals.sent(sent_at);
+        let reply = store.decide_each(checks, Some(Deadline::Process(deadline)));
+        let Some(decided) = self.wait_for_reply(sent_at, reply).await else {
+            tally.timed_out();
+            return vec![Err(no_answer_within(options.deadline)); checks.len()];
+        };
         match decided.iter().find_map(|answered| answered.as_ref().err()) {
-            None => tally.called(begun.elapsed()),
-            Some(error) => {
-                tally.failed(error);
-                self.breaker.note(error);
-            }
+            None => tally.called(sent_at.elapsed()),
+            Some(error) => tally.failed(error),
         }
-        watched.ended(decided.iter().any(Result::is_ok));
+        if decided.iter().any(Result::is_ok) {
+            self.breaker.succeeded();
+        } else if let Some(error) =
+            decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
+        {
+            self.breaker.note(error);
+            self.failed();
+        }
         let handouts = checks.iter().zip(decided).map(|(check, answered)| {
             let Answered { at, answers } = answered?;
             refusals.remember(check, &answers, &sent);
@@ -318,50 +335,56 @@ impl<S: Store> Lane<S> {
         });
         handouts.collect()
     }
+
+    /// Waits for the store for as long as the deadline, whether or not a caller still does. Silence counts as a failure.
+    async fn wait_for_reply<T>(
+        self: &Arc<Self>,
+        sent_at: Instant,
+        reply: impl Future<Output = T>,
+    ) -> Option<T> {
+        let patience = self.shared.options.deadline;
+        let end = sent_at + patience;
+        let mut reply = pin!(reply);
+        let mut is_counted = false;
+        loop {
+            let wake = end.min(self.batcher.silent_at(sent_at, patience));
+            if let Ok(reply) = timeout_at(wake, &mut reply).await {
+                return Some(reply);
+            }
+            // if this process stood still, the reply may be waiting to be read
+            yield_now().await;
+            if let Ok(reply) = timeout_at(wake, &mut reply).await {
+                return Some(reply);
+            }
+            let now = Instant::now();
+            let is_over = now >= end;
+            if self.batcher.is_silent(sent_at, patience, now) || (is_over && !is_counted) {
+                self.failed();
+                is_counted = true;
+            }
+            if is_over {
+                return None;
+            }
+        }
+    }
+
+    /// Notes a failure of the store; after several in a row it is only probed, in the background.
+    fn failed(self: &Arc<Self>) {
+        if self.breaker.failed() {
+            let reason = self.breaker.reason();
+            tracing::warn!("store unavailable ({reason}); applying failure policies");
+            tokio::spawn(Probe(Arc::downgrade(self)).run());
+        }
+    }
 }
 
-/// What a store decided about a check, for all who asked it.
+/// Whether an error says that the store does not decide. A call that arrived too late may be the caller's fault.
+fn is_failure(error: &&StoreError) -> bool {
+    !matches!(error, StoreError::Late(_))
+}
+
+/// What a store decided about a check, for all callers that asked it.
 type Handout = (Arc<[Answer]>, Timestamp);
-
-/// A call under way. When nobody waits for it any more, because the deadline has passed, it has failed.
-struct Watched<'a, S: Store> {
-    lane: &'a Arc<Lane<S>>,
-    begun: Instant,
-    patience: Duration,
-}
-
-impl<S: Store> Watched<'_, S> {
-    fn ended(self, has_succeeded: bool) {
-        if has_succeeded {
-            self.lane.breaker.succeeded();
-        } else {
-            self.failed();
-        }
-        mem::forget(self);
-    }
-
-    fn failed(&self) {
-        // outside of a runtime nobody could find out that the store is back
-        if let Ok(runtime) = Handle::try_current()
-            && self.lane.breaker.failed()
-        {
-            let reason = self.lane.breaker.reason();
-            tracing::warn!("the store does not decide ({reason}): rules do without it until it does");
-            runtime.spawn(Probe(Arc::downgrade(self.lane)).run());
-        }
-    }
-}
-
-impl<S: Store> Drop for Watched<'_, S> {
-    fn drop(&mut self) {
-        // a caller may also go away by itself, or have hardly any time, which says nothing about the store
-        let is_patient = self.patience * 2 >= self.lane.shared.options.deadline;
-        if is_patient && self.begun.elapsed() >= self.patience - self.patience / 8 {
-            self.lane.shared.tally.timed_out();
-            self.failed();
-        }
-    }
-}
 
 /// Which of several identical requests this is, and how many of them passed.
 #[derive(Clone, Copy)]

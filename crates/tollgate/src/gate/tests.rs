@@ -99,7 +99,9 @@ impl Subject {
         let (permits, is_broken) = (Semaphore::new(0), AtomicBool::new(false));
         let far = Arc::new(Far { near, permits, calls: Mutex::default(), is_broken });
         let options = Options { deadline, ..Options::default() };
-        Self { gate: Arc::new(Gate::new(Arc::clone(&far), options)), far, clock }
+        let gate = Arc::new(Gate::new(Arc::clone(&far), options));
+        gate.first.batcher.set_limit(2);
+        Self { gate, far, clock }
     }
 
     /// Starts a request in a task of its own, and lets it get as far as it can.
@@ -108,6 +110,25 @@ impl Subject {
         let task = tokio::spawn(async move { gate.decide(&check, None).await });
         settle().await;
         task
+    }
+
+    /// The same for a caller with a deadline of its own.
+    async fn start_within(&self, check: &Check, budget: Duration) -> JoinHandle<Result<Verdict, StoreError>> {
+        let (gate, check) = (Arc::clone(&self.gate), check.clone());
+        let task = tokio::spawn(async move { gate.decide(&check, Some(budget)).await });
+        settle().await;
+        task
+    }
+
+    /// Makes several calls that take this long.
+    async fn measure_round_trip(&self, round_trip: Duration) {
+        for _ in 0..16 {
+            let caller = self.start(&check("measured", limit(99), 1)).await;
+            tokio::time::advance(round_trip).await;
+            self.answer(1).await;
+            assert!(share(caller).await.passes);
+        }
+        self.calls();
     }
 
     async fn answer(&self, calls: usize) {
@@ -135,6 +156,10 @@ impl Subject {
         self.clock.advance(duration);
         tokio::time::advance(duration).await;
     }
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
 }
 
 async fn settle() {
@@ -210,7 +235,7 @@ async fn a_limit_is_handed_out_first_come_first_served_and_every_caller_is_told_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_while_waiting_is_not_charged_and_blocks_nobody() {
+async fn a_caller_that_goes_away_while_waiting_is_not_charged_and_blocks_no_other() {
     let subject = Subject::new();
     let first = subject.start(&check("x", limit(9), 1)).await;
     let second = subject.start(&check("y", limit(9), 1)).await;
@@ -220,9 +245,11 @@ async fn who_goes_away_while_waiting_is_not_charged_and_blocks_nobody() {
     assert_eq!(subject.calls(), [[1], [1]]);
     gone.abort();
     alone.abort();
-    // the task whose turn it is goes away too
+    // the caller that made the call goes away too: its call goes on
     first.abort();
     settle().await;
+    assert!(subject.calls().is_empty());
+    subject.answer(1).await;
     assert_eq!(subject.calls(), [[1]], "one of k, none of only");
     subject.answer(2).await;
     assert_eq!(share(stays).await.remaining, 8);
@@ -239,7 +266,7 @@ async fn a_store_that_panics_does_not_take_the_gate_with_it() {
         let poison = subject.start(&check("poison", limit(9), 1)).await;
         subject.answer(2).await;
         let error = poison.await.unwrap().unwrap_err();
-        assert_eq!(error, StoreError::Ambiguous("the call was given up".to_owned()));
+        assert_eq!(error, StoreError::Ambiguous("the call ended without an answer".to_owned()));
         for task in busy {
             assert!(share(task).await.passes);
         }
@@ -379,7 +406,7 @@ async fn of_several_tiers_those_that_refuse_are_known_here() {
 async fn silence_ends_at_the_deadline() {
     let silent = std::future::pending::<Result<(), StoreError>>();
     let error = within(Options::default().deadline, silent).await.unwrap_err();
-    assert_eq!(error, StoreError::Ambiguous("no answer within 10ms".to_owned()));
+    assert_eq!(error, StoreError::Ambiguous("no answer within 50ms".to_owned()));
 }
 
 #[test]
@@ -435,6 +462,7 @@ async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
         assert_eq!(before.elapsed(), deadline);
     }
     let waiting = begun.elapsed();
+    settle().await;
     for _ in 0..100 {
         assert!(matches!(
             subject.gate.decide(&check("k", limit(9), 1), None).await,
@@ -445,14 +473,107 @@ async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_who_go_away_say_nothing_about_the_store() {
-    let subject = Subject::new();
-    for _ in 0..2 * MAX_FAILURES {
-        let caller = subject.start(&check("k", limit(9), 1)).await;
-        caller.abort();
-        settle().await;
+async fn a_call_outlives_its_caller_and_its_own_outcome_counts() {
+    let subject = Subject::with_deadline(ms(100));
+    let request = check("k", limit(99), 1);
+    for round in 1..=2 * u64::from(MAX_FAILURES) {
+        let caller = subject.start_within(&request, ms(5)).await;
+        tokio::time::advance(ms(6)).await;
+        assert!(matches!(caller.await.unwrap(), Err(StoreError::Ambiguous(_))));
+        subject.answer(1).await;
+        assert_eq!(subject.gate.stats().late_answers, round);
     }
-    assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
+    assert_eq!(subject.gate.stats().left_alone, 0, "the store answered every call within the deadline");
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
+    let subject = Subject::with_deadline(ms(50));
+    let began = Instant::now();
+    while subject.gate.stats().left_alone == 0 {
+        let caller = subject.start_within(&check("k", limit(9), 1), ms(20)).await;
+        assert!(caller.await.unwrap().is_err());
+        assert!(began.elapsed() < ms(1_000), "the store never answers");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_to_other_calls_end_the_silence() {
+    let subject = Subject::with_deadline(ms(50));
+    let mut lost = Vec::new();
+    for round in 0..4 * MAX_FAILURES {
+        lost.push(subject.start(&check(&format!("{round}-a"), limit(9), 1)).await);
+        let other = subject.start(&check(&format!("{round}-b"), limit(9), 1)).await;
+        tokio::time::advance(ms(9)).await;
+        subject.answer(2).await;
+        assert!(share(other).await.passes);
+    }
+    assert_eq!(subject.gate.stats().left_alone, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
+    let subject = Subject::with_deadline(ms(200));
+    subject.measure_round_trip(ms(60)).await;
+    let (patient, hurried) = (check("patient", limit(9), 1), check("hurried", limit(9), 1));
+
+    let in_flight = subject.start(&patient).await;
+    let unsent = subject.start_within(&hurried, ms(20)).await.await.unwrap();
+    assert!(matches!(&unsent, Err(StoreError::NotRun(reason)) if reason.contains("20ms")), "{unsent:?}");
+    assert_eq!((subject.calls().len(), subject.gate.stats().unsent), (1, 1));
+    assert_eq!(subject.gate.stats().round_trip, Some(ms(60)));
+
+    // as long as its time suffices it is sent, also from the queue
+    let sent = subject.start_within(&hurried, ms(61)).await;
+    let queued = subject.start_within(&check("queued", limit(9), 1), ms(65)).await;
+    assert_eq!(subject.calls().len(), 1, "the limit is two calls");
+    tokio::time::advance(ms(10)).await;
+    subject.answer(1).await;
+    assert!(share(in_flight).await.passes);
+    assert!(matches!(queued.await.unwrap(), Err(StoreError::NotRun(_))), "10 of 65 ms have passed");
+    assert!(subject.calls().is_empty());
+    subject.answer(1).await;
+    assert!(share(sent).await.passes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_call_at_a_time_is_sent_whatever_the_estimate_and_a_faster_store_is_noticed() {
+    let subject = Subject::with_deadline(ms(200));
+    subject.measure_round_trip(ms(60)).await;
+    let hurried = check("k", limit(99), 1);
+    for _ in 0..6 {
+        let sent = subject.start_within(&hurried, ms(20)).await;
+        tokio::time::advance(ms(1)).await;
+        subject.answer(1).await;
+        assert!(share(sent).await.passes);
+    }
+    assert_eq!(subject.gate.stats().round_trip, Some(ms(1)));
+    let both = [
+        subject.start_within(&hurried, ms(20)).await,
+        subject.start_within(&check("other", limit(9), 1), ms(20)).await,
+    ];
+    subject.answer(2).await;
+    for sent in both {
+        assert!(share(sent).await.passes);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_one_stall_the_store_decides_again() {
+    let subject = Subject::with_deadline(ms(1_000));
+    subject.measure_round_trip(ms(1)).await;
+    let stalled = subject.start(&check("k", limit(99), 1)).await;
+    tokio::time::advance(ms(200)).await;
+    subject.answer(1).await;
+    assert!(share(stalled).await.passes);
+    let both = [
+        subject.start_within(&check("a", limit(9), 1), ms(20)).await,
+        subject.start_within(&check("b", limit(9), 1), ms(20)).await,
+    ];
+    subject.answer(2).await;
+    for sent in both {
+        assert!(share(sent).await.passes);
+    }
 }
 
 #[test]
@@ -485,18 +606,12 @@ async fn a_silent_server_makes_nobody_wait_who_asks_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_with_little_time_is_answered_in_it_and_takes_the_store_from_nobody() {
-    let subject = Subject::with_deadline(Duration::from_millis(100));
-    let silent = check("silent", limit(9), 1);
+async fn a_callers_own_deadline_shortens_the_deadline_and_never_extends_it() {
+    let subject = Subject::with_deadline(ms(100));
     for (budget_ms, waited_ms) in [(3, 3), (1_000, 100)] {
         let before = Instant::now();
-        let answer = subject.gate.decide(&silent, Some(Duration::from_millis(budget_ms))).await;
+        let answer = subject.gate.decide(&check("silent", limit(9), 1), Some(ms(budget_ms))).await;
         assert!(matches!(answer, Err(StoreError::Ambiguous(_))));
-        assert_eq!(before.elapsed(), Duration::from_millis(waited_ms));
+        assert_eq!(before.elapsed(), ms(waited_ms));
     }
-    let hurried = check("k", limit(9), 1);
-    for _ in 0..2 * MAX_FAILURES {
-        assert!(subject.gate.decide(&hurried, Some(Duration::from_millis(3))).await.is_err());
-    }
-    subject.decide(&hurried).await;
 }

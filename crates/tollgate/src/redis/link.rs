@@ -16,6 +16,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
     Value,
     aio::{ConnectionLike, MultiplexedConnection, PubSub},
+    io::tcp::TcpSettings,
 };
 use tokio::{
     sync::watch,
@@ -140,7 +141,9 @@ impl Connector {
             }
             _ => ConnectionAddr::Tcp(host, port),
         };
-        redis::Client::open(addr.into_connection_info()?.set_redis_settings(self.redis.clone()))
+        let info = addr.into_connection_info()?.set_redis_settings(self.redis.clone());
+        // Nagle's algorithm would hold a call back until the reply to the one before it has arrived.
+        redis::Client::open(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
     }
 
     /// Connects, and returns once the server has answered something.
