@@ -189,6 +189,21 @@ impl<S: Store> Desk<S> {
         self.inner.labels.load().clean(pairs)
     }
 
+    /// The same, where a long value is [shortened](LabelPolicy::clean_shortened) instead of rejected.
+    ///
+    /// # Errors
+    /// When a label cannot be used.
+    pub fn labels_shortened<N, V>(
+        &self,
+        pairs: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        self.inner.labels.load().clean_shortened(pairs)
+    }
+
     /// How labels are read and cleaned now.
     pub fn label_policy(&self) -> Arc<LabelPolicy> {
         self.inner.labels.load_full()

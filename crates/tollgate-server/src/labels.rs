@@ -17,8 +17,8 @@ use std::{
 
 use hmac::{Hmac, Mac};
 use ipnet::{IpNet, Ipv6Net};
-use sha2::Sha256;
-use tollgate::{LabelError, Labels};
+use sha2::{Digest, Sha256};
+use tollgate::{LabelError, Labels, labels::MAX_LABEL_VALUE};
 
 /// The length of the network that IPv6 addresses are cut to, unless another is set.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
@@ -30,6 +30,8 @@ pub const IP: &str = "ip";
 const HASH_BYTES: usize = 16;
 /// The longest spelling of an address.
 const MAX_ADDRESS: usize = 45;
+/// How many leading bytes a [shortened](shortened) value keeps; `#` and a hash in hex follow.
+pub const SHORTENED_PREFIX: usize = MAX_LABEL_VALUE - 1 - 2 * HASH_BYTES;
 
 /// How the labels of all requests are read and cleaned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,11 +127,39 @@ impl LabelPolicy {
         N: AsRef<str>,
         V: AsRef<[u8]>,
     {
+        self.clean_each(pairs, |value| value)
+    }
+
+    /// The labels of a request, cleaned; a value that is longer than a label may be is [shortened](shortened) instead of rejected.
+    /// For values that an end client writes where a rejection would let its request pass.
+    ///
+    /// # Errors
+    /// As [`LabelPolicy::clean`], but not because of a long value.
+    pub fn clean_shortened<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        self.clean_each(pairs, |value| match shortened(value.as_ref()) {
+            Cow::Borrowed(_) => value,
+            Cow::Owned(short) => Cleaned::Other(short),
+        })
+    }
+
+    fn clean_each<N, V>(
+        &self,
+        pairs: impl IntoIterator<Item = (N, V)>,
+        fit: impl Fn(Cleaned<V>) -> Cleaned<V>,
+    ) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
         let mut refused = None;
         let cleaned = pairs.into_iter().map_while(|(name, value)| {
             match self.label(name.as_ref()).map(|label| self.cleaned(label, value.as_ref())) {
-                None | Some(Ok(Cow::Borrowed(_))) => Some((name, Cleaned::AsIs(value))),
-                Some(Ok(Cow::Owned(other))) => Some((name, Cleaned::Other(other))),
+                None | Some(Ok(Cow::Borrowed(_))) => Some((name, fit(Cleaned::AsIs(value)))),
+                Some(Ok(Cow::Owned(other))) => Some((name, fit(Cleaned::Other(other)))),
                 Some(Err(error)) => {
                     refused = Some(error);
                     None
@@ -218,7 +248,7 @@ impl HashSecret {
         mac.update(&[0]);
         mac.update(value);
         let hash = mac.finalize().into_bytes();
-        hash[..HASH_BYTES].iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
+        hex(&hash[..HASH_BYTES]).collect()
     }
 }
 
@@ -241,6 +271,24 @@ impl<V: AsRef<[u8]>> AsRef<[u8]> for Cleaned<V> {
             Self::Other(value) => value,
         }
     }
+}
+
+/// A value that fits a label: a longer one becomes its first [`SHORTENED_PREFIX`] bytes, `#` and a SHA-256 of all of it, cut to 128
+/// bits. Prefix patterns still match, and two different values keep different counters. The hash has no key, so that all instances
+/// agree.
+pub fn shortened(value: &[u8]) -> Cow<'_, [u8]> {
+    if value.len() <= MAX_LABEL_VALUE {
+        return Cow::Borrowed(value);
+    }
+    let mut short = Vec::with_capacity(MAX_LABEL_VALUE);
+    short.extend_from_slice(&value[..SHORTENED_PREFIX]);
+    short.push(b'#');
+    short.extend(hex(&Sha256::digest(value)[..HASH_BYTES]));
+    Cow::Owned(short)
+}
+
+fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
+    bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes())
 }
 
 fn address(value: &[u8]) -> Option<IpAddr> {
@@ -349,6 +397,29 @@ mod tests {
         let error = LabelPolicy::default().clean([("a", "1"), ("a", "2")]).unwrap_err();
         assert_eq!(error, CleanError::Label(LabelError::Repeated("a".into())));
     }
+
+    #[test]
+    fn a_long_value_keeps_its_prefix_and_stays_different_from_others() {
+        let policy = policy([secret("api_key")]);
+        let long = |last: char| format!("/api/{}{last}", "x".repeat(MAX_LABEL_VALUE));
+        let clean = |name: &str, value: &str| {
+            let labels = policy.clean_shortened([(name, value)]).unwrap();
+            String::from_utf8(labels.get(name).unwrap().to_vec()).unwrap()
+        };
+        let (one, two) = (clean("path", &long('1')), clean("path", &long('2')));
+        assert_eq!((one.len(), two.len()), (MAX_LABEL_VALUE, MAX_LABEL_VALUE));
+        assert_eq!(one[..=SHORTENED_PREFIX], format!("{}#", &long('1')[..SHORTENED_PREFIX]));
+        assert_ne!(one, two);
+        assert_eq!(one, clean("path", &long('1')));
+        // printf '/api/%01024d1' 0 | tr 0 x | sha256sum
+        assert_eq!(&one[SHORTENED_PREFIX + 1..], LONG_HASHED);
+        let fits = &long('1')[..MAX_LABEL_VALUE];
+        assert_eq!(clean("path", fits), fits);
+        assert_eq!(clean("api_key", &long('1')).len(), 2 * HASH_BYTES, "a secret is hashed whole");
+        assert!(policy.clean([("path", long('1'))]).is_err());
+    }
+
+    const LONG_HASHED: &str = "a9a20dbc3aa67279d2e8264093caa906";
 
     #[test]
     fn headers_are_listed_with_their_labels() {

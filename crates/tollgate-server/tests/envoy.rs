@@ -212,6 +212,36 @@ async fn a_header_that_is_no_text_does_not_slip_past() {
     assert_eq!(envoy.count("error").await, 0);
 }
 
+/// Envoy takes more than 60 KiB of headers only if it is told to.
+const LARGE_HEADERS: (&str, &str) =
+    ("xff_num_trusted_hops: 0", "xff_num_trusted_hops: 0\n          max_request_headers_kb: 8192");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_padded_path_or_header_does_not_switch_limits_off() {
+    let limiter =
+        Limiter::new(MemoryStore::new(), [Rule::new("all", log(1)).per(["remote_address"])]).unwrap();
+    let front = Front::start(limiter, Settings::default()).await;
+    let path_entry = (
+        "- request_headers: { header_name: x-api-key, descriptor_key: api_key }",
+        "- request_headers: { header_name: x-api-key, descriptor_key: api_key }\n              \
+         - actions:\n                - request_headers: { header_name: \":path\", descriptor_key: path }",
+    );
+    let changes = [("timeout: 0.02s", "timeout: 5s"), LARGE_HEADERS, path_entry];
+    let envoy = Envoy::start(front, &changes).await;
+    assert_eq!(envoy.get("/", "").await.status, 200);
+    assert_eq!(envoy.get("/", "").await.status, 429);
+    for length in [2_000, 30_000, 60_000, 500_000, 3_000_000] {
+        let padding = "x".repeat(length);
+        let by_path = envoy.get(&format!("/{padding}"), "").await;
+        assert_eq!(by_path.status, 429, "a path of {length}");
+        let by_header = envoy.get("/", format!("x-api-key: {padding}\r\n")).await;
+        assert_eq!(by_header.status, 429, "a header of {length}");
+        let by_both = envoy.get(&format!("/{padding}"), format!("x-api-key: {padding}\r\n")).await;
+        assert_eq!(by_both.status, 429, "both of {length}");
+    }
+    assert_eq!((envoy.count("over_limit").await, envoy.count("error").await), (16, 0));
+}
+
 /// What became of requests while Redis stood still, behind an Envoy.
 #[derive(Debug, PartialEq, Eq)]
 struct Outage {

@@ -20,16 +20,24 @@ use tollgate::{
     Algorithm, Check, Cost, Deadline, Decided, Decision, Hits, Key, Labels, Limit, Limiter, Numbers,
     OnStoreFailure, Options, Override, Pattern, Request, Rule, Source, Store, StoreError,
 };
-use tollgate_server::grpc::{
-    Closed, MAX_MESSAGE, Settings,
-    messages::{
-        Code, RateLimitDescriptor, RateLimitRequest, RateLimitUnit, Unit,
-        rate_limit_descriptor::{Entry, RateLimitOverride},
+use tollgate_server::{
+    grpc::{
+        Closed, LARGE_MESSAGES, MAX_MESSAGE, Settings,
+        messages::{
+            Code, RateLimitDescriptor, RateLimitRequest, RateLimitUnit, Unit,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+            rate_limit_service_client::RateLimitServiceClient,
+        },
+        serve::MAX_ARRIVING,
     },
+    labels::{HashSecret, Kind, LabelPolicy, LabelSettings},
 };
-use tollgate_testkit::away::Away;
+use tollgate_testkit::{
+    away::Away,
+    wait::{PATIENCE, until_async},
+};
 use tollgate_tower::headers::Dialect;
-use tonic::codegen::Service;
+use tonic::{codegen::Service, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -313,47 +321,115 @@ async fn a_limit_that_comes_along_and_meets_no_rule_counts_for_exactly_these_ent
 }
 
 #[tokio::test]
-async fn a_mistake_is_told_as_one_and_charges_nothing() {
-    let log = Rule::new("log", Limit::sliding_log(5, MINUTE).unwrap()).when("a", Pattern::parse("*"));
-    let mut envoy = OnMemory::start([log]).await;
-    let a = || descriptor([("a", "x")]);
-    let unknown =
-        RateLimitDescriptor { limit: Some(RateLimitOverride { requests_per_unit: 1, unit: 7 }), ..a() };
-    let table = [
-        ("", vec![a()], "domain is empty"),
-        ("d", vec![], "there are no descriptors"),
-        ("d", vec![a(); 65], "65 descriptors are too many: send at most 64"),
-        ("d", vec![a(), descriptor([])], "descriptors[1]: there are no entries"),
-        (
-            "d",
-            vec![a(), descriptor([("a", "1"), ("a", "1")])],
-            "descriptors[1]: label \"a\" is given more than once",
-        ),
-        (
-            "d",
-            vec![descriptor([("domain", "d")])],
-            "descriptors[0]: label \"domain\" is given more than once",
-        ),
-        ("d", vec![descriptor([("", "x")])], "descriptors[0]: a label has an empty name"),
-        (
-            "d",
-            vec![descriptor([("a", &"x".repeat(1025))])],
-            "descriptors[0]: label \"a\" has a value of 1025 bytes",
-        ),
-        ("d", vec![limited(1, RateLimitUnit::Unknown, a())], "descriptors[0]: limit: unit 0 is not known"),
-        ("d", vec![unknown], "descriptors[0]: limit: unit 7 is not known"),
-        ("d", vec![limited(1_000_001, RateLimitUnit::Day, a())], "amount 1000001 is out of range"),
-        ("d", vec![hits(1 << 53, a())], "descriptors[0]: hits_addend: cost 9007199254740992 is too large"),
-    ];
+async fn only_mistakes_in_envoys_configuration_are_errors() {
+    let mut envoy = OnMemory::start([]).await;
+    let table =
+        [("", vec![descriptor([("a", "x")])], "domain is empty"), ("d", vec![], "there are no descriptors")];
     for (domain, descriptors, text) in table {
         let status = envoy.try_ask(domain, descriptors).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{text}");
         assert!(status.message().contains(text), "{text}: {}", status.message());
     }
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_decided_is_denied_and_charges_nothing() {
+    let log = Rule::new("log", Limit::sliding_log(5, MINUTE).unwrap()).when("a", Pattern::parse("*"));
+    let dear = Rule::new("dear", Limit::sliding_log(5, MINUTE).unwrap()).when("dear", "x").cost(Cost::MAX);
+    let many = (0..33).map(|rule| {
+        Rule::new(&format!("many-{rule}"), Limit::sliding_log(5, MINUTE).unwrap())
+            .when("many", Pattern::parse("*"))
+            .per(["many"])
+    });
+    let mut envoy = OnMemory::start([log, dear].into_iter().chain(many)).await;
+    let labels = [LabelSettings { kind: Kind::Ip, ..LabelSettings::new("client") }];
+    envoy.desk.clean_labels_by(LabelPolicy::new(labels.into(), HashSecret::new("key")));
+    let a = || descriptor([("a", "x")]);
+    let mut wide = a();
+    wide.entries.extend((0..64).map(|label| Entry { key: label.to_string(), value: Vec::new() }));
+    let table = [
+        ("more descriptors than are read", vec![a(); 65]),
+        ("a key twice", vec![a(), descriptor([("a", "1"), ("a", "1")])]),
+        ("the domain twice", vec![a(), descriptor([("domain", "d")])]),
+        ("an empty key", vec![a(), descriptor([("", "x")])]),
+        ("a long key", vec![a(), descriptor([(&*"k".repeat(129), "x")])]),
+        ("more entries than labels", vec![wide]),
+        ("no address where one is required", vec![a(), descriptor([("client", "nowhere")])]),
+        (
+            "more counters than a check has",
+            vec![a(), descriptor([("many", "1")]), descriptor([("many", "2")])],
+        ),
+        ("a cost that cannot be counted", vec![a(), hits(2, descriptor([("dear", "x")]))]),
+    ];
+    for (what, descriptors) in table {
+        let count = descriptors.len();
+        let answer = envoy.try_ask("d", descriptors).await.expect(what);
+        let statuses = if count > 64 { 0 } else { count };
+        assert_eq!(shorts(&answer), (Code::OverLimit, vec![(Code::OverLimit, 0, None); statuses]), "{what}");
+    }
     assert_eq!(envoy.ask("d", vec![a()]).await.statuses[0].limit_remaining, 4, "nothing was charged before");
-    let large = envoy.ask("d", vec![hits((1 << 53) - 1, a())]).await;
-    assert_eq!(shorts(&large).1, [(Code::OverLimit, 4, Some((5, Unit::Minute)))]);
-    assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
+}
+
+#[tokio::test]
+async fn numbers_beyond_their_range_are_clamped() {
+    let log = Rule::new("log", Limit::sliding_log(5, MINUTE).unwrap()).when("a", Pattern::parse("*"));
+    let mut envoy = OnMemory::start([log]).await;
+    let a = || descriptor([("a", "x")]);
+    for hits_addend in [(1 << 53) - 1, 1 << 53, u64::MAX] {
+        let large = envoy.ask("d", vec![hits(hits_addend, a())]).await;
+        assert_eq!(shorts(&large).1, [(Code::OverLimit, 5, Some((5, Unit::Minute)))]);
+        assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
+    }
+    let table = [(1_000_001, 1_000_000), (u32::MAX, 1_000_000)];
+    for (place, (asked, told)) in (1..).zip(table) {
+        let raised = envoy.ask("d", vec![limited(asked, RateLimitUnit::Day, a())]).await;
+        assert_eq!(shorts(&raised).1, [(Code::Ok, told - place, Some((told, Unit::Day)))]);
+    }
+    let own = envoy.ask("d", vec![limited(u32::MAX, RateLimitUnit::Day, descriptor([("b", "x")]))]).await;
+    assert_eq!(shorts(&own).1, [(Code::Ok, 999_999_999, Some((1_000_000_000, Unit::Day)))]);
+    for unit in [0, 7, -1] {
+        let limit = Some(RateLimitOverride { requests_per_unit: 1, unit });
+        let answer = envoy.ask("d", vec![RateLimitDescriptor { limit, ..hits(0, a()) }]).await;
+        assert_eq!(
+            shorts(&answer).1,
+            [(Code::Ok, 3, Some((5, Unit::Minute)))],
+            "the rule's own numbers hold"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_descriptor_without_entries_meets_the_rules_for_its_domain() {
+    let all = Rule::new("all", Limit::sliding_log(1, MINUTE).unwrap()).when("domain", "d");
+    let mut envoy = OnMemory::start([all, per_value("d", "a", 5, MINUTE)]).await;
+    let limit = Some((1, Unit::Minute));
+    for code in [Code::Ok, Code::OverLimit] {
+        let answer = envoy.ask("d", vec![descriptor([])]).await;
+        assert_eq!(shorts(&answer), (code, vec![(code, 0, limit)]));
+    }
+}
+
+#[tokio::test]
+async fn a_long_value_meets_prefixes_and_counts_by_itself() {
+    let path = Rule::new("path", Limit::sliding_log(1, MINUTE).unwrap())
+        .when("path", Pattern::parse("/login*"))
+        .per(["path"]);
+    let mut envoy = OnMemory::start([path]).await;
+    for length in [1_025, 20_000, 60 << 10, 200_000] {
+        let long = |last: char| format!("/login?{}{last}", "x".repeat(length));
+        let mut ask = async |last| {
+            let padded = long(last);
+            envoy.try_ask("d", vec![descriptor([("path", &padded)])]).await.unwrap().overall_code()
+        };
+        assert_eq!(ask('1').await, Code::Ok, "{length}");
+        assert_eq!(ask('2').await, Code::Ok, "another value");
+        assert_eq!(ask('1').await, Code::OverLimit, "{length}");
+    }
+    let odd = ["", "\0", "\u{1}\n\r", "{}", "\u{10ffff}"];
+    for value in odd {
+        let asked = vec![descriptor([("path", value), ("other", value)])];
+        assert_eq!(envoy.try_ask("d", asked).await.unwrap().overall_code(), Code::Ok, "{value:?}");
+    }
 }
 
 #[tokio::test]
@@ -530,26 +606,76 @@ async fn its_health_can_be_asked_for_and_what_it_offers() {
 }
 
 #[tokio::test]
-async fn a_message_beyond_its_bound_is_refused() {
+async fn a_message_beyond_its_bound_is_denied_without_being_read() {
     let mut envoy = OnMemory::start([]).await;
     let filled = |bytes: usize| vec![descriptor([("a", &"x".repeat(bytes))])];
-    let fits = envoy.try_ask("d", filled(1024)).await;
-    assert!(fits.is_ok());
-    let status = envoy.try_ask("d", filled(MAX_MESSAGE)).await.unwrap_err();
-    assert_eq!(status.code(), tonic::Code::OutOfRange, "{status:?}");
+    let fits = envoy.ask("d", filled(MAX_MESSAGE - 100)).await;
+    assert_eq!(shorts(&fits), (Code::Ok, vec![NO_LIMIT]));
+    for bytes in [MAX_MESSAGE, 8 * MAX_MESSAGE] {
+        let denied = envoy.ask("d", filled(bytes)).await;
+        assert_eq!(shorts(&denied), (Code::OverLimit, vec![]), "{bytes}");
+    }
+    assert_eq!(envoy.ask("d", filled(1)).await.overall_code(), Code::Ok);
 }
 
-/// What comes of a call whose message comes in these pieces: its status, and the answer's message.
+#[tokio::test]
+async fn large_messages_beyond_their_memory_are_denied_until_there_is_room() {
+    let front = OnMemory::start([]).await.front;
+    let large = MAX_MESSAGE - 100;
+    let message = request("d", vec![descriptor([("a", &"x".repeat(large))])]).encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    let framed = [&[0][..], &length.to_be_bytes(), &message].concat();
+    // calls of which all but the end arrives hold their memory, on as many connections as they need
+    let mut half = Vec::new();
+    for _ in 0..LARGE_MESSAGES / MAX_MESSAGE / MAX_ARRIVING + 1 {
+        let channel = Channel::from_shared(format!("http://{}", front.address)).unwrap().connect_lazy();
+        for _ in 0..MAX_ARRIVING {
+            let (send, body) = tokio::sync::mpsc::channel(1);
+            send.try_send(Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(&framed[..1_000]))))
+                .unwrap();
+            let body = StreamBody::new(tokio_stream::wrappers::ReceiverStream::new(body));
+            let mut channel = channel.clone();
+            let call = tokio::spawn(async move { answer_of(&mut channel, body, "identity").await });
+            half.push((send, call));
+        }
+    }
+    let mut client = front.client.clone();
+    let ask = async |client: &mut RateLimitServiceClient<Channel>, bytes: usize| {
+        let asked = request("d", vec![descriptor([("a", &"x".repeat(bytes))])]);
+        client.should_rate_limit(asked).await.unwrap().into_inner().overall_code()
+    };
+    until_async("those that find no memory are denied", PATIENCE, async || {
+        half.iter().any(|(_, call)| call.is_finished())
+    })
+    .await;
+    assert_eq!(ask(&mut client, large).await, Code::OverLimit);
+    assert_eq!(ask(&mut client, 1_000).await, Code::Ok, "a small one needs none of it");
+    for (send, call) in half {
+        let _denied_already = send.send(Ok(Frame::data(Bytes::copy_from_slice(&framed[1_000..])))).await;
+        drop(send);
+        assert_eq!(call.await.unwrap().0, "0");
+    }
+    assert_eq!(ask(&mut client, large).await, Code::Ok, "there is room again");
+}
+
+/// The status and message of the answer to a call whose message comes in these pieces.
 async fn call_in(front: &mut Front, pieces: Vec<Frame<Bytes>>, encoding: &str) -> (String, Bytes) {
     let pieces = tokio_stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
+    answer_of(&mut front.channel, StreamBody::new(pieces), encoding).await
+}
+
+async fn answer_of<B>(channel: &mut Channel, body: B, encoding: &str) -> (String, Bytes)
+where
+    B: hyper::body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
     let mut call = http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
         .header("content-type", "application/grpc");
-    if encoding != "identity" {
+    if !encoding.is_empty() {
         call = call.header("grpc-encoding", encoding);
     }
-    let call = call.body(tonic::body::Body::new(StreamBody::new(pieces))).unwrap();
-    poll_fn(|context| front.channel.poll_ready(context)).await.unwrap();
-    let (head, body) = front.channel.call(call).await.unwrap().into_parts();
+    let call = call.body(tonic::body::Body::new(body)).unwrap();
+    poll_fn(|context| channel.poll_ready(context)).await.unwrap();
+    let (head, body) = channel.call(call).await.unwrap().into_parts();
     let body = body.collect().await.unwrap();
     let trailers = body.trailers().cloned().unwrap_or_default();
     let status = trailers.get("grpc-status").or(head.headers.get("grpc-status")).unwrap();
@@ -566,7 +692,7 @@ async fn a_message_is_the_same_however_it_arrives_and_a_broken_one_is_told_as_su
     let data = |bytes: &[u8]| Frame::data(Bytes::copy_from_slice(bytes));
     let whole = framed(0, length);
     let in_pieces_of = |size| whole.chunks(size).map(data).collect::<Vec<_>>();
-    let (status, expected) = call_in(&mut front, in_pieces_of(whole.len()), "identity").await;
+    let (status, expected) = call_in(&mut front, in_pieces_of(whole.len()), "").await;
     assert_eq!(status, "0");
     assert_eq!(
         usize::try_from(u32::from_be_bytes(expected[1..5].try_into().unwrap())),
@@ -583,14 +709,12 @@ async fn a_message_is_the_same_however_it_arrives_and_a_broken_one_is_told_as_su
         let answer = call_in(&mut front, pieces, "identity").await;
         assert_eq!(answer, (status.clone(), expected.clone()), "{shown}");
     }
-    let too_long = u32::try_from(MAX_MESSAGE + 1).unwrap();
     let broken = [
         ("nothing", vec![], "identity", "13"),
         ("half a prefix", vec![data(&whole[..3])], "identity", "13"),
         ("cut off", vec![data(&whole[..whole.len() - 1])], "identity", "13"),
         ("compressed by nothing", vec![data(&framed(1, length))], "identity", "13"),
         ("no message of ours", vec![data(&[0, 0, 0, 0, 1, 0xff])], "identity", "13"),
-        ("longer than allowed", vec![data(&framed(0, too_long))], "identity", "11"),
         ("compressed", vec![data(&framed(1, length))], "gzip", "12"),
     ];
     for (what, pieces, encoding, status) in broken {

@@ -27,7 +27,7 @@ use tollgate::{
 use tollgate_server::{
     connections::SHUTDOWN_GRACE,
     grpc::{
-        MAX_MESSAGE, Settings,
+        MAX_SMALL_MESSAGE, Settings,
         messages::Code,
         serve::{
             CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_ARRIVING, MAX_CONNECTIONS, MAX_HEAD,
@@ -187,7 +187,7 @@ async fn calls_that_do_not_arrive_in_full_take_little() {
             (room, taken) = (room - PIECE, taken + PIECE);
         }
     }
-    assert!(taken <= 2 * MAX_ARRIVING * MAX_MESSAGE, "{taken}");
+    assert!(taken <= 2 * MAX_ARRIVING * MAX_SMALL_MESSAGE, "{taken}");
     // another connection has places of its own
     front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     assert!(begun.elapsed() < CALL_TIMEOUT, "{:?}", begun.elapsed());

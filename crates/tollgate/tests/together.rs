@@ -133,8 +133,11 @@ async fn numbers_that_come_along_replace_those_of_a_rule_or_stand_alone() {
     assert_eq!(limits, [(8, 6), (8, 6)], "every rule that matches");
     let refused = limiter.check_together(&[with_numbers(0, MINUTE, a())]).await.unwrap();
     assert_eq!((refused.overall.is_allowed(), refused.overall.source), (false, Source::Local));
-    let error = limiter.check_together(&[with_numbers(1_000_001, MINUTE, a())]).await.unwrap_err();
+    let error = limiter.check_together(&[with_numbers(8, Duration::ZERO, a())]).await.unwrap_err();
     assert!(matches!(error, Error::Limit(_)), "{error}");
+    let most = limiter.check_together(&[with_numbers(u64::MAX, MINUTE, a())]).await.unwrap();
+    let limits: Vec<_> = most.overall.tiers.iter().map(|tier| tier.limit).collect();
+    assert_eq!(limits, [1_000_000, 1_000_000_000], "the most that each algorithm counts");
 
     let without_rules = Limiter::new(MemoryStore::new(), []).unwrap();
     for allowed in [true, false] {

@@ -6,7 +6,10 @@ use tollgate::{Decision, Limit, Outcome, Retry, TierDecision};
 use tollgate_core::decision::whole_seconds_up;
 use tollgate_tower::headers::{self, Dialect};
 
-use super::messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit};
+use super::{
+    messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
+    question::MAX_DESCRIPTORS,
+};
 
 /// The response; its statuses are in the order of the descriptors.
 pub(super) fn of(overall: &Decision, each: &[Decision], dialect: Dialect) -> RateLimitResponse {
@@ -16,6 +19,15 @@ pub(super) fn of(overall: &Decision, each: &[Decision], dialect: Dialect) -> Rat
         response_headers_to_add: fields(overall, dialect),
         ..RateLimitResponse::default()
     }
+}
+
+/// The response to a request that is denied without a decision; it has so many descriptors.
+pub(super) fn denied(descriptors: usize) -> RateLimitResponse {
+    let code = Code::OverLimit.into();
+    let status = DescriptorStatus { code, ..DescriptorStatus::default() };
+    // more than any request may have need no status each
+    let statuses = if descriptors > MAX_DESCRIPTORS { 0 } else { descriptors };
+    RateLimitResponse { overall_code: code, statuses: vec![status; statuses], ..RateLimitResponse::default() }
 }
 
 fn status(decision: &Decision) -> DescriptorStatus {

@@ -13,8 +13,10 @@
 //! | `messages` | Envoy's messages |
 //!
 //! A descriptor's entries and the request's `domain` are its labels. Each descriptor meets rules by itself; the request
-//! passes as a whole or not at all. A mistake of the caller is `INVALID_ARGUMENT`, and nothing is charged. A refusal is an
-//! answer, also when it is due to a rule that is closed while the store is away: Envoy lets pass what ends in an error.
+//! passes as a whole or not at all. A denial is an answer, also when it is due to a rule that is closed while the store is away:
+//! Envoy lets pass what ends in an error. For the same reason *no input that an end client controls may produce a gRPC error*: long
+//! values are shortened, numbers are clamped, and what cannot be decided is denied. `INVALID_ARGUMENT` is for mistakes in Envoy's
+//! configuration.
 
 mod answer;
 mod arriving;
@@ -25,9 +27,11 @@ mod shortcut;
 mod timeout;
 mod turns;
 
-use std::{fmt::Display, net::SocketAddr, slice, sync::Arc};
+use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 
 use http::{HeaderMap, header::AUTHORIZATION};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tollgate::{Decision, Error, Hits, Operation, Source, Store};
 use tollgate_tower::headers::Dialect;
 use tonic::{Request, Response, Status, service::Routes};
@@ -40,8 +44,9 @@ use self::messages::{
     DESCRIPTORS, RateLimitRequest, RateLimitResponse,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
+use self::question::Problem;
 use crate::{
-    access::{Access, Denied},
+    access::{Access, Denied, Granted},
     config::{Live, Scope},
     desk::{Caller, Desk, Transport},
     observe::{
@@ -50,8 +55,18 @@ use crate::{
     },
 };
 
-/// The largest request, in bytes.
-pub const MAX_MESSAGE: usize = 64 << 10;
+/// The largest request that is read, in bytes; a larger one is denied. Envoy's own bound is 60 KiB of headers unless its
+/// `max_request_headers_kb` is set, and several descriptors may repeat a header: this has room for 16 times all of them.
+pub const MAX_MESSAGE: usize = 1 << 20;
+
+/// Requests up to this size, in bytes, need no share of [`LARGE_MESSAGES`].
+pub const MAX_SMALL_MESSAGE: usize = 64 << 10;
+
+/// The memory for larger requests on their way in, of all connections together, in bytes. One that finds no room is denied.
+pub const LARGE_MESSAGES: usize = 64 << 20;
+
+/// How often a denial without a decision is logged at most.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What envoyproxy/ratelimit calls its service when it is asked for its health.
 const REFERENCE_NAME: &str = "ratelimit";
@@ -94,6 +109,8 @@ struct Limits<S> {
     desk: Desk<S>,
     settings: Live<Settings>,
     access: Access,
+    /// When a denial without a decision was last logged.
+    warned: Mutex<Option<Instant>>,
 }
 
 impl<S> Clone for Services<S> {
@@ -106,10 +123,11 @@ impl<S> Clone for Services<S> {
 impl<S: Store> Services<S> {
     /// The rate limit service over a desk. It says that it is in good health until it stops.
     pub async fn new(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
-        let limits = Arc::new(Limits { desk, settings, access });
+        let limits = Arc::new(Limits { desk, settings, access, warned: Mutex::default() });
         let service = RateLimitServiceServer::from_arc(Arc::clone(&limits));
         let (health, health_service) = health_reporter();
-        let routes = Routes::new(service.max_decoding_message_size(MAX_MESSAGE)).add_service(health_service);
+        let routes =
+            Routes::new(service.max_decoding_message_size(MAX_SMALL_MESSAGE)).add_service(health_service);
         let services = Self { limits, routes: with_reflection(routes).prepare(), health };
         services.report(ServingStatus::Serving).await;
         services
@@ -159,14 +177,22 @@ impl<S: Store> Limits<S> {
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         let observer = self.desk.observer();
-        let mut granted = self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
-            observer.unauthorized(Call::CHECK);
-            turned_away(&denied)
-        })?;
-        let requests = question::read(&self.desk, request).inspect_err(|_| observer.invalid(Call::CHECK))?;
+        let mut granted = self.granted(headers)?;
+        let requests = match question::read(&self.desk, request) {
+            Ok(requests) => requests,
+            Err(problem) => {
+                observer.invalid(Call::CHECK);
+                return match problem {
+                    Problem::Configuration(text) => Err(Status::invalid_argument(text)),
+                    Problem::Undecidable(reason) => Ok(self.deny(&reason, request)),
+                };
+            }
+        };
         if let Some(decided) = self.desk.check_alone_here(Transport::Grpc, &requests) {
-            let decision = decided.map_err(|error| status(&error))?;
-            return self.tell(&decision, slice::from_ref(&decision));
+            return match decided {
+                Ok(decision) => self.tell(&decision, slice::from_ref(&decision)),
+                Err(error) => self.without_decision(&error, request),
+            };
         }
         let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
         if gives_back {
@@ -190,8 +216,56 @@ impl<S: Store> Limits<S> {
                 result,
             });
         }
-        let decided = decided.map_err(|error| status(&error))?;
-        self.tell(&decided.overall, &decided.each)
+        match decided {
+            Ok(decided) => self.tell(&decided.overall, &decided.each),
+            Err(error) => self.without_decision(&error, request),
+        }
+    }
+
+    /// Answers a call whose request is too large to be read.
+    fn deny_unread(&self, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
+        self.granted(headers)?;
+        self.desk.observer().invalid(Call::CHECK);
+        self.warn(&format_args!(
+            "a request is larger than {MAX_MESSAGE} bytes, or there are too many of more than {MAX_SMALL_MESSAGE}: \
+             leave long headers out of descriptors"
+        ));
+        Ok(answer::denied(0))
+    }
+
+    fn granted(&self, headers: &HeaderMap) -> Result<Granted, Status> {
+        self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
+            self.desk.observer().unauthorized(Call::CHECK);
+            turned_away(&denied)
+        })
+    }
+
+    /// Answers a request that the limiter cannot decide: too many rules match it, or a cost is too large.
+    fn without_decision(
+        &self,
+        error: &Error,
+        request: &RateLimitRequest,
+    ) -> Result<RateLimitResponse, Status> {
+        match error {
+            Error::Store(_) => Err(Status::unavailable(error.to_string())),
+            _ => Ok(self.deny(error, request)),
+        }
+    }
+
+    fn deny(&self, reason: &dyn Display, request: &RateLimitRequest) -> RateLimitResponse {
+        self.warn(reason);
+        answer::denied(request.descriptors.len())
+    }
+
+    /// Logs a denial without a decision, unless one was logged within [`WARNING_INTERVAL`].
+    fn warn(&self, reason: &dyn Display) {
+        let now = Instant::now();
+        let mut warned = self.warned.lock();
+        if warned.is_none_or(|before| now.duration_since(before) >= WARNING_INTERVAL) {
+            *warned = Some(now);
+            drop(warned);
+            tracing::warn!("gRPC request denied, it cannot be decided: {reason}");
+        }
     }
 
     fn tell(&self, overall: &Decision, each: &[Decision]) -> Result<RateLimitResponse, Status> {
@@ -214,14 +288,5 @@ fn turned_away(denied: &Denied) -> Status {
     match denied {
         Denied::NoToken => Status::unauthenticated(denied.to_string()),
         Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
-    }
-}
-
-fn status(error: &Error) -> Status {
-    match error {
-        Error::Store(_) => Status::unavailable(error.to_string()),
-        // more rules match than one check may have tiers: not the caller's mistake
-        Error::Check(_) => Status::failed_precondition(error.to_string()),
-        _ => Status::invalid_argument(error.to_string()),
     }
 }

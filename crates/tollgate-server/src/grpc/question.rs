@@ -1,9 +1,12 @@
 //! A request of Envoy's as requests that are decided together.
+//!
+//! Envoy lets a request pass when the call ends in a gRPC error. So only what Envoy's configuration alone decides is one: an empty
+//! domain, or no descriptors. Whatever an end client can influence is decided, by values that are shortened and numbers that are
+//! clamped, or else denied.
 
 use std::{fmt::Display, time::Duration};
 
 use tollgate::{Cost, Hits, Numbers, Request, Store};
-use tonic::Status;
 
 use super::messages::{
     RateLimitDescriptor, RateLimitRequest, RateLimitUnit, rate_limit_descriptor::RateLimitOverride,
@@ -19,16 +22,26 @@ const DOMAIN: &str = "domain";
 /// What a request costs that says nothing about it.
 const DEFAULT_HITS: u64 = 1;
 
+/// Why a request has no decision.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// Envoy's configuration is wrong, whatever its clients send.
+    Configuration(&'static str),
+    /// It cannot be decided, which may be due to what an end client sent: it is denied.
+    Undecidable(String),
+}
+
 /// The requests that the descriptors stand for, in their order.
-pub(super) fn read<S: Store>(desk: &Desk<S>, request: &RateLimitRequest) -> Result<Vec<Request>, Status> {
+pub(super) fn read<S: Store>(desk: &Desk<S>, request: &RateLimitRequest) -> Result<Vec<Request>, Problem> {
     if request.domain.is_empty() {
-        return Err(invalid("domain is empty: set the filter's domain, for example \"edge\""));
+        return Err(Problem::Configuration("domain is empty: set the filter's domain, for example \"edge\""));
     }
     match request.descriptors.len() {
-        0 => return Err(invalid("there are no descriptors: send at least one")),
+        0 => return Err(Problem::Configuration("there are no descriptors: send at least one")),
         1..=MAX_DESCRIPTORS => {}
+        // a client may add headers, and with each another descriptor
         count => {
-            return Err(invalid(format_args!(
+            return Err(Problem::Undecidable(format!(
                 "{count} descriptors are too many: send at most {MAX_DESCRIPTORS}"
             )));
         }
@@ -37,33 +50,33 @@ pub(super) fn read<S: Store>(desk: &Desk<S>, request: &RateLimitRequest) -> Resu
     described
         .map(|(place, descriptor)| {
             one(desk, request, descriptor)
-                .map_err(|problem| invalid(format_args!("descriptors[{place}]: {problem}")))
+                .map_err(|problem| Problem::Undecidable(format!("descriptors[{place}]: {problem}")))
         })
         .collect()
 }
 
+/// Without entries, only the domain is a label: Envoy sends that when it skips all headers that are absent.
 fn one<S: Store>(
     desk: &Desk<S>,
     request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
-) -> Result<Request, String> {
-    if descriptor.entries.is_empty() {
-        return Err("there are no entries: send at least one".to_owned());
-    }
+) -> Result<Request, impl Display> {
     let entries = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value));
-    let labels = desk.labels(entries.chain([(DOMAIN, request.domain.as_bytes())])).map_err(text)?;
+    let labels = desk.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]));
     let hits = match (descriptor.hits_addend, request.hits_addend) {
         (Some(own), _) => own,
         (None, 0) => DEFAULT_HITS,
         (None, of_all) => of_all.into(),
     };
-    let costs = Cost::new(hits).map_err(|error| format!("hits_addend: {error}"))?.into();
+    // the largest cost exceeds every limit
+    let costs = Cost::new(hits).unwrap_or(Cost::MAX).into();
     let hits = if descriptor.is_negative_hits { Hits::GivenBack } else { Hits::Taken };
-    let numbers = descriptor.limit.as_ref().map(numbers).transpose()?;
-    Ok(Request { labels, costs, hits, numbers })
+    let numbers = descriptor.limit.as_ref().and_then(numbers);
+    labels.map(|labels| Request { labels, costs, hits, numbers })
 }
 
-fn numbers(limit: &RateLimitOverride) -> Result<Numbers, String> {
+/// A limit of an unknown unit has no numbers, and those of the rules hold.
+fn numbers(limit: &RateLimitOverride) -> Option<Numbers> {
     const DAY: u64 = 24 * 60 * 60;
     let seconds = match RateLimitUnit::try_from(limit.unit) {
         Ok(RateLimitUnit::Second) => 1,
@@ -72,20 +85,7 @@ fn numbers(limit: &RateLimitOverride) -> Result<Numbers, String> {
         Ok(RateLimitUnit::Day) => DAY,
         Ok(RateLimitUnit::Month) => 30 * DAY,
         Ok(RateLimitUnit::Year) => 365 * DAY,
-        Ok(RateLimitUnit::Unknown) | Err(_) => {
-            return Err(format!(
-                "limit: unit {} is not known: use SECOND, MINUTE, HOUR, DAY, MONTH or YEAR (1 to 6)",
-                limit.unit
-            ));
-        }
+        Ok(RateLimitUnit::Unknown) | Err(_) => return None,
     };
-    Ok(Numbers { amount: limit.requests_per_unit.into(), window: Duration::from_secs(seconds) })
-}
-
-fn text(error: impl Display) -> String {
-    error.to_string()
-}
-
-fn invalid(problem: impl Display) -> Status {
-    Status::invalid_argument(problem.to_string())
+    Some(Numbers { amount: limit.requests_per_unit.into(), window: Duration::from_secs(seconds) })
 }

@@ -22,7 +22,7 @@ use tonic::Status;
 use tracing::Instrument;
 
 use super::{
-    MAX_MESSAGE, Services,
+    LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
     arriving::Arriving,
     shortcut::Answer,
     turns::{Arrived, Turns},
@@ -49,8 +49,9 @@ pub const MIN_STREAMS: u32 = 100;
 const SPARE_STREAMS: u32 = 16_384;
 const PARTS: u32 = 16;
 
-/// The largest head of a call, in bytes.
-pub const MAX_HEAD: u32 = 16 << 10;
+/// The largest head of a call, in bytes. Envoy passes the trace state of its client on in it, which may be as long as all of the
+/// client's headers: 60 KiB unless Envoy's `max_request_headers_kb` is set.
+pub const MAX_HEAD: u32 = 64 << 10;
 
 /// How long a call may take to arrive and be answered.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,7 +69,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many bytes of unread calls a connection may hold.
 const MAX_UNREAD: u32 = 512 << 10;
 
-/// How many calls of a connection are read at a time: those that do not arrive in full take no more memory than this many messages.
+/// How many calls of a connection are read at a time: those that do not arrive in full take no more memory than this many messages of
+/// [`MAX_SMALL_MESSAGE`], and a share of [`LARGE_MESSAGES`].
 pub const MAX_ARRIVING: usize = 8;
 
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
@@ -81,19 +83,21 @@ pub async fn run<S: Store>(
 ) {
     let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http2 };
     let spare = Arc::new(Mutex::new(SPARE_STREAMS));
+    let large = Arc::new(Semaphore::new(LARGE_MESSAGES));
     let leaving = services.clone();
     let stop = async {
         stop.await;
         leaving.is_leaving().await;
     };
-    entrance.run(move |visitor| serve(visitor, services.clone(), Share::of(&spare)), stop).await;
+    let serve = move |visitor| serve(visitor, services.clone(), Share::of(&spare), Arc::clone(&large));
+    entrance.run(serve, stop).await;
 }
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share) {
+async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share, large: Arc<Semaphore>) {
     let Visitor { stream, peer, voice, mut stop } = visitor;
     let places = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
-    let calls = Calls { services: Arc::new(services), peer, voice: voice.clone(), places };
+    let calls = Calls { services: Arc::new(services), peer, voice: voice.clone(), places, large };
     let mut turns = Turns::default();
     let builder = builder(&share, turns.arrived());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), calls));
@@ -151,7 +155,7 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
         .auto_date_header(false)
         .max_concurrent_streams(MIN_STREAMS + share.taken)
         .max_header_list_size(MAX_HEAD)
-        .initial_stream_window_size(u32::try_from(MAX_MESSAGE).expect("a message is small"))
+        .initial_stream_window_size(u32::try_from(MAX_SMALL_MESSAGE).expect("a message is small"))
         .initial_connection_window_size(MAX_UNREAD)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
@@ -165,6 +169,8 @@ struct Calls<S> {
     peer: SocketAddr,
     voice: Voice,
     places: PollSemaphore,
+    /// What is left of [`LARGE_MESSAGES`].
+    large: Arc<Semaphore>,
 }
 
 impl<S: Store> hyper::service::Service<Request<Incoming>> for Calls<S> {
@@ -175,7 +181,8 @@ impl<S: Store> hyper::service::Service<Request<Incoming>> for Calls<S> {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let asking = self.voice.asks();
         let (services, peer) = (Arc::clone(&self.services), self.peer);
-        let request = request.map(|message| Arriving::new(message, self.places.clone()));
+        let request =
+            request.map(|message| Arriving::new(message, self.places.clone(), Arc::clone(&self.large)));
         Box::pin(async move {
             let _until_answered = asking;
             let span = request_span(Transport::Grpc, &request);

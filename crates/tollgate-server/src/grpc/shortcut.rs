@@ -1,5 +1,5 @@
-//! Envoy's call past the router and tonic's streams, which would take a quarter of its time: nearly every call is this one, and
-//! arrives in one piece. What is unusual about a call is tonic's to answer, which has the route all the same.
+//! Envoy's call past the router and tonic's streams, which would take a quarter of its time: nearly every call is this one. A call
+//! that is unusual, such as a compressed or broken one, is answered by tonic, which has the same route.
 
 use std::{
     convert::Infallible,
@@ -18,8 +18,8 @@ use tollgate::Store;
 use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
-    MAX_MESSAGE, Peer, Services,
-    arriving::Arriving,
+    Peer, Services,
+    arriving::{Arriving, NOT_COMPRESSED, PREFIX, Received},
     messages::{RateLimitRequest, RateLimitResponse},
 };
 
@@ -29,9 +29,8 @@ const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit
 /// Where a call says that its message may be compressed.
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
-/// What a message begins with: whether it is compressed, and its length.
-const PREFIX: usize = 5;
-const NOT_COMPRESSED: u8 = 0;
+/// The encoding of a message that is not compressed.
+const IDENTITY: &str = "identity";
 
 /// What an answer usually takes, in bytes: enough that it need not grow.
 const ROOM_FOR_ANSWER: usize = 256;
@@ -49,35 +48,30 @@ pub(super) enum Answered {
 impl<S: Store> Services<S> {
     /// Answers a call of any service.
     pub(super) async fn answer(&self, peer: SocketAddr, mut request: Request<Arriving>) -> Response<Answer> {
-        let is_usual = request.uri().path() == PATH
-            && request.method() == Method::POST
-            && !request.headers().contains_key(ENCODING);
-        if is_usual && let Some(question) = question(request.body_mut()).await {
-            return match self.limits.decide(Some(peer), request.headers(), &question).await {
-                Ok(answer) => answered(&answer),
-                Err(status) => status.into_http().map(Either::Right),
+        let is_compressed = request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY);
+        let is_usual = request.uri().path() == PATH && request.method() == Method::POST && !is_compressed;
+        if is_usual {
+            let decided = match request.body_mut().receive().await {
+                Received::Whole(framed) => match RateLimitRequest::decode(&framed[PREFIX..]) {
+                    Ok(question) => Some(self.limits.decide(Some(peer), request.headers(), &question).await),
+                    Err(_) => {
+                        request.body_mut().put_back(framed);
+                        None
+                    }
+                },
+                Received::TooLarge => Some(self.limits.deny_unread(request.headers())),
+                Received::Unusual => None,
             };
+            match decided {
+                Some(Ok(answer)) => return answered(&answer),
+                Some(Err(status)) => return status.into_http().map(Either::Right),
+                None => {}
+            }
         }
         request.extensions_mut().insert(Peer(peer));
         let Ok::<_, Infallible>(answer) = Box::pin(self.routes.clone().call(request)).await;
         answer.map(Either::Right)
     }
-}
-
-/// The question, unless there is something unusual about it; then it can be read once more.
-async fn question(message: &mut Arriving) -> Option<RateLimitRequest> {
-    let framed = message.in_one_piece().await?;
-    let question = decoded(&framed);
-    if question.is_none() {
-        message.put_back(framed);
-    }
-    question
-}
-
-fn decoded(framed: &[u8]) -> Option<RateLimitRequest> {
-    let (&[NOT_COMPRESSED, a, b, c, d], message) = framed.split_first_chunk::<PREFIX>()? else { return None };
-    let is_whole = usize::try_from(u32::from_be_bytes([a, b, c, d])) == Ok(message.len());
-    if is_whole && message.len() <= MAX_MESSAGE { RateLimitRequest::decode(message).ok() } else { None }
 }
 
 fn answered(answer: &RateLimitResponse) -> Response<Answer> {

@@ -40,13 +40,15 @@ pub(crate) struct OnMemory {
     pub(crate) front: Front,
     pub(crate) clock: ManualClock,
     pub(crate) limiter: Limiter<MemoryStore>,
+    pub(crate) desk: Desk<MemoryStore>,
 }
 
 impl OnMemory {
     pub(crate) async fn start(rules: impl IntoIterator<Item = Rule>) -> Self {
         let (limiter, clock) = on_memory(rules);
-        let front = Front::start(limiter.clone(), Settings::default()).await;
-        Self { front, clock, limiter }
+        let desk = Desk::new(limiter.clone());
+        let front = Front::of(desk.clone(), Settings::default()).await;
+        Self { front, clock, limiter, desk }
     }
 
     pub(crate) async fn ask(

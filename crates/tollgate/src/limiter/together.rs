@@ -49,7 +49,7 @@ pub enum Hits {
 /// How much and how fast, by the algorithm of whichever rule; a burst follows the amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
-    /// How much in a window; 0 refuses everything.
+    /// How much in a window; 0 denies everything, and more than the algorithm can count is the most it can.
     pub amount: u64,
     /// The window.
     pub window: Duration,
@@ -235,11 +235,15 @@ impl Numbers {
             return Ok(Some(nothing(Some(Arc::clone(&rule.name)), rule.unit.clone(), mode)));
         }
         let phase = Duration::from_micros(limit.phase_us());
-        *limit = Limit::new(limit.algorithm(), self.amount, self.window)?;
+        *limit = self.limit(limit.algorithm())?;
         if !phase.is_zero() {
             *limit = limit.with_phase(phase)?;
         }
         Ok(None)
+    }
+
+    fn limit(self, algorithm: Algorithm) -> Result<Limit, LimitError> {
+        Limit::new(algorithm, self.amount.min(algorithm.max_amount()), self.window)
     }
 
     /// A counter for exactly the labels of a request.
@@ -248,7 +252,7 @@ impl Numbers {
         if self.amount == 0 {
             return Ok(nothing(None, unit, Mode::Enforced));
         }
-        let limit = Limit::new(Algorithm::FixedWindow, self.amount, self.window)?;
+        let limit = self.limit(Algorithm::FixedWindow)?;
         let tier =
             Tier { key: Key::of_labels(&asks.labels), terms: Terms::new(limit, asks.costs.of(DEFAULT_UNIT)) };
         let on_store_failure = OnStoreFailure::default();
