@@ -101,6 +101,29 @@ async fn each_rule_counts_what_a_request_was_to_it() {
     assert_eq!(value(&text, "tollgate_inflight_requests{transport=\"http\"}"), 0.0);
 }
 
+#[test]
+fn costs_of_several_threads_beyond_64_bits_begin_again_from_zero() {
+    const TIMES: u64 = 1_100;
+    let desk = desk([Rule::new("narrow", minute(1))]);
+    let asked = subject(&[], Cost::MAX.units());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..TIMES {
+                    assert!(!desk.check_here(Transport::Http, &asked).unwrap().unwrap().is_allowed());
+                }
+            });
+        }
+    });
+    let total = (2 * TIMES).wrapping_mul(Cost::MAX.units());
+    assert!(u128::from(total) < u128::from(2 * TIMES) * u128::from(Cost::MAX.units()));
+    for scrape in 1..=2 {
+        let text = desk.metrics();
+        assert_eq!(decisions(&text, "narrow", "denied"), 2_200.0, "scrape {scrape}");
+        assert_eq!(cost(&text, "narrow", "denied"), total as f64, "scrape {scrape}");
+    }
+}
+
 #[tokio::test]
 async fn several_in_one_count_as_one_request_and_by_what_became_of_all() {
     let desk = desk([

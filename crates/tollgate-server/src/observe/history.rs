@@ -18,7 +18,7 @@ use tollgate::{Stats, stats::BOUNDS};
 use super::{
     Observer,
     outcome::{RequestOutcome, RuleOutcome},
-    tally::{OTHER, Table},
+    tally::{OTHER, Table, sum},
 };
 
 /// How many seconds are kept.
@@ -158,7 +158,7 @@ impl Observer {
     fn totals(&self, stats: &Stats) -> Totals {
         let mut requests = [0; RequestOutcome::ALL.len()];
         for (place, count) in self.requests.by_outcome() {
-            requests[place] += count;
+            requests[place] = sum([requests[place], count]);
         }
         let table: &Table = &self.table.load();
         let rules = table.all().map(|(rule, tally)| {
@@ -170,10 +170,10 @@ impl Observer {
         });
         Totals {
             requests,
-            degraded: stats.degraded.iter().map(|(_, count)| count).sum(),
+            degraded: sum(stats.degraded.iter().map(|(_, count)| *count)),
             store_calls: stats.calls.counts,
             store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
-            store_errors: stats.errors.iter().map(|(_, count)| count).sum(),
+            store_errors: sum(stats.errors.iter().map(|(_, count)| *count)),
             rules: rules.collect(),
         }
     }
@@ -194,12 +194,11 @@ impl Totals {
             allowed: of(RequestOutcome::Allowed),
             denied: of(RequestOutcome::Denied),
             unmatched: of(RequestOutcome::Unmatched),
-            errors: [RequestOutcome::Invalid, RequestOutcome::Unauthorized, RequestOutcome::Failed]
-                .map(of)
-                .iter()
-                .sum(),
+            errors: sum(
+                [RequestOutcome::Invalid, RequestOutcome::Unauthorized, RequestOutcome::Failed].map(of)
+            ),
             degraded: grown(self.degraded, before.degraded),
-            store_calls: calls.iter().sum(),
+            store_calls: sum(calls),
             store_micros: grown(self.store_micros, before.store_micros),
             store_p50_us: quantile(&calls, 50),
             store_p99_us: quantile(&calls, 99),

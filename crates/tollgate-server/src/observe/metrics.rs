@@ -27,7 +27,10 @@ use tollgate::{
     stats::{BOUNDS, Durations, Skew},
 };
 
-use super::{Observer, tally::Table};
+use super::{
+    Observer,
+    tally::{Table, sum},
+};
 use crate::desk::Transport;
 
 pub use super::tally::{KEYED, MAX_RULES_APART, OTHER};
@@ -279,7 +282,7 @@ fn level_of(
 fn durations_of(encoder: &mut MetricEncoder<'_>, durations: &Durations) -> fmt::Result {
     let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64()).chain([f64::INFINITY]);
     let buckets: Vec<_> = bounds.zip(durations.counts).collect();
-    let count = durations.counts.iter().sum();
+    let count = sum(durations.counts);
     encoder.encode_histogram::<NoLabelSet>(durations.total.as_secs_f64(), count, &buckets, None)
 }
 

@@ -359,7 +359,7 @@ impl KeyChecks<'_> {
         let (count, noted) =
             if passed { (&mut self.passed, Noted::Passed) } else { (&mut self.refused, Noted::Refused) };
         count.times += 1;
-        count.cost = count.cost.saturating_add(cost.units());
+        count.cost = count.cost.wrapping_add(cost.units());
         self.observer.top.note_key(key, noted, self.since);
     }
 

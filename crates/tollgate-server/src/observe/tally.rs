@@ -1,4 +1,7 @@
 //! Counts, for as many threads as there are. They only grow, but for the requests under way.
+//!
+//! They are counted modulo 2^64, by each thread and in their sum: costs reach that. To Prometheus a counter that begins
+//! again from a small number is a counter reset, and `rate` goes on.
 
 use std::{
     collections::HashMap,
@@ -213,15 +216,15 @@ impl TransportTally {
     }
 
     pub(super) fn durations(&self) -> Durations {
-        let nanos = self.0.all().map(|shard| read(&shard.nanos)).sum();
+        let nanos = sum(self.0.all().map(|shard| read(&shard.nanos)));
         Durations { counts: sums(self.0.all().map(|shard| &shard.left)), total: Duration::from_nanos(nanos) }
     }
 
     /// How many are under way.
     pub(super) fn inflight(&self) -> u64 {
         // read first: who leaves meanwhile has entered before
-        let left: u64 = self.durations().counts.iter().sum();
-        let entered: u64 = self.0.all().map(|shard| read(&shard.entered)).sum();
+        let left = sum(self.durations().counts);
+        let entered = sum(self.0.all().map(|shard| read(&shard.entered)));
         entered.saturating_sub(left)
     }
 }
@@ -262,10 +265,15 @@ impl RequestTally {
 fn sums<'a, const N: usize>(shards: impl Iterator<Item = &'a [AtomicU64; N]>) -> [u64; N] {
     shards.fold([0; N], |mut sums, counts| {
         for (sum, count) in sums.iter_mut().zip(counts) {
-            *sum += read(count);
+            *sum = sum.wrapping_add(read(count));
         }
         sums
     })
+}
+
+/// The sum of counts, modulo 2^64 as they are.
+pub(super) fn sum(counts: impl IntoIterator<Item = u64>) -> u64 {
+    counts.into_iter().fold(0, u64::wrapping_add)
 }
 
 fn read(count: &AtomicU64) -> u64 {
