@@ -14,7 +14,7 @@ use tollgate_tower::client::ClientAddress;
 use crate::{
     access::Access,
     config::{
-        Config, ConfigError, Listen, Live, ServerSettings, Source, live,
+        Config, ConfigError, GivenEmpty, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
     connections::Reception,
@@ -93,6 +93,18 @@ pub enum StartError {
          server listens there, or set insecure = true"
     )]
     Exposed(SocketAddr),
+    /// A reload would lift all limits, as a file that is empty or half written does.
+    #[error(
+        "the file has no rules, which would lift all limits: restore them, or write rule = [] at the top of the file \
+         to have none"
+    )]
+    NoRules,
+    /// A reload would let everybody in who can connect.
+    #[error(
+        "the file has no tokens, which would allow every call without one: restore them, or write token = [] under \
+         [server] to have none"
+    )]
+    NoTokens,
 }
 
 impl Addresses {
@@ -288,9 +300,7 @@ impl Tollgate {
             }
             Err(error) => {
                 reloads.failed();
-                tracing::error!(
-                    "the configuration is not taken over, the one before stays in force: {error}"
-                );
+                tracing::error!("configuration rejected, keeping the previous one: {error}");
             }
         }
         let result = changed.as_ref().map(|_| ()).map_err(|error| error as &dyn std::fmt::Display);
@@ -303,6 +313,13 @@ impl Tollgate {
             && !config.server.insecure
         {
             return Err(StartError::Exposed(address));
+        }
+        let GivenEmpty { rules, tokens } = config.given_empty;
+        if config.rules.is_empty() && !self.config.rules.is_empty() && !rules {
+            return Err(StartError::NoRules);
+        }
+        if config.server.tokens.is_empty() && !self.config.server.tokens.is_empty() && !tokens {
+            return Err(StartError::NoTokens);
         }
         let certificates = config.server.tls.as_ref().map(Certificates::read).transpose()?;
         self.desk.limiter().reconfigure(config.rules.iter().cloned())?;

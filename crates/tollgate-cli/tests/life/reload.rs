@@ -168,3 +168,47 @@ fn a_reload_does_not_open_to_others_what_needed_a_token() {
     assert_eq!(client.post("/v1/check", EVERYBODY).unwrap().status, 401);
     assert!(client.get("/readyz").unwrap().body.contains("stale"));
 }
+
+#[test]
+fn a_reload_drops_all_rules_only_if_the_file_says_so() {
+    let home = Home::with(&rules(10));
+    let program = home.start();
+    let stale = r#"{"ready":true,"store":"ok","rules":"stale"}"#;
+    for (failures, text) in (1..).zip(["", ANY_PORTS, "# rules follow\n"]) {
+        home.write("tollgate.toml", text);
+        program.signal("-HUP");
+        wait::until("the reload is rejected", PATIENCE, || {
+            let failed = program.metric("tollgate_config_reloads_total{result=\"failure\"}");
+            failed.parse::<u64>().unwrap() >= failures
+        });
+        assert_eq!((limit(&program), program.get("/readyz").1), (10, stale.to_owned()), "{text:?}");
+    }
+    program.wait_for_line("configuration rejected, keeping the previous one", "write rule = [] at the top");
+
+    home.write("tollgate.toml", format!("rule = []\n{ANY_PORTS}"));
+    wait::until("the rules are dropped", PATIENCE, || {
+        let answer = program.client().post("/v1/check", EVERYBODY).unwrap().json();
+        answer["tiers"].as_array().is_some_and(Vec::is_empty)
+    });
+    assert_eq!(program.get("/readyz").1, r#"{"ready":true,"store":"ok","rules":"ok"}"#);
+}
+
+#[test]
+fn a_reload_drops_all_tokens_only_if_the_file_says_so() {
+    let token = "[[server.token]]\nname = \"app\"\nfile = \"app\"\n";
+    let home = Home::with("");
+    home.write("app", "s3cret-of-app\n");
+    home.write("tollgate.toml", rules(10) + token);
+    let program = home.start();
+    let status = || program.client().post("/v1/check", EVERYBODY).unwrap().status;
+    assert_eq!(status(), 401);
+    home.write("tollgate.toml", rules(20));
+    program
+        .wait_for_line("configuration rejected, keeping the previous one", "write token = [] under [server]");
+    assert_eq!(status(), 401);
+    assert!(program.get("/readyz").1.contains("\"rules\":\"stale\""));
+
+    home.write("tollgate.toml", rules(20).replace("[server]\n", "[server]\ntoken = []\n"));
+    wait::until("the tokens are dropped", PATIENCE, || status() == 200);
+    assert!(program.get("/readyz").1.contains("\"rules\":\"ok\""));
+}

@@ -270,7 +270,7 @@ fn a_bad_secret_is_placed_and_not_shown() {
     let program = home.start();
     home.write("app", "s3cret with spaces");
     program.signal("-HUP");
-    program.wait_for_log("stays in force");
+    program.wait_for_log("keeping the previous one");
     assert_no_secrets(&program);
 }
 

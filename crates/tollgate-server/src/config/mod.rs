@@ -82,8 +82,19 @@ pub struct Config {
     pub rules: Vec<Rule>,
     /// On which line of the file each of them begins, in the same order; none of the demo's.
     pub rule_lines: Vec<usize>,
+    /// Which lists the file has, and has empty.
+    pub given_empty: GivenEmpty,
     /// What works and is probably not meant.
     pub warnings: Vec<String>,
+}
+
+/// The lists that are in the file as `[]`. A file that lacks them may be half written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenEmpty {
+    /// `rule = []`.
+    pub rules: bool,
+    /// `token = []` under `[server]`.
+    pub tokens: bool,
 }
 
 /// Where a configuration comes from.
@@ -226,6 +237,11 @@ fn settled(source: &Source, files: &mut Files, written: Written) -> Result<Confi
     let Written { mut document, mut problems, origin } = written;
     source.lay_over(&mut document, &mut problems);
     let mut warnings = Vec::new();
+    let tokens = document.server.get().and_then(|server| server.token.get());
+    let given_empty = GivenEmpty {
+        rules: document.rule.get().is_some_and(Vec::is_empty),
+        tokens: tokens.is_some_and(Vec::is_empty),
+    };
     let store_place = document.store.place();
     let store_read = document.store.into_value().unwrap_or_default();
     let mut settle = Settle { files, environment: &source.environment, problems: &mut problems };
@@ -240,7 +256,7 @@ fn settled(source: &Source, files: &mut Files, written: Written) -> Result<Confi
     };
     if problems.is_empty() {
         let rule_lines = rules::lines(&places);
-        Ok(Config { origin, server, store, labels, rules, rule_lines, warnings })
+        Ok(Config { origin, server, store, labels, rules, rule_lines, given_empty, warnings })
     } else {
         Err(ConfigError::new(problems))
     }

@@ -29,7 +29,8 @@ tables! {
         labels: BTreeMap<String, Field<Label>>,
         /// Fields of all rules that do not say otherwise
         defaults: Defaults,
-        /// Named limits; all that match a request apply together
+        /// Named limits; all that match a request apply together. To drop all of them while a server runs, write `rule = []` at the
+        /// top of the file
         rule: Vec<Field<Rule>>,
     }
 
@@ -58,7 +59,8 @@ tables! {
         envoy_closed: Word<Closed>,
         /// Certificates, below; without them connections are not encrypted
         tls: Tls,
-        /// Who may call, below; without any, everybody on this machine may. At most 1000
+        /// Who may call, below; without any, everybody on this machine may. To drop all of them while a server runs, write
+        /// `token = []`. At most 1000
         token: Vec<Field<Token>>,
     }
 
