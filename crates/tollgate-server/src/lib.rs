@@ -4,6 +4,7 @@
 //! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
 //! * [`run`]: the whole server, from its configuration to its end
+//! * [`startup`]: when it is ready
 //! * [`listen`], [`access`]: addresses, certificates and tokens
 //! * [`connections`], [`workers`]: those of any front end, within bounds, from first to last, and who serves them
 //! * [`serve`]: HTTP connections
@@ -40,6 +41,7 @@ mod pieces;
 pub mod resp;
 pub mod run;
 pub mod serve;
+pub mod startup;
 pub mod store;
 mod unhurried;
 pub mod workers;

@@ -1,6 +1,6 @@
 //! The whole server: from its configuration, through every change of it, to its end.
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
@@ -24,6 +24,7 @@ use crate::{
     observe::logs::{Audit, audit},
     resp,
     serve::{self, Draining},
+    startup::Startup,
     store::{AnyStore, OpenError},
     workers::Workers,
 };
@@ -46,6 +47,7 @@ pub struct Tollgate {
     desk: Desk<AnyStore>,
     access: Access,
     reception: Reception,
+    startup: Startup,
     draining: Draining,
     gatehouse: Live<forward_auth::Settings>,
     envoy: Live<grpc::Settings>,
@@ -174,6 +176,8 @@ impl Tollgate {
             security: Security::new(config.server.tls.as_ref())?,
             workers: workers(&desk).map_err(StartError::Threads)?,
         };
+        let startup =
+            if desk.limiter().store().is_remote() { Startup::waiting() } else { Startup::default() };
         let draining = Draining::default();
         let http = match config.server.http {
             Listen::Off => None,
@@ -194,6 +198,7 @@ impl Tollgate {
             desk,
             access: Access::new(config.server.tokens.clone()),
             reception,
+            startup,
             draining,
             gatehouse: live(gatehouse(&config.server)),
             envoy: live(envoy(&config.server)),
@@ -233,9 +238,21 @@ impl Tollgate {
         drop(stopped);
         let desk = self.desk.clone();
         let history = tokio::spawn(async move { desk.keep_history().await });
+        let (desk, startup) = (self.desk.clone(), self.startup.clone());
+        let reaching =
+            tokio::spawn(async move { startup.reach_store(|| desk.limiter().store().warm_up()).await });
+        let startup = self.startup.clone();
+        let mut ready = pin!(startup.ready());
+        let mut is_starting = true;
         let reloader = self.watcher.reloader();
         let how = loop {
             tokio::select! {
+                () = &mut ready, if is_starting => {
+                    is_starting = false;
+                    if let Some(envoys) = &envoys {
+                        envoys.is_ready().await;
+                    }
+                }
                 told = signals.next() => match told {
                     Told::ToStop(how) => break how,
                     Told::ToReload => reloader.reload_now(),
@@ -245,7 +262,7 @@ impl Tollgate {
         };
         self.draining.begin();
         if let Some(envoys) = envoys {
-            envoys.is_leaving().await;
+            envoys.is_not_ready().await;
         }
         if how == Stop::Drain {
             // whoever is in a hurry says so once more
@@ -254,6 +271,7 @@ impl Tollgate {
         drop(stop);
         while fronts.join_next().await.is_some() {}
         history.abort();
+        reaching.abort();
     }
 
     /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
@@ -265,13 +283,20 @@ impl Tollgate {
         let mut envoys = None;
         if let Some(server) = self.http.take() {
             let gatehouse = forward_auth::router(self.desk.clone(), Arc::clone(&self.gatehouse));
-            let settings = http::Settings { access: self.access.clone(), draining: self.draining.clone() };
+            let settings = http::Settings {
+                access: self.access.clone(),
+                startup: self.startup.clone(),
+                draining: self.draining.clone(),
+            };
             let routes = http::service(self.desk.clone(), settings, gatehouse);
             fronts.spawn(server.run(routes, until(stopped)));
         }
         if let Some((listener, _)) = self.grpc.take() {
             let services =
                 grpc::Services::new(self.desk.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
+            if !self.startup.is_ready() {
+                services.is_not_ready().await;
+            }
             envoys = Some(services.clone());
             fronts.spawn(grpc::serve::run(listener, services, self.reception.clone(), until(stopped)));
         }

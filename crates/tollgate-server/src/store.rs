@@ -78,7 +78,7 @@ impl fmt::Debug for StoreUrl {
 }
 
 impl AnyStore {
-    /// The store that the settings name. Redis may be away: it is connected to with the first decision.
+    /// The store that the settings name. Redis may be away: it is connected to by [`AnyStore::warm_up`], or with the first decision.
     ///
     /// # Errors
     /// When the settings cannot be used.
@@ -94,6 +94,19 @@ impl AnyStore {
                 .and_then(|store| store.with_prefix(prefix))
                 .map(Self::Redis)
                 .map_err(|error| refused(error.to_string())),
+        }
+    }
+}
+
+impl AnyStore {
+    /// Does in advance what the first decision would otherwise wait for: see [`RedisStore::warm_up`].
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn warm_up(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(_) => Ok(()),
+            Self::Redis(store) => store.warm_up().await,
         }
     }
 }

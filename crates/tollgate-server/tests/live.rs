@@ -29,7 +29,7 @@ use tollgate_server::{
     },
     listen::WRITE_TIMEOUT,
     observe::history::SECONDS,
-    serve::{Draining, Server},
+    serve::Server,
 };
 use tollgate_testkit::wait::PATIENCE;
 use tower::ServiceExt;
@@ -60,7 +60,7 @@ struct Events {
 impl Subjected {
     fn new(tokens: Vec<Token>) -> Self {
         let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
-        let settings = http::Settings { access: Access::new(tokens), draining: Draining::default() };
+        let settings = http::Settings { access: Access::new(tokens), ..http::Settings::default() };
         let routes = http::guarded(desk.clone(), settings.clone(), Router::new());
         Self { desk, settings, routes }
     }

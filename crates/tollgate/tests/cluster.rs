@@ -78,6 +78,39 @@ fn at(places: &[Place], node: usize) -> Place {
     places.iter().find(|place| place.node == node).unwrap().clone()
 }
 
+/// How often a node has run a script, and how often it was sent one in full.
+fn scripts(server: &Server) -> (u64, u64) {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let calls = |command: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    };
+    (calls("evalsha"), calls("eval"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_primary_is_warmed_up_and_one_that_is_away_delays_nobody_for_long() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let store = RedisStore::connect_later(&url(&cluster)).unwrap();
+    store.warm_up().await.unwrap();
+    let primaries = || cluster.nodes().iter().filter(|node| node.is_primary());
+    assert!(primaries().count() > 1);
+    for node in primaries() {
+        assert_eq!(scripts(node), (1, 1), "{}", node.addr());
+    }
+    for place in places(&cluster, &store).await {
+        assert!(passes(&hit(&store, &place.key).await.unwrap()));
+    }
+    for node in primaries() {
+        assert_eq!(scripts(node).1, 1, "no decision had to send the script to {}", node.addr());
+    }
+    let another = RedisStore::connect_later(&url(&cluster)).unwrap();
+    cluster.nodes()[2].suspend();
+    let warmed_up = tokio::time::timeout(wait::PATIENCE, another.warm_up()).await;
+    cluster.nodes()[2].resume();
+    warmed_up.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tiers_on_several_nodes_are_charged_all_or_none_also_among_many_callers() {
     let cluster = Cluster::start(Flavor::Redis7);

@@ -66,6 +66,19 @@ fn assert_nobody_saw_a_replica(seen: &Seen) {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_primary_is_warmed_up_before_the_first_decision() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let store = RedisStore::connect_later(&url(&sentinels)).unwrap();
+    store.warm_up().await.unwrap();
+    let primary = sentinels.primary();
+    let run = |place: usize| scripts_run(&sentinels.nodes()[place]);
+    // by its digest, which is not known, and in full
+    assert_eq!(run(primary), 2);
+    assert_eq!(hit(&store).await.unwrap(), AMOUNT - 1);
+    assert_eq!(run(primary), 3);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_primary_is_replaced_and_decisions_come_back() {
     let mut sentinels = Sentinels::start(Flavor::Redis7);

@@ -3,11 +3,19 @@
 use std::time::Duration;
 
 use tollgate_testkit::{
+    proxy::Proxy,
     server::{Flavor, Server},
     wait::{self, PATIENCE},
 };
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 
-use crate::program::{ANY_PORTS, Home};
+use crate::{
+    program::{ANY_PORTS, Home},
+    slow::{self, ONE_WAY},
+};
 
 fn check(client: &mut crate::client::Client, route: &str) -> serde_json::Value {
     let body = format!(r#"{{"labels":{{"route":"{route}"}}}}"#);
@@ -32,7 +40,15 @@ fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
         redis.url()
     ));
     let program = home.start();
-    assert_eq!(program.get("/readyz").0, 200);
+    let degraded = (200, r#"{"ready":true,"store":"degraded","rules":"ok"}"#.to_owned());
+    // not a single request has been decided without the store, and still it is known to be away
+    let before_ready = [r#"{"ready":false,"store":"degraded","rules":"ok"}"#.to_owned(), degraded.1.clone()];
+    wait::until("the server is ready without its store", PATIENCE, || {
+        let (status, body) = program.get("/readyz");
+        assert!(before_ready.contains(&body), "{body}");
+        status == 200
+    });
+    assert_eq!(program.get("/readyz"), degraded);
     program.wait_for_log(&format!("the store {} cannot be reached: cannot connect to ", redis.url()));
     program.wait_for_log(
         "until it can, 1 rule lets everything pass (open), 1 rule refuses everything (closed), 1 rule enforces this process's \
@@ -47,7 +63,6 @@ fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
     }
     let local: Vec<_> = (0..4).map(|_| check(&mut client, "local")["allowed"].as_bool().unwrap()).collect();
     assert_eq!(local, [true, true, true, false]);
-    let degraded = (200, r#"{"ready":true,"store":"degraded","rules":"ok"}"#.to_owned());
     wait::until("the server says that its store is away", PATIENCE, || {
         check(&mut client, "open");
         program.get("/readyz") == degraded
@@ -69,4 +84,24 @@ fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
             .collect();
         assert_eq!(counted, [true, true, true, false], "{route}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn once_it_is_ready_the_very_first_check_is_decided_by_a_redis_that_is_far_away() {
+    let redis = Server::start(Flavor::Redis7);
+    let far = Proxy::start(redis.addr());
+    far.delay(ONE_WAY);
+    let home = Home::with(&slow::configuration(&far.url()));
+    let program = home.start();
+    let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+    wait::until("the server is ready", PATIENCE, || program.get("/readyz").0 == 200);
+    assert_eq!(program.get("/readyz").1, r#"{"ready":true,"store":"ok","rules":"ok"}"#);
+    let first = check(&mut program.client(), "any");
+    assert_eq!((&first["source"], &first["degraded"]), (&"store".into(), &false.into()), "{first}");
+    wait::until_async("gRPC clients are told that it is ready", PATIENCE, async || {
+        let asked = HealthCheckRequest { service: String::new() };
+        health.check(asked).await.unwrap().into_inner().status() == ServingStatus::Serving
+    })
+    .await;
 }

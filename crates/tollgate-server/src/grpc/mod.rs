@@ -121,7 +121,7 @@ impl<S> Clone for Services<S> {
 }
 
 impl<S: Store> Services<S> {
-    /// The rate limit service over a desk. It says that it is in good health until it stops.
+    /// The rate limit service over a desk. It reports that it is ready until told otherwise.
     pub async fn new(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
         let limits = Arc::new(Limits { desk, settings, access, warned: Mutex::default() });
         let service = RateLimitServiceServer::from_arc(Arc::clone(&limits));
@@ -133,8 +133,14 @@ impl<S: Store> Services<S> {
         services
     }
 
-    /// Says from now on that it is about to stop, so that clients go elsewhere; it still answers.
-    pub async fn is_leaving(&self) {
+    /// Reports from now on that it is ready.
+    pub async fn is_ready(&self) {
+        self.report(ServingStatus::Serving).await;
+    }
+
+    /// Reports from now on that it is not ready, so that clients go elsewhere: before start-up is over, and when it is about to stop.
+    /// It still answers.
+    pub async fn is_not_ready(&self) {
         self.report(ServingStatus::NotServing).await;
     }
 

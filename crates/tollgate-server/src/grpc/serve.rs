@@ -87,7 +87,7 @@ pub async fn run<S: Store>(
     let leaving = services.clone();
     let stop = async {
         stop.await;
-        leaving.is_leaving().await;
+        leaving.is_not_ready().await;
     };
     let serve = move |visitor| serve(visitor, services.clone(), Share::of(&spare), Arc::clone(&large));
     entrance.run(serve, stop).await;

@@ -32,17 +32,18 @@ pub(super) struct Rules {
     rules: Vec<RuleView>,
 }
 
-/// Ready as soon as there are rules, also while the store is away: rules decide without it. Not any more once it stops.
+/// Ready once [start-up](crate::startup) is over, also if the store is away: rules decide without it. Not any more once it stops.
 pub(super) async fn readyz<S: Store>(State(api): State<Api<S>>) -> Response {
-    let ready = !api.settings.draining.has_begun();
-    let body = Readiness { ready, store: store_word(&api.desk), rules: rules_word(&api.desk) };
+    let ready = api.settings.startup.is_ready() && !api.settings.draining.has_begun();
+    let body = Readiness { ready, store: store_word(&api), rules: rules_word(&api.desk) };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }
 
 /// Whether the store answers.
-pub(super) fn store_word<S: Store>(desk: &Desk<S>) -> &'static str {
-    if desk.limiter().stats().left_alone > 0 { "degraded" } else { "ok" }
+pub(super) fn store_word<S: Store>(api: &Api<S>) -> &'static str {
+    let is_away = !api.settings.startup.has_store() || api.desk.limiter().stats().left_alone > 0;
+    if is_away { "degraded" } else { "ok" }
 }
 
 /// Whether the rules in force are those of the file.

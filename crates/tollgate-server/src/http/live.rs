@@ -220,7 +220,7 @@ impl<S: Store> Listener<S> {
         let desk = &self.api.desk;
         let body = Seconds {
             seconds,
-            store: store_word(desk),
+            store: store_word(&self.api),
             rules: rules_word(desk),
             rules_read_s: desk.observer().reloads().last_success(),
         };

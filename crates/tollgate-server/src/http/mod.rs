@@ -71,6 +71,7 @@ use crate::{
     desk::{Caller, Desk, Transport},
     observe::{Observer, trace::RequestSpans},
     serve::{Draining, Routes, Sent},
+    startup::Startup,
 };
 
 /// The largest body of several checks, in bytes.
@@ -82,11 +83,13 @@ const CHECKS_PER_LOOK: usize = 4;
 /// How long a body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Who may call, and whether the server is about to stop.
+/// Who may call, and whether the server is ready and about to stop.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Who may call.
     pub access: Access,
+    /// Whether the server is ready.
+    pub startup: Startup,
     /// Whether the server is about to stop.
     pub draining: Draining,
 }

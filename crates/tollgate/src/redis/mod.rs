@@ -149,7 +149,8 @@ fn prefixed(prefix: &str) -> Result<String, RedisSetupError> {
 }
 
 impl RedisStore {
-    /// Connects to a Redis that a URL names: a server, the primary that sentinels name, or a Cluster; by TLS with `rediss`.
+    /// Connects to a Redis that a URL names: a server, the primary that sentinels name, or a Cluster; by TLS with `rediss`. Returns
+    /// when Redis is ready for the first decision: see [`RedisStore::warm_up`].
     ///
     /// * `redis://[user:password@]host[:port][/database]`
     /// * `redis-sentinel://[user:password@]host[:port],…/name[/database]`; user and password are those of the primary
@@ -167,25 +168,29 @@ impl RedisStore {
     /// When URL and settings are wrong or the server cannot be reached.
     pub async fn connect_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
         let store = Self::connect_later_with(url, settings)?;
-        let ready = match &store.backend {
-            Backend::Primary(primary) => primary.ready().await,
-            Backend::Cluster(cluster) => cluster.ready().await,
-        };
-        ready.map_err(RedisSetupError::Connect)?;
-        // so that the first decision finds the script; a user who may not do this sends it with that decision
-        let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(SOURCE);
-        match &store.backend {
-            Backend::Primary(primary) => match primary.send(Request::Command(&load)).await {
-                Ok(_) => Ok(store),
-                Err(failure) if failure.is("NOPERM") => Ok(store),
-                Err(failure) => Err(RedisSetupError::Connect(StoreError::from(failure).to_string())),
-            },
-            Backend::Cluster(cluster) => {
-                cluster.send_to_all(Request::Command(&load)).await;
-                Ok(store)
-            }
+        match store.warm_up().await {
+            Ok(()) => Ok(store),
+            Err(StoreError::NotRun(reason)) => Err(RedisSetupError::Connect(reason)),
+            Err(error) => Err(RedisSetupError::Connect(error.to_string())),
         }
+    }
+
+    /// Does in advance what the first decision would otherwise wait for: connects, on a Cluster to every primary, has the script loaded
+    /// and learns the server's clock. For a store that was set up with [`RedisStore::connect_later`]; changes nothing in Redis.
+    ///
+    /// # Errors
+    /// When the server does not answer; on a Cluster, when no primary does.
+    pub async fn warm_up(&self) -> Result<(), StoreError> {
+        // a batch of no checks takes the path of every decision, and needs no rights on any key
+        let call = encode(&self.prefix, &[], Moments::default())?;
+        match &self.backend {
+            Backend::Primary(primary) => {
+                primary.ready().await.map_err(StoreError::NotRun)?;
+                primary.send(Request::Script(&call)).await?;
+            }
+            Backend::Cluster(cluster) => cluster.warm_up(Request::Script(&call)).await?,
+        }
+        Ok(())
     }
 
     /// A store that connects with its first call, so that it can be set up while the server is away.

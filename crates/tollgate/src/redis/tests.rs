@@ -235,6 +235,33 @@ async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
 }
 
 #[tokio::test]
+async fn after_a_warm_up_the_first_decision_is_one_call_and_the_clock_is_known() {
+    let server = Server::start(Flavor::Redis7);
+    let subject = Subject { store: RedisStore::connect_later(&server.url()).unwrap(), server };
+    let limit = Limit::fixed_window(100, MINUTE).unwrap();
+    let commands = subject.commands_during(async { subject.store.warm_up().await.unwrap() }).await;
+    assert_eq!((commands["evalsha"], commands["eval"], commands.get("mget")), (1, 1, None), "{commands:?}");
+    let Backend::Primary(primary) = &subject.store.backend else { panic!("not a Cluster") };
+    assert!(primary.link().on_server(tokio::time::Instant::now()).is_some());
+    let first = subject.commands_during(subject.ask(Operation::Check, "k", &limit, 1)).await;
+    let not_needed = ["eval", "client|setname", "client"].map(|name| first.get(name));
+    assert_eq!((first["evalsha"], not_needed), (1, [None; 3]), "{first:?}");
+}
+
+#[tokio::test]
+async fn connecting_needs_no_rights_but_those_of_a_decision() {
+    let server = Server::start(Flavor::Redis7);
+    let rules =
+        ["on", ">word", "~shop1:*", "-@all", "+evalsha", "+eval", "+time", "+mget", "+set", "+setrange"];
+    server.set_user("limiter", &rules);
+    let url = server.url().replace("redis://", "redis://limiter:word@");
+    let store = RedisStore::connect(&url).await.unwrap().with_prefix("shop").unwrap();
+    let limit = Limit::fixed_window(100, MINUTE).unwrap();
+    let decided = store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+    assert_eq!(decided.answers[0][0].available, 99);
+}
+
+#[tokio::test]
 async fn a_lost_script_is_sent_again_within_the_same_call() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::sliding_log(100, MINUTE).unwrap();

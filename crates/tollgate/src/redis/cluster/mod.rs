@@ -35,6 +35,8 @@ const MOVE_PAUSE: Duration = Duration::from_millis(5);
 const QUICK_HOPS: u32 = 4;
 /// How long a node may take to tell who serves what.
 const MAP_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a node may take to answer for the first time; then the others are used without it.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The least time between two questions for who serves what.
 const MAP_PAUSE: Duration = Duration::from_millis(250);
 
@@ -93,15 +95,24 @@ impl Cluster {
         self.links.lock().values().cloned().collect()
     }
 
-    /// Learns who serves what; why not, otherwise.
-    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
-        self.refreshed().await
-    }
-
-    /// Sends a command to every node that is known. Who cannot be reached is left out.
-    pub(super) async fn send_to_all(&self, request: Request<'_>) {
+    /// Learns who serves what, and sends a request to every node that serves anything: each is connected to then. Fails if none
+    /// answers; one that is away harms its own slots only.
+    pub(super) async fn warm_up(self: &Arc<Self>, request: Request<'_>) -> Result<(), Failure> {
+        self.refreshed().await.map_err(Failure::Unreachable)?;
         let links: Vec<Arc<Link>> = self.map.read().nodes().iter().map(|node| self.link(node)).collect();
-        join_all(links.iter().map(|link| link.send(request, Asking::No))).await;
+        let sent = links.iter().map(|link| timeout(WARM_UP_TIMEOUT, link.send(request, Asking::No)));
+        let mut outcome = Err(Failure::Unreachable("no node of the cluster serves anything".to_owned()));
+        for reply in join_all(sent).await {
+            match reply {
+                Ok(Ok(_)) => outcome = Ok(()),
+                Ok(Err(failure)) if outcome.is_err() => outcome = Err(failure),
+                Err(_) if outcome.is_err() => {
+                    outcome = Err(Failure::Lost(format!("no answer within {WARM_UP_TIMEOUT:?}")));
+                }
+                _ => {}
+            }
+        }
+        outcome
     }
 
     /// Which node decides a check. Those over several nodes have a lane of their own.

@@ -11,10 +11,9 @@ use super::{Inspected, Shape};
 use crate::{redis::keys::probe_key, store::StoreError};
 
 /// What the limiter sends: as ACL rules name it, as it is tried, and where it is needed.
-const NEEDED: [(&str, &str, Where); 20] = [
+const NEEDED: [(&str, &str, Where); 19] = [
     ("evalsha", "EVALSHA 0000000000000000000000000000000000000000 1 KEY", Where::Everywhere),
     ("eval", "EVAL return(1) 1 KEY", Where::Everywhere),
-    ("script|load", "SCRIPT LOAD return(1)", Where::Everywhere),
     ("time", "TIME", Where::Everywhere),
     ("get", "GET KEY", Where::Everywhere),
     ("mget", "MGET KEY", Where::Everywhere),
@@ -89,7 +88,7 @@ pub struct User {
 /// One command, and whether it is granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// As rules of the ACL name it: `script|load`.
+    /// As rules of the ACL name it: `cluster|slots`.
     pub command: &'static str,
     /// Whether it may be sent.
     pub permission: Permission,
