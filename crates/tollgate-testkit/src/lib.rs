@@ -2,7 +2,8 @@
 //! admitted.
 //!
 //! Real servers are a [`server::Server`], a [`cluster::Cluster`] or [`sentinel::Sentinels`]; real proxies, a [`gateway::Gateway`]. What goes wrong with them is in
-//! [`faults`]; with the way to them, in [`proxy`] (for one client) and [`namespace`] (for whole machines).
+//! [`faults`]; with the way to them, in [`proxy`] (for one client) and [`namespace`] (for whole machines). A network's round
+//! trip is added by a [`delay_proxy::DelayProxy`].
 //!
 //! Nothing here decides a limit, and nothing here is published: other crates name this one only among their
 //! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
@@ -11,6 +12,7 @@
 pub mod away;
 pub mod cluster;
 pub mod conformance;
+pub mod delay_proxy;
 pub mod faults;
 pub mod gateway;
 pub mod hammer;
