@@ -1,10 +1,10 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
-use crate::stats::Target;
+use crate::{network::Kind, stats::Target};
 
 /// Measures tollgate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
@@ -28,7 +28,8 @@ pub struct Args {
     /// Only the contestants whose name contains this take part, on Redis and over the front ends: for a profiler
     #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
-    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or benchmarks-fronts.md
+    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
+    /// the task's own page: benchmarks-fronts.md, benchmarks-network.md
     #[arg(long, global = true)]
     pub write: Option<PathBuf>,
     /// What else it does, instead of measuring all tables
@@ -51,6 +52,22 @@ pub enum Task {
     Simulate,
     /// The server's front ends against servers that always allow, and against throttlecrab's
     Fronts,
+    /// Limiters on a Redis that is a network away: round trips from 0 to 5 ms
+    Network,
+    /// The proxy that delays traffic, as a process of its own: started by the bench
+    #[command(hide = true)]
+    DelayProxy {
+        /// Address of the server
+        upstream: SocketAddr,
+    },
+    /// One of several client processes: started by the bench
+    #[command(hide = true)]
+    NetworkClient {
+        /// Contestant
+        kind: Kind,
+        /// URL of the server
+        url: String,
+    },
     /// The server that always allows, until it is ended: started by the bench
     #[command(hide = true)]
     AlwaysAllow,

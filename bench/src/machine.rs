@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// The machine, and how busy it was.
@@ -52,9 +53,16 @@ pub fn load() -> Result<String> {
     Ok(load.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// The CPU time of this process so far, in microseconds.
+/// The CPU time of this process so far, in microseconds. Unlike [`cpu_us`], it is not rounded to ticks.
 pub fn own_cpu_us() -> Result<f64> {
-    cpu_us("self")
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Ok(time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3)
+}
+
+/// The CPU time of a process's main thread so far, in microseconds.
+pub fn main_thread_cpu_us(process: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/schedstat"))?;
+    Ok(stat.split(' ').next().context("schedstat is empty")?.parse::<f64>()? / 1e3)
 }
 
 /// The CPU time of a process so far, in microseconds.
@@ -98,9 +106,19 @@ fn crates() -> Vec<String> {
     let mut names = vec!["governor", "quota"];
     names.extend(cfg!(feature = "throttlecrab").then_some("throttlecrab"));
     names.extend(cfg!(feature = "limitador").then_some("limitador"));
-    // two versions of redis-rs may be there; the bench's own is the later one
-    let ours = LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
-    versions_of(&names).into_iter().chain(ours.last().map(|version| format!("redis-rs {version}"))).collect()
+    versions_of(&names).into_iter().chain(redis_rs()).collect()
+}
+
+/// The Redis clients of `scripts/bench network`.
+pub fn client_versions() -> Vec<String> {
+    redis_rs().into_iter().chain(versions_of(&["fred"])).collect()
+}
+
+/// The lock file may have two versions of redis-rs; the bench's own is the later one.
+fn redis_rs() -> Option<String> {
+    let versions =
+        LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    versions.last().map(|version| format!("redis-rs {version}"))
 }
 
 /// The versions of these crates, as the lock file has them.

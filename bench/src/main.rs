@@ -8,6 +8,7 @@ mod drive;
 mod fronts;
 mod local;
 mod machine;
+mod network;
 mod outage;
 mod progress;
 mod remote;
@@ -26,6 +27,7 @@ use tokio::runtime::Runtime;
 use crate::{
     args::{Args, Task},
     machine::Machine,
+    network::NetworkReport,
     progress::Progress,
     report::Report,
     server::Server,
@@ -37,6 +39,9 @@ fn main() -> Result<()> {
         None => show(&args, &runtime()?.block_on(run(&args))?, Report::write),
         Some(Task::Scaling { directory }) => scaling::write(directory),
         Some(Task::Fronts) => show(&args, &runtime()?.block_on(fronts::run(&args))?, Report::write_fronts),
+        Some(Task::Network) => show_network(&args, &runtime()?.block_on(network::run(&args))?),
+        Some(Task::DelayProxy { upstream }) => network::serve_proxy(*upstream),
+        Some(Task::NetworkClient { kind, url }) => runtime()?.block_on(network::client(*kind, url)),
         Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::always_allow()),
         Some(Task::Outage) => runtime()?.block_on(outage::run()),
         Some(Task::Simulate) => simulate::run(args.rounds, args.quick),
@@ -60,6 +65,18 @@ fn show(args: &Args, report: &Report, write: fn(&Report, &Path) -> Result<()>) -
     }
     match &args.write {
         Some(directory) => write(report, directory),
+        None => Ok(()),
+    }
+}
+
+fn show_network(args: &Args, network: &NetworkReport) -> Result<()> {
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(network)?);
+    } else {
+        print!("{}", report::text(&network.report));
+    }
+    match &args.write {
+        Some(directory) => report::write_network(network, directory),
         None => Ok(()),
     }
 }

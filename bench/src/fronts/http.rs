@@ -77,7 +77,7 @@ impl Caller for Client {
 }
 
 /// The body of an answer, once all of it is there.
-fn body_of(answer: &[u8]) -> Result<Option<&[u8]>> {
+pub fn body_of(answer: &[u8]) -> Result<Option<&[u8]>> {
     const LENGTH: &[u8] = b"\r\ncontent-length: ";
     let Some(end) = find(answer, b"\r\n\r\n") else { return Ok(None) };
     let (head, body) = (&answer[..end], &answer[end + 4..]);

@@ -25,7 +25,10 @@ use crate::{
     stats::{Column, Ratio, Row, Stat, Table, Target},
 };
 
-pub use self::process::always_allow;
+pub use self::{
+    http::body_of,
+    process::{Addresses, always_allow},
+};
 use self::{process::Contestant, tools::Tool};
 
 /// How many connections ask at a time; over gRPC, how many calls on [`grpc::CHANNELS`] connections.

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use anyhow::Result;
-use redis::{Script, aio::ConnectionManager};
+use redis::{IntoConnectionInfo, Script, aio::ConnectionManager, io::tcp::TcpSettings};
 
 use super::{bounds::Bound, keys::Keys};
 
@@ -70,7 +70,9 @@ impl Hand {
     }
 
     async fn new(url: &str, source: &str, form: Form) -> Result<Self> {
-        let connection = redis::Client::open(url)?.get_connection_manager().await?;
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let info = url.into_connection_info()?.set_tcp_settings(tcp);
+        let connection = redis::Client::open(info)?.get_connection_manager().await?;
         let script = Script::new(source);
         script.load_async(&mut connection.clone()).await?;
         Ok(Self { connection, script: Arc::new(script), form })

@@ -3,12 +3,12 @@
 //! Each scenario is a table: who plays, what is read off, and which ratio has a target.
 
 pub mod batch;
-mod bounds;
+pub mod bounds;
 mod compare;
 mod crowd;
 mod exact;
 mod hand;
-mod keys;
+pub mod keys;
 #[cfg(feature = "limitador-redis")]
 mod limitador;
 mod log;

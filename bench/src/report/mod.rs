@@ -2,6 +2,7 @@
 
 mod fronts;
 mod markdown;
+mod network;
 pub mod svg;
 mod text;
 
@@ -11,7 +12,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 pub use self::text::text;
-use crate::{machine::Machine, stats::Table};
+use crate::{machine::Machine, network::NetworkReport, stats::Table};
 
 /// Everything that one run of the bench found out.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,4 +47,14 @@ impl Report {
         fs::write(directory.join("benchmarks-fronts.md"), fronts::page(self))?;
         Ok(())
     }
+}
+
+/// Writes the page about round trips, its chart and its figures into `directory`.
+pub fn write_network(report: &NetworkReport, directory: &Path) -> Result<()> {
+    let charts = directory.join("benchmarks");
+    fs::create_dir_all(&charts)?;
+    fs::write(charts.join("network.svg"), network::chart::chart(&report.points))?;
+    fs::write(charts.join("network.json"), serde_json::to_string_pretty(report)? + "\n")?;
+    fs::write(directory.join("benchmarks-network.md"), network::page(report))?;
+    Ok(())
 }
