@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tollgate::{Algorithm, Cost, Limit, Limiter, Options, RedisStore};
 use tollgate_core::limit::MAX_WINDOW;
+use tollgate_testkit::delay_proxy::DelayProxy;
 use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report, WrongClock};
 use tollgate_testkit::oracle::{Admitted, bucket_violation, window_violation};
 use tollgate_testkit::server::{Flavor, Server};
@@ -115,6 +116,28 @@ fn processes_together_get_exactly_the_limit_on_every_server() {
             assert_eq!(cost_of(&hits), AMOUNT, "{algorithm} on {flavor}");
             assert_eq!(used(&hammer, "hot"), [AMOUNT], "{algorithm} on {flavor}");
         }
+    }
+}
+
+#[test]
+fn processes_a_millisecond_away_together_get_exactly_the_limit_and_keep_its_bound() {
+    const AMOUNT: u64 = 300;
+    let server = Server::start(Flavor::Redis7);
+    let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
+    for algorithm in Algorithm::ALL {
+        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
+        let plan = Hammer { url: proxy.url(), ..plan };
+        let hits = run_together(&plan);
+        assert_within(&plan.limit, &hits);
+        assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}");
+        assert_eq!(used(&plan, "hot"), [AMOUNT], "{algorithm}");
+
+        let short = Limit::new(algorithm, 50, Duration::from_millis(100)).expect("within the range");
+        let plan = hammer(&server, short, Extent::Time(Duration::from_millis(800)));
+        let plan = Hammer { url: proxy.url(), keys: vec!["short".to_owned()], ..plan };
+        let hits = run_together(&plan);
+        assert_within(&short, &hits);
+        assert!(cost_of(&hits) > short.amount(), "{algorithm} admits only {}", cost_of(&hits));
     }
 }
 

@@ -1,10 +1,13 @@
 //! The conformance suite, on every store.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::time::Duration;
+
 use tollgate::{ManualClock, MemoryStore, RedisStore};
 use tollgate_testkit::{
     cluster::Cluster,
     conformance,
+    delay_proxy::DelayProxy,
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
     subject::{START, Subject},
@@ -46,16 +49,20 @@ mod valkey_9 {
     tollgate_testkit::conformance!(on_redis(Flavor::Valkey9));
 }
 
-/// Every promise in turn, under a prefix of its own each: these take seconds to start.
-async fn all_on(store: RedisStore) {
+/// Returns a factory of subjects on one store, each with a prefix of its own.
+fn subjects_on(store: RedisStore) -> impl AsyncFnMut() -> Subject<RedisStore> {
     let mut number = 0;
-    conformance::all(async || {
+    async move || {
         number += 1;
         let clock = ManualClock::new(START);
         let store = store.clone().with_prefix(&format!("p{number}-")).unwrap().with_clock(clock.clone());
         Subject { store, clock, server: None }
-    })
-    .await;
+    }
+}
+
+/// Every promise in turn, under a prefix of its own each: these take seconds to start.
+async fn all_on(store: RedisStore) {
+    conformance::all(subjects_on(store)).await;
 }
 
 fn places(servers: &[Server]) -> String {
@@ -75,4 +82,11 @@ async fn a_cluster_keeps_every_promise() {
     let cluster = Cluster::start(Flavor::Redis7);
     let url = format!("redis-cluster://{}", places(cluster.nodes()));
     all_on(RedisStore::connect(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_redis_a_millisecond_away_keeps_its_promises() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
+    conformance::all_but_long(subjects_on(RedisStore::connect(&proxy.url()).await.unwrap())).await;
 }

@@ -1,9 +1,12 @@
 //! Random histories: model, memory and every Redis agree on every field.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::time::Duration;
+
 use tollgate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
 use tollgate_testkit::{
     cluster::Cluster,
+    delay_proxy::DelayProxy,
     history::{Plan, agrees_with_model},
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
@@ -81,4 +84,13 @@ async fn every_cluster_agrees_with_the_model() {
         let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
         agrees_with_model(&store, &clock, &plan).await;
     }
+}
+
+#[tokio::test]
+async fn a_redis_a_millisecond_away_agrees_with_the_model() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().with_clock(clock.clone());
+    agrees_with_model(&store, &clock, &Plan::new(&Algorithm::ALL, 800).steps(3_000)).await;
 }

@@ -12,8 +12,8 @@ use tollgate_testkit::server::Flavor;
 use crate::{
     bench::{MANY, Mixture, RECOVERY, alone, check, limiter},
     table::{
-        self, Counters, Effect, Fault, OF_NETWORKS, OF_PROCESSES, OF_REFUSALS, OF_STRANGERS, OF_USERS,
-        Patient,
+        self, Counters, Effect, Fault, OF_DISTANT_SERVERS, OF_NETWORKS, OF_PROCESSES, OF_REFUSALS,
+        OF_STRANGERS, OF_USERS, Patient,
     },
 };
 
@@ -121,16 +121,16 @@ async fn hold_through(faults: &'static [Fault], flavors: &[Flavor], credentials:
     let _alone = alone().await;
     for fault in faults {
         let mut flavors: JoinSet<()> =
-            flavors.iter().map(|flavor| hold(fault, *flavor, credentials.to_owned())).collect();
+            flavors.iter().map(|flavor| hold(fault, *flavor, None, credentials.to_owned())).collect();
         while let Some(held) = flavors.join_next().await {
             held.unwrap();
         }
     }
 }
 
-async fn hold(fault: &'static Fault, flavor: Flavor, credentials: String) {
-    let mut patient = block_in_place(|| Patient::start(flavor));
-    let context = format!("{flavor}, {}", fault.name);
+async fn hold(fault: &'static Fault, flavor: Flavor, round_trip: Option<Duration>, credentials: String) {
+    let mut patient = block_in_place(|| Patient::start(flavor, round_trip));
+    let context = format!("{flavor} at {:?}, {}", round_trip.unwrap_or_default(), fault.name);
     let limiter = limiter(&format!("redis://{credentials}{}", patient.proxy.addr())).await;
     recover(&limiter, &context).await;
     let (begun, before) = (Instant::now(), patient.proxy.counters().accepted);
@@ -167,4 +167,18 @@ async fn who_may_not_ask_gets_each_policys_outcome_until_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_network_gives_each_policys_outcome_and_nothing_once_it_is_good() {
     hold_through(&OF_NETWORKS, &[Flavor::Redis7], "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_each_class_gives_each_policys_outcome_one_and_five_milliseconds_away() {
+    let _alone = alone().await;
+    for fault in OF_DISTANT_SERVERS {
+        let mut distances: JoinSet<()> = [1, 5]
+            .map(|millis| hold(fault, Flavor::Redis7, Some(Duration::from_millis(millis)), String::new()))
+            .into_iter()
+            .collect();
+        while let Some(held) = distances.join_next().await {
+            held.unwrap();
+        }
+    }
 }

@@ -6,6 +6,7 @@ use tokio::task::{JoinSet, block_in_place};
 use tollgate::{Limiter, RedisStore, Source, StoreError};
 use tollgate_testkit::{
     cluster::Cluster,
+    delay_proxy::DelayProxy,
     proxy::{Proxy, Requests},
     server::{Flavor, Server},
 };
@@ -73,6 +74,17 @@ async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_ea
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     lose_every_tenth_reply(&proxy.url(), std::slice::from_ref(&proxy)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_each_over_a_network() {
+    let _alone = alone().await;
+    for round_trip in [1, 5].map(Duration::from_millis) {
+        let server = Server::start(Flavor::Redis7);
+        let delay_proxy = DelayProxy::start(server.addr(), round_trip);
+        let proxy = Proxy::start(delay_proxy.addr());
+        lose_every_tenth_reply(&proxy.url(), std::slice::from_ref(&proxy)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

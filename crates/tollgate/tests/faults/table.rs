@@ -10,6 +10,7 @@ use std::{
 };
 
 use tollgate_testkit::{
+    delay_proxy::DelayProxy,
     faults::Paused,
     proxy::{Direction, Mode, Proxy, Requests, Swallow, Then, Turn},
     server::{Flavor, Server},
@@ -55,6 +56,8 @@ const EVERYTHING: [&str; 4] = ["on", ">first", "~*", "+@all"];
 pub(crate) struct Patient {
     pub(crate) server: Server,
     pub(crate) proxy: Arc<Proxy>,
+    /// Between the proxy and the server, if the server is to be some way off.
+    _delay_proxy: Option<DelayProxy>,
     /// A connection from before the fault, for faults that let nobody in.
     inside: Option<redis::Connection>,
     other: Option<Server>,
@@ -62,11 +65,14 @@ pub(crate) struct Patient {
 }
 
 impl Patient {
-    pub(crate) fn start(flavor: Flavor) -> Self {
+    /// Starts a server; with a round trip, behind a proxy that adds it.
+    pub(crate) fn start(flavor: Flavor, round_trip: Option<Duration>) -> Self {
         let server = Server::start(flavor);
         server.set_user(USER, &EVERYTHING);
-        let proxy = Arc::new(Proxy::start(server.addr()));
-        Self { server, proxy, inside: None, other: None, repeated: None }
+        let delay_proxy = round_trip.map(|round_trip| DelayProxy::start(server.addr(), round_trip));
+        let upstream = delay_proxy.as_ref().map_or(server.addr(), DelayProxy::addr);
+        let proxy = Arc::new(Proxy::start(upstream));
+        Self { server, proxy, _delay_proxy: delay_proxy, inside: None, other: None, repeated: None }
     }
 
     fn tell(&mut self, words: &[&str]) {
@@ -192,6 +198,10 @@ pub(crate) const OF_REFUSALS: [Fault; 6] = [
     )
     .loses_counters(),
 ];
+
+/// One fault of each class, for servers that are some way off: the process, its replies, and the network.
+pub(crate) const OF_DISTANT_SERVERS: [&Fault; 4] =
+    [&OF_PROCESSES[0], &OF_REFUSALS[1], &OF_NETWORKS[2], &OF_NETWORKS[7]];
 
 /// Who may do what; all of these are about [`USER`].
 pub(crate) const OF_USERS: [Fault; 4] = [
