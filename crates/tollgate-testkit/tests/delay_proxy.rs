@@ -1,4 +1,5 @@
 //! The delay proxy delivers every byte, in order, and not earlier than configured. No test asserts a tight upper bound.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
