@@ -1,5 +1,5 @@
 //! `scripts/bench outage`: what callers see while Redis stands still for ten seconds, at 500 requests a second with the
-//! default deadline of 10 ms. The strict figures; the test suite asserts the same with slack.
+//! default deadline of 50 ms. The strict figures; the test suite asserts the same with slack.
 //!
 //! Not measured: a network that loses packets, several processes, Sentinel and Cluster.
 

@@ -44,7 +44,7 @@
 //! # Several processes
 //!
 //! `RedisStore::connect("redis://127.0.0.1:6379").await?` in place of `MemoryStore::new()`, and all processes share their counters: one
-//! Redis or Valkey, Sentinel or a Cluster. Callers share round trips, and an answer comes by a deadline (10 ms, [`Options`]); if Redis has
+//! Redis or Valkey, Sentinel or a Cluster. Callers share round trips, and an answer comes by a deadline (50 ms, [`Options`]); if Redis has
 //! not answered by then, each rule's [`OnStoreFailure`] does, and [`Decision::is_degraded`] says so.
 //!
 //! # Which algorithm

@@ -85,7 +85,7 @@ impl Session {
         command.env("REAL", env!("CARGO_BIN_EXE_tollgate"));
         command.env("PYTHONPATH", root().join(REDIS_PY).canonicalize().unwrap());
         command.env("PYTHONDONTWRITEBYTECODE", "1");
-        // a machine that tests keep busy takes longer than 10 ms now and then, and policies would answer
+        // a machine that tests keep busy takes longer than 50 ms now and then, and policies would answer
         command.env("TOLLGATE_STORE_DEADLINE", "5s");
         for name in ["XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
             command.env(name, directory.path().join("state"));

@@ -99,7 +99,7 @@ tables! {
         #[schemars(extend("default" = "memory:"))]
         url: Url,
         /// How long a decision may take, 1 ms to 10 s; then each rule's `on_store_failure` answers
-        #[schemars(extend("default" = "10ms"))]
+        #[schemars(extend("default" = "50ms"))]
         deadline: Span,
         /// What all keys in Redis begin with
         #[schemars(extend("default" = "tg"))]

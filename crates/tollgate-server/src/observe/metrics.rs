@@ -78,7 +78,22 @@ const DECISION_COST: Metric =
 const DECISION_DURATION: Metric =
     histogram("decision_duration_seconds", "Time from question to answer, without reading and writing them");
 const INFLIGHT: Metric = gauge("inflight_requests", "Requests being decided now");
-const WAITING: Metric = gauge("waiting_callers", "Callers who wait for a call to the store now");
+const WAITING: Metric = gauge("waiting_callers", "Callers that wait for a call to the store now");
+const STORE_CALLS: Metric = gauge("store_calls_in_flight", "Calls to the store that are in flight now");
+const STORE_CALL_LIMIT: Metric = gauge(
+    "store_call_limit",
+    "Calls that may be in flight to one server now, which follows the round trip; the largest over all servers",
+);
+const STORE_ROUND_TRIP: Metric = gauge(
+    "store_round_trip_seconds",
+    "Round trip that most calls of the last second took at least, of the slowest server; 0 while unknown",
+);
+const STORE_LATE: Metric =
+    counter("store_late_answers", "Answers of the store that came after the caller's deadline");
+const STORE_UNSENT: Metric = counter(
+    "store_unsent",
+    "Requests not sent to the store, nor charged, because their remaining time was shorter than the round trip",
+);
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Time of calls to the store that were answered");
 const STORE_ERRORS: Metric = counter("store_errors", "Calls to the store that failed, by kind");
@@ -202,6 +217,7 @@ impl Scrape {
 
     fn store(&self, text: &mut Text<'_, '_>) -> fmt::Result {
         let Stats { calls, errors, ambiguous, degraded, left_alone, waiting, store, .. } = &self.stats;
+        let Stats { in_flight, call_limit, round_trip, late_answers, unsent, .. } = &self.stats;
         durations_of(&mut text.family(&STORE_DURATION)?, calls)?;
         let mut family = text.family(&STORE_ERRORS)?;
         for (kind, count) in errors {
@@ -212,6 +228,8 @@ impl Scrape {
             count_of(&mut family, &[("policy", *policy)], count)?;
         }
         text.count(&STORE_AMBIGUOUS, ambiguous)?;
+        text.count(&STORE_LATE, late_answers)?;
+        text.count(&STORE_UNSENT, unsent)?;
         text.count(&STORE_CONNECTIONS, &store.connections)?;
         text.count(&STORE_SCRIPT_RELOADS, &store.script_reloads)?;
         text.count(&STORE_GENERATIONS, &store.generation_changes)?;
@@ -220,6 +238,9 @@ impl Scrape {
         text.level(&STORE_BYTES, &store.bytes)?;
         text.level(&BREAKER, &whole(*left_alone))?;
         text.level(&WAITING, &whole(*waiting))?;
+        text.level(&STORE_CALLS, &whole(*in_flight))?;
+        text.level(&STORE_CALL_LIMIT, &whole(*call_limit))?;
+        text.level(&STORE_ROUND_TRIP, &round_trip.unwrap_or_default().as_secs_f64())?;
         let skew = match store.clock_skew {
             Some(Skew::Ahead(size)) => size.as_secs_f64(),
             Some(Skew::Behind(size)) => -size.as_secs_f64(),

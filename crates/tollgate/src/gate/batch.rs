@@ -288,7 +288,11 @@ impl<S: Store> CallInFlight<S> {
     /// Ends the call. Returns the duty to send what waits, if no other task has it.
     fn end(mut self, end: CallEnd, tiers: usize) -> Option<Flush<S>> {
         self.has_ended = true;
-        let must_flush = self.lane.batcher.end_call(self.sent, end, tiers, Instant::now());
+        let Ended { must_flush, round_trip } =
+            self.lane.batcher.end_call(self.sent, end, tiers, Instant::now());
+        if let Some(round_trip) = round_trip {
+            self.lane.compare_with_deadline(round_trip);
+        }
         must_flush.then(|| Flush::of(&self.lane))
     }
 }
@@ -298,8 +302,7 @@ impl<S: Store> Drop for CallInFlight<S> {
         if self.has_ended {
             return;
         }
-        let must_flush = self.lane.batcher.end_call(self.sent, CallEnd::NoReply, 0, Instant::now());
-        if must_flush {
+        if self.lane.batcher.end_call(self.sent, CallEnd::NoReply, 0, Instant::now()).must_flush {
             let flush = Flush::of(&self.lane);
             if Handle::try_current().is_ok() {
                 spawn_flush(flush);
@@ -324,6 +327,13 @@ struct Taken {
     callers: Vec<Vec<Caller>>,
     deadline: Instant,
     sent: Sent,
+}
+
+/// What follows from the end of a call.
+struct Ended {
+    /// Whether the holder of the call has to start a flush.
+    must_flush: bool,
+    round_trip: Option<Duration>,
 }
 
 impl Batcher {
@@ -399,8 +409,7 @@ impl Batcher {
         Some(Taken { checks, callers, deadline: latest, sent: state.calls.send(now) })
     }
 
-    /// Ends a call. Returns whether the caller has to start a flush.
-    fn end_call(&self, call: Sent, end: CallEnd, tiers: usize, now: Instant) -> bool {
+    fn end_call(&self, call: Sent, end: CallEnd, tiers: usize, now: Instant) -> Ended {
         let mut state = self.state.lock();
         match end {
             CallEnd::Replied => {
@@ -410,7 +419,10 @@ impl Batcher {
             }
             CallEnd::NoReply => state.calls.abandon(),
         }
-        !state.groups.is_empty() && state.start_flush(now)
+        Ended {
+            must_flush: !state.groups.is_empty() && state.start_flush(now),
+            round_trip: state.round_trips.low(now),
+        }
     }
 
     /// When the silence of the server becomes a failure, for a call that was sent then.

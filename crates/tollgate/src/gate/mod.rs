@@ -27,7 +27,10 @@ use std::{
     collections::HashMap,
     future::{Future, poll_fn},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -99,6 +102,11 @@ pub(crate) struct Told {
     pub(crate) at: Option<Timestamp>,
 }
 
+/// A round trip of more than the deadline divided by this is worth a warning, and one of less than the deadline divided
+/// by the other ends that.
+const SLOW_PART: u32 = 2;
+const FAST_PART: u32 = 4;
+
 /// How many servers of a store are told apart; what is more shares the first one's lane.
 const MAX_LANES: usize = 1024;
 
@@ -123,6 +131,8 @@ struct Lane<S> {
     number: u64,
     batcher: Batcher,
     breaker: Breaker,
+    /// Whether the round trip takes so much of the deadline that a warning was logged.
+    is_slow: AtomicBool,
 }
 
 impl<S> Gate<S> {
@@ -295,7 +305,25 @@ impl<S: Store> Gate<S> {
 impl<S: Store> Lane<S> {
     fn new(shared: &Arc<Shared<S>>, number: u64) -> Arc<Self> {
         let (batcher, breaker) = (Batcher::new(), Breaker::default());
-        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker })
+        let is_slow = AtomicBool::new(false);
+        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker, is_slow })
+    }
+
+    /// Warns when the round trip makes it unlikely that the deadline holds, once until it is well below.
+    fn compare_with_deadline(&self, round_trip: Duration) {
+        let deadline = self.shared.options.deadline;
+        if round_trip * SLOW_PART < deadline {
+            if round_trip * FAST_PART < deadline && self.is_slow.load(Ordering::Relaxed) {
+                self.is_slow.store(false, Ordering::Relaxed);
+            }
+        } else if !self.is_slow.swap(true, Ordering::Relaxed) {
+            let advised =
+                Duration::from_millis(u64::try_from((round_trip * 4).as_millis()).unwrap_or(u64::MAX));
+            tracing::warn!(
+                "the round trip to the store takes {round_trip:.1?} of a deadline of {deadline:?}: set the deadline to \
+                 {advised:?} or more (store.deadline), or failure policies will decide"
+            );
+        }
     }
 
     /// Asks the store, for callers that wait until `deadline` at most. Remembers which denials are certain, and whether

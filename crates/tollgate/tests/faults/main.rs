@@ -7,6 +7,7 @@
 //! * `lost_data`, `full`: a Redis that forgets, and one that has no room
 //! * `failover`, `partition`: Sentinel, with processes that die and networks that part
 //! * `shards`: a Cluster, of which a part dies or moves
+//! * `short_deadlines`: callers that wait less than the deadline
 //! * `encrypted`: Sentinel and Cluster by TLS
 //!
 //! Times are asserted with much slack, and one test runs at a time: these are promises about what happens, not about speed.
@@ -24,5 +25,6 @@ mod policies;
 mod pulse;
 mod replies;
 mod shards;
+mod short_deadlines;
 mod table;
 mod watched;
