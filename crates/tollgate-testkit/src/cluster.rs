@@ -289,6 +289,21 @@ impl Cluster {
         Migration { cluster: self, slot, from, to }
     }
 
+    /// Moves a slot by `CLUSTER MIGRATESLOTS`, which Valkey has since 9.0; returns when all nodes know.
+    ///
+    /// # Panics
+    ///
+    /// When a node does not do its part.
+    pub fn migrate_atomically(&self, slot: u16, to: usize) {
+        let from = self.primary_of(slot).expect("a slot that is served");
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("MIGRATESLOTS").arg("SLOTSRANGE").arg(slot).arg(slot);
+        self.nodes[from].ask::<()>(command.arg("NODE").arg(self.nodes[to].node_id()));
+        wait::until(format!("slot {slot} belongs to node {to}"), wait::PATIENCE, || {
+            self.agreed_primary(slot) == Some(to)
+        });
+    }
+
     /// Moves every slot of one node to another, all at the same time and with all keys; returns when all nodes know.
     ///
     /// # Panics

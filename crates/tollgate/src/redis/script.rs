@@ -49,6 +49,8 @@ const SHADOW: u8 = 1;
 const OVERDRAFT: u8 = 2;
 const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
+const STATUS_LATE: u8 = 1;
+const STATUS_ELSEWHERE: u8 = 2;
 const ANSWER_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 8;
 /// The status and the time before the answers.
@@ -63,6 +65,15 @@ pub(super) struct Call {
     /// In which order the checks are sent: those that are plain come first, and those of one limit together.
     order: Vec<usize>,
     by: Option<Instant>,
+    slots: Slots,
+}
+
+/// Whether the counters of a call share one Cluster slot.
+#[derive(Clone, Copy)]
+enum Slots {
+    One,
+    /// Several slots of one node. Redis accepts only keys of one slot in `KEYS`, so the others are arguments.
+    Several,
 }
 
 /// What is injected into a call.
@@ -129,7 +140,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
         push_group(&mut plan, group);
     }
     let order = planned.iter().map(|planned| planned.index).collect();
-    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: moments.by })
+    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: moments.by, slots: Slots::One })
 }
 
 /// A check and where its keys and limits stand.
@@ -191,10 +202,19 @@ impl Call {
         self.by
     }
 
+    /// Returns the same call for counters on several slots of one node.
+    pub(super) fn over_several_slots(self) -> Self {
+        Self { slots: Slots::Several, ..self }
+    }
+
     /// The arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
     pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
-        request.arg(self.keys.len());
-        for name in self.keys.names() {
+        let declared = match self.slots {
+            Slots::One => self.keys.len(),
+            Slots::Several => 1,
+        };
+        request.arg(declared);
+        for name in self.keys.names().take(declared) {
             request.arg(name);
         }
         let [header, limits, plan] = &self.arguments;
@@ -210,6 +230,9 @@ impl Call {
             }
         }
         request.arg(limits).arg(plan);
+        for name in self.keys.names().skip(declared) {
+            request.arg(name);
+        }
     }
 }
 
@@ -271,7 +294,12 @@ pub(super) struct Arrival {
 pub(super) fn arrival(reply: &[u8]) -> Option<Arrival> {
     let (status, rest) = reply.split_first()?;
     let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
-    Some(Arrival { is_late: *status != STATUS_DECIDED, at })
+    Some(Arrival { is_late: *status == STATUS_LATE, at })
+}
+
+/// Whether nothing ran because the node does not have all counters of a call over several slots.
+pub(super) fn is_elsewhere(reply: &[u8]) -> bool {
+    reply.first() == Some(&STATUS_ELSEWHERE)
 }
 
 pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
@@ -285,6 +313,9 @@ fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided
     let Arrival { is_late, at } = arrival(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
+    }
+    if reply.first() != Some(&STATUS_DECIDED) {
+        return None;
     }
     let rest = &reply[HEADER_BYTES..];
     let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();

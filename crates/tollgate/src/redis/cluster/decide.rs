@@ -1,5 +1,5 @@
-//! Decides a batch over several slots: a look at the checks that span some, then level by level, one call a slot, and then
-//! what has to be taken back.
+//! Decides a batch of checks. One whose counters are all on one node is decided in one call. Otherwise, checks that span
+//! several nodes are reserved level by level, one call per node and level, and taken back where a later level denies.
 
 use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const TAKE_BACK_TRIES: usize = 3;
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(20);
 
-type Each = Vec<Result<Answered, StoreError>>;
+pub(super) type Each = Vec<Result<Answered, StoreError>>;
 
 impl Cluster {
     /// Decides each check. What is reserved for one whose caller goes away meanwhile is still settled.
@@ -49,6 +49,11 @@ impl Cluster {
         let split = split(checks);
         if let Some(slot) = only_slot(&split) {
             return self.call(slot, prefix, checks, moments).await;
+        }
+        if let Some(node) = self.common_node(split.iter().flatten().map(|part| part.slot))
+            && let Some(decided) = self.call_node(&node, prefix, checks, moments).await
+        {
+            return decided;
         }
         let any_reserves = checks.iter().zip(&split).any(|(check, parts)| reserves(check, parts));
         let batch = Batch {
@@ -67,7 +72,13 @@ impl Cluster {
     }
 
     /// Decides checks that are all on one slot.
-    async fn call(self: &Arc<Self>, slot: u16, prefix: &str, checks: &[Check], moments: Moments) -> Each {
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        slot: u16,
+        prefix: &str,
+        checks: &[Check],
+        moments: Moments,
+    ) -> Each {
         let wait = if checks.len() > 1 { TOGETHER } else { PATIENCE };
         match self.call_within(wait, slot, prefix, checks, moments).await {
             Err(CallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
@@ -212,7 +223,7 @@ impl Batch {
         }
     }
 
-    /// Sends what is on this level, one call a slot, and notes what comes back.
+    /// Sends what is on this level and records the answers.
     async fn reserve(&self, level: usize, progress: &mut [Progress]) {
         let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
         for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
@@ -282,27 +293,23 @@ impl Batch {
         let mut done = Vec::new();
         open.retain(|_, follow_ups| !follow_ups.is_empty());
         for attempt in 1..=TAKE_BACK_TRIES {
-            let asks = open.values_mut().map(|follow_ups| {
+            let by_slot = std::mem::take(&mut open).into_iter().map(|(slot, mut follow_ups)| {
                 follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::TakeBack);
-                follow_ups.iter().map(|(_, follow_up)| follow_up.check.clone()).collect::<Vec<_>>()
+                let tagged = follow_ups.into_iter().map(|(place, follow_up)| {
+                    let check = follow_up.check.clone();
+                    ((slot, place, follow_up), check)
+                });
+                (slot, tagged.collect())
             });
-            let asks: Vec<Vec<Check>> = asks.collect();
-            let calls = open
-                .keys()
-                .zip(&asks)
-                .map(|(slot, asks)| self.cluster.call(*slot, &self.prefix, asks, without_deadline));
-            let replies = join_all(calls).await;
             let mut failed: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
-            for ((slot, follow_ups), reply) in std::mem::take(&mut open).into_iter().zip(replies) {
-                for ((place, follow_up), answered) in follow_ups.into_iter().zip(reply) {
-                    match answered {
-                        Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
-                            failed.entry(slot).or_default().push((place, follow_up));
-                        }
-                        answered => {
-                            let answers = answered.ok().map(|answered| answered.answers);
-                            done.push((place, Done { follow_up, answers }));
-                        }
+            for ((slot, place, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
+                match answered {
+                    Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
+                        failed.entry(slot).or_default().push((place, follow_up));
+                    }
+                    answered => {
+                        let answers = answered.ok().map(|answered| answered.answers);
+                        done.push((place, Done { follow_up, answers }));
                     }
                 }
             }
@@ -315,17 +322,17 @@ impl Batch {
         done
     }
 
-    /// One call a slot, all at once; the answer of each check in it.
-    async fn send(
+    /// Sends checks that are each on one slot, one call per node where possible, all at once. Returns the answer of each
+    /// check with the value that came with it.
+    async fn send<T>(
         &self,
-        calls: BTreeMap<u16, Vec<(Place, Check)>>,
+        by_slot: impl IntoIterator<Item = (u16, Vec<(T, Check)>)>,
         moments: Moments,
-    ) -> Vec<(Place, Check, Result<Answered, StoreError>)> {
-        let calls = calls.into_iter().map(async |(slot, parts)| {
-            let (places, checks): (Vec<Place>, Vec<Check>) = parts.into_iter().unzip();
-            let answers = self.cluster.call(slot, &self.prefix, &checks, moments).await;
-            places.into_iter().zip(checks).zip(answers).map(|((place, check), one)| (place, check, one))
+    ) -> Vec<(T, Check, Result<Answered, StoreError>)> {
+        let groups = self.cluster.group_by_node(by_slot).into_iter().map(async |group| {
+            let answers = self.cluster.call_group(&group, &self.prefix, moments).await;
+            group.tags.into_iter().zip(group.checks).zip(answers).map(|((tag, check), one)| (tag, check, one))
         });
-        join_all(calls).await.into_iter().flatten().collect()
+        join_all(groups).await.into_iter().flatten().collect()
     }
 }

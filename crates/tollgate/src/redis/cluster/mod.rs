@@ -5,6 +5,7 @@
 //! bounded time. A node that is gone harms the slots that it serves, and no others.
 
 mod decide;
+mod node_call;
 mod outcome;
 mod slots;
 mod split;
@@ -19,7 +20,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use self::slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag};
+use self::{
+    node_call::OneSlotNodes,
+    slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag},
+};
 use super::{
     link::{Asking, Connector, Failure, Link, Request, Target},
     probe::probe,
@@ -48,6 +52,7 @@ pub(super) struct Cluster {
     map: RwLock<SlotMap>,
     links: Mutex<HashMap<Node, Arc<Link>>>,
     refresh: Mutex<Refresh>,
+    one_slot_nodes: OneSlotNodes,
 }
 
 /// Who serves what, as one node tells it.
@@ -83,6 +88,7 @@ impl Cluster {
             map: RwLock::default(),
             links: Mutex::default(),
             refresh: Mutex::default(),
+            one_slot_nodes: OneSlotNodes::default(),
         })
     }
 

@@ -1,6 +1,7 @@
 -- tollgate: decides a batch of checks in order, each over several counters, all or none.
 --
--- KEYS      the distinct counters of the batch; those of sliding logs come last
+-- KEYS      the distinct counters of the batch; those of sliding logs come last. For counters on several slots of one
+--           Cluster node: the first of them only, and the others from ARGV[4] on
 -- ARGV[1]   '<ddH'   now (-1: the server's clock), deadline (-1: none), how many KEYS are not sliding logs
 -- ARGV[2]   limits, each '<Bdddddd': algorithm (1 fixed-window, 2 sliding-counter, 3 token-bucket,
 --           4 sliding-log), amount, window, capacity, phase, and amount/window in lowest terms
@@ -9,12 +10,12 @@
 --           no other check has), how many tiers, how many checks, and the time of the charge to refund (-1: the
 --           newest); for each tier '<BHd': flags (1 shadow, 2 overdraft), which limit, cost; and for each check
 --           '<I4', how many identical requests, and for each of its tiers '<H', which key
--- reply     '<Bd': 0 decided or 1 too late (nothing ran), the time; then for each check '<d', how many requests
---           passed, and for each tier '<d', what it held before: parts of a unit for a token bucket, else units.
---           Where -1 passed, this means nothing, and the check's tiers are among the records at the end, each
---           '<I4I4dddd': how many pass this tier, how many were charged to it, free units (below 0: debt),
---           microseconds until the next passes (0: now, -1: never), microseconds until nothing counts, and the
---           surplus of the last of those in parts of 1/rate
+-- reply     '<Bd': 0 decided, 1 too late (nothing ran) or 2 some counters are not on this node (nothing ran), and the
+--           time; then for each check '<d', how many requests passed, and for each tier '<d', what it held before:
+--           parts of a unit for a token bucket, else units. Where -1 passed, this means nothing, and the check's tiers
+--           are among the records at the end, each '<I4I4dddd': how many pass this tier, how many were charged to it,
+--           free units (below 0: debt), microseconds until the next passes (0: now, -1: never), microseconds until
+--           nothing counts, and the surplus of the last of those in parts of 1/rate
 --
 -- All times are whole microseconds, all numbers whole and below 2^53, where doubles are exact. Constant
 -- arguments of commands are strings: Redis would format a number with every call. A key is
@@ -53,7 +54,27 @@ local function renewed_ttl(ttl_until, window, needed)
   return now + lifetime, string.format('%.0f', millis)
 end
 
-local strings = plain_keys > 0 and call('MGET', unpack(KEYS, 1, plain_keys)) or {}
+-- What is stored for each key that is not a sliding log.
+local strings = {}
+if #ARGV > 3 then
+  -- A Cluster node rejects a command for a key that it does not serve, or that has migrated. So every key is read
+  -- before the first write: the batch runs as a whole or not at all. MGET would be rejected for keys of several slots.
+  KEYS = { KEYS[1], unpack(ARGV, 4) }
+  for key = 1, #KEYS do
+    local raw
+    if key <= plain_keys then
+      raw = redis.pcall('GET', KEYS[key])
+      strings[key] = raw
+    else
+      raw = redis.pcall('GETRANGE', KEYS[key], '0', '0')
+    end
+    if type(raw) == 'table' then
+      return pack('<Bd', 2, now)
+    end
+  end
+elseif plain_keys > 0 then
+  strings = call('MGET', unpack(KEYS, 1, plain_keys))
+end
 
 -- One part of the reply for each group.
 local plan, replies = ARGV[3], {}

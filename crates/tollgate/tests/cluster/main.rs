@@ -1,6 +1,8 @@
 //! On a Cluster: slots that move, nodes that die, replies that are lost, and checks that span several nodes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod node_calls;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use tollgate::{Answer, Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
