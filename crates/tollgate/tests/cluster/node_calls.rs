@@ -14,7 +14,7 @@ use crate::{HOUR, MANY, Place, check, passes, places, scripts_run, url, used};
 /// How many keys of one node a batch has.
 const KEYS: usize = 8;
 
-fn scripts_run_by_all(cluster: &Cluster) -> u64 {
+pub(crate) fn scripts_run_by_all(cluster: &Cluster) -> u64 {
     cluster.nodes().iter().map(scripts_run).sum()
 }
 

@@ -42,6 +42,12 @@ impl Cluster {
         checks: &[Check],
         moments: Moments,
     ) -> Each {
+        let decided = self.decide_batch(prefix, checks, moments).await;
+        self.room.record(checks, &decided);
+        decided
+    }
+
+    async fn decide_batch(self: &Arc<Self>, prefix: &str, checks: &[Check], moments: Moments) -> Each {
         let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
         if tiers > MAX_BATCH {
             return vec![Err(StoreError::TooLarge { tiers, max: MAX_BATCH }); checks.len()];
@@ -201,11 +207,13 @@ impl Batch {
         self.settle(progress).await
     }
 
-    /// Looks at all parts of the checks that span several slots: most refusals are known before anything is reserved.
+    /// Peeks at all parts of the checks over several slots that did not have room lately, so that most denials are known
+    /// before anything is reserved.
     async fn look(&self, progress: &mut [Progress]) {
+        let has_room = self.cluster.room.suffices(&self.checks);
         let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
         for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            if reserves(check, parts) {
+            if reserves(check, parts) && !has_room[check_place] {
                 for (part_place, part) in parts.iter().enumerate() {
                     let place = Place { check: check_place, part: part_place };
                     let look = part.ask(check, Operation::Peek, check.count());
@@ -255,11 +263,11 @@ impl Batch {
         }
     }
 
-    /// Takes back what was reserved in vain, and puts the answers together.
+    /// Takes back what was reserved beyond what passes, and combines the answers of each check.
     async fn settle(&self, progress: Vec<Progress>) -> Each {
         let mut open: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
         for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            let Progress { outcome, reserved, granted, error, .. } = &progress[check_place];
+            let Progress { outcome, looked, reserved, granted, error } = &progress[check_place];
             if outcome.is_some() || !reserves(check, parts) {
                 continue;
             }
@@ -267,7 +275,10 @@ impl Batch {
             for (part_place, part) in parts.iter().enumerate() {
                 let place = Place { check: check_place, part: part_place };
                 let mut follow_ups = part.follow_ups(check, reserved[part_place].as_ref(), granted);
-                // of a check that failed, nobody wants to know more
+                if reserved[part_place].is_none() && looked.is_empty() {
+                    follow_ups.push(part.late_look(check));
+                }
+                // the answer to a check that failed is the error
                 follow_ups.retain(|follow_up| error.is_none() || follow_up.kind == Kind::TakeBack);
                 open.entry(part.slot).or_default().extend(follow_ups.into_iter().map(|one| (place, one)));
             }
@@ -287,7 +298,7 @@ impl Batch {
             .collect()
     }
 
-    /// Does what is left to do, take-backs first. What did not run is tried again; what was lost is not.
+    /// Sends the follow-ups, take-backs first. A take-back that did not run is sent again; one that was lost is not.
     async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(Place, FollowUp)>>) -> Vec<(Place, Done)> {
         let without_deadline = Moments { deadline: None, by: None, ..self.moments };
         let mut done = Vec::new();
@@ -304,7 +315,9 @@ impl Batch {
             let mut failed: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
             for ((slot, place, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
                 match answered {
-                    Err(StoreError::NotRun(_)) if attempt < TAKE_BACK_TRIES => {
+                    Err(StoreError::NotRun(_))
+                        if follow_up.kind == Kind::TakeBack && attempt < TAKE_BACK_TRIES =>
+                    {
                         failed.entry(slot).or_default().push((place, follow_up));
                     }
                     answered => {

@@ -7,6 +7,7 @@
 mod decide;
 mod node_call;
 mod outcome;
+mod room;
 mod slots;
 mod split;
 
@@ -22,6 +23,7 @@ use tokio::{
 
 use self::{
     node_call::OneSlotNodes,
+    room::Room,
     slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag},
 };
 use super::{
@@ -53,6 +55,7 @@ pub(super) struct Cluster {
     links: Mutex<HashMap<Node, Arc<Link>>>,
     refresh: Mutex<Refresh>,
     one_slot_nodes: OneSlotNodes,
+    room: Room,
 }
 
 /// Who serves what, as one node tells it.
@@ -89,6 +92,7 @@ impl Cluster {
             links: Mutex::default(),
             refresh: Mutex::default(),
             one_slot_nodes: OneSlotNodes::default(),
+            room: Room::default(),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
-use super::split::{Done, Part, Reserved};
+use super::split::{Done, Kind, Part, Reserved};
 use crate::{
     check::Check,
     store::{Answered, StoreError},
@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct Progress {
     /// What became of it, once that is known.
     pub(super) outcome: Option<Result<Answered, StoreError>>,
-    /// What each part said when it was looked at; nothing for a check that does not reserve.
+    /// The answers of each part to the look before reservations; empty if there was none.
     pub(super) looked: Vec<Vec<Answer>>,
     /// What each part answered, as far as it was asked.
     pub(super) reserved: Vec<Option<Reserved>>,
@@ -110,12 +110,20 @@ impl Progress {
         let answers = parts.iter().enumerate().map(|(place, part)| match &self.reserved[place] {
             Some(reserved) if !reserves(check, parts) => reserved.answers.clone(),
             reserved => {
-                let looked = &self.looked[place];
+                let looked = || match self.looked.get(place) {
+                    Some(looked) => looked.clone(),
+                    None => late_look(&done[place]).unwrap_or_else(|| part.unknown(check, at)),
+                };
                 part.settled(check, looked, reserved.as_ref(), self.granted, &done[place])
             }
         });
         Ok(Answered { at, answers: in_order(check, parts, answers.collect()) })
     }
+}
+
+/// The answers of a part that was first looked at when another one had denied.
+fn late_look(done: &[Done]) -> Option<Vec<Answer>> {
+    done.iter().find(|done| done.follow_up.kind == Kind::LateLook)?.answers.clone()
 }
 
 /// The answers of a check's tiers, from those of its parts.

@@ -1,9 +1,9 @@
 //! A batch of checks, split by slot, and the answers put together again.
 //!
-//! The tiers of a check that are on one slot are decided by one call, all or none. For one whose tiers are on several slots,
-//! all are looked at first, so that a refusal changes nothing, as everywhere. What they would let pass is then reserved
-//! slot by slot, in ascending order. Should a later one let fewer pass by then, what the earlier ones reserved beyond
-//! that is taken back, exactly: by the store time of the reservation.
+//! The tiers of a check that are on one slot are decided by one call, all or none. A check whose tiers are on several nodes is
+//! reserved slot by slot, in ascending order. If a later slot lets fewer requests pass, what the earlier ones reserved beyond
+//! that is taken back, exactly: by the store time of the reservation. Unless all tiers had room lately, they are peeked
+//! at first, so that most denials write nothing.
 
 use std::collections::HashMap;
 
@@ -94,6 +94,8 @@ pub(super) enum Kind {
     TakeBack,
     /// Just as many passed as came, of more that asked elsewhere: when would the next one pass?
     LookAhead,
+    /// Nothing was reserved because an earlier part denied, and there was no look before: the answer needs this part too.
+    LateLook,
 }
 
 impl Part {
@@ -135,17 +137,26 @@ impl Part {
         follow_ups
     }
 
-    /// What the tiers of this part say when `granted` requests pass, as if all of the check had been asked at once. One
-    /// that was not asked for a reservation says what it said when it was `looked` at.
+    /// A look at a part that nothing was reserved on.
+    pub(super) fn late_look(&self, check: &Check) -> FollowUp {
+        FollowUp {
+            places: (0..self.tiers.len()).collect(),
+            kind: Kind::LateLook,
+            check: self.ask(check, Operation::Peek, check.count()),
+        }
+    }
+
+    /// The answers of this part's tiers when `granted` requests pass, as if the whole check had been decided at once. Those of
+    /// a part without a reservation are what it answered when it was `looked` at.
     pub(super) fn settled(
         &self,
         check: &Check,
-        looked: &[Answer],
+        looked: impl FnOnce() -> Vec<Answer>,
         reserved: Option<&Reserved>,
         granted: u32,
         done: &[Done],
     ) -> Vec<Answer> {
-        let Some(reserved) = reserved else { return looked.to_vec() };
+        let Some(reserved) = reserved else { return looked() };
         let answer_of = |kind: Kind, place: usize| {
             done.iter().filter(|done| done.follow_up.kind == kind).find_map(|done| {
                 let index = done.follow_up.places.iter().position(|known| *known == place)?;

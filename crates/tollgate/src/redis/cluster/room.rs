@@ -1,0 +1,155 @@
+//! How much room counters had when they last answered this process.
+//!
+//! A check over several nodes whose tiers all had room is reserved without a look first. This never admits more than the
+//! limits allow: the script decides, and a reservation is taken back if a later node denies. The memory only chooses
+//! between a round trip that is probably wasted and a reservation that is probably taken back.
+
+use std::{
+    collections::HashMap,
+    hash::BuildHasher,
+    iter::repeat,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use tollgate_core::step::Mode;
+
+use crate::{
+    check::{Check, Tier},
+    hashing::Keyed,
+    store::{Answered, StoreError},
+};
+
+/// How many counters are remembered, at 8 bytes each. A counter replaces the one that it shares its place with.
+const MAX_COUNTERS: usize = 1 << 17;
+/// For how many checks of the same size a counter must have had room: one for this check, and one for whatever other
+/// processes took meanwhile.
+const CHECKS_OF_ROOM: u64 = 2;
+
+/// Units that were free in each counter, by the last answer.
+pub(super) struct Room {
+    /// The fingerprint of key and limit in the upper half, the free units in the lower half.
+    counters: Box<[AtomicU64]>,
+    hasher: Keyed,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        let counters = (0..MAX_COUNTERS).map(|_| AtomicU64::new(0)).collect();
+        Self { counters, hasher: Keyed::default() }
+    }
+}
+
+/// Where a counter is remembered. Its limit is part of the fingerprint, so that after an answer under another limit nothing
+/// is known under this one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Entry {
+    place: usize,
+    fingerprint: u32,
+}
+
+impl Room {
+    /// Records how many units the counters of each check had left; nothing is known of those without an answer.
+    pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<Answered, StoreError>]) {
+        for (check, outcome) in checks.iter().zip(outcomes) {
+            let answers = outcome.as_ref().map_or(&[][..], |answered| &answered.answers);
+            let available = answers.iter().map(|answer| answer.available).chain(repeat(0));
+            for (tier, available) in check.tiers().iter().zip(available) {
+                let Entry { place, fingerprint } = self.entry(tier);
+                let units = u32::try_from(available.max(0)).unwrap_or(u32::MAX);
+                self.counters[place].store(u64::from(fingerprint) << 32 | u64::from(units), Relaxed);
+            }
+        }
+    }
+
+    /// Returns, for each check of a batch, whether all of its counters had enough room for it and the checks before it.
+    pub(super) fn suffices(&self, checks: &[Check]) -> Vec<bool> {
+        let mut taken: HashMap<Entry, u64> = HashMap::new();
+        let suffices = |check: &Check| {
+            let mut is_enough = true;
+            for tier in check.tiers() {
+                let entry = self.entry(tier);
+                let units = tier.terms.cost.units().saturating_mul(u64::from(check.count()));
+                let taken = taken.entry(entry).or_default();
+                let wanted = taken.saturating_add(units.saturating_mul(CHECKS_OF_ROOM)).max(1);
+                // a shadow tier does not deny
+                is_enough &= tier.terms.mode == Mode::Shadow || self.units(entry) >= wanted;
+                *taken = taken.saturating_add(units);
+            }
+            is_enough
+        };
+        checks.iter().map(suffices).collect()
+    }
+
+    /// Returns the units that were free, or 0 if nothing is known.
+    fn units(&self, entry: Entry) -> u64 {
+        let counter = self.counters[entry.place].load(Relaxed);
+        if counter >> 32 == u64::from(entry.fingerprint) { counter & u64::from(u32::MAX) } else { 0 }
+    }
+
+    fn entry(&self, tier: &Tier) -> Entry {
+        let limit = &tier.terms.limit;
+        let counter = self.hasher.hash_one((&tier.key, limit.algorithm()));
+        let fingerprint = self.hasher.hash_one((counter, limit)) >> 32;
+        Entry {
+            place: usize::try_from(counter % MAX_COUNTERS as u64).expect("a remainder below MAX_COUNTERS"),
+            fingerprint: u32::try_from(fingerprint).expect("the upper half of a hash"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate_core::{Answer, Cost, Limit, Operation, Terms, Timestamp};
+
+    use super::*;
+    use crate::key::Key;
+
+    fn tier(key: &str, amount: u64, cost: u32) -> Tier {
+        let limit = Limit::token_bucket(amount, Duration::from_secs(60)).unwrap();
+        Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, Cost::from(cost)) }
+    }
+
+    fn check(tiers: Vec<Tier>) -> Check {
+        Check::new(Operation::Check, tiers).unwrap()
+    }
+
+    fn record(room: &Room, tier: Tier, available: i64) {
+        let answer = Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0 };
+        let answered = Answered { at: Timestamp::default(), answers: vec![answer] };
+        room.record(&[check(vec![tier])], &[Ok(answered)]);
+    }
+
+    #[test]
+    fn a_counter_must_have_had_room_for_two_such_checks_under_the_same_limit() {
+        let room = Room::default();
+        let suffices = |check: Check| room.suffices(&[check])[0];
+        assert!(!suffices(check(vec![tier("a", 10, 1)])), "nothing is known");
+        record(&room, tier("a", 10, 1), 4);
+        assert!(suffices(check(vec![tier("a", 10, 2)])));
+        assert!(!suffices(check(vec![tier("a", 10, 3)])));
+        assert!(suffices(check(vec![tier("a", 10, 1)]).times(2)));
+        assert!(!suffices(check(vec![tier("a", 10, 1)]).times(3)));
+        assert!(!suffices(check(vec![tier("a", 10, 1), tier("b", 10, 1)])), "every tier must have room");
+        record(&room, tier("b", 10, 1), i64::MAX);
+        assert!(suffices(check(vec![tier("a", 10, 1), tier("b", 10, 1)])));
+        record(&room, tier("b", 10, 1), -5);
+        assert!(!suffices(check(vec![tier("b", 10, 0)])), "a counter in debt denies cost 0");
+        record(&room, tier("a", 11, 1), 5);
+        assert!(!suffices(check(vec![tier("a", 10, 1)])), "the limit has changed since");
+        assert!(suffices(check(vec![tier("a", 11, 1)])));
+        room.record(&[check(vec![tier("a", 11, 1)])], &[Err(StoreError::NotRun(String::new()))]);
+        assert!(!suffices(check(vec![tier("a", 11, 1)])), "there was no answer");
+    }
+
+    #[test]
+    fn checks_of_one_batch_share_the_room() {
+        let room = Room::default();
+        record(&room, tier("a", 10, 1), 4);
+        let checks = |costs: [u32; 4]| costs.map(|cost| check(vec![tier("a", 10, cost)]));
+        assert_eq!(room.suffices(&checks([1, 1, 1, 1])), [true, true, true, false]);
+        // they want 2, then 1 + 4, then 3 + 2, then 4 + 2
+        assert_eq!(room.suffices(&checks([1, 2, 1, 1])), [true, false, false, false]);
+    }
+}
