@@ -51,7 +51,7 @@ const PARTS: [&str; 6] = [
     default_server::NAME,
 ];
 
-/// A report with the points of the matrix.
+/// A report with the points of the matrix, whose tables repeat them for a terminal.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct NetworkReport {
     #[serde(flatten)]

@@ -54,7 +54,7 @@ pub fn write_network(report: &NetworkReport, directory: &Path) -> Result<()> {
     let charts = directory.join("benchmarks");
     fs::create_dir_all(&charts)?;
     fs::write(charts.join("network.svg"), network::chart::chart(&report.points))?;
-    fs::write(charts.join("network.json"), serde_json::to_string_pretty(report)? + "\n")?;
+    fs::write(charts.join("network.json"), serde_json::to_string(report)? + "\n")?;
     fs::write(directory.join("benchmarks-network.md"), network::page(report))?;
     Ok(())
 }
