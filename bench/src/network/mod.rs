@@ -73,12 +73,18 @@ impl Effort {
         Self { rounds, is_quick: args.quick }
     }
 
-    /// A short turn. The warm-up covers some round trips, so that a client can adapt to them.
+    /// A short turn. The warm-up covers some round trips, so that a client can adapt to them; the measured period covers
+    /// enough of them for a single caller's rate to differ by little more than one percent from turn to turn.
     fn load(&self, callers: usize, round_trip: Duration) -> Load {
         const WARM_UP: Duration = Duration::from_millis(60);
         const WARM_UP_ROUND_TRIPS: u32 = 10;
-        let warm_up = WARM_UP + round_trip * WARM_UP_ROUND_TRIPS;
-        Load { callers, warm_up, measured: Duration::from_millis(200) }
+        const MEASURED: Duration = Duration::from_millis(200);
+        const MEASURED_ROUND_TRIPS: u32 = 80;
+        Load {
+            callers,
+            warm_up: WARM_UP + round_trip * WARM_UP_ROUND_TRIPS,
+            measured: MEASURED.max(round_trip * MEASURED_ROUND_TRIPS),
+        }
     }
 }
 
