@@ -12,10 +12,12 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::{
-    program::{ANY_PORTS, Home},
-    slow::{self, ONE_WAY},
-};
+use crate::program::{ANY_PORTS, Home};
+
+/// How long a request takes to a Redis that is far away, and a reply back. One round trip is well within [`FAR_DEADLINE`]; the four that
+/// it takes to connect and to load the script as well are not.
+const ONE_WAY: Duration = Duration::from_millis(75);
+const FAR_DEADLINE: &str = "580ms";
 
 fn check(client: &mut crate::client::Client, route: &str) -> serde_json::Value {
     let body = format!(r#"{{"labels":{{"route":"{route}"}}}}"#);
@@ -91,12 +93,16 @@ async fn once_it_is_ready_the_very_first_check_is_decided_by_a_redis_that_is_far
     let redis = Server::start(Flavor::Redis7);
     let far = Proxy::start(redis.addr());
     far.delay(ONE_WAY);
-    let home = Home::with(&slow::configuration(&far.url()));
+    let home = Home::with(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"{FAR_DEADLINE}\"\n\
+         [[rule]]\nname = \"all\"\nper = []\namount = 3\nwindow = \"1h\"\n",
+        far.url()
+    ));
     let program = home.start();
     let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
     let mut health = HealthClient::new(endpoint.connect().await.unwrap());
-    wait::until("the server is ready", PATIENCE, || program.get("/readyz").0 == 200);
-    assert_eq!(program.get("/readyz").1, r#"{"ready":true,"store":"ok","rules":"ok"}"#);
+    let well = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
+    wait::until("the server is ready", PATIENCE, || program.get("/readyz") == well);
     let first = check(&mut program.client(), "any");
     assert_eq!((&first["source"], &first["degraded"]), (&"store".into(), &false.into()), "{first}");
     wait::until_async("gRPC clients are told that it is ready", PATIENCE, async || {

@@ -3,7 +3,7 @@
 //!
 //! * `reload`: another configuration under load
 //! * `secured`: tokens, certificates, secrets and other sites' pages
-//! * `away`, `slow`: a Redis that comes late, or is far away
+//! * `away`: a Redis that comes late, or is far away
 //! * `rolling`: one instance after the other is started again
 //! * `bombs`: clients that mean no good
 //! * `program`, `client`: the process, and what asks it
@@ -17,4 +17,3 @@ mod program;
 mod reload;
 mod rolling;
 mod secured;
-mod slow;

@@ -15,7 +15,6 @@ use tollgate_server::grpc::messages::{
     rate_limit_service_client::RateLimitServiceClient,
 };
 use tollgate_testkit::{
-    proxy::Proxy,
     server::{Flavor, Server},
     wait::{self, PATIENCE},
 };
@@ -27,7 +26,6 @@ use tonic_health::pb::{
 use crate::{
     client::Client,
     program::{ANY_PORTS, Home, Program},
-    slow,
 };
 
 /// How often each of both instances is started again.
@@ -74,6 +72,8 @@ fn is_ready(http: &str) -> bool {
 
 fn start(home: &Home, balancer: &Balancer) -> Program {
     let program = home.start();
+    wait::until("it is ready", PATIENCE, || is_ready(&program.http));
+    assert_eq!(program.metric("tollgate_store_connections_total"), "1", "before anybody asks");
     let Program { http, grpc, resp, .. } = &program;
     let addresses = Addresses { http: http.clone(), grpc: grpc.clone(), resp: resp.clone() };
     balancer.instances.lock().unwrap().push(addresses);
@@ -168,9 +168,11 @@ impl Drop for Until<'_> {
 #[test]
 fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
     let redis = Server::start(Flavor::Redis7);
-    let far = Proxy::start(redis.addr());
-    far.delay(slow::ONE_WAY);
-    let home = Home::with(&slow::configuration(&far.url()));
+    let home = Home::with(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"5s\"\n\
+         [[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = 1000000\nwindow = \"1d\"\n",
+        redis.url()
+    ));
     let load =
         Load { balancer: Balancer::default(), asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
     // those that run at the end outlive their clients
