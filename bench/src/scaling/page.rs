@@ -72,9 +72,9 @@ fn assumed(page: &mut String, cores: usize) {
         "## Assumed\n\n\
          * A primary is one thread, and is planned to be busy {busy:.0} % of the time.\n\
          * Its cores are as fast as those measured, where client and Redis shared {cores}. A machine of its own is kinder.\n\
-         * On a Cluster a call stays within one of {SLOTS} slots, and two users' keys hardly ever share one: batches are per slot, \
-         so a decision is a call unless its key is hot. Slots are dealt out equally, keys fall into them at random. In each \
-         process, each slot is simulated with what the gate has for each node: two calls under way, and one batch that waits.\n\
+         * On a Cluster a call decides checks on any slots of one primary. The {SLOTS} slots are dealt out equally, and keys fall into \
+         them at random. Each process has a limit of calls in flight to each primary that follows the round trip, and what arrives \
+         beyond it waits for the next call.\n\
          * A client process makes {instance:.0} k decisions per second and keeps one connection to each primary.\n\
          * A round trip takes {trip:.1} ms when nothing waits; the deadline is {deadline:.0} ms.\n\
          * A call and its reply are {CALL_BYTES:.0} bytes on the wire.\n\n",
@@ -88,9 +88,8 @@ fn assumed(page: &mut String, cores: usize) {
 fn computed(page: &mut String, plans: &[Plan]) {
     page.push_str(
         "## Computed: primaries\n\n\
-         Rate times cost per decision, over the planned load. The first column is a Cluster without anything in common between \
-         keys; the others need keys that share slots (a rule's `tag`, say one per tenant) and clients busy enough to fill \
-         batches.\n\n\
+         Rate times cost per decision, over the planned load. The first column is without batches, as when many processes \
+         ask each primary a little; the others need processes that are busy enough to fill batches.\n\n\
          | decisions/s | 1 key per call | 16 keys per call | 64 keys per call | client processes | client cores |\n\
          |---:|---:|---:|---:|---:|---:|\n",
     );
@@ -142,9 +141,9 @@ fn simulated(page: &mut String, costs: &Costs, plans: &[Plan]) {
 fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "## Simulated: a hot key\n\n\
-         One key, allowed, has {part:.0} % of all decisions. Each process has at most two calls for it under way, and everybody who \
-         arrives meanwhile shares the next one. So what the key costs depends on how many processes ask, not on how many decisions: \
-         {call:.0} us of one primary for every call, and twice as many calls under way as there are processes. Once they fill what \
+         One key, allowed, has {part:.0} % of all decisions. When its primary is busy, each process has about two calls in flight to it, and \
+         what arrives meanwhile shares the next one. So what the key costs depends on how many processes ask, not on how many decisions: \
+         {call:.0} us of one primary for every call, and twice as many calls in flight as there are processes. Once they fill what \
          the primary's other keys leave of its core, the wait is that product over what is left, and the other keys wait too.\n\n\
          | decisions/s | of the key | processes | busy | decisions per call | p50 | p99 | late |\n\
          |---:|---:|---:|---:|---:|---:|---:|---:|\n",

@@ -1,7 +1,7 @@
 //! One primary of a Cluster and everybody who asks it, event by event.
 //!
-//! Arrivals are random and do not wait for each other. Each process has, for each slot, what the gate has for a
-//! node: at most two calls under way, and whoever arrives meanwhile shares the next one, equal keys as one. The
+//! Arrivals are random and do not wait for each other. Each process has a limit of calls in flight that follows the round
+//! trip as the library's does; what arrives while the limit is reached shares the next call, equal keys as one. The
 //! primary serves calls one after the other. Seeded: the same costs give the same figures.
 
 use std::{
@@ -16,10 +16,11 @@ use super::{costs::Costs, traffic::Keys};
 /// From a client to Redis, one way.
 pub const NETWORK_US: f64 = 100.0;
 /// How long a decision may take before a failure policy answers.
-pub const DEADLINE_US: f64 = 10_000.0;
-/// Calls under way per process and slot, as in the gate.
-const MAX_CALLS: usize = 2;
-/// Keys per call, as in the gate.
+pub const DEADLINE_US: f64 = 50_000.0;
+/// The bounds of the limit of calls in flight per process, as in the library.
+const MIN_CALLS: f64 = 2.0;
+const MAX_CALLS: f64 = 256.0;
+/// Keys per call, as in the library.
 const MAX_CALL_KEYS: usize = 64;
 /// Simulated before anything is counted, and then counted.
 const WARM_UP_US: f64 = 300_000.0;
@@ -39,21 +40,40 @@ pub struct Outcome {
 }
 
 struct Call {
-    lane: (u32, u16),
+    process: u32,
+    sent: f64,
+    /// What the primary needs for it.
+    service: f64,
     arrivals: Vec<f64>,
 }
 
-#[derive(Default)]
-struct Lane {
-    under_way: usize,
+struct Process {
+    in_flight: usize,
+    limit: f64,
     waiting: VecDeque<(u32, f64)>,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        Self { in_flight: 0, limit: MIN_CALLS, waiting: VecDeque::new() }
+    }
+}
+
+impl Process {
+    /// Moves the limit towards its target, by one round trip's share for every call.
+    fn adapt(&mut self, round_trip: f64, service: f64) {
+        let base = 2.0 * NETWORK_US;
+        let queued = (round_trip - base - service).max(0.0);
+        let target = self.limit * base / (base + queued) + self.limit.sqrt().max(MIN_CALLS);
+        self.limit = (self.limit + (target - self.limit) / self.limit).clamp(MIN_CALLS, MAX_CALLS);
+    }
 }
 
 /// One primary with these keys, at `decisions_per_s` of the whole traffic.
 pub fn simulate(keys: &Keys, decisions_per_s: f64, instances: u32, costs: &Costs) -> Outcome {
     let mut primary = Primary {
         costs,
-        lanes: HashMap::new(),
+        processes: HashMap::new(),
         calls: HashMap::new(),
         replies: BinaryHeap::new(),
         free_at: 0.0,
@@ -69,15 +89,15 @@ pub fn simulate(keys: &Keys, decisions_per_s: f64, instances: u32, costs: &Costs
         if next > WARM_UP_US + COUNTED_US {
             break;
         }
-        let (key, slot) = keys.at(random.f64());
-        primary.arrive((random.u32(..instances), slot), key, next);
+        let key = keys.at(random.f64());
+        primary.arrive(random.u32(..instances), key, next);
     }
     primary.tally.outcome()
 }
 
 struct Primary<'a> {
     costs: &'a Costs,
-    lanes: HashMap<(u32, u16), Lane>,
+    processes: HashMap<u32, Process>,
     calls: HashMap<u64, Call>,
     /// When replies reach their callers, in picoseconds since that is an integer, and which.
     replies: BinaryHeap<Reverse<(u64, u64)>>,
@@ -89,19 +109,20 @@ struct Primary<'a> {
 const PS_PER_US: f64 = 1e6;
 
 impl Primary<'_> {
-    fn arrive(&mut self, lane: (u32, u16), key: u32, now: f64) {
-        let waits = self.lanes.entry(lane).or_default();
-        waits.waiting.push_back((key, now));
-        if waits.under_way < MAX_CALLS {
-            self.send(lane, now);
-        }
+    fn arrive(&mut self, process: u32, key: u32, now: f64) {
+        self.processes.entry(process).or_default().waiting.push_back((key, now));
+        self.send(process, now);
     }
 
-    /// Sends what waits. All calls are equally long on their way, so the primary gets them in this order.
-    fn send(&mut self, place: (u32, u16), now: f64) {
-        let lane = self.lanes.entry(place).or_default();
+    /// Sends what waits, if the limit admits a call. All calls are equally long on their way, so the primary gets them in this
+    /// order.
+    fn send(&mut self, number: u32, now: f64) {
+        let process = self.processes.entry(number).or_default();
+        if process.waiting.is_empty() || process.in_flight >= process.limit as usize {
+            return;
+        }
         let (mut keys, mut arrivals) = (Vec::new(), Vec::new());
-        while let Some((key, arrived)) = lane.waiting.front().copied() {
+        while let Some((key, arrived)) = process.waiting.front().copied() {
             if !keys.contains(&key) {
                 if keys.len() == MAX_CALL_KEYS {
                     break;
@@ -109,9 +130,9 @@ impl Primary<'_> {
                 keys.push(key);
             }
             arrivals.push(arrived);
-            lane.waiting.pop_front();
+            process.waiting.pop_front();
         }
-        lane.under_way += 1;
+        process.in_flight += 1;
         let service = self.costs.call_us() + self.costs.decision_us() * keys.len() as f64;
         let begins = self.free_at.max(now + NETWORK_US);
         self.free_at = begins + service;
@@ -119,7 +140,7 @@ impl Primary<'_> {
         let back = ((self.free_at + NETWORK_US) * PS_PER_US) as u64;
         self.sent += 1;
         self.replies.push(Reverse((back, self.sent)));
-        self.calls.insert(self.sent, Call { lane: place, arrivals });
+        self.calls.insert(self.sent, Call { process: number, sent: now, service, arrivals });
     }
 
     fn replies_until(&mut self, end: f64) {
@@ -131,11 +152,10 @@ impl Primary<'_> {
             self.replies.pop();
             let call = self.calls.remove(&number).expect("a reply belongs to a call");
             self.tally.answers(&call.arrivals, now);
-            let lane = self.lanes.entry(call.lane).or_default();
-            lane.under_way -= 1;
-            if !lane.waiting.is_empty() {
-                self.send(call.lane, now);
-            }
+            let process = self.processes.entry(call.process).or_default();
+            process.in_flight -= 1;
+            process.adapt(now - call.sent, call.service);
+            self.send(call.process, now);
         }
     }
 }

@@ -18,8 +18,8 @@ pub enum Shape {
 
 /// The keys of one primary.
 pub struct Keys {
-    /// Cumulated shares of the whole traffic, and the keys' slots.
-    shares: Vec<(f64, u16)>,
+    /// Cumulated shares of the whole traffic.
+    shares: Vec<f64>,
     /// Whether the first of them is the traffic's most frequent key.
     pub has_first: bool,
 }
@@ -55,7 +55,7 @@ impl Shape {
         let mut sum = 0.0;
         for key in (0..KEYS).filter(|key| owner(slot(*key), primaries) == primary) {
             sum += self.weight(key) / total;
-            shares.push((sum, slot(key) as u16));
+            shares.push(sum);
         }
         Keys { shares, has_first: owner(slot(0), primaries) == primary }
     }
@@ -64,14 +64,13 @@ impl Shape {
 impl Keys {
     /// Their part of the whole traffic.
     pub fn part(&self) -> f64 {
-        self.shares.last().map_or(0.0, |(sum, _)| *sum)
+        self.shares.last().copied().unwrap_or_default()
     }
 
-    /// The key, and its slot, at which a number from 0 to 1 points.
-    pub fn at(&self, number: f64) -> (u32, u16) {
+    /// The key at which a number from 0 to 1 points.
+    pub fn at(&self, number: f64) -> u32 {
         let sum = number * self.part();
-        let place = self.shares.partition_point(|(share, _)| *share <= sum).min(self.shares.len() - 1);
-        (place as u32, self.shares[place].1)
+        self.shares.partition_point(|share| *share <= sum).min(self.shares.len() - 1) as u32
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
     task::JoinSet,
+    time::Instant,
 };
 use tollgate::{Limiter, Options, RulesError, Store};
 use tollgate_tower::client::ClientAddress;
@@ -37,6 +38,9 @@ pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 /// configuration and the log; those of [`Workers`] come on top.
 const NEEDED_FILES: u64 =
     (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS + 100) as u64;
+
+/// How many round trips to the store are measured at start-up.
+const ROUND_TRIPS: usize = 5;
 
 /// A server that has its addresses, and does not answer yet.
 pub struct Tollgate {
@@ -239,8 +243,10 @@ impl Tollgate {
         let desk = self.desk.clone();
         let history = tokio::spawn(async move { desk.keep_history().await });
         let (desk, startup) = (self.desk.clone(), self.startup.clone());
-        let reaching =
-            tokio::spawn(async move { startup.reach_store(|| desk.limiter().store().warm_up()).await });
+        let reaching = tokio::spawn(async move {
+            startup.reach_store(|| desk.limiter().store().warm_up()).await;
+            warn_if_slow(&desk).await;
+        });
         let startup = self.startup.clone();
         let mut ready = pin!(startup.ready());
         let mut is_starting = true;
@@ -388,6 +394,19 @@ async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, Liste
 fn until(stopped: &watch::Receiver<()>) -> impl Future<Output = ()> + Send + use<> {
     let mut stopped = stopped.clone();
     async move { while stopped.changed().await.is_ok() {} }
+}
+
+/// Measures the round trip to the store, and logs if the deadline leaves little room for it.
+async fn warn_if_slow(desk: &Desk<AnyStore>) {
+    let mut shortest = Duration::MAX;
+    for _ in 0..ROUND_TRIPS {
+        let sent = Instant::now();
+        if desk.limiter().store().warm_up().await.is_err() {
+            return;
+        }
+        shortest = shortest.min(sent.elapsed());
+    }
+    desk.limiter().warn_if_slow(shortest);
 }
 
 fn gatehouse(server: &ServerSettings) -> forward_auth::Settings {

@@ -81,7 +81,7 @@ fn without_a_file_there_is_the_demo_on_loopback_and_in_memory() {
     assert!(server.tokens.is_empty() && server.tls.is_none() && !server.insecure);
     assert_eq!((server.headers, server.envoy_closed), (Dialect::Draft11, Closed::OverLimit));
     let store = &config.store;
-    assert_eq!((store.deadline, store.refusal_cache), (Duration::from_millis(10), Duration::from_secs(1)));
+    assert_eq!((store.deadline, store.refusal_cache), (Duration::from_millis(50), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "tg"));
 }
 

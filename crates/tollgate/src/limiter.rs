@@ -199,6 +199,12 @@ impl<S: Store> Limiter<S> {
         self.inner.gate.stats()
     }
 
+    /// Logs a warning if a round trip to the store that takes this long makes it unlikely that the deadline holds. Under load
+    /// that happens by itself; this is for a round trip that was measured before the first request.
+    pub fn warn_if_slow(&self, round_trip: Duration) {
+        self.inner.gate.warn_if_slow(round_trip);
+    }
+
     /// Decides a request by all rules that match it, all or none, and charges it if it may pass.
     ///
     /// # Errors

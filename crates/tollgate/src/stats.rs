@@ -36,7 +36,7 @@ pub struct Stats {
     pub round_trip: Option<Duration>,
     /// Answers of the store that came after the caller's deadline.
     pub late_answers: u64,
-    /// Requests that were not sent, since their time would not have sufficed. They were not charged.
+    /// Requests that were not sent, and not charged, because less time was left than a round trip takes.
     pub unsent: u64,
     /// What the store itself noticed.
     pub store: StoreStats,
@@ -176,9 +176,9 @@ impl Tally {
         }
     }
 
-    /// A request was not sent, since its time would not have sufficed.
-    pub(crate) fn unsent(&self) {
-        add_one(&self.unsent);
+    /// Requests were not sent, because less time was left than a round trip takes.
+    pub(crate) fn unsent(&self, count: u64) {
+        self.unsent.fetch_add(count, Ordering::Relaxed);
     }
 
     fn count(&self, kind: &str) {

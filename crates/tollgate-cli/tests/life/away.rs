@@ -117,10 +117,7 @@ fn a_round_trip_that_takes_most_of_the_deadline_is_logged_with_what_to_set() {
     let redis = Server::start(Flavor::Redis7);
     let far = Proxy::start(redis.addr());
     far.delay(ONE_WAY);
-    let home = Home::with(&slow::configuration(&far.url()).replace("500ms", "250ms"));
+    let home = Home::with(&format!("{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"250ms\"\n", far.url()));
     let program = home.start();
-    wait::until("the server is ready", PATIENCE, || program.get("/readyz").0 == 200);
-    check(&mut program.client(), "any");
     program.wait_for_line("the round trip to the store takes", "set the deadline to 6");
-    assert_ne!(program.metric("tollgate_store_round_trip_seconds"), "0.0");
 }

@@ -1,11 +1,12 @@
-//! Forms batches of the checks that wait for one server, and sends them.
+//! Forms batches of the checks for one server, and sends them.
 //!
-//! There is no timer. An idle path sends at once. What arrives while as many calls are in flight as [`CallLimit`] admits
-//! forms the next batch; so does what arrives together: callers that are answered together usually ask again together.
-//! Equal checks wait as one group and become "up to n", first come, first served.
+//! There is no timer. If no call is in flight, a check is sent immediately. Checks that arrive while the call limit is
+//! reached form the next batch. Below the limit, a flush yields once, so that checks of other runnable tasks share its
+//! call: callers that are answered together usually ask again together. Equal checks wait as one group and become
+//! "up to n", first come, first served.
 //!
-//! A call belongs to no single caller. A caller that goes away while it waits is not charged, and one that goes away
-//! later does not end the call.
+//! A call belongs to no single caller. A caller that goes away while it waits is not charged; one that goes away later
+//! does not end the call.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use std::{
     pin::Pin,
     slice,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -26,7 +27,7 @@ use tokio::{runtime::Handle, sync::oneshot, task::yield_now, time::Instant};
 use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
 use super::{
-    Handout, Lane, Place, Verdict,
+    Handout, Lane, Place, Verdict, by,
     call_limit::{CallLimit, Sent},
     round_trips::RoundTrips,
 };
@@ -39,8 +40,10 @@ use crate::{
 
 /// The most tiers of one call, which bounds how long other clients of that Redis wait: about 0.3 ms.
 const MAX_CALL_TIERS: usize = 64;
-/// The most callers that wait. More than that is no queue but a store that is down.
+/// The most callers that wait. A longer queue means that the store is down.
 const MAX_WAITING: usize = 16_384;
+/// How long a flush may be pending until another task takes over, since the runtime of the first may no longer be driven.
+const MAX_FLUSH: Duration = Duration::from_millis(10);
 
 /// The checks that wait for one server, and the calls to it.
 pub(super) struct Batcher {
@@ -55,12 +58,13 @@ struct State {
     /// The numbers of the groups that further equal checks may join, by their hash.
     open: HashTable<(u64, usize)>,
     callers: usize,
-    /// Whether a task is about to send what waits.
-    is_flushing: bool,
+    tiers: usize,
+    /// Since when a task is about to send what waits, if one is.
+    flushing_since: Option<Instant>,
     calls: CallLimit,
     round_trips: RoundTrips,
-    /// When the server last replied, or its silence was last counted as a failure.
-    last_sign: Instant,
+    last_reply: Instant,
+    last_failure: Instant,
 }
 
 /// Equal checks that wait.
@@ -72,24 +76,23 @@ struct Group {
 
 /// Where a caller waits for its answer.
 struct Caller {
-    answer: oneshot::Sender<Result<Handed, StoreError>>,
+    answer: oneshot::Sender<Result<GroupAnswer, StoreError>>,
     deadline: Instant,
 }
 
 /// The answer to a group, and which of its callers this one is.
-struct Handed {
+struct GroupAnswer {
     answers: Arc<[Answer]>,
     at: Timestamp,
     place: Place,
 }
 
 /// Checks that are sent in one call, and the callers of each.
-struct Batch<S: Store> {
+struct Batch {
     checks: Vec<Check>,
     callers: Vec<Vec<Caller>>,
     /// The latest deadline of a caller.
     deadline: Instant,
-    call: CallInFlight<S>,
 }
 
 /// What the end of a call tells about the server.
@@ -105,21 +108,32 @@ pub(super) async fn ask<S: Store>(
     check: &Check,
     deadline: Instant,
 ) -> Result<Verdict, StoreError> {
-    let answer = match lane.batcher.join(check, deadline, &lane.shared.tally)? {
-        Joined::Idle(sent) => return OwnCall::new(lane, check.clone(), deadline, sent).await,
-        Joined::Waits(answer) => answer,
-        Joined::Flushes(answer) => {
+    let (answer, group) = match lane.batcher.join(check, deadline, &lane.shared.tally)? {
+        Joined::Idle(sent) => {
+            let call = OwnCall::new(lane, check.clone(), deadline, sent);
+            return by(deadline, call).await.unwrap_or_else(|| Err(no_answer()));
+        }
+        Joined::Waits(answer, group) => (answer, group),
+        Joined::Flushes(answer, group) => {
             spawn_flush(Flush::of(lane));
-            answer
+            (answer, group)
         }
     };
-    let handed =
-        answer.await.map_err(|_| StoreError::Ambiguous("the call ended without an answer".to_owned()))??;
-    Ok(Verdict::of(check, &handed.answers, handed.place, handed.at))
+    match by(deadline, answer).await {
+        Some(Ok(answered)) => {
+            let GroupAnswer { answers, at, place } = answered?;
+            Ok(Verdict::of(check, &answers, place, at))
+        }
+        Some(Err(_)) => Err(StoreError::Ambiguous("the call ended without an answer".to_owned())),
+        None if lane.batcher.is_waiting(group) => {
+            Err(StoreError::NotRun("still queued in this process at the deadline".to_owned()))
+        }
+        None => Err(no_answer()),
+    }
 }
 
-/// A call for one caller, made in its own task: handing it to another one and back costs a single caller 30 % more CPU
-/// time. If the caller goes away, another task goes on with it.
+/// A call driven by its caller's task: a task of its own costs a lone caller twice the CPU time (30 us, 63 us). If the
+/// caller is dropped, a spawned task continues the call.
 struct OwnCall<S: Store> {
     lane: Arc<Lane<S>>,
     call: Option<BoxFuture<'static, Result<Verdict, StoreError>>>,
@@ -145,10 +159,13 @@ impl<S: Store> Future for OwnCall<S> {
     type Output = Result<Verdict, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let call = self.call.as_mut().expect("a call is not polled after its end");
-        let answer = ready!(call.as_mut().poll(context));
-        self.call = None;
-        Poll::Ready(answer)
+        // taken out, so that a call that panics is not continued
+        let mut call = self.call.take().expect("a call is not polled after its end");
+        let progress = call.as_mut().poll(context);
+        if progress.is_pending() {
+            self.call = Some(call);
+        }
+        progress
     }
 }
 
@@ -170,9 +187,9 @@ fn spawn_flush<S: Store>(flush: Flush<S>) {
     tokio::spawn(flush_and_send(flush));
 }
 
-fn spawn_send<S: Store>(batch: Batch<S>) {
+fn spawn_send<S: Store>((batch, call): (Batch, CallInFlight<S>)) {
     tokio::spawn(async move {
-        if let Some(flush) = send(batch).await {
+        if let Some(flush) = send(batch, call).await {
             flush_and_send(flush).await;
         }
     });
@@ -183,20 +200,21 @@ async fn flush_and_send<S: Store>(mut flush: Flush<S>) {
     loop {
         // what other tasks ask that are ready to run joins the batch
         yield_now().await;
-        let Some(mut batch) = flush.next_batch() else { return };
-        while let Some(next) = flush.next_batch() {
-            spawn_send(mem::replace(&mut batch, next));
+        let Some(mut next) = flush.next_batch() else { return };
+        while let Some(further) = flush.next_batch() {
+            spawn_send(mem::replace(&mut next, further));
         }
-        match send(batch).await {
+        let (batch, call) = next;
+        match send(batch, call).await {
             Some(next) => flush = next,
             None => return,
         }
     }
 }
 
-/// Makes one call and answers its callers. Returns the duty to send what waits, if that has none.
-async fn send<S: Store>(batch: Batch<S>) -> Option<Flush<S>> {
-    let Batch { checks, callers, deadline, call } = batch;
+/// Makes one call and answers its callers. Returns a [`Flush`] if checks wait and no task is flushing.
+async fn send<S: Store>(batch: Batch, call: CallInFlight<S>) -> Option<Flush<S>> {
+    let Batch { checks, callers, deadline } = batch;
     let lane = Arc::clone(&call.lane);
     let outcomes = lane.call(&checks, deadline, call.sent.at).await;
     let tiers = checks.iter().map(|check| check.tiers().len()).sum();
@@ -228,8 +246,8 @@ fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreE
             let granted = granted(check.count(), terms.zip(passes));
             for (index, caller) in (0..).zip(callers) {
                 let answers = Arc::clone(&answers);
-                let handed = Handed { answers, at, place: Place { index, granted } };
-                late += u64::from(caller.answer.send(Ok(handed)).is_err());
+                let answer_of_group = GroupAnswer { answers, at, place: Place { index, granted } };
+                late += u64::from(caller.answer.send(Ok(answer_of_group)).is_err());
             }
         }
         Err(error) => {
@@ -241,7 +259,7 @@ fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreE
     late
 }
 
-/// The duty to send what waits, which one task at a time has.
+/// The right to send what waits. One task at a time has it.
 struct Flush<S: Store> {
     lane: Arc<Lane<S>>,
     has_ended: bool,
@@ -252,27 +270,25 @@ impl<S: Store> Flush<S> {
         Self { lane: Arc::clone(lane), has_ended: false }
     }
 
-    /// The next batch, if the limit admits one. If not, this duty is done.
-    fn next_batch(&mut self) -> Option<Batch<S>> {
+    /// Returns the next batch if the limit admits one. If not, the flush is over.
+    fn next_batch(&mut self) -> Option<(Batch, CallInFlight<S>)> {
         if self.has_ended {
             return None;
         }
         let Lane { batcher, shared, .. } = &*self.lane;
-        let Some(taken) = batcher.take_batch(Instant::now(), &shared.tally) else {
+        let Some((batch, sent)) = batcher.take_batch(Instant::now(), &shared.tally) else {
             self.has_ended = true;
             return None;
         };
-        let Taken { checks, callers, deadline, sent } = taken;
-        let call = CallInFlight { lane: Arc::clone(&self.lane), sent, has_ended: false };
-        Some(Batch { checks, callers, deadline, call })
+        Some((batch, CallInFlight { lane: Arc::clone(&self.lane), sent, has_ended: false }))
     }
 }
 
 impl<S: Store> Drop for Flush<S> {
     fn drop(&mut self) {
-        // a panic, or the end of the runtime: the next caller takes over
+        // after a panic or the end of the runtime, the next caller takes over
         if !self.has_ended {
-            self.lane.batcher.state.lock().is_flushing = false;
+            self.lane.batcher.state.lock().flushing_since = None;
         }
     }
 }
@@ -285,15 +301,16 @@ struct CallInFlight<S: Store> {
 }
 
 impl<S: Store> CallInFlight<S> {
-    /// Ends the call. Returns the duty to send what waits, if no other task has it.
+    /// Ends the call. Returns a [`Flush`] if checks wait and no task is flushing.
     fn end(mut self, end: CallEnd, tiers: usize) -> Option<Flush<S>> {
         self.has_ended = true;
-        let Ended { must_flush, round_trip } =
+        let AfterCall { must_flush, round_trip } =
             self.lane.batcher.end_call(self.sent, end, tiers, Instant::now());
+        let flush = must_flush.then(|| Flush::of(&self.lane));
         if let Some(round_trip) = round_trip {
-            self.lane.compare_with_deadline(round_trip);
+            self.lane.warn_if_slow(round_trip);
         }
-        must_flush.then(|| Flush::of(&self.lane))
+        flush
     }
 }
 
@@ -315,22 +332,14 @@ impl<S: Store> Drop for CallInFlight<S> {
 enum Joined {
     /// Nothing is in flight and nothing waits: the caller makes the call.
     Idle(Sent),
-    /// The caller waits for a batch.
-    Waits(oneshot::Receiver<Result<Handed, StoreError>>),
+    /// The caller waits for a batch, in the group with this number.
+    Waits(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
     /// The caller waits for a batch, and starts the flush that sends it.
-    Flushes(oneshot::Receiver<Result<Handed, StoreError>>),
-}
-
-/// What is taken out of the queue for one call.
-struct Taken {
-    checks: Vec<Check>,
-    callers: Vec<Vec<Caller>>,
-    deadline: Instant,
-    sent: Sent,
+    Flushes(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
 }
 
 /// What follows from the end of a call.
-struct Ended {
+struct AfterCall {
     /// Whether the holder of the call has to start a flush.
     must_flush: bool,
     round_trip: Option<Duration>,
@@ -344,10 +353,12 @@ impl Batcher {
             taken: 0,
             open: HashTable::new(),
             callers: 0,
-            is_flushing: false,
+            tiers: 0,
+            flushing_since: None,
             calls: CallLimit::new(now),
             round_trips: RoundTrips::default(),
-            last_sign: now,
+            last_reply: now,
+            last_failure: now,
         };
         Self { state: Mutex::new(state), hasher: Keyed::default() }
     }
@@ -357,90 +368,83 @@ impl Batcher {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.callers >= MAX_WAITING {
+            drop(state);
             return Err(StoreError::NotRun(format!("{MAX_WAITING} callers wait for the store already")));
-        }
-        let expected = state.expected_round_trip(now) + state.expected_wait();
-        if now + expected > deadline {
-            tally.unsent();
-            return Err(too_short(deadline.saturating_duration_since(now), expected));
         }
         if state.calls.in_flight() == 0 && state.groups.is_empty() {
             return Ok(Joined::Idle(state.calls.send(now)));
         }
+        let expected = state.expected_wait() + state.round_trips.lower_quartile(now).unwrap_or_default();
+        if state.calls.in_flight() > 0 && now + expected > deadline {
+            drop(state);
+            tally.unsent(1);
+            return Err(too_short(expected));
+        }
         let (sender, answer) = oneshot::channel();
-        state.add(check, hash, Caller { answer: sender, deadline });
-        Ok(if state.start_flush(now) { Joined::Flushes(answer) } else { Joined::Waits(answer) })
+        let group = state.add(check, hash, Caller { answer: sender, deadline });
+        Ok(if state.start_flush(now) { Joined::Flushes(answer, group) } else { Joined::Waits(answer, group) })
     }
 
-    /// The next batch, if the limit admits a call. Callers that have gone away are not in it, nor those whose time
-    /// cannot suffice. If there is none, the flush is over.
-    fn take_batch(&self, now: Instant, tally: &Tally) -> Option<Taken> {
+    /// Whether a group was not sent yet.
+    fn is_waiting(&self, group: usize) -> bool {
+        group >= self.state.lock().taken
+    }
+
+    /// Returns the next batch if the limit admits a call; if not, the flush is over. Callers that have gone away are not in
+    /// it, nor those that have less time left than a round trip takes.
+    fn take_batch(&self, now: Instant, tally: &Tally) -> Option<(Batch, Sent)> {
+        let mut unsent = Unsent::default();
         let mut state = self.state.lock();
-        let expected = state.expected_round_trip(now);
-        let (mut checks, mut callers, mut tiers) = (Vec::new(), Vec::new(), 0);
-        let mut latest = now;
-        if state.calls.admits(now) {
-            while let Some(group) = state.groups.front()
-                && (tiers == 0 || tiers + group.check.tiers().len() <= MAX_CALL_TIERS)
-            {
-                let mut group = state.take_first();
-                group.callers.retain(|caller| !caller.answer.is_closed());
-                let short = group.callers.extract_if(.., |caller| now + expected > caller.deadline);
-                for caller in short {
-                    tally.unsent();
-                    let _ = caller
-                        .answer
-                        .send(Err(too_short(caller.deadline.saturating_duration_since(now), expected)));
-                }
-                let Some(deadline) = group.callers.iter().map(|caller| caller.deadline).max() else {
-                    continue;
-                };
-                latest = latest.max(deadline);
-                tiers += group.check.tiers().len();
-                let count = u32::try_from(group.callers.len()).expect("fewer than MAX_WAITING wait");
-                checks.push(group.check.times(count));
-                callers.push(group.callers);
-            }
+        let expected = state.round_trips.lower_quartile(now).unwrap_or_default();
+        let taken = state.take_batch(now, expected, &mut unsent);
+        if taken.is_none() {
+            state.flushing_since = None;
         }
-        if checks.is_empty() {
-            state.is_flushing = false;
-            return None;
-        }
-        Some(Taken { checks, callers, deadline: latest, sent: state.calls.send(now) })
+        drop(state);
+        unsent.answer(expected, tally);
+        taken
     }
 
-    fn end_call(&self, call: Sent, end: CallEnd, tiers: usize, now: Instant) -> Ended {
+    fn end_call(&self, call: Sent, end: CallEnd, tiers: usize, now: Instant) -> AfterCall {
         let mut state = self.state.lock();
         match end {
             CallEnd::Replied => {
-                state.last_sign = now;
+                state.last_reply = now;
                 state.round_trips.note(now.duration_since(call.at), now);
                 state.calls.replied(call, tiers, now);
             }
             CallEnd::NoReply => state.calls.abandon(),
         }
-        Ended {
+        AfterCall {
             must_flush: !state.groups.is_empty() && state.start_flush(now),
-            round_trip: state.round_trips.low(now),
+            round_trip: state.round_trips.lower_quartile(now),
         }
     }
 
     /// When the silence of the server becomes a failure, for a call that was sent then.
     pub(super) fn silent_at(&self, sent: Instant, deadline: Duration) -> Instant {
-        let state = self.state.lock();
-        state.last_sign.max(sent) + state.round_trips.longest_silence(deadline)
+        self.state.lock().silent_at(sent, deadline)
     }
 
-    /// Counts the silence of the server since a call was sent as a failure, unless it has replied, or that was counted,
-    /// a moment ago.
-    pub(super) fn is_silent(&self, sent: Instant, deadline: Duration, now: Instant) -> bool {
+    /// Counts the silence of the server since a call was sent as a failure, once per interval. Returns whether it did.
+    pub(super) fn count_silence(&self, sent: Instant, deadline: Duration, now: Instant) -> bool {
         let mut state = self.state.lock();
-        let silent_at = state.last_sign.max(sent) + state.round_trips.longest_silence(deadline);
-        let is_silent = now >= silent_at;
+        let is_silent = now >= state.silent_at(sent, deadline);
         if is_silent {
-            state.last_sign = now;
+            state.last_failure = now;
         }
         is_silent
+    }
+
+    /// Counts the failure of a call, unless another one was counted since it was sent: what ends many calls at once is one
+    /// failure. Returns whether it did.
+    pub(super) fn count_failure(&self, sent: Instant, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        let is_first = sent >= state.last_failure;
+        if is_first {
+            state.last_failure = now;
+        }
+        is_first
     }
 
     /// Forgets how long calls took: the server was away.
@@ -461,7 +465,7 @@ impl Batcher {
             waiting: state.callers,
             in_flight: state.calls.in_flight(),
             limit: state.calls.limit(),
-            round_trip: state.round_trips.low(Instant::now()),
+            round_trip: state.round_trips.lower_quartile(Instant::now()),
         }
     }
 }
@@ -474,24 +478,75 @@ pub(super) struct Load {
     pub(super) round_trip: Option<Duration>,
 }
 
-fn too_short(left: Duration, expected: Duration) -> StoreError {
-    StoreError::NotRun(format!("{left:?} are left, and the store takes {expected:?} now"))
+fn too_short(expected: Duration) -> StoreError {
+    StoreError::NotRun(format!("less time is left than the store takes now ({expected:.1?})"))
+}
+
+fn no_answer() -> StoreError {
+    StoreError::Ambiguous("no answer by the deadline".to_owned())
+}
+
+/// Callers that a batch leaves out.
+#[derive(Default)]
+struct Unsent {
+    /// They have gone away. Dropped outside of the lock.
+    gone: Vec<Caller>,
+    /// They have less time left than a round trip takes.
+    short: Vec<Caller>,
+}
+
+impl Unsent {
+    fn answer(self, expected: Duration, tally: &Tally) {
+        if self.short.is_empty() {
+            return;
+        }
+        tally.unsent(self.short.len() as u64);
+        let error = too_short(expected);
+        for caller in self.short {
+            let _ = caller.answer.send(Err(error.clone()));
+        }
+    }
 }
 
 impl State {
-    /// What a call takes at least. Nothing while none is in flight: one call at a time is always made, or a store that has
-    /// become faster would never be noticed.
-    fn expected_round_trip(&self, now: Instant) -> Duration {
-        if self.calls.in_flight() == 0 {
-            Duration::ZERO
-        } else {
-            self.round_trips.low(now).unwrap_or_default()
+    fn take_batch(&mut self, now: Instant, expected: Duration, unsent: &mut Unsent) -> Option<(Batch, Sent)> {
+        if self.groups.is_empty() || !self.calls.admits(now) {
+            return None;
         }
+        let is_idle = self.calls.in_flight() == 0;
+        let mut batch = Batch { checks: Vec::new(), callers: Vec::new(), deadline: now };
+        let mut tiers = 0;
+        while let Some(group) = self.groups.front()
+            && (tiers == 0 || tiers + group.check.tiers().len() <= MAX_CALL_TIERS)
+        {
+            let Group { check, mut callers, .. } = self.take_first();
+            unsent.gone.extend(callers.extract_if(.., |caller| caller.answer.is_closed()));
+            let is_short = |caller: &mut Caller| now + expected > caller.deadline;
+            let is_last = tiers == 0 && self.groups.is_empty();
+            if is_idle && is_last && callers.iter_mut().all(&is_short) {
+                // one call at a time is always made, or a store that has become faster would not be noticed
+                let last = callers.pop();
+                unsent.short.append(&mut callers);
+                callers.extend(last);
+            } else {
+                unsent.short.extend(callers.extract_if(.., is_short));
+            }
+            if callers.is_empty() {
+                continue;
+            }
+            tiers += check.tiers().len();
+            batch.push(check, callers);
+        }
+        (!batch.checks.is_empty()).then(|| (batch, self.calls.send(now)))
+    }
+
+    fn silent_at(&self, sent: Instant, deadline: Duration) -> Instant {
+        self.last_reply.max(self.last_failure).max(sent) + self.round_trips.longest_silence(deadline)
     }
 
     /// How long a caller that joins now waits until it is sent.
     fn expected_wait(&self) -> Duration {
-        let (limit, batches) = (self.calls.limit(), self.groups.len() / MAX_CALL_TIERS);
+        let (limit, batches) = (self.calls.limit(), self.tiers / MAX_CALL_TIERS);
         if self.calls.in_flight() < limit {
             return Duration::ZERO;
         }
@@ -501,25 +556,31 @@ impl State {
 
     /// Whether the caller has to start a flush: the limit admits a call, and no other task is about to send it.
     fn start_flush(&mut self, now: Instant) -> bool {
-        let starts = !self.is_flushing && self.calls.admits(now);
-        self.is_flushing |= starts;
+        let is_flushing = self.flushing_since.is_some_and(|since| now.duration_since(since) < MAX_FLUSH);
+        let starts = !is_flushing && self.calls.admits(now);
+        if starts {
+            self.flushing_since = Some(now);
+        }
         starts
     }
 
-    fn add(&mut self, check: &Check, hash: u64, caller: Caller) {
+    /// Adds a caller to the group of its check. Returns the number of the group.
+    fn add(&mut self, check: &Check, hash: u64, caller: Caller) -> usize {
         self.callers += 1;
         let is_equal = |&(other, number): &(u64, usize)| {
             other == hash && self.groups[number - self.taken].check == *check
         };
         if let Some(&(_, number)) = self.open.find(hash, is_equal) {
             self.groups[number - self.taken].callers.push(caller);
-            return;
+            return number;
         }
+        let number = self.taken + self.groups.len();
         if check.operation() == Operation::Check {
-            let number = self.taken + self.groups.len();
             self.open.insert_unique(hash, (hash, number), |&(hash, _)| hash);
         }
+        self.tiers += check.tiers().len();
         self.groups.push_back(Group { check: check.clone(), hash, callers: vec![caller] });
+        number
     }
 
     fn take_first(&mut self) -> Group {
@@ -530,6 +591,17 @@ impl State {
             open.remove();
         }
         self.callers -= group.callers.len();
+        self.tiers -= group.check.tiers().len();
         group
+    }
+}
+
+impl Batch {
+    fn push(&mut self, check: Check, callers: Vec<Caller>) {
+        let latest = callers.iter().map(|caller| caller.deadline).max();
+        self.deadline = self.deadline.max(latest.unwrap_or(self.deadline));
+        let count = u32::try_from(callers.len()).expect("fewer than MAX_WAITING wait");
+        self.checks.push(check.times(count));
+        self.callers.push(callers);
     }
 }

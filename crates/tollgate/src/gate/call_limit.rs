@@ -1,20 +1,22 @@
 //! How many calls to one server may be in flight at once.
 //!
-//! Too few, and requests wait in this process while the server is idle; too many, and no batches form, which costs the
-//! server several times the work per decision. The right number is what fills the round trip, and that differs by two
-//! orders of magnitude between loopback and another data centre. So the limit follows what is measured:
+//! With too few, requests queue in this process while the server is idle. With too many, no batches form, and a decision
+//! costs the server several times the work. The right number is the bandwidth-delay product, which differs by two orders
+//! of magnitude between loopback and another data centre. So the limit adapts, as TCP Vegas and gradient concurrency
+//! limits do:
 //!
 //! ```text
 //! limit = limit x (round trip without queueing / round trip now) + allowance
 //! ```
 //!
-//! evaluated once per round (every call of a round was sent under the same limit). In equilibrium, `allowance` calls are
-//! queued or served at the bottleneck, whether that is the server, the network or this process: one that is served and
-//! one that is ready when it ends, and more where there are many, since their arrivals vary. On loopback that comes to
-//! [`MIN_CALLS`]. Without queueing the limit grows, up to [`MAX_CALLS`], so that nothing waits.
+//! evaluated once per round: every call of a round was sent under the same limit. In equilibrium, `allowance` calls are
+//! queued or served at the bottleneck, whether that is the server, the network or this process: one that is served, one
+//! that is ready when it ends, and more where many are in flight, since their arrivals vary. On loopback that comes to
+//! [`MIN_CALLS`]. Without queueing the limit grows up to [`MAX_CALLS`], so that nothing waits.
 //!
-//! The round trip without queueing is the shortest of late. Under constant load no call might see it again, so it is
-//! measured now and then by a call that is alone in flight.
+//! A queue shows in every call of a round, and work that varies does not: the shortest round trip of a round counts. The
+//! round trip without queueing is the shortest of all. Under constant load no call may see it again, so it is measured
+//! now and then by a call that is alone in flight.
 
 use std::time::Duration;
 
@@ -35,6 +37,9 @@ const BASE_LIFETIME: Duration = Duration::from_secs(5);
 /// The same when the limit is down to [`MIN_CALLS`]: either the server is saturated, or its round trip has become longer,
 /// and a call that is alone tells which at little cost.
 const BASE_LIFETIME_AT_MIN: Duration = Duration::from_millis(250);
+/// For how many round trips at most calls are held back for one that is alone. If calls in flight do not end by then, the
+/// shortest recent round trip is used.
+const MAX_MEASURING: u32 = 4;
 
 /// Adapts the number of calls in flight. Pure: the caller holds the lock and reads the clock.
 #[derive(Debug)]
@@ -51,23 +56,29 @@ pub(super) struct CallLimit {
 #[derive(Clone, Copy, Debug)]
 struct Base {
     round_trip: Duration,
-    /// When a call last came near it.
-    confirmed: Instant,
+    longer: Option<Longer>,
+}
+
+/// That no call has come near the base for a while.
+#[derive(Clone, Copy, Debug)]
+struct Longer {
+    since: Instant,
+    /// The shortest round trip since then.
+    shortest: Duration,
 }
 
 #[derive(Debug)]
 struct Round {
     began: Instant,
     samples: u32,
-    /// The time that the calls of this round were queued.
-    queued: Duration,
+    shortest: Duration,
     /// Whether a request had to wait because of the limit.
     was_reached: bool,
 }
 
 impl Round {
     fn new(began: Instant) -> Self {
-        Self { began, samples: 0, queued: Duration::ZERO, was_reached: false }
+        Self { began, samples: 0, shortest: Duration::MAX, was_reached: false }
     }
 }
 
@@ -98,17 +109,27 @@ impl CallLimit {
         self.in_flight
     }
 
-    /// Whether a further call may be sent. Called only when a request waits for it.
+    /// Whether a further call may be sent for a request that waits.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
-        let limit = if self.must_measure(now) { 1 } else { self.limit() };
-        let admits = self.in_flight < limit;
+        if self.in_flight == 0 {
+            return true;
+        }
+        if self.is_measuring(now) {
+            return false;
+        }
+        let admits = self.in_flight < self.limit();
         self.round.was_reached |= !admits;
         admits
     }
 
-    /// Whether the next call has to be alone, to measure the round trip without queueing.
-    fn must_measure(&self, now: Instant) -> bool {
-        self.base.is_some_and(|base| now.duration_since(base.confirmed) > self.base_lifetime())
+    /// Whether calls are held back until one is alone in flight.
+    fn is_measuring(&self, now: Instant) -> bool {
+        let longer = self.base.and_then(|base| base.longer);
+        longer.is_some_and(|longer| {
+            let elapsed = now.duration_since(longer.since);
+            elapsed > self.base_lifetime()
+                && elapsed <= self.base_lifetime() + longer.shortest * MAX_MEASURING
+        })
     }
 
     fn base_lifetime(&self) -> Duration {
@@ -131,12 +152,13 @@ impl CallLimit {
     /// Notes the reply to a call over this many tiers.
     pub(super) fn replied(&mut self, call: Sent, tiers: usize, now: Instant) {
         self.in_flight -= 1;
+        let took = now.duration_since(call.at);
         let work = WORK_PER_TIER * u32::try_from(tiers).unwrap_or(u32::MAX);
-        let round_trip = now.duration_since(call.at).saturating_sub(work);
+        let round_trip = took.saturating_sub(work).max(took / 8);
         let was_alone = call.was_alone && self.sent == call.number;
         let base = self.measure(round_trip, was_alone, now);
         self.round.samples += 1;
-        self.round.queued += round_trip.saturating_sub(base);
+        self.round.shortest = self.round.shortest.min(round_trip);
         if call.at >= self.round.began && self.round.samples >= MIN_SAMPLES {
             self.end_round(base, now);
         }
@@ -144,20 +166,32 @@ impl CallLimit {
 
     /// Takes a round trip into account; returns the one without queueing.
     fn measure(&mut self, round_trip: Duration, was_alone: bool, now: Instant) -> Duration {
-        let has_expired = self.must_measure(now);
-        let base = self.base.get_or_insert(Base { round_trip, confirmed: now });
-        if round_trip < base.round_trip || (has_expired && was_alone) {
-            *base = Base { round_trip, confirmed: now };
+        let lifetime = self.base_lifetime();
+        let base = self.base.get_or_insert(Base { round_trip, longer: None });
+        if round_trip < base.round_trip {
+            *base = Base { round_trip, longer: None };
         } else if round_trip <= base.round_trip + base.round_trip / 8 {
-            base.confirmed = now;
+            base.longer = None;
+        } else {
+            let longer = base.longer.get_or_insert(Longer { since: now, shortest: round_trip });
+            longer.shortest = longer.shortest.min(round_trip);
+            let Longer { since, shortest } = *longer;
+            let elapsed = now.duration_since(since);
+            if elapsed > lifetime && was_alone {
+                *base = Base { round_trip, longer: None };
+            } else if elapsed > lifetime + shortest * MAX_MEASURING {
+                *base = Base { round_trip: shortest, longer: None };
+            }
         }
         base.round_trip
     }
 
     fn end_round(&mut self, base: Duration, now: Instant) {
-        let queued = (self.round.queued / self.round.samples).as_secs_f64();
-        let base = base.as_secs_f64();
-        let gradient = if queued > 0.0 { base / (base + queued) } else { 1.0 };
+        let gradient = if self.round.shortest > base {
+            base.as_secs_f64() / self.round.shortest.as_secs_f64()
+        } else {
+            1.0
+        };
         let allowance = self.limit.sqrt().max(MIN_CALLS as f64);
         let target = (self.limit * gradient + allowance).clamp(self.limit / 2.0, self.limit * 2.0);
         if target < self.limit || self.round.was_reached {

@@ -5,7 +5,7 @@
 //! a check -> the store is in this process          -> decided at once
 //!         -> denied for certain until later        -> answered at once             (refusals)
 //!         -> the circuit breaker is open           -> failure policy               (breaker)
-//!         -> its time cannot suffice               -> failure policy               (round_trips)
+//!         -> less time left than a round trip     -> failure policy               (round_trips)
 //!         -> no call is in flight                  -> sent at once
 //!         -> fewer calls in flight than the limit  -> sent with what arrives now   (batch, call_limit)
 //!         -> otherwise it waits, with equal checks -> sent when a call returns
@@ -69,6 +69,8 @@ pub struct Options {
 
 /// The deadline unless another is set.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+/// The longest deadline; a longer one counts as this.
+const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
 /// How long a look at counters may take: it is for people, and no request waits for it.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long refusals are remembered unless set otherwise.
@@ -82,7 +84,7 @@ impl Default for Options {
 
 impl Options {
     fn deadline_within(&self, budget: Option<Duration>) -> Duration {
-        budget.map_or(self.deadline, |budget| budget.min(self.deadline))
+        budget.map_or(self.deadline, |budget| budget.min(self.deadline)).min(MAX_DEADLINE)
     }
 }
 
@@ -102,8 +104,7 @@ pub(crate) struct Told {
     pub(crate) at: Option<Timestamp>,
 }
 
-/// A round trip of more than the deadline divided by this is worth a warning, and one of less than the deadline divided
-/// by the other ends that.
+/// A round trip of `deadline / SLOW_PART` or more is logged; one below `deadline / FAST_PART` re-arms the warning.
 const SLOW_PART: u32 = 2;
 const FAST_PART: u32 = 4;
 
@@ -131,8 +132,8 @@ struct Lane<S> {
     number: u64,
     batcher: Batcher,
     breaker: Breaker,
-    /// Whether the round trip takes so much of the deadline that a warning was logged.
-    is_slow: AtomicBool,
+    /// Whether a warning about the round trip was logged.
+    has_warned: AtomicBool,
 }
 
 impl<S> Gate<S> {
@@ -210,7 +211,7 @@ impl<S: Store> Gate<S> {
         if lane.breaker.is_open() {
             return Err(lane.breaker.left_alone());
         }
-        let verdict = within(deadline, batch::ask(&lane, check, Instant::now() + deadline)).await;
+        let verdict = batch::ask(&lane, check, Instant::now() + deadline).await;
         if let Err(StoreError::Ambiguous(_)) = verdict {
             shared.tally.left_unknown();
         }
@@ -237,6 +238,11 @@ impl<S: Store> Gate<S> {
     /// How long a decision may take for a caller who waits no longer than `budget`.
     pub(crate) fn deadline(&self, budget: Option<Duration>) -> Duration {
         self.shared.options.deadline_within(budget)
+    }
+
+    /// Warns if a round trip that takes this long makes it unlikely that the deadline holds.
+    pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
+        self.first.warn_if_slow(round_trip);
     }
 
     /// Decides by this process's share of each limit, without the store. Also says what the shares are.
@@ -305,18 +311,18 @@ impl<S: Store> Gate<S> {
 impl<S: Store> Lane<S> {
     fn new(shared: &Arc<Shared<S>>, number: u64) -> Arc<Self> {
         let (batcher, breaker) = (Batcher::new(), Breaker::default());
-        let is_slow = AtomicBool::new(false);
-        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker, is_slow })
+        let has_warned = AtomicBool::new(false);
+        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker, has_warned })
     }
 
     /// Warns when the round trip makes it unlikely that the deadline holds, once until it is well below.
-    fn compare_with_deadline(&self, round_trip: Duration) {
+    fn warn_if_slow(&self, round_trip: Duration) {
         let deadline = self.shared.options.deadline;
         if round_trip * SLOW_PART < deadline {
-            if round_trip * FAST_PART < deadline && self.is_slow.load(Ordering::Relaxed) {
-                self.is_slow.store(false, Ordering::Relaxed);
+            if round_trip * FAST_PART < deadline && self.has_warned.load(Ordering::Relaxed) {
+                self.has_warned.store(false, Ordering::Relaxed);
             }
-        } else if !self.is_slow.swap(true, Ordering::Relaxed) {
+        } else if !self.has_warned.swap(true, Ordering::Relaxed) {
             let advised =
                 Duration::from_millis(u64::try_from((round_trip * 4).as_millis()).unwrap_or(u64::MAX));
             tracing::warn!(
@@ -348,10 +354,14 @@ impl<S: Store> Lane<S> {
             None => tally.called(sent_at.elapsed()),
             Some(error) => tally.failed(error),
         }
+        if checks.iter().any(|check| matches!(check.operation(), Operation::Refund { .. })) {
+            refusals.forget_all();
+        }
         if decided.iter().any(Result::is_ok) {
             self.breaker.succeeded();
         } else if let Some(error) =
             decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
+            && self.batcher.count_failure(sent_at, Instant::now())
         {
             self.breaker.note(error);
             self.failed();
@@ -364,31 +374,32 @@ impl<S: Store> Lane<S> {
         handouts.collect()
     }
 
-    /// Waits for the store for as long as the deadline, whether or not a caller still does. Silence counts as a failure.
+    /// Waits for a reply up to the configured deadline, even if every caller has gone. Silence counts as a failure.
     async fn wait_for_reply<T>(
         self: &Arc<Self>,
         sent_at: Instant,
         reply: impl Future<Output = T>,
     ) -> Option<T> {
-        let patience = self.shared.options.deadline;
+        let patience = self.shared.options.deadline_within(None);
         let end = sent_at + patience;
         let mut reply = pin!(reply);
-        let mut is_counted = false;
         loop {
             let wake = end.min(self.batcher.silent_at(sent_at, patience));
-            if let Ok(reply) = timeout_at(wake, &mut reply).await {
+            if let Some(reply) = by(wake, &mut reply).await {
                 return Some(reply);
             }
             // if this process stood still, the reply may be waiting to be read
             yield_now().await;
-            if let Ok(reply) = timeout_at(wake, &mut reply).await {
+            if let Some(reply) = by(wake, &mut reply).await {
                 return Some(reply);
             }
             let now = Instant::now();
             let is_over = now >= end;
-            if self.batcher.is_silent(sent_at, patience, now) || (is_over && !is_counted) {
+            if self.batcher.count_silence(sent_at, patience, now)
+                || (is_over && self.batcher.count_failure(sent_at, now))
+            {
+                self.breaker.note(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
                 self.failed();
-                is_counted = true;
             }
             if is_over {
                 return None;
@@ -398,10 +409,13 @@ impl<S: Store> Lane<S> {
 
     /// Notes a failure of the store; after several in a row it is only probed, in the background.
     fn failed(self: &Arc<Self>) {
-        if self.breaker.failed() {
+        // without a runtime, nothing could probe the store
+        if let Ok(runtime) = Handle::try_current()
+            && self.breaker.failed()
+        {
             let reason = self.breaker.reason();
             tracing::warn!("store unavailable ({reason}); applying failure policies");
-            tokio::spawn(Probe(Arc::downgrade(self)).run());
+            runtime.spawn(Probe(Arc::downgrade(self)).run());
         }
     }
 }
@@ -439,18 +453,23 @@ async fn within<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    let mut call = pin!(call);
-    // an answer that is there at once needs no timer, and so no runtime that has one
-    let at_once = poll_fn(|context| match call.as_mut().poll(context) {
-        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+    match by(Instant::now() + deadline, call).await {
+        Some(answer) => answer,
+        None => Err(no_answer_within(deadline)),
+    }
+}
+
+/// The output of a future, if it is there by `deadline`.
+async fn by<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    // a future that is ready needs no timer, and so no runtime that has one
+    let at_once = poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => Poll::Ready(None),
     });
-    if let Some(answer) = at_once.await {
-        return answer;
-    }
-    match tokio::time::timeout(deadline, call).await {
-        Ok(answer) => answer,
-        Err(_) => Err(no_answer_within(deadline)),
+    match at_once.await {
+        Some(output) => Some(output),
+        None => timeout_at(deadline, future).await.ok(),
     }
 }
 

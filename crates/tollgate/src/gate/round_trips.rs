@@ -8,16 +8,15 @@ use super::breaker::MAX_FAILURES;
 
 /// How many of the latest calls count.
 const SAMPLES: usize = 16;
-/// For how long a call counts: a store that was slow is not held against it for longer.
+/// The age at which a sample is ignored.
 const LIFETIME: Duration = Duration::from_secs(1);
-/// Of [`SAMPLES`] calls, so many were faster than the low estimate: time below it hardly ever suffices.
-const FASTER: usize = SAMPLES / 4;
+/// With fewer recent samples than this there is no estimate.
+const MIN_SAMPLES: usize = 5;
 /// Silence shorter than this is no failure, however fast the store is.
 const MIN_SILENCE: Duration = Duration::from_millis(10);
 /// How many smoothed round trips without any reply are a failure.
 const SILENT_ROUND_TRIPS: u32 = 4;
-/// Which part of the deadline without any reply is a failure: several make up one deadline, as calls one after the other
-/// would.
+/// One failure per `deadline / MAX_FAILURES` of silence, so that the breaker opens after about one silent deadline.
 const SILENT_PART_OF_DEADLINE: u32 = MAX_FAILURES;
 
 /// The latest round trips of one server.
@@ -26,7 +25,7 @@ pub(super) struct RoundTrips {
     /// The latest, by their number modulo [`SAMPLES`].
     samples: [Option<Sample>; SAMPLES],
     count: usize,
-    low: Duration,
+    lower_quartile: Option<Duration>,
     smoothed: Option<Duration>,
 }
 
@@ -50,14 +49,14 @@ impl RoundTrips {
             recent[len] = sample.took;
             len += 1;
         }
-        let place = (len - 1) * FASTER / SAMPLES;
-        self.low = *recent[..len].select_nth_unstable(place).1;
+        let recent = &mut recent[..len];
+        self.lower_quartile = (len >= MIN_SAMPLES).then(|| *recent.select_nth_unstable((len - 1) / 4).1);
     }
 
-    /// A round trip that most calls of late took at least; nothing if there were none.
-    pub(super) fn low(&self, now: Instant) -> Option<Duration> {
+    /// The round trip that three quarters of the recent calls took at least; unknown if there were few.
+    pub(super) fn lower_quartile(&self, now: Instant) -> Option<Duration> {
         let latest = self.samples[self.count.wrapping_sub(1) % SAMPLES]?;
-        latest.is_recent(now).then_some(self.low)
+        self.lower_quartile.filter(|_| latest.is_recent(now))
     }
 
     /// The moving average.
@@ -92,29 +91,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_low_estimate_follows_and_decays() {
+    async fn the_estimate_follows_the_round_trip_and_expires() {
         let (mut trips, mut now) = (RoundTrips::default(), Instant::now());
-        assert_eq!(trips.low(now), None);
+        for took in 1..MIN_SAMPLES {
+            trips.note(ms(took as u64), now);
+            assert_eq!(trips.lower_quartile(now), None, "{took} calls say little");
+        }
         for took in 1..=16 {
             trips.note(ms(took), now);
         }
-        assert_eq!(trips.low(now), Some(ms(4)), "a quarter was faster");
+        assert_eq!(trips.lower_quartile(now), Some(ms(4)), "a quarter was faster");
 
         for _ in 0..SAMPLES {
             trips.note(ms(60), now);
         }
-        assert_eq!(trips.low(now), Some(ms(60)));
-        for _ in 0..=FASTER {
+        assert_eq!(trips.lower_quartile(now), Some(ms(60)));
+        for _ in 0..SAMPLES / 4 {
             trips.note(ms(1), now);
         }
-        assert_eq!(trips.low(now), Some(ms(1)), "some fast replies suffice");
+        assert_eq!(trips.lower_quartile(now), Some(ms(1)), "some fast replies suffice");
 
         now += LIFETIME;
-        assert_eq!(trips.low(now), None, "what was long ago does not count");
+        assert_eq!(trips.lower_quartile(now), None, "old samples do not count");
         trips.note(ms(200), now);
-        assert_eq!(trips.low(now), Some(ms(200)));
-        trips.note(ms(1), now);
-        assert_eq!(trips.low(now), Some(ms(1)), "one stall is forgotten with the next reply");
+        assert_eq!(trips.lower_quartile(now), None, "nor does one stall");
     }
 
     #[tokio::test(start_paused = true)]

@@ -519,7 +519,7 @@ async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
 
     let in_flight = subject.start(&patient).await;
     let unsent = subject.start_within(&hurried, ms(20)).await.await.unwrap();
-    assert!(matches!(&unsent, Err(StoreError::NotRun(reason)) if reason.contains("20ms")), "{unsent:?}");
+    assert!(matches!(&unsent, Err(StoreError::NotRun(reason)) if reason.contains("60.0ms")), "{unsent:?}");
     assert_eq!((subject.calls().len(), subject.gate.stats().unsent), (1, 1));
     assert_eq!(subject.gate.stats().round_trip, Some(ms(60)));
 

@@ -59,7 +59,7 @@ fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
         let told: Vec<String> = failures.map(ToString::to_string).collect();
         let is_said = told.iter().any(|text| text.contains(fault.says));
         assert!(is_said, "{context}: nobody hears of {:?}, but {:?}", fault.says, told[0]);
-        let asked = told.iter().filter(|text| !text.contains("left alone")).count();
+        let asked = told.iter().filter(|text| !text.contains("circuit breaker open")).count();
         assert!(asked <= MOST_IN_VAIN, "{context}: the store was asked {asked} times");
     }
     for mixture in Mixture::ALL {
