@@ -9,6 +9,8 @@ pub fn page(report: &Report) -> String {
     let mut page = format!(
         "# Benchmarks\n\n\
          <!-- written by scripts/bench --write docs; do not edit -->\n\n\
+         **With a network between client and Redis**, which is how it is deployed: [benchmarks with a network round \
+         trip](benchmarks-network.md). The figures below are on loopback.\n\n\
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; \
          load averages {load} before, {after} after. {peers}.\n\n\
          <!-- not run: it takes half an hour -->\n```sh\n{command}\n```\n\n\
@@ -61,10 +63,9 @@ pub fn targets(page: &mut String, report: &Report) {
 const LIMITS: &str = include_str!("limits.md");
 
 const NOT_MEASURED: &str = "## What is not measured\n\n\
-    * A network: Redis is on loopback. With real round trips, batches are larger and Redis is less often the limit.\n\
+    * A network, an open loop, and several processes at one Redis: they have [a page of their own](benchmarks-network.md).\n\
     * A machine of Redis's own: here the client takes CPU time that Redis could use, and the other way round.\n\
-    * Several processes at one Redis, Redis with persistence or replicas, Cluster, TLS.\n\
-    * An open loop: callers wait for their answers, so latencies under overload are not shown.\n\
+    * Redis with persistence or replicas, Cluster, TLS.\n\
     * Refusals that alternate with admissions; the hot key is either never or always used up.\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
     * The server's front ends: they have [a page of their own](benchmarks-fronts.md).\n\n\

@@ -142,7 +142,7 @@ impl Fault {
 
 /// What happens to a server's process.
 pub(crate) const OF_PROCESSES: [Fault; 6] = [
-    away("stopped", |it| it.server.suspend(), |it| it.server.resume()).says("in time"),
+    away("stopped", |it| it.server.suspend(), |it| it.server.resume()).says("no reply for"),
     away("killed and restarted", |it| it.server.stop_hard(), |it| it.server.restart()).loses_counters(),
     away(
         "paused",
