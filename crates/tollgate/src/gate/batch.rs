@@ -132,8 +132,8 @@ pub(super) async fn ask<S: Store>(
     }
 }
 
-/// A call driven by its caller's task: a task of its own costs a lone caller twice the CPU time (30 us, 63 us). If the
-/// caller is dropped, a spawned task continues the call.
+/// A call driven by its caller's task: a task of its own costs a lone caller half as much CPU time again (59 us instead of
+/// 40 us on loopback). If the caller is dropped, a spawned task continues the call.
 struct OwnCall<S: Store> {
     lane: Arc<Lane<S>>,
     call: Option<BoxFuture<'static, Result<Verdict, StoreError>>>,
