@@ -42,12 +42,15 @@ pub fn page(network: &NetworkReport) -> String {
     );
     page.push_str(NOT_MEASURED);
     targets(&mut page, report);
+    page.push_str(LIMITS);
     matrices(&mut page, &network.points);
     page.push_str("\n## Figures\n");
     let is_compact = |name: &str| name.starts_with(matrix::NAME) && name != matrix::SUMMARY;
     report.tables().filter(|table| !is_compact(&table.name)).for_each(|table| section(&mut page, table));
     page
 }
+
+const LIMITS: &str = include_str!("limits.md");
 
 const NOT_MEASURED: &str = "## What is not measured\n\n\
     * Packet loss, limited bandwidth and jitter: the proxy delays and does nothing else. Connections are established without a delay.\n\

@@ -105,7 +105,7 @@ impl<S: Store> Probe<S> {
 impl<S: Store> Drop for Probe<S> {
     fn drop(&mut self) {
         if let Some(lane) = self.0.upgrade() {
-            lane.batcher.forget_round_trips();
+            lane.queue.forget_round_trips();
             lane.breaker.close();
         }
     }

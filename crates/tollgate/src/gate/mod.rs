@@ -5,10 +5,10 @@
 //! a check -> the store is in this process          -> decided at once
 //!         -> denied for certain until later        -> answered at once             (refusals)
 //!         -> the circuit breaker is open           -> failure policy               (breaker)
-//!         -> less time left than a round trip     -> failure policy               (round_trips)
+//!         -> less time left than a round trip      -> failure policy               (round_trips)
 //!         -> no call is in flight                  -> sent at once
 //!         -> fewer calls in flight than the limit  -> sent with what arrives now   (batch, call_limit)
-//!         -> otherwise it waits, with equal checks -> sent when a call returns
+//!         -> otherwise it waits, with equal checks -> sent when a call returns     (queue)
 //! ```
 //!
 //! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of
@@ -18,6 +18,7 @@ mod batch;
 mod breaker;
 mod call_limit;
 mod fallback;
+mod queue;
 mod refusals;
 mod round_trips;
 #[cfg(test)]
@@ -45,9 +46,9 @@ use tokio::{
 use tollgate_core::{Algorithm, Answer, Limit, Operation, Timestamp, step::Share};
 
 use self::{
-    batch::{Batcher, Load},
     breaker::{Breaker, Probe},
     fallback::{Fallback, Presence},
+    queue::{Load, Queue},
     refusals::Refusals,
 };
 use crate::{
@@ -130,7 +131,7 @@ struct Shared<S> {
 struct Lane<S> {
     shared: Arc<Shared<S>>,
     number: u64,
-    batcher: Batcher,
+    queue: Queue,
     breaker: Breaker,
     /// Whether a warning about the round trip was logged.
     has_warned: AtomicBool,
@@ -264,7 +265,7 @@ impl<S: Store> Gate<S> {
     pub(crate) fn stats(&self) -> Stats {
         let others = self.others.read();
         let lanes = || others.values().chain([&self.first]);
-        let loads: Vec<Load> = lanes().map(|lane| lane.batcher.load()).collect();
+        let loads: Vec<Load> = lanes().map(|lane| lane.queue.load()).collect();
         Stats {
             left_alone: lanes().filter(|lane| lane.breaker.is_open()).count(),
             waiting: loads.iter().map(|load| load.waiting).sum(),
@@ -310,9 +311,9 @@ impl<S: Store> Gate<S> {
 
 impl<S: Store> Lane<S> {
     fn new(shared: &Arc<Shared<S>>, number: u64) -> Arc<Self> {
-        let (batcher, breaker) = (Batcher::new(), Breaker::default());
+        let (queue, breaker) = (Queue::new(), Breaker::default());
         let has_warned = AtomicBool::new(false);
-        Arc::new(Self { shared: Arc::clone(shared), number, batcher, breaker, has_warned })
+        Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker, has_warned })
     }
 
     /// Warns when the round trip makes it unlikely that the deadline holds, once until it is well below.
@@ -361,7 +362,7 @@ impl<S: Store> Lane<S> {
             self.breaker.succeeded();
         } else if let Some(error) =
             decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
-            && self.batcher.count_failure(sent_at, Instant::now())
+            && self.queue.count_failure(sent_at, Instant::now())
         {
             self.breaker.note(error);
             self.failed();
@@ -384,7 +385,7 @@ impl<S: Store> Lane<S> {
         let end = sent_at + patience;
         let mut reply = pin!(reply);
         loop {
-            let wake = end.min(self.batcher.silent_at(sent_at, patience));
+            let wake = end.min(self.queue.silent_at(sent_at, patience));
             if let Some(reply) = by(wake, &mut reply).await {
                 return Some(reply);
             }
@@ -395,8 +396,8 @@ impl<S: Store> Lane<S> {
             }
             let now = Instant::now();
             let is_over = now >= end;
-            if self.batcher.count_silence(sent_at, patience, now)
-                || (is_over && self.batcher.count_failure(sent_at, now))
+            if self.queue.count_silence(sent_at, patience, now)
+                || (is_over && self.queue.count_failure(sent_at, now))
             {
                 self.breaker.note(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
                 self.failed();

@@ -47,6 +47,7 @@ impl Store for Arc<Far> {
             return pending().await;
         }
         self.permits.acquire().await.unwrap().forget();
+        self.check_health()?;
         self.near.decide(checks, deadline).await
     }
 
@@ -100,7 +101,7 @@ impl Subject {
         let far = Arc::new(Far { near, permits, calls: Mutex::default(), is_broken });
         let options = Options { deadline, ..Options::default() };
         let gate = Arc::new(Gate::new(Arc::clone(&far), options));
-        gate.first.batcher.set_limit(2);
+        gate.first.queue.set_limit(2);
         Self { gate, far, clock }
     }
 
@@ -495,6 +496,58 @@ async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
         assert!(caller.await.unwrap().is_err());
         assert!(began.elapsed() < ms(1_000), "the store never answers");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_fail_together_are_one_failure() {
+    let subject = Subject::new();
+    subject.gate.first.queue.set_limit(16);
+    for round in 1..=MAX_FAILURES {
+        assert_eq!(subject.gate.stats().left_alone, 0, "round {round}");
+        let mut callers = Vec::new();
+        for key in 0..10 {
+            callers.push(subject.start(&check(&key.to_string(), limit(9), 1)).await);
+        }
+        tokio::time::advance(ms(1)).await;
+        subject.far.is_broken.store(true, Ordering::Relaxed);
+        subject.answer(callers.len()).await;
+        for caller in callers {
+            assert!(caller.await.unwrap().is_err());
+        }
+        subject.far.is_broken.store(false, Ordering::Relaxed);
+    }
+    assert_eq!(subject.gate.stats().left_alone, 1, "several in a row are the store's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_is_still_queued_at_its_deadline_was_not_sent() {
+    let subject = Subject::new();
+    let busy = [subject.start(&check("x", limit(9), 1)).await, subject.start(&check("y", limit(9), 1)).await];
+    let queued = subject.start_within(&check("k", limit(9), 1), ms(5)).await;
+    tokio::time::advance(ms(6)).await;
+    let outcome = queued.await.unwrap();
+    assert!(matches!(&outcome, Err(StoreError::NotRun(reason)) if reason.contains("queued")), "{outcome:?}");
+    subject.answer(2).await;
+    for caller in busy {
+        assert!(share(caller).await.passes);
+    }
+    assert_eq!(subject.gate.stats().ambiguous, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_whose_caller_has_gone_still_ends_remembered_denials() {
+    let subject = Subject::new();
+    let hit = check("k", limit(1), 1);
+    subject.decide(&hit).await;
+    assert!(!subject.decide(&hit).await.shares[0].1.passes);
+    let refund = operation(Operation::Refund { at: None }, "k", limit(1), 1);
+    let caller = subject.start(&refund).await;
+    caller.abort();
+    settle().await;
+    // a denial that is remembered again before the refund runs
+    assert!(!subject.gate.decide(&hit, Some(ms(0))).await.is_ok_and(|verdict| verdict.shares[0].1.passes));
+    subject.answer(1).await;
+    assert!(subject.decide(&hit).await.shares[0].1.passes);
 }
 
 #[tokio::test(start_paused = true)]

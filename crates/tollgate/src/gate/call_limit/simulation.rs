@@ -13,6 +13,7 @@ const CALL_US: u64 = 8;
 const CHECK_US: u64 = 4;
 const MAX_BATCH: usize = 64;
 const SECOND: u64 = 1_000_000;
+const DEADLINE_US: u64 = 50_000;
 
 /// A process: its callers, of which each waits for its answer before it asks again.
 struct Process {
@@ -33,6 +34,8 @@ enum Event {
     ArrivesAtServer(usize),
     ServerIsDone,
     ArrivesAtProcess(usize),
+    /// No reply came by the deadline.
+    Abandoned(usize),
     /// So many more callers start in a process.
     Start(usize, usize),
 }
@@ -44,6 +47,10 @@ struct World {
     /// How many times slower the server is than usual.
     slowness: u64,
     max_batch: usize,
+    /// How much later every other reply arrives.
+    detour_us: u64,
+    /// How many replies never arrive.
+    lost: usize,
     processes: Vec<Process>,
     calls: Vec<Call>,
     at_server: VecDeque<usize>,
@@ -62,6 +69,8 @@ impl World {
             round_trip_us,
             slowness: 1,
             max_batch: MAX_BATCH,
+            detour_us: 0,
+            lost: 0,
             processes: (0..processes).map(process).collect(),
             calls: Vec::new(),
             at_server: VecDeque::new(),
@@ -118,11 +127,18 @@ impl World {
             }
             Event::ServerIsDone => {
                 let call = self.at_server.pop_front().unwrap();
-                self.schedule(self.round_trip_us / 2, Event::ArrivesAtProcess(call));
+                let detour_us = if call.is_multiple_of(2) { 0 } else { self.detour_us };
+                if self.lost > 0 {
+                    self.lost -= 1;
+                    self.schedule(DEADLINE_US, Event::Abandoned(call));
+                } else {
+                    self.schedule(self.round_trip_us / 2 + detour_us, Event::ArrivesAtProcess(call));
+                }
                 if !self.at_server.is_empty() {
                     self.serve();
                 }
             }
+            Event::Abandoned(call) => self.abandon(call),
             Event::ArrivesAtProcess(call) => {
                 let (now, Call { process, checks, sent }) = (self.now(), &self.calls[call]);
                 let process_place = *process;
@@ -134,6 +150,14 @@ impl World {
                 self.flush(process_place);
             }
         }
+    }
+
+    fn abandon(&mut self, call: usize) {
+        let Call { process: place, checks, .. } = self.calls[call];
+        let process = &mut self.processes[place];
+        process.calls.abandon();
+        process.waiting += checks;
+        self.flush(place);
     }
 
     fn serve(&mut self) {
@@ -252,4 +276,30 @@ async fn many_processes_share_a_saturated_server_and_none_starves() {
         let at_server = world.at_server.len();
         assert!(at_server <= processes * 12, "{processes} processes: {at_server} calls queue");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn round_trips_that_differ_are_not_taken_for_a_queue() {
+    let mut world = World::new(1, 64, 300);
+    (world.max_batch, world.detour_us) = (4, 2_000);
+    world.run(2 * SECOND);
+    let (rates, busy) = world.run(SECOND);
+    let possible = without_waiting(64, 300 + 2_000 / 2);
+    assert!(rates[0] as f64 >= 0.7 * possible as f64, "{rates:?} of {possible}, busy {busy}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_that_are_lost_cost_little_more_than_their_own_calls() {
+    let mut world = World::new(1, 64, 1_000);
+    world.max_batch = 4;
+    world.run(SECOND);
+    // a longer round trip has to be measured, for which a call has to be alone
+    world.round_trip_us = 2_000;
+    let mut total = 0;
+    for _ in 0..40 {
+        world.lost = 1;
+        total += world.run(SECOND / 4).0[0] / 4;
+    }
+    let possible = 10 * without_waiting(60, 2_000);
+    assert!(total as f64 >= 0.7 * possible as f64, "{total} of {possible}");
 }
