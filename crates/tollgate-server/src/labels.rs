@@ -30,7 +30,7 @@ pub const IP: &str = "ip";
 const HASH_BYTES: usize = 16;
 /// The longest spelling of an address.
 const MAX_ADDRESS: usize = 45;
-/// How many leading bytes a [shortened](shortened) value keeps; `#` and a hash in hex follow.
+/// How many leading bytes a shortened value keeps; `#` and a hash in hex follow.
 pub const SHORTENED_PREFIX: usize = MAX_LABEL_VALUE - 1 - 2 * HASH_BYTES;
 
 /// How the labels of all requests are read and cleaned.
@@ -130,7 +130,7 @@ impl LabelPolicy {
         self.clean_each(pairs, |value| value)
     }
 
-    /// The labels of a request, cleaned; a value that is longer than a label may be is [shortened](shortened) instead of rejected.
+    /// The labels of a request, cleaned; a value that is longer than a label may be is shortened instead of rejected.
     /// For values that an end client writes where a rejection would let its request pass.
     ///
     /// # Errors

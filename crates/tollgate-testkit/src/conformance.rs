@@ -43,7 +43,7 @@ macro_rules! promises {
             $($name(&make().await).await;)*
         }
 
-        /// Checks every promise in turn except [`LONG`], for stores whose every call takes a round trip.
+        /// Checks every promise in turn except the long ones, for stores whose every call takes a round trip.
         pub async fn all_but_long<S: Store>(mut make: impl AsyncFnMut() -> Subject<S>) {
             $(if !LONG.contains(&stringify!($name)) {
                 $name(&make().await).await;
