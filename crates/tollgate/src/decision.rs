@@ -67,16 +67,21 @@ pub struct TierDecision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// The store.
+    /// The remote store.
     Store,
-    /// This process, without asking the store: it is certain to refuse, a rule refuses outright, or no rule
-    /// counts this request.
-    Local,
-    /// The store did not answer, and this process decided by its share of the limits that say so.
+    /// The memory store of this process.
+    Memory,
+    /// The denial cache of this process: the store is certain to deny the request.
+    Cache,
+    /// A rule that denies without counting: an override blocks the request, or a label is absent.
+    Rule,
+    /// No rule counts the request.
+    Unmatched,
+    /// The store did not answer, and this process decided by its share of the limits whose failure policy is `local`.
     Fallback,
-    /// The store did not answer, and no rule that matched refuses then.
+    /// The store did not answer, and the failure policy `open` allowed the request.
     Open,
-    /// The store did not answer, and a rule that matched refuses then.
+    /// The store did not answer, and the failure policy `closed` denied the request.
     Closed,
 }
 
@@ -85,7 +90,10 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
-            Self::Local => "local",
+            Self::Memory => "memory",
+            Self::Cache => "cache",
+            Self::Rule => "rule",
+            Self::Unmatched => "unmatched",
             Self::Fallback => "fallback",
             Self::Open => "open",
             Self::Closed => "closed",
@@ -110,16 +118,6 @@ impl Decision {
             }
         };
         Self { outcome, tiers, at, source, failure: None, deciding }
-    }
-
-    /// The same for a single tier, as most requests meet.
-    #[inline]
-    pub(crate) fn of_one(tier: TierDecision, at: Timestamp, source: Source) -> Self {
-        let (outcome, deciding) = match tier.mode {
-            Mode::Enforced => (tier.outcome, Some(0)),
-            Mode::Shadow => (Outcome::Allowed, None),
-        };
-        Self { outcome, tiers: vec![tier], at: Some(at), source, failure: None, deciding }
     }
 
     /// Whether the request may pass.

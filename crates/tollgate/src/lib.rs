@@ -73,16 +73,17 @@
 //! Limits and algorithms are in [`tollgate_core`], re-exported here. For axum, hyper and tonic there is the crate `tollgate-tower`; for
 //! everything else the server, `tollgate serve`.
 
+mod backend;
 pub mod check;
 mod clock;
 pub mod decision;
-mod gate;
 mod hashing;
 pub mod key;
 pub mod labels;
 pub mod limiter;
 pub mod memory;
 pub mod redis;
+mod remote;
 pub mod rules;
 pub mod stats;
 pub mod store;
@@ -97,17 +98,17 @@ pub use self::{
     check::{Check, CheckError, Tier},
     clock::ManualClock,
     decision::{Decision, Source, TierDecision},
-    gate::Options,
     key::{Key, KeyError},
     labels::{LabelError, Labels},
-    limiter::{Error, Hits, Limiter, Numbers, Request, Together},
+    limiter::{Error, GroupDecision, LimitOverride, Limiter, PendingDecision, Progress, Request, Subject},
     memory::MemoryStore,
     redis::{RedisSetupError, RedisStore},
+    remote::Options,
     rules::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
     stats::{Stats, StoreStats},
-    store::{Answered, Deadline, Decided, Look, Store, StoreError},
+    store::{Answered, BoxFuture, CounterSnapshot, Deadline, Decided, RemoteStore, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

@@ -1,156 +1,146 @@
-//! What every store promises: it keeps counters, owns the clock, and decides atomically.
+//! Where counters live: the memory store of this process, or a remote store.
+//!
+//! [`RemoteStore`] is the interface of a store on another host. Everything between a caller and that store (deadline, batching, circuit
+//! breaker, denial cache, failure policies) is the limiter's, so that an implementation only sends calls.
 
-use std::{future::Future, time::Duration};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use tollgate_core::{Algorithm, Answer, Limit, Operation, Picture, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Picture, Timestamp};
 
-use crate::{
-    check::{Check, Tier},
-    key::Key,
-    stats::StoreStats,
-};
+use crate::{check::Check, key::Key, memory::MemoryStore, stats::StoreStats};
 
-/// Keeps counters and decides over them in one atomic step, on its own clock.
+/// A future in a box, as an object-safe trait needs it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The store of a [`Limiter`](crate::Limiter), chosen when the limiter is built.
 ///
-/// [`MemoryStore`](crate::MemoryStore) and [`RedisStore`](crate::RedisStore) are stores, and what is written for any `Store` works
-/// with both:
+/// Every store converts into it, so that `Limiter::new` takes a [`MemoryStore`], a [`RedisStore`](crate::RedisStore) or any other
+/// [`RemoteStore`].
+pub enum Store {
+    /// Counters in this process.
+    Memory(MemoryStore),
+    /// Counters on another host.
+    Remote(Arc<dyn RemoteStore>),
+}
+
+impl From<MemoryStore> for Store {
+    fn from(store: MemoryStore) -> Self {
+        Self::Memory(store)
+    }
+}
+
+impl<R: RemoteStore> From<R> for Store {
+    fn from(store: R) -> Self {
+        Self::Remote(Arc::new(store))
+    }
+}
+
+impl<R: RemoteStore> From<Arc<R>> for Store {
+    fn from(store: Arc<R>) -> Self {
+        Self::Remote(store)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(store) => store.fmt(f),
+            Self::Remote(_) => f.write_str("RemoteStore"),
+        }
+    }
+}
+
+/// A store on another host. It keeps counters, owns their clock and decides each check in one atomic step.
 ///
-/// ```
-/// use std::time::Duration;
-/// use tollgate::{Cost, Error, Limit, Limiter, Store};
-///
-/// async fn may_log_in<S: Store>(limiter: &Limiter<S>, user: &str) -> Result<bool, Error> {
-///     let limit = Limit::sliding_log(5, Duration::from_secs(60)).expect("5 a minute is possible");
-///     Ok(limiter.check_key(user, &limit, Cost::ONE).await?.is_allowed())
-/// }
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// # let limiter = Limiter::new(tollgate::MemoryStore::new(), []).unwrap();
-/// # assert!(may_log_in(&limiter, "alice").await.unwrap());
-/// # });
-/// ```
-pub trait Store: Send + Sync + 'static {
-    /// Decides `checks` in order; each sees what the earlier ones charged (where counters are on several servers, also
-    /// what an earlier one had only reserved). A call that arrives after its deadline charges nothing.
-    fn decide(
-        &self,
-        checks: &[Check],
+/// The futures are boxed: one allocation per call to the store, which serves many callers.
+pub trait RemoteStore: Send + Sync + 'static {
+    /// Decides `checks` in order and returns the outcome of each. A check sees what the earlier ones charged (where counters are on
+    /// several servers, also what an earlier one only reserved). A call that arrives after its deadline charges nothing.
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
         deadline: Option<Deadline>,
-    ) -> impl Future<Output = Result<Decided, StoreError>> + Send;
+    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>>;
 
-    /// Decides as [`Store::decide`] does, and says for each check what became of it: on a Cluster, a node that is away
-    /// is no reason to lose the answers of others.
-    fn decide_each(
-        &self,
-        checks: &[Check],
-        deadline: Option<Deadline>,
-    ) -> impl Future<Output = Vec<Result<Answered, StoreError>>> + Send {
-        async move { each(self.decide(checks, deadline).await, checks.len()) }
+    /// Returns the number of the server that decides a check, as far as it is known; 0 where there is one server. Checks for different
+    /// servers do not wait for each other.
+    fn upstream(&self, check: &Check) -> u64 {
+        let _ = check;
+        0
     }
 
-    /// Decides one check of one request at once and tells what each of its tiers says, if the store is in this process.
-    /// Where it is not, nothing happens.
-    ///
-    /// A store in this process works without it too, but slower: each check then goes through [`Store::decide`] as one to a store
-    /// far away does, with a deadline, a place in a queue, and a breaker.
-    fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
-        let _ = (check, tell);
-        None
+    /// Returns whether a server would decide now. Changes nothing.
+    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Registers a process as a user of this store for `lifetime` and returns how many processes are registered.
+    fn announce(&self, instance: u64, lifetime: Duration) -> BoxFuture<'_, Result<u32, StoreError>>;
+
+    /// Deletes these counters and returns how many of them existed.
+    fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>>;
+
+    /// Connects before the first decision needs it.
+    fn warm_up(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
     }
 
-    /// The same for one request that meets one counter, as most do: nothing is made for it but the answer. Where it is left out,
-    /// [`Store::decide_here`] is asked.
-    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
-        let _ = (operation, tier);
-        None
+    /// Returns the state of these counters for display, each at a moment of its own; `None` for a counter whose state is corrupt.
+    fn inspect<'a>(
+        &'a self,
+        counters: &'a [(Key, Limit)],
+    ) -> BoxFuture<'a, Result<Vec<Option<CounterSnapshot>>, StoreError>> {
+        let _ = counters;
+        Box::pin(async { Err(StoreError::NotRun("this store cannot show its counters".to_owned())) })
     }
 
-    /// Checks counters one after the other, each for a request of its own, and tells what each says, if the store is in this
-    /// process. Whether it is, which never changes; where it is not, nothing happens.
-    fn check_each_here(&self, tiers: &[Tier], tell: &mut dyn FnMut(&Answer)) -> bool {
-        let _ = (tiers, tell);
-        false
-    }
-
-    /// Whether asking costs a round trip, which several checks had better share.
-    fn is_remote(&self) -> bool;
-
-    /// Whether its clock runs as real ones do, and is not moved by hand.
-    fn keeps_real_time(&self) -> bool {
-        true
-    }
-
-    /// Which of its servers decides a check, as far as is known; 0 where there is one. Checks of different lanes do not
-    /// wait for each other.
-    fn lane(&self, check: &Check) -> u64;
-
-    /// Whether the server of a lane would decide now. Changes nothing.
-    fn probe(&self, lane: u64) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Makes a process known as one that asks this store, for `lifetime`. How many are known.
-    fn announce(
-        &self,
-        instance: u64,
-        lifetime: Duration,
-    ) -> impl Future<Output = Result<u32, StoreError>> + Send;
-
-    /// What it noticed of its servers so far.
+    /// Returns what the store has noticed of its servers so far.
     fn stats(&self) -> StoreStats {
         StoreStats::default()
     }
 
-    /// What these counters hold, each at one moment of its own; nothing for one whose state makes no sense. Changes
-    /// nothing; for people to look at, and so not every store can say.
-    fn look(
-        &self,
-        counters: &[(Key, Limit)],
-    ) -> impl Future<Output = Result<Vec<Option<Look>>, StoreError>> + Send {
-        let _ = counters;
-        async { Err(StoreError::NotRun("this store does not show its counters".to_owned())) }
+    /// Whether its clock is a real one, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
+    fn has_real_clock(&self) -> bool {
+        true
     }
-
-    /// Forgets these counters. How many of them were there.
-    fn reset(&self, counters: &[(Key, Algorithm)]) -> impl Future<Output = Result<u64, StoreError>> + Send;
 }
 
-/// Until when a call is of use.
+/// The time after which a call is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// Until this moment of the store's clock.
+    /// A time of the store's clock.
     Store(Timestamp),
-    /// Until this moment of the process's clock. A store far away goes by its own clock, as soon as it is known what
-    /// that shows.
+    /// A time of this process's clock. A remote store converts it to its own clock once it knows the offset.
     Process(Instant),
 }
 
-/// What a store decided, at one moment of its clock.
+/// The outcome of a batch, decided at one moment of the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
-    /// When.
+    /// The time of the decision.
     pub at: Timestamp,
     /// For each check, the answer of each of its tiers.
     pub answers: Vec<Vec<Answer>>,
 }
 
-/// What a store decided about one check.
+/// The outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
-    /// When; if its tiers were decided at several times, the last of them.
+    /// The time of the decision; if the tiers were decided at several times, the latest.
     pub at: Timestamp,
-    /// The answer of each of its tiers.
+    /// The answer of each tier.
     pub answers: Vec<Answer>,
 }
 
-/// What a counter held at one moment.
+/// The state of a counter at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
-    /// When.
+pub struct CounterSnapshot {
+    /// The time of the snapshot.
     pub at: Timestamp,
-    /// What counted then.
+    /// What counts at that time.
     pub picture: Picture,
 }
 
-/// What became of all `count` checks of a batch, for each.
+/// Splits the outcome of a batch of `count` checks into one outcome per check.
 pub(crate) fn each(decided: Result<Decided, StoreError>, count: usize) -> Vec<Result<Answered, StoreError>> {
     match decided {
         Ok(Decided { at, answers }) => {

@@ -16,17 +16,16 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, slice, time::Duration};
+use std::fmt;
 
 use tollgate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp};
 
 use self::table::Table;
 use crate::{
-    check::{Check, Tier},
+    check::Check,
     clock::{Clock, ManualClock},
     key::Key,
-    stats::StoreStats,
-    store::{Deadline, Decided, Look, Store, StoreError},
+    store::{CounterSnapshot, Decided},
 };
 
 /// The bound on memory unless another is set: 256 MiB.
@@ -117,6 +116,11 @@ impl MemoryStore {
         counters.iter().map(|(key, algorithm)| u64::from(self.table.forget(key, *algorithm))).sum()
     }
 
+    /// Returns the state of these counters, each at a moment of its own.
+    pub fn inspect(&self, counters: &[(Key, Limit)]) -> Vec<CounterSnapshot> {
+        counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now())).collect()
+    }
+
     /// The store's clock.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -136,73 +140,5 @@ impl MemoryStore {
     /// itself needs is not in it; an eighth of the bound is left for that.
     pub fn memory_bytes(&self) -> usize {
         self.table.memory_bytes()
-    }
-}
-
-impl Store for MemoryStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        let now = self.clock.now();
-        // there is no way to it on which a call could be late
-        if let Some(Deadline::Store(deadline)) = deadline
-            && now > deadline
-        {
-            return Err(StoreError::Late(now));
-        }
-        Ok(self.decide_all(checks))
-    }
-
-    fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
-        if let [Tier { key, terms }] = check.tiers() {
-            let (answer, at) = self.decide_one(key, terms, check.operation(), check.count());
-            tell(&answer);
-            return Some(at);
-        }
-        let Decided { at, answers } = self.decide_all(slice::from_ref(check));
-        answers.iter().flatten().for_each(tell);
-        Some(at)
-    }
-
-    #[inline]
-    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
-        Some(self.decide_one(&tier.key, &tier.terms, operation, 1))
-    }
-
-    fn check_each_here(&self, tiers: &[Tier], tell: &mut dyn FnMut(&Answer)) -> bool {
-        self.table.check_each(tiers, || self.clock.now(), tell);
-        true
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        false
-    }
-
-    fn keeps_real_time(&self) -> bool {
-        matches!(self.clock, Clock::Steady { .. })
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(1) // nobody else can ask it
-    }
-
-    fn stats(&self) -> StoreStats {
-        let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        StoreStats { keys: whole(self.len()), bytes: whole(self.memory_bytes()), ..StoreStats::default() }
-    }
-
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
-        let looked = counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now()));
-        Ok(looked.map(Some).collect())
-    }
-
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Ok(self.forget(counters))
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     check::{Check, Tier},
     key::Key,
-    store::Look,
+    store::CounterSnapshot,
 };
 
 /// How many shards, and so how many decisions can be under way at once. A power of two.
@@ -289,11 +289,11 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     /// What a counter holds; nothing, if it has none of its own.
-    pub(super) fn look(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> Look {
+    pub(super) fn look(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
         let (shard, hash) = self.place(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
-        Look { at, picture: shard.picture(key, hash, limit, at) }
+        CounterSnapshot { at, picture: shard.picture(key, hash, limit, at) }
     }
 
     pub(super) fn len(&self) -> usize {

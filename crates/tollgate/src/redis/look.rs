@@ -10,7 +10,7 @@ use tollgate_core::{
 };
 
 use super::link::Failure;
-use crate::store::Look;
+use crate::store::CounterSnapshot;
 
 const LOOK: &str = include_str!("lua/look.lua");
 
@@ -30,7 +30,11 @@ pub(super) fn request(key: &[u8], algorithm: Algorithm) -> Cmd {
 }
 
 /// What the reply shows, on the server's clock unless another is given; nothing if no script of ours can have stored it.
-pub(super) fn read(reply: Value, limit: &Limit, now: Option<Timestamp>) -> Result<Option<Look>, Failure> {
+pub(super) fn read(
+    reply: Value,
+    limit: &Limit,
+    now: Option<Timestamp>,
+) -> Result<Option<CounterSnapshot>, Failure> {
     let (seconds, micros, stored, entries) = <(u64, u64, Vec<u8>, Vec<u8>)>::from_redis_value(reply)
         .map_err(|error| Failure::Lost(error.to_string()))?;
     let server_us = seconds.saturating_mul(1_000_000).saturating_add(micros);
@@ -40,7 +44,7 @@ pub(super) fn read(reply: Value, limit: &Limit, now: Option<Timestamp>) -> Resul
     } else {
         state(limit.algorithm(), &stored, &entries)
     };
-    Ok(state.map(|state| Look { at, picture: state.picture(limit, at) }))
+    Ok(state.map(|state| CounterSnapshot { at, picture: state.picture(limit, at) }))
 }
 
 /// The state that is stored. The arithmetic of pictures relies on what is checked here.

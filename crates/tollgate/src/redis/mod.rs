@@ -24,7 +24,7 @@ mod url;
 use std::{fmt, slice, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
-use tollgate_core::{Algorithm, Limit, Timestamp};
+use tollgate_core::{Algorithm, Limit};
 
 use self::{
     cluster::Cluster,
@@ -45,7 +45,7 @@ use crate::{
     clock::ManualClock,
     key::Key,
     stats::StoreStats,
-    store::{Answered, Deadline, Decided, Look, Store, StoreError, each},
+    store::{Answered, BoxFuture, CounterSnapshot, Deadline, Decided, RemoteStore, StoreError, each},
 };
 
 /// The script that decides, whole: programs in other languages call it with the same keys and share the counters.
@@ -259,64 +259,63 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl Store for RedisStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        match &self.backend {
-            Backend::Primary(primary) => {
-                let call = encode(&self.prefix, checks, self.moments(deadline))?;
-                let reply = primary.send(Request::Script(&call)).await?;
-                decode(&bytes(reply)?, &call, checks)
-            }
-            Backend::Cluster(cluster) => {
-                together(cluster.decide(&self.prefix, checks, self.moments(deadline)).await)
-            }
-        }
-    }
-
-    async fn decide_each(
-        &self,
-        checks: &[Check],
+impl RemoteStore for RedisStore {
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
         deadline: Option<Deadline>,
-    ) -> Vec<Result<Answered, StoreError>> {
-        match &self.backend {
-            Backend::Primary(_) => each(self.decide(checks, deadline).await, checks.len()),
-            Backend::Cluster(cluster) => cluster.decide(&self.prefix, checks, self.moments(deadline)).await,
-        }
+    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+        Box::pin(async move {
+            match &self.backend {
+                Backend::Primary(primary) => {
+                    each(self.decide_on(primary, checks, deadline).await, checks.len())
+                }
+                Backend::Cluster(cluster) => {
+                    cluster.decide(&self.prefix, checks, self.moments(deadline)).await
+                }
+            }
+        })
     }
 
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    fn keeps_real_time(&self) -> bool {
+    fn has_real_clock(&self) -> bool {
         self.clock.is_none()
     }
 
-    fn lane(&self, check: &Check) -> u64 {
+    fn upstream(&self, check: &Check) -> u64 {
         match &self.backend {
             Backend::Primary(_) => 0,
             Backend::Cluster(cluster) => cluster.lane(check),
         }
     }
 
-    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
-        match &self.backend {
-            Backend::Primary(primary) => {
-                primary.send(Request::Command(&probe::probe(&self.prefix, INSTANCES))).await?
-            }
-            Backend::Cluster(cluster) => cluster.probe(lane, &self.prefix).await?,
-        };
-        Ok(())
+    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            match &self.backend {
+                Backend::Primary(primary) => {
+                    primary.send(Request::Command(&probe::probe(&self.prefix, INSTANCES))).await?
+                }
+                Backend::Cluster(cluster) => cluster.probe(upstream, &self.prefix).await?,
+            };
+            Ok(())
+        })
     }
 
-    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
-        let key = instances_key(&self.prefix);
-        let request = presence::announcement(&key, instance, lifetime);
-        let reply = match &self.backend {
-            Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
-            Backend::Cluster(cluster) => cluster.send_for_tag(INSTANCES, Request::Command(&request)).await?,
-        };
-        Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
+    fn announce(&self, instance: u64, lifetime: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
+        Box::pin(async move {
+            let key = instances_key(&self.prefix);
+            let request = presence::announcement(&key, instance, lifetime);
+            let reply = match &self.backend {
+                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+                Backend::Cluster(cluster) => {
+                    cluster.send_for_tag(INSTANCES, Request::Command(&request)).await?
+                }
+            };
+            Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
+        })
+    }
+
+    fn warm_up(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.warm_up())
     }
 
     fn stats(&self) -> StoreStats {
@@ -328,54 +327,58 @@ impl Store for RedisStore {
         }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
-        let now = self.clock.as_ref().map(ManualClock::now);
-        let mut looks = Vec::with_capacity(counters.len());
-        for (key, limit) in counters {
-            let request = look::request(&redis_key(&self.prefix, key, limit.algorithm()), limit.algorithm());
-            let reply = match &self.backend {
-                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
-                Backend::Cluster(cluster) => cluster.send_for_key(key, Request::Command(&request)).await?,
-            };
-            looks.push(look::read(reply, limit, now)?);
-        }
-        Ok(looks)
+    fn inspect<'a>(
+        &'a self,
+        counters: &'a [(Key, Limit)],
+    ) -> BoxFuture<'a, Result<Vec<Option<CounterSnapshot>>, StoreError>> {
+        Box::pin(async move {
+            let now = self.clock.as_ref().map(ManualClock::now);
+            let mut snapshots = Vec::with_capacity(counters.len());
+            for (key, limit) in counters {
+                let algorithm = limit.algorithm();
+                let request = look::request(&redis_key(&self.prefix, key, algorithm), algorithm);
+                let reply = match &self.backend {
+                    Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+                    Backend::Cluster(cluster) => {
+                        cluster.send_for_key(key, Request::Command(&request)).await?
+                    }
+                };
+                snapshots.push(look::read(reply, limit, now)?);
+            }
+            Ok(snapshots)
+        })
     }
 
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        let primary = match &self.backend {
-            Backend::Primary(primary) => primary,
-            Backend::Cluster(cluster) => return cluster.reset(&self.prefix, counters).await,
-        };
-        let mut forgotten = 0;
-        for counters in counters.chunks(MAX_BATCH) {
-            let mut request = redis::cmd("UNLINK");
-            for (key, algorithm) in counters {
-                request.arg(redis_key(&self.prefix, key, *algorithm));
+    fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let primary = match &self.backend {
+                Backend::Primary(primary) => primary,
+                Backend::Cluster(cluster) => return cluster.reset(&self.prefix, counters).await,
+            };
+            let mut deleted = 0;
+            for counters in counters.chunks(MAX_BATCH) {
+                let mut request = redis::cmd("UNLINK");
+                for (key, algorithm) in counters {
+                    request.arg(redis_key(&self.prefix, key, *algorithm));
+                }
+                deleted += number(primary.send(Request::Command(&request)).await?)?;
             }
-            forgotten += number(primary.send(Request::Command(&request)).await?)?;
-        }
-        Ok(forgotten)
+            Ok(deleted)
+        })
     }
 }
 
-/// One answer for all, or what is known of all when some have none.
-fn together(each: Vec<Result<Answered, StoreError>>) -> Result<Decided, StoreError> {
-    let some_ran = each.iter().any(Result::is_ok);
-    let mut decided = Decided { at: Timestamp::default(), answers: Vec::with_capacity(each.len()) };
-    for answered in each {
-        match answered {
-            Ok(Answered { at, answers }) => {
-                decided.at = decided.at.max(at);
-                decided.answers.push(answers);
-            }
-            Err(error) if some_ran => {
-                return Err(StoreError::Ambiguous(format!("some checks of the batch were decided: {error}")));
-            }
-            Err(error) => return Err(error),
-        }
+impl RedisStore {
+    async fn decide_on(
+        &self,
+        primary: &Primary,
+        checks: &[Check],
+        deadline: Option<Deadline>,
+    ) -> Result<Decided, StoreError> {
+        let call = encode(&self.prefix, checks, self.moments(deadline))?;
+        let reply = primary.send(Request::Script(&call)).await?;
+        decode(&bytes(reply)?, &call, checks)
     }
-    Ok(decided)
 }
 
 /// The reply of the script.

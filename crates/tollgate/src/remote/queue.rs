@@ -9,7 +9,7 @@ use tokio::{sync::oneshot, time::Instant};
 use tollgate_core::{Answer, Operation, Timestamp};
 
 use super::{
-    Place,
+    Position,
     call_limit::{CallLimit, Sent},
     round_trips::RoundTrips,
 };
@@ -57,11 +57,11 @@ pub(super) struct Caller {
     deadline: Instant,
 }
 
-/// The answer to a group, and which of its callers this one is.
+/// The answer to a group, and the position of this caller in it.
 pub(super) struct GroupAnswer {
     pub(super) answers: Arc<[Answer]>,
     pub(super) at: Timestamp,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 /// Checks that are sent in one call, and the callers of each.

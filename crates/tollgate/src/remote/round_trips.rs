@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::breaker::MAX_FAILURES;
+use super::circuit_breaker::MAX_FAILURES;
 
 /// How many of the latest calls count.
 const SAMPLES: usize = 16;

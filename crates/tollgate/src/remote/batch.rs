@@ -2,7 +2,7 @@
 //!
 //! There is no timer. If no call is in flight, a check is sent immediately. Checks that arrive while the call limit is
 //! reached form the next batch. Below the limit, a flush yields once, so that checks of other runnable tasks share its
-//! call: callers that are answered together usually ask again together. Equal checks wait as one group and become
+//! call: callers that are answered together usually send their next checks together. Equal checks wait as one group and become
 //! "up to n", first come, first served.
 //!
 //! A call belongs to no single caller. A caller that goes away while it waits is not charged; one that goes away later
@@ -22,70 +22,67 @@ use tokio::{runtime::Handle, task::yield_now, time::Instant};
 use tollgate_core::step::granted;
 
 use super::{
-    Handout, Lane, Place, Verdict, by,
+    BatchAnswer, Position, Upstream, by,
     call_limit::Sent,
     queue::{AfterCall, Batch, CallEnd, Caller, GroupAnswer, Joined},
 };
-use crate::{
-    check::Check,
-    store::{Store, StoreError},
-};
+use crate::{backend::CheckShares, check::Check, store::StoreError};
 
-/// Asks the store, together with other callers where that saves a call.
-pub(super) async fn ask<S: Store>(
-    lane: &Arc<Lane<S>>,
+/// Sends a check, together with those of other callers where that saves a call.
+pub(super) async fn ask(
+    upstream: &Arc<Upstream>,
     check: &Check,
     deadline: Instant,
-) -> Result<Verdict, StoreError> {
-    let (answer, group) = match lane.queue.join(check, deadline, &lane.shared.tally)? {
+) -> Result<CheckShares, StoreError> {
+    let (answer, group) = match upstream.queue.join(check, deadline, &upstream.shared.tally)? {
         Joined::Idle(sent) => {
-            let call = OwnCall::new(lane, check.clone(), deadline, sent);
-            return by(deadline, call).await.unwrap_or_else(|| Err(no_answer()));
+            let call = OwnCall::new(upstream, check.clone(), deadline, sent);
+            return by(deadline, call).await.unwrap_or_else(|| Err(timed_out()));
         }
         Joined::Waits(answer, group) => (answer, group),
         Joined::Flushes(answer, group) => {
-            spawn_flush(Flush::of(lane));
+            spawn_flush(Flush::of(upstream));
             (answer, group)
         }
     };
     match by(deadline, answer).await {
         Some(Ok(answered)) => {
-            let GroupAnswer { answers, at, place } = answered?;
-            Ok(Verdict::of(check, &answers, place, at))
+            let GroupAnswer { answers, at, position } = answered?;
+            Ok(CheckShares::from_store(check, &answers, position, at))
         }
         Some(Err(_)) => Err(StoreError::Ambiguous("the call ended without an answer".to_owned())),
-        None if lane.queue.is_waiting(group) => {
+        None if upstream.queue.is_waiting(group) => {
             Err(StoreError::NotRun("still queued in this process at the deadline".to_owned()))
         }
-        None => Err(no_answer()),
+        None => Err(timed_out()),
     }
 }
 
 /// A call driven by its caller's task. A spawned task would cost a lone caller 59 us of CPU time instead of 40 us (on
 /// loopback). If the caller is dropped, a spawned task continues the call.
-struct OwnCall<S: Store> {
-    lane: Arc<Lane<S>>,
-    call: Option<BoxFuture<'static, Result<Verdict, StoreError>>>,
+struct OwnCall {
+    upstream: Arc<Upstream>,
+    call: Option<BoxFuture<'static, Result<CheckShares, StoreError>>>,
 }
 
-impl<S: Store> OwnCall<S> {
-    fn new(lane: &Arc<Lane<S>>, check: Check, deadline: Instant, sent: Sent) -> Self {
-        let call = CallInFlight { lane: Arc::clone(lane), sent, has_ended: false };
+impl OwnCall {
+    fn new(upstream: &Arc<Upstream>, check: Check, deadline: Instant, sent: Sent) -> Self {
+        let call = CallInFlight { upstream: Arc::clone(upstream), sent, has_ended: false };
         let call = Box::pin(async move {
-            let outcome = call.lane.call(slice::from_ref(&check), deadline, sent.at).await.pop();
+            let outcome = call.upstream.call(slice::from_ref(&check), deadline, sent.at).await.pop();
             let outcome = outcome.expect("one check has one outcome");
             if let Some(flush) = call.end(CallEnd::of(slice::from_ref(&outcome)), check.tiers().len()) {
                 spawn_flush(flush);
             }
             let (answers, at) = outcome?;
-            Ok(Verdict::of(&check, &answers, Place::ALONE, at))
+            Ok(CheckShares::from_store(&check, &answers, Position::ALONE, at))
         });
-        Self { lane: Arc::clone(lane), call: Some(call) }
+        Self { upstream: Arc::clone(upstream), call: Some(call) }
     }
 }
 
-impl<S: Store> Future for OwnCall<S> {
-    type Output = Result<Verdict, StoreError>;
+impl Future for OwnCall {
+    type Output = Result<CheckShares, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // taken out, so that a call that panics is not continued
@@ -98,25 +95,25 @@ impl<S: Store> Future for OwnCall<S> {
     }
 }
 
-impl<S: Store> Drop for OwnCall<S> {
+impl Drop for OwnCall {
     fn drop(&mut self) {
         if let Some(call) = self.call.take()
             && let Ok(runtime) = Handle::try_current()
         {
-            let lane = Arc::clone(&self.lane);
+            let upstream = Arc::clone(&self.upstream);
             runtime.spawn(async move {
                 let is_answered = call.await.is_ok();
-                lane.shared.tally.answered_late(u64::from(is_answered));
+                upstream.shared.tally.answered_late(u64::from(is_answered));
             });
         }
     }
 }
 
-fn spawn_flush<S: Store>(flush: Flush<S>) {
+fn spawn_flush(flush: Flush) {
     tokio::spawn(flush_and_send(flush));
 }
 
-fn spawn_send<S: Store>((batch, call): (Batch, CallInFlight<S>)) {
+fn spawn_send((batch, call): (Batch, CallInFlight)) {
     tokio::spawn(async move {
         if let Some(flush) = send(batch, call).await {
             flush_and_send(flush).await;
@@ -125,7 +122,7 @@ fn spawn_send<S: Store>((batch, call): (Batch, CallInFlight<S>)) {
 }
 
 /// Sends what waits, as far as the limit admits. Goes on with each reply until nothing waits or another task flushes.
-async fn flush_and_send<S: Store>(mut flush: Flush<S>) {
+async fn flush_and_send(mut flush: Flush) {
     loop {
         // checks of other runnable tasks join the batch
         yield_now().await;
@@ -142,22 +139,22 @@ async fn flush_and_send<S: Store>(mut flush: Flush<S>) {
 }
 
 /// Makes one call and answers its callers. Returns a [`Flush`] if checks wait and no task is flushing.
-async fn send<S: Store>(batch: Batch, call: CallInFlight<S>) -> Option<Flush<S>> {
+async fn send(batch: Batch, call: CallInFlight) -> Option<Flush> {
     let Batch { checks, callers, deadline } = batch;
-    let lane = Arc::clone(&call.lane);
-    let outcomes = lane.call(&checks, deadline, call.sent.at).await;
+    let upstream = Arc::clone(&call.upstream);
+    let outcomes = upstream.call(&checks, deadline, call.sent.at).await;
     let tiers = checks.iter().map(|check| check.tiers().len()).sum();
     let flush = call.end(CallEnd::of(&outcomes), tiers);
     let mut late = 0;
     for ((check, callers), outcome) in checks.iter().zip(callers).zip(outcomes) {
-        late += hand_out(check, callers, outcome);
+        late += answer_callers(check, callers, outcome);
     }
-    lane.shared.tally.answered_late(late);
+    upstream.shared.tally.answered_late(late);
     flush
 }
 
 /// Answers the callers of a check. Returns how many decisions came after their callers had gone away.
-fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreError>) -> u64 {
+fn answer_callers(check: &Check, callers: Vec<Caller>, outcome: Result<BatchAnswer, StoreError>) -> u64 {
     let mut late = 0;
     match outcome {
         Ok((answers, at)) => {
@@ -166,7 +163,7 @@ fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreE
             let granted = granted(check.count(), terms.zip(passes));
             for (index, caller) in (0..).zip(callers) {
                 let answers = Arc::clone(&answers);
-                let answer_of_group = GroupAnswer { answers, at, place: Place { index, granted } };
+                let answer_of_group = GroupAnswer { answers, at, position: Position { index, granted } };
                 late += u64::from(caller.answer.send(Ok(answer_of_group)).is_err());
             }
         }
@@ -180,67 +177,67 @@ fn hand_out(check: &Check, callers: Vec<Caller>, outcome: Result<Handout, StoreE
 }
 
 /// The right to send what waits. One task at a time has it.
-struct Flush<S: Store> {
-    lane: Arc<Lane<S>>,
+struct Flush {
+    upstream: Arc<Upstream>,
     has_ended: bool,
 }
 
-impl<S: Store> Flush<S> {
-    fn of(lane: &Arc<Lane<S>>) -> Self {
-        Self { lane: Arc::clone(lane), has_ended: false }
+impl Flush {
+    fn of(upstream: &Arc<Upstream>) -> Self {
+        Self { upstream: Arc::clone(upstream), has_ended: false }
     }
 
     /// Returns the next batch if the limit admits one. If not, the flush is over.
-    fn next_batch(&mut self) -> Option<(Batch, CallInFlight<S>)> {
+    fn next_batch(&mut self) -> Option<(Batch, CallInFlight)> {
         if self.has_ended {
             return None;
         }
-        let Lane { queue, shared, .. } = &*self.lane;
+        let Upstream { queue, shared, .. } = &*self.upstream;
         let Some((batch, sent)) = queue.take_batch(Instant::now(), &shared.tally) else {
             self.has_ended = true;
             return None;
         };
-        Some((batch, CallInFlight { lane: Arc::clone(&self.lane), sent, has_ended: false }))
+        Some((batch, CallInFlight { upstream: Arc::clone(&self.upstream), sent, has_ended: false }))
     }
 }
 
-impl<S: Store> Drop for Flush<S> {
+impl Drop for Flush {
     fn drop(&mut self) {
         // after a panic or the end of the runtime, the next caller takes over
         if !self.has_ended {
-            self.lane.queue.end_flush();
+            self.upstream.queue.end_flush();
         }
     }
 }
 
 /// A call in flight. It ends with its holder, also if that panics or is never run.
-struct CallInFlight<S: Store> {
-    lane: Arc<Lane<S>>,
+struct CallInFlight {
+    upstream: Arc<Upstream>,
     sent: Sent,
     has_ended: bool,
 }
 
-impl<S: Store> CallInFlight<S> {
+impl CallInFlight {
     /// Ends the call. Returns a [`Flush`] if checks wait and no task is flushing.
-    fn end(mut self, end: CallEnd, tiers: usize) -> Option<Flush<S>> {
+    fn end(mut self, end: CallEnd, tiers: usize) -> Option<Flush> {
         self.has_ended = true;
         let AfterCall { must_flush, round_trip } =
-            self.lane.queue.end_call(self.sent, end, tiers, Instant::now());
-        let flush = must_flush.then(|| Flush::of(&self.lane));
+            self.upstream.queue.end_call(self.sent, end, tiers, Instant::now());
+        let flush = must_flush.then(|| Flush::of(&self.upstream));
         if let Some(round_trip) = round_trip {
-            self.lane.warn_if_slow(round_trip);
+            self.upstream.warn_if_slow(round_trip);
         }
         flush
     }
 }
 
-impl<S: Store> Drop for CallInFlight<S> {
+impl Drop for CallInFlight {
     fn drop(&mut self) {
         if self.has_ended {
             return;
         }
-        if self.lane.queue.end_call(self.sent, CallEnd::NoReply, 0, Instant::now()).must_flush {
-            let flush = Flush::of(&self.lane);
+        if self.upstream.queue.end_call(self.sent, CallEnd::NoReply, 0, Instant::now()).must_flush {
+            let flush = Flush::of(&self.upstream);
             if Handle::try_current().is_ok() {
                 spawn_flush(flush);
             }
@@ -248,6 +245,6 @@ impl<S: Store> Drop for CallInFlight<S> {
     }
 }
 
-fn no_answer() -> StoreError {
+fn timed_out() -> StoreError {
     StoreError::Ambiguous("no answer by the deadline".to_owned())
 }

@@ -19,7 +19,7 @@ use crate::{Deadline, Decided, ManualClock, MemoryStore, check::Tier};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The lane of a server that never answers.
+/// The upstream of a server that never answers.
 const SILENT: u64 = 1;
 
 /// A memory store that stands far away: each call waits for a permit, and is noted.
@@ -43,7 +43,7 @@ impl Store for Arc<Far> {
         assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
         self.check_health()?;
-        if checks.iter().any(|check| self.lane(check) == SILENT) {
+        if checks.iter().any(|check| self.upstream(check) == SILENT) {
             return pending().await;
         }
         self.permits.acquire().await.unwrap().forget();
@@ -51,7 +51,7 @@ impl Store for Arc<Far> {
         self.near.decide(checks, deadline).await
     }
 
-    fn lane(&self, check: &Check) -> u64 {
+    fn upstream(&self, check: &Check) -> u64 {
         u64::from(check.tiers()[0].key.identity() == "silent")
     }
 
@@ -59,8 +59,8 @@ impl Store for Arc<Far> {
         true
     }
 
-    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
-        if lane == SILENT { pending().await } else { self.check_health() }
+    async fn probe(&self, upstream: u64) -> Result<(), StoreError> {
+        if upstream == SILENT { pending().await } else { self.check_health() }
     }
 
     async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
@@ -72,12 +72,12 @@ impl Store for Arc<Far> {
     }
 }
 
-impl<S: Store> Gate<S> {
+impl Gate<S> {
     /// Decides one request, as a limiter has it done.
-    async fn decide(&self, check: &Check, budget: Option<Duration>) -> Result<Verdict, StoreError> {
+    async fn decide(&self, check: &Check, budget: Option<Duration>) -> Result<CheckShares, StoreError> {
         let mut shares = SmallVec::new();
         match self.decide_at_once(check, |place, share| shares.push((place, share))) {
-            Some(Told { at }) => Ok(Verdict { at, shares }),
+            Some(Told { at }) => Ok(CheckShares { at, shares }),
             None => self.ask_store(check, budget).await,
         }
     }
@@ -106,7 +106,7 @@ impl Subject {
     }
 
     /// Starts a request in a task of its own, and lets it get as far as it can.
-    async fn start(&self, check: &Check) -> JoinHandle<Result<Verdict, StoreError>> {
+    async fn start(&self, check: &Check) -> JoinHandle<Result<CheckShares, StoreError>> {
         let (gate, check) = (Arc::clone(&self.gate), check.clone());
         let task = tokio::spawn(async move { gate.decide(&check, None).await });
         settle().await;
@@ -114,7 +114,11 @@ impl Subject {
     }
 
     /// The same for a caller with a deadline of its own.
-    async fn start_within(&self, check: &Check, budget: Duration) -> JoinHandle<Result<Verdict, StoreError>> {
+    async fn start_within(
+        &self,
+        check: &Check,
+        budget: Duration,
+    ) -> JoinHandle<Result<CheckShares, StoreError>> {
         let (gate, check) = (Arc::clone(&self.gate), check.clone());
         let task = tokio::spawn(async move { gate.decide(&check, Some(budget)).await });
         settle().await;
@@ -143,7 +147,7 @@ impl Subject {
     }
 
     /// One request with a store that answers at once.
-    async fn decide(&self, check: &Check) -> Verdict {
+    async fn decide(&self, check: &Check) -> CheckShares {
         self.far.permits.add_permits(1);
         let verdict = self.gate.decide(check, None).await.unwrap();
         if verdict.at.is_none() {
@@ -182,7 +186,7 @@ fn operation(operation: Operation, key: &str, limit: Limit, cost: u32) -> Check 
     Check::new(operation, vec![tier]).unwrap()
 }
 
-async fn share(task: JoinHandle<Result<Verdict, StoreError>>) -> Share {
+async fn share(task: JoinHandle<Result<CheckShares, StoreError>>) -> Share {
     task.await.unwrap().unwrap().shares[0].1
 }
 

@@ -1,5 +1,5 @@
-//! Stops asking a store that does not answer, and finds out in the background when it does again: no caller waits for
-//! an answer that will not come, and none pays for the attempt that succeeds.
+//! The circuit breaker of one server. After repeated failures no caller waits for that server any more; a background task
+//! probes it and closes the breaker when it answers.
 
 use std::{
     sync::{
@@ -11,45 +11,40 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::Lane;
-use crate::{
-    hashing::random,
-    store::{Store, StoreError},
-};
+use super::Upstream;
+use crate::{hashing::random, store::StoreError};
 
-/// After so many calls in a row without a decision, the store is not asked any more.
+/// The breaker opens after this number of failures in a row.
 pub(super) const MAX_FAILURES: u32 = 5;
-/// How long after that it is tried for the first time; each time it fails, the pause doubles.
+/// The pause before the first probe. It doubles after each failed probe.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause: a store that is back is found within this and one answer.
+/// The longest pause between probes. A server that is back is noticed within this time and one round trip.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(super) struct Breaker {
+pub(super) struct CircuitBreaker {
     failures: AtomicU32,
     is_open: AtomicBool,
-    /// What was wrong the last time.
+    /// The last error.
     reason: Mutex<Option<String>>,
 }
 
-impl Breaker {
-    /// Whether the store is left alone.
+impl CircuitBreaker {
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// What is said instead of asking.
-    pub(super) fn left_alone(&self) -> StoreError {
+    /// The error of a check that is not sent because the breaker is open.
+    pub(super) fn error(&self) -> StoreError {
         let reason = self.reason();
         StoreError::NotRun(format!("circuit breaker open, probing in the background; last error: {reason}"))
     }
 
-    /// What was wrong the last time.
     pub(super) fn reason(&self) -> String {
         self.reason.lock().clone().unwrap_or_else(|| "no answer in time".to_owned())
     }
 
-    /// Remembers what was wrong.
+    /// Records the last error.
     pub(super) fn note(&self, error: &StoreError) {
         *self.reason.lock() = Some(match error {
             StoreError::Refused { code, detail } => format!("{code} {detail}"),
@@ -59,13 +54,13 @@ impl Breaker {
     }
 
     pub(super) fn succeeded(&self) {
-        // a store that works is written to by nobody
+        // no write in the common case: the cache line is shared by all threads
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whether this is one failure too many, and the first: whoever is told so must see to it that the store is tried.
+    /// Counts a failure. Returns whether it opened the breaker: then the caller starts a [`Probe`].
     pub(super) fn failed(&self) -> bool {
         self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_FAILURES
             && !self.is_open.swap(true, Ordering::AcqRel)
@@ -78,20 +73,20 @@ impl Breaker {
     }
 }
 
-/// Tries the store until it answers within the deadline, and then closes the breaker. Also when it is dropped before,
-/// with the runtime that ran it: callers of another one shall not be locked out for ever.
-pub(super) struct Probe<S: Store>(pub(super) Weak<Lane<S>>);
+/// Probes the server until it answers within the deadline, then closes the breaker. The breaker also closes if the probe is
+/// dropped with its runtime, since callers on another runtime would be locked out for ever otherwise.
+pub(super) struct Probe(pub(super) Weak<Upstream>);
 
-impl<S: Store> Probe<S> {
+impl Probe {
     pub(super) async fn run(self) {
         let mut pause = FIRST_PAUSE;
         loop {
             tokio::time::sleep(jittered(pause)).await;
-            let Some(lane) = self.0.upgrade() else { return };
-            let probe = lane.shared.store.probe(lane.number);
-            let answer = tokio::time::timeout(lane.shared.options.deadline, probe).await;
+            let Some(upstream) = self.0.upgrade() else { return };
+            let probe = upstream.shared.store.probe(upstream.number);
+            let answer = tokio::time::timeout(upstream.shared.options.deadline, probe).await;
             if let Ok(Err(error)) = &answer {
-                lane.breaker.note(error);
+                upstream.breaker.note(error);
             }
             if matches!(answer, Ok(Ok(()))) {
                 tracing::info!("store available again");
@@ -102,16 +97,16 @@ impl<S: Store> Probe<S> {
     }
 }
 
-impl<S: Store> Drop for Probe<S> {
+impl Drop for Probe {
     fn drop(&mut self) {
-        if let Some(lane) = self.0.upgrade() {
-            lane.queue.forget_round_trips();
-            lane.breaker.close();
+        if let Some(upstream) = self.0.upgrade() {
+            upstream.queue.forget_round_trips();
+            upstream.breaker.close();
         }
     }
 }
 
-/// Between half and all of it, so that many processes do not come at once.
+/// Returns between half and all of a pause, so that many processes do not probe at the same time.
 fn jittered(pause: Duration) -> Duration {
     pause / 2 + pause * u32::try_from(random() % 512).expect("a small number") / 1024
 }

@@ -1,30 +1,39 @@
-//! What people use: rules and a store behind one question, *may this request pass, and if not, when?*
+//! The API: rules and a store behind one question, *may this request pass, and if not, when?*
 //!
-//! How one is asked about is in `asking`, several requests that pass together or not at all in `together`.
+//! | file | contents |
+//! |---|---|
+//! | `request` | one request |
+//! | `decide` | from a request to a decision |
+//! | `group` | several requests, all or none |
 
-mod asking;
-mod together;
+mod decide;
+mod group;
+mod request;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tollgate_core::{Cost, Limit, LimitError, Operation, Terms, Timestamp, step::Share};
+use tollgate_core::{Cost, Limit, LimitError, Operation, Timestamp};
 
-use self::asking::decided_here;
 use crate::{
-    check::{CheckError, Tier},
+    backend::Backend,
+    check::CheckError,
     decision::Decision,
-    gate::{Gate, Options},
     key::{Key, KeyError},
     labels::Labels,
+    remote::Options,
     rules::{Costs, Effect, MatchError, Rule, RuleSet, RulesError},
     stats::Stats,
-    store::{Look, Store, StoreError},
+    store::{CounterSnapshot, Store, StoreError},
 };
 
-pub use self::together::{Hits, Numbers, Request, Together};
+pub use self::{
+    decide::{PendingDecision, Progress},
+    group::GroupDecision,
+    request::{LimitOverride, Request, Subject},
+};
 
-/// How many names of rules an error lists.
+/// The most rule names that an error lists.
 const NAMES_IN_ERROR: usize = 10;
 
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.
@@ -45,96 +54,92 @@ const NAMES_IN_ERROR: usize = 10;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// ```
-pub struct Limiter<S> {
-    inner: Arc<Inner<S>>,
-    /// How long its callers wait, where that is shorter than the deadline.
-    budget: Option<Duration>,
+#[derive(Clone)]
+pub struct Limiter {
+    inner: Arc<Inner>,
+    /// The callers' own deadline, if it is shorter than that of the options.
+    deadline: Option<Duration>,
 }
 
-struct Inner<S> {
-    gate: Gate<S>,
+struct Inner {
+    backend: Backend,
     rules: ArcSwap<RuleSet>,
 }
 
-/// Why a request cannot be decided: its own mistake, but for [`Error::Store`].
+/// Why a request has no decision. All variants but [`Error::Store`] are errors of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key cannot be used.
+    /// The key is invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The request's cost is too large for a rule.
+    /// The cost is too large for a rule.
     #[error(transparent)]
     Match(#[from] MatchError),
     /// More rules match than one check may have tiers.
     #[error(transparent)]
     Check(#[from] CheckError),
-    /// The limit that the request brings cannot be used.
+    /// The limit given with the request is invalid.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A rule was named that is not in force.
-    #[error("there is no rule {name:?}: {}", in_force(known))]
+    /// A rule is named that does not exist.
+    #[error("there is no rule {name:?}: {}", list_rules(known))]
     UnknownRule {
         /// The name that was given.
         name: String,
-        /// Some of the names that could have been given.
+        /// Some of the names that exist.
         known: Vec<String>,
     },
-    /// A charge, a refund or a reset did not reach the store. A check and a peek do not end here: the rules'
-    /// failure policies answer.
+    /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
+    #[error("a remote store cannot decide synchronously: use check or check_key")]
+    NotLocal,
+    /// A charge, a refund or a reset did not reach the store. Checks and peeks do not end here: the rules' failure policies
+    /// decide them.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-impl<S: fmt::Debug> fmt::Debug for Limiter<S> {
+impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rules = self.inner.rules.load().len();
-        f.debug_struct("Limiter").field("store", self.inner.gate.store()).field("rules", &rules).finish()
+        f.debug_struct("Limiter").field("rules", &rules).finish_non_exhaustive()
     }
 }
 
-impl<S> Clone for Limiter<S> {
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), budget: self.budget }
-    }
-}
-
-impl<S: Store> Limiter<S> {
-    /// A limiter over a store, with these rules.
+impl Limiter {
+    /// A limiter over a store, with these rules and default options.
     ///
     /// # Errors
-    /// When a rule is impossible; see [`RuleSet::new`].
-    pub fn new(store: S, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
+    /// When a rule is invalid; see [`RuleSet::new`].
+    pub fn new(store: impl Into<Store>, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
         Self::with_options(store, rules, Options::default())
     }
 
-    /// A limiter with another deadline, or another memory of refusals.
+    /// A limiter with another deadline, or another lifetime of cached denials. Both concern remote stores only.
     ///
     /// # Errors
     /// As [`Limiter::new`].
     ///
     /// # Examples
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// use std::time::Duration;
     /// use tollgate::{Limiter, MemoryStore, Options};
     ///
-    /// let options = Options { deadline: Duration::from_millis(50), ..Options::default() };
+    /// let options = Options { deadline: Duration::from_millis(20), ..Options::default() };
     /// let limiter = Limiter::with_options(MemoryStore::new(), [], options)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
     /// ```
     pub fn with_options(
-        store: S,
+        store: impl Into<Store>,
         rules: impl IntoIterator<Item = Rule>,
         options: Options,
     ) -> Result<Self, RulesError> {
         let rules = ArcSwap::from_pointee(RuleSet::new(rules.into_iter().collect())?);
-        Ok(Self { inner: Arc::new(Inner { gate: Gate::new(store, options), rules }), budget: None })
+        let backend = Backend::new(store.into(), options);
+        Ok(Self { inner: Arc::new(Inner { backend, rules }), deadline: None })
     }
 
-    /// The same limiter for a caller who waits no longer than this: a decision comes by then, or by the deadline,
-    /// whichever is sooner.
+    /// The same limiter for callers with a deadline of their own. The shorter deadline applies.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -143,19 +148,19 @@ impl<S: Store> Limiter<S> {
     ///
     /// let limiter = Limiter::new(MemoryStore::new(), [])?;
     /// let limit = Limit::token_bucket(100, Duration::from_secs(1))?;
-    /// let hurried = limiter.within(Duration::from_millis(2));
-    /// assert!(hurried.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+    /// let limiter = limiter.with_deadline(Duration::from_millis(2));
+    /// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```
-    pub fn within(&self, budget: Duration) -> Self {
-        let budget = self.budget.map_or(budget, |other| other.min(budget));
-        Self { inner: Arc::clone(&self.inner), budget: Some(budget) }
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        let deadline = self.deadline.map_or(deadline, |other| other.min(deadline));
+        Self { inner: Arc::clone(&self.inner), deadline: Some(deadline) }
     }
 
-    /// Puts other rules in force, from the next decision on. What was used under a rule of the same name stays
-    /// used, unless its algorithm, its `per` or its `tag` is another: then its counters start fresh. Impossible
-    /// rules change nothing.
+    /// Replaces the rules from the next decision on. Usage under a rule of the same name is kept, unless its algorithm, its `per`
+    /// or its `tag` changes: then its counters start fresh. Invalid rules change nothing.
     ///
     /// # Errors
     /// As [`Limiter::new`].
@@ -189,32 +194,39 @@ impl<S: Store> Limiter<S> {
         self.inner.rules.load_full()
     }
 
-    /// The store.
-    pub fn store(&self) -> &S {
-        self.inner.gate.store()
+    /// Whether decisions are made by a store on another host.
+    pub fn is_remote(&self) -> bool {
+        self.inner.backend.is_remote()
     }
 
-    /// What the store has put callers through, and how it is now.
+    /// Connects to a remote store before the first decision needs it. No effect on the memory store.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn warm_up(&self) -> Result<(), StoreError> {
+        self.inner.backend.warm_up().await
+    }
+
+    /// Returns counters and gauges about the store and the calls to it.
     pub fn stats(&self) -> Stats {
-        self.inner.gate.stats()
+        self.inner.backend.stats()
     }
 
-    /// Logs a warning if a round trip to the store that takes this long makes it unlikely that the deadline holds. Under load
-    /// that happens by itself; this is for a round trip that was measured before the first request.
+    /// Logs a warning if a round trip of this length leaves too little of the deadline. Under load the limiter measures round trips by
+    /// itself; this is for one that was measured before the first request.
     pub fn warn_if_slow(&self, round_trip: Duration) {
-        self.inner.gate.warn_if_slow(round_trip);
+        self.inner.backend.warn_if_slow(round_trip);
     }
 
-    /// Decides a request by all rules that match it, all or none, and charges it if it may pass.
+    /// Decides a request by all rules that match it, all or none, and charges it if it is allowed.
     ///
     /// # Errors
     /// When the request is invalid; nothing is charged.
     pub async fn check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
-        self.by_rules(Operation::Check, labels, &cost.into(), None).await
+        self.start(&Request::new(labels, cost))?.decision().await
     }
 
-    /// [`Limiter::check`] without a future, where there is nothing to wait for because the store is in this process;
-    /// absent where it is not, and then nothing was asked.
+    /// [`Limiter::check`] without a future or a runtime, on the memory store.
     ///
     /// ```
     /// use std::time::Duration;
@@ -223,18 +235,18 @@ impl<S: Store> Limiter<S> {
     /// let rule = Rule::new("per-user", Limit::fixed_window(1, Duration::from_secs(60))?).per(["user"]);
     /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
     /// let labels = Labels::new([("user", "42")])?;
-    /// let decision = limiter.check_here(&labels, Cost::ONE).expect("memory is here")?;
-    /// assert!(decision.is_allowed());
+    /// assert!(limiter.try_check(&labels, Cost::ONE)?.is_allowed());
+    /// assert!(!limiter.try_check(&labels, Cost::ONE)?.is_allowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn check_here(&self, labels: &Labels, cost: impl Into<Costs>) -> Option<Result<Decision, Error>> {
-        if self.store().is_remote() {
-            return None;
-        }
-        decided_here(self.begin_by_rules(Operation::Check, labels, &cost.into(), None))
+    ///
+    /// # Errors
+    /// As [`Limiter::check`], and [`Error::NotLocal`] if a remote store has to decide.
+    pub fn try_check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.start(&Request::new(labels, cost))?.decided()
     }
 
-    /// Would it pass? Changes nothing.
+    /// Decides as [`Limiter::check`] would, and charges nothing.
     ///
     /// # Errors
     /// When the request is invalid.
@@ -255,14 +267,14 @@ impl<S: Store> Limiter<S> {
     /// # }).unwrap();
     /// ```
     pub async fn peek(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
-        self.by_rules(Operation::Peek, labels, &cost.into(), None).await
+        self.start(&Request::new(labels, cost).operation(Operation::Peek))?.decision().await
     }
 
-    /// Charges what is known only afterwards, into debt if need be: all rules that match, or only some.
+    /// Charges usage that is known only afterwards, into debt if necessary: all rules that match, or only those named.
     ///
     /// # Errors
-    /// When the request is invalid or a rule is named that is not in force: then nothing is charged. When the store
-    /// does not answer: [`StoreError`] says what is known.
+    /// When the request is invalid or names an unknown rule: then nothing is charged. When the store does not answer:
+    /// [`StoreError`] says whether the charge may have been made.
     ///
     /// # Examples
     /// ```
@@ -275,9 +287,9 @@ impl<S: Store> Limiter<S> {
     /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
     /// let labels = Labels::new([("tenant", "acme")])?;
     ///
-    /// // what an answer of a language model took is known when it is there, and may be more than was left
-    /// let took = Costs::new([("tokens", Cost::new(1_200)?)])?;
-    /// let decision = limiter.charge(&labels, took, None).await?;
+    /// // the tokens of a language model's answer are known at its end, and may exceed what remained
+    /// let used = Costs::new([("tokens", Cost::new(1_200)?)])?;
+    /// let decision = limiter.charge(&labels, used, None).await?;
     /// assert_eq!(decision.remaining(), Some(0));
     /// let next = limiter.check(&labels, Costs::new([("tokens", Cost::ONE)])?).await?;
     /// assert!(!next.is_allowed());
@@ -290,15 +302,16 @@ impl<S: Store> Limiter<S> {
         cost: impl Into<Costs>,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        self.by_rules(Operation::Charge, labels, &cost.into(), only).await
+        let request = Request::new(labels, cost).operation(Operation::Charge).only(owned(only));
+        self.start(&request)?.decision().await
     }
 
-    /// Takes back at most what counts now, from all rules that match or only from some: the newest charges,
-    /// or exactly the one made `at` the time that a decision carried.
+    /// Takes back at most what counts now, from all rules that match or only from those named: the newest charges, or exactly the
+    /// charge made `at` the time that its decision carried.
     ///
     /// # Errors
-    /// When the request is invalid or a rule is named that is not in force: then nothing is taken back. When the
-    /// store does not answer: [`StoreError`] says what is known.
+    /// When the request is invalid or names an unknown rule: then nothing is taken back. When the store does not answer:
+    /// [`StoreError`] says whether the refund may have been made.
     ///
     /// # Examples
     /// ```
@@ -312,7 +325,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// let upload = limiter.check(&labels, Cost::new(3)?).await?;
     /// assert_eq!(upload.remaining(), Some(7));
-    /// // it failed: exactly that charge is taken back
+    /// // the upload failed: exactly its charge is taken back
     /// let after = limiter.refund(&labels, Cost::new(3)?, upload.at, None).await?;
     /// assert_eq!(after.remaining(), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -325,26 +338,27 @@ impl<S: Store> Limiter<S> {
         at: Option<Timestamp>,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        self.by_rules(Operation::Refund { at }, labels, &cost.into(), only).await
+        let request = Request::new(labels, cost).operation(Operation::Refund { at }).only(owned(only));
+        self.start(&request)?.decision().await
     }
 
-    /// Forgets the counters of all rules that match, or only of some. How many there were.
+    /// Deletes the counters of all rules that match, or only of those named, and returns how many existed.
     ///
     /// # Errors
-    /// When a rule is named that is not in force, or the store does not answer.
+    /// When an unknown rule is named, or the store does not answer.
     pub async fn reset(&self, labels: &Labels, only: Option<&[&str]>) -> Result<u64, Error> {
-        let rules = self.rules();
-        known(&rules, only)?;
+        let (rules, only) = (self.rules(), owned(only));
+        ensure_known(&rules, only.as_deref())?;
         let counters: Vec<_> = rules
             .matching(labels, &Costs::from(Cost::ZERO))?
             .into_iter()
-            .filter(|applied| is_meant(applied.rule, only))
+            .filter(|applied| is_selected(applied.rule, only.as_deref()))
             .filter_map(|applied| match applied.effect {
                 Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
                 Effect::Refuse { .. } => None,
             })
             .collect();
-        Ok(self.inner.gate.reset(&counters, self.budget).await?)
+        Ok(self.inner.backend.reset(&counters, self.deadline).await?)
     }
 
     /// Decides by a limit given with the request, without rules.
@@ -357,46 +371,18 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         cost: Cost,
     ) -> Result<Decision, Error> {
-        self.by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)).await
+        self.start(&Request::for_key(key.as_ref(), *limit, cost))?.decision().await
     }
 
-    /// [`Limiter::check_key`] without a future, where there is nothing to wait for because the store is in this process;
-    /// absent where it is not, and then nothing was asked.
-    #[inline]
-    pub fn check_key_here(
-        &self,
-        key: impl AsRef<[u8]>,
-        limit: &Limit,
-        cost: Cost,
-    ) -> Option<Result<Decision, Error>> {
-        if self.store().is_remote() {
-            return None;
-        }
-        decided_here(self.begin_by_limit(Operation::Check, key.as_ref(), Terms::new(*limit, cost)))
-    }
-
-    /// Checks counters one after the other, each for a request of its own, and tells what each says, by its place: where there is
-    /// nothing to wait for because the store is in this process. Whether it is; where not, nothing was asked. For who has many
-    /// keys at hand it is cheaper than [`Limiter::check_key_here`] for each.
+    /// [`Limiter::check_key`] without a future or a runtime, on the memory store.
     ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tollgate::{Cost, Key, Limit, Limiter, MemoryStore, Terms, Tier};
-    ///
-    /// let limiter = Limiter::new(MemoryStore::new(), [])?;
-    /// let terms = Terms::new(Limit::sliding_log(1, Duration::from_secs(60))?, Cost::ONE);
-    /// let tier = |key| Key::without_rule(key).map(|key| Tier { key, terms });
-    /// let mut passed = Vec::new();
-    /// let is_here = limiter.check_each_here(&[tier("a")?, tier("a")?, tier("b")?], |_, says| passed.push(says.passes));
-    /// assert_eq!((is_here, passed), (true, vec![true, false, true]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    pub fn check_each_here(&self, tiers: &[Tier], tell: impl FnMut(usize, Share)) -> bool {
-        self.inner.gate.check_each_here(tiers, tell)
+    /// # Errors
+    /// As [`Limiter::check_key`], and [`Error::NotLocal`] if a remote store has to decide.
+    pub fn try_check_key(&self, key: impl AsRef<[u8]>, limit: &Limit, cost: Cost) -> Result<Decision, Error> {
+        self.start(&Request::for_key(key.as_ref(), *limit, cost))?.decided()
     }
 
-    /// Would it pass? Changes nothing.
+    /// Decides as [`Limiter::check_key`] would, and charges nothing.
     ///
     /// # Errors
     /// When the key is empty or too long.
@@ -406,26 +392,28 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         cost: Cost,
     ) -> Result<Decision, Error> {
-        self.by_limit(Operation::Peek, key.as_ref(), Terms::new(*limit, cost)).await
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Peek);
+        self.start(&request)?.decision().await
     }
 
-    /// Charges what is known only afterwards, into debt if need be.
+    /// Charges usage that is known only afterwards, into debt if necessary.
     ///
     /// # Errors
-    /// When the key is empty or too long; nothing is charged.
+    /// When the key is empty or too long, or the store does not answer.
     pub async fn charge_key(
         &self,
         key: impl AsRef<[u8]>,
         limit: &Limit,
         cost: Cost,
     ) -> Result<Decision, Error> {
-        self.by_limit(Operation::Charge, key.as_ref(), Terms::new(*limit, cost)).await
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Charge);
+        self.start(&request)?.decision().await
     }
 
-    /// Takes back at most what counts now: the newest charges, or exactly the one made `at` that time.
+    /// Takes back at most what counts now: the newest charges, or exactly the charge made `at` that time.
     ///
     /// # Errors
-    /// When the key is empty or too long; nothing is taken back.
+    /// When the key is empty or too long, or the store does not answer.
     pub async fn refund_key(
         &self,
         key: impl AsRef<[u8]>,
@@ -433,45 +421,46 @@ impl<S: Store> Limiter<S> {
         cost: Cost,
         at: Option<Timestamp>,
     ) -> Result<Decision, Error> {
-        self.by_limit(Operation::Refund { at }, key.as_ref(), Terms::new(*limit, cost)).await
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Refund { at });
+        self.start(&request)?.decision().await
     }
 
-    /// Forgets the counter of a key under the limit's algorithm. Whether there was one.
+    /// Deletes the counter of a key under the limit's algorithm and returns whether it existed.
     ///
     /// # Errors
     /// When the key is empty or too long, or the store does not answer.
     pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
         let counter = (Key::without_rule(key)?, limit.algorithm());
-        Ok(self.inner.gate.reset(&[counter], self.budget).await? > 0)
+        Ok(self.inner.backend.reset(&[counter], self.deadline).await? > 0)
     }
 
-    /// What these counters hold now, for people to look at; nothing for one whose state makes no sense. Changes nothing.
+    /// Returns the state of these counters for display; `None` for a counter whose state is corrupt.
     ///
     /// # Errors
-    /// When the store does not answer, or cannot say.
-    pub async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, Error> {
-        Ok(self.inner.gate.look(counters, self.budget).await?)
+    /// When the store does not answer, or cannot show its counters.
+    pub async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, Error> {
+        Ok(self.inner.backend.inspect(counters, self.deadline).await?)
     }
 }
 
-fn is_meant(rule: &Rule, only: Option<&[&str]>) -> bool {
-    only.is_none_or(|names| names.contains(&&*rule.name))
+fn owned(names: Option<&[&str]>) -> Option<Vec<String>> {
+    names.map(|names| names.iter().map(|&name| name.to_owned()).collect())
 }
 
-fn in_force(names: &[String]) -> String {
-    if names.is_empty() {
-        "no rules are in force".to_owned()
-    } else {
-        format!("in force are {}", names.join(", "))
-    }
+fn is_selected(rule: &Rule, only: Option<&[String]>) -> bool {
+    only.is_none_or(|names| names.iter().any(|name| **name == *rule.name))
 }
 
-fn known(rules: &RuleSet, only: Option<&[&str]>) -> Result<(), Error> {
+fn ensure_known(rules: &RuleSet, only: Option<&[String]>) -> Result<(), Error> {
     match only.unwrap_or_default().iter().find(|name| rules.get(name).is_none()) {
         Some(name) => Err(Error::UnknownRule {
-            name: (*name).to_owned(),
+            name: name.clone(),
             known: rules.rules().take(NAMES_IN_ERROR).map(|rule| rule.name.to_string()).collect(),
         }),
         None => Ok(()),
     }
+}
+
+fn list_rules(names: &[String]) -> String {
+    if names.is_empty() { "there are no rules".to_owned() } else { format!("use {}", names.join(", ")) }
 }

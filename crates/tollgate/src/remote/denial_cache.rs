@@ -1,9 +1,9 @@
-//! Refusals that are certain for a while, and so need not be asked for again.
+//! Denials that are certain for a while, and need no call to the store.
 //!
-//! A counter that refuses a cost until some moment refuses it until then, whoever else comes: others can only use
-//! up more. Only a reset, a refund or another limit changes that. Those of this process act at once; those of
-//! others after [`super::Options::refusal_cache`] at the latest. A larger cost is refused as well, but for how
-//! long is not known here: the store is asked.
+//! A counter that denies a cost until some moment denies it until then, whatever other requests arrive: they can only use up
+//! more. Only a reset, a refund or another limit changes that. Those made in this process act at once; those made elsewhere act
+//! after [`super::Options::denial_cache`] at the latest. A larger cost is denied as well, but for how long is not known here, so
+//! it is sent to the store.
 
 use std::{
     hash::BuildHasher,
@@ -20,41 +20,42 @@ use tollgate_core::{
     step::{Mode, Share},
 };
 
-use super::Verdict;
 use crate::{
+    backend::CheckShares,
     check::{Check, Tier},
+    decision::Source,
     hashing::Keyed,
 };
 
-/// How many refusals are remembered; beyond that the store is asked.
-const MAX_REFUSALS: usize = 65_536;
+/// The most cached denials; beyond that the store decides.
+const MAX_DENIALS: usize = 65_536;
 const SHARDS: usize = 16;
 
-pub(super) struct Refusals {
-    shards: Box<[Mutex<HashTable<Refusal>>]>,
+pub(super) struct DenialCache {
+    shards: Box<[Mutex<HashTable<Denial>>]>,
     hasher: Keyed,
     longest: Duration,
     count: AtomicUsize,
-    /// Rises with everything in this process that may turn a refusal into a pass.
+    /// The number of operations in this process that may end a denial: resets and refunds.
     changes: AtomicU64,
 }
 
-struct Refusal {
+struct Denial {
     hash: u64,
     tier: Tier,
-    /// From this moment on, the store is asked again.
+    /// The time from which on the store decides again.
     until: Instant,
     received: Instant,
     share: Share,
 }
 
-/// What was known when a call left.
+/// When a call was sent, and how many changes had been made by then.
 pub(super) struct Sent {
     at: Instant,
     changes: u64,
 }
 
-impl Refusals {
+impl DenialCache {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -69,34 +70,34 @@ impl Refusals {
         Sent { at, changes: self.changes.load(Ordering::Acquire) }
     }
 
-    /// The refusal of a check by its tiers, if one of them refuses for certain.
-    pub(super) fn of(&self, check: &Check) -> Option<Verdict> {
+    /// Returns the tiers that are certain to deny a check, if there are any.
+    pub(super) fn of(&self, check: &Check) -> Option<CheckShares> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let now = Instant::now();
-        let refusing = (check.tiers().iter().enumerate())
+        let denying = (check.tiers().iter().enumerate())
             .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
-            .filter_map(|(place, tier)| Some((place, self.of_tier(tier, now)?)));
-        let shares: SmallVec<_> = refusing.collect();
-        (!shares.is_empty()).then_some(Verdict { at: None, shares })
+            .filter_map(|(position, tier)| Some((position, self.of_tier(tier, now)?)));
+        let shares: SmallVec<_> = denying.collect();
+        (!shares.is_empty()).then_some(CheckShares { at: None, source: Source::Cache, shares })
     }
 
     fn of_tier(&self, tier: &Tier, now: Instant) -> Option<Share> {
         let hash = self.hash(tier);
         let mut shard = self.shard(hash).lock();
-        let known = shard.find_entry(hash, |refusal| refusal.tier == *tier).ok()?;
-        let refusal = known.get();
-        if now >= refusal.until {
+        let known = shard.find_entry(hash, |denial| denial.tier == *tier).ok()?;
+        let denial = known.get();
+        if now >= denial.until {
             known.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(refusal.share_at(now))
+        Some(denial.share_at(now))
     }
 
-    /// Remembers which tiers refuse the next request of a check for certain.
-    pub(super) fn remember(&self, check: &Check, answers: &[Answer], sent: &Sent) {
+    /// Caches which tiers are certain to deny the next request of a check.
+    pub(super) fn insert_certain(&self, check: &Check, answers: &[Answer], sent: &Sent) {
         if self.longest.is_zero() || check.operation() != Operation::Check {
             return;
         }
@@ -106,39 +107,39 @@ impl Refusals {
                 && tier.terms.mode == Mode::Enforced
             {
                 let hash = self.hash(tier);
-                // counted from when the call left: the store decided later, so this ends too early if anything
+                // counted from the time of sending: the store decided later, so this expires too early if anything
                 let until = sent.at + wait.min(self.longest);
                 let share = answer.share(&tier.terms, check.count() - 1, answer.charged);
-                self.insert(Refusal { hash, tier: tier.clone(), until, received, share }, sent);
+                self.insert(Denial { hash, tier: tier.clone(), until, received, share }, sent);
             }
         }
     }
 
-    fn insert(&self, refusal: Refusal, sent: &Sent) {
-        let mut shard = self.shard(refusal.hash).lock();
-        // looked at under the lock: who changes something forgets under it too
-        if self.changes.load(Ordering::Acquire) != sent.changes || refusal.received >= refusal.until {
+    fn insert(&self, denial: Denial, sent: &Sent) {
+        let mut shard = self.shard(denial.hash).lock();
+        // read under the lock, under which `clear` removes denials too
+        if self.changes.load(Ordering::Acquire) != sent.changes || denial.received >= denial.until {
             return;
         }
-        if shard.len() >= MAX_REFUSALS / SHARDS {
+        if shard.len() >= MAX_DENIALS / SHARDS {
             let before = shard.len();
-            shard.retain(|other| other.until > refusal.received);
+            shard.retain(|other| other.until > denial.received);
             self.count.fetch_sub(before - shard.len(), Ordering::Relaxed);
-            if shard.len() >= MAX_REFUSALS / SHARDS {
+            if shard.len() >= MAX_DENIALS / SHARDS {
                 return;
             }
         }
-        match shard.entry(refusal.hash, |other| other.tier == refusal.tier, |other| other.hash) {
-            Entry::Occupied(mut known) => *known.get_mut() = refusal,
+        match shard.entry(denial.hash, |other| other.tier == denial.tier, |other| other.hash) {
+            Entry::Occupied(mut known) => *known.get_mut() = denial,
             Entry::Vacant(free) => {
-                free.insert(refusal);
+                free.insert(denial);
                 self.count.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Forgets every refusal, and keeps those that are on their way from being remembered.
-    pub(super) fn forget_all(&self) {
+    /// Removes all denials, and keeps those of calls in flight from being cached.
+    pub(super) fn clear(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -151,16 +152,15 @@ impl Refusals {
         self.hasher.hash_one(tier)
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<HashTable<Refusal>> {
+    fn shard(&self, hash: u64) -> &Mutex<HashTable<Denial>> {
         // the table uses the low bits
         let shards = u64::try_from(SHARDS).expect("a small number");
         &self.shards[usize::try_from((hash >> 32) % shards).expect("below a small number")]
     }
 }
 
-impl Refusal {
-    /// What the counter said, at `now`. Waits are counted from when the answer came: nobody is invited back too
-    /// early.
+impl Denial {
+    /// The answer of the counter at `now`. Waits count from the arrival of the answer, so that no client retries too early.
     fn share_at(&self, now: Instant) -> Share {
         let elapsed_us = u64::try_from((now - self.received).as_micros()).unwrap_or(u64::MAX);
         let left = |wait: Duration| wait.saturating_sub(Duration::from_micros(elapsed_us));

@@ -1,9 +1,9 @@
-//! Stands in for the store while it is away, for the rules that want that: this process enforces its share of each
-//! limit, which is the limit divided by how many processes there are.
+//! The failure policy `local`: while the store is down, this process enforces its share of each limit, which is the limit divided
+//! by the number of instances.
 //!
-//! They are counted in the store, where each makes itself known every now and then; while the store is away, the
-//! last count holds. What was admitted here is remembered, so that a store that comes and goes grants no more than
-//! one that stays away. When it is back, it is the truth again.
+//! Instances register in the store periodically and are counted there; while it is down, the last count applies. The fallback's
+//! counters persist, so that a store that goes up and down grants no more than one that stays down. The store's counters are
+//! authoritative again as soon as it is back.
 
 use std::{
     slice,
@@ -16,25 +16,26 @@ use std::{
 
 use tollgate_core::Terms;
 
-use super::{Place, Shared, Verdict};
+use super::{Position, Shared};
 use crate::{
+    backend::CheckShares,
     check::{Check, Tier},
+    decision::Source,
     hashing::random,
     memory::MemoryStore,
-    store::Store,
 };
 
-/// How much memory the counters may take that stand in for the store's.
+/// The memory bound of the fallback's counters.
 const MAX_MEMORY: usize = 32 << 20;
-/// How often a process makes itself known.
+/// How often an instance registers.
 const PERIOD: Duration = Duration::from_secs(2);
-/// For how long it is counted then: it may miss some of its turns.
+/// How long a registration lasts. Several may fail before the instance is no longer counted.
 const LIFETIME: Duration = Duration::from_secs(10);
 
 pub(super) struct Fallback {
     counters: MemoryStore,
     instances: AtomicU32,
-    /// Whether this process makes itself known already.
+    /// Whether an [`Announcer`] is running.
     is_announced: AtomicBool,
 }
 
@@ -47,7 +48,7 @@ impl Default for Fallback {
 
 impl Fallback {
     /// Decides by this process's share of each limit.
-    pub(super) fn decide(&self, check: &Check) -> (Verdict, Vec<Tier>) {
+    pub(super) fn decide(&self, check: &Check) -> (CheckShares, Vec<Tier>) {
         let instances = self.instances.load(Ordering::Relaxed);
         let share = |tier: &Tier| {
             let terms = Terms { limit: tier.terms.limit.share_of(instances), ..tier.terms };
@@ -57,19 +58,20 @@ impl Fallback {
         let check =
             Check::new(check.operation(), shares.clone()).expect("the same counters as in a valid check");
         let decided = self.counters.decide_all(slice::from_ref(&check));
-        (Verdict::of(&check, &decided.answers[0], Place::ALONE, decided.at), shares)
+        let answer = CheckShares::from_store(&check, &decided.answers[0], Position::ALONE, decided.at);
+        (CheckShares { source: Source::Fallback, ..answer }, shares)
     }
 
-    /// Whether this process is still to be made known; the one who is told so does it.
+    /// Returns `true` once: to the caller that has to start the [`Announcer`].
     pub(super) fn must_be_announced(&self) -> bool {
         !self.is_announced.load(Ordering::Relaxed) && !self.is_announced.swap(true, Ordering::AcqRel)
     }
 }
 
-/// Makes this process known in the store for as long as it asks it, and counts who else is.
-pub(super) struct Presence<S: Store>(pub(super) Weak<Shared<S>>);
+/// Registers this instance in the store for as long as the limiter exists, and counts the instances.
+pub(super) struct Announcer(pub(super) Weak<Shared>);
 
-impl<S: Store> Presence<S> {
+impl Announcer {
     pub(super) async fn run(self) {
         let instance = random();
         loop {
@@ -85,10 +87,10 @@ impl<S: Store> Presence<S> {
     }
 }
 
-impl<S: Store> Drop for Presence<S> {
+impl Drop for Announcer {
     fn drop(&mut self) {
         if let Some(shared) = self.0.upgrade() {
-            // its runtime is gone; another one may go on
+            // the runtime has ended; a task of another one may take over
             shared.fallback.is_announced.store(false, Ordering::Release);
         }
     }
