@@ -1,6 +1,6 @@
 //! Integration tests of the server.
 //!
-//! `resp_connections` is a binary of its own: it measures the memory of its process.
+//! Two binaries are separate, because of state of their process: `resp_connections` (its peak memory) and `top` (its threads).
 
 mod config;
 mod config_watch;
@@ -21,5 +21,4 @@ mod resp_clients;
 mod resp_redis;
 mod same_everywhere;
 mod serve;
-mod top;
 mod trace;
