@@ -12,7 +12,7 @@ use tollgate_server::{
         logs::{self, Logs},
         otlp::Collector,
     },
-    run::{Addresses, Signals, Tollgate},
+    server::{Addresses, Signals, Tollgate},
 };
 
 use crate::{

@@ -1,13 +1,12 @@
 //! The tollgate server: decisions over the network.
 //!
-//! A request, from socket to answer: [`connections`] takes it in, [`serve`] hears it, [`http`] reads the question, the [`desk`] asks
+//! A request, from socket to answer: [`net`] accepts the connection, [`http::server`] reads it, [`http`] reads the question, the [`desk`] asks
 //! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
-//! * [`run`]: the whole server, from its configuration to its end
+//! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
 //! * [`startup`]: when it is ready
-//! * [`listen`], [`access`]: addresses, certificates and tokens
-//! * [`connections`], [`workers`]: those of any front end, within bounds, from first to last, and who serves them
-//! * [`serve`]: HTTP connections
+//! * [`net`]: listeners, TLS, connection limits and timeouts, shared by all front ends
+//! * [`access`]: tokens
 //! * [`http`]: the JSON API
 //! * `dashboard`: the page for people, at `/`
 //! * [`resp`]: the Redis protocol
@@ -25,8 +24,6 @@
 pub mod access;
 mod aside;
 pub mod config;
-pub mod connections;
-mod crowd;
 mod dashboard;
 pub mod demo;
 pub mod desk;
@@ -35,16 +32,13 @@ pub mod forward_auth;
 pub mod grpc;
 pub mod http;
 pub mod labels;
-pub mod listen;
+pub mod net;
 pub mod observe;
-mod pieces;
 pub mod resp;
-pub mod run;
-pub mod serve;
+pub mod server;
 pub mod startup;
 pub mod store;
 mod unhurried;
-pub mod workers;
 
 /// The examples of the guide, run as tests.
 #[cfg(doctest)]

@@ -24,9 +24,9 @@ use tokio::{
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
-    connections::{Reception, SHUTDOWN_GRACE, Stop},
     desk::Desk,
-    listen::{self, WRITE_TIMEOUT},
+    net::acceptor::{Reception, SHUTDOWN_GRACE, Stop},
+    net::{listener, stream::WRITE_TIMEOUT},
     resp::{
         self, COMMAND_TIMEOUT, DRAIN_QUIET, Endpoint, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS,
     },
@@ -351,6 +351,6 @@ async fn stopping_does_not_wait_for_ever() {
 
 /// Lets this process open the files that the crowd needs.
 fn allow_open_files() {
-    let (allowed, needed) = (listen::allow_open_files(), 2 * CROWD as u64 + 500);
+    let (allowed, needed) = (listener::raise_open_files_limit(), 2 * CROWD as u64 + 500);
     assert!(allowed >= needed, "this test opens {needed} files: raise the limit (ulimit -Hn)");
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate_server::{config::file_of_flag, run::StartError};
+use tollgate_server::{config::file_of_flag, server::StartError};
 use ureq::{
     Agent,
     http::Uri,

@@ -9,7 +9,7 @@ use tollgate::redis::URLS;
 use tollgate_server::{
     config::{self, Environment, Flags, Origin, Source, StoreSettings},
     http::{self, answer::Answer},
-    run::{self, StartError},
+    server::{self, StartError},
     store::StoreUrl,
 };
 
@@ -92,7 +92,7 @@ impl Target {
         let flags = Flags { config: self.config.clone(), store: self.store.clone(), ..Flags::default() };
         let mut config = config::load(&Source::new(flags))?;
         config.store.deadline = STORE_PATIENCE;
-        let desk = run::desk(&config)?;
+        let desk = server::desk(&config)?;
         for warning in &config.warnings {
             output::note(paint(ODD, warning));
         }

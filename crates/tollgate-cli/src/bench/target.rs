@@ -11,7 +11,7 @@ use tokio::{
 use tollgate::{Cost, Decision, Limit, Limiter, Source as DecidedBy};
 use tollgate_server::{
     config::{self, Environment, Flags, Source, StoreSettings},
-    run::StartError,
+    server::StartError,
     store::AnyStore,
 };
 

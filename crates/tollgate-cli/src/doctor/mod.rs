@@ -31,7 +31,7 @@ use tollgate::{
 };
 use tollgate_server::{
     config::{self, Config, Flags, Origin, Source},
-    run::StartError,
+    server::StartError,
     store::StoreUrl,
 };
 

@@ -18,7 +18,7 @@ use std::{
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
-use tollgate_server::{config::Colour, run::StartError};
+use tollgate_server::{config::Colour, server::StartError};
 
 pub(crate) use self::{
     bars::bars,

@@ -10,7 +10,7 @@ use tollgate::{
 };
 use tollgate_server::{
     http::explain::{Other, Terms},
-    run::StartError,
+    server::StartError,
 };
 
 use super::load;

@@ -34,7 +34,7 @@ use clap::Args;
 use tollgate::{Cost, Costs, RuleSet, Timestamp, rules::MAX_UNITS};
 use tollgate_server::{
     config::{self, Deciding, Flags, Origin, Source},
-    run::StartError,
+    server::StartError,
 };
 
 use self::{

@@ -6,10 +6,10 @@
 //! | `question` | a request of Envoy's as requests to decide together |
 //! | `timeout` | how long Envoy waits |
 //! | `answer` | what was decided as Envoy's response |
-//! | `arriving` | the message of a call on its way in |
+//! | `body` | the message of a call on its way in |
 //! | `shortcut` | Envoy's call past the router |
-//! | `serve` | connections, their bounds, and how they end |
-//! | `turns` | the calls of a connection, answered in its own task |
+//! | `server` | connections, their bounds, and how they end |
+//! | `executor` | the calls of a connection, answered in its own task |
 //! | `messages` | Envoy's messages |
 //!
 //! A descriptor's entries and the request's `domain` are its labels. Each descriptor meets rules by itself; the request
@@ -19,13 +19,13 @@
 //! configuration.
 
 mod answer;
-mod arriving;
+mod body;
+mod executor;
 pub mod messages;
 mod question;
-pub mod serve;
+pub mod server;
 mod shortcut;
 mod timeout;
-mod turns;
 
 use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 

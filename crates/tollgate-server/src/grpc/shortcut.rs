@@ -19,7 +19,7 @@ use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
     Peer, Services,
-    arriving::{Arriving, NOT_COMPRESSED, PREFIX, Received},
+    body::{Arriving, NOT_COMPRESSED, PREFIX, Received},
     messages::{RateLimitRequest, RateLimitResponse},
 };
 

@@ -20,6 +20,7 @@
 mod about;
 pub mod answer;
 mod body;
+mod chunked_body;
 pub mod explain;
 mod guard;
 mod json;
@@ -28,6 +29,7 @@ pub mod openapi;
 pub mod picture;
 mod problem;
 mod question;
+pub mod server;
 mod shortcut;
 
 use std::{
@@ -62,6 +64,7 @@ use self::{
     live::Listeners,
     problem::Problem,
     question::{Call, Question, Questions},
+    server::{Draining, Routes, Sent},
     shortcut::Shortcut,
 };
 use crate::{
@@ -70,7 +73,6 @@ use crate::{
     dashboard,
     desk::{Caller, Desk, Transport},
     observe::{Observer, trace::RequestSpans},
-    serve::{Draining, Routes, Sent},
     startup::Startup,
 };
 

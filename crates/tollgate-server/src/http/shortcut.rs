@@ -12,13 +12,17 @@ use http::Request;
 use tollgate::Store;
 use tracing::Instrument;
 
-use super::{checked, guard, problem::Problem, question::Call};
+use super::{
+    checked, guard,
+    problem::Problem,
+    question::Call,
+    server::{Routes, Sent},
+};
 use crate::{
     access::Access,
     config::Scope,
     desk::{Desk, Transport},
     observe::trace::request_span,
-    serve::{Routes, Sent},
 };
 
 /// Where a check is asked.

@@ -26,9 +26,9 @@ use super::{
 };
 use crate::{
     aside::Aside,
-    connections::{SHUTDOWN_GRACE, Stop},
-    crowd::{Asking, Voice},
     desk::Desk,
+    net::acceptor::{SHUTDOWN_GRACE, Stop},
+    net::connection_limit::{Asking, Voice},
     observe::Call,
 };
 

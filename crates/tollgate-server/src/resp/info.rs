@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::serve::MAX_CONNECTIONS;
+use super::server::MAX_CONNECTIONS;
 
 /// The version, as `HELLO` and `INFO` say it.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");

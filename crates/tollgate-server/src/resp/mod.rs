@@ -2,7 +2,7 @@
 //!
 //! | file | has |
 //! |---|---|
-//! | `serve` | connections: how many, and how they end |
+//! | `server` | connections: how many, and how they end |
 //! | `connection` | one connection: bytes in, bytes out, in order |
 //! | `codec` | commands out of bytes, within bounds |
 //! | `commands` | the commands' names, arities and scopes |
@@ -28,7 +28,7 @@ mod error;
 mod info;
 mod question;
 mod reply;
-mod serve;
+mod server;
 mod session;
 mod together;
 
@@ -40,7 +40,7 @@ use self::info::Numbers;
 pub use self::{
     at_once::MAX_AT_ONCE,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
-    serve::{MAX_CONNECTIONS, run},
+    server::{MAX_CONNECTIONS, run},
     together::MAX_TOGETHER,
 };
 use crate::{

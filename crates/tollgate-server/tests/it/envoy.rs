@@ -18,7 +18,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source};
-use tollgate_server::{grpc::Settings, serve::Server};
+use tollgate_server::{grpc::Settings, http::server::Server};
 use tollgate_testkit::{
     server::{Flavor, Server as Redis},
     wait,

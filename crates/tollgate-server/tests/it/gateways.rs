@@ -30,7 +30,6 @@ use tollgate_server::{
     desk::Desk,
     forward_auth, http,
     labels::{HashSecret, LabelPolicy, LabelSettings},
-    serve,
 };
 use tollgate_testkit::{
     gateway::{Gateway, READY, Running},
@@ -68,7 +67,7 @@ impl Chain {
         access: Access,
         token: Option<&'static str>,
     ) -> Self {
-        let server = serve::Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let server = http::server::Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let asked = server.address();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };

@@ -26,7 +26,7 @@ use tollgate_server::{
             rate_limit_descriptor::{Entry, RateLimitOverride},
             rate_limit_service_client::RateLimitServiceClient,
         },
-        serve::MAX_ARRIVING,
+        server::MAX_ARRIVING,
     },
     labels::{HashSecret, Kind, LabelPolicy, LabelSettings},
 };

@@ -9,7 +9,6 @@ use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
     access::Access,
     config::live,
-    connections::Reception,
     desk::Desk,
     grpc::{
         Services, Settings,
@@ -17,8 +16,9 @@ use tollgate_server::{
             Code, DescriptorStatus, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, Unit,
             rate_limit_descriptor::Entry, rate_limit_service_client::RateLimitServiceClient,
         },
-        serve,
+        server,
     },
+    net::acceptor::Reception,
 };
 use tonic::{Status, transport::Channel};
 
@@ -80,7 +80,7 @@ impl Front {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let services = Services::new(desk, live(settings), Access::default()).await;
-        let server = tokio::spawn(serve::run(listener, services, Reception::default(), async {
+        let server = tokio::spawn(server::run(listener, services, Reception::default(), async {
             stopped.await.unwrap_or_default()
         }));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();

@@ -23,16 +23,16 @@ use tollgate::{
     Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
 };
 use tollgate_server::{
-    connections::SHUTDOWN_GRACE,
     grpc::{
         MAX_SMALL_MESSAGE, Settings,
         messages::Code,
-        serve::{
+        server::{
             CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_ARRIVING, MAX_CONNECTIONS, MAX_HEAD,
             MAX_STREAMS, MIN_STREAMS,
         },
     },
-    listen::{WRITE_TIMEOUT, allow_open_files},
+    net::acceptor::SHUTDOWN_GRACE,
+    net::{listener::raise_open_files_limit, stream::WRITE_TIMEOUT},
 };
 use tollgate_testkit::wait::{PATIENCE, until_async};
 use tonic::codegen::Service;
@@ -82,7 +82,7 @@ async fn a_client_of_another_protocol_is_turned_away() {
 
 #[tokio::test(start_paused = true)]
 async fn silent_connections_make_room_for_others() {
-    allow_open_files();
+    raise_open_files_limit();
     let mut front = OnMemory::start([]).await.front;
     let mut silent = Vec::new();
     for _ in 0..MAX_CONNECTIONS {
@@ -111,7 +111,7 @@ async fn streams(stream: &mut TcpStream) -> u32 {
 
 #[tokio::test]
 async fn the_more_connections_the_fewer_calls_each_may_have_at_a_time() {
-    allow_open_files();
+    raise_open_files_limit();
     let front = OnMemory::start([]).await.front;
     let mut open = Vec::new();
     let mut total = 0;

@@ -30,8 +30,8 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::Desk,
+    http::server::Routes,
     http::{BODY_TIMEOUT, MAX_BATCH_BODY, MAX_BODY, Settings, guarded, router, service},
-    serve::Routes,
 };
 use tollgate_testkit::away::Away;
 use tower::ServiceExt;

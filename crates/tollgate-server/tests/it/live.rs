@@ -23,13 +23,13 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::{Caller, Desk, Subject, Transport},
+    http::server::Server,
     http::{
         self,
         live::{MAX_LISTENERS, MAX_SECONDS},
     },
-    listen::WRITE_TIMEOUT,
+    net::stream::WRITE_TIMEOUT,
     observe::history::SECONDS,
-    serve::Server,
 };
 use tollgate_testkit::wait::PATIENCE;
 use tower::ServiceExt;

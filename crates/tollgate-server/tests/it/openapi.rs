@@ -27,8 +27,8 @@ use tollgate_server::{
     demo,
     desk::Desk,
     forward_auth,
+    http::server::Server,
     http::{self, MAX_CHECKS, openapi::DOCUMENT},
-    serve::Server,
 };
 use tower::ServiceExt;
 

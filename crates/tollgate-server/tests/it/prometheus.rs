@@ -18,7 +18,7 @@ use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
     http,
-    serve::Server,
+    http::server::Server,
 };
 use tollgate_testkit::wait;
 

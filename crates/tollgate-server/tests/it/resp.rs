@@ -12,8 +12,8 @@ use tollgate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
-    connections::Stop,
     desk::Desk,
+    net::acceptor::Stop,
     resp::Endpoint,
 };
 

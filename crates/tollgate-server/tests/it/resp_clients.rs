@@ -15,9 +15,9 @@ use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
-    connections::Reception,
     demo,
     desk::Desk,
+    net::acceptor::Reception,
     resp::{self, Endpoint},
 };
 

@@ -9,8 +9,8 @@ use tokio::net::TcpListener;
 use tollgate::{Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_server::{
     access::Access,
-    connections::Reception,
     desk::Desk,
+    net::acceptor::Reception,
     resp::{self, Endpoint},
 };
 use tollgate_testkit::{

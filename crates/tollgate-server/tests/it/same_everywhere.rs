@@ -22,11 +22,11 @@ use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 use tollgate_server::{
     access::Access,
     config::live,
-    connections::Stop,
     desk::Desk,
     forward_auth, grpc,
     grpc::messages::{Code, RateLimitResponse},
     http,
+    net::acceptor::Stop,
     resp::Endpoint,
 };
 use tollgate_tower::headers::Dialect;

@@ -21,12 +21,15 @@ use tokio::{
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
     config::Tls,
-    connections::{Reception, SHUTDOWN_GRACE},
     demo,
     desk::Desk,
     http,
-    listen::{HANDSHAKE_TIMEOUT, Security, WRITE_TIMEOUT},
-    serve::{HEAD_TIMEOUT, Server},
+    http::server::{HEAD_TIMEOUT, Server},
+    net::acceptor::{Reception, SHUTDOWN_GRACE},
+    net::{
+        stream::WRITE_TIMEOUT,
+        tls::{HANDSHAKE_TIMEOUT, TlsAcceptor},
+    },
 };
 use tollgate_testkit::tls::Certificates;
 
@@ -145,9 +148,9 @@ async fn a_handshake_that_is_never_finished_does_not_delay_stopping() {
     let directory = tempfile::tempdir().unwrap();
     let files = Certificates::issue(directory.path(), IpAddr::from([127, 0, 0, 1]));
     let (cert, key) = (fs::read(files.server_certificate).unwrap(), fs::read(files.server_key).unwrap());
-    let security = Security::new(Some(&Tls { cert, key, client_ca: None })).unwrap();
+    let tls = TlsAcceptor::new(Some(&Tls { cert, key, client_ca: None })).unwrap();
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let server = server.receiving(Reception { security, ..Reception::default() });
+    let server = server.receiving(Reception { tls, ..Reception::default() });
     // a record of 512 bytes begins
     let mut stream = send(server.address(), "\x16\x03\x01\x02\x00\x01").await;
     let (stop, stopped) = oneshot::channel::<()>();

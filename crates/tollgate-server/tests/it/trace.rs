@@ -17,12 +17,12 @@ use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
     desk::{Desk, Transport},
     grpc,
+    http::server::Routes,
     http::{self, service},
     observe::{
         logs::{Audit, Format, Logs, Settings, audit},
         trace::RequestSpans,
     },
-    serve::Routes,
 };
 use tollgate_testkit::away::Away;
 use tower::ServiceExt;
@@ -211,7 +211,7 @@ mod otlp {
         trace::v1::Span,
     };
     use tokio::{io::AsyncWriteExt, net::TcpListener};
-    use tollgate_server::{access::Access, connections::Stop, observe::otlp::Collector, resp::Endpoint};
+    use tollgate_server::{access::Access, net::acceptor::Stop, observe::otlp::Collector, resp::Endpoint};
     use tonic::{Response, Status, transport::server::TcpIncoming};
 
     use super::*;

@@ -178,7 +178,7 @@ fn heads_without_end_are_refused() {
 
 /// Lets this process, and those that it starts, open the files that the test needs.
 fn allow_open_files() {
-    let allowed = tollgate_server::listen::allow_open_files();
+    let allowed = tollgate_server::net::listener::raise_open_files_limit();
     let needed = u64::try_from(FRONTS * HALF_SENT).unwrap() + 500;
     assert!(allowed >= needed, "this test opens {needed} files: raise the limit (ulimit -Hn)");
 }

@@ -10,9 +10,10 @@ use tokio::{
 };
 
 use crate::{
-    crowd::{Crowd, Voice},
-    listen::{Protocol, Security, Stream},
-    workers::Workers,
+    net::connection_limit::{Crowd, Voice},
+    net::runtime::Workers,
+    net::stream::Stream,
+    net::tls::{Protocol, TlsAcceptor},
 };
 
 /// How long calls in flight may take to finish once the server is told to stop.
@@ -28,7 +29,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Default)]
 pub struct Reception {
     /// What connections are secured with.
-    pub security: Security,
+    pub tls: TlsAcceptor,
     /// Who serves them.
     pub workers: Workers,
 }
@@ -123,17 +124,17 @@ impl Entrance {
             while connections.try_join_next().is_some() {}
             let guest = crowd.enter().await;
             let voice = guest.voice();
-            let Reception { security, workers } = &self.reception;
+            let Reception { tls, workers } = &self.reception;
             let worker = workers.choose(|threads| crowd.lively(threads));
             if let Some(worker) = worker {
                 voice.is_served_by(worker);
             }
-            let (serve, security, protocol) = (serve.clone(), security.clone(), self.protocol);
+            let (serve, tls, protocol) = (serve.clone(), tls.clone(), self.protocol);
             let stop = stopped.clone();
             let serve = move |stream| async move {
                 let voice = guest.voice();
                 let secured = tokio::select! {
-                    secured = security.secure(stream, protocol) => secured,
+                    secured = tls.accept(stream, protocol) => secured,
                     () = stop.clone().stopped_for(QUIET_GRACE) => return,
                 };
                 // A connection that breaks off is its client's affair.

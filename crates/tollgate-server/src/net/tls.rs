@@ -1,36 +1,24 @@
 //! Where connections come in: an address, and the certificates that its connections are secured with.
 
-use std::{io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::{
     RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    time::timeout,
-};
-use tokio_io_timeout::TimeoutWriter;
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio::{net::TcpStream, time::timeout};
 use tokio_util::either::Either;
 
+use super::{
+    listener::ListenError,
+    stream::{self, Stream},
+};
 use crate::config::Tls;
 
 /// How long a client may take to agree on encryption.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a client may read nothing of what is sent to it; then the connection is broken off. Of what the system holds for it, Linux
-/// notices a third at a time: with megabytes waiting, a client that reads less than that in this time reads nothing.
-pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A connection, encrypted or not. Writing to a client that does not read is an error after [`WRITE_TIMEOUT`].
-pub type Stream = Either<Patient, TlsStream<Patient>>;
-
-/// What is sent as it is. There is a timer only while the system takes no more.
-type Patient = Pin<Box<TimeoutWriter<TcpStream>>>;
 
 /// What is spoken on an address, which clients and server agree on when they encrypt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,55 +31,10 @@ pub enum Protocol {
     Redis,
 }
 
-/// Why a server cannot listen.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ListenError {
-    /// The address is taken or not this machine's.
-    #[error(
-        "cannot listen on {address}: {reason}; end what listens there, or use --http, --grpc or --resp for another address, whose \
-         port may be 0 for any"
-    )]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// What the system says.
-        reason: io::Error,
-    },
-    /// A certificate or key cannot be used.
-    #[error("server.tls: {0}")]
-    Certificates(String),
-}
-
-/// Lets the process open as many files as the system permits: each connection is one. How many that is.
-pub fn allow_open_files() -> u64 {
-    let mut files = getrlimit(Resource::Nofile);
-    if files.current != files.maximum {
-        let asked = Rlimit { current: files.maximum, ..files };
-        if setrlimit(Resource::Nofile, asked).is_ok() {
-            files = asked;
-        }
-    }
-    files.current.unwrap_or(u64::MAX)
-}
-
-/// Takes an address; with port 0, any free port of it. The address that it is.
-///
-/// # Errors
-/// When the address is taken or not this machine's.
-pub async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
-    let bound = async {
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
-        Ok((listener, address))
-    };
-    bound.await.map_err(|reason| ListenError::Bind { address, reason })
-}
-
 /// What connections are secured with: nothing, or certificates that can be exchanged. Cheap to clone; all clones change
 /// together.
 #[derive(Clone, Default)]
-pub struct Security(Option<Arc<ArcSwap<Certificates>>>);
+pub struct TlsAcceptor(Option<Arc<ArcSwap<Certificates>>>);
 
 /// One set of certificates, ready for each protocol.
 pub struct Certificates {
@@ -100,7 +43,7 @@ pub struct Certificates {
     redis: Arc<ServerConfig>,
 }
 
-impl Security {
+impl TlsAcceptor {
     /// Secures connections with these certificates, or not at all.
     ///
     /// # Errors
@@ -126,14 +69,13 @@ impl Security {
     ///
     /// # Errors
     /// When the client does not, or not in time.
-    pub async fn secure(&self, stream: TcpStream, protocol: Protocol) -> io::Result<Stream> {
-        // Answers are small and waited for. Where this cannot be set, they are only slower.
-        let _set = stream.set_nodelay(true);
-        let mut stream = Box::pin(TimeoutWriter::new(stream));
-        stream.as_mut().set_timeout_pinned(Some(WRITE_TIMEOUT));
+    pub async fn accept(&self, stream: TcpStream, protocol: Protocol) -> io::Result<Stream> {
+        let stream = stream::plain(stream);
         let Some(certificates) = &self.0 else { return Ok(Either::Left(stream)) };
         let config = certificates.load().for_protocol(protocol);
-        timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await?.map(Either::Right)
+        timeout(HANDSHAKE_TIMEOUT, tokio_rustls::TlsAcceptor::from(config).accept(stream))
+            .await?
+            .map(Either::Right)
     }
 }
 

@@ -18,16 +18,20 @@ use crate::{
         Config, ConfigError, GivenEmpty, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
-    connections::Reception,
     desk::Desk,
-    forward_auth, grpc, http,
-    listen::{self, Certificates, ListenError, Security},
+    forward_auth, grpc,
+    http::{
+        self,
+        server::{self as http_server, Draining},
+    },
+    net::acceptor::Reception,
+    net::listener::{self, ListenError},
+    net::runtime::Workers,
+    net::tls::{Certificates, TlsAcceptor},
     observe::logs::{Audit, audit},
     resp,
-    serve::{self, Draining},
     startup::Startup,
     store::{AnyStore, OpenError},
-    workers::Workers,
 };
 
 /// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
@@ -37,7 +41,7 @@ pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 /// So many files are open when all front ends have all the connections they may have, with some left for the store, the
 /// configuration and the log; those of [`Workers`] come on top.
 const NEEDED_FILES: u64 =
-    (serve::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::serve::MAX_CONNECTIONS + 100) as u64;
+    (http_server::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::server::MAX_CONNECTIONS + 100) as u64;
 
 /// How many round trips to the store are measured at start-up.
 const ROUND_TRIPS: usize = 5;
@@ -55,7 +59,7 @@ pub struct Tollgate {
     draining: Draining,
     gatehouse: Live<forward_auth::Settings>,
     envoy: Live<grpc::Settings>,
-    http: Option<serve::Server>,
+    http: Option<http_server::Server>,
     grpc: Option<(TcpListener, SocketAddr)>,
     resp: Option<(TcpListener, SocketAddr)>,
     addresses: Addresses,
@@ -173,11 +177,11 @@ impl Tollgate {
     pub async fn start(source: Source) -> Result<Self, StartError> {
         let (config, watcher) = Watcher::start(source).await?;
         // first of all: threads that serve connections have files too
-        let files = listen::allow_open_files();
+        let files = listener::raise_open_files_limit();
         let desk = desk(&config)?;
         desk.observer().reloads().succeeded();
         let reception = Reception {
-            security: Security::new(config.server.tls.as_ref())?,
+            tls: TlsAcceptor::new(config.server.tls.as_ref())?,
             workers: workers(&desk).map_err(StartError::Threads)?,
         };
         let startup =
@@ -186,14 +190,14 @@ impl Tollgate {
         let http = match config.server.http {
             Listen::Off => None,
             Listen::Address(address) => {
-                let server = serve::Server::bind(address).await?;
+                let server = http_server::Server::bind(address).await?;
                 Some(server.receiving(reception.clone()).draining(draining.clone()))
             }
         };
         let (grpc, resp) = (bind(config.server.grpc).await?, bind(config.server.resp).await?);
         let address = |bound: &Option<(TcpListener, SocketAddr)>| bound.as_ref().map(|(_, address)| *address);
         let addresses = Addresses {
-            http: http.as_ref().map(serve::Server::address),
+            http: http.as_ref().map(http_server::Server::address),
             grpc: address(&grpc),
             resp: address(&resp),
         };
@@ -304,7 +308,7 @@ impl Tollgate {
                 services.is_not_ready().await;
             }
             envoys = Some(services.clone());
-            fronts.spawn(grpc::serve::run(listener, services, self.reception.clone(), until(stopped)));
+            fronts.spawn(grpc::server::run(listener, services, self.reception.clone(), until(stopped)));
         }
         if let Some((listener, _)) = self.resp.take() {
             let endpoint = resp::Endpoint::new(self.desk.clone(), self.access.clone());
@@ -356,7 +360,7 @@ impl Tollgate {
         self.desk.limiter().reconfigure(config.rules.iter().cloned())?;
         self.desk.clean_labels_by(config.labels.clone());
         if let Some(certificates) = certificates {
-            self.reception.security.replace(certificates);
+            self.reception.tls.replace(certificates);
         }
         self.access.replace(config.server.tokens.clone());
         self.gatehouse.store(Arc::new(gatehouse(&config.server)));
@@ -386,7 +390,7 @@ fn workers(desk: &Desk<AnyStore>) -> io::Result<Workers> {
 async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
     match listen {
         Listen::Off => Ok(None),
-        Listen::Address(address) => listen::bind(address).await.map(Some),
+        Listen::Address(address) => listener::bind(address).await.map(Some),
     }
 }
 

@@ -24,11 +24,12 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpListener, sync::Notify};
 use tower_service::Service;
 
+use super::chunked_body;
 use crate::{
     aside::Aside,
-    connections::{Entrance, Reception, Visitor},
-    listen::{self, ListenError, Protocol},
-    pieces,
+    net::acceptor::{Entrance, Reception, Visitor},
+    net::listener::{self, ListenError},
+    net::tls::Protocol,
     unhurried::Unhurried,
 };
 
@@ -88,7 +89,7 @@ impl Server {
     /// # Errors
     /// When the address is taken or not this machine's.
     pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
-        let (listener, address) = listen::bind(address).await?;
+        let (listener, address) = listener::bind(address).await?;
         Ok(Self { listener, address, reception: Reception::default(), draining: Draining::default() })
     }
 
@@ -114,7 +115,7 @@ impl Server {
     /// Answers until `stop` is ready. Then takes no more connections, and gives requests in flight [`SHUTDOWN_GRACE`] to
     /// finish.
     ///
-    /// [`SHUTDOWN_GRACE`]: crate::connections::SHUTDOWN_GRACE
+    /// [`SHUTDOWN_GRACE`]: crate::net::acceptor::SHUTDOWN_GRACE
     pub async fn run(self, routes: impl Routes, stop: impl Future<Output = ()>) {
         let Self { listener, reception, draining, .. } = self;
         let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http1 };
@@ -163,7 +164,7 @@ async fn serve<R: Routes>(visitor: Visitor, served: Served<R>) {
             if draining.has_begun() {
                 response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
             }
-            Ok::<_, Infallible>(response.map(pieces::small))
+            Ok::<_, Infallible>(response.map(chunked_body::small))
         }
     });
     let connection = http1::Builder::new()

@@ -23,16 +23,16 @@ use tracing::Instrument;
 
 use super::{
     LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
-    arriving::Arriving,
+    body::Arriving,
+    executor::{Arrived, Turns},
     shortcut::Answer,
-    turns::{Arrived, Turns},
 };
 use crate::{
     aside::Aside,
-    connections::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
-    crowd::Voice,
     desk::Transport,
-    listen::Protocol,
+    net::acceptor::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
+    net::connection_limit::Voice,
+    net::tls::Protocol,
     observe::trace::request_span,
 };
 

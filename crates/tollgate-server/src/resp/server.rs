@@ -7,8 +7,8 @@ use tollgate::Store;
 
 use super::Endpoint;
 use crate::{
-    connections::{Entrance, Reception, Visitor},
-    listen::Protocol,
+    net::acceptor::{Entrance, Reception, Visitor},
+    net::tls::Protocol,
 };
 
 /// The most connections at a time, within the 1024 open files that a process usually may have. For one more, the one that
@@ -16,7 +16,7 @@ use crate::{
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 /// Serves clients until `stop` is ready. Then takes no more of them, answers what they have sent, and ends each connection
-/// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::connections::SHUTDOWN_GRACE).
+/// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::net::acceptor::SHUTDOWN_GRACE).
 pub async fn run<S: Store>(
     listener: TcpListener,
     endpoint: Endpoint<S>,

@@ -1,0 +1,17 @@
+//! The network layer that all front ends share: listeners, TLS, connection limits and timeouts.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `listener` | binding addresses, the limit on open files |
+//! | `acceptor` | the accept loop of one listener |
+//! | `connection_limit` | connection slots, and which connection is evicted when all are taken |
+//! | `runtime` | worker threads that each keep their connections |
+//! | `tls` | certificates and the TLS handshake |
+//! | `stream` | the stream of a connection, with its write timeout |
+
+pub mod acceptor;
+pub(crate) mod connection_limit;
+pub mod listener;
+pub mod runtime;
+pub mod stream;
+pub mod tls;
