@@ -6,8 +6,8 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
 use tollgate::{
-    Cost, Costs, Decision, Error, Hits, Key, Labels, Limit, Limiter, Look, Operation, Request, Share, Store,
-    Tier, Together,
+    Cost, Costs, CounterSnapshot, Decision, Error, Hits, Key, Labels, Limit, Limiter, Operation, Request,
+    Share, Store, Tier, Together,
 };
 use tracing::Instrument;
 
@@ -392,8 +392,12 @@ impl<S: Store> Desk<S> {
     ///
     /// # Errors
     /// As [`Limiter::look`], also when the caller waits no longer.
-    pub async fn look(&self, caller: Caller, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, Error> {
-        self.within(caller).look(counters).await
+    pub async fn inspect(
+        &self,
+        caller: Caller,
+        counters: &[(Key, Limit)],
+    ) -> Result<Vec<Option<CounterSnapshot>>, Error> {
+        self.within(caller).inspect(counters).await
     }
 
     fn within(&self, caller: Caller) -> Limiter<S> {

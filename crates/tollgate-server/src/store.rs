@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use tollgate::{
-    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, Limit, Look, MemoryStore, Operation,
-    RedisStore, Store, StoreError, StoreStats, Tier, Timestamp,
+    Algorithm, Answer, Answered, Check, CounterSnapshot, Deadline, Decided, Key, Limit, MemoryStore,
+    Operation, RedisStore, Store, StoreError, StoreStats, Tier, Timestamp,
     redis::{SCHEMES, URLS},
 };
 
@@ -187,10 +187,10 @@ impl Store for AnyStore {
         }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
+    async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
         match self {
-            Self::Memory(store) => store.look(counters).await,
-            Self::Redis(store) => store.look(counters).await,
+            Self::Memory(store) => store.inspect(counters).await,
+            Self::Redis(store) => store.inspect(counters).await,
         }
     }
 

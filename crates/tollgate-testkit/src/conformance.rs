@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use tollgate::{
-    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Picture, Retry, Store, Terms, Tier, Timestamp,
+    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Snapshot, Store, Terms, Tier, Timestamp,
 };
 use tollgate_core::{
-    picture::{MAX_CHARGES, Span},
+    snapshot::{MAX_CHARGES, Span},
     step::{Admission, Mode, Share},
 };
 
@@ -583,17 +583,17 @@ promises! {
         for limit in limits(10, MINUTE) {
             subject.restart_clock();
             let key = || Key::without_rule("k").expect("short");
-            let look = async || subject.store.look(&[(key(), limit)]).await.expect("an answer").remove(0).expect("sense");
+            let look = async || subject.store.inspect(&[(key(), limit)]).await.expect("an answer").remove(0).expect("sense");
             let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
             // a minute began 21.799839 s before
             let minute = START.as_micros() - 21_799_839;
-            let units = |picture: &Picture| match picture {
-                Picture::FixedWindow(span) => span.units,
-                Picture::SlidingLog(charges) => charges.iter().map(|charge| charge.units).sum(),
-                Picture::SlidingCounter { previous, current, .. } => previous.units + current.units,
-                Picture::TokenBucket(level) => level.whole,
+            let units = |snapshot: &Snapshot| match snapshot {
+                Snapshot::FixedWindow(span) => span.units,
+                Snapshot::SlidingLog(charges) => charges.iter().map(|charge| charge.units).sum(),
+                Snapshot::SlidingCounter { previous, current, .. } => previous.units + current.units,
+                Snapshot::TokenBucket(level) => level.whole,
             };
-            assert_eq!(units(&look().await.picture), 0, "{limit:?}");
+            assert_eq!(units(&look().await.snapshot), 0, "{limit:?}");
             subject.check("k", &limit, 2).await;
             subject.clock.advance(3 * SECOND);
             subject.check("k", &limit, 3).await;
@@ -603,17 +603,17 @@ promises! {
             let seen = look().await;
             assert_eq!(seen.at, subject.clock.now());
             let span = |from_us, until_us, units| Span { from_us, until_us, units };
-            match seen.picture {
-                Picture::FixedWindow(window) => assert_eq!(window, span(minute, minute + 60_000_000, 5)),
-                Picture::SlidingLog(charges) => {
+            match seen.snapshot {
+                Snapshot::FixedWindow(window) => assert_eq!(window, span(minute, minute + 60_000_000, 5)),
+                Snapshot::SlidingLog(charges) => {
                     assert_eq!(charges, [span(us(0), us(60), 2), span(us(3), us(63), 3)]);
                 }
-                Picture::SlidingCounter { previous, current, ends_us } => {
+                Snapshot::SlidingCounter { previous, current, ends_us } => {
                     assert_eq!(previous, span(minute - 60_000_000, minute, 0));
                     assert_eq!((current, ends_us), (span(minute, minute + 60_000_000, 5), minute + 120_000_000));
                 }
                 // one unit in six seconds
-                Picture::TokenBucket(level) => assert_eq!((level.whole, level.part), (4, 0)),
+                Snapshot::TokenBucket(level) => assert_eq!((level.whole, level.part), (4, 0)),
             }
             assert_eq!(subject.peek("k", &limit, 1).await, before);
         }
@@ -627,8 +627,8 @@ promises! {
             subject.clock.advance(Duration::from_millis(50));
         }
         let key = Key::without_rule("k").expect("short");
-        let look = subject.store.look(&[(key, limit)]).await.expect("an answer").remove(0).expect("sense");
-        let Picture::SlidingLog(charges) = look.picture else { panic!("{look:?}") };
+        let look = subject.store.inspect(&[(key, limit)]).await.expect("an answer").remove(0).expect("sense");
+        let Snapshot::SlidingLog(charges) = look.snapshot else { panic!("{look:?}") };
         assert_eq!(charges.len(), MAX_CHARGES);
         for (charge, number) in charges.iter().zip(count - MAX_CHARGES as u64..) {
             let from_us = START.as_micros() + number * 50_000;

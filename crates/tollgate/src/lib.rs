@@ -88,7 +88,7 @@ pub mod stats;
 pub mod store;
 
 pub use tollgate_core::{
-    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Picture, Retry, Terms,
+    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
     Timestamp, oracle,
     step::{Admission, Mode, Share},
 };
@@ -107,7 +107,7 @@ pub use self::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
     stats::{Stats, StoreStats},
-    store::{Answered, Deadline, Decided, Look, Store, StoreError},
+    store::{Answered, CounterSnapshot, Deadline, Decided, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

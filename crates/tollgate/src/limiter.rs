@@ -19,7 +19,7 @@ use crate::{
     labels::Labels,
     rules::{Costs, Effect, MatchError, Rule, RuleSet, RulesError},
     stats::Stats,
-    store::{Look, Store, StoreError},
+    store::{CounterSnapshot, Store, StoreError},
 };
 
 pub use self::together::{Hits, Numbers, Request, Together};
@@ -341,7 +341,7 @@ impl<S: Store> Limiter<S> {
             .filter(|applied| is_meant(applied.rule, only))
             .filter_map(|applied| match applied.effect {
                 Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
-                Effect::Refuse { .. } => None,
+                Effect::Deny { .. } => None,
             })
             .collect();
         Ok(self.inner.gate.reset(&counters, self.budget).await?)
@@ -449,8 +449,8 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     /// When the store does not answer, or cannot say.
-    pub async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, Error> {
-        Ok(self.inner.gate.look(counters, self.budget).await?)
+    pub async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, Error> {
+        Ok(self.inner.gate.inspect(counters, self.budget).await?)
     }
 }
 

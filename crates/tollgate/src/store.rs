@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use tokio::time::Instant;
-use tollgate_core::{Algorithm, Answer, Limit, Operation, Picture, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Snapshot, Timestamp};
 
 use crate::{
     check::{Check, Tier},
@@ -101,10 +101,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// What these counters hold, each at one moment of its own; nothing for one whose state makes no sense. Changes
     /// nothing; for people to look at, and so not every store can say.
-    fn look(
+    fn inspect(
         &self,
         counters: &[(Key, Limit)],
-    ) -> impl Future<Output = Result<Vec<Option<Look>>, StoreError>> + Send {
+    ) -> impl Future<Output = Result<Vec<Option<CounterSnapshot>>, StoreError>> + Send {
         let _ = counters;
         async { Err(StoreError::NotRun("this store does not show its counters".to_owned())) }
     }
@@ -143,11 +143,11 @@ pub struct Answered {
 
 /// What a counter held at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct CounterSnapshot {
     /// When.
     pub at: Timestamp,
     /// What counted then.
-    pub picture: Picture,
+    pub snapshot: Snapshot,
 }
 
 /// What became of all `count` checks of a batch, for each.
@@ -169,7 +169,7 @@ pub enum StoreError {
     Late(Timestamp),
     /// The store said no, and nothing changed.
     #[error("the store refused the call, nothing changed: {code} {detail}")]
-    Refused {
+    Rejected {
         /// What it calls the reason: `OOM`, `LOADING`, …
         code: String,
         /// What it says about it.

@@ -189,7 +189,7 @@ impl Store for Wire {
                 Ok(ran.await.unwrap())
             }
             Course::RequestLost => pending().await,
-            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
+            Course::Refused => Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() }),
         }
     }
 
@@ -207,7 +207,7 @@ impl Store for Wire {
                 tokio::time::sleep(before).await;
                 Ok(())
             }
-            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
+            Course::Refused => Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() }),
             Course::RequestLost | Course::ReplyLost { .. } => pending().await,
         }
     }

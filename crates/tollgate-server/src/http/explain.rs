@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use tollgate::{
-    Costs, Decision, Key, Limit, Look, Outcome, Retry, Source, TierDecision,
-    rules::{Effect, Explained, Refusal, RuleSet},
+    Costs, CounterSnapshot, Decision, Key, Limit, Outcome, Retry, Source, TierDecision,
+    rules::{DenialReason, Effect, Explained, RuleSet},
 };
 use tollgate_core::decision::whole_millis_up;
 
@@ -116,7 +116,7 @@ impl Explanation {
     }
 
     /// Adds what is in the counters, as far as that can be told.
-    pub(super) fn draw(&mut self, looks: Vec<Option<Look>>) {
+    pub(super) fn draw(&mut self, looks: Vec<Option<CounterSnapshot>>) {
         let counted = self.applies.iter_mut().filter(|applying| applying.key.is_some());
         for (applying, look) in counted.zip(looks) {
             let used = applying.state.as_ref().map_or(0, |state| state.used);
@@ -149,10 +149,10 @@ fn by_rules(
         let name = rule.name.to_string();
         match effect {
             Err(unmet) => others.push(Other { rule: name, because: unmet.to_string() }),
-            Ok(Effect::Refuse { reason, .. }) => {
+            Ok(Effect::Deny { reason, .. }) => {
                 let arithmetic = match reason {
-                    Refusal::Blocked => "an override blocks this request, whatever is left",
-                    Refusal::Absent => "a label is missing by which it counts, and then it refuses",
+                    DenialReason::Blocked => "an override blocks this request, whatever is left",
+                    DenialReason::Absent => "a label is missing by which it counts, and then it refuses",
                 };
                 let arithmetic = arithmetic.to_owned();
                 applies.push(Applying {

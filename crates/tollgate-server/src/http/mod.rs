@@ -290,7 +290,8 @@ async fn explain<S: Store>(
     }
     // a drawing more or less: without the store, or without time, the words have to do
     let budget = question.budget.map(|budget| budget.saturating_sub(begun.elapsed()));
-    if !is_store_away && let Ok(looks) = desk.look(Caller { budget, ..caller(&question) }, &counters).await {
+    if !is_store_away && let Ok(looks) = desk.inspect(Caller { budget, ..caller(&question) }, &counters).await
+    {
         explanation.draw(looks);
     }
     Ok(Json(explanation))

@@ -55,7 +55,7 @@ use crate::{
     check::{Check, Tier},
     key::Key,
     stats::{Stats, Tally},
-    store::{Answered, Deadline, Look, Store, StoreError},
+    store::{Answered, CounterSnapshot, Deadline, Store, StoreError},
 };
 
 /// How long a decision may take, and what is remembered of refusals.
@@ -278,17 +278,17 @@ impl<S: Store> Gate<S> {
     }
 
     /// What counters hold.
-    pub(crate) async fn look(
+    pub(crate) async fn inspect(
         &self,
         counters: &[(Key, Limit)],
         budget: Option<Duration>,
-    ) -> Result<Vec<Option<Look>>, StoreError> {
+    ) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
         if self.first.breaker.is_open() {
             return Err(self.first.breaker.left_alone());
         }
         within(
             budget.map_or(LOOK_PATIENCE, |budget| budget.min(LOOK_PATIENCE)),
-            self.shared.store.look(counters),
+            self.shared.store.inspect(counters),
         )
         .await
     }

@@ -23,7 +23,7 @@ use tollgate_core::{
 use super::Verdict;
 use crate::{
     check::{Check, Tier},
-    hashing::Keyed,
+    hashing::RandomKeyedHash,
 };
 
 /// How many refusals are remembered; beyond that the store is asked.
@@ -32,7 +32,7 @@ const SHARDS: usize = 16;
 
 pub(super) struct Refusals {
     shards: Box<[Mutex<HashTable<Refusal>>]>,
-    hasher: Keyed,
+    hasher: RandomKeyedHash,
     longest: Duration,
     count: AtomicUsize,
     /// Rises with everything in this process that may turn a refusal into a pass.
@@ -58,7 +58,7 @@ impl Refusals {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: Keyed::default(),
+            hasher: RandomKeyedHash::default(),
             longest,
             count: AtomicUsize::new(0),
             changes: AtomicU64::new(0),

@@ -249,7 +249,7 @@ impl<S: Store> Limiter<S> {
         for place in of_policy(asked, OnStoreFailure::Closed) {
             let terms = &tiers[place].terms;
             if terms.mode == Mode::Enforced {
-                tell(place, asked[place].decision(terms, Share::refusing_for(CLOSED_RETRY)));
+                tell(place, asked[place].decision(terms, Share::denied_for(CLOSED_RETRY)));
                 source = Source::Closed;
             }
         }
@@ -303,7 +303,7 @@ impl From<Applied<'_>> for Met {
                 let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
                 Self::Counter(Asked { rule, unit, on_store_failure }, Tier { key, terms })
             }
-            Effect::Refuse { shadow, .. } => Self::Refusal(refusing_tier(rule, shadow)),
+            Effect::Deny { shadow, .. } => Self::Refusal(refusing_tier(rule, shadow)),
         }
     }
 }

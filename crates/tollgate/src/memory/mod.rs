@@ -5,11 +5,11 @@
 //! memory stays bounded, and flooding the store with keys never frees anybody.
 
 mod budget;
-mod coarse;
 mod entry;
 mod hashing;
 mod index;
-mod kinds;
+mod limit_class;
+mod overflow;
 mod shard;
 mod slab;
 mod table;
@@ -26,7 +26,7 @@ use crate::{
     clock::{Clock, ManualClock},
     key::Key,
     stats::StoreStats,
-    store::{Deadline, Decided, Look, Store, StoreError},
+    store::{CounterSnapshot, Deadline, Decided, Store, StoreError},
 };
 
 /// The bound on memory unless another is set: 256 MiB.
@@ -197,8 +197,8 @@ impl Store for MemoryStore {
         StoreStats { keys: whole(self.len()), bytes: whole(self.memory_bytes()), ..StoreStats::default() }
     }
 
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
-        let looked = counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now()));
+    async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
+        let looked = counters.iter().map(|(key, limit)| self.table.inspect(key, limit, || self.clock.now()));
         Ok(looked.map(Some).collect())
     }
 

@@ -123,7 +123,7 @@ async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
         subject.ask(Operation::Check, "k", &limit, 2).await;
         for (operation, cost) in [(Operation::Peek, 1), (Operation::Check, 2)] {
             let checks = [check(operation, "k", &limit, cost)];
-            let call = encode(DEFAULT_PREFIX, &checks, Moments::default()).unwrap();
+            let call = encode(DEFAULT_PREFIX, &checks, CallTimes::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
             request.arg(SOURCE);
             call.write_to(&mut request, None);
@@ -182,7 +182,7 @@ async fn a_counter_that_makes_no_sense_is_unknown_beside_others() {
             }
             for bytes in nonsense {
                 redis.set_ex::<_, _, ()>(stored("bad", &limit), &bytes, 60).unwrap();
-                let looks = subject.store.look(&counters).await.unwrap();
+                let looks = subject.store.inspect(&counters).await.unwrap();
                 assert_eq!(looks[0], None, "{limit:?}: {bytes:?}");
                 assert!(looks[1].is_some());
             }
@@ -242,7 +242,7 @@ async fn after_a_warm_up_the_first_decision_is_one_call_and_the_clock_is_known()
     let commands = subject.commands_during(async { subject.store.warm_up().await.unwrap() }).await;
     assert_eq!((commands["evalsha"], commands["eval"], commands.get("mget")), (1, 1, None), "{commands:?}");
     let Backend::Primary(primary) = &subject.store.backend else { panic!("not a Cluster") };
-    assert!(primary.link().on_server(tokio::time::Instant::now()).is_some());
+    assert!(primary.connection().server_time(tokio::time::Instant::now()).is_some());
     let first = subject.commands_during(subject.ask(Operation::Check, "k", &limit, 1)).await;
     let not_needed = ["eval", "client|setname", "client"].map(|name| first.get(name));
     assert_eq!((first["evalsha"], not_needed), (1, [None; 3]), "{first:?}");

@@ -41,7 +41,7 @@ async fn memory_that_ends_between_two_writes_of_a_call_leaves_all_tiers_charged_
                     crossed += u32::from(is_beyond);
                     1
                 }
-                Err(StoreError::Refused { code, .. }) => {
+                Err(StoreError::Rejected { code, .. }) => {
                     assert_eq!(code, "OOM", "{flavor}");
                     refused += 1;
                     0
