@@ -36,7 +36,7 @@ pub mod cost;
 pub mod decision;
 pub mod limit;
 pub mod oracle;
-pub mod picture;
+pub mod snapshot;
 pub mod step;
 pub mod time;
 
@@ -44,6 +44,6 @@ pub use algorithm::State;
 pub use cost::{Cost, CostError};
 pub use decision::{Outcome, Retry};
 pub use limit::{Algorithm, Limit, LimitError};
-pub use picture::Picture;
+pub use snapshot::Snapshot;
 pub use step::{Answer, Operation, Terms};
 pub use time::Timestamp;

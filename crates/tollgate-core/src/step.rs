@@ -95,7 +95,7 @@ pub struct Share {
 
 impl Share {
     /// A refusal by somebody who knows no more than when to come back.
-    pub const fn refusing_for(wait: Duration) -> Self {
+    pub const fn denied_for(wait: Duration) -> Self {
         Self { passes: false, remaining: 0, retry: Some(Retry::After(wait)), reset_after: Duration::ZERO }
     }
 }

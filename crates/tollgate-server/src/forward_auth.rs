@@ -19,31 +19,30 @@
 //! the request cannot be asked about. nginx passes no refusal on but 401 and 403: with `deny_status=403` each of these is a 403 without a body
 //! that carries its own status as `Tollgate-Status`. No answer may be cached.
 
-use std::{borrow::Cow, net::SocketAddr, sync::Arc};
+use std::{borrow::Cow, net::SocketAddr};
 
 use axum::{
-    Router,
     body::{Body, Bytes},
-    extract::{ConnectInfo, Request, State},
     http::{
         HeaderName, HeaderValue, Method, Response, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE, HOST},
         request::Parts,
     },
-    routing::any,
 };
-use tollgate::{Cost, Costs, Decision, Operation, Store};
+use tollgate::{Cost, Costs, Request};
 use tollgate_tower::{
     asked,
     client::ClientAddress,
     headers::{self, Dialect},
     refusal::{self, Form, Mistake},
 };
+use tracing::Instrument;
 
 use crate::{
-    config::Live,
-    desk::{Caller, Desk, Subject, Transport},
-    observe::Call,
+    config::Scope,
+    engine::{Engine, Transport},
+    http::{Api, guard},
+    observe::{Call, trace::request_span},
 };
 
 /// The status that a refusal has by itself, where another was asked for.
@@ -62,47 +61,54 @@ pub struct Settings {
     pub dialect: Dialect,
 }
 
-struct Gatehouse<S> {
-    desk: Desk<S>,
-    settings: Live<Settings>,
-}
+/// The path of this front end.
+pub const PATH: &str = "/v1/auth";
 
-/// The route of this front end. It has to know who connected: requests carry a [`ConnectInfo`].
-pub fn router<S: Store>(desk: Desk<S>, settings: Live<Settings>) -> Router {
-    let gatehouse = Gatehouse { desk, settings };
-    Router::new().route("/v1/auth", any(answer::<S>)).with_state(gatehouse)
-}
-
-impl<S> Clone for Gatehouse<S> {
-    fn clone(&self) -> Self {
-        Self { desk: self.desk.clone(), settings: Arc::clone(&self.settings) }
-    }
-}
-
-/// A question as read from the query.
-struct Question<'a> {
+/// The query of the sub-request.
+struct Query<'a> {
     labels: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
     costs: Costs,
     deny_status: Option<StatusCode>,
 }
 
-async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Request) -> Response<Body> {
+/// Answers the sub-request of a proxy.
+pub(crate) async fn respond<B>(
+    api: &Api,
+    peer: SocketAddr,
+    request: axum::http::Request<B>,
+) -> Response<Body> {
+    let span = request_span(Transport::ForwardAuth, &request);
     let (head, _body) = request.into_parts();
-    let (read, deny_status) = match Question::read(head.uri.query().unwrap_or_default()) {
-        Ok(question) => {
-            let deny_status = question.deny_status;
-            (gatehouse.subject(question, &head), deny_status)
+    if let Err(denied) = guard::check(&api.settings.access, &head.headers, Scope::Check) {
+        api.engine.observer().unauthorized(Call::CHECK);
+        return guard::unauthorized(&denied);
+    }
+    if span.is_disabled() {
+        decide(api, peer, &head).await
+    } else {
+        // boxed to keep the future of an untraced request small
+        Box::pin(decide(api, peer, &head).instrument(span)).await
+    }
+}
+
+async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
+    let Api { engine, settings } = api;
+    let settings = settings.forward_auth.load();
+    let (read, deny_status) = match Query::read(head.uri.query().unwrap_or_default()) {
+        Ok(query) => {
+            let deny_status = query.deny_status;
+            (request(engine, &settings.client, query, peer, head), deny_status)
         }
         Err(mistake) => (Err(mistake), None),
     };
     let decided = match read {
-        Ok(subject) => gatehouse.decide(&subject).await,
+        Ok(request) => engine.decide(Transport::ForwardAuth, &request).await.map_err(Mistake::from),
         Err(mistake) => {
-            gatehouse.desk.observer().invalid(Call::CHECK);
+            engine.observer().invalid(Call::CHECK);
             Err(mistake)
         }
     };
-    let dialect = gatehouse.settings.load().dialect;
+    let dialect = settings.dialect;
     let mut response = match decided {
         Ok(decision) if decision.is_allowed() => {
             let mut response = Response::new(Bytes::new());
@@ -116,44 +122,38 @@ async fn answer<S: Store>(State(gatehouse): State<Gatehouse<S>>, request: Reques
     response.map(Body::from)
 }
 
-impl<S: Store> Gatehouse<S> {
-    async fn decide(&self, subject: &Subject) -> Result<Decision, Mistake> {
-        Ok(self.desk.decide(Caller::at(Transport::ForwardAuth), Operation::Check, subject).await?)
+/// The request whose labels come from the query, the client's headers and its address.
+fn request(
+    engine: &Engine,
+    client: &ClientAddress,
+    query: Query<'_>,
+    peer: SocketAddr,
+    head: &Parts,
+) -> Result<Request<'static>, Mistake> {
+    let Query { mut labels, costs, .. } = query;
+    let policy = engine.label_policy();
+    for label in policy.labels() {
+        if let Some(header) = &label.header
+            && let Some(value) = asked::single(&head.headers, header)?
+        {
+            put(&mut labels, &label.name, value);
+        }
     }
-
-    /// What is asked about.
-    fn subject(&self, question: Question<'_>, head: &Parts) -> Result<Subject, Mistake> {
-        let Question { mut labels, costs, .. } = question;
-        let policy = self.desk.label_policy();
-        for label in policy.labels() {
-            if let Some(header) = &label.header
-                && let Some(value) = asked::single(&head.headers, header)?
-            {
-                put(&mut labels, &label.name, value);
-            }
-        }
-        let ConnectInfo(peer) = head
-            .extensions
-            .get::<ConnectInfo<SocketAddr>>()
-            .ok_or_else(|| Mistake::Ours("the address that connected is not known".into()))?;
-        let client = &self.settings.load().client;
-        let asked = Asked::by(head, client.trusts(peer.ip()))?;
-        put(&mut labels, "method", asked::cut(asked.method.as_str().as_bytes()));
-        if let Some(path) = asked.path {
-            put(&mut labels, "path", path);
-        }
-        if let Some(host) = &asked.host {
-            put(&mut labels, "host", host);
-        }
-        let ip = client.of(peer.ip(), &head.headers).to_string();
-        put(&mut labels, "ip", ip.as_bytes());
-
-        let labels = self.desk.labels(labels).map_err(of_caller)?;
-        Ok(Subject::Rules { labels, costs, only: None })
+    let asked = Asked::by(head, client.trusts(peer.ip()))?;
+    put(&mut labels, "method", asked::cut(asked.method.as_str().as_bytes()));
+    if let Some(path) = asked.path {
+        put(&mut labels, "path", path);
     }
+    if let Some(host) = &asked.host {
+        put(&mut labels, "host", host);
+    }
+    let ip = client.of(peer.ip(), &head.headers).to_string();
+    put(&mut labels, "ip", ip.as_bytes());
+    let labels = engine.labels(labels).map_err(of_caller)?;
+    Ok(Request::new(labels, costs))
 }
 
-impl<'a> Question<'a> {
+impl<'a> Query<'a> {
     fn read(query: &'a str) -> Result<Self, Mistake> {
         let (mut labels, mut costs, mut deny_status) = (Vec::new(), None, None);
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {

@@ -1,6 +1,6 @@
 //! The tollgate server: decisions over the network.
 //!
-//! A request, from socket to answer: [`net`] accepts the connection, [`http::server`] reads it, [`http`] reads the question, the [`desk`] asks
+//! A request, from socket to answer: [`net`] accepts the connection, [`http::server`] reads it, [`http`] reads the question, the [`engine`] asks
 //! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
 //!
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
@@ -12,7 +12,7 @@
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
 //! * [`forward_auth`]: what proxies ask before they pass a request on
-//! * [`desk`]: the one way from every front end to a decision
+//! * [`engine`]: the one way from every front end to a decision
 //! * [`observe`]: what the server tells about itself: metrics, heaviest keys, logs, traces
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration, and the only place that reads files and the environment
@@ -26,8 +26,8 @@ mod aside;
 pub mod config;
 mod dashboard;
 pub mod demo;
-pub mod desk;
 pub mod duration;
+pub mod engine;
 pub mod forward_auth;
 pub mod grpc;
 pub mod http;

@@ -9,7 +9,7 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tollgate::{Limiter, Options, RulesError, Store};
+use tollgate::{Limiter, Options, RulesError};
 use tollgate_tower::client::ClientAddress;
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         Config, ConfigError, GivenEmpty, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
-    desk::Desk,
+    engine::Engine,
     forward_auth, grpc,
     http::{
         self,
@@ -31,7 +31,7 @@ use crate::{
     observe::logs::{Audit, audit},
     resp,
     startup::Startup,
-    store::{AnyStore, OpenError},
+    store::{self, OpenError},
 };
 
 /// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
@@ -52,7 +52,7 @@ pub struct Tollgate {
     watcher: Watcher,
     /// How many files the process may have open.
     files: u64,
-    desk: Desk<AnyStore>,
+    engine: Engine,
     access: Access,
     reception: Reception,
     startup: Startup,
@@ -178,14 +178,13 @@ impl Tollgate {
         let (config, watcher) = Watcher::start(source).await?;
         // first of all: threads that serve connections have files too
         let files = listener::raise_open_files_limit();
-        let desk = desk(&config)?;
-        desk.observer().reloads().succeeded();
+        let engine = engine(&config)?;
+        engine.observer().reloads().succeeded();
         let reception = Reception {
             tls: TlsAcceptor::new(config.server.tls.as_ref())?,
-            workers: workers(&desk).map_err(StartError::Threads)?,
+            workers: workers(&engine).map_err(StartError::Threads)?,
         };
-        let startup =
-            if desk.limiter().store().is_remote() { Startup::waiting() } else { Startup::default() };
+        let startup = if engine.limiter().is_remote() { Startup::waiting() } else { Startup::default() };
         let draining = Draining::default();
         let http = match config.server.http {
             Listen::Off => None,
@@ -203,7 +202,7 @@ impl Tollgate {
         };
         Ok(Self {
             files,
-            desk,
+            engine,
             access: Access::new(config.server.tokens.clone()),
             reception,
             startup,
@@ -244,12 +243,12 @@ impl Tollgate {
         let (stop, stopped) = watch::channel(());
         let (mut fronts, envoys) = self.open(&stopped).await;
         drop(stopped);
-        let desk = self.desk.clone();
-        let history = tokio::spawn(async move { desk.keep_history().await });
-        let (desk, startup) = (self.desk.clone(), self.startup.clone());
+        let engine = self.engine.clone();
+        let history = tokio::spawn(async move { engine.keep_history().await });
+        let (engine, startup) = (self.engine.clone(), self.startup.clone());
         let reaching = tokio::spawn(async move {
-            startup.reach_store(|| desk.limiter().store().warm_up()).await;
-            warn_if_slow(&desk).await;
+            startup.reach_store(|| engine.limiter().warm_up()).await;
+            warn_if_slow(&engine).await;
         });
         let startup = self.startup.clone();
         let mut ready = pin!(startup.ready());
@@ -285,25 +284,22 @@ impl Tollgate {
     }
 
     /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
-    async fn open(
-        &mut self,
-        stopped: &watch::Receiver<()>,
-    ) -> (JoinSet<()>, Option<grpc::Services<AnyStore>>) {
+    async fn open(&mut self, stopped: &watch::Receiver<()>) -> (JoinSet<()>, Option<grpc::Services>) {
         let mut fronts = JoinSet::new();
         let mut envoys = None;
         if let Some(server) = self.http.take() {
-            let gatehouse = forward_auth::router(self.desk.clone(), Arc::clone(&self.gatehouse));
             let settings = http::Settings {
                 access: self.access.clone(),
                 startup: self.startup.clone(),
                 draining: self.draining.clone(),
+                forward_auth: Arc::clone(&self.gatehouse),
             };
-            let routes = http::service(self.desk.clone(), settings, gatehouse);
+            let routes = http::HttpService::new(self.engine.clone(), settings);
             fronts.spawn(server.run(routes, until(stopped)));
         }
         if let Some((listener, _)) = self.grpc.take() {
             let services =
-                grpc::Services::new(self.desk.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
+                grpc::Services::new(self.engine.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
             if !self.startup.is_ready() {
                 services.is_not_ready().await;
             }
@@ -311,7 +307,7 @@ impl Tollgate {
             fronts.spawn(grpc::server::run(listener, services, self.reception.clone(), until(stopped)));
         }
         if let Some((listener, _)) = self.resp.take() {
-            let endpoint = resp::Endpoint::new(self.desk.clone(), self.access.clone());
+            let endpoint = resp::Endpoint::new(self.engine.clone(), self.access.clone());
             fronts.spawn(resp::run(listener, endpoint, self.reception.clone(), until(stopped)));
         }
         (fronts, envoys)
@@ -325,7 +321,7 @@ impl Tollgate {
             }
             Reload::Rejected(error) => Err(error.to_string()),
         };
-        let reloads = self.desk.observer().reloads();
+        let reloads = self.engine.observer().reloads();
         match &changed {
             Ok(needs_restart) => {
                 reloads.succeeded();
@@ -357,8 +353,8 @@ impl Tollgate {
             return Err(StartError::NoTokens);
         }
         let certificates = config.server.tls.as_ref().map(Certificates::read).transpose()?;
-        self.desk.limiter().reconfigure(config.rules.iter().cloned())?;
-        self.desk.clean_labels_by(config.labels.clone());
+        self.engine.limiter().reconfigure(config.rules.iter().cloned())?;
+        self.engine.set_label_policy(config.labels.clone());
         if let Some(certificates) = certificates {
             self.reception.tls.replace(certificates);
         }
@@ -374,17 +370,17 @@ impl Tollgate {
 ///
 /// # Errors
 /// When the rules cannot be used together, or the store cannot be set up.
-pub fn desk(config: &Config) -> Result<Desk<AnyStore>, StartError> {
-    let store = AnyStore::set_up(&config.store)?;
-    let options = Options { deadline: config.store.deadline, refusal_cache: config.store.refusal_cache };
-    let desk = Desk::new(Limiter::with_options(store, config.rules.clone(), options)?);
-    desk.clean_labels_by(config.labels.clone());
-    Ok(desk)
+pub fn engine(config: &Config) -> Result<Engine, StartError> {
+    let store = store::open(&config.store)?;
+    let options = Options { deadline: config.store.deadline, denial_cache: config.store.denial_cache };
+    let engine = Engine::new(Limiter::with_options(store, config.rules.clone(), options)?);
+    engine.set_label_policy(config.labels.clone());
+    Ok(engine)
 }
 
 /// Who serves connections: threads of their own where decisions are made in this process, else all together.
-fn workers(desk: &Desk<AnyStore>) -> io::Result<Workers> {
-    if desk.limiter().store().is_remote() { Ok(Workers::default()) } else { Workers::start() }
+fn workers(engine: &Engine) -> io::Result<Workers> {
+    if engine.limiter().is_remote() { Ok(Workers::default()) } else { Workers::start() }
 }
 
 async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
@@ -401,16 +397,16 @@ fn until(stopped: &watch::Receiver<()>) -> impl Future<Output = ()> + Send + use
 }
 
 /// Measures the round trip to the store, and logs if the deadline leaves little room for it.
-async fn warn_if_slow(desk: &Desk<AnyStore>) {
+async fn warn_if_slow(engine: &Engine) {
     let mut shortest = Duration::MAX;
     for _ in 0..ROUND_TRIPS {
         let sent = Instant::now();
-        if desk.limiter().store().warm_up().await.is_err() {
+        if engine.limiter().warm_up().await.is_err() {
             return;
         }
         shortest = shortest.min(sent.elapsed());
     }
-    desk.limiter().warn_if_slow(shortest);
+    engine.limiter().warn_if_slow(shortest);
 }
 
 fn gatehouse(server: &ServerSettings) -> forward_auth::Settings {

@@ -1,10 +1,9 @@
 //! From a URL to a store: which kind is known only when the server starts.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr};
 
 use tollgate::{
-    Algorithm, Answer, Answered, Check, Deadline, Decided, Key, Limit, Look, MemoryStore, Operation,
-    RedisStore, Store, StoreError, StoreStats, Tier, Timestamp,
+    MemoryStore, RedisStore, Store,
     redis::{SCHEMES, URLS},
 };
 
@@ -23,14 +22,6 @@ pub enum StoreUrl {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store's URL names no store: use memory: or {URLS}")]
 pub struct StoreUrlError;
-
-/// A store of either kind.
-pub enum AnyStore {
-    /// In this process.
-    Memory(MemoryStore),
-    /// In Redis.
-    Redis(RedisStore),
-}
 
 /// Why a store cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,128 +68,23 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-impl AnyStore {
-    /// The store that the settings name. Redis may be away: it is connected to by [`AnyStore::warm_up`], or with the first decision.
-    ///
-    /// # Errors
-    /// When the settings cannot be used.
-    pub fn set_up(settings: &StoreSettings) -> Result<Self, OpenError> {
-        let StoreSettings { url, prefix, max_memory, redis, .. } = settings;
-        let refused = |reason: String| OpenError { url: url.clone(), reason };
-        match url {
-            StoreUrl::Memory => {
-                let store = MemoryStore::new().with_max_memory(*max_memory);
-                store.map(Self::Memory).map_err(|error| refused(error.to_string()))
-            }
-            StoreUrl::Redis(text) => RedisStore::connect_later_with(text, redis)
-                .and_then(|store| store.with_prefix(prefix))
-                .map(Self::Redis)
-                .map_err(|error| refused(error.to_string())),
-        }
-    }
-}
-
-impl AnyStore {
-    /// Does in advance what the first decision would otherwise wait for: see [`RedisStore::warm_up`].
-    ///
-    /// # Errors
-    /// When the store does not answer.
-    pub async fn warm_up(&self) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(_) => Ok(()),
-            Self::Redis(store) => store.warm_up().await,
-        }
-    }
-}
-
-impl Store for AnyStore {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        match self {
-            Self::Memory(store) => store.decide(checks, deadline).await,
-            Self::Redis(store) => store.decide(checks, deadline).await,
-        }
-    }
-
-    fn decide_here(&self, check: &Check, tell: &mut dyn FnMut(&Answer)) -> Option<Timestamp> {
-        match self {
-            Self::Memory(store) => store.decide_here(check, tell),
-            Self::Redis(store) => store.decide_here(check, tell),
-        }
-    }
-
-    #[inline]
-    fn decide_one_here(&self, operation: Operation, tier: &Tier) -> Option<(Answer, Timestamp)> {
-        match self {
-            Self::Memory(store) => store.decide_one_here(operation, tier),
-            Self::Redis(store) => store.decide_one_here(operation, tier),
-        }
-    }
-
-    fn check_each_here(&self, tiers: &[Tier], tell: &mut dyn FnMut(&Answer)) -> bool {
-        match self {
-            Self::Memory(store) => store.check_each_here(tiers, tell),
-            Self::Redis(store) => store.check_each_here(tiers, tell),
-        }
-    }
-
-    async fn decide_each(
-        &self,
-        checks: &[Check],
-        deadline: Option<Deadline>,
-    ) -> Vec<Result<Answered, StoreError>> {
-        match self {
-            Self::Memory(store) => store.decide_each(checks, deadline).await,
-            Self::Redis(store) => store.decide_each(checks, deadline).await,
-        }
-    }
-
-    fn lane(&self, check: &Check) -> u64 {
-        match self {
-            Self::Memory(store) => store.lane(check),
-            Self::Redis(store) => store.lane(check),
-        }
-    }
-
-    fn is_remote(&self) -> bool {
-        match self {
-            Self::Memory(store) => store.is_remote(),
-            Self::Redis(store) => store.is_remote(),
-        }
-    }
-
-    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(store) => store.probe(lane).await,
-            Self::Redis(store) => store.probe(lane).await,
-        }
-    }
-
-    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
-        match self {
-            Self::Memory(store) => store.announce(instance, lifetime).await,
-            Self::Redis(store) => store.announce(instance, lifetime).await,
-        }
-    }
-
-    fn stats(&self) -> StoreStats {
-        match self {
-            Self::Memory(store) => store.stats(),
-            Self::Redis(store) => store.stats(),
-        }
-    }
-
-    async fn look(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
-        match self {
-            Self::Memory(store) => store.look(counters).await,
-            Self::Redis(store) => store.look(counters).await,
-        }
-    }
-
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        match self {
-            Self::Memory(store) => store.reset(counters).await,
-            Self::Redis(store) => store.reset(counters).await,
-        }
+/// Builds the store that the settings name. Redis may be down: it is connected to by [`Limiter::warm_up`](tollgate::Limiter::warm_up),
+/// or with the first decision.
+///
+/// # Errors
+/// When the settings are invalid.
+pub fn open(settings: &StoreSettings) -> Result<Store, OpenError> {
+    let StoreSettings { url, prefix, max_memory, redis, .. } = settings;
+    let invalid = |reason: String| OpenError { url: url.clone(), reason };
+    match url {
+        StoreUrl::Memory => MemoryStore::new()
+            .with_max_memory(*max_memory)
+            .map(Store::from)
+            .map_err(|error| invalid(error.to_string())),
+        StoreUrl::Redis(text) => RedisStore::connect_later_with(text, redis)
+            .and_then(|store| store.with_prefix(prefix))
+            .map(Store::from)
+            .map_err(|error| invalid(error.to_string())),
     }
 }
 

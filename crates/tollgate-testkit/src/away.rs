@@ -1,8 +1,8 @@
 //! A store that is away, whatever it is asked.
 
-use std::time::Duration;
+use std::{future::ready, time::Duration};
 
-use tollgate::{Algorithm, Check, Deadline, Decided, Key, Store, StoreError};
+use tollgate::{Algorithm, Answered, BoxFuture, Check, Deadline, Key, RemoteStore, StoreError};
 
 /// Says this to everybody.
 #[derive(Clone, Debug)]
@@ -20,28 +20,24 @@ impl Away {
     }
 }
 
-impl Store for Away {
-    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
-        Err(self.0.clone())
+impl RemoteStore for Away {
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
+        _: Option<Deadline>,
+    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+        Box::pin(ready(vec![Err(self.0.clone()); checks.len()]))
     }
 
-    fn lane(&self, _: &Check) -> u64 {
-        0
+    fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(ready(Err(self.0.clone())))
     }
 
-    fn is_remote(&self) -> bool {
-        true
+    fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
+        Box::pin(ready(Err(self.0.clone())))
     }
 
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Err(self.0.clone())
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Err(self.0.clone())
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Err(self.0.clone())
+    fn reset<'a>(&'a self, _: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(ready(Err(self.0.clone())))
     }
 }

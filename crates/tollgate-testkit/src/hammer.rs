@@ -424,13 +424,13 @@ pub fn check_snapshot(
 ) -> Result<(), String> {
     let complain =
         |what: String| Err(format!("{what}, at a cost of {} under {limits:?}: {decision:?}", cost.units()));
-    if decision.source == Source::Local {
+    if decision.source == Source::Cache {
         return match known_refusal_is_whole(decision, limits, cost) {
             true => Ok(()),
             false => complain("no whole refusal, and not decided by the store".to_owned()),
         };
     }
-    let Some(at) = decision.at.filter(|_| decision.source == Source::Store) else {
+    let Some(at) = decision.at.filter(|_| matches!(decision.source, Source::Store | Source::Memory)) else {
         return complain("not decided by the store".to_owned());
     };
     if decision.tiers.len() != limits.len() {

@@ -15,7 +15,10 @@ use tollgate_core::{
     time::MAX_WAIT_US,
 };
 
-use crate::model::{Expected, Model};
+use crate::{
+    model::{Expected, Model},
+    subject::{decide, reset},
+};
 
 /// How many steps a history has unless `TOLLGATE_STEPS` says otherwise.
 pub const STEPS: usize = 10_000;
@@ -88,7 +91,8 @@ impl Plan {
 ///
 /// # Panics
 /// When they disagree, naming the seed, the step and both answers.
-pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &Plan) {
+pub async fn agrees_with_model(store: impl Into<Store>, clock: &ManualClock, plan: &Plan) {
+    let store = &store.into();
     let mut chance = StdRng::seed_from_u64(plan.seed);
     let mut model = Model::default();
     let mut counters: Vec<Counter> = counters(plan, &mut chance);
@@ -101,7 +105,7 @@ pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &P
         let checks: Vec<Check> = (0..chance.random_range(1..=plan.largest_batch))
             .map(|_| random_check(&mut counters, plan.limits, &edge, now, &mut chance))
             .collect();
-        let decided = store.decide(&checks, None).await.unwrap_or_else(|error| {
+        let decided = decide(store, &checks, None).await.unwrap_or_else(|error| {
             panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
         });
         assert_eq!(decided.at, now, "seed {} step {done}: the store is on another clock", plan.seed);
@@ -136,7 +140,7 @@ pub async fn agrees_with_model(store: &impl Store, clock: &ManualClock, plan: &P
         if chance.random_bool(0.002) {
             let counter = counters.choose(&mut chance).expect("there are counters");
             let algorithm = counter.limit.algorithm();
-            store.reset(&[(counter.key.clone(), algorithm)]).await.expect("a reset is answered");
+            reset(store, &counter.key, algorithm).await;
             model.reset(&counter.key, algorithm);
         }
     }

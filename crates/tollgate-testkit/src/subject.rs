@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tollgate::{
-    Answer, Check, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier, Timestamp,
+    Algorithm, Answer, Answered, Check, Cost, CounterSnapshot, Deadline, Decided, Key, Limit, ManualClock,
+    Operation, RemoteStore, Retry, Store, StoreError, Terms, Tier, Timestamp,
 };
 use tollgate_core::step::Share;
 
@@ -13,16 +14,16 @@ use crate::server::Server;
 pub const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
 
 /// A store under test and its clock.
-pub struct Subject<S> {
+pub struct Subject {
     /// The store, on `clock`.
-    pub store: S,
+    pub store: Store,
     /// The clock.
     pub clock: ManualClock,
     /// The server behind the store, for as long as it is needed.
     pub server: Option<Server>,
 }
 
-impl<S: Store> Subject<S> {
+impl Subject {
     /// One operation on several counters.
     pub async fn ask(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
         let tier = |(key, terms): &(&str, Terms)| Tier {
@@ -31,7 +32,7 @@ impl<S: Store> Subject<S> {
         };
         let check =
             Check::new(operation, tiers.iter().map(tier).collect()).expect("a valid check").times(count);
-        let decided = self.store.decide(&[check], None).await.expect("the store answers");
+        let decided = decide(&self.store, &[check], None).await.expect("the store answers");
         assert_eq!(decided.at, self.clock.now());
         decided.answers.into_iter().next().expect("one check, one answer")
     }
@@ -66,12 +67,74 @@ impl<S: Store> Subject<S> {
     }
 
     pub(crate) async fn reset(&self, key: &str, limit: &Limit) -> u64 {
-        let key = Key::without_rule(key).expect("a short key");
-        self.store.reset(&[(key, limit.algorithm())]).await.expect("the store answers")
+        reset(&self.store, &Key::without_rule(key).expect("a short key"), limit.algorithm()).await
+    }
+
+    /// The state of one counter.
+    pub(crate) async fn inspect(&self, key: &str, limit: &Limit) -> CounterSnapshot {
+        let counters = [(Key::without_rule(key).expect("a short key"), *limit)];
+        let mut snapshots = match &self.store {
+            Store::Memory(store) => store.inspect(&counters),
+            Store::Remote(store) => {
+                let snapshots = store.inspect(&counters).await.expect("the store answers");
+                snapshots.into_iter().map(|snapshot| snapshot.expect("the state is valid")).collect()
+            }
+        };
+        snapshots.remove(0)
     }
 
     pub(crate) fn restart_clock(&self) {
         self.clock.set(START);
+    }
+}
+
+/// Decides a batch as a whole.
+pub trait DecideAll: RemoteStore {
+    /// Decides a batch. A store may fail for some checks only, which is an error of the whole batch here.
+    ///
+    /// # Errors
+    /// When a check was not decided.
+    fn decide_all(
+        &self,
+        checks: &[Check],
+        deadline: Option<Deadline>,
+    ) -> impl Future<Output = Result<Decided, StoreError>> + Send {
+        async move {
+            let outcomes = self.decide(checks, deadline).await;
+            let mut decided = Decided { at: Timestamp::default(), answers: Vec::with_capacity(checks.len()) };
+            for outcome in outcomes {
+                let Answered { at, answers } = outcome?;
+                decided.at = decided.at.max(at);
+                decided.answers.push(answers);
+            }
+            Ok(decided)
+        }
+    }
+}
+
+impl<R: RemoteStore + ?Sized> DecideAll for R {}
+
+/// Decides a batch on any store. The memory store has no deadline.
+///
+/// # Errors
+/// When a check was not decided.
+pub async fn decide(
+    store: &Store,
+    checks: &[Check],
+    deadline: Option<Deadline>,
+) -> Result<Decided, StoreError> {
+    match store {
+        Store::Memory(store) => Ok(store.decide_all(checks)),
+        Store::Remote(store) => store.decide_all(checks, deadline).await,
+    }
+}
+
+/// Deletes a counter and returns how many existed.
+pub(crate) async fn reset(store: &Store, key: &Key, algorithm: Algorithm) -> u64 {
+    let counters = [(key.clone(), algorithm)];
+    match store {
+        Store::Memory(store) => store.forget(&counters),
+        Store::Remote(store) => store.reset(&counters).await.expect("the store answers"),
     }
 }
 

@@ -44,21 +44,21 @@ type Refuse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
 /// let app: Router = Router::new().route("/import", post(|| async { "done" })).layer(layer);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct RateLimitLayer<S> {
-    settings: Arc<Settings<S>>,
+pub struct RateLimitLayer {
+    settings: Arc<Settings>,
 }
 
-pub(crate) struct Settings<S> {
-    pub(crate) limiter: Limiter<S>,
+pub(crate) struct Settings {
+    pub(crate) limiter: Limiter,
     pub(crate) labels: Vec<Label>,
     pub(crate) cost: Option<CostOf>,
     pub(crate) dialect: Dialect,
     pub(crate) refuse: Option<Refuse>,
 }
 
-impl<S> RateLimitLayer<S> {
+impl RateLimitLayer {
     /// Asks this limiter about every request: no labels yet, each costs one, draft 11 fields, problem+json.
-    pub fn new(limiter: Limiter<S>) -> Self {
+    pub fn new(limiter: Limiter) -> Self {
         let settings =
             Settings { limiter, labels: Vec::new(), cost: None, dialect: Dialect::default(), refuse: None };
         Self { settings: Arc::new(settings) }
@@ -199,13 +199,13 @@ impl<S> RateLimitLayer<S> {
         })
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Settings<S>)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self
     }
 }
 
-impl<S> Settings<S> {
+impl Settings {
     pub(crate) fn cost(&self, request: &Parts) -> Costs {
         self.cost.as_ref().map_or_else(|| Cost::ONE.into(), |cost| cost(request))
     }
@@ -213,13 +213,13 @@ impl<S> Settings<S> {
 
 // by hand: the store need not be cloned, nor shown
 
-impl<S> Clone for RateLimitLayer<S> {
+impl Clone for RateLimitLayer {
     fn clone(&self) -> Self {
         Self { settings: Arc::clone(&self.settings) }
     }
 }
 
-impl<S> Clone for Settings<S> {
+impl Clone for Settings {
     fn clone(&self) -> Self {
         Self {
             limiter: self.limiter.clone(),
@@ -231,13 +231,13 @@ impl<S> Clone for Settings<S> {
     }
 }
 
-impl<S> fmt::Debug for RateLimitLayer<S> {
+impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.settings.fmt(f)
     }
 }
 
-impl<S> fmt::Debug for Settings<S> {
+impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let labels: Vec<_> = self.labels.iter().map(|label| &label.name).collect();
         f.debug_struct("RateLimit")
@@ -247,10 +247,10 @@ impl<S> fmt::Debug for Settings<S> {
     }
 }
 
-impl<I, S> Layer<I> for RateLimitLayer<S> {
-    type Service = RateLimit<I, S>;
+impl<I> Layer<I> for RateLimitLayer {
+    type Service = RateLimit<I>;
 
-    fn layer(&self, inner: I) -> RateLimit<I, S> {
+    fn layer(&self, inner: I) -> RateLimit<I> {
         RateLimit { inner, settings: Arc::clone(&self.settings) }
     }
 }

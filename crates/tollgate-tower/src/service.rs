@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use http_body_util::{Either, Full};
-use tollgate::{Decision, Store};
+use tollgate::Decision;
 use tower_service::Service;
 
 use crate::{
@@ -38,20 +38,19 @@ use crate::{
 /// let app: Router = Router::new().route("/", get(hello)).layer(layer);
 /// # Ok::<(), tollgate::RulesError>(())
 /// ```
-pub struct RateLimit<I, S> {
+pub struct RateLimit<I> {
     pub(crate) inner: I,
-    pub(crate) settings: Arc<Settings<S>>,
+    pub(crate) settings: Arc<Settings>,
 }
 
 /// The response of the service within, or one of ours.
 type Answer<B> = Response<Either<B, Full<Bytes>>>;
 
-impl<I, S, B, R> Service<Request<B>> for RateLimit<I, S>
+impl<I, B, R> Service<Request<B>> for RateLimit<I>
 where
     I: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send + 'static,
     B: Send + 'static,
-    S: Store,
 {
     type Response = Answer<R>;
     type Error = I::Error;
@@ -86,14 +85,14 @@ where
     }
 }
 
-async fn decide<S: Store>(settings: &Settings<S>, head: &Parts) -> Result<Decision, Mistake> {
+async fn decide(settings: &Settings, head: &Parts) -> Result<Decision, Mistake> {
     let labels = labels::read(&settings.labels, head)?;
     // Within the limiter's deadline, whatever the client says of its own (`grpc-timeout`): one shorter than the store takes
     // would leave the decision to the rules' policies, and pass where they are open.
     Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
 }
 
-fn refuse<S>(settings: &Settings<S>, head: &Parts, decision: &Decision) -> Response<Bytes> {
+fn refuse(settings: &Settings, head: &Parts, decision: &Decision) -> Response<Bytes> {
     match &settings.refuse {
         Some(own) => {
             let mut response = own(head, decision);
@@ -108,13 +107,13 @@ fn ours<B>(body: Bytes) -> Either<B, Full<Bytes>> {
     Either::Right(Full::new(body))
 }
 
-impl<I: Clone, S> Clone for RateLimit<I, S> {
+impl<I: Clone> Clone for RateLimit<I> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
     }
 }
 
-impl<I: fmt::Debug, S> fmt::Debug for RateLimit<I, S> {
+impl<I: fmt::Debug> fmt::Debug for RateLimit<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit").field("inner", &self.inner).field("settings", &self.settings).finish()
     }

@@ -1,6 +1,6 @@
 //! The question of one request, as a store sees it.
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tollgate_core::{Operation, Terms};
 
 use crate::key::Key;
@@ -72,12 +72,6 @@ impl Check {
             }
         }
         Ok(Self { operation, count: 1, tiers })
-    }
-
-    /// A check of one request that has one tier, and so nothing to be wrong.
-    #[inline]
-    pub(crate) fn of_one(operation: Operation, tier: Tier) -> Self {
-        Self { operation, count: 1, tiers: smallvec![tier] }
     }
 
     /// The same check for `count` identical requests at once, at least one.

@@ -14,15 +14,15 @@ static SHARED_SEED: LazyLock<SharedSeed> = LazyLock::new(|| SharedSeed::from_u64
 
 /// How one table hashes: no two do it alike.
 #[derive(Clone)]
-pub(crate) struct Keyed(SeedableRandomState);
+pub(crate) struct RandomKeyedHash(SeedableRandomState);
 
-impl Default for Keyed {
+impl Default for RandomKeyedHash {
     fn default() -> Self {
         Self(SeedableRandomState::with_seed(random(), &SHARED_SEED))
     }
 }
 
-impl BuildHasher for Keyed {
+impl BuildHasher for RandomKeyedHash {
     type Hasher = <SeedableRandomState as BuildHasher>::Hasher;
 
     fn build_hasher(&self) -> Self::Hasher {

@@ -89,7 +89,7 @@ pub mod stats;
 pub mod store;
 
 pub use tollgate_core::{
-    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Picture, Retry, Terms,
+    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
     Timestamp, oracle,
     step::{Admission, Mode, Share},
 };

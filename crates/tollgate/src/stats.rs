@@ -156,7 +156,7 @@ impl Tally {
     /// A call failed.
     pub(crate) fn failed(&self, error: &StoreError) {
         self.count(match error {
-            StoreError::Refused { code, .. } => code,
+            StoreError::Rejected { code, .. } => code,
             StoreError::NotRun(_) => "unreachable",
             StoreError::Ambiguous(_) => "lost",
             StoreError::Late(_) => "late",

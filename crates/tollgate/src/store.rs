@@ -6,7 +6,7 @@
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use tollgate_core::{Algorithm, Answer, Limit, Picture, Timestamp};
+use tollgate_core::{Algorithm, Answer, Limit, Snapshot, Timestamp};
 
 use crate::{check::Check, key::Key, memory::MemoryStore, stats::StoreStats};
 
@@ -137,7 +137,7 @@ pub struct CounterSnapshot {
     /// The time of the snapshot.
     pub at: Timestamp,
     /// What counts at that time.
-    pub picture: Picture,
+    pub snapshot: Snapshot,
 }
 
 /// Splits the outcome of a batch of `count` checks into one outcome per check.
@@ -159,7 +159,7 @@ pub enum StoreError {
     Late(Timestamp),
     /// The store said no, and nothing changed.
     #[error("the store refused the call, nothing changed: {code} {detail}")]
-    Refused {
+    Rejected {
         /// What it calls the reason: `OOM`, `LOADING`, …
         code: String,
         /// What it says about it.

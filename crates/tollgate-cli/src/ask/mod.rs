@@ -15,8 +15,8 @@ mod target;
 use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use tollgate_server::http::{
-    answer::{Answer, Reset},
     explain::Explanation,
+    response::{Answer, Reset},
 };
 
 use self::{

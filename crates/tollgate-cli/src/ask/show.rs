@@ -2,8 +2,8 @@
 
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_server::http::{
-    answer::{Answer, Reset, Tier},
     explain::{Applying, Explanation, Other, Terms},
+    response::{Answer, Reset, Tier},
 };
 
 use super::question::Body;

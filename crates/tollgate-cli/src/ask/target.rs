@@ -8,7 +8,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tollgate::redis::URLS;
 use tollgate_server::{
     config::{self, Environment, Flags, Origin, Source, StoreSettings},
-    http::{self, answer::Answer},
+    http::{HttpService, Settings, response::Answer},
     server::{self, StartError},
     store::StoreUrl,
 };
@@ -92,7 +92,7 @@ impl Target {
         let flags = Flags { config: self.config.clone(), store: self.store.clone(), ..Flags::default() };
         let mut config = config::load(&Source::new(flags))?;
         config.store.deadline = STORE_PATIENCE;
-        let desk = server::desk(&config)?;
+        let engine = server::engine(&config)?;
         for warning in &config.warnings {
             output::note(paint(ODD, warning));
         }
@@ -101,7 +101,7 @@ impl Target {
             let fresh = "the store memory: begins empty with each command: nothing was counted before, and nothing will be kept";
             output::note(paint(ODD, fresh));
         }
-        let (status, body) = http::call(desk, path, body).await;
+        let (status, body) = HttpService::new(engine, Settings::default()).post(path, body).await;
         if config.store.url != StoreUrl::Memory && form == Form::Text {
             output::note(paint(FAINT, format_args!("asked {url} directly, by {}", rules(&config.origin))));
         }

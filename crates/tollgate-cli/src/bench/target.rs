@@ -12,7 +12,7 @@ use tollgate::{Cost, Decision, Limit, Limiter, Source as DecidedBy};
 use tollgate_server::{
     config::{self, Environment, Flags, Source, StoreSettings},
     server::StartError,
-    store::AnyStore,
+    store,
 };
 
 use super::{
@@ -32,7 +32,7 @@ const STORE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whom callers ask.
 pub(super) enum Target {
-    Store { limiter: Arc<Limiter<AnyStore>>, shown: String, limit: Limit, cost: Cost },
+    Store { limiter: Arc<Limiter>, shown: String, limit: Limit, cost: Cost },
     Server { clients: Vec<Client>, shown: String, question: Question },
 }
 
@@ -99,7 +99,7 @@ impl Target {
                 Flags { config: bench.config.clone(), store: bench.store.clone(), ..Flags::default() };
             config::load(&Source::new(flags)).map_err(StartError::Config)?.store
         };
-        let store = AnyStore::set_up(&settings).map_err(StartError::Store)?;
+        let store = store::open(&settings).map_err(StartError::Store)?;
         let limiter = Arc::new(Limiter::with_options(store, [], settings.options())?);
         let shown = settings.url.to_string();
         let begun = Instant::now();
@@ -187,7 +187,7 @@ impl Target {
 async fn of_store(
     mut caller: Caller,
     names: Arc<Names>,
-    limiter: Arc<Limiter<AnyStore>>,
+    limiter: Arc<Limiter>,
     limit: Limit,
     cost: Cost,
 ) -> Notes {
@@ -207,7 +207,7 @@ fn of(decision: &Decision) -> Outcome {
     match (decision.is_degraded(), decision.is_allowed()) {
         (true, _) => Outcome::Degraded,
         (false, true) => Outcome::Allowed,
-        (false, false) if decision.source == DecidedBy::Local => Outcome::RefusedHere,
+        (false, false) if decision.source == DecidedBy::Cache => Outcome::RefusedHere,
         (false, false) => Outcome::Refused,
     }
 }
@@ -232,7 +232,7 @@ fn ask_server(client: &Client, path: &str, body: &[u8]) -> Outcome {
     match serde_json::from_slice::<Answer>(&answer) {
         Ok(Answer { degraded: true, .. }) => Outcome::Degraded,
         Ok(Answer { allowed: true, .. }) => Outcome::Allowed,
-        Ok(Answer { source, .. }) if source == DecidedBy::Local.name() => Outcome::RefusedHere,
+        Ok(Answer { source, .. }) if source == DecidedBy::Cache.name() => Outcome::RefusedHere,
         Ok(_) => Outcome::Refused,
         Err(_) => Outcome::Failed(match serde_json::from_slice::<Problem>(&answer) {
             Ok(Problem { detail }) if status == 401 || status == 403 => {

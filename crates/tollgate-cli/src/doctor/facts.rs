@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tollgate::{
     StoreError,
-    redis::inspect::{ClockReading, Inspected, Rights, Whose},
+    redis::inspect::{AclSubject, ClockReading, InspectedServer, Rights},
 };
 
 /// How many round trips are measured.
@@ -47,7 +47,7 @@ pub(crate) struct Settings(pub(crate) BTreeMap<&'static str, String>);
 
 impl Facts {
     /// Asks for everything, one thing after the other.
-    pub(crate) async fn of(server: &Inspected, whose: Whose<'_>) -> Result<Self, StoreError> {
+    pub(crate) async fn of(server: &InspectedServer, whose: AclSubject<'_>) -> Result<Self, StoreError> {
         let mut round_trips = Vec::with_capacity(ROUND_TRIPS);
         for _ in 0..ROUND_TRIPS {
             round_trips.push(server.round_trip().await?);
@@ -66,7 +66,7 @@ impl Facts {
             info: server.info().await.map(Info),
             settings,
             clock: server.clock().await,
-            decides: server.would_decide().await,
+            decides: server.probe().await,
             rights: server.rights(whose).await,
         })
     }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tollgate::{
     Rule, StoreError,
     key::encoded_rule,
-    redis::inspect::{FoundKey, Inspected, Meaning, PAGE},
+    redis::inspect::{FoundKey, InspectedServer, KeyKind, PAGE},
 };
 
 use super::finding::{Finding, Severity, see};
@@ -125,7 +125,7 @@ impl Leftovers {
 
 impl Keys {
     /// Looks at all keys, or at most `max` of them.
-    pub(crate) async fn of(servers: &[Inspected], known: Option<&Known>, max: u64, form: Form) -> Self {
+    pub(crate) async fn of(servers: &[InspectedServer], known: Option<&Known>, max: u64, form: Form) -> Self {
         let mut keys = Self { is_complete: true, ..Self::default() };
         let mut total = 0;
         for server in servers {
@@ -151,7 +151,7 @@ impl Keys {
     async fn look(
         &mut self,
         place: usize,
-        server: &Inspected,
+        server: &InspectedServer,
         known: Option<&Known>,
         max: u64,
         progress: &Progress,
@@ -175,16 +175,16 @@ impl Keys {
     }
 
     fn add(&mut self, server: usize, key: FoundKey, known: Option<&Known>) {
-        let FoundKey { name, is_immortal, meaning } = key;
+        let FoundKey { name, has_no_ttl, meaning } = key;
         let leftover = |lifetime| Leftover { server, name: name.clone(), lifetime };
         let rule = match meaning {
             None => return self.foreign.add(leftover(Duration::ZERO)),
-            Some(Meaning::Instances) => None,
-            Some(Meaning::Counter { rule, .. }) => Some(rule),
+            Some(KeyKind::Instances) => None,
+            Some(KeyKind::Counter { rule, .. }) => Some(rule),
         };
         self.ours += 1;
         let of_config = rule.as_ref().and_then(|rule| known?.0.get(rule));
-        if is_immortal {
+        if has_no_ttl {
             let lifetime = of_config.map_or(UNKNOWN_LIFETIME, |rule| rule.lifetime);
             self.immortal.add(leftover(lifetime));
         }
@@ -204,7 +204,7 @@ impl Keys {
     }
 
     /// Asks for the size of the sample.
-    async fn measure(&mut self, servers: &[Inspected]) -> Result<(), StoreError> {
+    async fn measure(&mut self, servers: &[InspectedServer]) -> Result<(), StoreError> {
         for of_rule in self.rules.values_mut() {
             for (place, server) in servers.iter().enumerate() {
                 let names = of_rule.sample.iter().filter(|(of, _)| *of == place);
@@ -310,9 +310,9 @@ mod tests {
 
     use super::*;
 
-    fn counter(name: &str, rule: &str, is_immortal: bool) -> FoundKey {
-        let meaning = Meaning::Counter { rule: rule.to_owned(), algorithm: Algorithm::TokenBucket };
-        FoundKey { name: name.into(), is_immortal, meaning: Some(meaning) }
+    fn counter(name: &str, rule: &str, has_no_ttl: bool) -> FoundKey {
+        let meaning = KeyKind::Counter { rule: rule.to_owned(), algorithm: Algorithm::TokenBucket };
+        FoundKey { name: name.into(), has_no_ttl, meaning: Some(meaning) }
     }
 
     fn known() -> Known {
@@ -330,10 +330,10 @@ mod tests {
         // a page may repeat what another had
         keys.add(0, counter("c", "gone", false), Some(&known));
         keys.add(1, counter("d", "!key", true), Some(&known));
-        keys.add(1, FoundKey { name: b"e".to_vec(), is_immortal: true, meaning: None }, Some(&known));
+        keys.add(1, FoundKey { name: b"e".to_vec(), has_no_ttl: true, meaning: None }, Some(&known));
         keys.add(
             1,
-            FoundKey { name: b"f".to_vec(), is_immortal: false, meaning: Some(Meaning::Instances) },
+            FoundKey { name: b"f".to_vec(), has_no_ttl: false, meaning: Some(KeyKind::Instances) },
             None,
         );
         let found = |id: &str| {

@@ -26,7 +26,7 @@ use tollgate::{
     RedisSetupError,
     redis::{
         URLS,
-        inspect::{Inspection, Whose},
+        inspect::{AclSubject, Inspection},
     },
 };
 use tollgate_server::{
@@ -77,7 +77,7 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
-    /// Look at this many keys at most
+    /// CounterSnapshot at this many keys at most
     #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS, value_parser = whole::<u64>(0..=u64::MAX, DEFAULT_MAX_KEYS), allow_negative_numbers = true)]
     max_keys: u64,
 
@@ -124,7 +124,7 @@ impl Doctor {
             prefix: &config.store.prefix,
             user: self.user.as_deref(),
         };
-        let whose = self.user.as_deref().map_or(Whose::Own, Whose::Of);
+        let whose = self.user.as_deref().map_or(AclSubject::Own, AclSubject::Of);
         let mut findings = judge::together(inspection);
         let mut servers = Vec::new();
         for server in &inspection.servers {

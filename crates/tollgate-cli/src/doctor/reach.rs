@@ -47,7 +47,7 @@ pub(crate) async fn trouble(settings: &StoreSettings) -> Option<Trouble> {
         return Some(Trouble::new(reason, Way::of(url)));
     }
     for server in &inspection.servers {
-        if let Err(error) = server.would_decide().await {
+        if let Err(error) = server.probe().await {
             return Some(Trouble::new(&error.to_string(), Way::Known));
         }
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 use tokio::time::sleep;
-use tollgate::{StoreError, redis::inspect::Inspected};
+use tollgate::{StoreError, redis::inspect::InspectedServer};
 
 use super::keys::{Keys, Leftovers};
 use crate::output;
@@ -41,7 +41,7 @@ pub(crate) fn plan(keys: &Keys) -> Vec<String> {
 }
 
 /// Does it.
-pub(crate) async fn repair(servers: &[Inspected], keys: &Keys) -> Result<Repaired, StoreError> {
+pub(crate) async fn repair(servers: &[InspectedServer], keys: &Keys) -> Result<Repaired, StoreError> {
     let mut repaired = Repaired::default();
     // first what is removed: it needs no end
     for ((server, _), names) in grouped(&keys.orphans) {
@@ -52,7 +52,7 @@ pub(crate) async fn repair(servers: &[Inspected], keys: &Keys) -> Result<Repaire
     }
     for ((server, lifetime), names) in grouped(&keys.immortal) {
         for names in names.chunks(BATCH) {
-            repaired.expiring += servers[server].let_expire(names, lifetime).await?;
+            repaired.expiring += servers[server].set_ttl(names, lifetime).await?;
             sleep(PAUSE).await;
         }
     }

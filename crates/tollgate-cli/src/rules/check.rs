@@ -19,7 +19,7 @@ use crate::{
     output::{self, FAINT, Form, GOOD, ODD, paint},
 };
 
-/// Look for mistakes in a configuration, and for rules that do nothing
+/// CounterSnapshot for mistakes in a configuration, and for rules that do nothing
 ///
 /// Reads it as the server would, with all the files that it names. Exits with 0 if there is nothing to say, 1 if there is.
 #[derive(Args)]

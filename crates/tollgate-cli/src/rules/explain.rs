@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use tollgate::{
     Cost, Costs, RuleSet,
-    rules::{Effect, Explained, Refusal},
+    rules::{DenialReason, Effect, Explained},
 };
 use tollgate_server::{
     http::explain::{Other, Terms},
@@ -99,10 +99,10 @@ impl Explain {
                     cost: Some(cost.units()),
                     refuses: None,
                 }),
-                Ok(Effect::Refuse { reason, .. }) => {
+                Ok(Effect::Deny { reason, .. }) => {
                     let refuses = match reason {
-                        Refusal::Blocked => "an override blocks this request",
-                        Refusal::Absent => "a label is missing by which it counts",
+                        DenialReason::Blocked => "an override blocks this request",
+                        DenialReason::Absent => "a label is missing by which it counts",
                     };
                     let refuses = Some(refuses);
                     applies.push(Applying { rule: name, key: None, limit: None, unit, cost: None, refuses });

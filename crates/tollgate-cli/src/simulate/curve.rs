@@ -109,7 +109,7 @@ impl Curves {
         let Curve { probe, stagger, rungs, .. } = &self.rules[rule];
         let probed = probe.matching(labels, costs).ok().and_then(|applied| match applied.first()?.effect {
             Effect::Limit { limit, .. } => Some(limit),
-            Effect::Refuse { .. } => None,
+            Effect::Deny { .. } => None,
         });
         let probed = probed.unwrap_or(terms.limit);
         let ladder: Rc<[Terms]> = rungs

@@ -326,7 +326,7 @@ impl Replay {
                     };
                     tiers.push(Planned { rule: at, terms, ladder });
                 }
-                Effect::Refuse { shadow, .. } => refusing.push((at, mode(shadow))),
+                Effect::Deny { shadow, .. } => refusing.push((at, mode(shadow))),
             }
         }
         if tiers.len() > MAX_TIERS {

@@ -3,7 +3,7 @@
 use super::{Counter, Reset, add_up_to_max, capped, key_time};
 use crate::{
     limit::Limit,
-    picture::{Picture, Span},
+    snapshot::{Snapshot, Span},
 };
 
 /// One counter and the window it belongs to.
@@ -84,13 +84,13 @@ impl Counter for State {
         self.end_us
     }
 
-    fn picture(&self, view: &View, limit: &Limit) -> Picture {
+    fn snapshot(&self, view: &View, limit: &Limit) -> Snapshot {
         let (from_us, until_us) = if view.used == 0 {
             (view.end - limit.window_us(), view.end)
         } else {
             (self.end_us.saturating_sub(self.window_us), view.until)
         };
-        Picture::FixedWindow(Span { from_us, until_us, units: view.used })
+        Snapshot::FixedWindow(Span { from_us, until_us, units: view.used })
     }
 }
 

@@ -21,7 +21,7 @@ pub mod token_bucket;
 
 use crate::{
     limit::{Algorithm, Limit},
-    picture::Picture,
+    snapshot::Snapshot,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
 
@@ -74,7 +74,7 @@ pub trait Counter {
     /// From when on this state equals a fresh one under every limit.
     fn expires_at_us(&self) -> u64;
     /// What counts, for people to look at.
-    fn picture(&self, view: &Self::View, limit: &Limit) -> Picture;
+    fn snapshot(&self, view: &Self::View, limit: &Limit) -> Snapshot;
 }
 
 /// The same for the state of whichever algorithm: one branch, then straight on.
@@ -143,8 +143,8 @@ impl State {
     }
 
     /// What counts against `limit` at `now`, for people to look at.
-    pub fn picture(&self, limit: &Limit, now: Timestamp) -> Picture {
-        each!(self, counter => counter.picture(&counter.view(limit, now.as_micros()), limit))
+    pub fn snapshot(&self, limit: &Limit, now: Timestamp) -> Snapshot {
+        each!(self, counter => counter.snapshot(&counter.view(limit, now.as_micros()), limit))
     }
 
     /// Bytes this state holds beyond its own size.

@@ -3,7 +3,7 @@
 use super::{Counter, Reset, add_up_to_max, before_cut, key_time, multiply_divide};
 use crate::{
     limit::Limit,
-    picture::{Picture, Span},
+    snapshot::{Snapshot, Span},
 };
 
 /// Two counters, of the window that is under way and of the one before.
@@ -134,10 +134,10 @@ impl Counter for State {
         self.start_us + 2 * self.window_us
     }
 
-    fn picture(&self, view: &View, _: &Limit) -> Picture {
+    fn snapshot(&self, view: &View, _: &Limit) -> Snapshot {
         let end = view.start + view.window;
         let ends_us = if view.used == 0 { 0 } else { view.now + self.reset(view).after_us };
-        Picture::SlidingCounter {
+        Snapshot::SlidingCounter {
             previous: Span {
                 from_us: view.start.saturating_sub(view.window),
                 until_us: view.start,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Counter, Reset, add_up_to_max, before_cut, key_time};
 use crate::{
     limit::Limit,
-    picture::{MAX_CHARGES, Picture, Span},
+    snapshot::{MAX_CHARGES, Snapshot, Span},
 };
 
 /// When what was charged, oldest first. Each entry carries the running total, so that how much counts
@@ -122,7 +122,7 @@ impl Counter for State {
         self.last_us() + self.window_us
     }
 
-    fn picture(&self, view: &View, _: &Limit) -> Picture {
+    fn snapshot(&self, view: &View, _: &Limit) -> Snapshot {
         let first = view.first.max(self.entries.len().saturating_sub(MAX_CHARGES));
         let charges = (first..self.entries.len()).map(|index| {
             let Entry { time_us, total } = self.entries[index];
@@ -132,7 +132,7 @@ impl Counter for State {
                 units: total.wrapping_sub(self.total_before(index)),
             }
         });
-        Picture::SlidingLog(charges.collect())
+        Snapshot::SlidingLog(charges.collect())
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Counter, Reset, capped, key_time, multiply_divide};
 use crate::{
     limit::{Limit, Rate},
-    picture::Picture,
+    snapshot::Snapshot,
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
@@ -169,7 +169,7 @@ impl Counter for State {
         self.last_us.saturating_add(self.level.drain_time().0)
     }
 
-    fn picture(&self, view: &View, _: &Limit) -> Picture {
-        Picture::TokenBucket(view.level)
+    fn snapshot(&self, view: &View, _: &Limit) -> Snapshot {
+        Snapshot::TokenBucket(view.level)
     }
 }

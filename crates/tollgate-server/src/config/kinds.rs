@@ -325,7 +325,7 @@ impl Words for OnStoreFailure {
 
 impl Words for Absent {
     const WORDS: &'static [(&'static str, Self)] =
-        &[("skip", Self::Skip), ("shared", Self::Shared), ("refuse", Self::Refuse)];
+        &[("skip", Self::Skip), ("shared", Self::Shared), ("refuse", Self::Deny)];
 }
 
 impl Words for Algorithm {

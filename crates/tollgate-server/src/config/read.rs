@@ -109,7 +109,7 @@ tables! {
         max_memory: Bytes,
         /// For how long at most a certain refusal is answered without asking the store, up to 60 s; `"0s"` turns that off
         #[schemars(extend("default" = "1s"))]
-        refusal_cache: Span,
+        denial_cache: Span,
         /// File of the password, instead of one in the URL
         password_file: String,
         /// File of the authorities whose servers are trusted instead of the system's, as PEM

@@ -124,7 +124,7 @@ pub struct StoreSettings {
     /// The most memory that the memory store takes, in bytes.
     pub max_memory: usize,
     /// For how long at most a certain refusal is answered without asking the store.
-    pub refusal_cache: Duration,
+    pub denial_cache: Duration,
     /// Passwords and certificates for Redis, read from their files.
     pub redis: RedisSettings,
 }
@@ -148,13 +148,13 @@ impl Default for ServerSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        let Options { deadline, refusal_cache } = Options::default();
+        let Options { deadline, denial_cache } = Options::default();
         Self {
             url: StoreUrl::Memory,
             deadline,
             prefix: DEFAULT_PREFIX.to_owned(),
             max_memory: DEFAULT_MAX_MEMORY,
-            refusal_cache,
+            denial_cache,
             redis: RedisSettings::default(),
         }
     }
@@ -163,7 +163,7 @@ impl Default for StoreSettings {
 impl StoreSettings {
     /// How the limiter treats the store.
     pub fn options(&self) -> Options {
-        Options { deadline: self.deadline, refusal_cache: self.refusal_cache }
+        Options { deadline: self.deadline, denial_cache: self.denial_cache }
     }
 }
 
@@ -433,11 +433,11 @@ impl Settle<'_> {
                 self.problems.push(Problem::new(&read.deadline.place(), message));
             }
         }
-        if let Some(span) = read.refusal_cache.get() {
-            settings.refusal_cache = span.0;
+        if let Some(span) = read.denial_cache.get() {
+            settings.denial_cache = span.0;
             if span.0 > MAX_REFUSAL_CACHE {
-                let message = format!("store.refusal_cache is out of range: use 0s to {MAX_REFUSAL_CACHE:?}");
-                self.problems.push(Problem::new(&read.refusal_cache.place(), message));
+                let message = format!("store.denial_cache is out of range: use 0s to {MAX_REFUSAL_CACHE:?}");
+                self.problems.push(Problem::new(&read.denial_cache.place(), message));
             }
         }
         if let Some(bytes) = read.max_memory.get() {
@@ -562,7 +562,7 @@ pub(super) fn needs_restart(
         ("store.deadline", store.deadline != new_store.deadline),
         ("store.prefix", store.prefix != new_store.prefix),
         ("store.max_memory", store.max_memory != new_store.max_memory),
-        ("store.refusal_cache", store.refusal_cache != new_store.refusal_cache),
+        ("store.denial_cache", store.denial_cache != new_store.denial_cache),
         ("the store's passwords or certificates", store.redis != new_store.redis),
     ];
     differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()

@@ -130,7 +130,7 @@ impl Source {
         layer.set(&mut store.deadline, "TOLLGATE_STORE_DEADLINE", None);
         layer.set(&mut store.prefix, "TOLLGATE_STORE_PREFIX", None);
         layer.set(&mut store.max_memory, "TOLLGATE_STORE_MAX_MEMORY", None);
-        layer.set(&mut store.refusal_cache, "TOLLGATE_STORE_REFUSAL_CACHE", None);
+        layer.set(&mut store.denial_cache, "TOLLGATE_STORE_REFUSAL_CACHE", None);
         layer.set(&mut store.password_file, "TOLLGATE_STORE_PASSWORD_FILE", None);
         layer.set(&mut store.hash_secret_file, "TOLLGATE_STORE_HASH_SECRET_FILE", None);
     }

@@ -18,21 +18,21 @@
 //! values are shortened, numbers are clamped, and what cannot be decided is denied. `INVALID_ARGUMENT` is for mistakes in Envoy's
 //! configuration.
 
-mod answer;
 mod body;
 mod executor;
 pub mod messages;
-mod question;
+mod request;
+mod response;
 pub mod server;
-mod shortcut;
 mod timeout;
+mod unary;
 
 use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tollgate::{Decision, Error, Hits, Operation, Source, Store};
+use tollgate::{Decision, Error, Operation, Source};
 use tollgate_tower::headers::Dialect;
 use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{
@@ -44,11 +44,11 @@ use self::messages::{
     DESCRIPTORS, RateLimitRequest, RateLimitResponse,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
-use self::question::Problem;
+use self::request::Problem;
 use crate::{
     access::{Access, Denied, Granted},
     config::{Live, Scope},
-    desk::{Caller, Desk, Transport},
+    engine::{Engine, Transport},
     observe::{
         Call,
         logs::{Audit, audit},
@@ -91,8 +91,8 @@ pub enum Closed {
 }
 
 /// The services of the gRPC front end.
-pub struct Services<S> {
-    limits: Arc<Limits<S>>,
+pub struct Services {
+    limits: Arc<Limits>,
     routes: Routes,
     health: HealthReporter,
 }
@@ -105,25 +105,25 @@ struct Peer(SocketAddr);
 const REFUND: Call = Call::Decide(Operation::Refund { at: None });
 
 /// Answers Envoy.
-struct Limits<S> {
-    desk: Desk<S>,
+struct Limits {
+    engine: Engine,
     settings: Live<Settings>,
     access: Access,
     /// When a denial without a decision was last logged.
     warned: Mutex<Option<Instant>>,
 }
 
-impl<S> Clone for Services<S> {
+impl Clone for Services {
     fn clone(&self) -> Self {
         let Self { limits, routes, health } = self;
         Self { limits: Arc::clone(limits), routes: routes.clone(), health: health.clone() }
     }
 }
 
-impl<S: Store> Services<S> {
+impl Services {
     /// The rate limit service over a desk. It reports that it is ready until told otherwise.
-    pub async fn new(desk: Desk<S>, settings: Live<Settings>, access: Access) -> Self {
-        let limits = Arc::new(Limits { desk, settings, access, warned: Mutex::default() });
+    pub async fn new(engine: Engine, settings: Live<Settings>, access: Access) -> Self {
+        let limits = Arc::new(Limits { engine, settings, access, warned: Mutex::default() });
         let service = RateLimitServiceServer::from_arc(Arc::clone(&limits));
         let (health, health_service) = health_reporter();
         let routes =
@@ -165,7 +165,7 @@ fn with_reflection(routes: Routes) -> Routes {
 }
 
 #[tonic::async_trait]
-impl<S: Store> RateLimitService for Limits<S> {
+impl RateLimitService for Limits {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
@@ -175,16 +175,16 @@ impl<S: Store> RateLimitService for Limits<S> {
     }
 }
 
-impl<S: Store> Limits<S> {
+impl Limits {
     async fn decide(
         &self,
         peer: Option<SocketAddr>,
         headers: &HeaderMap,
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
-        let observer = self.desk.observer();
+        let observer = self.engine.observer();
         let mut granted = self.granted(headers)?;
-        let requests = match question::read(&self.desk, request) {
+        let mut requests = match request::read(&self.engine, request) {
             Ok(requests) => requests,
             Err(problem) => {
                 observer.invalid(Call::CHECK);
@@ -194,24 +194,25 @@ impl<S: Store> Limits<S> {
                 };
             }
         };
-        if let Some(decided) = self.desk.check_alone_here(Transport::Grpc, &requests) {
-            return match decided {
-                Ok(decision) => self.tell(&decision, slice::from_ref(&decision)),
+        let deadline = timeout::budget(headers);
+        if let [one @ tollgate::Request { operation: Operation::Check, .. }] = &mut *requests {
+            one.deadline = deadline;
+            return match self.engine.decide(Transport::Grpc, one).await {
+                Ok(decision) => self.respond(&decision, slice::from_ref(&decision)),
                 Err(error) => self.without_decision(&error, request),
             };
         }
-        let gives_back = requests.iter().any(|request| request.hits == Hits::GivenBack);
-        if gives_back {
+        let refunds = requests.iter().any(|request| request.operation != Operation::Check);
+        if refunds {
             granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
                 observer.unauthorized(Call::CHECK);
                 self.access.audit_denied(peer, REFUND.name(), &denied);
                 turned_away(&denied)
             })?;
         }
-        let caller = Caller { transport: Transport::Grpc, budget: timeout::budget(headers) };
-        // boxed, so that who is answered at once does not make room for it
-        let decided = Box::pin(self.desk.decide_together(caller, &requests)).await;
-        if gives_back {
+        // boxed to keep the future of a single check small
+        let decided = Box::pin(self.engine.decide_group(Transport::Grpc, &requests, deadline)).await;
+        if refunds {
             let subject = format_args!("domain {:?}", request.domain);
             let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
             audit(&Audit {
@@ -223,7 +224,7 @@ impl<S: Store> Limits<S> {
             });
         }
         match decided {
-            Ok(decided) => self.tell(&decided.overall, &decided.each),
+            Ok(group) => self.respond(&group.overall, &group.each),
             Err(error) => self.without_decision(&error, request),
         }
     }
@@ -231,17 +232,17 @@ impl<S: Store> Limits<S> {
     /// Answers a call whose request is too large to be read.
     fn deny_unread(&self, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
         self.granted(headers)?;
-        self.desk.observer().invalid(Call::CHECK);
+        self.engine.observer().invalid(Call::CHECK);
         self.warn(&format_args!(
             "a request is larger than {MAX_MESSAGE} bytes, or there are too many of more than {MAX_SMALL_MESSAGE}: \
              leave long headers out of descriptors"
         ));
-        Ok(answer::denied(0))
+        Ok(response::denied(0))
     }
 
     fn granted(&self, headers: &HeaderMap) -> Result<Granted, Status> {
         self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
-            self.desk.observer().unauthorized(Call::CHECK);
+            self.engine.observer().unauthorized(Call::CHECK);
             turned_away(&denied)
         })
     }
@@ -260,7 +261,7 @@ impl<S: Store> Limits<S> {
 
     fn deny(&self, reason: &dyn Display, request: &RateLimitRequest) -> RateLimitResponse {
         self.warn(reason);
-        answer::denied(request.descriptors.len())
+        response::denied(request.descriptors.len())
     }
 
     /// Logs a denial without a decision, unless one was logged within [`WARNING_INTERVAL`].
@@ -274,14 +275,14 @@ impl<S: Store> Limits<S> {
         }
     }
 
-    fn tell(&self, overall: &Decision, each: &[Decision]) -> Result<RateLimitResponse, Status> {
+    fn respond(&self, overall: &Decision, each: &[Decision]) -> Result<RateLimitResponse, Status> {
         let settings = **self.settings.load();
         if overall.source == Source::Closed && settings.closed == Closed::Unavailable {
             return Err(Status::unavailable(
                 "the store is away, and a rule that matches is closed until it is back",
             ));
         }
-        Ok(answer::of(overall, each, settings.headers))
+        Ok(response::of(overall, each, settings.headers))
     }
 }
 

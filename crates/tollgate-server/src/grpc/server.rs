@@ -17,7 +17,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::PollSemaphore;
-use tollgate::Store;
 use tonic::Status;
 use tracing::Instrument;
 
@@ -25,11 +24,11 @@ use super::{
     LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
     body::Arriving,
     executor::{Arrived, Turns},
-    shortcut::Answer,
+    unary::Answer,
 };
 use crate::{
     aside::Aside,
-    desk::Transport,
+    engine::Transport,
     net::acceptor::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
     net::connection_limit::Voice,
     net::tls::Protocol,
@@ -75,9 +74,9 @@ pub const MAX_ARRIVING: usize = 8;
 
 /// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
 /// flight [`SHUTDOWN_GRACE`] to finish.
-pub async fn run<S: Store>(
+pub async fn run(
     listener: TcpListener,
-    services: Services<S>,
+    services: Services,
     reception: Reception,
     stop: impl Future<Output = ()>,
 ) {
@@ -94,7 +93,7 @@ pub async fn run<S: Store>(
 }
 
 /// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve<S: Store>(visitor: Visitor, services: Services<S>, share: Share, large: Arc<Semaphore>) {
+async fn serve(visitor: Visitor, services: Services, share: Share, large: Arc<Semaphore>) {
     let Visitor { stream, peer, voice, mut stop } = visitor;
     let places = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
     let calls = Calls { services: Arc::new(services), peer, voice: voice.clone(), places, large };
@@ -163,9 +162,9 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
 }
 
 /// The calls of one connection.
-struct Calls<S> {
+struct Calls {
     /// The connection's own, so that threads do not share how many refer to it.
-    services: Arc<Services<S>>,
+    services: Arc<Services>,
     peer: SocketAddr,
     voice: Voice,
     places: PollSemaphore,
@@ -173,7 +172,7 @@ struct Calls<S> {
     large: Arc<Semaphore>,
 }
 
-impl<S: Store> hyper::service::Service<Request<Incoming>> for Calls<S> {
+impl hyper::service::Service<Request<Incoming>> for Calls {
     type Response = Response<Answer>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;

@@ -4,13 +4,13 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use tollgate::{
-    Costs, Decision, Key, Limit, Look, Outcome, Retry, Source, TierDecision,
-    rules::{Effect, Explained, Refusal, RuleSet},
+    Costs, CounterSnapshot, Decision, Key, Limit, Outcome, Request, Retry, Source, Subject, TierDecision,
+    rules::{DenialReason, Effect, Explained, RuleSet},
 };
 use tollgate_core::decision::whole_millis_up;
 
-use super::{answer::Answer, picture::PictureView};
-use crate::{desk::Subject, duration};
+use super::{response::Answer, snapshot::SnapshotView};
+use crate::duration;
 
 /// The most rules that are listed although they do not apply.
 const MAX_OTHERS: usize = 100;
@@ -45,7 +45,7 @@ pub struct Applying {
     pub arithmetic: String,
     /// What is in the counter, to be drawn.
     #[serde(default)]
-    pub picture: Option<PictureView>,
+    pub snapshot: Option<SnapshotView>,
 }
 
 /// A limit as it is shown.
@@ -88,11 +88,11 @@ impl Explanation {
     /// order of the rules that apply and have one.
     pub(super) fn new(
         rules: &RuleSet,
-        subject: &Subject,
+        request: &Request<'_>,
         decision: Decision,
     ) -> Result<(Self, Vec<(Key, Limit)>), tollgate::Error> {
         let mut counters = Vec::new();
-        let (applies, mut others) = match subject {
+        let (applies, mut others) = match &request.subject {
             Subject::Key { key, limit, cost } => {
                 let key = Key::without_rule(key)?;
                 let told = (decision.tiers.first(), decision.source);
@@ -100,7 +100,7 @@ impl Explanation {
                 counters.push((key, *limit));
                 (vec![applying], Vec::new())
             }
-            Subject::Rules { labels, costs, .. } => {
+            Subject::Labels { labels, costs, .. } => {
                 by_rules(rules.explain(labels, costs)?, costs, &decision, &mut counters)
             }
         };
@@ -109,18 +109,18 @@ impl Explanation {
         Ok((Self { decision: decision.into(), applies, others, more_others }, counters))
     }
 
-    /// Does not tell which rules do not apply, and why: that is how rules are known, and not everybody may.
-    pub(super) fn keep_others_back(&mut self) {
+    /// Removes the rules that do not apply: only administrators may see all rules.
+    pub(super) fn hide_other_rules(&mut self) {
         self.more_others += self.others.len();
         self.others.clear();
     }
 
-    /// Adds what is in the counters, as far as that can be told.
-    pub(super) fn draw(&mut self, looks: Vec<Option<Look>>) {
+    /// Adds the snapshots of the counters.
+    pub(super) fn add_snapshots(&mut self, snapshots: Vec<Option<CounterSnapshot>>) {
         let counted = self.applies.iter_mut().filter(|applying| applying.key.is_some());
-        for (applying, look) in counted.zip(looks) {
+        for (applying, snapshot) in counted.zip(snapshots) {
             let used = applying.state.as_ref().map_or(0, |state| state.used);
-            applying.picture = look.map(|look| PictureView::new(look, used));
+            applying.snapshot = snapshot.map(|snapshot| SnapshotView::new(snapshot, used));
         }
     }
 }
@@ -149,10 +149,10 @@ fn by_rules(
         let name = rule.name.to_string();
         match effect {
             Err(unmet) => others.push(Other { rule: name, because: unmet.to_string() }),
-            Ok(Effect::Refuse { reason, .. }) => {
+            Ok(Effect::Deny { reason, .. }) => {
                 let arithmetic = match reason {
-                    Refusal::Blocked => "an override blocks this request, whatever is left",
-                    Refusal::Absent => "a label is missing by which it counts, and then it refuses",
+                    DenialReason::Blocked => "an override blocks this request, whatever is left",
+                    DenialReason::Absent => "a label is missing by which it counts, and then it refuses",
                 };
                 let arithmetic = arithmetic.to_owned();
                 applies.push(Applying {
@@ -162,7 +162,7 @@ fn by_rules(
                     cost: None,
                     state: None,
                     arithmetic,
-                    picture: None,
+                    snapshot: None,
                 });
             }
             Ok(Effect::Limit { key, limit, cost, shadow, .. }) => {
@@ -208,7 +208,7 @@ fn counted(
         }
         _ => "not looked at: another rule refuses already".to_owned(),
     };
-    Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic, picture: None }
+    Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic, snapshot: None }
 }
 
 /// What a counter holds, what is asked, and whether both fit.

@@ -1,6 +1,6 @@
-//! Who may make a call: tokens, and what a web page may not make its visitor's browser send.
+//! Authorization by token, and protection against requests that a page of another site makes a browser send.
 //!
-//! Both are layers written out, rather than functions that axum makes layers of: those box the call behind them twice, on every request.
+//! Both are hand-written layers: `axum::middleware::from_fn` boxes the inner call twice on every request.
 
 use std::{
     convert::Infallible,
@@ -12,14 +12,14 @@ use std::{
 
 use axum::{
     extract::{ConnectInfo, Request},
-    http::{HeaderName, StatusCode, header, uri::Authority},
+    http::{HeaderMap, HeaderName, StatusCode, header, uri::Authority},
     response::{IntoResponse, Response},
 };
 use futures_util::future::{BoxFuture, Either, Ready, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{problem::Problem, question::Call};
+use super::{problem::Problem, request::ApiCall};
 use crate::{
     access::{Access, Denied, Granted},
     config::Scope,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// Lets a request through to its call if whoever sent it may make it. What adjusts or administers is written down, done or not.
+/// Requires a token of a scope. Calls that adjust or administer write an audit line, whether they succeed or not.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Access,
@@ -37,9 +37,9 @@ pub(super) struct Guard {
     pub(super) observer: Arc<Observer>,
 }
 
-/// What a call was about, in the extensions of its response, to be written down.
+/// The subject of a call's audit line, in the extensions of its response.
 #[derive(Clone)]
-pub(super) struct Subject(pub(super) String);
+pub(super) struct AuditSubject(pub(super) String);
 
 /// A call behind a guard.
 #[derive(Clone)]
@@ -71,16 +71,16 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let Guard { access, scope, observer } = &self.guard;
-        let granted = match check(access, &request, *scope) {
+        let granted = match check(access, request.headers(), *scope) {
             Ok(granted) => granted,
             Err(denied) => {
-                if let Some(call) = Call::at(request.uri().path()) {
+                if let Some(call) = ApiCall::at(request.uri().path()) {
                     observer.unauthorized(call.into());
                 }
                 if *scope != Scope::Check {
                     access.audit_denied(peer(&request), action(&request), &denied);
                 }
-                return Either::Right(Box::pin(ready(Ok(refused(&denied)))));
+                return Either::Right(Box::pin(ready(Ok(unauthorized(&denied)))));
             }
         };
         if *scope == Scope::Check {
@@ -92,31 +92,33 @@ where
             let Ok(mut response) = answered.await;
             let status = response.status();
             let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn Display) };
-            let subject =
-                response.extensions_mut().remove::<Subject>().map_or_else(String::new, |subject| subject.0);
+            let subject = response
+                .extensions_mut()
+                .remove::<AuditSubject>()
+                .map_or_else(String::new, |subject| subject.0);
             audit(&Audit { who: granted.name(), from, action: &action, subject: &subject, result });
             Ok(response)
         }))
     }
 }
 
-/// Who sent a request.
+/// The address of the client.
 pub(super) fn peer(request: &Request) -> Option<SocketAddr> {
     request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer)
 }
 
-/// What a request has done: the last word of its path.
+/// The action of an audit line: the last segment of the path.
 fn action(request: &Request) -> &str {
     request.uri().path().rsplit('/').next().unwrap_or_default()
 }
 
-/// Who sent a request, if they may make calls that need this scope.
-pub(super) fn check<B>(access: &Access, request: &Request<B>, scope: Scope) -> Result<Granted, Denied> {
-    access.check(request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
+/// Checks that a request carries a token of this scope.
+pub(crate) fn check(access: &Access, headers: &HeaderMap, scope: Scope) -> Result<Granted, Denied> {
+    access.check(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
 }
 
-/// What is answered to somebody who may not.
-pub(super) fn refused(denied: &Denied) -> Response {
+/// The response to a request without a sufficient token.
+pub(crate) fn unauthorized(denied: &Denied) -> Response {
     let status = match denied {
         Denied::NoToken => StatusCode::UNAUTHORIZED,
         Denied::WrongToken | Denied::TooWeak { .. } => StatusCode::FORBIDDEN,
@@ -129,33 +131,33 @@ pub(super) fn refused(denied: &Denied) -> Response {
     response
 }
 
-/// Where a browser says from which site a request comes, and what for: <https://www.w3.org/TR/fetch-metadata/>.
+/// The fetch metadata of browsers: <https://www.w3.org/TR/fetch-metadata/>.
 static SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 static MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Turns away what a page of another site had a browser send: it may reach addresses that its author may not.
+/// Rejects requests that a page of another site made a browser send: the browser may reach addresses that the page's author cannot.
 #[derive(Clone)]
-pub(super) struct RefuseOtherSites {
-    /// What else these calls need; without it, they tell what anybody may know.
-    pub(super) guarded_by: Option<Access>,
+pub(super) struct RejectCrossSite {
+    /// The tokens that protect these calls; `None` for public calls.
+    pub(super) access: Option<Access>,
 }
 
-/// Calls that are for pages of this server, and for who is no page.
+/// A service behind [`RejectCrossSite`].
 #[derive(Clone)]
-pub(super) struct ForOwnSite<S> {
-    guarded_by: Option<Access>,
-    calls: S,
+pub(super) struct SameSite<S> {
+    access: Option<Access>,
+    inner: S,
 }
 
-impl<S> Layer<S> for RefuseOtherSites {
-    type Service = ForOwnSite<S>;
+impl<S> Layer<S> for RejectCrossSite {
+    type Service = SameSite<S>;
 
-    fn layer(&self, calls: S) -> ForOwnSite<S> {
-        ForOwnSite { guarded_by: self.guarded_by.clone(), calls }
+    fn layer(&self, inner: S) -> SameSite<S> {
+        SameSite { access: self.access.clone(), inner }
     }
 }
 
-impl<S> Service<Request> for ForOwnSite<S>
+impl<S> Service<Request> for SameSite<S>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
@@ -164,22 +166,22 @@ where
     type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.calls.poll_ready(context)
+        self.inner.poll_ready(context)
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        match foreign(&request, self.guarded_by.as_ref()) {
-            None => Either::Left(self.calls.call(request)),
-            Some(why) => {
-                let refusal = Problem::new(StatusCode::FORBIDDEN, why).into_response();
-                Either::Right(ready(Ok(refusal)))
+        match cross_site(&request, self.access.as_ref()) {
+            None => Either::Left(self.inner.call(request)),
+            Some(reason) => {
+                let rejection = Problem::new(StatusCode::FORBIDDEN, reason).into_response();
+                Either::Right(ready(Ok(rejection)))
             }
         }
     }
 }
 
-/// Why a request is not of this site, if it is not.
-pub(super) fn foreign<B>(request: &Request<B>, guarded_by: Option<&Access>) -> Option<&'static str> {
+/// Returns why a request counts as cross-site, if it does.
+pub(super) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Option<&'static str> {
     let field = |name| request.headers().get(name);
     let (origin, site) = (field(&header::ORIGIN), field(&SITE));
     let host = field(&header::HOST).and_then(|host| host.to_str().ok());
@@ -187,27 +189,29 @@ pub(super) fn foreign<B>(request: &Request<B>, guarded_by: Option<&Access>) -> O
         let from = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         from.is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host.unwrap_or_default()))
     });
-    // A page that only reads or embeds need not name its origin, but its browser says this. Whoever follows a link to what
-    // anybody may know comes from elsewhere too.
+    // A page that only reads or embeds sends no origin, but the browser sends fetch metadata. A link to a public page is
+    // cross-site too, and allowed.
     let is_foreign_site = site.is_some_and(|site| site == "cross-site" || site == "same-site");
-    let is_link = || guarded_by.is_none() && field(&MODE).is_some_and(|mode| mode == "navigate");
+    let is_link = || access.is_none() && field(&MODE).is_some_and(|mode| mode == "navigate");
     if is_foreign_origin || is_foreign_site && !is_link() {
-        return Some("a page of another site may not call: open the dashboard at this server's own address");
+        return Some(
+            "requests from a page of another site are rejected: open the dashboard at this server's own address",
+        );
     }
-    // A name that leads here only for a moment makes any page one of this site; but that page has no token. A browser says
-    // where a request comes from that changes something, and nothing at all when it only reads from such a page.
+    // DNS rebinding makes any page same-site, but such a page has no token. A browser sends the origin of requests that change
+    // something, and nothing when a rebound page only reads.
     let may_be_a_browser = request.method().is_safe() || origin.is_some() || site.is_some();
-    let is_open = || guarded_by.is_some_and(Access::is_open);
+    let is_open = || access.is_some_and(Access::is_open);
     if may_be_a_browser && host.is_some_and(|host| !is_own_name(host)) && is_open() {
         return Some(
-            "without tokens, this may be asked by address, as localhost or by a name without a dot only, since any site can \
-             make its name lead here: set up a token",
+            "without tokens, browsers may call this server only by IP address, as localhost or by a name without a dot, since \
+             any site can point its own name here: configure a token",
         );
     }
     None
 }
 
-/// Whether nobody elsewhere can make this name lead here.
+/// Whether no other site can point this name at the server.
 fn is_own_name(host: &str) -> bool {
     let Ok(host) = host.parse::<Authority>() else { return false };
     let host = host.host();
@@ -221,20 +225,20 @@ mod tests {
 
     use super::*;
 
-    fn is_foreign_to(guarded_by: Option<&Access>, method: Method, pairs: &[(&str, &str)]) -> bool {
+    fn is_cross_site_to(access: Option<&Access>, method: Method, pairs: &[(&str, &str)]) -> bool {
         let mut request = Request::builder().method(method).body(()).unwrap();
         for (name, value) in pairs {
             request
                 .headers_mut()
                 .insert(header::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        foreign(&request, guarded_by).is_some()
+        cross_site(&request, access).is_some()
     }
 
-    fn is_foreign(method: Method, pairs: &[(&str, &str)], is_open: bool) -> bool {
+    fn is_cross_site(method: Method, pairs: &[(&str, &str)], is_open: bool) -> bool {
         let token = crate::config::Token::new("app", b"s3cret", crate::config::Scopes::ALL);
         let access = if is_open { Access::default() } else { Access::new(vec![token]) };
-        is_foreign_to(Some(&access), method, pairs)
+        is_cross_site_to(Some(&access), method, pairs)
     }
 
     #[test]
@@ -252,16 +256,16 @@ mod tests {
             (&[("host", "evil.example"), ("sec-fetch-site", "same-origin")], true),
         ];
         for (pairs, expected) in table {
-            assert_eq!(is_foreign(Method::POST, pairs, true), expected, "{pairs:?}");
+            assert_eq!(is_cross_site(Method::POST, pairs, true), expected, "{pairs:?}");
         }
         let named: &[(&str, &str)] = &[("host", "tollgate.example"), ("origin", "https://tollgate.example")];
-        assert!(!is_foreign(Method::POST, named, false), "a page of any name may show a token");
+        assert!(!is_cross_site(Method::POST, named, false), "a page of any name may show a token");
         let other: &[(&str, &str)] = &[("host", "tollgate.example"), ("origin", "http://evil.example")];
-        assert!(is_foreign(Method::POST, other, false));
+        assert!(is_cross_site(Method::POST, other, false));
     }
 
     #[test]
-    fn what_pages_of_other_sites_read_or_embed_is_refused_too() {
+    fn reads_and_embeds_by_other_sites_are_rejected() {
         let host = ("host", "127.0.0.1:8080");
         for (site, expected) in
             [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
@@ -269,16 +273,16 @@ mod tests {
             for is_open in [true, false] {
                 for mode in ["no-cors", "cors", "navigate"] {
                     let pairs = [host, ("sec-fetch-site", site), ("sec-fetch-mode", mode)];
-                    assert_eq!(is_foreign(Method::GET, &pairs, is_open), expected, "{pairs:?}");
-                    let is_told = expected && mode != "navigate";
-                    assert_eq!(is_foreign_to(None, Method::GET, &pairs), is_told, "{pairs:?}");
+                    assert_eq!(is_cross_site(Method::GET, &pairs, is_open), expected, "{pairs:?}");
+                    let is_rejected = expected && mode != "navigate";
+                    assert_eq!(is_cross_site_to(None, Method::GET, &pairs), is_rejected, "{pairs:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn what_only_reads_names_the_server_as_nobody_elsewhere_can() {
+    fn without_tokens_reads_need_a_host_name_that_cannot_be_rebound() {
         for (host, expected) in [
             ("127.0.0.1:8080", false),
             ("[::1]:8080", false),
@@ -288,8 +292,8 @@ mod tests {
             ("127.0.0.1.evil.example:8080", true),
             ("", true),
         ] {
-            assert_eq!(is_foreign(Method::GET, &[("host", host)], true), expected, "{host:?}");
-            assert!(!is_foreign(Method::GET, &[("host", host)], false), "{host:?} with tokens");
+            assert_eq!(is_cross_site(Method::GET, &[("host", host)], true), expected, "{host:?}");
+            assert!(!is_cross_site(Method::GET, &[("host", host)], false), "{host:?} with tokens");
         }
     }
 }

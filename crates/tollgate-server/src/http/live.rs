@@ -29,13 +29,12 @@ use tokio::{
     sync::{Semaphore, mpsc},
     time::Instant,
 };
-use tollgate::{RuleSet, Store};
+use tollgate::RuleSet;
 
 use super::{
-    Api,
-    about::{Rules, rules_word, store_word},
-    guard,
+    Api, guard,
     problem::Problem,
+    status::{Rules, rules_word, store_word},
 };
 use crate::{
     access::Granted,
@@ -98,8 +97,8 @@ struct Seconds<'a> {
 }
 
 /// Somebody who listens.
-struct Listener<S> {
-    api: Api<S>,
+struct Listener {
+    api: Api,
     authorization: Option<HeaderValue>,
     granted: Granted,
     /// How often the tokens had changed before that was found out.
@@ -110,9 +109,9 @@ struct Listener<S> {
 /// Why there is nothing more to tell.
 struct Gone;
 
-pub(super) async fn live<S: Store>(
+pub(super) async fn live(
     listeners: Listeners,
-    State(api): State<Api<S>>,
+    State(api): State<Api>,
     request: Request,
 ) -> Result<Response, Problem> {
     let unavailable = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
@@ -146,11 +145,11 @@ pub(super) async fn live<S: Store>(
     Ok(response)
 }
 
-fn granted<S: Store>(api: &Api<S>, authorization: Option<&HeaderValue>) -> Option<Granted> {
+fn granted(api: &Api, authorization: Option<&HeaderValue>) -> Option<Granted> {
     api.settings.access.check(authorization.map(HeaderValue::as_bytes), Scope::Check).ok()
 }
 
-impl<S: Store> Listener<S> {
+impl Listener {
     async fn listen(mut self, last: Option<String>) {
         let (draining, events) = (self.api.settings.draining.clone(), self.events.clone());
         tokio::select! {
@@ -162,8 +161,8 @@ impl<S: Store> Listener<S> {
 
     /// Tells everything, until nobody reads it or may know it.
     async fn tell(&mut self, last: Option<String>) -> Result<Infallible, Gone> {
-        let desk = self.api.desk.clone();
-        let history = desk.observer().history();
+        let engine = self.api.engine.clone();
+        let history = engine.observer().history();
         let run = history.run().to_owned();
         let mut second = last.as_deref().and_then(|id| of_run(id, &run)).unwrap_or(0);
         let mut follow = history.follow();
@@ -179,13 +178,13 @@ impl<S: Store> Listener<S> {
                 (rules, top_told) = (None, None);
             }
             if self.granted.may().allows(Scope::Admin) {
-                let in_force = desk.limiter().rules();
+                let in_force = engine.limiter().rules();
                 if !rules.as_ref().is_some_and(|told| Arc::ptr_eq(told, &in_force)) {
                     self.send("rules", &Rules::of(&in_force)).await?;
                     rules = Some(in_force);
                 }
                 if top_told.is_none_or(|told| told.elapsed() >= TOP_INTERVAL) {
-                    let top: Snapshot = desk.observer().top(top::MAX_KEYS);
+                    let top: Snapshot = engine.observer().top(top::MAX_KEYS);
                     self.send("top", &top).await?;
                     top_told = Some(Instant::now());
                 }
@@ -212,17 +211,17 @@ impl<S: Store> Listener<S> {
             open: self.api.settings.access.is_open(),
             may: scopes.filter(|scope| may.allows(*scope)).map(Scope::name).collect(),
             seconds: history::SECONDS,
-            remote_store: self.api.desk.limiter().store().is_remote(),
+            remote_store: self.api.engine.limiter().is_remote(),
         }
     }
 
     async fn send_seconds(&self, run: &str, last: u64, seconds: &[Arc<Second>]) -> Result<(), Gone> {
-        let desk = &self.api.desk;
+        let engine = &self.api.engine;
         let body = Seconds {
             seconds,
             store: store_word(&self.api),
-            rules: rules_word(desk),
-            rules_read_s: desk.observer().reloads().last_success(),
+            rules: rules_word(engine),
+            rules_read_s: engine.observer().reloads().last_success(),
         };
         let event = event("seconds", &body).id(format!("{run}-{last}"));
         self.pass_on(event).await

@@ -14,15 +14,13 @@ use std::{
 };
 
 use axum::{
-    BoxError, Router,
+    BoxError,
     body::{Bytes, HttpBody},
-    extract::ConnectInfo,
     response::Response,
 };
 use hyper::{Request, body::Incoming, header, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpListener, sync::Notify};
-use tower_service::Service;
 
 use super::chunked_body;
 use crate::{
@@ -125,25 +123,23 @@ impl Server {
     }
 }
 
-/// What answers requests.
+/// Answers requests.
 pub trait Routes: Clone + Send + Sync + 'static {
-    /// The answer to a request of this client.
-    fn answer<B: Sent>(&self, peer: SocketAddr, request: Request<B>)
-    -> impl Future<Output = Response> + Send;
+    /// Returns the response to a request of this client.
+    fn respond<B: RequestBody>(
+        &self,
+        peer: SocketAddr,
+        request: Request<B>,
+    ) -> impl Future<Output = Response> + Send;
 }
 
-/// The body of a request, as it arrives.
-pub trait Sent: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static {}
-
-impl<B: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static> Sent for B {}
-
-impl Routes for Router {
-    async fn answer<B: Sent>(&self, peer: SocketAddr, mut request: Request<B>) -> Response {
-        request.extensions_mut().insert(ConnectInfo(peer));
-        let Ok(response) = self.clone().call(request).await;
-        response
-    }
+/// The body of a request.
+pub trait RequestBody:
+    HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static
+{
 }
+
+impl<B: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static> RequestBody for B {}
 
 /// What a connection needs.
 struct Served<R> {
@@ -160,7 +156,7 @@ async fn serve<R: Routes>(visitor: Visitor, served: Served<R>) {
         async move {
             let _until_answered = asking;
             let Served { routes, draining } = &*served;
-            let mut response = routes.answer(peer, request).await;
+            let mut response = routes.respond(peer, request).await;
             if draining.has_begun() {
                 response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
             }

@@ -31,7 +31,7 @@ use super::{
     Observer,
     tally::{Table, sum},
 };
-use crate::desk::Transport;
+use crate::engine::Transport;
 
 pub use super::tally::{KEYED, MAX_RULES_APART, OTHER};
 

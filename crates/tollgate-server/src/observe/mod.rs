@@ -1,4 +1,4 @@
-//! What the server tells about itself. Every decision is observed once, at the [desk](crate::desk).
+//! What the server tells about itself. Every decision is observed once, at the [engine](crate::engine).
 //!
 //! | module | has |
 //! |---|---|
@@ -31,8 +31,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use quanta::{Clock, Instant};
 use tollgate::{
-    Cost, Costs, Decision, Error, Hits, Labels, Mode, Operation, Request, RuleSet, Source, TierDecision,
-    Together, rules::Effect,
+    Decision, Error, GroupDecision, Mode, Operation, Request, RuleSet, Source, Subject, TierDecision,
+    rules::Effect,
 };
 
 use self::{
@@ -40,7 +40,7 @@ use self::{
     tally::{Adjustment, RequestTally, RuleTally, Table, TransportTally},
     top::{Noted, Top},
 };
-use crate::desk::{Subject, Transport};
+use crate::engine::Transport;
 
 /// Notes what becomes of requests.
 pub struct Observer {
@@ -60,28 +60,11 @@ pub struct Observer {
     history: history::History,
 }
 
-/// A request that is being decided; over when this is dropped, also if its caller has gone.
-pub struct Pending<'a> {
+/// The observation of one request in flight. It ends when this is dropped, also if the caller has gone away.
+pub struct Observation<'a> {
     observer: &'a Observer,
     transport: Transport,
     begun: Instant,
-}
-
-/// Checks of keys, by limits that they came with, that the store decides at once. They are counted when it has.
-pub(crate) struct KeyChecks<'a> {
-    observer: &'a Observer,
-    transport: Transport,
-    begun: Instant,
-    /// The same since the observer began.
-    since: Duration,
-    passed: KeyCount,
-    refused: KeyCount,
-}
-
-#[derive(Default)]
-struct KeyCount {
-    times: u64,
-    cost: u64,
 }
 
 /// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
@@ -117,25 +100,6 @@ struct Verdict<'a> {
     passed: bool,
 }
 
-/// What a request is about.
-#[derive(Clone, Copy, Debug)]
-pub enum About<'a> {
-    /// The rules that match it.
-    Rules {
-        /// What it says about itself.
-        labels: &'a Labels,
-        /// What it costs.
-        costs: &'a Costs,
-    },
-    /// One key, by a limit of its own.
-    Key {
-        /// The key.
-        key: &'a [u8],
-        /// What it costs.
-        cost: Cost,
-    },
-}
-
 impl Observer {
     /// An observer of a server with these rules.
     pub fn new(rules: Arc<RuleSet>) -> Self {
@@ -159,14 +123,14 @@ impl Observer {
     }
 
     /// A request has come.
-    pub fn begin(&self, transport: Transport) -> Pending<'_> {
+    pub fn begin(&self, transport: Transport) -> Observation<'_> {
         self.begin_at(transport, self.now())
     }
 
     /// A request had come then.
-    pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Pending<'_> {
+    pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Observation<'_> {
         self.transports[transport as usize].entered();
-        Pending { observer: self, transport, begun }
+        Observation { observer: self, transport, begun }
     }
 
     /// A request has come that cannot be asked about: its caller's mistake.
@@ -177,14 +141,6 @@ impl Observer {
     /// A request has come whose caller may not ask.
     pub fn unauthorized(&self, call: Call) {
         self.requests.count(call, RequestOutcome::Unauthorized);
-    }
-
-    /// Keys are to be checked.
-    pub(crate) fn begin_keys(&self, transport: Transport) -> KeyChecks<'_> {
-        let begun = self.now();
-        let (since, passed, refused) =
-            (begun.duration_since(self.begun), KeyCount::default(), KeyCount::default());
-        KeyChecks { observer: self, transport, begun, since, passed, refused }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -219,87 +175,64 @@ impl Observer {
     }
 }
 
-impl Pending<'_> {
+impl Observation<'_> {
     /// It was decided. `in_force` are the rules to look at if those that are known do not explain the decision.
-    pub fn decided(
-        &self,
-        operation: Operation,
-        about: About<'_>,
-        decision: &Decision,
-        in_force: impl Fn() -> Arc<RuleSet>,
-    ) {
-        self.observer.requests.count(Call::Decide(operation), outcome::of_request(decision));
+    pub fn decided(&self, request: &Request<'_>, decision: &Decision, in_force: impl Fn() -> Arc<RuleSet>) {
+        self.observer.requests.count(Call::Decide(request.operation), outcome::of_request(decision));
         let verdict = Verdict { decision, passed: decision.is_allowed() };
-        self.note(operation, about, verdict, &in_force);
+        self.note(request, verdict, &in_force);
     }
 
-    /// It was several in one, that pass together or not at all.
-    pub fn decided_together(
+    /// Several requests were decided together, all or none.
+    pub fn decided_group(
         &self,
-        requests: &[Request],
-        together: &Together,
+        requests: &[Request<'_>],
+        group: &GroupDecision,
         in_force: impl Fn() -> Arc<RuleSet>,
     ) {
-        let Together { overall, each } = together;
-        self.observer.requests.count(Call::Decide(Operation::Check), outcome::of_request(overall));
+        let GroupDecision { overall, each } = group;
+        self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
         let passed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {
-            let about = About::Rules { labels: &request.labels, costs: &request.costs };
-            let verdict = Verdict { decision, passed };
-            match request.hits {
-                Hits::Taken => self.note(Operation::Check, about, verdict, &in_force),
-                Hits::GivenBack if passed => {
-                    self.note(Operation::Refund { at: None }, about, verdict, &in_force);
-                }
-                Hits::GivenBack => {}
+            // a refund of a denied group is not made
+            if passed || !matches!(request.operation, Operation::Refund { .. }) {
+                self.note(request, Verdict { decision, passed }, &in_force);
             }
         }
     }
 
     /// Counts by each rule that was met.
-    fn note(
-        &self,
-        operation: Operation,
-        about: About<'_>,
-        verdict: Verdict<'_>,
-        in_force: &impl Fn() -> Arc<RuleSet>,
-    ) {
+    fn note(&self, request: &Request<'_>, verdict: Verdict<'_>, in_force: &impl Fn() -> Arc<RuleSet>) {
+        let operation = request.operation;
         if operation == Operation::Peek {
             return;
         }
         for tier in &verdict.decision.tiers {
             let Some(rule) = tier.rule.as_deref() else {
-                self.note_tier(operation, about, verdict, tier, &self.observer.keyed);
+                self.note_tier(request, verdict, tier, &self.observer.keyed);
                 continue;
             };
             match self.observer.table.load().find(rule) {
-                Some(tally) => self.note_tier(operation, about, verdict, tier, tally),
+                Some(tally) => self.note_tier(request, verdict, tier, tally),
                 None => {
                     let table = self.observer.follow(in_force());
                     let tally = table.find(rule).unwrap_or(table.other());
-                    self.note_tier(operation, about, verdict, tier, tally);
+                    self.note_tier(request, verdict, tier, tally);
                 }
             }
         }
         if verdict.decision.is_degraded() && operation == Operation::Check {
-            self.note_without_store(about, verdict, &in_force());
+            self.note_without_store(request, verdict, &in_force());
         }
     }
 
-    fn note_tier(
-        &self,
-        operation: Operation,
-        about: About<'_>,
-        verdict: Verdict<'_>,
-        tier: &TierDecision,
-        tally: &RuleTally,
-    ) {
-        let cost = about.cost(&tier.unit);
-        match operation {
+    fn note_tier(&self, request: &Request<'_>, verdict: Verdict<'_>, tier: &TierDecision, tally: &RuleTally) {
+        let cost = request.cost(&tier.unit).units();
+        match request.operation {
             Operation::Check => {
                 tally.decided(outcome::of_tier(verdict, tier), cost);
                 if tier.mode == Mode::Enforced {
-                    self.note_key(about, tier, tally);
+                    self.note_key(request, tier, tally);
                 }
             }
             Operation::Charge => tally.adjusted(Adjustment::Charged, cost),
@@ -319,12 +252,12 @@ impl Pending<'_> {
     }
 
     /// The rules that have no say in a decision that was made without the store: it does not name them.
-    fn note_without_store(&self, about: About<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
+    fn note_without_store(&self, request: &Request<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
         let Verdict { decision, passed } = verdict;
         let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
-        let About::Rules { labels, costs } = about else {
+        let Subject::Labels { labels, costs, .. } = &request.subject else {
             if decision.source == Source::Open {
-                self.observer.keyed.decided(outcome, about.cost(""));
+                self.observer.keyed.decided(outcome, request.cost("").units());
             }
             return;
         };
@@ -333,76 +266,28 @@ impl Pending<'_> {
             let has_say = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
             if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(has_say) {
                 let tally = table.find(&applied.rule.name).unwrap_or(table.other());
-                tally.decided(outcome, about.cost(&applied.rule.unit));
+                tally.decided(outcome, request.cost(&applied.rule.unit).units());
             }
         }
     }
 
-    fn note_key(&self, about: About<'_>, tier: &TierDecision, tally: &RuleTally) {
+    fn note_key(&self, request: &Request<'_>, tier: &TierDecision, tally: &RuleTally) {
         let Observer { top, begun, .. } = self.observer;
         let now = self.begun.duration_since(*begun);
         let noted = if tier.outcome.is_allowed() { Noted::Passed } else { Noted::Refused };
-        match about {
-            About::Rules { labels, .. } if tier.rule.is_some() => {
+        match &request.subject {
+            Subject::Labels { labels, .. } if tier.rule.is_some() => {
                 top.note_rule(tally.top_rule(), labels, noted, now)
             }
-            About::Rules { labels, .. } => top.note_labels(labels, noted, now),
-            About::Key { key, .. } => top.note_key(key, noted, now),
+            Subject::Labels { labels, .. } => top.note_labels(labels, noted, now),
+            Subject::Key { key, .. } => top.note_key(key, noted, now),
         }
     }
 }
 
-impl KeyChecks<'_> {
-    /// One of them was decided.
-    #[inline]
-    pub(crate) fn decided(&mut self, key: &[u8], cost: Cost, passed: bool) {
-        let (count, noted) =
-            if passed { (&mut self.passed, Noted::Passed) } else { (&mut self.refused, Noted::Refused) };
-        count.times += 1;
-        count.cost = count.cost.wrapping_add(cost.units());
-        self.observer.top.note_key(key, noted, self.since);
-    }
-
-    /// All of them were decided.
-    pub(crate) fn end(self) {
-        let Observer { transports, requests, keyed, .. } = self.observer;
-        let outcomes = [
-            (&self.passed, RequestOutcome::Allowed, RuleOutcome::Allowed),
-            (&self.refused, RequestOutcome::Denied, RuleOutcome::Denied),
-        ];
-        for (count, request, rule) in outcomes {
-            if count.times > 0 {
-                requests.count_times(count.times, Call::Decide(Operation::Check), request);
-                keyed.decided_times(count.times, rule, count.cost);
-            }
-        }
-        let took = self.observer.now().duration_since(self.begun);
-        transports[self.transport as usize].came_and_left(self.passed.times + self.refused.times, took);
-    }
-}
-
-impl Drop for Pending<'_> {
+impl Drop for Observation<'_> {
     fn drop(&mut self) {
         let took = self.observer.clock.now().duration_since(self.begun);
         self.observer.transports[self.transport as usize].left(took);
-    }
-}
-
-impl About<'_> {
-    /// What the caller asked for in this unit.
-    fn cost(&self, unit: &str) -> u64 {
-        match self {
-            Self::Rules { costs, .. } => costs.of(unit).units(),
-            Self::Key { cost, .. } => cost.units(),
-        }
-    }
-}
-
-impl<'a> From<&'a Subject> for About<'a> {
-    fn from(subject: &'a Subject) -> Self {
-        match subject {
-            Subject::Rules { labels, costs, .. } => Self::Rules { labels, costs },
-            Subject::Key { key, cost, .. } => Self::Key { key, cost: *cost },
-        }
     }
 }

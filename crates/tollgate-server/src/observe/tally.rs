@@ -149,13 +149,8 @@ impl RuleTally {
     }
 
     pub(super) fn decided(&self, outcome: RuleOutcome, cost: u64) {
-        self.decided_times(1, outcome, cost);
-    }
-
-    /// So many decisions were this, and asked for so much in all.
-    pub(super) fn decided_times(&self, times: u64, outcome: RuleOutcome, cost: u64) {
         let counts = self.counts.own();
-        counts.add(|counts| &counts.decisions[outcome as usize], times);
+        counts.add(|counts| &counts.decisions[outcome as usize], 1);
         counts.add(|counts| &counts.costs[outcome as usize], cost);
     }
 
@@ -197,22 +192,11 @@ impl TransportTally {
     }
 
     pub(super) fn left(&self, took: Duration) {
-        self.left_times(1, took);
-    }
-
-    /// So many requests took so long each.
-    fn left_times(&self, times: u64, took: Duration) {
         let own = self.0.own();
         let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        own.add(|counts| &counts.nanos, nanos.saturating_mul(times));
-        own.add(|counts| &counts.left[bucket], times);
-    }
-
-    /// So many requests came, and took so long each.
-    pub(super) fn came_and_left(&self, times: u64, took: Duration) {
-        self.0.own().add(|counts| &counts.entered, times);
-        self.left_times(times, took);
+        own.add(|counts| &counts.nanos, nanos);
+        own.add(|counts| &counts.left[bucket], 1);
     }
 
     pub(super) fn durations(&self) -> Durations {
@@ -231,10 +215,6 @@ impl TransportTally {
 
 impl RequestTally {
     pub(super) fn count(&self, call: Call, outcome: RequestOutcome) {
-        self.count_times(1, call, outcome);
-    }
-
-    pub(super) fn count_times(&self, times: u64, call: Call, outcome: RequestOutcome) {
         let place = match call {
             Call::Decide(Operation::Check) => 0,
             Call::Decide(Operation::Peek) => 1,
@@ -242,7 +222,7 @@ impl RequestTally {
             Call::Decide(Operation::Refund { .. }) => 3,
             Call::Reset => 4,
         };
-        self.0.own().add(|calls| &calls[place][outcome as usize], times);
+        self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }
 
     /// By the place of the outcome in [`RequestOutcome::ALL`], in parts.

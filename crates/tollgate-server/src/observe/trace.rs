@@ -10,12 +10,12 @@ use tollgate_core::decision::whole_millis_up;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{
-    Level, Span, debug_span,
+    Span, debug_span,
     field::Empty,
     instrument::{Instrument, Instrumented},
 };
 
-use crate::desk::Transport;
+use crate::engine::Transport;
 
 /// Where the spans come from.
 pub const TARGET: &str = "tollgate::request";
@@ -116,12 +116,6 @@ pub(crate) fn decision_span(transport: Transport, operation: Operation) -> Span 
         tollgate.retry_after_ms = Empty,
         tollgate.source = Empty,
     )
-}
-
-/// Whether anybody wants to know of single decisions.
-#[inline]
-pub(crate) fn is_followed() -> bool {
-    tracing::enabled!(target: TARGET, Level::DEBUG)
 }
 
 /// Says in its span what was decided.

@@ -2,7 +2,7 @@
 
 use tollgate::Operation;
 
-use super::access::Needs;
+use super::auth::Needs;
 use crate::{config::Scope, observe::Call};
 
 /// What to do.

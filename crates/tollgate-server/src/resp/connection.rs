@@ -11,22 +11,20 @@ use tokio::{
     task::coop::consume_budget,
     time::{Instant, Sleep, sleep_until, timeout},
 };
-use tollgate::{Operation, Store};
+use tollgate::{Operation, Progress};
 
 use super::{
-    CALLER, Endpoint,
-    at_once::{AtOnce, MAX_AT_ONCE},
+    Endpoint,
+    batch::Batch,
     codec::{Command, Decoded, Decoder},
-    commands::{Entry, Verb},
     error::Error,
-    question::{LastLimit, Question},
-    reply::Replies,
+    request::{CommandRequest, LastLimit},
+    response::Replies,
     session::{Next, Session},
-    together::Together,
 };
 use crate::{
     aside::Aside,
-    desk::Desk,
+    engine::{Engine, Transport},
     net::acceptor::{SHUTDOWN_GRACE, Stop},
     net::connection_limit::{Asking, Voice},
     observe::Call,
@@ -59,7 +57,7 @@ const READ_ROOM: usize = 16 << 10;
 /// How much room a quiet connection keeps for answers.
 const REPLY_ROOM: usize = 4 << 10;
 
-impl<S: Store> Endpoint<S> {
+impl Endpoint {
     /// Serves one client until it leaves, breaks the protocol or is too slow to send, or until `stop` comes and it is quiet.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
         self.serve_guest(io, None, &Voice::of_nobody(), stop).await;
@@ -76,16 +74,14 @@ impl<S: Store> Endpoint<S> {
         let present = Present::come(self);
         let connection = Connection {
             io,
-            desk: &self.desk,
-            is_far: self.desk.limiter().store().is_remote(),
-            has_keys_here: self.desk.has_keys_here(),
+            engine: &self.engine,
             endpoint: self,
             session: Session::new(present.id, peer, self.access.clone()),
             input: BytesMut::new(),
             decoder: Decoder::default(),
             replies: Replies::default(),
             last: LastLimit::default(),
-            together: Together::default(),
+            batch: Batch::default(),
         };
         // A connection that breaks off is its client's affair.
         let _ended = connection.run(voice, stop).await;
@@ -93,41 +89,37 @@ impl<S: Store> Endpoint<S> {
 }
 
 /// A client that is here, until this is dropped.
-struct Present<'a, S> {
-    endpoint: &'a Endpoint<S>,
+struct Present<'a> {
+    endpoint: &'a Endpoint,
     id: u64,
 }
 
-impl<'a, S> Present<'a, S> {
-    fn come(endpoint: &'a Endpoint<S>) -> Self {
+impl<'a> Present<'a> {
+    fn come(endpoint: &'a Endpoint) -> Self {
         Self { endpoint, id: endpoint.numbers.connected() }
     }
 }
 
-impl<S> Drop for Present<'_, S> {
+impl Drop for Present<'_> {
     fn drop(&mut self) {
         self.endpoint.numbers.disconnected();
     }
 }
 
-struct Connection<'a, I, S> {
+struct Connection<'a, I> {
     io: I,
-    desk: &'a Desk<S>,
-    /// Whether asking costs a round trip.
-    is_far: bool,
-    /// Whether throttles can be decided at once.
-    has_keys_here: bool,
-    endpoint: &'a Endpoint<S>,
+    engine: &'a Engine,
+    endpoint: &'a Endpoint,
     session: Session,
     /// What has arrived and is not answered yet.
     input: BytesMut,
     decoder: Decoder,
     replies: Replies,
     last: LastLimit,
-    together: Together,
+    batch: Batch,
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     async fn run(mut self, voice: &Voice, mut stop: Stop) -> io::Result<()> {
         let mut patience = Patience::new(Instant::now());
         let mut timer = Aside::new(sleep_until(patience.until));
@@ -182,14 +174,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
     async fn answer_all(&mut self, voice: &Voice) -> io::Result<Next> {
         let mut heard = Heard { voice, asking: None, read: 0, commands: 0, since_look: 0 };
         let next = loop {
-            if !self.is_far {
-                let may_go_on = self.answer_here(&mut heard);
-                heard.gives_way().await;
-                self.write_much(&mut heard).await?;
-                if may_go_on {
-                    continue;
-                }
-            }
             match self.decoder.decode(&self.input[heard.read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
                 Ok(Decoded::Empty(len)) => {
@@ -199,26 +183,28 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
                 Ok(Decoded::Command(command, len)) => {
                     heard.command(len);
                     heard.gives_way().await;
-                    let asked = Asked {
-                        desk: self.desk,
-                        is_far: self.is_far,
-                        together: &mut self.together,
+                    let mut executor = Executor {
+                        engine: self.engine,
+                        endpoint: self.endpoint,
+                        session: &mut self.session,
+                        last: &mut self.last,
+                        batch: &mut self.batch,
                         replies: &mut self.replies,
                     };
-                    if asked.answer(&mut self.session, self.endpoint, &command).await == Next::Leave {
+                    if executor.execute(&command).await == Next::Leave {
                         break Next::Leave;
                     }
                     self.write_much(&mut heard).await?;
                 }
                 Err(error) => {
-                    self.together.answer(self.desk, &mut self.replies).await;
+                    self.batch.flush(&mut self.replies).await;
                     self.endpoint.numbers.broke_protocol();
                     self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
                     break Next::Leave;
                 }
             }
         };
-        self.together.answer(self.desk, &mut self.replies).await;
+        self.batch.flush(&mut self.replies).await;
         let Heard { read, commands, asking, .. } = heard;
         drop(asking);
         self.endpoint.numbers.served(commands);
@@ -228,35 +214,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         }
         self.write().await?;
         Ok(next)
-    }
-
-    /// Answers commands that need no waiting, as nearly all that come to a store in this process, up to one that does. Whether there
-    /// may be more of them.
-    fn answer_here(&mut self, heard: &mut Heard<'_>) -> bool {
-        let Self { desk, input, decoder, session, last, replies, .. } = self;
-        let mut at_once = AtOnce::default();
-        let mut answered = 0;
-        while answered < MAX_AT_ONCE
-            && let Ok(Decoded::Command(command, len)) = decoder.decode(&input[heard.read..])
-        {
-            let is_answered = match session.find(&command) {
-                Ok(Entry { verb: Verb::Throttle, .. }) => {
-                    self.has_keys_here && at_once.add(&command, heard.read, last)
-                }
-                Ok(Entry { verb: Verb::Check, .. }) => {
-                    at_once.answer(input, desk, replies);
-                    is_checked_here(desk, &command, replies)
-                }
-                _ => false,
-            };
-            if !is_answered {
-                break;
-            }
-            heard.command(len);
-            answered += 1;
-        }
-        at_once.answer(input, desk, replies);
-        answered == MAX_AT_ONCE
     }
 
     /// Writes the answers if there are many.
@@ -292,17 +249,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Store> Connection<'_, I, S> {
         };
         timeout(LINGER, unheard).await?
     }
-}
-
-/// Answers a check, if that needs no waiting.
-fn is_checked_here<S: Store>(desk: &Desk<S>, command: &Command<'_>, replies: &mut Replies) -> bool {
-    let Some(Ok(question)) = Question::read(desk, Verb::Check, command) else { return false };
-    match desk.check_here(CALLER.transport, &question.subject) {
-        Some(Ok(decision)) => question.answer(&decision, replies),
-        Some(Err(error)) => replies.error(Error::from(error)),
-        None => return false,
-    }
-    true
 }
 
 /// What of the input was heard.
@@ -341,73 +287,84 @@ impl Heard<'_> {
     }
 }
 
-/// Where a command is asked and answered.
-struct Asked<'a, S> {
-    desk: &'a Desk<S>,
-    is_far: bool,
-    together: &'a mut Together,
+/// What executes the commands of a connection.
+struct Executor<'a> {
+    engine: &'a Engine,
+    endpoint: &'a Endpoint,
+    session: &'a mut Session,
+    last: &'a mut LastLimit,
+    batch: &'a mut Batch,
     replies: &'a mut Replies,
 }
 
-impl<S: Store> Asked<'_, S> {
-    /// Answers one command, or keeps its question to ask it together with others.
-    async fn answer(self, session: &mut Session, endpoint: &Endpoint<S>, command: &Command<'_>) -> Next {
-        let Self { desk, is_far, together, replies } = self;
+impl Executor<'_> {
+    /// Answers one command, or adds it to the batch.
+    async fn execute(&mut self, command: &Command<'_>) -> Next {
         if is_http(command) {
             return Next::Leave;
         }
-        let found = session.find(command);
-        let question = match &found {
-            Ok(entry) => Question::read(desk, entry.verb, command).transpose(),
-            Err(_) => Ok(None),
+        let entry = match self.session.find(command) {
+            Ok(entry) => entry,
+            Err(error) => return self.reject(command, error).await,
         };
-        if let Err(error) | Ok(Err(error)) = found.as_ref().map(|_| question.as_ref()) {
-            session.turned_away(command, error, desk.observer());
-        }
-        let question = match question {
-            Ok(Some(question)) if is_far && question.call == Call::CHECK => {
-                if !together.has_room_for(&question) {
-                    together.answer(desk, replies).await;
-                }
-                together.add(question);
-                return Next::Stay;
+        match CommandRequest::read(self.engine, entry.verb, command, self.last) {
+            Some(Ok(request)) if request.call == Call::CHECK => self.check(request).await,
+            Some(Ok(request)) => self.adjust(&request).await,
+            Some(Err(error)) => self.reject(command, error).await,
+            None => {
+                self.batch.flush(self.replies).await;
+                let answered = self.session.answer(entry, command, &self.endpoint.numbers, self.replies);
+                answered.unwrap_or_else(|error| {
+                    self.replies.error(error);
+                    Next::Stay
+                })
             }
-            other => other,
-        };
-        together.answer(desk, replies).await;
-        let answered = match (found, question) {
-            (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(_), Ok(Some(question))) => ask(desk, &question, session, replies).await.map(|()| Next::Stay),
-            (Ok(entry), Ok(None)) => session.answer(entry, command, &endpoint.numbers, replies),
-        };
-        answered.unwrap_or_else(|error| {
-            replies.error(error);
-            Next::Stay
-        })
+        }
     }
-}
 
-async fn ask<S: Store>(
-    desk: &Desk<S>,
-    question: &Question,
-    session: &Session,
-    replies: &mut Replies,
-) -> Result<(), Error> {
-    match question.call {
-        Call::Decide(operation) => {
-            let decided = desk.decide(CALLER, operation, &question.subject).await;
-            if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
-                session.audit(question, &decided);
+    /// Starts a check. Its reply is written now if it is decided and no earlier check waits.
+    async fn check(&mut self, request: CommandRequest<'_>) -> Next {
+        if !self.batch.accepts(&request) {
+            self.batch.flush(self.replies).await;
+        }
+        match self.engine.start(Transport::Resp, &request.request) {
+            Ok(Progress::Decided(decision)) if self.batch.is_empty() => {
+                request.reply(&decision, self.replies);
             }
-            question.answer(&decided?, replies);
+            progress => self.batch.push(request.into_owned(), progress),
         }
-        Call::Reset => {
-            let forgotten = desk.reset(CALLER, &question.subject).await;
-            session.audit(question, &forgotten);
-            replies.count(forgotten?);
-        }
+        Next::Stay
     }
-    Ok(())
+
+    /// Peeks, charges, refunds or resets, once all earlier checks are answered.
+    async fn adjust(&mut self, request: &CommandRequest<'_>) -> Next {
+        self.batch.flush(self.replies).await;
+        let answered = match request.call {
+            Call::Decide(operation) => {
+                let decided = self.engine.decide(Transport::Resp, &request.request).await;
+                if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+                    self.session.audit(request, &decided);
+                }
+                decided.map(|decision| request.reply(&decision, self.replies))
+            }
+            Call::Reset => {
+                let deleted = self.engine.reset(Transport::Resp, &request.request).await;
+                self.session.audit(request, &deleted);
+                deleted.map(|deleted| self.replies.count(deleted))
+            }
+        };
+        if let Err(error) = answered {
+            self.replies.error(Error::from(error));
+        }
+        Next::Stay
+    }
+
+    async fn reject(&mut self, command: &Command<'_>, error: Error) -> Next {
+        self.batch.flush(self.replies).await;
+        self.session.rejected(command, &error, self.engine.observer());
+        self.replies.error(error);
+        Next::Stay
+    }
 }
 
 /// Whether a browser was made to send this: its lines are words too, and a page must not speak for its visitor.
@@ -478,8 +435,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_does_not_read_its_answers_is_silent() {
         for command in ["PING\n", "TG.CHECK 1\n", "COMMAND DOCS\n"] {
-            let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
-            let endpoint = Endpoint::new(desk, Access::default());
+            let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
+            let endpoint = Endpoint::new(engine, Access::default());
             let (_stop, stopped) = Stop::when_dropped();
             let (_deaf, answers) = duplex(1);
             let sent = command.repeat(READ_ROOM);

@@ -1,73 +1,56 @@
-//! The Redis protocol over a [`Desk`]: what a Redis client sends is answered, in RESP2 and RESP3.
+//! The Redis protocol: RESP2 and RESP3.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `server` | connections: how many, and how they end |
-//! | `connection` | one connection: bytes in, bytes out, in order |
-//! | `codec` | commands out of bytes, within bounds |
-//! | `commands` | the commands' names, arities and scopes |
-//! | `session` | what a connection knows of its client, and the commands about that |
-//! | `question` | commands about counters: what they ask, how the answer is written |
-//! | `at_once` | throttles of one pipeline that a store in this process decides at once |
-//! | `together` | questions of one pipeline that share round trips to a store far away |
-//! | `access` | who may use which command |
-//! | `info` | what the server says about itself |
-//! | `reply`, `error` | replies into bytes |
+//! | `server` | connections and graceful shutdown |
+//! | `connection` | one connection: commands in, replies out, in order |
+//! | `codec` | from bytes to commands, within bounds |
+//! | `commands` | names, arities and scopes of the commands |
+//! | `session` | the state of a connection, and the commands about it |
+//! | `request` | from a command to a [`Request`](tollgate::Request), and from its decision to a reply |
+//! | `batch` | checks of one pipeline that share calls to a remote store |
+//! | `auth` | which command needs which scope |
+//! | `info` | the `INFO` command |
+//! | `response`, `error` | from replies to bytes |
 //!
-//! `CL.THROTTLE` is redis-cell's command, with its replies and its errors; its counters are those of a check without rules
-//! by a token bucket, so that the other front ends can look at them, refund and reset them. `TG.CHECK` and its kin ask the
-//! rules. A mistake of the client is an error that says what would be right, and nothing is charged; bytes that are
-//! no command end the connection. What a client may hold of this process is bounded, whether it sends or not.
+//! `CL.THROTTLE` is redis-cell's command, with its replies and errors. Its counters are those of a check without rules by a token bucket,
+//! so that the other front ends can inspect, refund and reset them. `TG.CHECK` and the other `TG` commands use the rules. An invalid
+//! command is an error that names the fix, and nothing is charged. Bytes that are no command end the connection. What a connection may
+//! use of this process's memory is bounded.
 
-mod access;
-mod at_once;
+mod auth;
+mod batch;
 pub mod codec;
 mod commands;
 mod connection;
 mod error;
 mod info;
-mod question;
-mod reply;
+mod request;
+mod response;
 mod server;
 mod session;
-mod together;
 
 use std::sync::Arc;
 
-use tollgate::Store;
-
 use self::info::Numbers;
 pub use self::{
-    at_once::MAX_AT_ONCE,
+    batch::MAX_BATCH,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
     server::{MAX_CONNECTIONS, run},
-    together::MAX_TOGETHER,
 };
-use crate::{
-    access::Access,
-    desk::{Caller, Desk, Transport},
-};
-
-/// Who asks here.
-const CALLER: Caller = Caller::at(Transport::Resp);
+use crate::{access::Access, engine::Engine};
 
 /// What all connections share. Cheap to clone.
-pub struct Endpoint<S> {
-    desk: Desk<S>,
+#[derive(Clone)]
+pub struct Endpoint {
+    engine: Engine,
     access: Access,
     numbers: Arc<Numbers>,
 }
 
-impl<S: Store> Endpoint<S> {
-    /// Clients of this desk, let in by `access`.
-    pub fn new(desk: Desk<S>, access: Access) -> Self {
-        Self { desk, access, numbers: Arc::new(Numbers::new()) }
-    }
-}
-
-impl<S> Clone for Endpoint<S> {
-    fn clone(&self) -> Self {
-        let numbers = Arc::clone(&self.numbers);
-        Self { desk: self.desk.clone(), access: self.access.clone(), numbers }
+impl Endpoint {
+    /// The Redis protocol over an engine.
+    pub fn new(engine: Engine, access: Access) -> Self {
+        Self { engine, access, numbers: Arc::new(Numbers::new()) }
     }
 }

@@ -3,7 +3,6 @@
 use std::future::Future;
 
 use tokio::net::TcpListener;
-use tollgate::Store;
 
 use super::Endpoint;
 use crate::{
@@ -17,9 +16,9 @@ pub const MAX_CONNECTIONS: usize = 1_000;
 
 /// Serves clients until `stop` is ready. Then takes no more of them, answers what they have sent, and ends each connection
 /// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::net::acceptor::SHUTDOWN_GRACE).
-pub async fn run<S: Store>(
+pub async fn run(
     listener: TcpListener,
-    endpoint: Endpoint<S>,
+    endpoint: Endpoint,
     reception: Reception,
     stop: impl Future<Output = ()>,
 ) {

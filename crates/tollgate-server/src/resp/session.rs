@@ -3,17 +3,18 @@
 use std::{fmt::Display, net::SocketAddr};
 
 use super::{
-    access::{self, DEFAULT_USER, Needs},
+    auth::{self, DEFAULT_USER, Needs},
     codec::Command,
     commands::{self, COMMANDS, Entry, Verb},
     error::{Error, shown},
     info::{Numbers, VERSION},
-    question::{Question, whole},
-    reply::{Protocol, Replies},
+    request::{CommandRequest, whole},
+    response::{Protocol, Replies},
 };
 use crate::{
     access::{Access, Denied, Granted, NOBODY},
     config::Scope,
+    engine::Summary,
     observe::{
         Observer,
         logs::{Audit, audit},
@@ -49,16 +50,16 @@ pub(super) enum Next {
 impl Session {
     pub(super) fn new(id: u64, peer: Option<SocketAddr>, access: Access) -> Self {
         let changes = access.changes();
-        let granted = access::at_first(&access);
+        let granted = auth::at_first(&access);
         Self { id, peer, name: Vec::new(), access, granted, changes }
     }
 
-    /// Writes down what changes something by the client's word alone.
-    pub(super) fn audit<T>(&self, question: &Question, outcome: &Result<T, tollgate::Error>) {
+    /// Writes the audit line of a command that adjusts or administers.
+    pub(super) fn audit<T>(&self, request: &CommandRequest<'_>, outcome: &Result<T, tollgate::Error>) {
         let who = self.granted.as_ref().map_or(NOBODY, Granted::name);
         let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
-        let (from, action) = (self.peer, question.call.name());
-        audit(&Audit { who, from, action, subject: &question.subject, result });
+        let (from, action) = (self.peer, request.call.name());
+        audit(&Audit { who, from, action, subject: &Summary(&request.request), result });
     }
 
     /// The command of a name, if the client may use it so.
@@ -90,9 +91,9 @@ impl Session {
         }
     }
 
-    /// Counts a question that is not asked, and writes down one that would have changed something.
+    /// Counts a command that was not executed, and writes an audit line if it would have changed something.
     #[cold]
-    pub(super) fn turned_away(&self, command: &Command<'_>, error: &Error, observer: &Observer) {
+    pub(super) fn rejected(&self, command: &Command<'_>, error: &Error, observer: &Observer) {
         let Some(entry) = commands::find(command.name()) else { return };
         let Some(call) = entry.verb.call() else { return };
         if !error.is_denial() {
@@ -122,7 +123,7 @@ impl Session {
     fn look_again(&mut self, changes: u64) {
         self.granted = match &self.granted {
             Some(granted) => self.access.renewed(granted),
-            None => access::at_first(&self.access),
+            None => auth::at_first(&self.access),
         };
         self.changes = changes;
     }
@@ -156,7 +157,7 @@ impl Session {
                 return Ok(Next::Leave);
             }
             Verb::Reset => {
-                self.granted = access::at_first(&self.access);
+                self.granted = auth::at_first(&self.access);
                 self.name.clear();
                 replies.protocol = Protocol::default();
                 replies.simple("RESET");
@@ -247,7 +248,7 @@ impl Session {
                  configuration is correct?",
             ));
         }
-        access::given(&self.access, user, secret).ok_or_else(|| {
+        auth::given(&self.access, user, secret).ok_or_else(|| {
             self.access.audit_denied(self.peer, "auth", &Denied::WrongToken);
             Error::new("WRONGPASS", "invalid username-password pair or user is disabled.")
         })

@@ -81,7 +81,7 @@ fn without_a_file_there_is_the_demo_on_loopback_and_in_memory() {
     assert!(server.tokens.is_empty() && server.tls.is_none() && !server.insecure);
     assert_eq!((server.headers, server.envoy_closed), (Dialect::Draft11, Closed::OverLimit));
     let store = &config.store;
-    assert_eq!((store.deadline, store.refusal_cache), (Duration::from_millis(50), Duration::from_secs(1)));
+    assert_eq!((store.deadline, store.denial_cache), (Duration::from_millis(50), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "tg"));
 }
 
@@ -148,7 +148,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         ("[store]\ndeadline = \"10\"".to_owned(), (2, 12), vec!["\"10\" is not a duration", "\"250ms\""]),
         ("[store]\ndeadline = 10".to_owned(), (2, 12), vec!["10 is not a duration"]),
         ("[store]\ndeadline = \"0s\"".to_owned(), (2, 12), vec!["out of range: use 1ms to 10s"]),
-        ("[store]\nrefusal_cache = \"2m\"".to_owned(), (2, 17), vec!["use 0s to 60s"]),
+        ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 17), vec!["use 0s to 60s"]),
         (
             "[store]\nmax_memory = \"256MB\"".to_owned(),
             (2, 14),
@@ -330,7 +330,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
     assert_eq!((port(server.http), port(server.grpc), port(server.resp)), (3, 22, 11));
     assert_eq!(config.store.url.to_string(), "redis://flag");
     assert_eq!((config.store.prefix.as_str(), config.store.deadline), ("file", Duration::from_millis(7)));
-    assert_eq!((config.store.refusal_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
+    assert_eq!((config.store.denial_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
     assert_eq!((server.headers, server.envoy_closed), (Dialect::GitHub, Closed::Unavailable));
     let proxies: Vec<_> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(proxies, ["10.0.0.0/8", "192.0.2.1/32"]);

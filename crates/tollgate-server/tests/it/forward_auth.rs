@@ -42,7 +42,7 @@ fn routes(rules: impl IntoIterator<Item = Rule>) -> Router {
     over(limiter)
 }
 
-fn over<S: Store>(limiter: Limiter<S>) -> Router {
+fn over(limiter: Limiter) -> Router {
     let desk = Desk::new(limiter);
     let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
     desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));

@@ -56,14 +56,14 @@ struct Chain {
 }
 
 impl Chain {
-    async fn start<S: Store>(gateway: Gateway, limiter: Limiter<S>) -> Self {
+    async fn start(gateway: Gateway, limiter: Limiter) -> Self {
         Self::with_tokens(gateway, limiter, Access::default(), None).await
     }
 
     /// With a tollgate that may want tokens, and a proxy that may show one.
-    async fn with_tokens<S: Store>(
+    async fn with_tokens(
         gateway: Gateway,
-        limiter: Limiter<S>,
+        limiter: Limiter,
         access: Access,
         token: Option<&'static str>,
     ) -> Self {

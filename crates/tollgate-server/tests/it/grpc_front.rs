@@ -35,8 +35,8 @@ pub(crate) struct Front {
 pub(crate) struct OnMemory {
     pub(crate) front: Front,
     pub(crate) clock: ManualClock,
-    pub(crate) limiter: Limiter<MemoryStore>,
-    pub(crate) desk: Desk<MemoryStore>,
+    pub(crate) limiter: Limiter,
+    pub(crate) desk: Desk,
 }
 
 impl OnMemory {
@@ -64,18 +64,18 @@ impl OnMemory {
     }
 }
 
-pub(crate) fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter<MemoryStore>, ManualClock) {
+pub(crate) fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter, ManualClock) {
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
     let store = MemoryStore::new().with_clock(clock.clone());
     (Limiter::new(store, rules).unwrap(), clock)
 }
 
 impl Front {
-    pub(crate) async fn start<S: Store>(limiter: Limiter<S>, settings: Settings) -> Self {
+    pub(crate) async fn start(limiter: Limiter, settings: Settings) -> Self {
         Self::of(Desk::new(limiter), settings).await
     }
 
-    pub(crate) async fn of<S: Store>(desk: Desk<S>, settings: Settings) -> Self {
+    pub(crate) async fn of(desk: Desk, settings: Settings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

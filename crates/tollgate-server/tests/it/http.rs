@@ -22,8 +22,8 @@ use axum::{
 use hyper::body::Frame;
 use tokio::time::Instant;
 use tollgate::{
-    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, Look, ManualClock, MemoryStore, OnStoreFailure,
-    Rule, Store, StoreError, Timestamp,
+    Algorithm, Check, CounterSnapshot, Deadline, Decided, Key, Limit, Limiter, ManualClock, MemoryStore,
+    OnStoreFailure, Rule, Store, StoreError, Timestamp,
 };
 use tollgate_server::{
     access::Access,
@@ -625,7 +625,7 @@ impl Store for Coy {
         self.memory.decide(checks, deadline).await
     }
 
-    async fn look(&self, _: &[(Key, Limit)]) -> Result<Vec<Option<Look>>, StoreError> {
+    async fn inspect(&self, _: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
         self.looks.fetch_add(1, Ordering::Relaxed);
         pending().await
     }

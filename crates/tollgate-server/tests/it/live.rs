@@ -38,7 +38,7 @@ const CHECK: Scopes = Scopes { check: true, adjust: false, admin: false };
 
 /// A server whose seconds pass when the test says so.
 struct Subjected {
-    desk: Desk<MemoryStore>,
+    desk: Desk,
     settings: http::Settings,
     routes: Router,
 }

@@ -30,7 +30,7 @@ fn bucket(amount: u64) -> Limit {
     Limit::token_bucket(amount, Duration::from_secs(60 * 60)).unwrap()
 }
 
-fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk<MemoryStore> {
+fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk {
     Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
 }
 
@@ -39,7 +39,7 @@ fn subject(labels: &[(&str, &str)], cost: u64) -> Subject {
     Subject::Rules { labels, costs: Costs::from(Cost::new(cost).unwrap()), only: None }
 }
 
-async fn check<S: Store>(desk: &Desk<S>, labels: &[(&str, &str)], cost: u64) -> bool {
+async fn check(desk: &Desk, labels: &[(&str, &str)], cost: u64) -> bool {
     desk.decide(CALLER, Operation::Check, &subject(labels, cost)).await.unwrap().is_allowed()
 }
 
@@ -345,7 +345,7 @@ async fn a_key_is_counted_alike_however_it_is_checked() {
             Some((decision.is_allowed(), decision.remaining().unwrap(), !decision.is_allowed()))
         );
     }
-    let counted = |desk: &Desk<MemoryStore>| -> Vec<String> {
+    let counted = |desk: &Desk| -> Vec<String> {
         let text = desk.metrics();
         let is_count = |line: &&str| {
             let is_about_time = ["_bucket{", "_sum{", "seconds "].iter().any(|part| line.contains(part));
@@ -355,7 +355,7 @@ async fn a_key_is_counted_alike_however_it_is_checked() {
     };
     assert_eq!(counted(&short), counted(&long));
     assert_eq!(decisions(&short.metrics(), "!key", "denied"), 2.0);
-    let top = |desk: &Desk<MemoryStore>| desk.observer().top(10);
+    let top = |desk: &Desk| desk.observer().top(10);
     assert_eq!((top(&short).heaviest, top(&short).refused), (top(&long).heaviest, top(&long).refused));
 }
 

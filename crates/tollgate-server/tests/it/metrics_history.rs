@@ -10,7 +10,7 @@ use tollgate_server::{
     observe::history::{MAX_RULES, RuleSecond, SECONDS, Second},
 };
 
-fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk<MemoryStore> {
+fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk {
     Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
 }
 
@@ -18,13 +18,13 @@ fn rule(name: &str, amount: u64) -> Rule {
     Rule::new(name, Limit::sliding_log(amount, Duration::from_secs(60)).unwrap())
 }
 
-async fn check(desk: &Desk<MemoryStore>, labels: &[(&str, &str)]) {
+async fn check(desk: &Desk, labels: &[(&str, &str)]) {
     let labels = Labels::new(labels.iter().copied()).unwrap();
     let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
     desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
 }
 
-fn keep(desk: &Desk<MemoryStore>) -> Arc<Second> {
+fn keep(desk: &Desk) -> Arc<Second> {
     desk.observer().keep_second(&desk.limiter().stats());
     desk.observer().history().since(0).pop().unwrap()
 }

@@ -20,7 +20,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
-use tollgate_core::picture;
+use tollgate_core::snapshot;
 use tollgate_server::{
     access::Access,
     config::{Scopes, Token, live},
@@ -187,7 +187,7 @@ fn the_bounds_are_those_of_the_code() {
         ("/Key/maxLength", key::MAX_KEY as u64),
         ("/AskSeveral/properties/checks/maxItems", MAX_CHECKS as u64),
         ("/Answers/properties/results/maxItems", MAX_CHECKS as u64),
-        ("/Picture/oneOf/1/properties/charges/maxItems", picture::MAX_CHARGES as u64),
+        ("/Snapshot/oneOf/1/properties/charges/maxItems", snapshot::MAX_CHARGES as u64),
     ] {
         assert_eq!(schemas.pointer(place), Some(&json!(bound)), "{place}");
     }

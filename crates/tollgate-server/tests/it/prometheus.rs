@@ -182,7 +182,7 @@ fn metric_names(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("tollgate_")).map(str::to_owned).collect()
 }
 
-async fn serve() -> (SocketAddr, Desk<MemoryStore>) {
+async fn serve() -> (SocketAddr, Desk) {
     let limit = Limit::sliding_log(2, Duration::from_secs(60)).unwrap();
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [Rule::new("login \"per\\ip\"", limit)]).unwrap());
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();

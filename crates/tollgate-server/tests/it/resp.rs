@@ -24,7 +24,7 @@ const NOW_US: u64 = 1_794_765_441_799_839;
 const PIPE: usize = 1 << 20;
 
 struct Api {
-    endpoint: Endpoint<MemoryStore>,
+    endpoint: Endpoint,
     clock: ManualClock,
 }
 

@@ -46,7 +46,7 @@ const PIPE: usize = 64 << 10;
 /// One server's worth of front ends, each with its own counters.
 struct Fronts {
     clocks: Vec<ManualClock>,
-    library: Limiter<MemoryStore>,
+    library: Limiter,
     desks: Desks,
     http: Router,
     auth: Router,
@@ -56,10 +56,10 @@ struct Fronts {
 
 /// Where each front end asks.
 struct Desks {
-    http: Desk<MemoryStore>,
-    auth: Desk<MemoryStore>,
-    resp: Desk<MemoryStore>,
-    grpc: Desk<MemoryStore>,
+    http: Desk,
+    auth: Desk,
+    resp: Desk,
+    grpc: Desk,
 }
 
 /// What is asked.
@@ -373,7 +373,7 @@ fn shows(response: &RateLimitResponse, decision: &Decision, place: &str) {
 }
 
 /// How many requests could not be asked about, as the metrics have it.
-fn invalid(desk: &Desk<MemoryStore>) -> u64 {
+fn invalid(desk: &Desk) -> u64 {
     let metrics = desk.metrics();
     let of_invalid = |line: &str| Some(line.split_once("outcome=\"invalid\"} ")?.1.parse::<u64>().unwrap());
     metrics.lines().filter(|line| line.starts_with("tollgate_requests_total")).filter_map(of_invalid).sum()

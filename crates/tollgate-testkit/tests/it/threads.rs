@@ -16,9 +16,10 @@ use tollgate::{
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_testkit::hammer::check_snapshot;
 use tollgate_testkit::server::{Flavor, Server};
+use tollgate_testkit::subject::decide;
 
 const THREADS: usize = 4;
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
 /// Bounds a test that could come to a standstill.
 const STANDSTILL: Duration = Duration::from_secs(30);
@@ -56,14 +57,14 @@ fn admitted(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
 }
 
 /// Asks how much of a key is used.
-async fn used<S: Store>(limiter: &Limiter<S>, key: &str, limit: &Limit) -> u64 {
+async fn used(limiter: &Limiter, key: &str, limit: &Limit) -> u64 {
     let peeked = limiter.peek_key(key, limit, Cost::ZERO).await.expect("the key is valid");
     assert!(!peeked.is_degraded());
     limit.capacity() - peeked.remaining().expect("one limit decides")
 }
 
 /// Lets so many tasks begin together, each with so many calls. How many calls were admitted.
-async fn hammer<S: Store + 'static>(limiter: &Limiter<S>, limit: Limit, callers: usize, calls: usize) -> u64 {
+async fn hammer(limiter: &Limiter, limit: Limit, callers: usize, calls: usize) -> u64 {
     let barrier = Arc::new(tokio::sync::Barrier::new(callers));
     let mut running = JoinSet::new();
     for _ in 0..callers {
@@ -83,7 +84,7 @@ async fn hammer<S: Store + 'static>(limiter: &Limiter<S>, limit: Limit, callers:
 
 /// Lets callers make more calls than the limit has room for, under each algorithm, and asserts that exactly the limit
 /// was admitted and counted.
-async fn admits_exactly<S: Store + 'static>(limiter: &Limiter<S>, amount: u64, callers: usize, calls: usize) {
+async fn admits_exactly(limiter: &Limiter, amount: u64, callers: usize, calls: usize) {
     assert!(
         u64::try_from(callers * calls).expect("a small number") > amount,
         "the demand must saturate the limit"
@@ -95,7 +96,7 @@ async fn admits_exactly<S: Store + 'static>(limiter: &Limiter<S>, amount: u64, c
     }
 }
 
-async fn in_redis(server: &Server) -> Limiter<RedisStore> {
+async fn in_redis(server: &Server) -> Limiter {
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
     Limiter::with_options(store, [], OPTIONS).expect("no rules are valid rules")
 }
@@ -188,7 +189,7 @@ impl Counters {
         let pair = if rand::random() { pair } else { pair.into_iter().rev().collect() };
         let tiers = pair.iter().map(|place| self.tiers[*place].clone()).collect();
         let check = Check::new(Operation::Check, tiers).expect("tiers are on different keys");
-        let decided = store.decide(&[check], None).await.expect("the store answers");
+        let decided = store.decide_all(&[check], None).await.expect("the store answers");
         let answers = &decided.answers[0];
         let passes = answers.iter().all(|answer| answer.passes == 1);
         for (place, answer) in pair.into_iter().zip(answers) {
@@ -202,7 +203,8 @@ impl Counters {
         let mut full = 0;
         for (tier, admitted) in self.tiers.iter().zip(&self.admitted) {
             let peek = Check::new(Operation::Peek, vec![tier.clone()]).expect("one tier is a check");
-            let free = store.decide(&[peek], None).await.expect("the store answers").answers[0][0].available;
+            let free =
+                store.decide_all(&[peek], None).await.expect("the store answers").answers[0][0].available;
             let capacity = tier.terms.limit.capacity();
             let used = capacity - u64::try_from(free).expect("nobody is in debt");
             assert_eq!(used, admitted.load(Ordering::Relaxed), "used and admitted of {}", tier.key);

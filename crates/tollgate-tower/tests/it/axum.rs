@@ -38,12 +38,12 @@ fn log(amount: u64) -> Limit {
     Limit::sliding_log(amount, MINUTE).unwrap()
 }
 
-fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter<MemoryStore> {
+fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
     Limiter::new(MemoryStore::new(), rules).unwrap()
 }
 
 /// With the labels `ip` and `route`.
-fn layer<S>(limiter: Limiter<S>, client: ClientAddress) -> RateLimitLayer<S> {
+fn layer(limiter: Limiter, client: ClientAddress) -> RateLimitLayer {
     let peer = |request: &http::request::Parts| {
         request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
     };
@@ -51,7 +51,7 @@ fn layer<S>(limiter: Limiter<S>, client: ClientAddress) -> RateLimitLayer<S> {
 }
 
 /// Serves what says how much is left and where that was decided.
-async fn serve<S: Store>(layer: RateLimitLayer<S>) -> SocketAddr {
+async fn serve(layer: RateLimitLayer) -> SocketAddr {
     let handler = |Extension(decision): Extension<Arc<Decision>>| async move {
         format!("{:?} {}", decision.remaining(), decision.source.name())
     };

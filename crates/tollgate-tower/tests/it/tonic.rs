@@ -27,7 +27,7 @@ fn log(amount: u64) -> Limit {
 }
 
 /// Serves gRPC health checks with the label `ip`.
-async fn serve<S: Store>(layer: RateLimitLayer<S>) -> HealthClient<Channel> {
+async fn serve(layer: RateLimitLayer) -> HealthClient<Channel> {
     let layer = layer.client_ip(ClientAddress::default(), |request| {
         request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())
     });

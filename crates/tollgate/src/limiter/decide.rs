@@ -249,7 +249,7 @@ impl From<Applied<'_>> for Matched {
                 let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
                 Self::Counter(TierInfo { rule, unit, on_store_failure }, Tier { key, terms })
             }
-            Effect::Refuse { shadow, .. } => denial(Some(&rule.name), &rule.unit, mode(shadow)),
+            Effect::Deny { shadow, .. } => denial(Some(&rule.name), &rule.unit, mode(shadow)),
         }
     }
 }
@@ -293,7 +293,7 @@ impl PreparedCheck {
         for position in with_policy(&self.tiers, OnStoreFailure::Closed) {
             let terms = &tiers[position].terms;
             if terms.mode == Mode::Enforced {
-                let share = Share::refusing_for(CLOSED_RETRY);
+                let share = Share::denied_for(CLOSED_RETRY);
                 decisions.push((position, self.tiers[position].decision(terms, share)));
                 source = Source::Closed;
             }

@@ -355,7 +355,7 @@ impl Limiter {
             .filter(|applied| is_selected(applied.rule, only.as_deref()))
             .filter_map(|applied| match applied.effect {
                 Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
-                Effect::Refuse { .. } => None,
+                Effect::Deny { .. } => None,
             })
             .collect();
         Ok(self.inner.backend.reset(&counters, self.deadline).await?)

@@ -1,4 +1,4 @@
-//! One counter as a shard keeps it: who it is for, its kind, and three numbers, in 48 bytes.
+//! One counter as a shard keeps it: who it is for, its class, and three numbers, in 48 bytes.
 //!
 //! Every state but that of a log is three numbers, read at the [`Scale`] that many counters share. A log
 //! varies in size, and is kept as it is.
@@ -21,9 +21,9 @@ const _: () = assert!(size_of::<Entry>() == 48);
 /// One counter.
 pub(super) enum Entry {
     /// At most [`MAX_SHORT`] bytes of identity; those beyond `len` mean nothing.
-    Short { len: u8, identity: [u8; MAX_SHORT], kind: u32, numbers: [u64; 3] },
+    Short { len: u8, identity: [u8; MAX_SHORT], class: u32, numbers: [u64; 3] },
     /// More than that.
-    Long { identity: Box<[u8]>, kind: u32, numbers: [u64; 3] },
+    Long { identity: Box<[u8]>, class: u32, numbers: [u64; 3] },
     /// What does not fit three numbers.
     Log(Box<Log>),
 }
@@ -48,15 +48,15 @@ pub(super) enum Scale {
 }
 
 impl Entry {
-    /// A counter of a kind.
-    pub(super) fn new(identity: &[u8], kind: u32, numbers: [u64; 3]) -> Self {
+    /// A counter of a class.
+    pub(super) fn new(identity: &[u8], class: u32, numbers: [u64; 3]) -> Self {
         let mut short = [0; MAX_SHORT];
         match (short.get_mut(..identity.len()), u8::try_from(identity.len())) {
             (Some(place), Ok(len)) => {
                 place.copy_from_slice(identity);
-                Self::Short { len, identity: short, kind, numbers }
+                Self::Short { len, identity: short, class, numbers }
             }
-            _ => Self::Long { identity: identity.into(), kind, numbers },
+            _ => Self::Long { identity: identity.into(), class, numbers },
         }
     }
 

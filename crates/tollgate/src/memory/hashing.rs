@@ -4,15 +4,15 @@ use std::hash::{BuildHasher, Hasher};
 
 use tollgate_core::Algorithm;
 
-use crate::{hashing::Keyed, key::Key};
+use crate::{hashing::RandomKeyedHash, key::Key};
 
 /// How one store hashes.
 #[derive(Clone)]
-pub(super) struct Hashing(Keyed);
+pub(super) struct Hashing(RandomKeyedHash);
 
 impl Hashing {
     pub(super) fn new() -> Self {
-        Self(Keyed::default())
+        Self(RandomKeyedHash::default())
     }
 
     /// The hash of a key's counter.

@@ -60,13 +60,6 @@ impl Index {
         }
     }
 
-    /// The value that a hash points to, whether it is the one that is looked for or not.
-    #[inline]
-    pub(super) fn first(&self, hash: u64) -> Option<u32> {
-        let slot = self.slots[self.home(hash)];
-        (slot != EMPTY).then(|| id_in(slot))
-    }
-
     /// Adds a value to an index that is not full.
     pub(super) fn insert(&mut self, hash: u64, id: u32) {
         debug_assert!(!self.is_full() && id < ID_MASK);

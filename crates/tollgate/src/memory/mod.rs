@@ -5,11 +5,11 @@
 //! memory stays bounded, and flooding the store with keys never frees anybody.
 
 mod budget;
-mod coarse;
 mod entry;
 mod hashing;
 mod index;
-mod kinds;
+mod limit_class;
+mod overflow;
 mod shard;
 mod slab;
 mod table;
@@ -118,7 +118,7 @@ impl MemoryStore {
 
     /// Returns the state of these counters, each at a moment of its own.
     pub fn inspect(&self, counters: &[(Key, Limit)]) -> Vec<CounterSnapshot> {
-        counters.iter().map(|(key, limit)| self.table.look(key, limit, || self.clock.now())).collect()
+        counters.iter().map(|(key, limit)| self.table.inspect(key, limit, || self.clock.now())).collect()
     }
 
     /// The store's clock.

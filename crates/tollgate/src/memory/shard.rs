@@ -3,17 +3,15 @@
 //! The counters lie in a slab; an index of their places, four bytes each, finds them by hash. Few lines of
 //! memory are touched per decision, and growing moves the index only.
 
-use std::hint::black_box;
-
-use tollgate_core::{Algorithm, Answer, Limit, Operation, Picture, State, Terms, Timestamp, step::step};
+use tollgate_core::{Algorithm, Answer, Limit, Operation, Snapshot, State, Terms, Timestamp, step::step};
 
 use super::{
     budget::Budget,
-    coarse::{CoarseCounters, with_used_up},
     entry::{Entry, Log, Scale, pack},
     hashing::Hashing,
     index::{Index, MAX_IDS},
-    kinds::{Kinds, is_same},
+    limit_class::{LimitClasses, is_same},
+    overflow::{OverflowCounters, with_exhausted_state},
     slab::Slab,
 };
 use crate::key::Key;
@@ -31,17 +29,17 @@ const CHUNK: usize = 64;
 pub(super) struct Shard {
     index: Index,
     entries: Slab<Entry, CHUNK>,
-    kinds: Kinds,
+    classes: LimitClasses,
     hashing: Hashing,
-    coarse: CoarseCounters,
-    /// What index, entries and kinds were last counted as.
+    overflow: OverflowCounters,
+    /// What index, entries and classes were last counted as.
     counted_bytes: usize,
     /// Before this moment the shard is not searched for something to forget.
     search_from_us: u64,
 }
 
 /// A counter that is looked for, and what for.
-pub(super) struct Slot<'a> {
+pub(super) struct Lookup<'a> {
     pub(super) key: &'a Key,
     pub(super) hash: u64,
     pub(super) limit: &'a Limit,
@@ -50,13 +48,13 @@ pub(super) struct Slot<'a> {
 
 impl Shard {
     /// An empty shard that has room set aside for so many coarse counters.
-    pub(super) fn new(max_coarse: usize, hashing: Hashing) -> Self {
+    pub(super) fn new(max_overflow: usize, hashing: Hashing) -> Self {
         Self {
             index: Index::default(),
             entries: Slab::default(),
-            kinds: Kinds::default(),
+            classes: LimitClasses::default(),
             hashing,
-            coarse: CoarseCounters::new(max_coarse),
+            overflow: OverflowCounters::new(max_overflow),
             counted_bytes: 0,
             search_from_us: 0,
         }
@@ -69,15 +67,15 @@ impl Shard {
     /// The counter, if it is to be checked or peeked at, is there, and was written under the limit's own window or
     /// rate: then a decision changes nothing but its numbers. That is so nearly always, and so has a short way.
     #[inline(always)]
-    fn numbers_to_check(&mut self, slot: &Slot<'_>) -> Option<(Scale, &mut [u64; 3])> {
-        if !matches!(slot.operation, Operation::Check | Operation::Peek) {
+    fn numbers_to_check(&mut self, lookup: &Lookup<'_>) -> Option<(Scale, &mut [u64; 3])> {
+        if !matches!(lookup.operation, Operation::Check | Operation::Peek) {
             return None;
         }
-        let id = self.find(slot.key, slot.hash, slot.limit.algorithm())?;
+        let id = self.find(lookup.key, lookup.hash, lookup.limit.algorithm())?;
         match self.entries.get_mut(id) {
-            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
-                let scale = self.kinds.get(*kind).scale;
-                (Some(scale) == Scale::of(slot.limit)).then_some((scale, numbers))
+            Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. } => {
+                let scale = self.classes.get(*class).scale;
+                (Some(scale) == Scale::of(lookup.limit)).then_some((scale, numbers))
             }
             Entry::Log(_) => None,
         }
@@ -87,50 +85,36 @@ impl Shard {
     #[inline(always)]
     pub(super) fn decide(
         &mut self,
-        slot: &Slot<'_>,
+        lookup: &Lookup<'_>,
         terms: &Terms,
         count: u32,
         budget: &Budget,
         now: Timestamp,
     ) -> Answer {
-        let operation = slot.operation;
-        match self.numbers_to_check(slot) {
+        let operation = lookup.operation;
+        match self.numbers_to_check(lookup) {
             Some((scale, numbers)) => scale.check(numbers, terms, operation, count, now),
-            None => self.with(slot, budget, now, &mut |state| step(state, terms, operation, count, now)),
-        }
-    }
-
-    /// Where the counter of a hash lies, most likely.
-    #[inline]
-    pub(super) fn likely(&self, hash: u64) -> Option<u32> {
-        self.index.first(hash)
-    }
-
-    /// Has the memory of a counter fetched, before it is needed.
-    #[inline]
-    pub(super) fn fetch(&self, id: Option<u32>) {
-        if let Some(id) = id {
-            black_box(matches!(self.entries.get(id), Entry::Log(_)));
+            None => self.with(lookup, budget, now, &mut |state| step(state, terms, operation, count, now)),
         }
     }
 
     /// Runs `act` on the state of a counter, once.
     pub(super) fn with<R>(
         &mut self,
-        slot: &Slot<'_>,
+        lookup: &Lookup<'_>,
         budget: &Budget,
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let Some(id) = self.find(slot.key, slot.hash, slot.limit.algorithm()) else {
-            return self.with_new(slot, budget, now, act);
+        let Some(id) = self.find(lookup.key, lookup.hash, lookup.limit.algorithm()) else {
+            return self.with_new(lookup, budget, now, act);
         };
         match self.entries.get_mut(id) {
             Entry::Log(log) => within_budget(&mut log.state, budget, act),
-            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
-                let scale = self.kinds.get(*kind).scale;
-                if Some(scale) != Scale::of(slot.limit) {
-                    return self.with_changed_limit(id, slot, budget, now, act);
+            Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. } => {
+                let scale = self.classes.get(*class).scale;
+                if Some(scale) != Scale::of(lookup.limit) {
+                    return self.with_changed_limit(id, lookup, budget, now, act);
                 }
                 let mut state = scale.unpack(*numbers);
                 let result = act(&mut state);
@@ -141,14 +125,14 @@ impl Shard {
     }
 
     /// What a counter holds at `now`; nothing, if it is not there.
-    pub(super) fn picture(&self, key: &Key, hash: u64, limit: &Limit, now: Timestamp) -> Picture {
+    pub(super) fn snapshot(&self, key: &Key, hash: u64, limit: &Limit, now: Timestamp) -> Snapshot {
         let Some(id) = self.find(key, hash, limit.algorithm()) else {
-            return State::fresh(limit.algorithm()).picture(limit, now);
+            return State::fresh(limit.algorithm()).snapshot(limit, now);
         };
         match self.entries.get(id) {
-            Entry::Log(log) => log.state.picture(limit, now),
-            Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
-                self.kinds.get(*kind).scale.unpack(*numbers).picture(limit, now)
+            Entry::Log(log) => log.state.snapshot(limit, now),
+            Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. } => {
+                self.classes.get(*class).scale.unpack(*numbers).snapshot(limit, now)
             }
         }
     }
@@ -165,7 +149,7 @@ impl Shard {
     pub(super) fn make_room(&mut self, budget: &Budget, now: Timestamp) {
         if now.as_micros() >= self.search_from_us {
             self.search_from_us = now.as_micros() + SEARCH_PAUSE_US;
-            self.forget_fresh(now.as_micros(), budget);
+            self.remove_expired(now.as_micros(), budget);
         }
     }
 
@@ -174,9 +158,9 @@ impl Shard {
         self.index.find(hash, |id| {
             let entry = self.entries.get(id);
             let (rule, of) = match entry {
-                Entry::Short { kind, .. } | Entry::Long { kind, .. } => {
-                    let kind = self.kinds.get(*kind);
-                    (kind.rule.as_ref(), kind.scale.algorithm())
+                Entry::Short { class, .. } | Entry::Long { class, .. } => {
+                    let class = self.classes.get(*class);
+                    (class.rule.as_ref(), class.scale.algorithm())
                 }
                 Entry::Log(log) => (log.key.shared_rule(), Algorithm::SlidingLog),
             };
@@ -188,96 +172,96 @@ impl Shard {
     #[cold]
     fn with_new<R>(
         &mut self,
-        slot: &Slot<'_>,
+        lookup: &Lookup<'_>,
         budget: &Budget,
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let bytes = Entry::first_heap_bytes(slot.key, slot.limit.algorithm())
+        let bytes = Entry::first_heap_bytes(lookup.key, lookup.limit.algorithm())
             + self.entries.growth_bytes()
-            + self.kinds.growth_bytes()
+            + self.classes.growth_bytes()
             + self.index.growth_bytes();
         if self.entries.len() == MAX_IDS || !budget.take(bytes) {
-            return self.coarse.with(slot, now, act);
+            return self.overflow.with(lookup, now, act);
         }
-        let first = self.coarse.first_state(slot, now);
+        let first = self.overflow.first_state(lookup, now);
         let mut state = first.clone();
         let result = act(&mut state);
         if state != first {
-            self.insert(slot, state, budget, now);
+            self.insert(lookup, state, budget, now);
         }
         budget.give_back(bytes);
         result
     }
 
     /// Runs `act` on a counter that was written under another window or rate: once it is charged, it is of another
-    /// kind. Where there is no room for that kind, it finds its limit used up.
+    /// class. Where there is no room for that class, it finds its limit used up.
     fn with_changed_limit<R>(
         &mut self,
         id: u32,
-        slot: &Slot<'_>,
+        lookup: &Lookup<'_>,
         budget: &Budget,
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let bytes = self.kinds.growth_bytes();
+        let bytes = self.classes.growth_bytes();
         if !budget.take(bytes) {
-            return with_used_up(slot, now, act);
+            return with_exhausted_state(lookup, now, act);
         }
         let entry = self.entries.get_mut(id);
-        let (Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. }) = entry else {
+        let (Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. }) = entry else {
             unreachable!("a log is the same under every limit");
         };
-        let mut state = self.kinds.get(*kind).scale.unpack(*numbers);
+        let mut state = self.classes.get(*class).scale.unpack(*numbers);
         let result = act(&mut state);
         let (scale, packed) = pack(&state);
-        let new_kind = self.kinds.join(slot.key.shared_rule(), scale, &self.hashing);
-        self.kinds.leave(*kind, &self.hashing);
-        (*kind, *numbers) = (new_kind, packed);
+        let new_class = self.classes.join(lookup.key.shared_rule(), scale, &self.hashing);
+        self.classes.leave(*class, &self.hashing);
+        (*class, *numbers) = (new_class, packed);
         self.count_bytes(budget);
         budget.give_back(bytes);
         result
     }
 
-    fn insert(&mut self, slot: &Slot<'_>, state: State, budget: &Budget, now: Timestamp) {
+    fn insert(&mut self, lookup: &Lookup<'_>, state: State, budget: &Budget, now: Timestamp) {
         if self.index.is_full() {
-            self.forget_fresh(now.as_micros().saturating_sub(GRACE_US), budget);
+            self.remove_expired(now.as_micros().saturating_sub(GRACE_US), budget);
             // it grows unless there is room for a while: else the next insert would search all of it again
             if self.index.is_nearly_full() {
-                self.index.grow(|id| hash_of(self.entries.get(id), &self.kinds, &self.hashing));
+                self.index.grow(|id| hash_of(self.entries.get(id), &self.classes, &self.hashing));
             }
         }
-        let entry = if slot.limit.algorithm() == Algorithm::SlidingLog {
-            Entry::Log(Box::new(Log { key: slot.key.clone(), state }))
+        let entry = if lookup.limit.algorithm() == Algorithm::SlidingLog {
+            Entry::Log(Box::new(Log { key: lookup.key.clone(), state }))
         } else {
             let (scale, numbers) = pack(&state);
-            let kind = self.kinds.join(slot.key.shared_rule(), scale, &self.hashing);
-            Entry::new(slot.key.identity_bytes(), kind, numbers)
+            let class = self.classes.join(lookup.key.shared_rule(), scale, &self.hashing);
+            Entry::new(lookup.key.identity_bytes(), class, numbers)
         };
         budget.take_anyway(entry.heap_bytes());
         let id = self.entries.insert(entry);
-        self.index.insert(slot.hash, id);
+        self.index.insert(lookup.hash, id);
         self.count_bytes(budget);
     }
 
     fn remove(&mut self, id: u32, budget: &Budget) {
-        let hash_of = |id| hash_of(self.entries.get(id), &self.kinds, &self.hashing);
+        let hash_of = |id| hash_of(self.entries.get(id), &self.classes, &self.hashing);
         self.index.remove(hash_of(id), id, hash_of);
         let entry = self.entries.remove(id);
         budget.give_back(entry.heap_bytes());
-        if let Entry::Short { kind, .. } | Entry::Long { kind, .. } = entry {
-            self.kinds.leave(kind, &self.hashing);
+        if let Entry::Short { class, .. } | Entry::Long { class, .. } = entry {
+            self.classes.leave(class, &self.hashing);
         }
     }
 
     /// Forgets every counter that has equalled a fresh one since `moment_us`, and gives memory back when more than
     /// half of it has come free.
-    fn forget_fresh(&mut self, moment_us: u64, budget: &Budget) {
-        let kinds = &self.kinds;
+    fn remove_expired(&mut self, moment_us: u64, budget: &Budget) {
+        let classes = &self.classes;
         let is_fresh = |entry: &Entry| {
             let expires_at = match entry {
-                Entry::Short { kind, numbers, .. } | Entry::Long { kind, numbers, .. } => {
-                    kinds.get(*kind).scale.unpack(*numbers).expires_at()
+                Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. } => {
+                    classes.get(*class).scale.unpack(*numbers).expires_at()
                 }
                 Entry::Log(log) => log.state.expires_at(),
             };
@@ -297,24 +281,24 @@ impl Shard {
         let entries = std::mem::take(&mut self.entries);
         self.index = Index::with_room_for(entries.len() + entries.len() / 2);
         for entry in entries.into_values() {
-            let hash = hash_of(&entry, &self.kinds, &self.hashing);
+            let hash = hash_of(&entry, &self.classes, &self.hashing);
             self.index.insert(hash, self.entries.insert(entry));
         }
     }
 
-    /// Has the budget know what index, entries and kinds take now.
+    /// Has the budget know what index, entries and classes take now.
     fn count_bytes(&mut self, budget: &Budget) {
-        let bytes = self.index.bytes() + self.entries.bytes() + self.kinds.bytes();
+        let bytes = self.index.bytes() + self.entries.bytes() + self.classes.bytes();
         budget.correct(self.counted_bytes, bytes);
         self.counted_bytes = bytes;
     }
 }
 
-fn hash_of(entry: &Entry, kinds: &Kinds, hashing: &Hashing) -> u64 {
+fn hash_of(entry: &Entry, classes: &LimitClasses, hashing: &Hashing) -> u64 {
     match entry {
-        Entry::Short { kind, .. } | Entry::Long { kind, .. } => {
-            let kind = kinds.get(*kind);
-            hashing.of(kind.rule.as_deref(), entry.identity(), kind.scale.algorithm())
+        Entry::Short { class, .. } | Entry::Long { class, .. } => {
+            let class = classes.get(*class);
+            hashing.of(class.rule.as_deref(), entry.identity(), class.scale.algorithm())
         }
         Entry::Log(log) => hashing.of_key(&log.key, Algorithm::SlidingLog),
     }

@@ -1,24 +1,20 @@
 //! The table: shards behind locks, and the order in which they are taken.
 //!
 //! A check over several counters takes the locks of all their shards before it looks at any, always in the
-//! order of the shards, so that two checks never wait for each other in a circle. Requests that are checked beside each other
-//! take those that are open, and wait for another one only without any.
+//! order of the shards, so that two checks never wait for each other in a circle.
 
 use std::{
-    num::NonZero,
     ops::DerefMut,
     sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
-use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp, step::granted};
 
 use super::{
     budget::Budget,
-    coarse::{COARSE_BYTES, MIN_COARSE},
     hashing::Hashing,
-    shard::{Shard, Slot},
+    overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
+    shard::{Lookup, Shard},
 };
 use crate::{
     check::{Check, Tier},
@@ -28,9 +24,8 @@ use crate::{
 
 /// How many shards, and so how many decisions can be under way at once. A power of two.
 const SHARDS: usize = 64;
-const _: () = assert!(SHARDS <= u64::BITS as usize, "those that are busy are bits of a number");
 /// Which part of the memory is set aside for coarse counters: one in so many.
-const COARSE_SHARE: usize = 16;
+const OVERFLOW_SHARE: usize = 16;
 
 /// A mutual exclusion lock: real in the store, simulated where its use is checked.
 pub(super) trait Lock<T> {
@@ -66,19 +61,10 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
     }
 }
 
-/// How many counters are checked before their answers are told.
-const MAX_ASKED: usize = 32;
-/// How many shards one thread holds at most to check several counters.
-pub(super) const MAX_AT_ONCE: usize = 8;
-/// Which part of the shards all threads together hold then, at most: one in so many.
-const AT_ONCE_SHARE: usize = 8;
-
 pub(super) struct Table<L> {
-    shards: Box<[Apart<L>]>,
+    shards: Box<[CachePadded<L>]>,
     hashing: Hashing,
     budget: Budget,
-    /// How many shards one thread may hold to check several counters.
-    pub(super) at_once: usize,
     /// Which shard makes room next, and how many are still to do so.
     next_to_search: AtomicUsize,
     left_to_search: AtomicUsize,
@@ -87,22 +73,20 @@ pub(super) struct Table<L> {
 /// A lock on cache lines of its own, which processors fetch in pairs: threads in different shards do not slow
 /// each other down.
 #[repr(align(128))]
-struct Apart<L>(L);
+struct CachePadded<L>(L);
 
 impl<L: Lock<Shard>> Table<L> {
     pub(super) fn new(max_memory: usize) -> Self {
-        let coarse = (max_memory / COARSE_SHARE / SHARDS / COARSE_BYTES).max(MIN_COARSE);
+        let overflow = (max_memory / OVERFLOW_SHARE / SHARDS / OVERFLOW_BYTES).max(MIN_OVERFLOW);
         let hashing = Hashing::new();
-        let shard = |_| Apart(L::new(Shard::new(coarse, hashing.clone())));
-        let shards: Box<[Apart<L>]> = (0..SHARDS).map(shard).collect();
-        let fixed = SHARDS * (size_of::<Apart<L>>() + coarse * COARSE_BYTES);
+        let shard = |_| CachePadded(L::new(Shard::new(overflow, hashing.clone())));
+        let shards: Box<[CachePadded<L>]> = (0..SHARDS).map(shard).collect();
+        let fixed = SHARDS * (size_of::<CachePadded<L>>() + overflow * OVERFLOW_BYTES);
         let budget = Budget::new(max_memory, fixed);
-        let threads = thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             shards,
             hashing,
             budget,
-            at_once: (SHARDS / AT_ONCE_SHARE / threads).clamp(1, MAX_AT_ONCE),
             next_to_search: AtomicUsize::new(0),
             left_to_search: AtomicUsize::new(0),
         }
@@ -120,107 +104,16 @@ impl<L: Lock<Shard>> Table<L> {
         clock: impl Fn() -> Timestamp,
     ) -> (Answer, Timestamp) {
         let (shard, hash) = self.place(key, terms.limit.algorithm());
-        let slot = Slot { key, hash, limit: &terms.limit, operation };
+        let lookup = Lookup { key, hash, limit: &terms.limit, operation };
         let mut shard = self.shards[shard].0.lock();
         let now = clock();
         if self.budget.is_tight() {
             shard.make_room(&self.budget, now);
         }
-        let answer = shard.decide(&slot, terms, count, &self.budget, now);
+        let answer = shard.decide(&lookup, terms, count, &self.budget, now);
         drop(shard);
         self.make_room_elsewhere(now);
         (answer, now)
-    }
-
-    /// Checks one counter after the other, each for a request of its own.
-    pub(super) fn check_each(
-        &self,
-        tiers: &[Tier],
-        clock: impl Fn() -> Timestamp,
-        mut tell: impl FnMut(&Answer),
-    ) {
-        if self.at_once == 1 || tiers.len() == 1 {
-            for Tier { key, terms } in tiers {
-                tell(&self.decide_one(key, terms, Operation::Check, 1, &clock).0);
-            }
-            return;
-        }
-        for tiers in tiers.chunks(MAX_ASKED) {
-            // filled where it is: it is large
-            let mut asked = SmallVec::<[Asked<'_>; MAX_ASKED]>::new();
-            asked.extend(tiers.iter().map(|tier| self.asked(tier)));
-            let mut first = 0;
-            while first < asked.len() {
-                self.check_at_once(&mut asked[first..], &clock);
-                first += asked[first..].iter().take_while(|one| one.answer.is_some()).count();
-            }
-            asked.iter().filter_map(|one| one.answer.as_ref()).for_each(&mut tell);
-        }
-    }
-
-    /// Checks some of these counters, of which the first is not checked yet. Several are locked together before any is looked
-    /// at, so that the processor waits for the memory of all of them at the same time.
-    ///
-    /// Those whose lock somebody else holds are left for later: by then it mostly is open, and a thread that waited with locks in
-    /// its hands would have others wait for it. It waits only when there is nothing else to do, and holds nothing then.
-    fn check_at_once(&self, asked: &mut [Asked<'_>], clock: impl Fn() -> Timestamp) {
-        let mut held = SmallVec::<[(usize, L::Guard<'_>); MAX_AT_ONCE]>::new();
-        let mut chosen = SmallVec::<[usize; MAX_AT_ONCE]>::new();
-        let mut busy = 0_u64;
-        for (place, one) in asked.iter_mut().enumerate() {
-            if one.answer.is_some() || busy & (1 << one.shard) != 0 {
-                continue;
-            }
-            one.held = match held.iter().position(|(shard, _)| *shard == one.shard) {
-                Some(held) => held,
-                None => match self.shards[one.shard].0.try_lock() {
-                    Some(guard) => {
-                        held.push((one.shard, guard));
-                        held.len() - 1
-                    }
-                    None => {
-                        // also for those that follow: what comes first in a shard is decided first
-                        busy |= 1 << one.shard;
-                        continue;
-                    }
-                },
-            };
-            chosen.push(place);
-            if chosen.len() == self.at_once {
-                break;
-            }
-        }
-        if chosen.is_empty() {
-            held.push((asked[0].shard, self.shards[asked[0].shard].0.lock()));
-            chosen.push(0);
-            asked[0].held = 0;
-        }
-        let now = clock();
-        if self.budget.is_tight() {
-            held.iter_mut().for_each(|(_, shard)| shard.make_room(&self.budget, now));
-        }
-        for &place in &chosen {
-            let one = &mut asked[place];
-            one.likely = held[one.held].1.likely(one.hash);
-        }
-        for &place in &chosen {
-            let Asked { held: at, likely, .. } = asked[place];
-            held[at].1.fetch(likely);
-        }
-        for &place in &chosen {
-            let one = &mut asked[place];
-            let Tier { key, terms } = one.tier;
-            let slot = Slot { key, hash: one.hash, limit: &terms.limit, operation: Operation::Check };
-            one.answer = Some(held[one.held].1.decide(&slot, terms, 1, &self.budget, now));
-        }
-        drop(held);
-        self.make_room_elsewhere(now);
-    }
-
-    #[inline]
-    fn asked<'a>(&self, tier: &'a Tier) -> Asked<'a> {
-        let (shard, hash) = self.place(&tier.key, tier.terms.limit.algorithm());
-        Asked { tier, shard, hash, held: 0, likely: None, answer: None }
     }
 
     /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
@@ -289,11 +182,11 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     /// What a counter holds; nothing, if it has none of its own.
-    pub(super) fn look(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
+    pub(super) fn inspect(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
         let (shard, hash) = self.place(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
-        CounterSnapshot { at, picture: shard.picture(key, hash, limit, at) }
+        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -311,19 +204,6 @@ impl<L: Lock<Shard>> Table<L> {
         let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
         (shard, hash)
     }
-}
-
-/// A counter that is checked beside others.
-struct Asked<'a> {
-    tier: &'a Tier,
-    shard: usize,
-    hash: u64,
-    /// Which of the locks that are held is its shard's.
-    held: usize,
-    /// Where it lies there, most likely.
-    likely: Option<u32>,
-    /// What it says, once it is checked.
-    answer: Option<Answer>,
 }
 
 /// All shards that a batch touches, held together.
@@ -370,7 +250,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         mut act: impl FnMut(&mut tollgate_core::State) -> R,
     ) -> R {
         let held = self.order.binary_search(&shard).expect("every tier's shard has been locked");
-        let slot = Slot { key: &tier.key, hash, limit: &tier.terms.limit, operation };
-        self.guards[held].with(&slot, self.budget, self.now, &mut act)
+        let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
+        self.guards[held].with(&lookup, self.budget, self.now, &mut act)
     }
 }

@@ -7,13 +7,12 @@ use tollgate_core::{Algorithm, Answer, Cost, Limit, Operation, Terms, Timestamp}
 use super::{
     MIN_MAX_MEMORY, MemoryBoundError, MemoryStore,
     shard::Shard,
-    table::{Lock, MAX_AT_ONCE, Table},
+    table::{Lock, Table},
 };
 use crate::{
     check::{Check, Tier},
     clock::ManualClock,
     key::{Key, encoded_rule},
-    store::Store,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -329,36 +328,6 @@ fn reads_and_refusals_leave_no_counter_behind() {
     assert!(store.is_empty());
 }
 
-/// New keys and those that come again, of all algorithms, under limits that change.
-#[test]
-fn counters_that_are_checked_at_once_say_what_they_say_one_after_the_other() {
-    let ((mut at_once, its_clock), (one_by_one, clock)) = (small_store(), small_store());
-    at_once.table.at_once = MAX_AT_ONCE;
-    let mut chance = 1_u64;
-    let mut any = |count: u64| {
-        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (chance >> 33) % count
-    };
-    for round in 0..2_000 {
-        let (keys, most) = if round % 10 == 0 { (100_000, 20) } else { (20, 80) };
-        let tiers: Vec<Tier> = (0..any(most))
-            .map(|_| {
-                let limit = limits(1 + any(4), Duration::from_secs(1 + any(2)))[any(4) as usize];
-                let key = Key::without_rule(any(keys).to_string()).unwrap();
-                Tier { key, terms: Terms::new(limit, Cost::new(any(3)).unwrap()) }
-            })
-            .collect();
-        let mut said = Vec::new();
-        assert!(at_once.check_each_here(&tiers, &mut |answer| said.push(*answer)));
-        let decide = |tier: &Tier| one_by_one.decide_one(&tier.key, &tier.terms, Operation::Check, 1).0;
-        assert_eq!(said, tiers.iter().map(decide).collect::<Vec<_>>(), "round {round}");
-        let pause = Duration::from_millis(any(2) * 37);
-        clock.advance(pause);
-        its_clock.advance(pause);
-    }
-    assert_eq!(at_once.len(), one_by_one.len());
-}
-
 impl<T> Lock<T> for shuttle::sync::Mutex<T> {
     type Guard<'a>
         = shuttle::sync::MutexGuard<'a, T>
@@ -457,69 +426,6 @@ fn no_order_of_threads_deadlocks_or_splits_a_check() {
             .map(|tier| table.decide_one(&tier.key, &tier.terms, Operation::Peek, 1, || START).0.available)
             .collect();
         assert_eq!(left, [0, 1, 2]);
-    };
-    shuttle::check_random(scenario, 2_000);
-    shuttle::check_pct(scenario, 1_000, 3);
-}
-
-/// Threads check the same counters at once, in different orders. None waits for ever, and each counter admits what it may.
-#[test]
-fn no_order_of_threads_deadlocks_those_that_check_at_once() {
-    const KEYS: usize = 6;
-    let scenario = || {
-        let mut table: Table<shuttle::sync::Mutex<Shard>> = Table::new(MIN_MAX_MEMORY);
-        table.at_once = 4;
-        let table = Arc::new(table);
-        let tiers: Vec<Tier> = (0..KEYS)
-            .map(|key| Tier {
-                key: Key::without_rule(key.to_string()).unwrap(),
-                terms: Terms::new(Limit::token_bucket(2, HOUR).unwrap(), Cost::ONE),
-            })
-            .collect();
-        let threads: Vec<_> = (0..3)
-            .map(|thread| {
-                let (table, mut tiers) = (Arc::clone(&table), tiers.clone());
-                tiers.rotate_left(2 * thread);
-                shuttle::thread::spawn(move || {
-                    let mut admitted = 0;
-                    table.check_each(&tiers, || START, |answer| admitted += answer.charged);
-                    admitted
-                })
-            })
-            .collect();
-        let admitted: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        assert_eq!(admitted as usize, 2 * KEYS);
-    };
-    shuttle::check_random(scenario, 2_000);
-    shuttle::check_pct(scenario, 1_000, 3);
-}
-
-/// A thread asks about each counter twice. Whoever else holds locks, it is answered in the order in which it asked.
-#[test]
-fn no_order_of_threads_turns_requests_around() {
-    const KEYS: usize = 5;
-    let scenario = || {
-        let mut table: Table<shuttle::sync::Mutex<Shard>> = Table::new(MIN_MAX_MEMORY);
-        table.at_once = 3;
-        let table = Arc::new(table);
-        let tiers: Vec<Tier> = (0..2 * KEYS)
-            .map(|place| Tier {
-                key: Key::without_rule((place % KEYS).to_string()).unwrap(),
-                terms: Terms::new(Limit::fixed_window(100, HOUR).unwrap(), Cost::ONE),
-            })
-            .collect();
-        let threads: Vec<_> = (0..3)
-            .map(|_| {
-                let (table, tiers) = (Arc::clone(&table), tiers.clone());
-                shuttle::thread::spawn(move || {
-                    let mut left = Vec::new();
-                    table.check_each(&tiers, || START, |answer| left.push(answer.available));
-                    let (first, second) = left.split_at(KEYS);
-                    assert!(first.iter().zip(second).all(|(first, second)| first > second), "{left:?}");
-                })
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
     };
     shuttle::check_random(scenario, 2_000);
     shuttle::check_pct(scenario, 1_000, 3);

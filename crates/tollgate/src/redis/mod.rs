@@ -4,19 +4,19 @@
 //! says truthfully what is known about a call, and never sends one again whose bytes have left, unless the
 //! reply proves that it did not run.
 
+mod clock_offset;
 mod cluster;
+mod connection;
+mod health;
 pub mod inspect;
+mod instances;
 pub mod keys;
-mod link;
-mod look;
-mod notes;
-mod offset;
-mod presence;
 mod primary;
 mod probe;
 mod script;
 mod sentinel;
 mod settings;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod url;
@@ -28,10 +28,10 @@ use tollgate_core::{Algorithm, Limit};
 
 use self::{
     cluster::Cluster,
+    connection::{CallFailure, Connector, RedisRequest},
     keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, redis_key},
-    link::{Connector, Failure, Request},
     primary::Primary,
-    script::{Moments, SOURCE, decode, encode},
+    script::{CallTimes, SOURCE, decode, encode},
     sentinel::Sentinels,
     url::{Kind, Node},
 };
@@ -182,13 +182,13 @@ impl RedisStore {
     /// When the server does not answer; on a Cluster, when no primary does.
     pub async fn warm_up(&self) -> Result<(), StoreError> {
         // a batch of no checks takes the path of every decision, and needs no rights on any key
-        let call = encode(&self.prefix, &[], Moments::default())?;
+        let call = encode(&self.prefix, &[], CallTimes::default())?;
         match &self.backend {
             Backend::Primary(primary) => {
                 primary.ready().await.map_err(StoreError::NotRun)?;
-                primary.send(Request::Script(&call)).await?;
+                primary.send(RedisRequest::Script(&call)).await?;
             }
-            Backend::Cluster(cluster) => cluster.warm_up(Request::Script(&call)).await?,
+            Backend::Cluster(cluster) => cluster.warm_up(RedisRequest::Script(&call)).await?,
         }
         Ok(())
     }
@@ -238,7 +238,7 @@ impl RedisStore {
         self
     }
 
-    fn moments(&self, deadline: Option<Deadline>) -> Moments {
+    fn times(&self, deadline: Option<Deadline>) -> CallTimes {
         let (deadline, by) = match deadline {
             None => (None, None),
             Some(Deadline::Store(deadline)) => (Some(deadline), None),
@@ -246,7 +246,7 @@ impl RedisStore {
             Some(Deadline::Process(_)) if self.clock.is_some() => (None, None),
             Some(Deadline::Process(by)) => (None, Some(by)),
         };
-        Moments { now: self.clock.as_ref().map(ManualClock::now), deadline, by }
+        CallTimes { now: self.clock.as_ref().map(ManualClock::now), deadline, by }
     }
 }
 
@@ -270,9 +270,7 @@ impl RemoteStore for RedisStore {
                 Backend::Primary(primary) => {
                     each(self.decide_on(primary, checks, deadline).await, checks.len())
                 }
-                Backend::Cluster(cluster) => {
-                    cluster.decide(&self.prefix, checks, self.moments(deadline)).await
-                }
+                Backend::Cluster(cluster) => cluster.decide(&self.prefix, checks, self.times(deadline)).await,
             }
         })
     }
@@ -292,7 +290,7 @@ impl RemoteStore for RedisStore {
         Box::pin(async move {
             match &self.backend {
                 Backend::Primary(primary) => {
-                    primary.send(Request::Command(&probe::probe(&self.prefix, INSTANCES))).await?
+                    primary.send(RedisRequest::Command(&probe::probe(&self.prefix, INSTANCES))).await?
                 }
                 Backend::Cluster(cluster) => cluster.probe(upstream, &self.prefix).await?,
             };
@@ -303,11 +301,11 @@ impl RemoteStore for RedisStore {
     fn announce(&self, instance: u64, lifetime: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
         Box::pin(async move {
             let key = instances_key(&self.prefix);
-            let request = presence::announcement(&key, instance, lifetime);
+            let request = instances::announcement(&key, instance, lifetime);
             let reply = match &self.backend {
-                Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+                Backend::Primary(primary) => primary.send(RedisRequest::Command(&request)).await?,
                 Backend::Cluster(cluster) => {
-                    cluster.send_for_tag(INSTANCES, Request::Command(&request)).await?
+                    cluster.send_for_tag(INSTANCES, RedisRequest::Command(&request)).await?
                 }
             };
             Ok(u32::try_from(number(reply)?).unwrap_or(u32::MAX))
@@ -321,9 +319,9 @@ impl RemoteStore for RedisStore {
     fn stats(&self) -> StoreStats {
         match &self.backend {
             Backend::Primary(primary) => {
-                primary.link().connector().notes().stats(slice::from_ref(primary.link()))
+                primary.connection().connector().health().stats(slice::from_ref(primary.connection()))
             }
-            Backend::Cluster(cluster) => cluster.connector().notes().stats(&cluster.links()),
+            Backend::Cluster(cluster) => cluster.connector().health().stats(&cluster.connections()),
         }
     }
 
@@ -336,14 +334,14 @@ impl RemoteStore for RedisStore {
             let mut snapshots = Vec::with_capacity(counters.len());
             for (key, limit) in counters {
                 let algorithm = limit.algorithm();
-                let request = look::request(&redis_key(&self.prefix, key, algorithm), algorithm);
+                let request = snapshot::request(&redis_key(&self.prefix, key, algorithm), algorithm);
                 let reply = match &self.backend {
-                    Backend::Primary(primary) => primary.send(Request::Command(&request)).await?,
+                    Backend::Primary(primary) => primary.send(RedisRequest::Command(&request)).await?,
                     Backend::Cluster(cluster) => {
-                        cluster.send_for_key(key, Request::Command(&request)).await?
+                        cluster.send_for_key(key, RedisRequest::Command(&request)).await?
                     }
                 };
-                snapshots.push(look::read(reply, limit, now)?);
+                snapshots.push(snapshot::read(reply, limit, now)?);
             }
             Ok(snapshots)
         })
@@ -361,7 +359,7 @@ impl RemoteStore for RedisStore {
                 for (key, algorithm) in counters {
                     request.arg(redis_key(&self.prefix, key, *algorithm));
                 }
-                deleted += number(primary.send(Request::Command(&request)).await?)?;
+                deleted += number(primary.send(RedisRequest::Command(&request)).await?)?;
             }
             Ok(deleted)
         })
@@ -375,18 +373,18 @@ impl RedisStore {
         checks: &[Check],
         deadline: Option<Deadline>,
     ) -> Result<Decided, StoreError> {
-        let call = encode(&self.prefix, checks, self.moments(deadline))?;
-        let reply = primary.send(Request::Script(&call)).await?;
+        let call = encode(&self.prefix, checks, self.times(deadline))?;
+        let reply = primary.send(RedisRequest::Script(&call)).await?;
         decode(&bytes(reply)?, &call, checks)
     }
 }
 
 /// The reply of the script.
-fn bytes(reply: Value) -> Result<Vec<u8>, Failure> {
-    Vec::from_redis_value(reply).map_err(|error| Failure::Lost(error.to_string()))
+fn bytes(reply: Value) -> Result<Vec<u8>, CallFailure> {
+    Vec::from_redis_value(reply).map_err(|error| CallFailure::ReplyLost(error.to_string()))
 }
 
 /// The reply of a command that counts.
-fn number(reply: Value) -> Result<u64, Failure> {
-    u64::from_redis_value(reply).map_err(|error| Failure::Lost(error.to_string()))
+fn number(reply: Value) -> Result<u64, CallFailure> {
+    u64::from_redis_value(reply).map_err(|error| CallFailure::ReplyLost(error.to_string()))
 }

@@ -6,13 +6,13 @@ use redis::Value;
 use tokio::task::JoinSet;
 
 use super::{
-    link::{Asking, Connector, Failure, Link, Request, Target},
+    connection::{Asking, CallFailure, Connector, RedisRequest, ServerConnection, Target},
     sentinel::Sentinels,
     url::Node,
 };
 
 pub(super) struct Primary {
-    link: Arc<Link>,
+    connection: Arc<ServerConnection>,
     sentinels: Option<Arc<Sentinels>>,
     /// Started with the first call, for want of a runtime before; ends with this.
     listeners: OnceLock<JoinSet<()>>,
@@ -20,38 +20,38 @@ pub(super) struct Primary {
 
 impl Primary {
     pub(super) fn fixed(connector: Connector, node: Node) -> Self {
-        let link = Link::new(Arc::new(connector), Target::Fixed(node));
-        Self { link, sentinels: None, listeners: OnceLock::new() }
+        let connection = ServerConnection::new(Arc::new(connector), Target::Fixed(node));
+        Self { connection, sentinels: None, listeners: OnceLock::new() }
     }
 
     pub(super) fn watched(connector: Connector, sentinels: Sentinels) -> Self {
         let sentinels = Arc::new(sentinels);
-        let link = Link::new(Arc::new(connector), Target::Primary(Arc::clone(&sentinels)));
-        Self { link, sentinels: Some(sentinels), listeners: OnceLock::new() }
+        let connection = ServerConnection::new(Arc::new(connector), Target::Primary(Arc::clone(&sentinels)));
+        Self { connection, sentinels: Some(sentinels), listeners: OnceLock::new() }
     }
 
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(super) fn connection(&self) -> &Arc<ServerConnection> {
+        &self.connection
     }
 
     /// Connects if need be; why not, otherwise.
     pub(super) async fn ready(&self) -> Result<(), String> {
         self.listen();
-        self.link.ready().await
+        self.connection.ready().await
     }
 
     /// Sends a request; once more if the server says that it is not the primary any more.
-    pub(super) async fn send(&self, request: Request<'_>) -> Result<Value, Failure> {
+    pub(super) async fn send(&self, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
         self.listen();
-        match self.link.send(request, Asking::No).await {
-            Err(failure) if failure.is("READONLY") => self.link.send(request, Asking::No).await,
+        match self.connection.send(request, Asking::No).await {
+            Err(failure) if failure.is("READONLY") => self.connection.send(request, Asking::No).await,
             reply => reply,
         }
     }
 
     fn listen(&self) {
         if let Some(sentinels) = &self.sentinels {
-            self.listeners.get_or_init(|| sentinels.watch(&self.link));
+            self.listeners.get_or_init(|| sentinels.watch(&self.connection));
         }
     }
 }

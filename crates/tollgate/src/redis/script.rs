@@ -1,6 +1,6 @@
 //! The script: its text, composed from one file per algorithm, and the bytes that go in and come out.
 //!
-//! `lua/head.lua` describes the format; this module is its other half. Everything is packed: turning
+//! `lua/prelude.lua` describes the format; this module is its other half. Everything is packed: turning
 //! numbers into text and back costs Redis more than the decision.
 
 use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
@@ -16,7 +16,7 @@ use tollgate_core::{
 use super::keys::write_redis_key;
 use crate::{
     check::Check,
-    hashing::Keyed,
+    hashing::RandomKeyedHash,
     store::{Decided, StoreError},
 };
 
@@ -25,20 +25,20 @@ use crate::{
 pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(
-    include_str!("lua/head.lua"),
-    include_str!("lua/plain.lua"),
-    include_str!("lua/straight/state.lua"),
-    include_str!("lua/straight/fixed_window.lua"),
-    include_str!("lua/straight/sliding_counter.lua"),
-    include_str!("lua/straight/token_bucket.lua"),
-    include_str!("lua/straight/sliding_log.lua"),
-    include_str!("lua/straight/checks.lua"),
+    include_str!("lua/prelude.lua"),
+    include_str!("lua/fast_bucket.lua"),
+    include_str!("lua/fast/state.lua"),
+    include_str!("lua/fast/fixed_window.lua"),
+    include_str!("lua/fast/sliding_counter.lua"),
+    include_str!("lua/fast/token_bucket.lua"),
+    include_str!("lua/fast/sliding_log.lua"),
+    include_str!("lua/fast/checks.lua"),
     include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_counter.lua"),
     include_str!("lua/token_bucket.lua"),
     include_str!("lua/sliding_log.lua"),
-    include_str!("lua/main.lua"),
+    include_str!("lua/general.lua"),
 );
 
 /// The SHA-1 by which Redis knows the script.
@@ -50,7 +50,7 @@ const OVERDRAFT: u8 = 2;
 const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const STATUS_LATE: u8 = 1;
-const STATUS_ELSEWHERE: u8 = 2;
+const STATUS_MISROUTED: u8 = 2;
 const ANSWER_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 8;
 /// The status and the time before the answers.
@@ -78,7 +78,7 @@ enum Slots {
 
 /// What is injected into a call.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Moments {
+pub(super) struct CallTimes {
     pub(super) now: Option<Timestamp>,
     pub(super) deadline: Option<Timestamp>,
     /// Until when the call is of use, on this process's clock.
@@ -92,7 +92,7 @@ struct Place {
     limit: usize,
 }
 
-pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result<Call, StoreError> {
+pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result<Call, StoreError> {
     let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
     if tiers > MAX_BATCH {
         return Err(StoreError::TooLarge { tiers, max: MAX_BATCH });
@@ -116,8 +116,8 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
     }
 
     let mut header = Vec::with_capacity(18);
-    push_moment(&mut header, moments.now);
-    push_moment(&mut header, moments.deadline);
+    push_moment(&mut header, times.now);
+    push_moment(&mut header, times.deadline);
     push_index(&mut header, plain_keys);
 
     let mut limit_table = Vec::with_capacity(limits.len() * 49);
@@ -130,40 +130,45 @@ pub(super) fn encode(prefix: &str, checks: &[Check], moments: Moments) -> Result
     for (index, check) in checks.iter().enumerate() {
         let (own, others) = rest.split_at(check.tiers().len());
         rest = others;
-        planned.push(Planned { index, check, places: own, is_plain: is_plain(check, own, &keys) });
+        planned.push(PlannedCheck {
+            index,
+            check,
+            places: own,
+            is_fast_bucket: is_fast_bucket(check, own, &keys),
+        });
     }
     // what is plain shares no key with anything, so that its place does not matter
-    planned.sort_by_key(|planned| if planned.is_plain { planned.places[0].limit } else { usize::MAX });
+    planned.sort_by_key(|planned| if planned.is_fast_bucket { planned.places[0].limit } else { usize::MAX });
 
     let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
-    for group in planned.chunk_by(Planned::is_like) {
+    for group in planned.chunk_by(PlannedCheck::is_like) {
         push_group(&mut plan, group);
     }
     let order = planned.iter().map(|planned| planned.index).collect();
-    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: moments.by, slots: Slots::One })
+    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: times.by, slots: Slots::One })
 }
 
 /// A check and where its keys and limits stand.
-struct Planned<'a> {
+struct PlannedCheck<'a> {
     index: usize,
     check: &'a Check,
     places: &'a [Place],
-    is_plain: bool,
+    is_fast_bucket: bool,
 }
 
-impl Planned<'_> {
+impl PlannedCheck<'_> {
     /// Whether both can be told in one group.
     fn is_like(&self, other: &Self) -> bool {
         let (own, others) = (self.check.tiers(), other.check.tiers());
-        self.is_plain == other.is_plain
+        self.is_fast_bucket == other.is_fast_bucket
             && self.check.operation() == other.check.operation()
             && own.len() == others.len()
             && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
     }
 }
 
-/// A check of one small bucket alone, which no other check of the call has: `lua/plain.lua` is for these.
-fn is_plain(check: &Check, places: &[Place], keys: &Keys) -> bool {
+/// A check of one small bucket alone, which no other check of the call has: `lua/fast_bucket.lua` is for these.
+fn is_fast_bucket(check: &Check, places: &[Place], keys: &Keys) -> bool {
     let ([tier], [place]) = (check.tiers(), places) else { return false };
     let Terms { limit, mode, admission, .. } = tier.terms;
     check.operation() == Operation::Check
@@ -174,10 +179,10 @@ fn is_plain(check: &Check, places: &[Place], keys: &Keys) -> bool {
         && keys.uses[place.key] == 1
 }
 
-fn push_group(plan: &mut Vec<u8>, group: &[Planned<'_>]) {
+fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     let [first, ..] = group else { return };
     let operation = first.check.operation();
-    plan.extend([operation_code(operation), u8::from(first.is_plain)]);
+    plan.extend([operation_code(operation), u8::from(first.is_fast_bucket)]);
     plan.push(u8::try_from(first.places.len()).expect("a check has at most MAX_TIERS tiers"));
     push_index(plan, group.len());
     push_moment(plan, if let Operation::Refund { at } = operation { at } else { None });
@@ -243,7 +248,7 @@ struct Keys {
     ranges: Vec<Range<usize>>,
     uses: Vec<u32>,
     places: HashTable<usize>,
-    hasher: Keyed,
+    hasher: RandomKeyedHash,
 }
 
 impl Keys {
@@ -285,21 +290,21 @@ fn place_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
 
 /// What a reply says about itself: whether the call came in time, and when it ran.
 #[derive(Clone, Copy)]
-pub(super) struct Arrival {
+pub(super) struct ReplyHeader {
     pub(super) is_late: bool,
     pub(super) at: Timestamp,
 }
 
 /// `None` when the reply is malformed.
-pub(super) fn arrival(reply: &[u8]) -> Option<Arrival> {
+pub(super) fn read_header(reply: &[u8]) -> Option<ReplyHeader> {
     let (status, rest) = reply.split_first()?;
     let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
-    Some(Arrival { is_late: *status == STATUS_LATE, at })
+    Some(ReplyHeader { is_late: *status == STATUS_LATE, at })
 }
 
 /// Whether nothing ran because the node does not have all counters of a call over several slots.
-pub(super) fn is_elsewhere(reply: &[u8]) -> bool {
-    reply.first() == Some(&STATUS_ELSEWHERE)
+pub(super) fn is_misrouted(reply: &[u8]) -> bool {
+    reply.first() == Some(&STATUS_MISROUTED)
 }
 
 pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
@@ -310,7 +315,7 @@ pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Deci
 
 /// `None` when the reply is malformed.
 fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
-    let Arrival { is_late, at } = arrival(reply)?;
+    let ReplyHeader { is_late, at } = read_header(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
     }

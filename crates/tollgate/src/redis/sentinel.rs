@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    link::{Connector, Link, jitter},
+    connection::{Connector, ServerConnection, jitter},
     url::Node,
 };
 
@@ -136,31 +136,31 @@ impl Sentinels {
         }
     }
 
-    /// Keeps listening to all sentinels, and has the link follow, until what is returned is dropped.
-    pub(super) fn watch(self: &Arc<Self>, link: &Arc<Link>) -> JoinSet<()> {
+    /// Keeps listening to all sentinels, and has the connection follow, until what is returned is dropped.
+    pub(super) fn watch(self: &Arc<Self>, connection: &Arc<ServerConnection>) -> JoinSet<()> {
         let mut listeners = JoinSet::new();
         for node in &self.nodes {
-            listeners.spawn(listen(Arc::clone(self), node.clone(), Arc::downgrade(link)));
+            listeners.spawn(listen(Arc::clone(self), node.clone(), Arc::downgrade(connection)));
         }
         listeners
     }
 }
 
-async fn listen(sentinels: Arc<Sentinels>, sentinel: Node, link: Weak<Link>) {
+async fn listen(sentinels: Arc<Sentinels>, sentinel: Node, connection: Weak<ServerConnection>) {
     loop {
         // why it ended does not matter: the others are listened to as well, and it is tried again
-        let _ = hear(&sentinels, &sentinel, &link).await;
+        let _ = hear(&sentinels, &sentinel, &connection).await;
         sleep(LISTEN_PAUSE + jitter()).await;
     }
 }
 
-async fn hear(sentinels: &Sentinels, sentinel: &Node, link: &Weak<Link>) -> Option<()> {
+async fn hear(sentinels: &Sentinels, sentinel: &Node, connection: &Weak<ServerConnection>) -> Option<()> {
     let (mut sink, mut stream) =
         timeout(ANSWER_TIMEOUT, sentinels.connector.listen(sentinel)).await.ok()?.ok()?.split();
     timeout(ANSWER_TIMEOUT, sink.subscribe(SWITCH)).await.ok()?.ok()?;
     // not before: what is said between the answer and the subscription would be missed
     if let Ok(primary) = sentinels.primary().await {
-        link.upgrade()?.follow(&primary);
+        connection.upgrade()?.follow(&primary);
     }
     loop {
         let Ok(message) = timeout(QUIET, stream.next()).await else {
@@ -169,7 +169,7 @@ async fn hear(sentinels: &Sentinels, sentinel: &Node, link: &Weak<Link>) -> Opti
         };
         let text: String = message?.get_payload().ok()?;
         if let Some(primary) = switched(&text, &sentinels.name) {
-            link.upgrade()?.follow(&primary);
+            connection.upgrade()?.follow(&primary);
         }
     }
 }

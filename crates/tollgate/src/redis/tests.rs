@@ -17,6 +17,12 @@ use tollgate_testkit::server::{Flavor, Server};
 use super::*;
 use crate::check::Tier;
 
+/// Decides a batch on a store that has one server.
+async fn decide(store: &RedisStore, checks: &[Check]) -> Result<Decided, StoreError> {
+    let Backend::Primary(primary) = &store.backend else { panic!("a store with one server") };
+    store.decide_on(primary, checks, None).await
+}
+
 const MINUTE: Duration = Duration::from_secs(60);
 const SLACK: Duration = Duration::from_secs(10);
 
@@ -32,7 +38,7 @@ impl Subject {
     }
 
     async fn ask(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Decided {
-        self.store.decide(&[check(operation, key, limit, cost)], None).await.unwrap()
+        decide(&self.store, &[check(operation, key, limit, cost)]).await.unwrap()
     }
 
     fn redis(&self) -> Connection {
@@ -123,7 +129,7 @@ async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
         subject.ask(Operation::Check, "k", &limit, 2).await;
         for (operation, cost) in [(Operation::Peek, 1), (Operation::Check, 2)] {
             let checks = [check(operation, "k", &limit, cost)];
-            let call = encode(DEFAULT_PREFIX, &checks, Moments::default()).unwrap();
+            let call = encode(DEFAULT_PREFIX, &checks, CallTimes::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
             request.arg(SOURCE);
             call.write_to(&mut request, None);
@@ -182,7 +188,7 @@ async fn a_counter_that_makes_no_sense_is_unknown_beside_others() {
             }
             for bytes in nonsense {
                 redis.set_ex::<_, _, ()>(stored("bad", &limit), &bytes, 60).unwrap();
-                let looks = subject.store.look(&counters).await.unwrap();
+                let looks = subject.store.inspect(&counters).await.unwrap();
                 assert_eq!(looks[0], None, "{limit:?}: {bytes:?}");
                 assert!(looks[1].is_some());
             }
@@ -219,13 +225,13 @@ async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
             };
             // until a log has room for one more: it grows by half
             for _ in 0..3 {
-                store.decide(&[check(1)], None).await.unwrap();
+                decide(&store, &[check(1)]).await.unwrap();
                 clock.advance(Duration::from_micros(1));
             }
             for (passing, cost, renews) in [(MINUTE / 10, 1, false), (MINUTE * 18 / 10, 2, true)] {
                 clock.advance(passing);
-                let decide = async { store.decide(&[check(cost)], None).await.unwrap() };
-                let commands = subject.commands_during(decide).await;
+                let decided = async { decide(&store, &[check(cost)]).await.unwrap() };
+                let commands = subject.commands_during(decided).await;
                 let renewed = commands.contains_key("set") || commands.contains_key("pexpire");
                 assert_eq!(renewed, renews, "{limit:?} {commands:?}");
             }
@@ -242,7 +248,7 @@ async fn after_a_warm_up_the_first_decision_is_one_call_and_the_clock_is_known()
     let commands = subject.commands_during(async { subject.store.warm_up().await.unwrap() }).await;
     assert_eq!((commands["evalsha"], commands["eval"], commands.get("mget")), (1, 1, None), "{commands:?}");
     let Backend::Primary(primary) = &subject.store.backend else { panic!("not a Cluster") };
-    assert!(primary.link().on_server(tokio::time::Instant::now()).is_some());
+    assert!(primary.connection().server_time(tokio::time::Instant::now()).is_some());
     let first = subject.commands_during(subject.ask(Operation::Check, "k", &limit, 1)).await;
     let not_needed = ["eval", "client|setname", "client"].map(|name| first.get(name));
     assert_eq!((first["evalsha"], not_needed), (1, [None; 3]), "{first:?}");
@@ -257,7 +263,7 @@ async fn connecting_needs_no_rights_but_those_of_a_decision() {
     let url = server.url().replace("redis://", "redis://limiter:word@");
     let store = RedisStore::connect(&url).await.unwrap().with_prefix("shop").unwrap();
     let limit = Limit::fixed_window(100, MINUTE).unwrap();
-    let decided = store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+    let decided = decide(&store, &[check(Operation::Check, "k", &limit, 1)]).await.unwrap();
     assert_eq!(decided.answers[0][0].available, 99);
 }
 
@@ -284,7 +290,7 @@ async fn a_key_is_read_once_and_written_once_per_batch() {
         .collect();
     for _ in 0..2 {
         let commands =
-            subject.commands_during(async { subject.store.decide(&checks, None).await.unwrap() }).await;
+            subject.commands_during(async { decide(&subject.store, &checks).await.unwrap() }).await;
         let writes = commands.get("set").unwrap_or(&0) + commands.get("setrange").unwrap_or(&0);
         assert_eq!((commands["mget"], writes, commands.get("get")), (1, 65, None), "{commands:?}");
     }
@@ -298,7 +304,7 @@ async fn a_decision_on_a_long_log_takes_no_more_commands_than_on_a_short_one() {
     let limit = Limit::sliding_log(20_000, MINUTE).unwrap();
     let decide = async |cost| {
         clock.advance(Duration::from_micros(7));
-        store.decide(&[check(Operation::Check, "k", &limit, cost)], None).await.unwrap()
+        decide(&store, &[check(Operation::Check, "k", &limit, cost)]).await.unwrap()
     };
     let mut most = 0;
     for entries in 0..30_000 {
@@ -325,7 +331,7 @@ async fn a_log_of_a_thousand_entries_takes_a_tenth_of_a_sorted_set() {
     let mut redis = subject.redis();
     for entry in 0..1_000_u64 {
         clock.advance(Duration::from_micros(7));
-        store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+        decide(&store, &[check(Operation::Check, "k", &limit, 1)]).await.unwrap();
         let score = clock.now().as_micros();
         let () = redis.zadd("sorted", format!("{score}:{entry}"), score).unwrap();
     }
@@ -359,9 +365,9 @@ async fn a_batch_beyond_the_bound_is_refused_and_the_largest_is_not() {
     let batch = |size: usize| -> Vec<Check> {
         (0..size).map(|key| check(Operation::Check, &key.to_string(), &limit, 1)).collect()
     };
-    let decided = subject.store.decide(&batch(MAX_BATCH), None).await.unwrap();
+    let decided = decide(&subject.store, &batch(MAX_BATCH)).await.unwrap();
     assert!(decided.answers.iter().all(|answers| answers[0].charged == 1));
-    let error = subject.store.decide(&batch(MAX_BATCH + 1), None).await.unwrap_err();
+    let error = decide(&subject.store, &batch(MAX_BATCH + 1)).await.unwrap_err();
     assert_eq!(error, StoreError::TooLarge { tiers: 1025, max: MAX_BATCH });
 }
 
@@ -371,7 +377,7 @@ async fn stores_with_different_prefixes_do_not_meet() {
     let limit = Limit::fixed_window(1, 24 * 60 * MINUTE).unwrap();
     for prefix in ["a", "b"] {
         let store = subject.store.clone().with_prefix(prefix).unwrap();
-        let decided = store.decide(&[check(Operation::Check, "k", &limit, 1)], None).await.unwrap();
+        let decided = decide(&store, &[check(Operation::Check, "k", &limit, 1)]).await.unwrap();
         assert_eq!(decided.answers[0][0].charged, 1, "{prefix}");
     }
     for bad in ["", "a:b", "{x}", "é", &"x".repeat(33)] {
@@ -405,13 +411,13 @@ async fn a_store_that_was_refused_comes_back_when_its_password_is_right_again() 
     set_password("right");
     let store = RedisStore::connect(&url).await.unwrap();
     let hit = [check(Operation::Check, "k", &Limit::sliding_log(1_000, MINUTE).unwrap(), 1)];
-    store.decide(&hit, None).await.unwrap();
+    decide(&store, &hit).await.unwrap();
     set_password("wrong");
     let refused = |error: &StoreError| error.to_string().to_lowercase().contains("password");
     // the client itself tries for a while before it gives up
-    while !store.decide(&hit, None).await.is_err_and(|error| refused(&error)) {}
+    while !decide(&store, &hit).await.is_err_and(|error| refused(&error)) {}
     set_password("right");
-    while store.decide(&hit, None).await.is_err() {
+    while decide(&store, &hit).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     set_password("");
@@ -456,7 +462,7 @@ async fn a_call_whose_reply_is_lost_is_not_sent_again() {
     let (mut answered, mut lost) = (0, 0);
     for call in 0..200 {
         swallow.store(call % 40 == 0, Ordering::SeqCst);
-        match store.decide(&hit, None).await {
+        match decide(&store, &hit).await {
             Ok(_) => answered += 1,
             Err(StoreError::Ambiguous(_)) => lost += 1,
             Err(other) => panic!("the server did not refuse: {other}"),
@@ -464,6 +470,6 @@ async fn a_call_whose_reply_is_lost_is_not_sent_again() {
     }
     swallow.store(false, Ordering::SeqCst);
     assert_eq!((answered, lost), (195, 5));
-    let peeked = store.decide(&[check(Operation::Peek, "k", &limit, 0)], None).await.unwrap();
+    let peeked = decide(&store, &[check(Operation::Peek, "k", &limit, 0)]).await.unwrap();
     assert_eq!(peeked.answers[0][0].available, 10_000 - 200, "each call was charged once");
 }

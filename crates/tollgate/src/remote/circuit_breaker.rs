@@ -47,7 +47,7 @@ impl CircuitBreaker {
     /// Records the last error.
     pub(super) fn note(&self, error: &StoreError) {
         *self.reason.lock() = Some(match error {
-            StoreError::Refused { code, detail } => format!("{code} {detail}"),
+            StoreError::Rejected { code, detail } => format!("{code} {detail}"),
             StoreError::NotRun(reason) | StoreError::Ambiguous(reason) => reason.clone(),
             other => other.to_string(),
         });

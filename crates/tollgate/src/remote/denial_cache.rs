@@ -24,7 +24,7 @@ use crate::{
     backend::CheckShares,
     check::{Check, Tier},
     decision::Source,
-    hashing::Keyed,
+    hashing::RandomKeyedHash,
 };
 
 /// The most cached denials; beyond that the store decides.
@@ -33,7 +33,7 @@ const SHARDS: usize = 16;
 
 pub(super) struct DenialCache {
     shards: Box<[Mutex<HashTable<Denial>>]>,
-    hasher: Keyed,
+    hasher: RandomKeyedHash,
     longest: Duration,
     count: AtomicUsize,
     /// The number of operations in this process that may end a denial: resets and refunds.
@@ -59,7 +59,7 @@ impl DenialCache {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: Keyed::default(),
+            hasher: RandomKeyedHash::default(),
             longest,
             count: AtomicUsize::new(0),
             changes: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use super::{
     call_limit::{CallLimit, Sent},
     round_trips::RoundTrips,
 };
-use crate::{check::Check, hashing::Keyed, stats::Tally, store::StoreError};
+use crate::{check::Check, hashing::RandomKeyedHash, stats::Tally, store::StoreError};
 
 /// The most tiers of one call, which bounds how long other clients of that Redis wait: about 0.3 ms.
 const MAX_CALL_TIERS: usize = 64;
@@ -25,7 +25,7 @@ const MAX_FLUSH: Duration = Duration::from_millis(10);
 /// The checks that wait for one server, and the calls to it.
 pub(super) struct Queue {
     state: Mutex<State>,
-    hasher: Keyed,
+    hasher: RandomKeyedHash,
 }
 
 struct State {
@@ -82,7 +82,7 @@ pub(super) enum CallEnd {
 impl CallEnd {
     pub(super) fn of<T>(outcomes: &[Result<T, StoreError>]) -> Self {
         let is_reply = |outcome: &Result<T, StoreError>| {
-            matches!(outcome, Ok(_) | Err(StoreError::Late(_) | StoreError::Refused { .. }))
+            matches!(outcome, Ok(_) | Err(StoreError::Late(_) | StoreError::Rejected { .. }))
         };
         if outcomes.iter().any(is_reply) { Self::Replied } else { Self::NoReply }
     }
@@ -120,7 +120,7 @@ impl Queue {
             last_reply: now,
             last_failure: now,
         };
-        Self { state: Mutex::new(state), hasher: Keyed::default() }
+        Self { state: Mutex::new(state), hasher: RandomKeyedHash::default() }
     }
 
     pub(super) fn join(&self, check: &Check, deadline: Instant, tally: &Tally) -> Result<Joined, StoreError> {

@@ -1,4 +1,4 @@
-//! Coalescing, batching and local refusals, over a store that answers when it is told to.
+//! Batching, the denial cache and the circuit breaker, over a store whose replies the test controls.
 
 use std::{
     collections::VecDeque,
@@ -12,35 +12,40 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, task::JoinHandle};
-use tollgate_core::{Algorithm, Cost, Limit, Operation, Retry, Terms, Timestamp};
+use tollgate_core::{Algorithm, Cost, Limit, Operation, Retry, Terms, Timestamp, step::Share};
 
-use super::{breaker::MAX_FAILURES, *};
-use crate::{Deadline, Decided, ManualClock, MemoryStore, check::Tier};
+use super::{circuit_breaker::MAX_FAILURES, *};
+use crate::{
+    Deadline, ManualClock, MemoryStore,
+    check::Tier,
+    store::{BoxFuture, each},
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The upstream of a server that never answers.
+/// The number of a server that never answers.
 const SILENT: u64 = 1;
 
-/// A memory store that stands far away: each call waits for a permit, and is noted.
-struct Far {
-    near: MemoryStore,
+/// A remote store whose calls each wait for a permit and are recorded.
+struct GatedStore {
+    counters: MemoryStore,
     permits: Semaphore,
     calls: Mutex<VecDeque<Vec<u32>>>,
     is_broken: AtomicBool,
 }
 
-impl Far {
+impl GatedStore {
     fn check_health(&self) -> Result<(), StoreError> {
         let broken = self.is_broken.load(Ordering::Relaxed);
         if broken { Err(StoreError::NotRun("broken".to_owned())) } else { Ok(()) }
     }
-}
 
-impl Store for Arc<Far> {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        let names_poison = |tier: &Tier| tier.key.identity() == "poison";
-        assert!(!checks.iter().flat_map(Check::tiers).any(names_poison), "this store cannot stand poison");
+    async fn decide(&self, checks: &[Check]) -> Result<crate::Decided, StoreError> {
+        let is_poison = |tier: &Tier| tier.key.identity() == "poison";
+        assert!(
+            !checks.iter().flat_map(Check::tiers).any(is_poison),
+            "the key poison makes this store panic"
+        );
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
         self.check_health()?;
         if checks.iter().any(|check| self.upstream(check) == SILENT) {
@@ -48,44 +53,49 @@ impl Store for Arc<Far> {
         }
         self.permits.acquire().await.unwrap().forget();
         self.check_health()?;
-        self.near.decide(checks, deadline).await
+        Ok(self.counters.decide_all(checks))
+    }
+}
+
+impl RemoteStore for GatedStore {
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
+        _: Option<Deadline>,
+    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+        Box::pin(async move { each(self.decide(checks).await, checks.len()) })
     }
 
     fn upstream(&self, check: &Check) -> u64 {
         u64::from(check.tiers()[0].key.identity() == "silent")
     }
 
-    fn is_remote(&self) -> bool {
-        true
+    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { if upstream == SILENT { pending().await } else { self.check_health() } })
     }
 
-    async fn probe(&self, upstream: u64) -> Result<(), StoreError> {
-        if upstream == SILENT { pending().await } else { self.check_health() }
+    fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
+        Box::pin(async { Ok(1) })
     }
 
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(1)
-    }
-
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        self.near.reset(counters).await
+    fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async move { Ok(self.counters.forget(counters)) })
     }
 }
 
-impl Gate<S> {
-    /// Decides one request, as a limiter has it done.
-    async fn decide(&self, check: &Check, budget: Option<Duration>) -> Result<CheckShares, StoreError> {
-        let mut shares = SmallVec::new();
-        match self.decide_at_once(check, |place, share| shares.push((place, share))) {
-            Some(Told { at }) => Ok(CheckShares { at, shares }),
-            None => self.ask_store(check, budget).await,
+impl Remote {
+    /// Decides one request as a limiter does.
+    async fn ask(&self, check: &Check, deadline: Option<Duration>) -> Result<CheckShares, StoreError> {
+        match self.cached_denial(check) {
+            Some(denial) => Ok(denial),
+            None => self.decide(check, deadline).await,
         }
     }
 }
 
 struct Subject {
-    far: Arc<Far>,
-    gate: Arc<Gate<Arc<Far>>>,
+    store: Arc<GatedStore>,
+    remote: Arc<Remote>,
     clock: ManualClock,
 }
 
@@ -96,19 +106,19 @@ impl Subject {
 
     fn with_deadline(deadline: Duration) -> Self {
         let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
-        let near = MemoryStore::new().with_clock(clock.clone());
+        let counters = MemoryStore::new().with_clock(clock.clone());
         let (permits, is_broken) = (Semaphore::new(0), AtomicBool::new(false));
-        let far = Arc::new(Far { near, permits, calls: Mutex::default(), is_broken });
+        let store = Arc::new(GatedStore { counters, permits, calls: Mutex::default(), is_broken });
         let options = Options { deadline, ..Options::default() };
-        let gate = Arc::new(Gate::new(Arc::clone(&far), options));
-        gate.first.queue.set_limit(2);
-        Self { gate, far, clock }
+        let remote = Arc::new(Remote::new(Arc::clone(&store) as Arc<dyn RemoteStore>, options));
+        remote.first.queue.set_limit(2);
+        Self { store, remote, clock }
     }
 
     /// Starts a request in a task of its own, and lets it get as far as it can.
     async fn start(&self, check: &Check) -> JoinHandle<Result<CheckShares, StoreError>> {
-        let (gate, check) = (Arc::clone(&self.gate), check.clone());
-        let task = tokio::spawn(async move { gate.decide(&check, None).await });
+        let (remote, check) = (Arc::clone(&self.remote), check.clone());
+        let task = tokio::spawn(async move { remote.ask(&check, None).await });
         settle().await;
         task
     }
@@ -119,8 +129,8 @@ impl Subject {
         check: &Check,
         budget: Duration,
     ) -> JoinHandle<Result<CheckShares, StoreError>> {
-        let (gate, check) = (Arc::clone(&self.gate), check.clone());
-        let task = tokio::spawn(async move { gate.decide(&check, Some(budget)).await });
+        let (remote, check) = (Arc::clone(&self.remote), check.clone());
+        let task = tokio::spawn(async move { remote.ask(&check, Some(budget)).await });
         settle().await;
         task
     }
@@ -137,21 +147,21 @@ impl Subject {
     }
 
     async fn answer(&self, calls: usize) {
-        self.far.permits.add_permits(calls);
+        self.store.permits.add_permits(calls);
         settle().await;
     }
 
     /// The calls since the last look: for each, how many requests each of its checks stands for.
     fn calls(&self) -> Vec<Vec<u32>> {
-        self.far.calls.lock().drain(..).collect()
+        self.store.calls.lock().drain(..).collect()
     }
 
     /// One request with a store that answers at once.
     async fn decide(&self, check: &Check) -> CheckShares {
-        self.far.permits.add_permits(1);
-        let verdict = self.gate.decide(check, None).await.unwrap();
+        self.store.permits.add_permits(1);
+        let verdict = self.remote.ask(check, None).await.unwrap();
         if verdict.at.is_none() {
-            self.far.permits.acquire().await.unwrap().forget();
+            self.store.permits.acquire().await.unwrap().forget();
         }
         verdict
     }
@@ -191,7 +201,7 @@ async fn share(task: JoinHandle<Result<CheckShares, StoreError>>) -> Share {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_gate_asks_at_once_and_alone() {
+async fn a_check_is_sent_alone_and_at_once_when_nothing_is_in_flight() {
     let subject = Subject::new();
     for left in [2, 1, 0] {
         assert_eq!(subject.decide(&check("k", limit(3), 1)).await.shares[0].1.remaining, left);
@@ -200,7 +210,7 @@ async fn an_idle_gate_asks_at_once_and_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_arrives_while_calls_are_out_is_the_next_batch_and_equal_checks_are_one() {
+async fn checks_that_arrive_while_calls_are_in_flight_form_the_next_batch() {
     let subject = Subject::new();
     let mut tasks = Vec::new();
     for key in ["a", "b", "hot", "c", "hot", "hot", "d"] {
@@ -218,7 +228,7 @@ async fn what_arrives_while_calls_are_out_is_the_next_batch_and_equal_checks_are
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_is_handed_out_first_come_first_served_and_every_caller_is_told_right() {
+async fn a_limit_is_granted_in_order_of_arrival_and_each_caller_gets_its_own_answer() {
     let subject = Subject::new();
     let busy = [subject.start(&check("x", limit(9), 1)).await, subject.start(&check("y", limit(9), 1)).await];
     let mut tasks = Vec::new();
@@ -295,26 +305,26 @@ async fn a_batch_is_bounded_and_so_is_the_queue() {
     let subject = Subject::new();
     let hot = check("hot", limit(9), 1);
     for _ in 0..2 + 16_384 {
-        let (gate, check) = (Arc::clone(&subject.gate), hot.clone());
-        tokio::spawn(async move { gate.decide(&check, None).await });
+        let (remote, check) = (Arc::clone(&subject.remote), hot.clone());
+        tokio::spawn(async move { remote.ask(&check, None).await });
         tokio::task::yield_now().await;
     }
     settle().await;
-    let error = subject.gate.decide(&hot, None).await.unwrap_err();
+    let error = subject.remote.ask(&hot, None).await.unwrap_err();
     assert!(matches!(&error, StoreError::NotRun(reason) if reason.contains("16384 callers")), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certain_refusal_is_answered_here_until_it_is_not() {
+async fn a_certain_denial_is_answered_from_the_cache_until_it_expires() {
     let subject = Subject::new();
     let one = check("k", limit(2), 1);
     subject.decide(&check("k", limit(2), 2)).await;
-    assert!(subject.decide(&one).await.at.is_some(), "the first refusal is the store's");
+    assert!(subject.decide(&one).await.at.is_some(), "the store makes the first denial");
     subject.calls();
     subject.advance(Duration::from_millis(400)).await;
-    let refused = subject.decide(&one).await;
-    assert_eq!((refused.at, refused.shares.len()), (None, 1));
-    let share = refused.shares[0].1;
+    let denied = subject.decide(&one).await;
+    assert_eq!((denied.at, denied.shares.len()), (None, 1));
+    let share = denied.shares[0].1;
     let left = Retry::After(MINUTE - Duration::from_millis(400));
     assert_eq!((share.passes, share.remaining, share.retry), (false, 0, Some(left)));
     assert!(subject.calls().is_empty());
@@ -336,24 +346,24 @@ async fn a_certain_refusal_is_answered_here_until_it_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_cost_is_asked_for_and_a_refusal_ends_when_it_said() {
+async fn another_cost_is_sent_and_a_cached_denial_ends_on_time() {
     let subject = Subject::new();
     let limit = Limit::token_bucket(10, Duration::from_secs(1)).unwrap();
     subject.decide(&check("k", limit, 9)).await;
     assert!(!subject.decide(&check("k", limit, 2)).await.shares[0].1.passes);
     assert!(subject.decide(&check("k", limit, 1)).await.shares[0].1.passes, "less may fit");
     subject.calls();
-    let refused = subject.decide(&check("k", limit, 2)).await;
+    let denied = subject.decide(&check("k", limit, 2)).await;
     assert_eq!(
-        refused.shares[0].1.retry,
+        denied.shares[0].1.retry,
         Some(Retry::After(Duration::from_millis(100))),
         "as was told, and is certain"
     );
     assert!(subject.calls().is_empty());
     subject.advance(Duration::from_millis(100)).await;
-    let refused = subject.decide(&check("k", limit, 2)).await;
+    let denied = subject.decide(&check("k", limit, 2)).await;
     assert_eq!(
-        refused.shares[0].1.retry,
+        denied.shares[0].1.retry,
         Some(Retry::After(Duration::from_millis(100))),
         "one more has come since"
     );
@@ -368,7 +378,7 @@ async fn a_reset_and_a_refund_in_this_process_act_at_once() {
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
-    subject.gate.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)], None).await.unwrap();
+    subject.remote.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)], None).await.unwrap();
     assert!(subject.decide(&hit).await.shares[0].1.passes);
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
     subject.decide(&operation(Operation::Refund { at: None }, "k", limit(1), 1)).await;
@@ -376,21 +386,21 @@ async fn a_reset_and_a_refund_in_this_process_act_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_that_was_on_its_way_during_a_reset_is_not_remembered() {
+async fn a_denial_in_flight_during_a_reset_is_not_cached() {
     let subject = Subject::new();
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
     subject.calls();
-    let refused = subject.start(&hit).await;
-    subject.gate.shared.refusals.forget_all();
+    let denied = subject.start(&hit).await;
+    subject.remote.shared.denials.clear();
     subject.answer(1).await;
-    assert!(!share(refused).await.passes);
+    assert!(!share(denied).await.passes);
     subject.decide(&hit).await;
     assert_eq!(subject.calls().len(), 2, "the store is asked again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_tiers_those_that_refuse_are_known_here() {
+async fn a_cached_denial_names_the_tiers_that_deny() {
     let subject = Subject::new();
     let tier = |key: &str, amount, window| Tier {
         key: Key::without_rule(key).unwrap(),
@@ -401,67 +411,67 @@ async fn of_several_tiers_those_that_refuse_are_known_here() {
     subject.decide(&check).await;
     subject.decide(&check).await;
     subject.calls();
-    let refused = subject.decide(&check).await;
-    let told: Vec<_> = refused.shares.iter().map(|(place, share)| (*place, share.retry)).collect();
+    let denied = subject.decide(&check).await;
+    let told: Vec<_> = denied.shares.iter().map(|(place, share)| (*place, share.retry)).collect();
     assert_eq!(told, [(1, Some(Retry::After(MINUTE / 30))), (2, Some(Retry::After(MINUTE)))]);
     assert!(subject.calls().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_ends_at_the_deadline() {
+async fn a_call_without_a_reply_ends_at_the_deadline() {
     let silent = std::future::pending::<Result<(), StoreError>>();
     let error = within(Options::default().deadline, silent).await.unwrap_err();
     assert_eq!(error, StoreError::Ambiguous("no answer within 50ms".to_owned()));
 }
 
 #[test]
-fn an_answer_that_is_there_needs_no_runtime() {
+fn a_ready_answer_needs_no_runtime() {
     let mut call = pin!(within(MINUTE, async { Ok::<_, StoreError>(7) }));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert_eq!(call.as_mut().poll(&mut context), Poll::Ready(Ok(7)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_fails_again_and_again_is_left_alone_until_it_answers() {
+async fn repeated_failures_open_the_breaker_until_the_store_answers() {
     let subject = Subject::new();
     let request = check("k", limit(100), 1);
-    subject.far.is_broken.store(true, Ordering::Relaxed);
+    subject.store.is_broken.store(true, Ordering::Relaxed);
     for _ in 0..2 * MAX_FAILURES {
-        assert!(matches!(subject.gate.decide(&request, None).await, Err(StoreError::NotRun(_))));
+        assert!(matches!(subject.remote.ask(&request, None).await, Err(StoreError::NotRun(_))));
     }
     assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
-    assert!(subject.gate.reset(&[], None).await.is_err());
+    assert!(subject.remote.reset(&[], None).await.is_err());
     tokio::time::sleep(MINUTE).await;
-    assert!(subject.gate.decide(&request, None).await.is_err());
+    assert!(subject.remote.ask(&request, None).await.is_err());
     assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
 
-    subject.far.is_broken.store(false, Ordering::Relaxed);
+    subject.store.is_broken.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(subject.decide(&request).await.shares[0].1.remaining, 99);
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_with_answers_in_between_leave_nobody_alone() {
+async fn failures_with_successes_in_between_do_not_open_the_breaker() {
     let subject = Subject::new();
     for _ in 0..2 * MAX_FAILURES {
-        subject.far.is_broken.store(true, Ordering::Relaxed);
+        subject.store.is_broken.store(true, Ordering::Relaxed);
         for _ in 1..MAX_FAILURES {
-            assert!(subject.gate.decide(&check("k", limit(100), 1), None).await.is_err());
+            assert!(subject.remote.ask(&check("k", limit(100), 1), None).await.is_err());
         }
-        subject.far.is_broken.store(false, Ordering::Relaxed);
+        subject.store.is_broken.store(false, Ordering::Relaxed);
         subject.decide(&check("k", limit(100), 1)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
+async fn a_silent_store_opens_the_breaker_and_no_caller_exceeds_the_deadline() {
     let deadline = Duration::from_millis(10);
     let subject = Subject::with_deadline(deadline);
     let begun = Instant::now();
     for _ in 0..MAX_FAILURES {
         let before = Instant::now();
         assert!(matches!(
-            subject.gate.decide(&check("k", limit(9), 1), None).await,
+            subject.remote.ask(&check("k", limit(9), 1), None).await,
             Err(StoreError::Ambiguous(_))
         ));
         assert_eq!(before.elapsed(), deadline);
@@ -470,7 +480,7 @@ async fn a_silent_store_is_left_alone_and_nobody_waits_beyond_the_deadline() {
     settle().await;
     for _ in 0..100 {
         assert!(matches!(
-            subject.gate.decide(&check("k", limit(9), 1), None).await,
+            subject.remote.ask(&check("k", limit(9), 1), None).await,
             Err(StoreError::NotRun(_))
         ));
     }
@@ -486,16 +496,16 @@ async fn a_call_outlives_its_caller_and_its_own_outcome_counts() {
         tokio::time::advance(ms(6)).await;
         assert!(matches!(caller.await.unwrap(), Err(StoreError::Ambiguous(_))));
         subject.answer(1).await;
-        assert_eq!(subject.gate.stats().late_answers, round);
+        assert_eq!(subject.remote.stats().late_answers, round);
     }
-    assert_eq!(subject.gate.stats().left_alone, 0, "the store answered every call within the deadline");
+    assert_eq!(subject.remote.stats().left_alone, 0, "the store answered every call within the deadline");
 }
 
 #[tokio::test(start_paused = true)]
 async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
     let subject = Subject::with_deadline(ms(50));
     let began = Instant::now();
-    while subject.gate.stats().left_alone == 0 {
+    while subject.remote.stats().left_alone == 0 {
         let caller = subject.start_within(&check("k", limit(9), 1), ms(20)).await;
         assert!(caller.await.unwrap().is_err());
         assert!(began.elapsed() < ms(1_000), "the store never answers");
@@ -505,22 +515,22 @@ async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_fail_together_are_one_failure() {
     let subject = Subject::new();
-    subject.gate.first.queue.set_limit(16);
+    subject.remote.first.queue.set_limit(16);
     for round in 1..=MAX_FAILURES {
-        assert_eq!(subject.gate.stats().left_alone, 0, "round {round}");
+        assert_eq!(subject.remote.stats().left_alone, 0, "round {round}");
         let mut callers = Vec::new();
         for key in 0..10 {
             callers.push(subject.start(&check(&key.to_string(), limit(9), 1)).await);
         }
         tokio::time::advance(ms(1)).await;
-        subject.far.is_broken.store(true, Ordering::Relaxed);
+        subject.store.is_broken.store(true, Ordering::Relaxed);
         subject.answer(callers.len()).await;
         for caller in callers {
             assert!(caller.await.unwrap().is_err());
         }
-        subject.far.is_broken.store(false, Ordering::Relaxed);
+        subject.store.is_broken.store(false, Ordering::Relaxed);
     }
-    assert_eq!(subject.gate.stats().left_alone, 1, "several in a row are the store's");
+    assert_eq!(subject.remote.stats().left_alone, 1, "several in a row are the store's");
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,11 +545,11 @@ async fn a_check_that_is_still_queued_at_its_deadline_was_not_sent() {
     for caller in busy {
         assert!(share(caller).await.passes);
     }
-    assert_eq!(subject.gate.stats().ambiguous, 0);
+    assert_eq!(subject.remote.stats().ambiguous, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_whose_caller_has_gone_still_ends_remembered_denials() {
+async fn a_refund_whose_caller_has_gone_away_still_clears_the_denial_cache() {
     let subject = Subject::new();
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
@@ -549,7 +559,7 @@ async fn a_refund_whose_caller_has_gone_still_ends_remembered_denials() {
     caller.abort();
     settle().await;
     // a denial that is remembered again before the refund runs
-    assert!(!subject.gate.decide(&hit, Some(ms(0))).await.is_ok_and(|verdict| verdict.shares[0].1.passes));
+    assert!(!subject.remote.ask(&hit, Some(ms(0))).await.is_ok_and(|verdict| verdict.shares[0].1.passes));
     subject.answer(1).await;
     assert!(subject.decide(&hit).await.shares[0].1.passes);
 }
@@ -565,7 +575,7 @@ async fn replies_to_other_calls_end_the_silence() {
         subject.answer(2).await;
         assert!(share(other).await.passes);
     }
-    assert_eq!(subject.gate.stats().left_alone, 0);
+    assert_eq!(subject.remote.stats().left_alone, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -577,8 +587,8 @@ async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
     let in_flight = subject.start(&patient).await;
     let unsent = subject.start_within(&hurried, ms(20)).await.await.unwrap();
     assert!(matches!(&unsent, Err(StoreError::NotRun(reason)) if reason.contains("60.0ms")), "{unsent:?}");
-    assert_eq!((subject.calls().len(), subject.gate.stats().unsent), (1, 1));
-    assert_eq!(subject.gate.stats().round_trip, Some(ms(60)));
+    assert_eq!((subject.calls().len(), subject.remote.stats().unsent), (1, 1));
+    assert_eq!(subject.remote.stats().round_trip, Some(ms(60)));
 
     // as long as its time suffices it is sent, also from the queue
     let sent = subject.start_within(&hurried, ms(61)).await;
@@ -604,7 +614,7 @@ async fn one_call_at_a_time_is_sent_whatever_the_estimate_and_a_faster_store_is_
         subject.answer(1).await;
         assert!(share(sent).await.passes);
     }
-    assert_eq!(subject.gate.stats().round_trip, Some(ms(1)));
+    assert_eq!(subject.remote.stats().round_trip, Some(ms(1)));
     let both = [
         subject.start_within(&hurried, ms(20)).await,
         subject.start_within(&check("other", limit(9), 1), ms(20)).await,
@@ -648,7 +658,7 @@ fn shares_of_a_limit_never_add_up_to_more_than_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_server_makes_nobody_wait_who_asks_another() {
+async fn a_silent_server_does_not_delay_checks_for_another() {
     let subject = Subject::with_deadline(Duration::from_millis(10));
     let silent = check("silent", limit(9), 1);
     // as many calls as may be under way, and more that wait
@@ -658,7 +668,7 @@ async fn a_silent_server_makes_nobody_wait_who_asks_another() {
     let before = Instant::now();
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
     assert_eq!(before.elapsed(), Duration::ZERO);
-    while !matches!(subject.gate.decide(&silent, None).await, Err(StoreError::NotRun(_))) {}
+    while !matches!(subject.remote.ask(&silent, None).await, Err(StoreError::NotRun(_))) {}
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 7);
 }
 
@@ -667,7 +677,7 @@ async fn a_callers_own_deadline_shortens_the_deadline_and_never_extends_it() {
     let subject = Subject::with_deadline(ms(100));
     for (budget_ms, waited_ms) in [(3, 3), (1_000, 100)] {
         let before = Instant::now();
-        let answer = subject.gate.decide(&check("silent", limit(9), 1), Some(ms(budget_ms))).await;
+        let answer = subject.remote.ask(&check("silent", limit(9), 1), Some(ms(budget_ms))).await;
         assert!(matches!(answer, Err(StoreError::Ambiguous(_))));
         assert_eq!(before.elapsed(), ms(waited_ms));
     }

@@ -16,13 +16,13 @@ pub struct Explained<'a> {
     /// The rule.
     pub rule: &'a Rule,
     /// What it asks of the request, or why it asks nothing.
-    pub effect: Result<Effect, Unmet<'a>>,
+    pub effect: Result<Effect, NotApplicable<'a>>,
 }
 
 /// Why a rule does not apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unmet<'a> {
+pub enum NotApplicable<'a> {
     /// A pair of its `when` does not match.
     When {
         /// The label.
@@ -51,7 +51,7 @@ pub enum Unmet<'a> {
     Unlimited,
 }
 
-impl fmt::Display for Unmet<'_> {
+impl fmt::Display for NotApplicable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::When { label, wanted, is_present: true } => write!(f, "{label} is not {wanted}"),
@@ -85,31 +85,31 @@ impl RuleSet {
 }
 
 /// Why a rule that does not match a request does not.
-fn unmet<'a>(rule: &'a Rule, labels: &Labels) -> Unmet<'a> {
+fn unmet<'a>(rule: &'a Rule, labels: &Labels) -> NotApplicable<'a> {
     let when = rule
         .when
         .pairs()
         .find(|(label, pattern)| !labels.get(label).is_some_and(|value| pattern.matches(value)));
     if let Some((label, wanted)) = when {
-        return Unmet::When { label, wanted, is_present: labels.get(label).is_some() };
+        return NotApplicable::When { label, wanted, is_present: labels.get(label).is_some() };
     }
     let unless = rule
         .unless
         .pairs()
         .find(|(label, pattern)| labels.get(label).is_some_and(|value| pattern.matches(value)));
     if let Some((label, _)) = unless {
-        return Unmet::Unless { label };
+        return NotApplicable::Unless { label };
     }
     let lacking = rule.per.iter().find(|label| labels.get(label).is_none());
     if rule.absent == Absent::Skip
         && let Some(label) = lacking
     {
-        return Unmet::Lacks { label };
+        return NotApplicable::Lacks { label };
     }
     let is_named = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
     match labels.iter().find(|(label, _)| rule.exact && !is_named(label)) {
-        Some((label, _)) => Unmet::Further { label: label.to_owned() },
-        None => Unmet::Unlimited,
+        Some((label, _)) => NotApplicable::Further { label: label.to_owned() },
+        None => NotApplicable::Unlimited,
     }
 }
 

@@ -13,7 +13,6 @@
 //!
 //! Nothing here knows a file format, a store or the time.
 
-mod check;
 mod condition;
 mod costs;
 mod explain;
@@ -21,18 +20,19 @@ mod index;
 mod pattern;
 mod rule;
 mod set;
+mod validate;
 
 #[cfg(test)]
-mod against_naive;
+mod reference_matcher;
 #[cfg(test)]
 mod tests;
 
-pub use check::{
-    LabelListError, MAX_OVERRIDES, MAX_PER, MAX_RULE_NAME, MAX_RULES, OverrideError, RuleError, RulesError,
-};
 pub use condition::{Condition, ConditionError, MAX_PAIRS};
 pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, Unit, UnitError};
-pub use explain::{Explained, Unmet};
+pub use explain::{Explained, NotApplicable};
 pub use pattern::{Alternatives, MAX_ALTERNATIVES, Network, Pattern, PatternError};
 pub use rule::{Absent, OnStoreFailure, Override, Rule};
-pub use set::{Applied, Effect, MatchError, Refusal, RuleSet, staggered_phase};
+pub use set::{Applied, DenialReason, Effect, MatchError, RuleSet, staggered_phase};
+pub use validate::{
+    LabelListError, MAX_OVERRIDES, MAX_PER, MAX_RULE_NAME, MAX_RULES, OverrideError, RuleError, RulesError,
+};

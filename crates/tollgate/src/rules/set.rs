@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 use tollgate_core::{Cost, Limit};
 
 use super::{
-    check::{RulesError, check_all},
     costs::{Costs, Unit},
     index::MatchIndex,
     pattern::Pattern,
     rule::{Absent, OnStoreFailure, Rule},
+    validate::{RulesError, check_all},
 };
 use crate::{
     key::{Key, encoded_rule},
@@ -62,9 +62,9 @@ pub enum Effect {
         on_store_failure: OnStoreFailure,
     },
     /// To be refused whatever is left; waiting does not help.
-    Refuse {
+    Deny {
         /// Why.
-        reason: Refusal,
+        reason: DenialReason,
         /// It would refuse, but never does.
         shadow: bool,
     },
@@ -72,7 +72,7 @@ pub enum Effect {
 
 /// Why a rule refuses without counting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DenialReason {
     /// An override blocks the request.
     Blocked,
     /// The request lacks a `per` label, and the rule says `absent = "refuse"`.
@@ -209,10 +209,10 @@ impl Entry {
             return Ok(None);
         }
         if resolved.blocked.is_some() {
-            return Ok(Some(Effect::Refuse { reason: Refusal::Blocked, shadow }));
+            return Ok(Some(Effect::Deny { reason: DenialReason::Blocked, shadow }));
         }
-        if rule.absent == Absent::Refuse && lacks_a_per_label(rule, labels) {
-            return Ok(Some(Effect::Refuse { reason: Refusal::Absent, shadow }));
+        if rule.absent == Absent::Deny && lacks_a_per_label(rule, labels) {
+            return Ok(Some(Effect::Deny { reason: DenialReason::Absent, shadow }));
         }
         let cost = self.cost(&resolved, costs)?;
         let values =

@@ -142,11 +142,11 @@ fn a_rule_is_skipped_shared_or_refused_without_its_per_label() {
     assert_eq!(key(&shared, without).identity(), "acme,!");
     assert_ne!(key(&shared, without), key(&shared, &[("tenant", "acme"), ("ip", "")]));
 
-    let refuse = set([rule().absent(Absent::Refuse)]);
-    assert_eq!(effect(&refuse, without), Effect::Refuse { reason: Refusal::Absent, shadow: false });
+    let refuse = set([rule().absent(Absent::Deny)]);
+    assert_eq!(effect(&refuse, without), Effect::Deny { reason: DenialReason::Absent, shadow: false });
     assert_eq!(key(&refuse, with).identity(), "acme,1");
-    let shadow = set([rule().absent(Absent::Refuse).shadow()]);
-    assert_eq!(effect(&shadow, without), Effect::Refuse { reason: Refusal::Absent, shadow: true });
+    let shadow = set([rule().absent(Absent::Deny).shadow()]);
+    assert_eq!(effect(&shadow, without), Effect::Deny { reason: DenialReason::Absent, shadow: true });
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn unlimited_exempts_blocked_refuses_and_the_later_of_them_wins() {
         .with_override(Override::when("late-vip", "*").unlimited())
         .with_override(off("audit"))
         .with_override(Override::when("quiet", "*").shadow())]);
-    let blocked = |shadow| Effect::Refuse { reason: Refusal::Blocked, shadow };
+    let blocked = |shadow| Effect::Deny { reason: DenialReason::Blocked, shadow };
     assert!(names(&rules, &[("vip", "")]).is_empty());
     assert_eq!(effect(&rules, &[("bad", "")]), blocked(false));
     assert_eq!(effect(&rules, &[("bad", ""), ("quiet", "")]), blocked(true));
@@ -270,7 +270,7 @@ fn unlimited_exempts_blocked_refuses_and_the_later_of_them_wins() {
 
 #[test]
 fn an_exempt_request_is_not_refused_for_a_missing_label() {
-    let rule = Rule::new("r", bucket(1)).per(["ip"]).absent(Absent::Refuse);
+    let rule = Rule::new("r", bucket(1)).per(["ip"]).absent(Absent::Deny);
     let rules = set([rule.with_override(Override::when("vip", "*").unlimited().cost(Cost::MAX))]);
     assert!(rules.matching(&labels(&[("vip", "")]), &Costs::from(Cost::MAX)).unwrap().is_empty());
 }

@@ -45,9 +45,9 @@ pub(crate) fn rules() -> [Rule; 3] {
     ]
 }
 
-pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, refusal_cache: Duration::from_secs(1) };
+pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, denial_cache: Duration::from_secs(1) };
 
-pub(crate) async fn limiter(url: &str) -> Limiter<RedisStore> {
+pub(crate) async fn limiter(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
     Limiter::with_options(store, rules(), OPTIONS).unwrap()
 }
@@ -98,7 +98,7 @@ impl Mixture {
 }
 
 /// Asks once, and holds the call to its time.
-pub(crate) async fn check(limiter: &Limiter<RedisStore>, labels: &Labels, context: &str) -> Decision {
+pub(crate) async fn check(limiter: &Limiter, labels: &Labels, context: &str) -> Decision {
     let (begun, stood_still) = (Instant::now(), pulse::stood_still());
     let decision = limiter.check(labels, 1).await.unwrap();
     let took = begun.elapsed();

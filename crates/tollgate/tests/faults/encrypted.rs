@@ -33,13 +33,13 @@ async fn connect(url: &str, settings: &RedisSettings) -> Result<RedisStore, Stri
     }
 }
 
-async fn limiter(url: &str, settings: &RedisSettings) -> Limiter<RedisStore> {
+async fn limiter(url: &str, settings: &RedisSettings) -> Limiter {
     let store = connect(url, settings).await.unwrap();
     let patient = Options { deadline: Duration::from_secs(5), ..OPTIONS };
     Limiter::with_options(store, [], patient).unwrap()
 }
 
-async fn assert_decided(limiter: &Limiter<RedisStore>, key: &str, left: u64) {
+async fn assert_decided(limiter: &Limiter, key: &str, left: u64) {
     let limit = Limit::sliding_log(MANY, HOUR).unwrap();
     let decision = limiter.check_key(key, &limit, 1.into()).await.unwrap();
     assert_eq!((decision.source, decision.remaining()), (Source::Store, Some(left)), "{decision:?}");

@@ -6,7 +6,7 @@ use tokio::{
     task::{JoinSet, block_in_place},
     time::Instant,
 };
-use tollgate::{Limiter, RedisStore, Source, StoreError};
+use tollgate::{Limiter, Source, StoreError};
 use tollgate_testkit::{
     proxy::Proxy,
     server::{Flavor, Server},
@@ -108,7 +108,7 @@ async fn more_callers_than_may_wait_are_answered_and_nothing_of_them_stays_in_me
 }
 
 /// How many of all callers waited in vain, and how many were not let wait.
-async fn flood(limiter: &Limiter<RedisStore>) -> (usize, usize) {
+async fn flood(limiter: &Limiter) -> (usize, usize) {
     let mut calls = JoinSet::new();
     for caller in 0..CALLERS {
         let limiter = limiter.clone();

@@ -1,8 +1,11 @@
 //! A Redis whose memory ends in the middle of a call: all tiers are charged, or none.
 
 use tokio::task::block_in_place;
-use tollgate::{Algorithm, Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
-use tollgate_testkit::server::{Flavor, Server};
+use tollgate::{Algorithm, Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier};
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    subject::DecideAll,
+};
 
 use crate::bench::{HOUR, alone};
 
@@ -32,7 +35,7 @@ async fn memory_that_ends_between_two_writes_of_a_call_leaves_all_tiers_charged_
             let spare = (round % 100) as u64 * 64;
             let most = memory(&mut admin) + spare;
             set_most_memory(&mut admin, most);
-            let outcome = store.decide(&[check(Operation::Check, round)], None).await;
+            let outcome = store.decide_all(&[check(Operation::Check, round)], None).await;
             let is_beyond = memory(&mut admin) > most;
             set_most_memory(&mut admin, 0);
             let charged = match outcome {
@@ -41,14 +44,14 @@ async fn memory_that_ends_between_two_writes_of_a_call_leaves_all_tiers_charged_
                     crossed += u32::from(is_beyond);
                     1
                 }
-                Err(StoreError::Refused { code, .. }) => {
+                Err(StoreError::Rejected { code, .. }) => {
                     assert_eq!(code, "OOM", "{flavor}");
                     refused += 1;
                     0
                 }
                 Err(other) => panic!("{flavor}: {other}"),
             };
-            let peeked = store.decide(&[check(Operation::Peek, round)], None).await.unwrap();
+            let peeked = store.decide_all(&[check(Operation::Peek, round)], None).await.unwrap();
             for answer in &peeked.answers[0] {
                 let used = i64::try_from(AMOUNT).unwrap() - answer.available;
                 assert_eq!(used, charged, "{flavor}, round {round}");

@@ -9,14 +9,14 @@ use tollgate_testkit::server::{Flavor, Server};
 use crate::bench::{HOUR, RECOVERY, alone};
 
 /// Generous, and every refusal is Redis's own.
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
 
-async fn limiter(server: &Server) -> Limiter<RedisStore> {
+async fn limiter(server: &Server) -> Limiter {
     Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()
 }
 
 /// Takes all that is to be had; how much that was.
-async fn exhaust(limiter: &Limiter<RedisStore>, key: &str, limit: &Limit) -> u64 {
+async fn exhaust(limiter: &Limiter, key: &str, limit: &Limit) -> u64 {
     let begun = Instant::now();
     let mut admitted = 0;
     loop {

@@ -6,7 +6,7 @@ use tokio::{
     task::{JoinSet, block_in_place},
     time::Instant,
 };
-use tollgate::{Decision, Limiter, RedisStore, Source, StoreError};
+use tollgate::{Decision, Limiter, Source, StoreError};
 use tollgate_testkit::server::Flavor;
 
 use crate::{
@@ -32,7 +32,7 @@ const MOST_LATE: usize = 4;
 type Calls = HashMap<&'static [&'static str], Vec<Decision>>;
 
 /// All mixtures at once, each by a caller that never stops.
-async fn ask_for(lasting: Duration, limiter: &Limiter<RedisStore>, context: &str) -> Calls {
+async fn ask_for(lasting: Duration, limiter: &Limiter, context: &str) -> Calls {
     let begun = Instant::now();
     let callers = Mixture::ALL.map(|mixture| {
         let (limiter, labels, context) = (limiter.clone(), mixture.labels("meanwhile"), context.to_owned());
@@ -78,7 +78,7 @@ fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
 }
 
 /// Waits until the store decides for everybody, and asserts that it goes on doing so.
-async fn recover(limiter: &Limiter<RedisStore>, context: &str) {
+async fn recover(limiter: &Limiter, context: &str) {
     let begun = Instant::now();
     let mut missing = Mixture::ALL.to_vec();
     while !missing.is_empty() {
@@ -104,7 +104,7 @@ async fn recover(limiter: &Limiter<RedisStore>, context: &str) {
 }
 
 /// Asserts that what was admitted was charged, and that nothing was that nobody knows of.
-async fn assert_charged_right(limiter: &Limiter<RedisStore>, fault: &Fault, calls: &Calls, context: &str) {
+async fn assert_charged_right(limiter: &Limiter, fault: &Fault, calls: &Calls, context: &str) {
     let of_open = &calls[Mixture::OPEN.0];
     let told = of_open.iter().filter(|call| call.source == Source::Store).count();
     let is_unknown = |call: &&Decision| matches!(call.failure, Some(StoreError::Ambiguous(_)));

@@ -19,7 +19,7 @@ const CALLS_EACH: u32 = 125;
 /// Between two attempts that were not sent.
 const PAUSE: Duration = Duration::from_millis(5);
 
-async fn connected(url: &str) -> Limiter<RedisStore> {
+async fn connected(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
     Limiter::with_options(store, rules(), OPTIONS).unwrap()
 }

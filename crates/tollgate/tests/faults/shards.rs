@@ -27,7 +27,7 @@ fn url(cluster: &Cluster) -> String {
     format!("redis-cluster://{}", places.join(","))
 }
 
-async fn limiter(cluster: &Cluster, options: Options) -> Limiter<RedisStore> {
+async fn limiter(cluster: &Cluster, options: Options) -> Limiter {
     let store = RedisStore::connect(&url(cluster)).await.unwrap();
     Limiter::with_options(store, [], options).unwrap()
 }
@@ -53,7 +53,7 @@ struct Told {
 }
 
 impl Caller {
-    fn start(limiter: &Limiter<RedisStore>, key: String) -> Self {
+    fn start(limiter: &Limiter, key: String) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, limiter, asked) = (Arc::clone(&stop), limiter.clone(), key.clone());
         let task = tokio::spawn(async move {

@@ -20,7 +20,7 @@ async fn the_breaker_opens_for_a_silent_server_that_only_hurried_callers_ask() {
     let _alone = alone().await;
     let server = Server::start(Flavor::Redis7);
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap(), rules()).unwrap();
-    let (hurried, labels) = (limiter.within(OF_ENVOY), Mixture::OPEN.labels("hurried"));
+    let (hurried, labels) = (limiter.with_deadline(OF_ENVOY), Mixture::OPEN.labels("hurried"));
     assert!(!hurried.check(&labels, 1).await.unwrap().is_degraded());
     server.suspend();
     let began = Instant::now();
@@ -39,7 +39,7 @@ async fn the_breaker_stays_closed_for_a_server_that_is_too_far_away_for_some_cal
     let options = tollgate::Options { deadline: Duration::from_secs(5), ..tollgate::Options::default() };
     let store = RedisStore::connect(&far.url()).await.unwrap();
     let limiter = Limiter::with_options(store, rules(), options).unwrap();
-    let (hurried, labels) = (limiter.within(OF_ENVOY), Mixture::OPEN.labels("far"));
+    let (hurried, labels) = (limiter.with_deadline(OF_ENVOY), Mixture::OPEN.labels("far"));
     for _ in 0..50 {
         assert!(hurried.check(&labels, 1).await.unwrap().is_degraded(), "15 ms do not suffice for 25");
     }

@@ -69,7 +69,7 @@ impl Watched {
         callers.join_all().await;
     }
 
-    async fn call(&self, limiter: &Limiter<RedisStore>) {
+    async fn call(&self, limiter: &Limiter) {
         let labels = Labels::new([("any", "body")]).unwrap();
         while !self.stop.load(Ordering::Relaxed) {
             let sent = Instant::now();
@@ -90,7 +90,7 @@ impl Watched {
                 }
             }
             // remembered from the store
-            Source::Local => assert!(!decision.is_allowed()),
+            Source::Cache => assert!(!decision.is_allowed()),
             source => {
                 assert_eq!((source, decision.is_allowed()), (Source::Closed, false));
                 record.failed.push((call.received, decision.failure.unwrap().to_string()));

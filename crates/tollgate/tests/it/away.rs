@@ -15,7 +15,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine, short enough to wait for.
 const DEADLINE: Duration = Duration::from_millis(200);
 
-async fn limiter(server: &Server) -> Limiter<RedisStore> {
+async fn limiter(server: &Server) -> Limiter {
     let rules = [
         Rule::new("local", Limit::sliding_log(10, MINUTE).unwrap())
             .when("route", "local")
@@ -35,7 +35,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 }
 
 /// How many of twenty requests pass, all of them decided without the store.
-async fn admitted_without_store(limiter: &Limiter<RedisStore>, user: &str) -> usize {
+async fn admitted_without_store(limiter: &Limiter, user: &str) -> usize {
     let mut admitted = 0;
     for _ in 0..20 {
         let decision = limiter.check(&labels(&[("route", "local"), ("user", user)]), 1).await.unwrap();
@@ -47,7 +47,7 @@ async fn admitted_without_store(limiter: &Limiter<RedisStore>, user: &str) -> us
 }
 
 /// Until the store decides again.
-async fn store_is_back(limiter: &Limiter<RedisStore>) {
+async fn store_is_back(limiter: &Limiter) {
     wait::until_async("the store decides", wait::PATIENCE, || async {
         limiter.peek(&labels(&[("route", "local"), ("user", "x")]), 1).await.unwrap().source == Source::Store
     })

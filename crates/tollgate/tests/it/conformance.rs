@@ -13,19 +13,19 @@ use tollgate_testkit::{
     subject::{START, Subject},
 };
 
-async fn on_redis(flavor: Flavor) -> Subject<RedisStore> {
+async fn on_redis(flavor: Flavor) -> Subject {
     let server = Server::start(flavor);
     let clock = ManualClock::new(START);
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    Subject { store, clock, server: Some(server) }
+    Subject { store: store.into(), clock, server: Some(server) }
 }
 
 mod memory {
     use super::*;
 
-    async fn subject() -> Subject<MemoryStore> {
+    async fn subject() -> Subject {
         let clock = ManualClock::new(START);
-        Subject { store: MemoryStore::new().with_clock(clock.clone()), clock, server: None }
+        Subject { store: MemoryStore::new().with_clock(clock.clone()).into(), clock, server: None }
     }
 
     tollgate_testkit::conformance!(subject());
@@ -50,13 +50,13 @@ mod valkey_9 {
 }
 
 /// Returns a factory of subjects on one store, each with a prefix of its own.
-fn subjects_on(store: RedisStore) -> impl AsyncFnMut() -> Subject<RedisStore> {
+fn subjects_on(store: RedisStore) -> impl AsyncFnMut() -> Subject {
     let mut number = 0;
     async move || {
         number += 1;
         let clock = ManualClock::new(START);
         let store = store.clone().with_prefix(&format!("p{number}-")).unwrap().with_clock(clock.clone());
-        Subject { store, clock, server: None }
+        Subject { store: store.into(), clock, server: None }
     }
 }
 

@@ -5,13 +5,13 @@ use std::{process::Command, time::Duration};
 
 use tollgate::{
     Absent, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
-    Override, RedisStore, Retry, Rule, Source, Store, Timestamp,
+    Override, RedisStore, Retry, Rule, Source, Timestamp,
 };
 use tollgate_testkit::server::{Flavor, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: SECOND };
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), denial_cache: SECOND };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
@@ -21,7 +21,7 @@ fn log(amount: u64) -> Limit {
     Limit::sliding_log(amount, MINUTE).unwrap()
 }
 
-fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter<MemoryStore> {
+fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
     Limiter::new(MemoryStore::new(), rules).unwrap()
 }
 
@@ -34,7 +34,7 @@ async fn changed_rules_act_on_the_next_decision_and_keep_what_was_used() {
     changed_rules(Limiter::with_options(redis, rules(2), PATIENT).unwrap(), rules).await;
 }
 
-async fn changed_rules<S: Store>(limiter: Limiter<S>, rules: impl Fn(u64) -> [Rule; 1]) {
+async fn changed_rules(limiter: Limiter, rules: impl Fn(u64) -> [Rule; 1]) {
     let alice = labels(&[("user", "alice")]);
     limiter.check(&alice, 2).await.unwrap();
     assert!(!limiter.check(&alice, 1).await.unwrap().is_allowed());
@@ -57,7 +57,7 @@ async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
     let limiter = Limiter::with_options(store, rules, PATIENT).unwrap();
     let alice = labels(&[("user", "alice")]);
     assert!(limiter.check(&alice, 1).await.unwrap().is_allowed());
-    for source in [Source::Store, Source::Local] {
+    for source in [Source::Store, Source::Cache] {
         let refused = limiter.check(&alice, 1).await.unwrap();
         assert_eq!((refused.source, refused.rule()), (source, Some("long")));
         assert!(refused.retry_after().unwrap() > 50 * SECOND);
@@ -73,7 +73,7 @@ async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
 async fn units_cost_what_they_say_and_an_absent_label_is_as_the_rule_says() {
     let rules = [
         Rule::new("tokens", log(1_000)).unit("tokens").per(["user"]),
-        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Refuse),
+        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Deny),
     ];
     let limiter = memory(rules);
     let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::from(850))]).unwrap();
@@ -93,7 +93,7 @@ async fn blocked_and_unlimited_requests_are_decided_without_the_store() {
     for _ in 0..3 {
         assert!(limiter.check(&labels(&[("tenant", "good")]), 1).await.unwrap().is_allowed());
         let blocked = limiter.check(&labels(&[("tenant", "bad")]), 1).await.unwrap();
-        assert_eq!((blocked.outcome, blocked.source), (denied_for_ever(), Source::Local));
+        assert_eq!((blocked.outcome, blocked.source), (denied_for_ever(), Source::Rule));
     }
 }
 

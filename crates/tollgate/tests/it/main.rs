@@ -5,9 +5,9 @@
 mod away;
 mod cluster;
 mod conformance;
+mod connection;
 mod histories;
 mod limiter;
-mod link;
 mod secured;
 mod sentinel;
 mod simulation;

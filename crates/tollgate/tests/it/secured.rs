@@ -4,11 +4,12 @@
 use std::{fs, path::Path, time::Duration};
 
 use tollgate::{
-    Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier,
+    Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
     redis::{RedisSettings, RedisSetupError},
 };
 use tollgate_testkit::{
     server::{Flavor, Server, Setup},
+    subject::DecideAll,
     tls::ClientCertificates,
 };
 
@@ -21,7 +22,7 @@ fn hit(key: &str) -> [Check; 1] {
 }
 
 async fn available(store: &RedisStore) -> Result<i64, StoreError> {
-    Ok(store.decide(&hit("k"), None).await?.answers[0][0].available)
+    Ok(store.decide_all(&hit("k"), None).await?.answers[0][0].available)
 }
 
 fn pem(path: &Path) -> Vec<u8> {
@@ -121,7 +122,7 @@ async fn the_users_of_the_documentation_may_do_all_that_is_needed_and_nothing_el
                 let key = Key::without_rule("k").unwrap();
                 let tier = Tier { key, terms: Terms::new(limit, Cost::ONE) };
                 let check = Check::new(operation, vec![tier]).unwrap();
-                store.decide(&[check], None).await.unwrap_or_else(|error| panic!("{flavor}: {error}"));
+                store.decide_all(&[check], None).await.unwrap_or_else(|error| panic!("{flavor}: {error}"));
             }
             let key = Key::without_rule("k").unwrap();
             assert_eq!(store.reset(&[(key, limit.algorithm())]).await.unwrap(), 1);

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use tollgate::{
-    Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier, redis::RedisSettings,
+    Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier, redis::RedisSettings,
 };
 use tollgate_testkit::{
     sentinel::{NAME, Sentinels, Setup},
     server::{Flavor, Server},
+    subject::DecideAll,
     wait,
 };
 
@@ -26,7 +27,7 @@ fn question(operation: Operation) -> [Check; 1] {
 }
 
 async fn hit(store: &RedisStore) -> Result<i64, StoreError> {
-    Ok(store.decide(&question(Operation::Check), None).await?.answers[0][0].available)
+    Ok(store.decide_all(&question(Operation::Check), None).await?.answers[0][0].available)
 }
 
 /// How many scripts a server has run.

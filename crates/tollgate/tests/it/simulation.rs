@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::time::Instant;
 use tollgate::{
-    Algorithm, Check, Deadline, Decided, Decision, Key, Labels, Limit, Limiter, ManualClock, MemoryStore,
-    OnStoreFailure, Options, Rule, Source, Store, StoreError, Timestamp,
+    Algorithm, Answered, BoxFuture, Check, Deadline, Decided, Decision, Key, Labels, Limit, Limiter,
+    ManualClock, MemoryStore, OnStoreFailure, Options, RemoteStore, Rule, Source, StoreError, Timestamp,
 };
 
 const SEEDS: u64 = 2000;
@@ -152,8 +152,8 @@ impl Simulated {
     }
 }
 
-impl Store for Wire {
-    async fn decide(&self, checks: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
+impl Wire {
+    async fn decide(&self, checks: &[Check]) -> Result<Decided, StoreError> {
         match self.0.course() {
             Course::Answered { before, after } => {
                 // once sent, it runs, whether the caller waits or not
@@ -189,35 +189,48 @@ impl Store for Wire {
                 Ok(ran.await.unwrap())
             }
             Course::RequestLost => pending().await,
-            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
+            Course::Refused => Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() }),
         }
     }
+}
 
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        match self.0.course() {
-            Course::Answered { before, .. } | Course::Repeated { before, .. } => {
-                tokio::time::sleep(before).await;
-                Ok(())
+impl RemoteStore for Wire {
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
+        _: Option<Deadline>,
+    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+        Box::pin(async move {
+            match self.decide(checks).await {
+                Ok(Decided { at, answers }) => {
+                    answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
+                }
+                Err(error) => vec![Err(error); checks.len()],
             }
-            Course::Refused => Err(StoreError::Refused { code: "OOM".to_owned(), detail: String::new() }),
-            Course::RequestLost | Course::ReplyLost { .. } => pending().await,
-        }
+        })
     }
 
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(u32::try_from(INSTANCES).unwrap())
+    fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            match self.0.course() {
+                Course::Answered { before, .. } | Course::Repeated { before, .. } => {
+                    tokio::time::sleep(before).await;
+                    Ok(())
+                }
+                Course::Refused => {
+                    Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() })
+                }
+                Course::RequestLost | Course::ReplyLost { .. } => pending().await,
+            }
+        })
     }
 
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Ok(self.0.counters.lock().forget(counters))
+    fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
+        Box::pin(async { Ok(u32::try_from(INSTANCES).unwrap()) })
+    }
+
+    fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async move { Ok(self.0.counters.lock().forget(counters)) })
     }
 }
 
@@ -235,7 +248,7 @@ struct Asked {
     decision: Decision,
 }
 
-async fn caller(limiter: Limiter<Wire>, mut random: StdRng) -> Vec<Asked> {
+async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<Asked> {
     let mut all = Vec::new();
     for _ in 0..REQUESTS {
         tokio::time::sleep(MILLI * random.random_range(0..200)).await;
@@ -261,7 +274,7 @@ fn judge(store: &Simulated, asked: &[Asked]) {
         let expected = [(Source::Open, true), (Source::Closed, false)];
         match decision.source {
             Source::Store => assert!(decision.at.is_some() && decision.failure.is_none()),
-            Source::Local => assert!(!decision.is_allowed(), "only refusals are certain"),
+            Source::Cache => assert!(!decision.is_allowed(), "only refusals are certain"),
             Source::Fallback => assert_eq!(*policy, 2),
             source => assert_eq!((source, decision.is_allowed()), expected[*policy]),
         }

@@ -16,12 +16,12 @@ use tollgate_testkit::{
 
 const DEADLINE: Duration = Duration::from_millis(200);
 
-async fn limiter(url: &str) -> Limiter<RedisStore> {
+async fn limiter(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
     Limiter::with_options(store, [], Options { deadline: DEADLINE, ..Options::default() }).unwrap()
 }
 
-async fn hit(limiter: &Limiter<RedisStore>) -> Decision {
+async fn hit(limiter: &Limiter) -> Decision {
     let limit = Limit::sliding_log(100, Duration::from_secs(60)).unwrap();
     limiter.check_key("k", &limit, Cost::ONE).await.unwrap()
 }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use tollgate::{
-    Cost, Decision, Error, Hits, Labels, Limit, Limiter, MemoryStore, Mode, Numbers, Options, Override,
-    RedisStore, Request, Rule, Source, Store,
+    Cost, Decision, Error, Labels, Limit, LimitOverride, Limiter, MemoryStore, Mode, Operation, Options,
+    Override, RedisStore, Request, Rule, Source,
 };
 use tollgate_testkit::{
     cluster::Cluster,
@@ -14,19 +14,18 @@ use tollgate_testkit::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
 
-fn takes(cost: u32, labels: &[(&str, &str)]) -> Request {
-    let labels = Labels::new(labels.iter().copied()).unwrap();
-    Request { labels, costs: Cost::from(cost).into(), hits: Hits::Taken, numbers: None }
+fn takes(cost: u32, labels: &[(&str, &str)]) -> Request<'static> {
+    Request::new(Labels::new(labels.iter().copied()).unwrap(), Cost::from(cost))
 }
 
-fn gives_back(cost: u32, labels: &[(&str, &str)]) -> Request {
-    Request { hits: Hits::GivenBack, ..takes(cost, labels) }
+fn gives_back(cost: u32, labels: &[(&str, &str)]) -> Request<'static> {
+    takes(cost, labels).operation(Operation::Refund { at: None })
 }
 
-fn with_numbers(amount: u64, window: Duration, request: Request) -> Request {
-    Request { numbers: Some(Numbers { amount, window }), ..request }
+fn with_limit(amount: u64, window: Duration, request: Request<'static>) -> Request<'static> {
+    request.limit(Some(LimitOverride { amount, window }))
 }
 
 fn log(amount: u64) -> Limit {
@@ -42,8 +41,8 @@ fn rules() -> [Rule; 3] {
 }
 
 /// Whether it passes, and the rule and what remains of each request.
-async fn ask<S: Store>(limiter: &Limiter<S>, requests: &[Request]) -> (bool, Vec<(bool, String, u64)>) {
-    let answer = limiter.check_together(requests).await.unwrap();
+async fn ask(limiter: &Limiter, requests: &[Request<'_>]) -> (bool, Vec<(bool, String, u64)>) {
+    let answer = limiter.check_group(requests).await.unwrap();
     let told = |decision: &Decision| {
         let rule = decision.rule().unwrap_or_default().to_owned();
         (decision.is_allowed(), rule, decision.remaining().unwrap_or(0))
@@ -55,7 +54,7 @@ fn told<const N: usize>(each: [(bool, &str, u64); N]) -> Vec<(bool, String, u64)
     each.map(|(allowed, rule, remaining)| (allowed, rule.to_owned(), remaining)).into()
 }
 
-async fn all_or_none<S: Store>(limiter: Limiter<S>) {
+async fn all_or_none(limiter: Limiter) {
     let both = [takes(2, &[("a", "x")]), takes(4, &[("b", "x")])];
     assert_eq!(ask(&limiter, &both).await, (true, told([(true, "per-a", 1), (true, "per-b", 6)])));
     let refused = (false, told([(false, "per-a", 1), (true, "per-b", 6)]));
@@ -96,7 +95,7 @@ async fn many_at_once_pass_exactly_as_often_as_the_smallest_limit_allows() {
         tokio::spawn(async move {
             let own = caller.to_string();
             let both = [takes(1, &[("a", &own)]), takes(1, &[("b", "x")])];
-            limiter.check_together(&both).await.unwrap().overall.is_allowed()
+            limiter.check_group(&both).await.unwrap().overall.is_allowed()
         })
     });
     let mut passed = 0;
@@ -117,7 +116,7 @@ async fn where_requests_disagree_about_a_counter_the_stricter_holds() {
     for order in [[0, 1], [1, 0]] {
         let requests = [takes(1, &[("a", "x")]), takes(1, &[("a", "x"), ("plan", "free")])];
         let requests = order.map(|place| requests[place].clone());
-        let answer = limiter.check_together(&requests).await.unwrap();
+        let answer = limiter.check_group(&requests).await.unwrap();
         let [tier] = &*answer.overall.tiers else { panic!("{:?}", answer.overall) };
         assert_eq!((tier.limit, tier.mode), (4, Mode::Enforced));
         assert_eq!(answer.each[0].tiers, answer.each[1].tiers);
@@ -128,21 +127,21 @@ async fn where_requests_disagree_about_a_counter_the_stricter_holds() {
 async fn numbers_that_come_along_replace_those_of_a_rule_or_stand_alone() {
     let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
     let a = || takes(2, &[("a", "x")]);
-    let raised = limiter.check_together(&[with_numbers(8, MINUTE, a())]).await.unwrap();
+    let raised = limiter.check_group(&[with_limit(8, MINUTE, a())]).await.unwrap();
     let limits: Vec<_> = raised.overall.tiers.iter().map(|tier| (tier.limit, tier.remaining)).collect();
     assert_eq!(limits, [(8, 6), (8, 6)], "every rule that matches");
-    let refused = limiter.check_together(&[with_numbers(0, MINUTE, a())]).await.unwrap();
-    assert_eq!((refused.overall.is_allowed(), refused.overall.source), (false, Source::Local));
-    let error = limiter.check_together(&[with_numbers(8, Duration::ZERO, a())]).await.unwrap_err();
+    let refused = limiter.check_group(&[with_limit(0, MINUTE, a())]).await.unwrap();
+    assert_eq!((refused.overall.is_allowed(), refused.overall.source), (false, Source::Rule));
+    let error = limiter.check_group(&[with_limit(8, Duration::ZERO, a())]).await.unwrap_err();
     assert!(matches!(error, Error::Limit(_)), "{error}");
-    let most = limiter.check_together(&[with_numbers(u64::MAX, MINUTE, a())]).await.unwrap();
+    let most = limiter.check_group(&[with_limit(u64::MAX, MINUTE, a())]).await.unwrap();
     let limits: Vec<_> = most.overall.tiers.iter().map(|tier| tier.limit).collect();
     assert_eq!(limits, [1_000_000, 1_000_000_000], "the most that each algorithm counts");
 
     let without_rules = Limiter::new(MemoryStore::new(), []).unwrap();
     for allowed in [true, false] {
-        let own = with_numbers(3, MINUTE, a());
-        let answer = without_rules.check_together(&[own, takes(1, &[("b", "x")])]).await.unwrap();
+        let own = with_limit(3, MINUTE, a());
+        let answer = without_rules.check_group(&[own, takes(1, &[("b", "x")])]).await.unwrap();
         assert_eq!((answer.overall.is_allowed(), answer.overall.limit()), (allowed, Some(3)));
         assert!(answer.each[1].is_allowed() && answer.each[1].tiers.is_empty());
     }
@@ -153,7 +152,7 @@ async fn more_counters_than_a_check_may_have_are_refused() {
     let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
     let many =
         |count: usize| -> Vec<_> { (0..count).map(|place| takes(1, &[("a", &place.to_string())])).collect() };
-    assert!(limiter.check_together(&many(63)).await.unwrap().overall.is_allowed());
-    assert!(matches!(limiter.check_together(&many(64)).await, Err(Error::Check(_))));
-    assert!(limiter.check_together(&[]).await.unwrap().overall.is_allowed());
+    assert!(limiter.check_group(&many(63)).await.unwrap().overall.is_allowed());
+    assert!(matches!(limiter.check_group(&many(64)).await, Err(Error::Check(_))));
+    assert!(limiter.check_group(&[]).await.unwrap().overall.is_allowed());
 }

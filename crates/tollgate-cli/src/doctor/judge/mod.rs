@@ -90,7 +90,7 @@ fn decisions(decides: &Result<(), StoreError>) -> Finding {
         Err(error) => error,
     };
     let remedy = match error {
-        StoreError::Refused { code, .. } => refusal_remedy(code),
+        StoreError::Rejected { code, .. } => refusal_remedy(code),
         _ => "look whether it is up and not overloaded: redis-cli PING, SLOWLOG GET",
     };
     Finding::problem("decisions", format!("no decision would be made now: {error}"))
@@ -238,7 +238,7 @@ pub(crate) mod tests {
     #[test]
     fn a_server_that_would_refuse_is_a_problem_with_a_remedy_of_its_own() {
         for code in ["OOM", "NOREPLICAS", "MISCONF", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "MOVED"] {
-            let refused = StoreError::Refused { code: code.to_owned(), detail: "x".to_owned() };
+            let refused = StoreError::Rejected { code: code.to_owned(), detail: "x".to_owned() };
             let finding = decisions(&Err(refused));
             assert_eq!(finding.severity, Severity::Problem);
             assert_ne!(finding.remedy, refusal_remedy("?"), "{code}");

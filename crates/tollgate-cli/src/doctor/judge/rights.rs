@@ -14,7 +14,7 @@ pub(super) fn judge(rights: &Rights, context: &Context<'_>) -> Vec<Finding> {
     let known = rights.user.as_ref().ok().map(|user| user.name.as_str());
     let name = context.user.or(known);
     let shown = name.map_or_else(|| "the user".to_owned(), |name| format!("the user {name:?}"));
-    if let (Some(name), Err(StoreError::Refused { detail, .. })) = (context.user, &rights.user)
+    if let (Some(name), Err(StoreError::Rejected { detail, .. })) = (context.user, &rights.user)
         && detail.starts_with("there is no user")
     {
         let finding = Finding::problem("rights", format!("there is no user {name:?}"))
@@ -113,7 +113,7 @@ mod tests {
         flush: Permission,
         other_keys: Permission,
     ) -> Vec<(Severity, &'static str)> {
-        let nobody = StoreError::Refused { code: "NOPERM".to_owned(), detail: String::new() };
+        let nobody = StoreError::Rejected { code: "NOPERM".to_owned(), detail: String::new() };
         let user = user.map(|(commands, needs_no_password)| User {
             name: "tollgate".to_owned(),
             needs_no_password,

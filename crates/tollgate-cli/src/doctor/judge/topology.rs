@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tollgate::redis::inspect::{Inspection, Shape, Watcher};
+use tollgate::redis::inspect::{Inspection, SentinelReport, Shape};
 
 use super::super::{
     facts::{Info, Settings},
@@ -117,10 +117,10 @@ fn away((address, reason): &(String, String)) -> Finding {
         .at(address)
 }
 
-fn sentinels(sentinels: &[Watcher]) -> Vec<Finding> {
+fn sentinels(sentinels: &[SentinelReport]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
-    for Watcher { address, says } in sentinels {
+    for SentinelReport { address, says } in sentinels {
         match says {
             Ok((primary, _)) => _ = named.insert(primary.as_str()),
             Err(reason) => findings.push(
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn sentinels_are_judged_by_what_they_say() {
-        let says = |primary: &str, fields: &[(&str, &str)]| Watcher {
+        let says = |primary: &str, fields: &[(&str, &str)]| SentinelReport {
             address: "s:1".to_owned(),
             says: Ok((
                 primary.to_owned(),
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(troubles(&sentinels(&three[..2])), [(Advice, "sentinels-unnamed")]);
         let parted = [says("a:1", &good), says("b:1", &good), says("a:1", &good)];
         assert_eq!(troubles(&sentinels(&parted)), [(Problem, "sentinels-disagree")]);
-        let away = Watcher { address: "s:2".to_owned(), says: Err("refused".to_owned()) };
+        let away = SentinelReport { address: "s:2".to_owned(), says: Err("refused".to_owned()) };
         let two = [three[0].clone(), three[1].clone(), away];
         assert_eq!(troubles(&sentinels(&two)), [(Problem, "sentinel-away")]);
         let hasty = [

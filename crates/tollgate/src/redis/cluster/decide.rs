@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tollgate_core::{Algorithm, Operation, step::granted};
 
 use super::{
-    Cluster, PATIENCE,
+    Cluster, REDIRECT_TIMEOUT,
     outcome::{Progress, reserves},
     slots::slot_of,
     split::{Done, FollowUp, Kind, Part, Reserved, split},
@@ -18,19 +18,19 @@ use crate::{
     key::Key,
     redis::{
         bytes,
+        connection::{CallFailure, RedisRequest},
         keys::redis_key,
-        link::{Failure, Request},
         number,
-        script::{MAX_BATCH, Moments, decode, encode},
+        script::{CallTimes, MAX_BATCH, decode, encode},
     },
     store::{Answered, Decided, StoreError, each},
 };
 
 /// How long several checks wait together for the keys of their slot, before each goes by itself.
-const TOGETHER: Duration = Duration::from_millis(20);
+const BATCH_MIGRATION_WAIT: Duration = Duration::from_millis(20);
 /// How often a take-back that did not run is tried, and how long to wait in between.
-const TAKE_BACK_TRIES: usize = 3;
-const TAKE_BACK_PAUSE: Duration = Duration::from_millis(20);
+const REFUND_ATTEMPTS: usize = 3;
+const REFUND_PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) type Each = Vec<Result<Answered, StoreError>>;
 
@@ -40,24 +40,24 @@ impl Cluster {
         self: &Arc<Self>,
         prefix: &str,
         checks: &[Check],
-        moments: Moments,
+        times: CallTimes,
     ) -> Each {
-        let decided = self.decide_batch(prefix, checks, moments).await;
-        self.room.record(checks, &decided);
+        let decided = self.decide_batch(prefix, checks, times).await;
+        self.recent_capacity.record(checks, &decided);
         decided
     }
 
-    async fn decide_batch(self: &Arc<Self>, prefix: &str, checks: &[Check], moments: Moments) -> Each {
+    async fn decide_batch(self: &Arc<Self>, prefix: &str, checks: &[Check], times: CallTimes) -> Each {
         let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
         if tiers > MAX_BATCH {
             return vec![Err(StoreError::TooLarge { tiers, max: MAX_BATCH }); checks.len()];
         }
         let split = split(checks);
         if let Some(slot) = only_slot(&split) {
-            return self.call(slot, prefix, checks, moments).await;
+            return self.call(slot, prefix, checks, times).await;
         }
         if let Some(node) = self.common_node(split.iter().flatten().map(|part| part.slot))
-            && let Some(decided) = self.call_node(&node, prefix, checks, moments).await
+            && let Some(decided) = self.call_node(&node, prefix, checks, times).await
         {
             return decided;
         }
@@ -67,7 +67,7 @@ impl Cluster {
             prefix: prefix.to_owned(),
             checks: checks.to_vec(),
             split,
-            moments,
+            times,
         };
         if !any_reserves {
             return batch.decide().await;
@@ -83,16 +83,16 @@ impl Cluster {
         slot: u16,
         prefix: &str,
         checks: &[Check],
-        moments: Moments,
+        times: CallTimes,
     ) -> Each {
-        let wait = if checks.len() > 1 { TOGETHER } else { PATIENCE };
-        match self.call_within(wait, slot, prefix, checks, moments).await {
+        let wait = if checks.len() > 1 { BATCH_MIGRATION_WAIT } else { REDIRECT_TIMEOUT };
+        match self.call_within(wait, slot, prefix, checks, times).await {
             Err(CallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
                 // while a slot moves, only calls of one key are sure to find it
                 let mut each_alone = Vec::with_capacity(checks.len());
                 for check in checks {
                     let alone = slice::from_ref(check);
-                    let decided = self.call_within(PATIENCE, slot, prefix, alone, moments).await;
+                    let decided = self.call_within(REDIRECT_TIMEOUT, slot, prefix, alone, times).await;
                     each_alone.extend(each(decided.map_err(StoreError::from), 1));
                 }
                 each_alone
@@ -107,10 +107,10 @@ impl Cluster {
         slot: u16,
         prefix: &str,
         checks: &[Check],
-        moments: Moments,
+        times: CallTimes,
     ) -> Result<Decided, CallError> {
-        let call = encode(prefix, checks, moments)?;
-        let reply = self.send_within(wait, slot, Request::Script(&call)).await?;
+        let call = encode(prefix, checks, times)?;
+        let reply = self.send_within(wait, slot, RedisRequest::Script(&call)).await?;
         Ok(decode(&bytes(reply)?, &call, checks)?)
     }
 
@@ -128,7 +128,7 @@ impl Cluster {
             keys.chunks(MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
         });
         let requests: Vec<(u16, redis::Cmd)> = requests.collect();
-        let sent = requests.iter().map(|(slot, request)| self.send(*slot, Request::Command(request)));
+        let sent = requests.iter().map(|(slot, request)| self.send(*slot, RedisRequest::Command(request)));
         let mut forgotten = 0;
         let mut failed = None;
         for reply in join_all(sent).await {
@@ -148,12 +148,12 @@ impl Cluster {
 }
 
 enum CallError {
-    Failed(Failure),
+    Failed(CallFailure),
     Store(StoreError),
 }
 
-impl From<Failure> for CallError {
-    fn from(failure: Failure) -> Self {
+impl From<CallFailure> for CallError {
+    fn from(failure: CallFailure) -> Self {
         Self::Failed(failure)
     }
 }
@@ -185,7 +185,7 @@ struct Batch {
     prefix: String,
     checks: Vec<Check>,
     split: Vec<Vec<Part>>,
-    moments: Moments,
+    times: CallTimes,
 }
 
 /// A part of a check, by their places.
@@ -210,7 +210,7 @@ impl Batch {
     /// Peeks at all parts of the checks over several slots that did not have room lately, so that most denials are known
     /// before anything is reserved.
     async fn look(&self, progress: &mut [Progress]) {
-        let has_room = self.cluster.room.suffices(&self.checks);
+        let has_room = self.cluster.recent_capacity.is_sufficient(&self.checks);
         let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
         for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
             if reserves(check, parts) && !has_room[check_place] {
@@ -221,13 +221,13 @@ impl Batch {
                 }
             }
         }
-        let mut looked: BTreeMap<usize, BTreeMap<usize, Result<Answered, StoreError>>> = BTreeMap::new();
-        for (place, _, answered) in self.send(calls, self.moments).await {
-            looked.entry(place.check).or_default().insert(place.part, answered);
+        let mut peeked: BTreeMap<usize, BTreeMap<usize, Result<Answered, StoreError>>> = BTreeMap::new();
+        for (place, _, answered) in self.send(calls, self.times).await {
+            peeked.entry(place.check).or_default().insert(place.part, answered);
         }
-        for (check_place, looked) in looked {
+        for (check_place, peeked) in peeked {
             let (check, parts) = (&self.checks[check_place], &self.split[check_place]);
-            progress[check_place].note_looks(check, parts, looked.into_values().collect());
+            progress[check_place].record_peeks(check, parts, peeked.into_values().collect());
         }
     }
 
@@ -247,7 +247,7 @@ impl Batch {
                 }
             }
         }
-        for (place, ask, answered) in self.send(calls, self.moments).await {
+        for (place, ask, answered) in self.send(calls, self.times).await {
             let progress = &mut progress[place.check];
             match answered {
                 Ok(Answered { at, answers }) => {
@@ -267,7 +267,7 @@ impl Batch {
     async fn settle(&self, progress: Vec<Progress>) -> Each {
         let mut open: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
         for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            let Progress { outcome, looked, reserved, granted, error } = &progress[check_place];
+            let Progress { outcome, peeked, reserved, granted, error } = &progress[check_place];
             if outcome.is_some() || !reserves(check, parts) {
                 continue;
             }
@@ -275,11 +275,11 @@ impl Batch {
             for (part_place, part) in parts.iter().enumerate() {
                 let place = Place { check: check_place, part: part_place };
                 let mut follow_ups = part.follow_ups(check, reserved[part_place].as_ref(), granted);
-                if reserved[part_place].is_none() && looked.is_empty() {
-                    follow_ups.push(part.late_look(check));
+                if reserved[part_place].is_none() && peeked.is_empty() {
+                    follow_ups.push(part.late_peek(check));
                 }
                 // the answer to a check that failed is the error
-                follow_ups.retain(|follow_up| error.is_none() || follow_up.kind == Kind::TakeBack);
+                follow_ups.retain(|follow_up| error.is_none() || follow_up.kind == Kind::Refund);
                 open.entry(part.slot).or_default().extend(follow_ups.into_iter().map(|one| (place, one)));
             }
         }
@@ -300,12 +300,12 @@ impl Batch {
 
     /// Sends the follow-ups, take-backs first. A take-back that did not run is sent again; one that was lost is not.
     async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(Place, FollowUp)>>) -> Vec<(Place, Done)> {
-        let without_deadline = Moments { deadline: None, by: None, ..self.moments };
+        let without_deadline = CallTimes { deadline: None, by: None, ..self.times };
         let mut done = Vec::new();
         open.retain(|_, follow_ups| !follow_ups.is_empty());
-        for attempt in 1..=TAKE_BACK_TRIES {
+        for attempt in 1..=REFUND_ATTEMPTS {
             let by_slot = std::mem::take(&mut open).into_iter().map(|(slot, mut follow_ups)| {
-                follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::TakeBack);
+                follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::Refund);
                 let tagged = follow_ups.into_iter().map(|(place, follow_up)| {
                     let check = follow_up.check.clone();
                     ((slot, place, follow_up), check)
@@ -316,7 +316,7 @@ impl Batch {
             for ((slot, place, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
                 match answered {
                     Err(StoreError::NotRun(_))
-                        if follow_up.kind == Kind::TakeBack && attempt < TAKE_BACK_TRIES =>
+                        if follow_up.kind == Kind::Refund && attempt < REFUND_ATTEMPTS =>
                     {
                         failed.entry(slot).or_default().push((place, follow_up));
                     }
@@ -330,7 +330,7 @@ impl Batch {
                 break;
             }
             open = failed;
-            sleep(TAKE_BACK_PAUSE).await;
+            sleep(REFUND_PAUSE).await;
         }
         done
     }
@@ -340,10 +340,10 @@ impl Batch {
     async fn send<T>(
         &self,
         by_slot: impl IntoIterator<Item = (u16, Vec<(T, Check)>)>,
-        moments: Moments,
+        times: CallTimes,
     ) -> Vec<(T, Check, Result<Answered, StoreError>)> {
         let groups = self.cluster.group_by_node(by_slot).into_iter().map(async |group| {
-            let answers = self.cluster.call_group(&group, &self.prefix, moments).await;
+            let answers = self.cluster.call_group(&group, &self.prefix, times).await;
             group.tags.into_iter().zip(group.checks).zip(answers).map(|((tag, check), one)| (tag, check, one))
         });
         join_all(groups).await.into_iter().flatten().collect()

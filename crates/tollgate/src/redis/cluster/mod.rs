@@ -7,7 +7,7 @@
 mod decide;
 mod node_call;
 mod outcome;
-mod room;
+mod recent_capacity;
 mod slots;
 mod split;
 
@@ -23,18 +23,18 @@ use tokio::{
 
 use self::{
     node_call::OneSlotNodes,
-    room::Room,
+    recent_capacity::RecentCapacity,
     slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag},
 };
 use super::{
-    link::{Asking, Connector, Failure, Link, Request, Target},
+    connection::{Asking, CallFailure, Connector, RedisRequest, ServerConnection, Target},
     probe::probe,
     url::Node,
 };
 use crate::{check::Check, key::Key};
 
 /// How long a request is sent after a slot that moves; callers give up sooner.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REDIRECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait for a slot's keys to arrive before asking again.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
 /// How many redirections are followed without a pause: more mean that nodes disagree.
@@ -52,10 +52,10 @@ pub(super) struct Cluster {
     connector: Arc<Connector>,
     seeds: Vec<Node>,
     map: RwLock<SlotMap>,
-    links: Mutex<HashMap<Node, Arc<Link>>>,
+    connections: Mutex<HashMap<Node, Arc<ServerConnection>>>,
     refresh: Mutex<Refresh>,
     one_slot_nodes: OneSlotNodes,
-    room: Room,
+    recent_capacity: RecentCapacity,
 }
 
 /// Who serves what, as one node tells it.
@@ -89,10 +89,10 @@ impl Cluster {
             connector: Arc::new(connector),
             seeds,
             map: RwLock::default(),
-            links: Mutex::default(),
+            connections: Mutex::default(),
             refresh: Mutex::default(),
             one_slot_nodes: OneSlotNodes::default(),
-            room: Room::default(),
+            recent_capacity: RecentCapacity::default(),
         })
     }
 
@@ -101,23 +101,26 @@ impl Cluster {
     }
 
     /// The connections to all nodes that were asked.
-    pub(super) fn links(&self) -> Vec<Arc<Link>> {
-        self.links.lock().values().cloned().collect()
+    pub(super) fn connections(&self) -> Vec<Arc<ServerConnection>> {
+        self.connections.lock().values().cloned().collect()
     }
 
     /// Learns who serves what, and sends a request to every node that serves anything: each is connected to then. Fails if none
     /// answers; one that is away harms its own slots only.
-    pub(super) async fn warm_up(self: &Arc<Self>, request: Request<'_>) -> Result<(), Failure> {
-        self.refreshed().await.map_err(Failure::Unreachable)?;
-        let links: Vec<Arc<Link>> = self.map.read().nodes().iter().map(|node| self.link(node)).collect();
-        let sent = links.iter().map(|link| timeout(WARM_UP_TIMEOUT, link.send(request, Asking::No)));
-        let mut outcome = Err(Failure::Unreachable("no node of the cluster serves anything".to_owned()));
+    pub(super) async fn warm_up(self: &Arc<Self>, request: RedisRequest<'_>) -> Result<(), CallFailure> {
+        self.refreshed().await.map_err(CallFailure::NotSent)?;
+        let connections: Vec<Arc<ServerConnection>> =
+            self.map.read().nodes().iter().map(|node| self.connection(node)).collect();
+        let sent = connections
+            .iter()
+            .map(|connection| timeout(WARM_UP_TIMEOUT, connection.send(request, Asking::No)));
+        let mut outcome = Err(CallFailure::NotSent("no node of the cluster serves anything".to_owned()));
         for reply in join_all(sent).await {
             match reply {
                 Ok(Ok(_)) => outcome = Ok(()),
                 Ok(Err(failure)) if outcome.is_err() => outcome = Err(failure),
                 Err(_) if outcome.is_err() => {
-                    outcome = Err(Failure::Lost(format!("no answer within {WARM_UP_TIMEOUT:?}")));
+                    outcome = Err(CallFailure::ReplyLost(format!("no answer within {WARM_UP_TIMEOUT:?}")));
                 }
                 _ => {}
             }
@@ -135,14 +138,15 @@ impl Cluster {
     }
 
     /// Whether the node of a lane would decide, or any node where it is nobody's.
-    pub(super) async fn probe(self: &Arc<Self>, lane: u64, prefix: &str) -> Result<Value, Failure> {
+    pub(super) async fn probe(self: &Arc<Self>, lane: u64, prefix: &str) -> Result<Value, CallFailure> {
         let nodes = self.map.read().nodes().to_vec();
         let nobody = "no node of the cluster is known to serve anything";
-        let mut outcome = Err(Failure::Unreachable(nobody.to_owned()));
+        let mut outcome = Err(CallFailure::NotSent(nobody.to_owned()));
         let is_known = nodes.iter().any(|node| node.number() == lane);
         for node in nodes.iter().filter(|node| !is_known || node.number() == lane) {
             let Some(tag) = self.map.read().tag_at(node) else { continue };
-            outcome = self.link(node).send(Request::Command(&probe(prefix, &tag)), Asking::No).await;
+            outcome =
+                self.connection(node).send(RedisRequest::Command(&probe(prefix, &tag)), Asking::No).await;
             if outcome.is_ok() {
                 return outcome;
             }
@@ -156,8 +160,8 @@ impl Cluster {
     pub(super) async fn send_for_tag(
         self: &Arc<Self>,
         tag: &str,
-        request: Request<'_>,
-    ) -> Result<Value, Failure> {
+        request: RedisRequest<'_>,
+    ) -> Result<Value, CallFailure> {
         self.send(slot_of_tag(tag), request).await
     }
 
@@ -165,14 +169,14 @@ impl Cluster {
     pub(super) async fn send_for_key(
         self: &Arc<Self>,
         key: &Key,
-        request: Request<'_>,
-    ) -> Result<Value, Failure> {
+        request: RedisRequest<'_>,
+    ) -> Result<Value, CallFailure> {
         self.send(slot_of(key), request).await
     }
 
     /// Sends a request to the node that serves the slot, wherever that is by now.
-    async fn send(self: &Arc<Self>, slot: u16, request: Request<'_>) -> Result<Value, Failure> {
-        self.send_within(PATIENCE, slot, request).await
+    async fn send(self: &Arc<Self>, slot: u16, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
+        self.send_within(REDIRECT_TIMEOUT, slot, request).await
     }
 
     /// The same; for keys that are not together yet, it waits at most so long.
@@ -180,20 +184,20 @@ impl Cluster {
         self: &Arc<Self>,
         wait: Duration,
         slot: u16,
-        request: Request<'_>,
-    ) -> Result<Value, Failure> {
+        request: RedisRequest<'_>,
+    ) -> Result<Value, CallFailure> {
         let start = Instant::now();
         let mut node = self.owner(slot).await?;
         let mut asking = Asking::No;
         for hop in 0.. {
-            let failure = match self.link(&node).send(request, asking).await {
+            let failure = match self.connection(&node).send(request, asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
             // a node that took its time before it said where to go is no reason not to go there
-            let is_late = hop >= QUICK_HOPS && start.elapsed() >= PATIENCE;
+            let is_late = hop >= QUICK_HOPS && start.elapsed() >= REDIRECT_TIMEOUT;
             match &failure {
-                Failure::Refused { code, detail } if code == "MOVED" || code == "ASK" => {
+                CallFailure::Rejected { code, detail } if code == "MOVED" || code == "ASK" => {
                     let Some(next) = redirection(detail, &node).filter(|_| !is_late) else {
                         return Err(failure);
                     };
@@ -209,22 +213,22 @@ impl Cluster {
                         sleep(MOVE_PAUSE).await;
                     }
                 }
-                Failure::Refused { code, .. } if code == "TRYAGAIN" && start.elapsed() < wait => {
+                CallFailure::Rejected { code, .. } if code == "TRYAGAIN" && start.elapsed() < wait => {
                     // from the start: the slot may have arrived meanwhile
                     sleep(MOVE_PAUSE).await;
                     node = self.owner(slot).await?;
                     asking = Asking::No;
                 }
-                Failure::Refused { code, .. } if code == "CLUSTERDOWN" || code == "READONLY" => {
+                CallFailure::Rejected { code, .. } if code == "CLUSTERDOWN" || code == "READONLY" => {
                     self.refresh_soon();
                     return Err(failure);
                 }
-                Failure::Refused { .. } => return Err(failure),
-                Failure::Lost(_) => {
+                CallFailure::Rejected { .. } => return Err(failure),
+                CallFailure::ReplyLost(_) => {
                     self.refresh_soon();
                     return Err(failure);
                 }
-                Failure::Unreachable(_) => {
+                CallFailure::NotSent(_) => {
                     // others may know who has taken over; if it is still the same, only its own slots suffer
                     if is_late || !self.refreshed_since_a_while().await {
                         return Err(failure);
@@ -240,25 +244,25 @@ impl Cluster {
         unreachable!("hops are counted without end, and time is bounded")
     }
 
-    async fn owner(self: &Arc<Self>, slot: u16) -> Result<Node, Failure> {
+    async fn owner(self: &Arc<Self>, slot: u16) -> Result<Node, CallFailure> {
         if self.map.read().is_empty() {
-            self.refreshed().await.map_err(Failure::Unreachable)?;
+            self.refreshed().await.map_err(CallFailure::NotSent)?;
         }
         if let Some(node) = self.map.read().owner(slot).cloned() {
             return Ok(node);
         }
         self.refresh_soon();
-        Err(Failure::Unreachable(format!("no node of the cluster serves slot {slot}")))
+        Err(CallFailure::NotSent(format!("no node of the cluster serves slot {slot}")))
     }
 
-    fn link(&self, node: &Node) -> Arc<Link> {
-        let mut links = self.links.lock();
-        if let Some(link) = links.get(node) {
-            return Arc::clone(link);
+    fn connection(&self, node: &Node) -> Arc<ServerConnection> {
+        let mut connections = self.connections.lock();
+        if let Some(connection) = connections.get(node) {
+            return Arc::clone(connection);
         }
-        let link = Link::new(Arc::clone(&self.connector), Target::Fixed(node.clone()));
-        links.insert(node.clone(), Arc::clone(&link));
-        link
+        let connection = ServerConnection::new(Arc::clone(&self.connector), Target::Fixed(node.clone()));
+        connections.insert(node.clone(), Arc::clone(&connection));
+        connection
     }
 
     /// Asks who serves what, unless that was asked a moment ago; whether it was asked now.
@@ -303,14 +307,14 @@ impl Cluster {
     async fn learn(&self) -> Result<(), String> {
         let mut nodes = self.map.read().nodes().to_vec();
         nodes.extend(self.seeds.iter().cloned());
-        nodes.sort_by_cached_key(|node| !self.link(node).is_up());
+        nodes.sort_by_cached_key(|node| !self.connection(node).is_up());
         nodes.dedup();
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
         let mut reasons = Vec::new();
         for node in nodes {
-            let link = self.link(&node);
-            let answer = link.send(Request::Command(&question), Asking::No);
+            let connection = self.connection(&node);
+            let answer = connection.send(RedisRequest::Command(&question), Asking::No);
             match timeout(MAP_TIMEOUT, answer).await {
                 Ok(Ok(reply)) => match SlotMap::read(reply, &node) {
                     Some(map) => {
@@ -320,8 +324,8 @@ impl Cluster {
                     None => reasons.push(format!("{node} knows no slots")),
                 },
                 Ok(Err(failure)) => reasons.push(match failure {
-                    Failure::Refused { code, detail } => format!("{node}: {code} {detail}"),
-                    Failure::Unreachable(reason) | Failure::Lost(reason) => reason,
+                    CallFailure::Rejected { code, detail } => format!("{node}: {code} {detail}"),
+                    CallFailure::NotSent(reason) | CallFailure::ReplyLost(reason) => reason,
                 }),
                 Err(_) => reasons.push(format!("{node} does not answer within {MAP_TIMEOUT:?}")),
             }
@@ -331,7 +335,7 @@ impl Cluster {
 
     /// Takes over a map, and lets go of nodes that are no longer on it.
     fn adopt(&self, map: SlotMap) {
-        self.links.lock().retain(|node, _| map.nodes().contains(node) || self.seeds.contains(node));
+        self.connections.lock().retain(|node, _| map.nodes().contains(node) || self.seeds.contains(node));
         *self.map.write() = map;
     }
 }

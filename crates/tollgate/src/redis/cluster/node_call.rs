@@ -15,8 +15,8 @@ use crate::{
     check::Check,
     redis::{
         bytes,
-        link::{Asking, Failure, Request},
-        script::{MAX_BATCH, Moments, decode, encode, is_elsewhere},
+        connection::{Asking, CallFailure, RedisRequest},
+        script::{CallTimes, MAX_BATCH, decode, encode, is_misrouted},
         url::Node,
     },
     store::{StoreError, each},
@@ -103,10 +103,10 @@ impl Cluster {
         self: &Arc<Self>,
         group: &NodeChecks<T>,
         prefix: &str,
-        moments: Moments,
+        times: CallTimes,
     ) -> Each {
         if let (Some(node), [_, _, ..]) = (&group.node, &group.slots[..])
-            && let Some(decided) = self.call_node(node, prefix, &group.checks, moments).await
+            && let Some(decided) = self.call_node(node, prefix, &group.checks, times).await
         {
             return decided;
         }
@@ -114,7 +114,7 @@ impl Cluster {
         let calls = group.slots.iter().map(|slot| {
             let (checks, others) = rest.split_at(slot.checks);
             rest = others;
-            self.call(slot.slot, prefix, checks, moments)
+            self.call(slot.slot, prefix, checks, times)
         });
         let calls: Vec<_> = calls.collect();
         join_all(calls).await.into_iter().flatten().collect()
@@ -129,30 +129,30 @@ impl Cluster {
         node: &Node,
         prefix: &str,
         checks: &[Check],
-        moments: Moments,
+        times: CallTimes,
     ) -> Option<Each> {
-        let decided = match encode(prefix, checks, moments) {
+        let decided = match encode(prefix, checks, times) {
             Err(error) => Err(error),
             Ok(call) => {
                 let call = call.over_several_slots();
-                let reply = self.link(node).send(Request::Script(&call), Asking::No).await;
+                let reply = self.connection(node).send(RedisRequest::Script(&call), Asking::No).await;
                 match reply.and_then(bytes) {
-                    Ok(reply) if is_elsewhere(&reply) => {
+                    Ok(reply) if is_misrouted(&reply) => {
                         self.one_slot_nodes.insert(node);
                         return None;
                     }
                     Ok(reply) => decode(&reply, &call, checks),
-                    Err(Failure::Unreachable(_)) => return None,
-                    Err(Failure::Refused { code, .. }) if REDIRECTIONS.contains(&&*code) => {
+                    Err(CallFailure::NotSent(_)) => return None,
+                    Err(CallFailure::Rejected { code, .. }) if REDIRECTIONS.contains(&&*code) => {
                         self.one_slot_nodes.insert(node);
                         return None;
                     }
                     // the script reports a key that it cannot read, so this was a write, perhaps not the first one
-                    Err(Failure::Refused { code, detail }) if detail.contains(NON_LOCAL_KEY) => {
+                    Err(CallFailure::Rejected { code, detail }) if detail.contains(NON_LOCAL_KEY) => {
                         Err(StoreError::Ambiguous(format!("{node}: {code} {detail}")))
                     }
                     Err(failure) => {
-                        if matches!(failure, Failure::Lost(_)) {
+                        if matches!(failure, CallFailure::ReplyLost(_)) {
                             self.refresh_soon();
                         }
                         Err(failure.into())

@@ -13,7 +13,7 @@ pub(super) struct Progress {
     /// What became of it, once that is known.
     pub(super) outcome: Option<Result<Answered, StoreError>>,
     /// The answers of each part to the look before reservations; empty if there was none.
-    pub(super) looked: Vec<Vec<Answer>>,
+    pub(super) peeked: Vec<Vec<Answer>>,
     /// What each part answered, as far as it was asked.
     pub(super) reserved: Vec<Option<Reserved>>,
     /// How many requests pass all parts up to now.
@@ -30,41 +30,41 @@ impl Progress {
     pub(super) fn new(check: &Check, parts: &[Part]) -> Self {
         Self {
             outcome: None,
-            looked: Vec::new(),
+            peeked: Vec::new(),
             reserved: vec![None; parts.len()],
             granted: check.count(),
             error: None,
         }
     }
 
-    /// Notes what the parts of a check said when they were looked at. If one refuses, that is the outcome, whatever became of
+    /// HealthCounters what the parts of a check said when they were peeked at. If one refuses, that is the outcome, whatever became of
     /// the others; and if one could not be asked, nothing needs to be reserved.
-    pub(super) fn note_looks(
+    pub(super) fn record_peeks(
         &mut self,
         check: &Check,
         parts: &[Part],
-        looked: Vec<Result<Answered, StoreError>>,
+        peeked: Vec<Result<Answered, StoreError>>,
     ) {
         let mut at = Timestamp::default();
         let mut failed = None;
-        for (part, looked) in parts.iter().zip(looked) {
-            match looked {
+        for (part, peeked) in parts.iter().zip(peeked) {
+            match peeked {
                 Ok(answered) => {
                     at = at.max(answered.at);
                     let terms = part.tiers.iter().map(|place| &check.tiers()[*place].terms);
                     let passes = terms.zip(&answered.answers).map(|(terms, answer)| (terms, answer.passes));
                     self.granted = granted(self.granted, passes);
-                    self.looked.push(answered.answers);
+                    self.peeked.push(answered.answers);
                 }
                 Err(error) => {
-                    self.looked.push(part.unknown(check, at));
+                    self.peeked.push(part.unknown(check, at));
                     failed = Some(error);
                 }
             }
         }
         self.outcome = match failed {
             _ if self.granted == 0 => {
-                Some(Ok(Answered { at, answers: in_order(check, parts, self.looked.clone()) }))
+                Some(Ok(Answered { at, answers: in_order(check, parts, self.peeked.clone()) }))
             }
             // a look changes nothing, also if it was lost
             Some(StoreError::Ambiguous(reason)) => Some(Err(StoreError::NotRun(reason))),
@@ -73,7 +73,7 @@ impl Progress {
         };
     }
 
-    /// Notes that a part failed. That one may have run outweighs that others did not.
+    /// HealthCounters that a part failed. That one may have run outweighs that others did not.
     pub(super) fn fail(&mut self, error: StoreError) {
         if !matches!(self.error, Some(StoreError::Ambiguous(_))) {
             self.error = Some(error);
@@ -110,20 +110,20 @@ impl Progress {
         let answers = parts.iter().enumerate().map(|(place, part)| match &self.reserved[place] {
             Some(reserved) if !reserves(check, parts) => reserved.answers.clone(),
             reserved => {
-                let looked = || match self.looked.get(place) {
-                    Some(looked) => looked.clone(),
-                    None => late_look(&done[place]).unwrap_or_else(|| part.unknown(check, at)),
+                let peeked = || match self.peeked.get(place) {
+                    Some(peeked) => peeked.clone(),
+                    None => late_peek(&done[place]).unwrap_or_else(|| part.unknown(check, at)),
                 };
-                part.settled(check, looked, reserved.as_ref(), self.granted, &done[place])
+                part.settled(check, peeked, reserved.as_ref(), self.granted, &done[place])
             }
         });
         Ok(Answered { at, answers: in_order(check, parts, answers.collect()) })
     }
 }
 
-/// The answers of a part that was first looked at when another one had denied.
-fn late_look(done: &[Done]) -> Option<Vec<Answer>> {
-    done.iter().find(|done| done.follow_up.kind == Kind::LateLook)?.answers.clone()
+/// The answers of a part that was first peeked at when another one had denied.
+fn late_peek(done: &[Done]) -> Option<Vec<Answer>> {
+    done.iter().find(|done| done.follow_up.kind == Kind::LatePeek)?.answers.clone()
 }
 
 /// The answers of a check's tiers, from those of its parts.

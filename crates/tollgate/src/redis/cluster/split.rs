@@ -91,11 +91,11 @@ pub(super) struct Done {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// More was reserved than passes.
-    TakeBack,
+    Refund,
     /// Just as many passed as came, of more that asked elsewhere: when would the next one pass?
-    LookAhead,
+    PeekNext,
     /// Nothing was reserved because an earlier part denied, and there was no look before: the answer needs this part too.
-    LateLook,
+    LatePeek,
 }
 
 impl Part {
@@ -126,37 +126,37 @@ impl Part {
                 tied.push(place);
             }
         }
-        let take_back = Operation::Refund { at: Some(reserved.at) };
+        let refund = Operation::Refund { at: Some(reserved.at) };
         let mut follow_ups: Vec<FollowUp> = beyond
             .into_iter()
-            .map(|(count, places)| follow_up(places, Kind::TakeBack, take_back, count))
+            .map(|(count, places)| follow_up(places, Kind::Refund, refund, count))
             .collect();
         if !tied.is_empty() {
-            follow_ups.push(follow_up(tied, Kind::LookAhead, Operation::Peek, 1));
+            follow_ups.push(follow_up(tied, Kind::PeekNext, Operation::Peek, 1));
         }
         follow_ups
     }
 
     /// A look at a part that nothing was reserved on.
-    pub(super) fn late_look(&self, check: &Check) -> FollowUp {
+    pub(super) fn late_peek(&self, check: &Check) -> FollowUp {
         FollowUp {
             places: (0..self.tiers.len()).collect(),
-            kind: Kind::LateLook,
+            kind: Kind::LatePeek,
             check: self.ask(check, Operation::Peek, check.count()),
         }
     }
 
     /// The answers of this part's tiers when `granted` requests pass, as if the whole check had been decided at once. Those of
-    /// a part without a reservation are what it answered when it was `looked` at.
+    /// a part without a reservation are what it answered when it was `peeked` at.
     pub(super) fn settled(
         &self,
         check: &Check,
-        looked: impl FnOnce() -> Vec<Answer>,
+        peeked: impl FnOnce() -> Vec<Answer>,
         reserved: Option<&Reserved>,
         granted: u32,
         done: &[Done],
     ) -> Vec<Answer> {
-        let Some(reserved) = reserved else { return looked() };
+        let Some(reserved) = reserved else { return peeked() };
         let answer_of = |kind: Kind, place: usize| {
             done.iter().filter(|done| done.follow_up.kind == kind).find_map(|done| {
                 let index = done.follow_up.places.iter().position(|known| *known == place)?;
@@ -167,8 +167,8 @@ impl Part {
             let passes = reserved.passes(self.terms(check, place), first, check.count());
             let charged = granted.min(passes);
             // a take-back without an answer leaves what was reserved
-            let last = answer_of(Kind::TakeBack, place).unwrap_or(first);
-            let ahead = answer_of(Kind::LookAhead, place).and_then(|answer| answer.retry);
+            let last = answer_of(Kind::Refund, place).unwrap_or(first);
+            let ahead = answer_of(Kind::PeekNext, place).and_then(|answer| answer.retry);
             let retry = first.retry.or(ahead).filter(|_| passes < check.count() && charged == passes);
             Answer { passes, charged, retry, ..*last }
         };

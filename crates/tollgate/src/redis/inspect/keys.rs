@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::Inspected;
+use super::InspectedServer;
 use crate::{
     Algorithm,
     redis::keys::{Name, pattern, read},
     store::StoreError,
 };
 
-/// About how many keys of any kind a server looks at for one page.
+/// ServerInfo how many keys of any kind a server looks at for one page.
 pub const PAGE: u32 = 250;
 
 /// KEYS: a key. ARGV: for how many milliseconds it is to live, if it would live for ever. Replies with 1 if it would have.
-const LET_EXPIRE: &str = "\
+const SET_TTL: &str = "\
 if redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 ";
@@ -35,14 +35,14 @@ pub struct FoundKey {
     /// Its name.
     pub name: Vec<u8>,
     /// Whether it lives for ever.
-    pub is_immortal: bool,
+    pub has_no_ttl: bool,
     /// What it is, if it is ours: one that is not is somebody else's who has the same prefix.
-    pub meaning: Option<Meaning>,
+    pub meaning: Option<KeyKind>,
 }
 
 /// What a key of ours is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meaning {
+pub enum KeyKind {
     /// A counter of this rule, as [`encoded_rule`](crate::key::encoded_rule) writes it.
     Counter {
         /// The rule; one that begins with `!` belongs to none.
@@ -54,14 +54,14 @@ pub enum Meaning {
     Instances,
 }
 
-impl Inspected {
+impl InspectedServer {
     /// How many keys of all kinds the database has.
     ///
     /// # Errors
     /// When the server does not tell.
     pub async fn size(&self) -> Result<u64, StoreError> {
         let reply = self.ask(&redis::cmd("DBSIZE")).await?;
-        u64::from_redis_value(reply).map_err(|_| self.odd("DBSIZE"))
+        u64::from_redis_value(reply).map_err(|_| self.unexpected_reply("DBSIZE"))
     }
 
     /// One page of the keys that have our prefix, beginning at 0. The server is kept busy for a fraction of a millisecond;
@@ -73,15 +73,16 @@ impl Inspected {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern(&self.prefix)).arg("COUNT").arg(PAGE);
         let reply = self.ask(&scan).await?;
-        let (next, names) = <(u64, Vec<Vec<u8>>)>::from_redis_value(reply).map_err(|_| self.odd("SCAN"))?;
+        let (next, names) =
+            <(u64, Vec<Vec<u8>>)>::from_redis_value(reply).map_err(|_| self.unexpected_reply("SCAN"))?;
         let lifetimes = self.of_each("PTTL", &names).await?;
         let found = |(name, lifetime): (Vec<u8>, Value)| {
-            let is_immortal = i64::from_redis_value(lifetime) == Ok(-1);
+            let has_no_ttl = i64::from_redis_value(lifetime) == Ok(-1);
             let meaning = read(&self.prefix, &name).map(|name| match name {
-                Name::Counter { rule, algorithm } => Meaning::Counter { rule: rule.to_owned(), algorithm },
-                Name::Instances => Meaning::Instances,
+                Name::Counter { rule, algorithm } => KeyKind::Counter { rule: rule.to_owned(), algorithm },
+                Name::Instances => KeyKind::Instances,
             });
-            FoundKey { name, is_immortal, meaning }
+            FoundKey { name, has_no_ttl, meaning }
         };
         let keys = names.into_iter().zip(lifetimes).map(found).collect();
         Ok(Page { next: (next != 0).then_some(next), keys })
@@ -112,11 +113,11 @@ impl Inspected {
     ///
     /// # Errors
     /// When the server refuses, or there is no answer; some may have their end then.
-    pub async fn let_expire(&self, names: &[Vec<u8>], after: Duration) -> Result<u64, StoreError> {
+    pub async fn set_ttl(&self, names: &[Vec<u8>], after: Duration) -> Result<u64, StoreError> {
         let millis = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut requests = redis::pipe();
         for name in names {
-            requests.cmd("EVAL").arg(LET_EXPIRE).arg(1).arg(name).arg(millis);
+            requests.cmd("EVAL").arg(SET_TTL).arg(1).arg(name).arg(millis);
         }
         Ok(count(self.replies(&requests, names.len()).await?))
     }

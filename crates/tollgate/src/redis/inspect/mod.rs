@@ -1,8 +1,8 @@
 //! A look at the servers themselves, for tools: what they are, how they are set up, which keys of ours they hold.
 //!
 //! It passes on what servers tell and judges none of it. It keeps out of the way of decisions: connections of its own, one
-//! question at a time, and a bound on how long each may take. Nothing is changed but by [`Inspected::remove`] and
-//! [`Inspected::let_expire`].
+//! question at a time, and a bound on how long each may take. Nothing is changed but by [`InspectedServer::remove`] and
+//! [`InspectedServer::set_ttl`].
 
 mod keys;
 mod rights;
@@ -18,14 +18,14 @@ use tokio::time::{Instant, timeout};
 use tollgate_core::Timestamp;
 
 pub use self::{
-    keys::{FoundKey, Meaning, PAGE, Page},
-    rights::{Permission, Right, Rights, User, Whose},
+    keys::{FoundKey, KeyKind, PAGE, Page},
+    rights::{AclSubject, Permission, Right, Rights, User},
 };
 use super::{
     Place, RedisSettings, RedisSetupError,
     cluster::Layout,
+    connection::{CallFailure, Connector},
     keys::INSTANCES,
-    link::{Connector, Failure},
     prefixed, probe,
     sentinel::{Sentinels, View},
     url::{Kind, Node},
@@ -45,11 +45,11 @@ pub struct Inspection {
     /// How they belong together.
     pub shape: Shape,
     /// Those that hold data and decide: the primaries.
-    pub servers: Vec<Inspected>,
+    pub servers: Vec<InspectedServer>,
     /// Primaries of a Cluster that cannot be reached: their address, and why.
     pub away: Vec<(String, String)>,
     /// What each sentinel says, in the order of the URL.
-    pub sentinels: Vec<Watcher>,
+    pub sentinels: Vec<SentinelReport>,
     /// How many slots of a Cluster nobody serves.
     pub unserved_slots: u16,
     /// Whether they are reached by TLS.
@@ -69,7 +69,7 @@ pub enum Shape {
 
 /// A sentinel, and what it says of the primary.
 #[derive(Clone, Debug)]
-pub struct Watcher {
+pub struct SentinelReport {
     /// Where it is.
     pub address: String,
     /// Which server it names, and the fields of `SENTINEL MASTER`; or why it says nothing.
@@ -77,7 +77,7 @@ pub struct Watcher {
 }
 
 /// One server that holds data.
-pub struct Inspected {
+pub struct InspectedServer {
     node: Node,
     connection: MultiplexedConnection,
     prefix: String,
@@ -105,7 +105,7 @@ impl Inspection {
         let prefix = prefixed(prefix)?;
         let Place { connector, kind, nodes, is_tls, database } = Place::of(url, settings)?;
         let unreachable = RedisSetupError::Connect;
-        let server = |shape, node: Node, connection, tag: String| Inspected {
+        let server = |shape, node: Node, connection, tag: String| InspectedServer {
             node,
             connection,
             prefix: prefix.clone(),
@@ -161,9 +161,9 @@ impl Inspection {
     }
 }
 
-fn watcher((node, says): (Node, Result<View, String>)) -> Watcher {
+fn watcher((node, says): (Node, Result<View, String>)) -> SentinelReport {
     let says = says.map(|(primary, fields)| (primary.to_string(), fields));
-    Watcher { address: node.to_string(), says }
+    SentinelReport { address: node.to_string(), says }
 }
 
 async fn connected(connector: &Connector, node: &Node) -> Result<MultiplexedConnection, String> {
@@ -219,15 +219,16 @@ fn silent(node: &Node) -> StoreError {
 
 fn failed(node: &Node, error: &redis::RedisError) -> StoreError {
     let failure = match error.code() {
-        Some(code) => {
-            Failure::Refused { code: code.to_owned(), detail: error.detail().unwrap_or_default().to_owned() }
-        }
-        None => Failure::Lost(format!("{node}: {error}")),
+        Some(code) => CallFailure::Rejected {
+            code: code.to_owned(),
+            detail: error.detail().unwrap_or_default().to_owned(),
+        },
+        None => CallFailure::ReplyLost(format!("{node}: {error}")),
     };
     failure.into()
 }
 
-impl Inspected {
+impl InspectedServer {
     /// Where it is.
     pub fn address(&self) -> String {
         self.node.to_string()
@@ -253,14 +254,15 @@ impl Inspected {
             let before = wall_clock();
             let reply = self.ask(&redis::cmd("TIME")).await?;
             let after = wall_clock();
-            let (seconds, micros) = <(u64, u64)>::from_redis_value(reply).map_err(|_| self.odd("TIME"))?;
+            let (seconds, micros) =
+                <(u64, u64)>::from_redis_value(reply).map_err(|_| self.unexpected_reply("TIME"))?;
             let there = seconds * 1_000_000 + micros;
             let reading = reading(there, before, after);
             if best.is_none_or(|best| reading.uncertainty < best.uncertainty) {
                 best = Some(reading);
             }
         }
-        best.ok_or_else(|| self.odd("TIME"))
+        best.ok_or_else(|| self.unexpected_reply("TIME"))
     }
 
     /// What it says about itself: the fields of `INFO`.
@@ -269,7 +271,7 @@ impl Inspected {
     /// When it does not.
     pub async fn info(&self) -> Result<BTreeMap<String, String>, StoreError> {
         let reply = self.ask(&redis::cmd("INFO")).await?;
-        let text = String::from_redis_value(reply).map_err(|_| self.odd("INFO"))?;
+        let text = String::from_redis_value(reply).map_err(|_| self.unexpected_reply("INFO"))?;
         let field = |line: &str| {
             let (name, value) = line.trim_end().split_once(':')?;
             Some((name.to_owned(), value.to_owned()))
@@ -285,14 +287,14 @@ impl Inspected {
         let mut command = redis::cmd("CONFIG");
         let reply = self.ask(command.arg("GET").arg(name)).await?;
         let settings = BTreeMap::<String, String>::from_redis_value(reply);
-        Ok(settings.map_err(|_| self.odd("CONFIG GET"))?.remove(name))
+        Ok(settings.map_err(|_| self.unexpected_reply("CONFIG GET"))?.remove(name))
     }
 
     /// Whether it would decide now: whatever refuses a decision refuses this too, and nothing is changed.
     ///
     /// # Errors
     /// What a decision would be refused with.
-    pub async fn would_decide(&self) -> Result<(), StoreError> {
+    pub async fn probe(&self) -> Result<(), StoreError> {
         self.ask(&probe::probe(&self.prefix, &self.tag)).await.map(|_| ())
     }
 
@@ -309,14 +311,14 @@ impl Inspected {
         }
     }
 
-    fn odd(&self, command: &str) -> StoreError {
+    fn unexpected_reply(&self, command: &str) -> StoreError {
         StoreError::Ambiguous(format!("{} answers {command} in another way than Redis does", self.node))
     }
 }
 
-impl fmt::Debug for Inspected {
+impl fmt::Debug for InspectedServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inspected").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("InspectedServer").field("node", &self.node).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::{Inspected, Shape};
+use super::{InspectedServer, Shape};
 use crate::{redis::keys::probe_key, store::StoreError};
 
 /// What the limiter sends: as ACL rules name it, as it is tried, and where it is needed.
@@ -54,7 +54,7 @@ enum Where {
 
 /// Whose rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose<'a> {
+pub enum AclSubject<'a> {
     /// Those of the user that is connected.
     Own,
     /// Those of this user.
@@ -105,21 +105,21 @@ pub enum Permission {
     Unknown,
 }
 
-impl Inspected {
+impl InspectedServer {
     /// What a user may do.
-    pub async fn rights(&self, whose: Whose<'_>) -> Rights {
+    pub async fn rights(&self, whose: AclSubject<'_>) -> Rights {
         let user = self.user(whose).await;
         let name = match whose {
-            Whose::Own => user.as_ref().ok().map(|user| user.name.clone()),
-            Whose::Of(name) => Some(name.to_owned()),
+            AclSubject::Own => user.as_ref().ok().map(|user| user.name.clone()),
+            AclSubject::Of(name) => Some(name.to_owned()),
         };
         let mut needed = Vec::new();
         for (command, words, place) in NEEDED {
             if self.is_at(place) {
                 let request = self.request(words);
                 let permission = match whose {
-                    Whose::Own => permission(self.ask(&request).await),
-                    Whose::Of(name) => self.dry_run(name, words).await,
+                    AclSubject::Own => permission(self.ask(&request).await),
+                    AclSubject::Of(name) => self.dry_run(name, words).await,
                 };
                 needed.push(Right { command, permission });
             }
@@ -130,15 +130,15 @@ impl Inspected {
                 Some(name) => self.dry_run(name, words).await,
                 None => Permission::Unknown,
             };
-            if permission == Permission::Unknown && whose == Whose::Own && command == CONFIG_SET {
+            if permission == Permission::Unknown && whose == AclSubject::Own && command == CONFIG_SET {
                 permission = self.try_setting(words).await;
             }
             dangerous.push(Right { command, permission });
         }
         let elsewhere = format!("GET tollgate-doctor:not-ours:{{{}}}", self.tag);
         let other_keys = match whose {
-            Whose::Own => permission(self.ask(&self.request(&elsewhere)).await),
-            Whose::Of(name) => self.dry_run(name, &elsewhere).await,
+            AclSubject::Own => permission(self.ask(&self.request(&elsewhere)).await),
+            AclSubject::Of(name) => self.dry_run(name, &elsewhere).await,
         };
         Rights { user, needed, dangerous, other_keys }
     }
@@ -152,28 +152,29 @@ impl Inspected {
         }
     }
 
-    async fn user(&self, whose: Whose<'_>) -> Result<User, StoreError> {
+    async fn user(&self, whose: AclSubject<'_>) -> Result<User, StoreError> {
         let name = match whose {
-            Whose::Of(name) => name.to_owned(),
-            Whose::Own => {
+            AclSubject::Of(name) => name.to_owned(),
+            AclSubject::Own => {
                 let reply = self.ask(redis::cmd("ACL").arg("WHOAMI")).await?;
-                String::from_redis_value(reply).map_err(|_| self.odd("ACL WHOAMI"))?
+                String::from_redis_value(reply).map_err(|_| self.unexpected_reply("ACL WHOAMI"))?
             }
         };
         let reply = self.ask(redis::cmd("ACL").arg("GETUSER").arg(&name)).await?;
         if reply == Value::Nil {
             let detail = format!("there is no user {name:?}");
-            return Err(StoreError::Refused { code: "ERR".to_owned(), detail });
+            return Err(StoreError::Rejected { code: "ERR".to_owned(), detail });
         }
-        let odd = || self.odd("ACL GETUSER");
-        let mut fields = BTreeMap::<String, Value>::from_redis_value(reply).map_err(|_| odd())?;
-        let flags = fields.remove("flags").ok_or_else(odd)?;
-        let commands = fields.remove("commands").ok_or_else(odd)?;
-        let flags = Vec::<String>::from_redis_value(flags).map_err(|_| odd())?;
+        let unexpected_reply = || self.unexpected_reply("ACL GETUSER");
+        let mut fields =
+            BTreeMap::<String, Value>::from_redis_value(reply).map_err(|_| unexpected_reply())?;
+        let flags = fields.remove("flags").ok_or_else(unexpected_reply)?;
+        let commands = fields.remove("commands").ok_or_else(unexpected_reply)?;
+        let flags = Vec::<String>::from_redis_value(flags).map_err(|_| unexpected_reply())?;
         Ok(User {
             name,
             needs_no_password: flags.iter().any(|flag| flag == "nopass"),
-            commands: String::from_redis_value(commands).map_err(|_| odd())?,
+            commands: String::from_redis_value(commands).map_err(|_| unexpected_reply())?,
         })
     }
 
@@ -190,12 +191,12 @@ impl Inspected {
     /// A server that refuses the setting for what it is would take another.
     async fn try_setting(&self, words: &str) -> Permission {
         match self.ask(&self.request(words)).await {
-            Err(StoreError::Refused { code, detail })
+            Err(StoreError::Rejected { code, detail })
                 if code == "ERR" && !detail.contains("unknown command") =>
             {
                 Permission::Granted
             }
-            Err(StoreError::Refused { .. }) => Permission::Denied,
+            Err(StoreError::Rejected { .. }) => Permission::Denied,
             _ => Permission::Unknown,
         }
     }
@@ -217,15 +218,15 @@ impl Inspected {
     }
 }
 
-/// Who may is answered, or refused for another reason: rights are looked at first.
+/// Who may is answered, or refused for another reason: rights are peeked at first.
 fn permission(answer: Result<Value, StoreError>) -> Permission {
     match answer {
         Ok(_) => Permission::Granted,
-        Err(StoreError::Refused { code, .. }) if code == "NOPERM" => Permission::Denied,
-        Err(StoreError::Refused { detail, .. }) if detail.starts_with("unknown command") => {
+        Err(StoreError::Rejected { code, .. }) if code == "NOPERM" => Permission::Denied,
+        Err(StoreError::Rejected { detail, .. }) if detail.starts_with("unknown command") => {
             Permission::Denied
         }
-        Err(StoreError::Refused { .. }) => Permission::Granted,
+        Err(StoreError::Rejected { .. }) => Permission::Granted,
         Err(_) => Permission::Unknown,
     }
 }

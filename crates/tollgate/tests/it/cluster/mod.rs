@@ -6,11 +6,14 @@ mod round_trips;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tollgate::{Answer, Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
+use tollgate::{
+    Answer, Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+};
 use tollgate_testkit::{
     cluster::{Cluster, Coverage, Setup, State},
     proxy::{Proxy, Requests},
     server::{Flavor, Server},
+    subject::DecideAll,
     wait,
 };
 
@@ -32,7 +35,7 @@ fn check(operation: Operation, tiers: &[(&str, u64)]) -> Check {
 }
 
 async fn ask(store: &RedisStore, check: Check) -> Result<Vec<Answer>, StoreError> {
-    let decided = store.decide(&[check], None).await?;
+    let decided = store.decide_all(&[check], None).await?;
     Ok(decided.answers.into_iter().next().unwrap())
 }
 
@@ -168,7 +171,7 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
     // everybody shares one counter, and each has one of its own; somebody gets half of what it asks for
     let batch: Vec<Check> =
         users.iter().map(|user| check(Operation::Check, &[("everybody", 51), (user, 2)]).times(2)).collect();
-    let decided = store.decide(&batch, None).await.unwrap();
+    let decided = store.decide_all(&batch, None).await.unwrap();
     let admitted: u32 = decided.answers.iter().map(|answers| answers[0].charged).sum();
     assert_eq!(admitted, 51);
     for (user, answers) in users.iter().zip(&decided.answers) {
@@ -226,7 +229,7 @@ async fn a_slot_half_way_to_another_node_answers_and_counts_right() {
                 Check::new(Operation::Check, vec![Tier { key, terms }]).unwrap()
             })
             .collect();
-        let decided = store.decide(&batch, None).await.unwrap();
+        let decided = store.decide_all(&batch, None).await.unwrap();
         assert_eq!([decided.answers[0][0].available, decided.answers[1][0].available], [many - 4, many - 3]);
 
         // several keys of which some have moved: TRYAGAIN, until they are together
@@ -299,10 +302,10 @@ async fn a_dead_shard_harms_its_own_slots_only_and_comes_back() {
     }
     // one batch: who is alive is answered, who is not is named
     let batch = [&dead, &alive].map(|key| check(Operation::Check, &[(key, MANY)]));
-    let each = store.decide_each(&batch, None).await;
+    let each = store.decide(&batch, None).await;
     assert!(matches!(each[0], Err(StoreError::NotRun(_))), "{each:?}");
     assert!(passes(&each[1].as_ref().unwrap().answers));
-    let together = store.decide(&batch, None).await.unwrap_err();
+    let together = store.decide_all(&batch, None).await.unwrap_err();
     assert!(matches!(together, StoreError::Ambiguous(_)), "one of them was charged: {together}");
     // a charge over both is made where it can be, and says so; a peek changes nothing
     let both = [(&*dead, MANY), (&*well, MANY)];

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use tollgate::{Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore, Store, Terms, Tier};
+use tollgate::{Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore, Terms, Tier};
 use tollgate_testkit::{
     cluster::{Cluster, Setup},
     server::{Flavor, Server},
+    subject::DecideAll,
 };
 
 use super::{HOUR, MANY, Place, check, passes, places, scripts_run, url, used};
@@ -38,7 +39,7 @@ fn caller(
     tokio::spawn(async move {
         let mut admitted = 0;
         while !*stopped.borrow() {
-            let decided = store.decide(&batch, None).await.unwrap();
+            let decided = store.decide_all(&batch, None).await.unwrap();
             assert!(decided.answers.iter().all(|answers| passes(answers)));
             admitted += 1;
         }
@@ -68,9 +69,9 @@ async fn checks_on_several_slots_of_one_node_are_decided_by_one_call() {
         let single = RedisStore::connect(&format!("redis://{}", server.addr())).await.unwrap();
         for round in 0..4 {
             let before = scripts_run_by_all(&cluster);
-            let decided = store.decide(&batch, None).await.unwrap();
+            let decided = store.decide_all(&batch, None).await.unwrap();
             assert_eq!(scripts_run_by_all(&cluster) - before, 1, "{flavor}, round {round}");
-            let expected = single.decide(&batch, None).await.unwrap();
+            let expected = single.decide_all(&batch, None).await.unwrap();
             for (answers, expected) in decided.answers.iter().zip(&expected.answers) {
                 let counts = |answers: &[Answer]| {
                     answers.iter().map(|one| (one.passes, one.charged, one.available)).collect::<Vec<_>>()
@@ -94,7 +95,7 @@ async fn a_call_over_slots_of_which_some_have_migrated_changes_nothing_and_is_se
             // a node that could not run a call over several slots gets one call per slot for a while
             tokio::time::sleep(Duration::from_millis(150)).await;
             for charged in [&batch[..], std::slice::from_ref(&all)] {
-                let decided = store.decide(charged, None).await.unwrap();
+                let decided = store.decide_all(charged, None).await.unwrap();
                 assert!(decided.answers.iter().all(|answers| passes(answers)), "{flavor}");
                 expected += 1;
             }
@@ -171,11 +172,11 @@ async fn a_replica_that_takes_over_has_what_calls_over_several_slots_wrote() {
         let store = RedisStore::connect(&url(&cluster)).await.unwrap();
         let keys = keys_of(&places(&cluster, &store).await, 1);
         for _ in 0..20 {
-            let decided = store.decide(&one_check_per_key(&keys), None).await.unwrap();
+            let decided = store.decide_all(&one_check_per_key(&keys), None).await.unwrap();
             assert!(decided.answers.iter().all(|answers| passes(answers)));
         }
         tokio::task::block_in_place(|| cluster.failover(4));
-        let decided = store.decide(&one_check_per_key(&keys), None).await.unwrap();
+        let decided = store.decide_all(&one_check_per_key(&keys), None).await.unwrap();
         assert!(decided.answers.iter().all(|answers| passes(answers)));
         for place in &keys {
             assert_eq!(used(&store, &place.key).await, 21, "{flavor}: {}", place.key);

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use tollgate::{
-    Algorithm, Check, Cost, Key, Limit, ManualClock, Operation, RedisStore, Store, Terms, Tier, Timestamp,
+    Algorithm, Check, Cost, Key, Limit, ManualClock, Operation, RedisStore, RemoteStore, Terms, Tier,
+    Timestamp,
 };
 use tollgate_testkit::{
     cluster::Cluster,

@@ -6,12 +6,12 @@
 
 use std::{fmt::Display, time::Duration};
 
-use tollgate::{Cost, Hits, Numbers, Request, Store};
+use tollgate::{Cost, LimitOverride, Operation, Request};
 
 use super::messages::{
     RateLimitDescriptor, RateLimitRequest, RateLimitUnit, rate_limit_descriptor::RateLimitOverride,
 };
-use crate::desk::Desk;
+use crate::engine::Engine;
 
 /// The most descriptors of one request.
 pub(super) const MAX_DESCRIPTORS: usize = 64;
@@ -32,7 +32,7 @@ pub(super) enum Problem {
 }
 
 /// The requests that the descriptors stand for, in their order.
-pub(super) fn read<S: Store>(desk: &Desk<S>, request: &RateLimitRequest) -> Result<Vec<Request>, Problem> {
+pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<Vec<Request<'static>>, Problem> {
     if request.domain.is_empty() {
         return Err(Problem::Configuration("domain is empty: set the filter's domain, for example \"edge\""));
     }
@@ -49,34 +49,35 @@ pub(super) fn read<S: Store>(desk: &Desk<S>, request: &RateLimitRequest) -> Resu
     let described = request.descriptors.iter().enumerate();
     described
         .map(|(place, descriptor)| {
-            one(desk, request, descriptor)
+            one(engine, request, descriptor)
                 .map_err(|problem| Problem::Undecidable(format!("descriptors[{place}]: {problem}")))
         })
         .collect()
 }
 
 /// Without entries, only the domain is a label: Envoy sends that when it skips all headers that are absent.
-fn one<S: Store>(
-    desk: &Desk<S>,
+fn one(
+    engine: &Engine,
     request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
-) -> Result<Request, impl Display> {
+) -> Result<Request<'static>, impl Display> {
     let entries = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value));
-    let labels = desk.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]));
+    let labels = engine.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]));
     let hits = match (descriptor.hits_addend, request.hits_addend) {
         (Some(own), _) => own,
         (None, 0) => DEFAULT_HITS,
         (None, of_all) => of_all.into(),
     };
     // the largest cost exceeds every limit
-    let costs = Cost::new(hits).unwrap_or(Cost::MAX).into();
-    let hits = if descriptor.is_negative_hits { Hits::GivenBack } else { Hits::Taken };
-    let numbers = descriptor.limit.as_ref().and_then(numbers);
-    labels.map(|labels| Request { labels, costs, hits, numbers })
+    let cost = Cost::new(hits).unwrap_or(Cost::MAX);
+    let operation =
+        if descriptor.is_negative_hits { Operation::Refund { at: None } } else { Operation::Check };
+    let limit = descriptor.limit.as_ref().and_then(limit_override);
+    labels.map(|labels| Request::new(labels, cost).operation(operation).limit(limit))
 }
 
-/// A limit of an unknown unit has no numbers, and those of the rules hold.
-fn numbers(limit: &RateLimitOverride) -> Option<Numbers> {
+/// A limit of an unknown unit is ignored: those of the rules apply.
+fn limit_override(limit: &RateLimitOverride) -> Option<LimitOverride> {
     const DAY: u64 = 24 * 60 * 60;
     let seconds = match RateLimitUnit::try_from(limit.unit) {
         Ok(RateLimitUnit::Second) => 1,
@@ -87,5 +88,5 @@ fn numbers(limit: &RateLimitOverride) -> Option<Numbers> {
         Ok(RateLimitUnit::Year) => 365 * DAY,
         Ok(RateLimitUnit::Unknown) | Err(_) => return None,
     };
-    Some(Numbers { amount: limit.requests_per_unit.into(), window: Duration::from_secs(seconds) })
+    Some(LimitOverride { amount: limit.requests_per_unit.into(), window: Duration::from_secs(seconds) })
 }

@@ -107,7 +107,7 @@ fn a_rule(random: &mut StdRng, name: usize, overrides: usize) -> Rule {
     rule.cost = Cost::from(random.random_range(0..4));
     rule.shadow = random.random_bool(0.2);
     rule.overdraft = random.random_bool(0.2);
-    rule.absent = *[Absent::Skip, Absent::Shared, Absent::Refuse].choose(random).unwrap();
+    rule.absent = *[Absent::Skip, Absent::Shared, Absent::Deny].choose(random).unwrap();
     rule.exact = random.random_bool(0.2);
     rule.tag = maybe(random, |random| rule.per[..random.random_range(0..=rule.per.len())].to_vec());
     rule.stagger = algorithm == Algorithm::FixedWindow && random.random();
@@ -153,12 +153,12 @@ fn naive_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effect> {
     };
     match (said(|other| other.unlimited), said(|other| other.blocked)) {
         (Some(unlimited), Some(blocked)) if blocked < unlimited => return None,
-        (_, Some(_)) => return Some(Effect::Refuse { reason: Refusal::Blocked, shadow }),
+        (_, Some(_)) => return Some(Effect::Deny { reason: DenialReason::Blocked, shadow }),
         (Some(_), None) => return None,
         (None, None) => {}
     }
-    if lacking && rule.absent == Absent::Refuse {
-        return Some(Effect::Refuse { reason: Refusal::Absent, shadow });
+    if lacking && rule.absent == Absent::Deny {
+        return Some(Effect::Deny { reason: DenialReason::Absent, shadow });
     }
     let values = |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<Vec<_>>();
     let tag = rule.tag.as_deref().map(values);

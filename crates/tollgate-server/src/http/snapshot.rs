@@ -1,12 +1,12 @@
 //! What a counter holds, as JSON that can be drawn.
 
 use serde::{Deserialize, Serialize};
-use tollgate::{Look, Picture};
-use tollgate_core::picture::Span as Charged;
+use tollgate::{CounterSnapshot, Snapshot};
+use tollgate_core::snapshot::Span as Charged;
 
 /// A counter at one moment. All times are microseconds of the store's clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PictureView {
+pub struct SnapshotView {
     /// When.
     pub at_us: u64,
     /// What counts then.
@@ -59,27 +59,27 @@ pub struct Span {
     pub units: u64,
 }
 
-impl PictureView {
+impl SnapshotView {
     /// A counter of which `used` units count.
-    pub(super) fn new(look: Look, used: u64) -> Self {
-        let shape = match look.picture {
-            Picture::FixedWindow(window) => Shape::FixedWindow { window: window.into() },
-            Picture::SlidingLog(charges) => {
+    pub(super) fn new(inspected: CounterSnapshot, used: u64) -> Self {
+        let shape = match inspected.snapshot {
+            Snapshot::FixedWindow(window) => Shape::FixedWindow { window: window.into() },
+            Snapshot::SlidingLog(charges) => {
                 let listed = charges.iter().map(|charge| charge.units).fold(0, u64::saturating_add);
                 Shape::SlidingLog {
                     charges: charges.into_iter().map(Span::from).collect(),
                     older_units: used.saturating_sub(listed),
                 }
             }
-            Picture::SlidingCounter { previous, current, ends_us } => {
+            Snapshot::SlidingCounter { previous, current, ends_us } => {
                 Shape::SlidingCounter { previous: previous.into(), current: current.into(), ends_us }
             }
-            Picture::TokenBucket(level) => Shape::TokenBucket {
+            Snapshot::TokenBucket(level) => Shape::TokenBucket {
                 level: level.whole as f64 + level.part as f64 / level.rate.micros as f64,
                 drains_per_second: level.rate.units as f64 * 1e6 / level.rate.micros as f64,
             },
         };
-        Self { at_us: look.at.as_micros(), shape }
+        Self { at_us: inspected.at.as_micros(), shape }
     }
 }
 

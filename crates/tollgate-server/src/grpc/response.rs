@@ -8,7 +8,7 @@ use tollgate_tower::headers::{self, Dialect};
 
 use super::{
     messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
-    question::MAX_DESCRIPTORS,
+    request::MAX_DESCRIPTORS,
 };
 
 /// The response; its statuses are in the order of the descriptors.

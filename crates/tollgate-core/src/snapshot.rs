@@ -2,12 +2,12 @@
 
 use crate::algorithm::token_bucket::Level;
 
-/// The most charges of a sliding log that a picture shows: the newest ones.
+/// The most charges of a sliding log that a snapshot shows: the newest ones.
 pub const MAX_CHARGES: usize = 500;
 
 /// What counts at one moment. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Picture {
+pub enum Snapshot {
     /// One window: what was charged in it counts in full until its end.
     FixedWindow(Span),
     /// The newest charges that count, oldest first, at most [`MAX_CHARGES`]: each from when it was made until it stops

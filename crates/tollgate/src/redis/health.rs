@@ -1,6 +1,6 @@
 //! What is noticed of servers beside their answers: that one is not the one it was, and that keys were evicted.
 //!
-//! A counter that is lost admits its quota once more. Redis does not say so by itself; what it says about itself when
+//! A counter that is lost admits its quota once more. Redis does not say so by itself; what it says info itself when
 //! asked shows it, every now and then and whenever a connection is made.
 
 use std::{
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Timestamp;
 
 use super::{
-    link::{Link, Live},
+    connection::{Established, ServerConnection},
     url::Node,
 };
 use crate::{
@@ -24,23 +24,23 @@ use crate::{
     stats::{Skew, StoreStats},
 };
 
-/// How often a server is asked about itself.
+/// How often a server is asked info itself.
 const PERIOD: Duration = Duration::from_secs(10);
 /// How long it may take to tell.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What all links of a store count together.
+/// What all connections of a store count together.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct HealthCounters {
     pub(super) connections: AtomicU64,
     pub(super) script_reloads: AtomicU64,
     pub(super) generation_changes: AtomicU64,
     pub(super) evicted_keys: AtomicU64,
 }
 
-impl Notes {
-    /// What was noted, and how far the clocks are off now to which these links lead.
-    pub(super) fn stats(&self, links: &[Arc<Link>]) -> StoreStats {
+impl HealthCounters {
+    /// What was noted, and how far the clocks are off now to which these connections lead.
+    pub(super) fn stats(&self, connections: &[Arc<ServerConnection>]) -> StoreStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (moment, here) = (Instant::now(), wall_clock());
         let skew = |there: Timestamp| {
@@ -48,7 +48,7 @@ impl Notes {
             let size = Duration::from_micros(there.abs_diff(here));
             if there > here { Skew::Ahead(size) } else { Skew::Behind(size) }
         };
-        let skews = links.iter().filter_map(|link| link.on_server(moment)).map(skew);
+        let skews = connections.iter().filter_map(|connection| connection.server_time(moment)).map(skew);
         StoreStats {
             connections: read(&self.connections),
             script_reloads: read(&self.script_reloads),
@@ -64,15 +64,15 @@ impl Notes {
     }
 }
 
-/// What a server said about itself.
+/// What a server said info itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct About {
+pub(super) struct ServerInfo {
     run_id: String,
     evicted_keys: u64,
     evicts_any_key: bool,
 }
 
-impl About {
+impl ServerInfo {
     /// Reads the reply of `INFO`.
     fn read(info: &str) -> Option<Self> {
         let field = |name: &str| {
@@ -86,16 +86,16 @@ impl About {
         })
     }
 
-    /// Notes what has changed since the server was last asked, and says it in the log.
-    pub(super) fn note(self, before: Option<Self>, node: &Node, notes: &Notes) -> Self {
+    /// HealthCounters what has changed since the server was last asked, and says it in the log.
+    pub(super) fn record(self, before: Option<Self>, node: &Node, counters: &HealthCounters) -> Self {
         match &before {
             Some(before) if before.run_id != self.run_id => {
-                Notes::add(&notes.generation_changes, 1);
+                HealthCounters::add(&counters.generation_changes, 1);
                 tracing::warn!(%node, "Redis restarted or is another server now: counters may be lost");
             }
             Some(before) if before.evicted_keys < self.evicted_keys => {
                 let evicted = self.evicted_keys - before.evicted_keys;
-                Notes::add(&notes.evicted_keys, evicted);
+                HealthCounters::add(&counters.evicted_keys, evicted);
                 tracing::warn!(%node, evicted, "Redis evicted keys: counters are lost, give it more memory");
             }
             _ => {}
@@ -107,18 +107,21 @@ impl About {
     }
 }
 
-/// Asks a server about itself for as long as this connection is the link's.
-pub(super) async fn watch(link: Weak<Link>, mut live: Live) {
+/// Asks a server info itself for as long as this connection is the link's.
+pub(super) async fn watch(connection: Weak<ServerConnection>, mut established: Established) {
     let info = redis::cmd("INFO");
     loop {
-        let reply = timeout(ANSWER_TIMEOUT, live.connection.req_packed_command(&info)).await;
-        let Some(link) = link.upgrade().filter(|link| link.is_current(&live)) else { return };
+        let reply = timeout(ANSWER_TIMEOUT, established.connection.req_packed_command(&info)).await;
+        let Some(connection) = connection.upgrade().filter(|connection| connection.is_current(&established))
+        else {
+            return;
+        };
         // a user who may not ask, or a server that does not answer now, tells nothing
-        let about = reply.ok().and_then(Result::ok).and_then(|reply| String::from_redis_value(reply).ok());
-        if let Some(about) = about.as_deref().and_then(About::read) {
-            link.learn(&live, about);
+        let info = reply.ok().and_then(Result::ok).and_then(|reply| String::from_redis_value(reply).ok());
+        if let Some(info) = info.as_deref().and_then(ServerInfo::read) {
+            connection.learn(&established, info);
         }
-        drop(link);
+        drop(connection);
         sleep(PERIOD).await;
     }
 }
@@ -127,26 +130,26 @@ pub(super) async fn watch(link: Weak<Link>, mut live: Live) {
 mod tests {
     use super::*;
 
-    fn about(run_id: &str, evicted_keys: u64) -> About {
+    fn info(run_id: &str, evicted_keys: u64) -> ServerInfo {
         let info = format!(
             "# Server\r\nrun_id:{run_id}\r\n# Memory\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\n\
              # Stats\r\nevicted_keys:{evicted_keys}\r\n"
         );
-        About::read(&info).unwrap()
+        ServerInfo::read(&info).unwrap()
     }
 
     #[test]
     fn another_server_and_evicted_keys_are_noted() {
-        let (notes, node) = (Notes::default(), Node { host: "h".to_owned(), port: 1 });
+        let (counters, node) = (HealthCounters::default(), Node { host: "h".to_owned(), port: 1 });
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let mut last = about("a", 7).note(None, &node, &notes);
+        let mut last = info("a", 7).record(None, &node, &counters);
         assert!(last.evicts_any_key);
         for (run_id, evicted, changes, keys) in
             [("a", 7, 0, 0), ("a", 9, 0, 2), ("b", 3, 1, 2), ("b", 4, 1, 3)]
         {
-            last = about(run_id, evicted).note(Some(last), &node, &notes);
-            assert_eq!((read(&notes.generation_changes), read(&notes.evicted_keys)), (changes, keys));
+            last = info(run_id, evicted).record(Some(last), &node, &counters);
+            assert_eq!((read(&counters.generation_changes), read(&counters.evicted_keys)), (changes, keys));
         }
-        assert_eq!(About::read("NOPERM"), None);
+        assert_eq!(ServerInfo::read("NOPERM"), None);
     }
 }

@@ -15,27 +15,27 @@ use tollgate_core::step::Mode;
 
 use crate::{
     check::{Check, Tier},
-    hashing::Keyed,
+    hashing::RandomKeyedHash,
     store::{Answered, StoreError},
 };
 
 /// How many counters are remembered, at 8 bytes each. A counter replaces the one that it shares its place with.
 const MAX_COUNTERS: usize = 1 << 17;
-/// For how many checks of the same size a counter must have had room: one for this check, and one for whatever other
+/// For how many checks of the same size a counter must have had recent_capacity: one for this check, and one for whatever other
 /// processes took meanwhile.
 const CHECKS_OF_ROOM: u64 = 2;
 
 /// Units that were free in each counter, by the last answer.
-pub(super) struct Room {
+pub(super) struct RecentCapacity {
     /// The fingerprint of key and limit in the upper half, the free units in the lower half.
     counters: Box<[AtomicU64]>,
-    hasher: Keyed,
+    hasher: RandomKeyedHash,
 }
 
-impl Default for Room {
+impl Default for RecentCapacity {
     fn default() -> Self {
         let counters = (0..MAX_COUNTERS).map(|_| AtomicU64::new(0)).collect();
-        Self { counters, hasher: Keyed::default() }
+        Self { counters, hasher: RandomKeyedHash::default() }
     }
 }
 
@@ -47,7 +47,7 @@ struct Entry {
     fingerprint: u32,
 }
 
-impl Room {
+impl RecentCapacity {
     /// Records how many units the counters of each check had left; nothing is known of those without an answer.
     pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<Answered, StoreError>]) {
         for (check, outcome) in checks.iter().zip(outcomes) {
@@ -62,9 +62,9 @@ impl Room {
     }
 
     /// Returns, for each check of a batch, whether all of its counters had enough room for it and the checks before it.
-    pub(super) fn suffices(&self, checks: &[Check]) -> Vec<bool> {
+    pub(super) fn is_sufficient(&self, checks: &[Check]) -> Vec<bool> {
         let mut taken: HashMap<Entry, u64> = HashMap::new();
-        let suffices = |check: &Check| {
+        let is_sufficient = |check: &Check| {
             let mut is_enough = true;
             for tier in check.tiers() {
                 let entry = self.entry(tier);
@@ -77,7 +77,7 @@ impl Room {
             }
             is_enough
         };
-        checks.iter().map(suffices).collect()
+        checks.iter().map(is_sufficient).collect()
     }
 
     /// Returns the units that were free, or 0 if nothing is known.
@@ -115,41 +115,41 @@ mod tests {
         Check::new(Operation::Check, tiers).unwrap()
     }
 
-    fn record(room: &Room, tier: Tier, available: i64) {
+    fn record(capacity: &RecentCapacity, tier: Tier, available: i64) {
         let answer = Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0 };
         let answered = Answered { at: Timestamp::default(), answers: vec![answer] };
-        room.record(&[check(vec![tier])], &[Ok(answered)]);
+        capacity.record(&[check(vec![tier])], &[Ok(answered)]);
     }
 
     #[test]
     fn a_counter_must_have_had_room_for_two_such_checks_under_the_same_limit() {
-        let room = Room::default();
-        let suffices = |check: Check| room.suffices(&[check])[0];
-        assert!(!suffices(check(vec![tier("a", 10, 1)])), "nothing is known");
-        record(&room, tier("a", 10, 1), 4);
-        assert!(suffices(check(vec![tier("a", 10, 2)])));
-        assert!(!suffices(check(vec![tier("a", 10, 3)])));
-        assert!(suffices(check(vec![tier("a", 10, 1)]).times(2)));
-        assert!(!suffices(check(vec![tier("a", 10, 1)]).times(3)));
-        assert!(!suffices(check(vec![tier("a", 10, 1), tier("b", 10, 1)])), "every tier must have room");
-        record(&room, tier("b", 10, 1), i64::MAX);
-        assert!(suffices(check(vec![tier("a", 10, 1), tier("b", 10, 1)])));
-        record(&room, tier("b", 10, 1), -5);
-        assert!(!suffices(check(vec![tier("b", 10, 0)])), "a counter in debt denies cost 0");
-        record(&room, tier("a", 11, 1), 5);
-        assert!(!suffices(check(vec![tier("a", 10, 1)])), "the limit has changed since");
-        assert!(suffices(check(vec![tier("a", 11, 1)])));
-        room.record(&[check(vec![tier("a", 11, 1)])], &[Err(StoreError::NotRun(String::new()))]);
-        assert!(!suffices(check(vec![tier("a", 11, 1)])), "there was no answer");
+        let capacity = RecentCapacity::default();
+        let is_sufficient = |check: Check| capacity.is_sufficient(&[check])[0];
+        assert!(!is_sufficient(check(vec![tier("a", 10, 1)])), "nothing is known");
+        record(&capacity, tier("a", 10, 1), 4);
+        assert!(is_sufficient(check(vec![tier("a", 10, 2)])));
+        assert!(!is_sufficient(check(vec![tier("a", 10, 3)])));
+        assert!(is_sufficient(check(vec![tier("a", 10, 1)]).times(2)));
+        assert!(!is_sufficient(check(vec![tier("a", 10, 1)]).times(3)));
+        assert!(!is_sufficient(check(vec![tier("a", 10, 1), tier("b", 10, 1)])), "every tier must have room");
+        record(&capacity, tier("b", 10, 1), i64::MAX);
+        assert!(is_sufficient(check(vec![tier("a", 10, 1), tier("b", 10, 1)])));
+        record(&capacity, tier("b", 10, 1), -5);
+        assert!(!is_sufficient(check(vec![tier("b", 10, 0)])), "a counter in debt denies cost 0");
+        record(&capacity, tier("a", 11, 1), 5);
+        assert!(!is_sufficient(check(vec![tier("a", 10, 1)])), "the limit has changed since");
+        assert!(is_sufficient(check(vec![tier("a", 11, 1)])));
+        capacity.record(&[check(vec![tier("a", 11, 1)])], &[Err(StoreError::NotRun(String::new()))]);
+        assert!(!is_sufficient(check(vec![tier("a", 11, 1)])), "there was no answer");
     }
 
     #[test]
     fn checks_of_one_batch_share_the_room() {
-        let room = Room::default();
-        record(&room, tier("a", 10, 1), 4);
+        let capacity = RecentCapacity::default();
+        record(&capacity, tier("a", 10, 1), 4);
         let checks = |costs: [u32; 4]| costs.map(|cost| check(vec![tier("a", 10, cost)]));
-        assert_eq!(room.suffices(&checks([1, 1, 1, 1])), [true, true, true, false]);
+        assert_eq!(capacity.is_sufficient(&checks([1, 1, 1, 1])), [true, true, true, false]);
         // they want 2, then 1 + 4, then 3 + 2, then 4 + 2
-        assert_eq!(room.suffices(&checks([1, 2, 1, 1])), [true, false, false, false]);
+        assert_eq!(capacity.is_sufficient(&checks([1, 2, 1, 1])), [true, false, false, false]);
     }
 }

@@ -1,4 +1,4 @@
-//! The connection to one server: made when first needed, shared by all callers, made anew when it is lost.
+//! The connection to one server: result when first needed, shared by all callers, result anew when it is lost.
 //!
 //! It says what became of a request: the server's word, never sent, or lost. It sends nothing twice but a script that
 //! the server did not know. A connection is not health: one that has been silent for a second is asked for a
@@ -28,9 +28,9 @@ use tollgate_core::Timestamp;
 
 use super::{
     RedisSetupError,
-    notes::{self, About, Notes},
-    offset::Offset,
-    script::{Arrival, Call, DIGEST, SOURCE, arrival},
+    clock_offset::ClockOffset,
+    health::{self, HealthCounters, ServerInfo},
+    script::{Call, DIGEST, ReplyHeader, SOURCE, read_header},
     sentinel::Sentinels,
     settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
     url::Node,
@@ -46,42 +46,42 @@ const ATTEMPT_SPACING: Duration = Duration::from_millis(500);
 /// How much later the next attempt may be, so that clients do not come all at once.
 const MAX_JITTER: Duration = Duration::from_millis(500);
 /// How long before its deadline a call that waits for a connection is given up: its caller then knows that nothing was sent.
-const GIVE_UP: Duration = Duration::from_millis(1);
+const CONNECT_MARGIN: Duration = Duration::from_millis(1);
 /// How long a connection may owe a reply until it is asked for a sign of life, and how long that may take.
-const SILENCE: Duration = Duration::from_secs(1);
+const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// The longest name of a client.
 const MAX_CLIENT_NAME: usize = 64;
 
 /// What became of a request that got no answer.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(super) enum CallFailure {
     /// The server's word that it did not run.
-    Refused { code: String, detail: String },
+    Rejected { code: String, detail: String },
     /// It was never sent.
-    Unreachable(String),
+    NotSent(String),
     /// It was sent, and nobody knows.
-    Lost(String),
+    ReplyLost(String),
 }
 
-impl Failure {
+impl CallFailure {
     pub(super) fn is(&self, wanted: &str) -> bool {
-        matches!(self, Self::Refused { code, .. } if code == wanted)
+        matches!(self, Self::Rejected { code, .. } if code == wanted)
     }
 }
 
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
+impl From<CallFailure> for StoreError {
+    fn from(failure: CallFailure) -> Self {
         match failure {
-            Failure::Refused { code, detail } => Self::Refused { code, detail },
-            Failure::Unreachable(reason) => Self::NotRun(reason),
-            Failure::Lost(reason) => Self::Ambiguous(reason),
+            CallFailure::Rejected { code, detail } => Self::Rejected { code, detail },
+            CallFailure::NotSent(reason) => Self::NotRun(reason),
+            CallFailure::ReplyLost(reason) => Self::Ambiguous(reason),
         }
     }
 }
 
 /// What is asked of a server.
 #[derive(Clone, Copy)]
-pub(super) enum Request<'a> {
+pub(super) enum RedisRequest<'a> {
     Script(&'a Call),
     Command(&'a Cmd),
 }
@@ -99,13 +99,13 @@ pub(super) struct Connector {
     tls: Option<ConnectionAddr>,
     redis: RedisConnectionInfo,
     client_name: String,
-    notes: Notes,
+    health: HealthCounters,
 }
 
 impl Connector {
     /// What was noticed of the servers that it connects to.
-    pub(super) fn notes(&self) -> &Notes {
-        &self.notes
+    pub(super) fn health(&self) -> &HealthCounters {
+        &self.health
     }
 
     pub(super) fn new(
@@ -130,7 +130,7 @@ impl Connector {
         } else if credentials.user.is_some() {
             return Err(RedisSetupError::Credentials);
         }
-        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name, notes: Notes::default() })
+        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name, health: HealthCounters::default() })
     }
 
     fn client(&self, node: &Node) -> redis::RedisResult<redis::Client> {
@@ -199,7 +199,7 @@ fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>,
     Ok(Some(client.get_connection_info().addr().clone()))
 }
 
-/// Where a link leads.
+/// Where a connection leads.
 pub(super) enum Target {
     /// Always to the same server.
     Fixed(Node),
@@ -208,57 +208,57 @@ pub(super) enum Target {
 }
 
 /// The connection that all callers share.
-pub(super) struct Link {
+pub(super) struct ServerConnection {
     connector: Arc<Connector>,
     target: Target,
-    state: Mutex<State>,
-    /// What the server last said about itself.
-    about: Mutex<Option<About>>,
+    state: Mutex<ConnectionState>,
+    /// What the server last said info itself.
+    server_info: Mutex<Option<ServerInfo>>,
 }
 
-type Outcome = Option<Result<Live, String>>;
+type Outcome = Option<Result<Established, String>>;
 
-enum State {
+enum ConnectionState {
     /// The next caller has a connection made.
-    Down(Pause),
-    /// A connection is made as soon as the pause is over. If the sentinels name another primary meanwhile, it is this one.
+    Disconnected(Backoff),
+    /// A connection is result as soon as the backoff is over. If the sentinels name another primary meanwhile, it is this one.
     Connecting {
         outcome: watch::Receiver<Outcome>,
-        pause: Pause,
+        backoff: Backoff,
         named: Option<Node>,
     },
-    Up(Live),
+    Connected(Established),
 }
 
 /// Until when there is no further attempt. If there is a reason, it is the answer until then; otherwise callers wait.
 #[derive(Clone)]
-struct Pause {
+struct Backoff {
     until: Instant,
     reason: Option<String>,
 }
 
 /// A connection that was made.
 #[derive(Clone)]
-pub(super) struct Live {
+pub(super) struct Established {
     pub(super) connection: MultiplexedConnection,
     node: Arc<Node>,
     since: Instant,
     /// Since when it has owed a reply without giving any.
     silent_since: Arc<Mutex<Option<Instant>>>,
     /// What is known of the server's clock. Another connection may lead to another server.
-    offset: Arc<Offset>,
+    offset: Arc<ClockOffset>,
 }
 
-impl Live {
+impl Established {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.silent_since, &other.silent_since)
     }
 }
 
-impl Link {
+impl ServerConnection {
     pub(super) fn new(connector: Arc<Connector>, target: Target) -> Arc<Self> {
-        let state = State::Down(Pause { until: Instant::now(), reason: None });
-        Arc::new(Self { connector, target, state: Mutex::new(state), about: Mutex::default() })
+        let state = ConnectionState::Disconnected(Backoff { until: Instant::now(), reason: None });
+        Arc::new(Self { connector, target, state: Mutex::new(state), server_info: Mutex::default() })
     }
 
     pub(super) fn connector(&self) -> &Connector {
@@ -268,17 +268,17 @@ impl Link {
     /// Sends a request, a script by its digest first and in full if the server does not know it.
     pub(super) async fn send(
         self: &Arc<Self>,
-        request: Request<'_>,
+        request: RedisRequest<'_>,
         asking: Asking,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, CallFailure> {
         match request {
-            Request::Command(command) => {
-                let mut live = self.live().await.map_err(Failure::Unreachable)?;
-                self.send_command(&mut live, command, asking).await
+            RedisRequest::Command(command) => {
+                let mut established = self.established().await.map_err(CallFailure::NotSent)?;
+                self.send_command(&mut established, command, asking).await
             }
-            Request::Script(call) => {
-                let mut live = self.live_by(call.by()).await.map_err(Failure::Unreachable)?;
-                self.send_script(&mut live, call, asking).await
+            RedisRequest::Script(call) => {
+                let mut established = self.established_by(call.by()).await.map_err(CallFailure::NotSent)?;
+                self.send_script(&mut established, call, asking).await
             }
         }
     }
@@ -287,29 +287,29 @@ impl Link {
     /// although it is not, here, is sent once more: it has not run, and what was known of that clock is wrong.
     async fn send_script(
         self: &Arc<Self>,
-        live: &mut Live,
+        established: &mut Established,
         call: &Call,
         asking: Asking,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, CallFailure> {
         let (by, mut is_corrected) = (call.by(), false);
         loop {
-            let deadline = by.and_then(|by| live.offset.on_server(by));
+            let deadline = by.and_then(|by| established.offset.server_time(by));
             let sent = Instant::now();
             let by_digest = script(call, deadline, "EVALSHA", &DIGEST);
-            let reply = match self.send_command(live, &by_digest, asking).await {
+            let reply = match self.send_command(established, &by_digest, asking).await {
                 Err(failure) if failure.is("NOSCRIPT") => {
-                    Notes::add(&self.connector.notes.script_reloads, 1);
-                    self.send_command(live, &script(call, deadline, "EVAL", SOURCE), asking).await?
+                    HealthCounters::add(&self.connector.health.script_reloads, 1);
+                    self.send_command(established, &script(call, deadline, "EVAL", SOURCE), asking).await?
                 }
                 reply => reply?,
             };
             let received = Instant::now();
-            let Some(Arrival { is_late, at }) = arrival_of(&reply) else { return Ok(reply) };
+            let Some(ReplyHeader { is_late, at }) = header_of(&reply) else { return Ok(reply) };
             if !is_late {
-                live.offset.learn(at, sent, received);
+                established.offset.learn(at, sent, received);
                 return Ok(reply);
             }
-            live.offset.correct(at, sent, received);
+            established.offset.correct(at, sent, received);
             if is_corrected || by.is_none_or(|by| received >= by) {
                 return Ok(reply);
             }
@@ -319,107 +319,111 @@ impl Link {
 
     async fn send_command(
         self: &Arc<Self>,
-        live: &mut Live,
+        established: &mut Established,
         command: &Cmd,
         asking: Asking,
-    ) -> Result<Value, Failure> {
-        self.notice_silence(live);
+    ) -> Result<Value, CallFailure> {
+        self.ping_if_silent(established);
         let reply = match asking {
-            Asking::No => live.connection.req_packed_command(command).await,
+            Asking::No => established.connection.req_packed_command(command).await,
             Asking::Yes => {
                 // one piece, so that no other caller's request comes between the two
                 let mut both = redis::pipe();
                 both.cmd("ASKING").add_command(command.clone());
-                let replies = live.connection.req_packed_commands(&both, 1, 1).await;
+                let replies = established.connection.req_packed_commands(&both, 1, 1).await;
                 replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil))
             }
         };
         let error = match reply {
             Ok(Value::ServerError(error)) => error.into(),
             Ok(value) => {
-                *live.silent_since.lock() = None;
+                *established.silent_since.lock() = None;
                 return Ok(value);
             }
             Err(error) => error,
         };
         let Some(code) = error.code().map(str::to_owned) else {
-            self.lose(live, None);
-            return Err(Failure::Lost(format!("{}: {error}", live.node)));
+            self.disconnect(established, None);
+            return Err(CallFailure::ReplyLost(format!("{}: {error}", established.node)));
         };
-        *live.silent_since.lock() = None;
-        let (code, detail) = unwrapped(code, error.detail().unwrap_or_default().to_owned());
+        *established.silent_since.lock() = None;
+        let (code, detail) = unwrap_script_error(code, error.detail().unwrap_or_default().to_owned());
         match &*code {
             // it is a replica now, or the user is another one: only a new connection can be better
-            "READONLY" => self.lose(live, None),
-            "NOAUTH" | "WRONGPASS" | "NOPERM" => self.lose(live, Some(format!("{code} {detail}"))),
+            "READONLY" => self.disconnect(established, None),
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => {
+                self.disconnect(established, Some(format!("{code} {detail}")))
+            }
             _ => {}
         }
-        Err(Failure::Refused { code, detail })
+        Err(CallFailure::Rejected { code, detail })
     }
 
     /// Connects if need be; why not, otherwise.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
-        self.live().await.map(|_| ())
+        self.established().await.map(|_| ())
     }
 
     /// Whether this is the connection that callers share now.
-    pub(super) fn is_current(&self, live: &Live) -> bool {
-        matches!(&*self.state.lock(), State::Up(current) if current.is(live))
+    pub(super) fn is_current(&self, established: &Established) -> bool {
+        matches!(&*self.state.lock(), ConnectionState::Connected(current) if current.is(established))
     }
 
-    /// Takes note of what the server said about itself.
-    pub(super) fn learn(&self, live: &Live, about: About) {
-        let mut last = self.about.lock();
-        *last = Some(about.note(last.take(), &live.node, &self.connector.notes));
+    /// Takes note of what the server said info itself.
+    pub(super) fn learn(&self, established: &Established, server_info: ServerInfo) {
+        let mut last = self.server_info.lock();
+        *last = Some(server_info.record(last.take(), &established.node, &self.connector.health));
     }
 
     /// What is known of the server's clock: a moment of this process, on it.
-    pub(super) fn on_server(&self, moment: Instant) -> Option<Timestamp> {
+    pub(super) fn server_time(&self, moment: Instant) -> Option<Timestamp> {
         match &*self.state.lock() {
-            State::Up(live) => live.offset.on_server(moment),
-            State::Down(_) | State::Connecting { .. } => None,
+            ConnectionState::Connected(established) => established.offset.server_time(moment),
+            ConnectionState::Disconnected(_) | ConnectionState::Connecting { .. } => None,
         }
     }
 
     /// Whether there is a connection now.
     pub(super) fn is_up(&self) -> bool {
-        matches!(&*self.state.lock(), State::Up(_))
+        matches!(&*self.state.lock(), ConnectionState::Connected(_))
     }
 
-    /// Drops the connection unless it leads there, and makes a new one. One that is being made may have begun before
+    /// Drops the connection unless it leads there, and makes a new one. One that is being result may have begun before
     /// that was known.
     pub(super) fn follow(self: &Arc<Self>, node: &Node) {
         let elsewhere = match &mut *self.state.lock() {
-            State::Up(live) if *live.node != *node => Some(live.clone()),
-            State::Connecting { named, .. } => {
+            ConnectionState::Connected(established) if *established.node != *node => {
+                Some(established.clone())
+            }
+            ConnectionState::Connecting { named, .. } => {
                 *named = Some(node.clone());
                 None
             }
-            State::Up(_) | State::Down(_) => None,
+            ConnectionState::Connected(_) | ConnectionState::Disconnected(_) => None,
         };
-        if let Some(live) = elsewhere {
-            self.lose(&live, None);
-            let link = Arc::clone(self);
-            tokio::spawn(async move { link.live().await.map(|_| ()) });
+        if let Some(established) = elsewhere {
+            self.disconnect(&established, None);
+            let connection = Arc::clone(self);
+            tokio::spawn(async move { connection.established().await.map(|_| ()) });
         }
     }
 
     /// The connection; if there is none in time, that is known before the caller goes away.
-    async fn live_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Live, String> {
-        if let State::Up(live) = &*self.state.lock() {
-            return Ok(live.clone());
+    async fn established_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Established, String> {
+        if let ConnectionState::Connected(established) = &*self.state.lock() {
+            return Ok(established.clone());
         }
-        let Some(by) = by else { return self.live().await };
-        match timeout_at(by - GIVE_UP, self.live()).await {
-            Ok(live) => live,
+        let Some(by) = by else { return self.established().await };
+        match timeout_at(by - CONNECT_MARGIN, self.established()).await {
+            Ok(established) => established,
             Err(_) => Err(format!("no connection to {} in time", self.target)),
         }
     }
 
-    async fn live(self: &Arc<Self>) -> Result<Live, String> {
+    async fn established(self: &Arc<Self>) -> Result<Established, String> {
         loop {
-            let mut outcome = match self.live_or_attempt() {
-                Ok(Ok(live)) => return Ok(live),
+            let mut outcome = match self.established_or_attempt() {
+                Ok(Ok(established)) => return Ok(established),
                 Ok(Err(outcome)) => outcome,
                 Err(reason) => {
                     // a caller who asks in a loop must leave the runtime time to connect
@@ -432,45 +436,47 @@ impl Link {
             }
             // the runtime that was to connect has ended
             let mut state = self.state.lock();
-            if matches!(&*state, State::Connecting { outcome: current, .. } if current.same_channel(&outcome))
+            if matches!(&*state, ConnectionState::Connecting { outcome: current, .. } if current.same_channel(&outcome))
             {
-                *state = State::Down(Pause { until: Instant::now(), reason: None });
+                *state = ConnectionState::Disconnected(Backoff { until: Instant::now(), reason: None });
             }
         }
     }
 
-    fn live_or_attempt(self: &Arc<Self>) -> Result<Result<Live, watch::Receiver<Outcome>>, String> {
+    fn established_or_attempt(
+        self: &Arc<Self>,
+    ) -> Result<Result<Established, watch::Receiver<Outcome>>, String> {
         let mut state = self.state.lock();
-        if let State::Down(pause) = &*state {
-            let (outcome, pause) = (self.attempt(pause.until), pause.clone());
-            *state = State::Connecting { outcome, pause, named: None };
+        if let ConnectionState::Disconnected(backoff) = &*state {
+            let (outcome, backoff) = (self.attempt(backoff.until), backoff.clone());
+            *state = ConnectionState::Connecting { outcome, backoff, named: None };
         }
         match &*state {
-            State::Up(live) => Ok(Ok(live.clone())),
-            State::Connecting { pause: Pause { until, reason: Some(reason) }, .. }
+            ConnectionState::Connected(established) => Ok(Ok(established.clone())),
+            ConnectionState::Connecting { backoff: Backoff { until, reason: Some(reason) }, .. }
                 if Instant::now() < *until =>
             {
                 Err(reason.clone())
             }
-            State::Connecting { outcome, .. } => Ok(Err(outcome.clone())),
-            State::Down(_) => unreachable!("an attempt has just begun"),
+            ConnectionState::Connecting { outcome, .. } => Ok(Err(outcome.clone())),
+            ConnectionState::Disconnected(_) => unreachable!("an attempt has just begun"),
         }
     }
 
     /// Connects in a task of its own: callers come and go.
     fn attempt(self: &Arc<Self>, not_before: Instant) -> watch::Receiver<Outcome> {
-        let (told, outcome) = watch::channel(None);
-        let link = Arc::clone(self);
+        let (sender, outcome) = watch::channel(None);
+        let connection = Arc::clone(self);
         tokio::spawn(async move {
             sleep_until(not_before).await;
             loop {
-                let (made, since) = link.connect().await;
-                if link.settle(&made, since) {
-                    if let Ok(live) = &made {
-                        Notes::add(&link.connector.notes.connections, 1);
-                        tokio::spawn(notes::watch(Arc::downgrade(&link), live.clone()));
+                let (result, since) = connection.connect().await;
+                if connection.settle(&result, since) {
+                    if let Ok(established) = &result {
+                        HealthCounters::add(&connection.connector.health.connections, 1);
+                        tokio::spawn(health::watch(Arc::downgrade(&connection), established.clone()));
                     }
-                    told.send_replace(Some(made));
+                    sender.send_replace(Some(result));
                     return;
                 }
             }
@@ -479,31 +485,34 @@ impl Link {
     }
 
     /// Tries to connect; also when that began.
-    async fn connect(&self) -> (Result<Live, String>, Instant) {
+    async fn connect(&self) -> (Result<Established, String>, Instant) {
         let since = Instant::now();
-        let made = match timeout(CONNECT_TIMEOUT, self.establish()).await {
+        let result = match timeout(CONNECT_TIMEOUT, self.establish()).await {
             Ok(Ok((node, connection))) => {
                 let (node, silent_since, offset) = (Arc::new(node), Arc::default(), Arc::default());
-                Ok(Live { connection, node, since, silent_since, offset })
+                Ok(Established { connection, node, since, silent_since, offset })
             }
             Ok(Err(reason)) => Err(reason),
             Err(_) => Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", self.target)),
         };
-        (made, since)
+        (result, since)
     }
 
     /// Takes note of what came of an attempt. Not of a connection to somebody who has just been replaced: whether all is
     /// said and done.
-    fn settle(&self, made: &Result<Live, String>, since: Instant) -> bool {
+    fn settle(&self, result: &Result<Established, String>, since: Instant) -> bool {
         let mut state = self.state.lock();
-        if let (Ok(live), State::Connecting { named, .. }) = (made, &mut *state)
-            && named.take().is_some_and(|named| named != *live.node)
+        if let (Ok(established), ConnectionState::Connecting { named, .. }) = (result, &mut *state)
+            && named.take().is_some_and(|named| named != *established.node)
         {
             return false;
         }
-        *state = match made {
-            Ok(live) => State::Up(live.clone()),
-            Err(reason) => State::Down(Pause { until: next_attempt(since), reason: Some(reason.clone()) }),
+        *state = match result {
+            Ok(established) => ConnectionState::Connected(established.clone()),
+            Err(reason) => ConnectionState::Disconnected(Backoff {
+                until: next_attempt(since),
+                reason: Some(reason.clone()),
+            }),
         };
         true
     }
@@ -515,35 +524,36 @@ impl Link {
         }
     }
 
-    fn lose(&self, live: &Live, reason: Option<String>) {
+    fn disconnect(&self, established: &Established, reason: Option<String>) {
         let mut state = self.state.lock();
-        if matches!(&*state, State::Up(current) if current.is(live)) {
-            *state = State::Down(Pause { until: next_attempt(live.since), reason });
+        if matches!(&*state, ConnectionState::Connected(current) if current.is(established)) {
+            *state =
+                ConnectionState::Disconnected(Backoff { until: next_attempt(established.since), reason });
         }
     }
 
-    /// Callers give up long before the connection does, and the network may lose a peer without a word.
-    fn notice_silence(self: &Arc<Self>, live: &Live) {
+    /// Callers give up long before the connection does, and the network may disconnect a peer without a word.
+    fn ping_if_silent(self: &Arc<Self>, established: &Established) {
         let now = Instant::now();
-        let mut silent_since = live.silent_since.lock();
+        let mut silent_since = established.silent_since.lock();
         let since = *silent_since.get_or_insert(now);
-        if now.duration_since(since) < SILENCE {
+        if now.duration_since(since) < MAX_SILENCE {
             return;
         }
         *silent_since = Some(now);
-        let (link, mut live) = (Arc::clone(self), live.clone());
+        let (connection, mut established) = (Arc::clone(self), established.clone());
         tokio::spawn(async move {
             let ping = redis::cmd("PING");
-            match timeout(SILENCE, live.connection.req_packed_command(&ping)).await {
-                Ok(Ok(_)) => *live.silent_since.lock() = None,
-                Ok(Err(_)) | Err(_) => link.lose(&live, None),
+            match timeout(MAX_SILENCE, established.connection.req_packed_command(&ping)).await {
+                Ok(Ok(_)) => *established.silent_since.lock() = None,
+                Ok(Err(_)) | Err(_) => connection.disconnect(&established, None),
             }
         });
     }
 }
 
 /// What a command within a script said, which Redis 6.2 wraps: `ERR Error running script (…): @user_script: 9: -OOM command …`.
-fn unwrapped(code: String, detail: String) -> (String, String) {
+fn unwrap_script_error(code: String, detail: String) -> (String, String) {
     let inner = detail.strip_prefix("Error running script").and_then(|rest| rest.split_once(": -"));
     match inner.and_then(|(_, inner)| inner.split_once(' ')) {
         Some((inner, rest)) if inner.bytes().all(|byte| byte.is_ascii_uppercase()) => {
@@ -560,9 +570,9 @@ fn script(call: &Call, deadline: Option<Timestamp>, command: &str, script: &str)
     request
 }
 
-fn arrival_of(reply: &Value) -> Option<Arrival> {
+fn header_of(reply: &Value) -> Option<ReplyHeader> {
     match reply {
-        Value::BulkString(reply) => arrival(reply),
+        Value::BulkString(reply) => read_header(reply),
         _ => None,
     }
 }

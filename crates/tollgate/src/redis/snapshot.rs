@@ -1,4 +1,4 @@
-//! A counter as it is stored, read back for people to look at. `lua/look.lua` fetches it; the files of the algorithms there
+//! A counter as it is stored, read back for people to look at. `lua/snapshot.lua` fetches it; the files of the algorithms there
 //! say how it is stored.
 
 use redis::{Cmd, FromRedisValue, Value};
@@ -6,13 +6,13 @@ use tollgate_core::{
     Algorithm, Limit, State, Timestamp,
     algorithm::{fixed_window, sliding_counter, sliding_log, token_bucket},
     limit::Rate,
-    picture::MAX_CHARGES,
+    snapshot::MAX_CHARGES,
 };
 
-use super::link::Failure;
+use super::connection::CallFailure;
 use crate::store::CounterSnapshot;
 
-const LOOK: &str = include_str!("lua/look.lua");
+const LOOK: &str = include_str!("lua/snapshot.lua");
 
 /// How many bytes the time of a log's entry takes.
 const TIME_BYTES: usize = 7;
@@ -34,9 +34,9 @@ pub(super) fn read(
     reply: Value,
     limit: &Limit,
     now: Option<Timestamp>,
-) -> Result<Option<CounterSnapshot>, Failure> {
+) -> Result<Option<CounterSnapshot>, CallFailure> {
     let (seconds, micros, stored, entries) = <(u64, u64, Vec<u8>, Vec<u8>)>::from_redis_value(reply)
-        .map_err(|error| Failure::Lost(error.to_string()))?;
+        .map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
     let server_us = seconds.saturating_mul(1_000_000).saturating_add(micros);
     let at = now.unwrap_or(Timestamp::from_micros(server_us));
     let state = if stored.is_empty() {
@@ -44,7 +44,7 @@ pub(super) fn read(
     } else {
         state(limit.algorithm(), &stored, &entries)
     };
-    Ok(state.map(|state| CounterSnapshot { at, picture: state.picture(limit, at) }))
+    Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at) }))
 }
 
 /// The state that is stored. The arithmetic of pictures relies on what is checked here.
@@ -119,7 +119,7 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use tollgate_core::{Cost, Operation, Picture, Terms, step::step};
+    use tollgate_core::{Cost, Operation, Snapshot, Terms, step::step};
 
     use super::*;
 
@@ -193,7 +193,7 @@ mod tests {
             let Some(state) = state(limit.algorithm(), &stored, &entries) else { return Ok(()) };
             for now in [now, START] {
                 let at = Timestamp::from_micros(now);
-                if let Picture::TokenBucket(level) = state.picture(&limit, at) {
+                if let Snapshot::TokenBucket(level) = state.snapshot(&limit, at) {
                     prop_assert!(level.part < level.rate.micros);
                 }
             }
@@ -214,7 +214,7 @@ mod tests {
                     let (numbers, entries) = as_stored(&counter);
                     let shown = state(limit.algorithm(), &numbers, &entries).unwrap();
                     let at = Timestamp::from_micros(now_us + pause_us);
-                    prop_assert_eq!(shown.picture(limit, at), counter.picture(limit, at));
+                    prop_assert_eq!(shown.snapshot(limit, at), counter.snapshot(limit, at));
                 }
                 now_us += pause_us;
             }

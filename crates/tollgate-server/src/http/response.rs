@@ -31,7 +31,7 @@ pub struct Answer {
     pub never: bool,
     /// The store did not answer, and failure policies did.
     pub degraded: bool,
-    /// Where it was decided: `store`, `local`, `fallback`, `open` or `closed`.
+    /// The decision's source: `store`, `memory`, `cache`, `rule`, `unmatched`, `fallback`, `open` or `closed`.
     pub source: Cow<'static, str>,
     /// When it was decided, by the store's clock: what a refund names to take exactly this back.
     pub at_us: Option<u64>,

@@ -15,7 +15,7 @@ const LIFETIME: Duration = Duration::from_secs(10);
 
 /// What is known of one server's clock.
 #[derive(Default)]
-pub(super) struct Offset(Mutex<Option<Sample>>);
+pub(super) struct ClockOffset(Mutex<Option<Sample>>);
 
 #[derive(Clone, Copy)]
 struct Sample {
@@ -30,7 +30,7 @@ impl Sample {
     }
 }
 
-impl Offset {
+impl ClockOffset {
     /// Learns from a reply: the script ran `at` this time, after the call was `sent`.
     pub(super) fn learn(&self, at: Timestamp, sent: Instant, received: Instant) {
         let new = Sample { at, sent, received };
@@ -50,7 +50,7 @@ impl Offset {
     }
 
     /// What the server's clock shows at `moment`; unknown before the first reply.
-    pub(super) fn on_server(&self, moment: Instant) -> Option<Timestamp> {
+    pub(super) fn server_time(&self, moment: Instant) -> Option<Timestamp> {
         let known = *self.0.lock();
         known.map(|known| known.at.plus(moment.saturating_duration_since(known.sent)))
     }
@@ -63,14 +63,14 @@ mod tests {
     const MILLI: Duration = Duration::from_millis(1);
     const STORE: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
 
-    fn known(offset: &Offset, moment: Instant) -> Timestamp {
-        offset.on_server(moment).unwrap()
+    fn known(offset: &ClockOffset, moment: Instant) -> Timestamp {
+        offset.server_time(moment).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_moment_is_never_taken_for_too_early_and_too_late_by_a_round_trip_at_most() {
-        let (offset, sent) = (Offset::default(), Instant::now());
-        assert_eq!(offset.on_server(sent), None);
+        let (offset, sent) = (ClockOffset::default(), Instant::now());
+        assert_eq!(offset.server_time(sent), None);
         // the script ran in the middle of 4 ms: the clock showed 2 ms less when the call was sent
         offset.learn(STORE, sent, sent + 4 * MILLI);
         let truth = |moment: Instant| STORE.minus(2 * MILLI).plus(moment - sent);
@@ -84,7 +84,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_shortest_round_trip_of_late_counts() {
-        let (offset, start) = (Offset::default(), Instant::now());
+        let (offset, start) = (ClockOffset::default(), Instant::now());
         let ran = |after: Duration| STORE.plus(after);
         offset.learn(ran(MILLI), start, start + 2 * MILLI);
         let slow = start + 100 * MILLI;

@@ -6,12 +6,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tollgate::{RuleSet, Store};
+use tollgate::RuleSet;
 
 use super::{Api, json::Json};
 use crate::{
     config::{RuleView, fingerprint},
-    desk::Desk,
+    engine::Engine,
     observe::{
         metrics::CONTENT_TYPE,
         top::{MAX_KEYS, Snapshot},
@@ -33,22 +33,22 @@ pub(super) struct Rules {
 }
 
 /// Ready once [start-up](crate::startup) is over, also if the store is away: rules decide without it. Not any more once it stops.
-pub(super) async fn readyz<S: Store>(State(api): State<Api<S>>) -> Response {
+pub(super) async fn readyz(State(api): State<Api>) -> Response {
     let ready = api.settings.startup.is_ready() && !api.settings.draining.has_begun();
-    let body = Readiness { ready, store: store_word(&api), rules: rules_word(&api.desk) };
+    let body = Readiness { ready, store: store_word(&api), rules: rules_word(&api.engine) };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }
 
 /// Whether the store answers.
-pub(super) fn store_word<S: Store>(api: &Api<S>) -> &'static str {
-    let is_away = !api.settings.startup.has_store() || api.desk.limiter().stats().left_alone > 0;
+pub(super) fn store_word(api: &Api) -> &'static str {
+    let is_away = !api.settings.startup.has_store() || api.engine.limiter().stats().left_alone > 0;
     if is_away { "degraded" } else { "ok" }
 }
 
 /// Whether the rules in force are those of the file.
-pub(super) fn rules_word<S: Store>(desk: &Desk<S>) -> &'static str {
-    if desk.observer().reloads().is_stale() { "stale" } else { "ok" }
+pub(super) fn rules_word(engine: &Engine) -> &'static str {
+    if engine.observer().reloads().is_stale() { "stale" } else { "ok" }
 }
 
 impl Rules {
@@ -58,14 +58,14 @@ impl Rules {
     }
 }
 
-pub(super) async fn rules<S: Store>(State(api): State<Api<S>>) -> Json<Rules> {
-    Json(Rules::of(&api.desk.limiter().rules()))
+pub(super) async fn rules(State(api): State<Api>) -> Json<Rules> {
+    Json(Rules::of(&api.engine.limiter().rules()))
 }
 
-pub(super) async fn top<S: Store>(State(api): State<Api<S>>) -> Json<Snapshot> {
-    Json(api.desk.observer().top(MAX_KEYS))
+pub(super) async fn top(State(api): State<Api>) -> Json<Snapshot> {
+    Json(api.engine.observer().top(MAX_KEYS))
 }
 
-pub(super) async fn metrics<S: Store>(State(api): State<Api<S>>) -> Response {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.desk.metrics()).into_response()
+pub(super) async fn metrics(State(api): State<Api>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.engine.metrics()).into_response()
 }

@@ -14,7 +14,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header
 use http_body_util::Either;
 use hyper::body::{Body as HttpBody, Frame};
 use prost::Message;
-use tollgate::Store;
 use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
@@ -45,7 +44,7 @@ pub(super) enum Answered {
     End,
 }
 
-impl<S: Store> Services<S> {
+impl Services {
     /// Answers a call of any service.
     pub(super) async fn answer(&self, peer: SocketAddr, mut request: Request<Arriving>) -> Response<Answer> {
         let is_compressed = request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY);

@@ -1,149 +1,116 @@
-//! What a command asks, and how its answer is written.
+//! From a command to a request, and from its decision to a reply.
 //!
-//! A number is digits and nothing else: no sign, no fraction, no exponent, no space.
+//! A number consists of digits only: no sign, no fraction, no exponent, no space.
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Retry, Share, Store};
+use tollgate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Request, Subject};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 
 use super::{
     codec::Command,
     commands::Verb,
     error::{Error, shown},
-    reply::Replies,
+    response::Replies,
 };
-use crate::{
-    desk::{Desk, Subject},
-    observe::Call,
-};
+use crate::{engine::Engine, observe::Call};
 
-/// What a command asks about counters.
+/// A command about counters.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct CommandRequest<'a> {
     pub(super) call: Call,
-    pub(super) subject: Subject,
-    form: Form,
+    pub(super) request: Request<'a>,
+    form: ReplyForm,
 }
 
-/// What `CL.THROTTLE` asks.
-pub(super) struct Throttle<'a> {
-    pub(super) key: &'a [u8],
-    pub(super) limit: &'a Limit,
-    pub(super) cost: Cost,
-}
-
-/// The limit that a client asked by last, and how it was sent. Most ask by one all the time, and to read and make a limit takes
-/// longer than to see that it is the same.
+/// The limit of a connection's last `CL.THROTTLE`, and its arguments as sent. Most clients send the same limit every time, and comparing
+/// bytes is faster than parsing and validating it.
 #[derive(Debug)]
 pub(super) struct LastLimit {
-    /// Empty where it is not remembered.
+    /// Empty if nothing is cached.
     sent: SmallVec<[u8; MAX_SENT]>,
     limit: Limit,
 }
 
-/// The most bytes of a limit that are remembered: more than its three numbers need.
+/// The most bytes of a limit that are cached: more than its three numbers need.
 const MAX_SENT: usize = 64;
 
-/// What the answer looks like.
+/// The form of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// As redis-cell answers.
+enum ReplyForm {
+    /// As redis-cell replies.
     Cell,
-    /// As `TG.CHECK` answers.
+    /// As `TG.CHECK` replies.
     Tollgate,
 }
 
-impl Question {
-    /// The question of a command, if it is one.
-    pub(super) fn read<S: Store>(
-        desk: &Desk<S>,
+impl<'a> CommandRequest<'a> {
+    /// Reads a command, if it concerns counters.
+    pub(super) fn read(
+        engine: &Engine,
         verb: Verb,
-        command: &Command<'_>,
+        command: &Command<'a>,
+        last: &mut LastLimit,
     ) -> Option<Result<Self, Error>> {
         let call = verb.call()?;
         Some(match verb {
-            Verb::Throttle => Throttle::read(command, &mut LastLimit::default()).map(Self::from),
-            Verb::Peek | Verb::Forget => by_rules(desk, call, None, command, 1),
-            _ => by_rules(desk, call, command.get(1), command, 2),
+            Verb::Throttle => throttle(command, last),
+            Verb::Peek | Verb::Forget => by_rules(engine, call, None, command, 1),
+            _ => by_rules(engine, call, command.get(1), command, 2),
         })
     }
 
-    /// Whether both are about the same counters, as far as can be seen here.
-    pub(super) fn is_about_the_same(&self, other: &Self) -> bool {
-        match (&self.subject, &other.subject) {
+    /// Copies what the command borrows from the input buffer.
+    pub(super) fn into_owned(self) -> CommandRequest<'static> {
+        let Self { call, request, form } = self;
+        CommandRequest { call, request: request.into_owned(), form }
+    }
+
+    /// Whether both concern the same key or the same labels.
+    pub(super) fn has_same_subject(&self, other: &CommandRequest<'_>) -> bool {
+        match (&self.request.subject, &other.request.subject) {
             (Subject::Key { key, .. }, Subject::Key { key: other, .. }) => key == other,
-            (Subject::Rules { labels, .. }, Subject::Rules { labels: other, .. }) => labels == other,
+            (Subject::Labels { labels, .. }, Subject::Labels { labels: other, .. }) => labels == other,
             _ => false,
         }
     }
 
-    /// Whether both ask exactly the same.
-    pub(super) fn is_equal(&self, other: &Self) -> bool {
-        let same_amount = match (&self.subject, &other.subject) {
+    /// Whether both are the same request.
+    pub(super) fn is_equal(&self, other: &CommandRequest<'_>) -> bool {
+        let same_cost = match (&self.request.subject, &other.request.subject) {
             (Subject::Key { limit, cost, .. }, Subject::Key { limit: other, cost: other_cost, .. }) => {
                 (limit, cost) == (other, other_cost)
             }
-            (Subject::Rules { costs, .. }, Subject::Rules { costs: other, .. }) => costs == other,
+            (Subject::Labels { costs, .. }, Subject::Labels { costs: other, .. }) => costs == other,
             _ => false,
         };
-        same_amount && self.call == other.call && self.form == other.form && self.is_about_the_same(other)
+        same_cost && self.call == other.call && self.form == other.form && self.has_same_subject(other)
     }
 
-    /// Writes the decision.
-    pub(super) fn answer(&self, decision: &Decision, replies: &mut Replies) {
-        match (self.form, &self.subject) {
-            (Form::Cell, Subject::Key { limit, .. }) => {
-                // where the store did not answer and the request passes, nothing is known to be used
-                let remaining = decision.remaining().unwrap_or(limit.capacity());
-                let reset_after = decision.reset_after().unwrap_or_default();
-                as_cell(
-                    limit,
-                    decision.is_allowed(),
-                    remaining,
-                    decision.retry_after(),
-                    reset_after,
-                    replies,
-                );
-            }
-            _ => as_tollgate(decision, replies),
+    /// Writes the reply.
+    pub(super) fn reply(&self, decision: &Decision, replies: &mut Replies) {
+        match (self.form, &self.request.subject) {
+            (ReplyForm::Cell, Subject::Key { limit, .. }) => cell_reply(limit, decision, replies),
+            _ => tollgate_reply(decision, replies),
         }
     }
 }
 
-impl<'a> Throttle<'a> {
-    /// `CL.THROTTLE key max_burst count period [quantity]`.
-    #[inline]
-    pub(super) fn read(command: &Command<'a>, last: &'a mut LastLimit) -> Result<Self, Error> {
-        let (Some(key), 5..=6) = (command.get(1), command.len()) else {
-            return Err(Error::cell(
-                "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
-            ));
-        };
-        let limit = last.of(command)?;
-        let cost = match command.get(5) {
-            Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
-            None => Cost::ONE,
-        };
-        Ok(Self { key, limit, cost })
-    }
-
-    /// Writes what its limit says.
-    pub(super) fn answer(limit: &Limit, share: &Share, replies: &mut Replies) {
-        let retry_after = match share.retry {
-            Some(Retry::After(wait)) => Some(wait),
-            Some(Retry::Never) | None => None,
-        };
-        as_cell(limit, share.passes, share.remaining, retry_after, share.reset_after, replies);
-    }
-}
-
-impl From<Throttle<'_>> for Question {
-    fn from(Throttle { key, limit, cost }: Throttle<'_>) -> Self {
-        let subject = Subject::Key { key: key.to_vec(), limit: *limit, cost };
-        Self { call: Call::CHECK, subject, form: Form::Cell }
-    }
+/// `CL.THROTTLE key max_burst count period [quantity]`.
+fn throttle<'a>(command: &Command<'a>, last: &mut LastLimit) -> Result<CommandRequest<'a>, Error> {
+    let (Some(key), 5..=6) = (command.get(1), command.len()) else {
+        return Err(Error::cell(
+            "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
+        ));
+    };
+    let limit = *last.of(command)?;
+    let cost = match command.get(5) {
+        Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
+        None => Cost::ONE,
+    };
+    let request = Request::for_key(key, limit, cost);
+    Ok(CommandRequest { call: Call::CHECK, request, form: ReplyForm::Cell })
 }
 
 impl Default for LastLimit {
@@ -197,14 +164,14 @@ fn cell_number(name: &str, text: &[u8]) -> Result<u64, Error> {
     }
 }
 
-/// Labels and values from a place on, and what they cost.
-fn by_rules<S: Store>(
-    desk: &Desk<S>,
+/// Reads labels and values from an argument on.
+fn by_rules(
+    engine: &Engine,
     call: Call,
     cost: Option<&[u8]>,
     command: &Command<'_>,
     first_label: usize,
-) -> Result<Question, Error> {
+) -> Result<CommandRequest<'static>, Error> {
     let costs = match cost {
         Some(text) => costs(text)?,
         None => Cost::ONE.into(),
@@ -220,8 +187,13 @@ fn by_rules<S: Store>(
     }
     let names = command.from(first_label).step_by(2).map(|name| str::from_utf8(name).unwrap_or_default());
     let values = command.from(first_label + 1).step_by(2);
-    let labels = desk.labels(names.zip(values)).map_err(Error::mistake)?;
-    Ok(Question { call, subject: Subject::Rules { labels, costs, only: None }, form: Form::Tollgate })
+    let labels = engine.labels(names.zip(values)).map_err(Error::mistake)?;
+    let operation = match call {
+        Call::Decide(operation) => operation,
+        Call::Reset => Operation::Check,
+    };
+    let request = Request::new(labels, costs).operation(operation);
+    Ok(CommandRequest { call, request, form: ReplyForm::Tollgate })
 }
 
 /// `1`, or `requests=1,tokens=850`.
@@ -278,27 +250,20 @@ pub(super) fn whole(text: &[u8]) -> Option<u64> {
 const ALWAYS_FIT: usize = 19;
 
 /// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`.
-#[inline]
-fn as_cell(
-    limit: &Limit,
-    is_allowed: bool,
-    remaining: u64,
-    retry_after: Option<Duration>,
-    reset_after: Duration,
-    replies: &mut Replies,
-) {
+fn cell_reply(limit: &Limit, decision: &Decision, replies: &mut Replies) {
     replies.counts([
-        Some(u64::from(!is_allowed)),
+        Some(u64::from(!decision.is_allowed())),
         Some(limit.capacity()),
-        Some(remaining),
-        retry_after.map(whole_seconds_up),
-        Some(whole_seconds_up(reset_after)),
+        // if a failure policy allowed the request, nothing is known to be used
+        Some(decision.remaining().unwrap_or(limit.capacity())),
+        decision.retry_after().map(whole_seconds_up),
+        Some(whole_seconds_up(decision.reset_after().unwrap_or_default())),
     ]);
 }
 
 /// `[allowed 0|1, limit, remaining, retry_after_ms (-1 none), reset_after_ms, rule, degraded 0|1, at_us]`; -1 and null
-/// where there is nothing to say.
-fn as_tollgate(decision: &Decision, replies: &mut Replies) {
+/// for absent values.
+fn tollgate_reply(decision: &Decision, replies: &mut Replies) {
     replies.array(8);
     replies.integer(i64::from(decision.is_allowed()));
     replies.count_or_none(decision.limit());

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tollgate::{Check, Cost, Key, Limit, Operation, RedisStore, Store, StoreError, Terms, Tier};
+use tollgate::{Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier};
 use tollgate_testkit::{
     proxy::{Mode, Proxy, Requests},
     server::{Flavor, Server},
@@ -20,7 +20,7 @@ fn hit() -> [Check; 1] {
 /// Asks as the gate does: who has no answer by then goes away.
 async fn ask(store: &RedisStore) -> Option<Result<(), StoreError>> {
     let answer = timeout(Duration::from_millis(50), store.decide(&hit(), None)).await.ok()?;
-    Some(answer.map(|_| ()))
+    Some(answer.into_iter().try_for_each(|answer| answer.map(|_| ())))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
