@@ -1,6 +1,8 @@
 //! Connections over real sockets: who is slow, sends bombs, or is there when the server stops.
 //!
 //! On tokio's paused clock, which moves on by itself whenever everybody waits, unless a test says otherwise.
+//!
+//! A binary of its own, as other tests of the same process would change its peak memory.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 

@@ -1,4 +1,6 @@
 //! The keys that ask the most and are refused the most.
+//!
+//! A binary of its own: only the first threads of a process count separately, and these tests assert counts that are exact.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -89,6 +89,12 @@ impl Link {
         &self.right
     }
 
+    /// Returns the names of the namespaces it consists of.
+    #[must_use]
+    pub fn namespaces(&self) -> [&str; 3] {
+        [&self.left.namespace, &self.right.namespace, &self.switch]
+    }
+
     /// Turns the switch off: packets are lost in both directions from now on, connections stay as they are.
     ///
     /// # Panics
@@ -116,7 +122,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        for namespace in [&self.left.namespace, &self.right.namespace, &self.switch] {
+        for namespace in self.namespaces() {
             // Fails where `create` had not got so far. Devices go with their namespace.
             let _ = ip(&["netns", "delete", namespace]);
         }

@@ -1,4 +1,5 @@
-//! The memory store's bound, measured from outside: what the operating system says this process holds.
+//! The memory store's bound, measured from outside: the resident memory of the process. A binary of its own, as other tests of
+//! the same process would change the figure.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{fs, time::Duration};
@@ -7,7 +8,7 @@ use tollgate::{Cost, Key, Limit, ManualClock, MemoryStore, Operation, Terms, Tim
 
 const MIB: usize = 1 << 20;
 
-/// The resident memory of this process. This file has a single test, so that nothing else moves it.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -11,6 +11,9 @@
 //! * `encrypted`: Sentinel and Cluster by TLS
 //!
 //! Times are asserted with much slack, and one test runs at a time: these are promises about what happens, not about speed.
+//!
+//! A binary of its own: the tests measure the memory of their process and the duration of outages. `cargo test` runs the tests
+//! of a binary side by side, but binaries one after the other.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,0 +1,70 @@
+//! The dashboard in a real browser, on a real server under load.
+//!
+//! * `watch`: charts, rules and keys, as they change; a store that is away; a server that is started again
+//! * `try_it`: a request is tried, and its refusal explained
+//! * `looks`: dark, narrow, by keyboard
+//! * `tokens`: who may see what
+//! * `pictures`: those of the documentation
+//! * `browser`, `load`: what looks, and what asks meanwhile
+//!
+//! The pictures that they take are in `target/tmp/dashboard`, or where `TOLLGATE_SCREENSHOTS` says.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod browser;
+mod load;
+mod looks;
+mod pictures;
+mod tokens;
+mod try_it;
+mod watch;
+
+/// Rules of every algorithm.
+const RULES: &str = r#"
+[labels]
+api_key = { secret = true }
+
+[defaults]
+on_store_failure = "local"
+
+[[rule]]
+name = "login-per-ip"
+when = { route = "login" }
+per = ["ip"]
+algorithm = "sliding-log"
+amount = 5
+window = "1m"
+on_store_failure = "closed"
+
+[[rule]]
+name = "api-per-user"
+per = ["user"]
+amount = 20
+window = "1s"
+burst = 40
+
+[[rule]]
+name = "search-per-tenant"
+when = { route = "search" }
+per = ["tenant"]
+algorithm = "sliding-counter"
+amount = 200
+window = "30s"
+
+[[rule]]
+name = "export-per-tenant"
+when = { route = "export" }
+per = ["tenant"]
+algorithm = "fixed-window"
+amount = 100
+window = "5m"
+
+[[rule]]
+name = "per-key"
+when = { api_key = "*" }
+per = ["api_key"]
+algorithm = "sliding-counter"
+amount = 100
+window = "10s"
+shadow = true
+"#;

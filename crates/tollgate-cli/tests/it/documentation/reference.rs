@@ -1,0 +1,198 @@
+//! `docs/rules.md` is made from the schema of the configuration, whose words stand beside the structs that are read
+//! (`tollgate-server/src/config/read.rs`). After a change there:
+//!
+//! ```sh
+//! TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference
+//! ```
+
+use std::{fmt::Write, fs};
+
+use serde_json::{Map, Value};
+use tollgate_server::config::{self, Colour, Environment, Flags, Source};
+
+use super::markdown::root;
+
+const PAGE: &str = "docs/rules.md";
+
+/// What stands above the tables.
+const INTRODUCTION: &str = "\
+# Reference: every key of `tollgate.toml`
+
+<!-- made from the schema by `TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference`; do not edit -->
+
+[Configuration](configuration.md) says how the file is found, how values are written and what they do together; this page has each key
+by itself. The same for editors is a JSON Schema: `tollgate rules schema`.
+";
+
+/// A table of the file: its heading, the struct that it is read into, and what else is to say.
+const TABLES: [(&str, &str, &str); 8] = [
+    (
+        "`[[rule]]`",
+        "Rule",
+        "All rules that match a request apply together, all or none. At most 10,000.\n\n\
+         ```toml\n[[rule]]\nname = \"login-per-ip\"\nwhen = { route = \"login\" }\nunless = { plan = \"internal\" }\n\
+         per = [\"ip\"]\nalgorithm = \"sliding-log\"\namount = 10\nwindow = \"1m\"\non_store_failure = \"closed\"\n```\n",
+    ),
+    (
+        "`[[rule.override]]`",
+        "Override",
+        "Same counter, other numbers, for the requests that match. It stands below its rule.\n\n\
+         ```toml\n[[rule]]\nname = \"per-tenant\"\nper = [\"tenant\"]\namount = 100\nwindow = \"1m\"\n\n\
+         [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 1000\n\n\
+         [[rule.override]]\nwhen = { tenant = [\"trial-*\", \"test\"] }\namount = 10\n```\n",
+    ),
+    (
+        "`[defaults]`",
+        "",
+        "Every key of a rule but `name`, for all rules that do not say otherwise.\n\n\
+         ```toml\n[defaults]\nwindow = \"1m\"\non_store_failure = \"local\"\n```\n",
+    ),
+    (
+        "`[labels]`",
+        "Label",
+        "How labels are read and cleaned, on every front end. A label that is not listed passes as it is, but for `ip`.\n\n\
+         ```toml\n[labels]\nip = { kind = \"ip\", ipv6_prefix = 56 }\napi_key = { header = \"x-api-key\", secret = true }\n```\n",
+    ),
+    ("`[server]`", "Server", ""),
+    ("`[server.tls]`", "Tls", ""),
+    ("`[[server.token]]`", "Token", ""),
+    ("`[store]`", "Store", ""),
+];
+
+/// What is looked for first; all else follows by the alphabet.
+const FIRST: [&str; 15] = [
+    "name",
+    "when",
+    "unless",
+    "per",
+    "algorithm",
+    "amount",
+    "window",
+    "burst",
+    "unit",
+    "cost",
+    "http",
+    "grpc",
+    "resp",
+    "url",
+    "deadline",
+];
+
+#[test]
+fn the_reference_is_what_the_schema_says() {
+    let page = page();
+    if std::env::var_os("TOLLGATE_GENERATE").is_some() {
+        fs::write(root().join(PAGE), &page).unwrap();
+    }
+    let written = fs::read_to_string(root().join(PAGE)).unwrap();
+    assert!(
+        written == page,
+        "{PAGE} is not what the schema says: TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference"
+    );
+}
+
+fn page() -> String {
+    let schema = config::schema();
+    let mut page = INTRODUCTION.to_owned();
+    for (heading, definition, words) in TABLES {
+        write!(page, "\n## {heading}\n\n").unwrap();
+        if let Some(definition) = schema["$defs"].get(definition) {
+            if words.is_empty() {
+                writeln!(page, "{}.\n", words_of(definition)).unwrap();
+            } else {
+                writeln!(page, "{words}").unwrap();
+            }
+            page += &table(definition);
+        } else {
+            assert!(definition.is_empty(), "there is no {definition} in the schema");
+            page += words;
+        }
+    }
+    let documented = TABLES.iter().filter(|(_, definition, _)| !definition.is_empty()).count();
+    let defined = schema["$defs"].as_object().unwrap().len();
+    assert_eq!(defined, documented + 1, "a struct is not documented: {:?}", schema["$defs"]);
+    page
+}
+
+fn table(definition: &Value) -> String {
+    let required: Vec<_> = definition["required"].as_array().into_iter().flatten().collect();
+    let is_required = |key: &str| required.iter().any(|required| required.as_str() == Some(key));
+    let properties: &Map<String, Value> = definition["properties"].as_object().unwrap();
+    let mut keys: Vec<_> = properties.iter().collect();
+    keys.sort_by_key(|(key, _)| FIRST.iter().position(|first| first == key).unwrap_or(FIRST.len()));
+    let mut table = "| key | is | default | |\n|---|---|---|---|\n".to_owned();
+    for (key, property) in keys {
+        let default = match property.get("default") {
+            _ if is_required(key) => "needed".to_owned(),
+            Some(default) => format!("`{default}`"),
+            None => String::new(),
+        };
+        writeln!(table, "| `{key}` | {} | {default} | {} |", kind(property), words_of(property)).unwrap();
+    }
+    table
+}
+
+#[test]
+fn a_default_is_what_a_key_is_without_it() {
+    let schema = config::schema();
+    let written = |definition: &str| -> String {
+        let properties = schema["$defs"][definition]["properties"].as_object().unwrap();
+        let default =
+            |(key, property): (&String, &Value)| Some(format!("{key} = {}\n", property.get("default")?));
+        properties.iter().filter_map(default).collect()
+    };
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("tollgate.toml");
+    let load = |server: &str, store: &str, rule: &str| {
+        let rules = format!("[[rule]]\nname = \"r\"\namount = 5\nwindow = \"1m\"\n{rule}");
+        fs::write(&path, format!("[server]\n{server}[store]\n{store}{rules}")).unwrap();
+        let flags = Flags { config: Some(path.clone()), ..Flags::default() };
+        let source = Source { flags, environment: Environment::of([]), directory: home.path().to_owned() };
+        config::load(&source).unwrap_or_else(|error| panic!("{}", error.render(Colour::Never)))
+    };
+    let said = load(&written("Server"), &written("Store"), &written("Rule"));
+    let unsaid = load("", "", "");
+    assert_eq!((said.server, said.store, said.rules), (unsaid.server, unsaid.store, unsaid.rules));
+}
+
+fn words_of(schema: &Value) -> String {
+    let words = schema["description"].as_str().unwrap_or_else(|| panic!("no words for {schema}"));
+    words.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+/// How a value is written.
+fn kind(property: &Value) -> String {
+    if let Some(words) = property["enum"].as_array() {
+        let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
+        return words.join(", ");
+    }
+    if property.get("$ref").is_some() || property["additionalProperties"].is_object() {
+        return "a table".to_owned();
+    }
+    match (property["title"].as_str(), property["type"].as_str()) {
+        (Some(title), _) => title.to_owned(),
+        (None, Some("array")) if property["items"].get("$ref").is_some() => "tables".to_owned(),
+        (None, Some("array")) => match kind(&property["items"]) {
+            words if words.contains('`') => format!("list of {words}"),
+            noun => format!("list of {noun}s"),
+        },
+        (None, Some("boolean")) => "`true`, `false`".to_owned(),
+        (None, Some("integer")) => {
+            let most = property["maximum"].as_u64().map_or("2^64 - 1".to_owned(), grouped);
+            format!("{} to {most}", property["minimum"].as_u64().unwrap_or(0))
+        }
+        (None, Some("string")) => "text".to_owned(),
+        other => panic!("how is {other:?} written? {property}"),
+    }
+}
+
+/// A number with commas.
+fn grouped(number: u64) -> String {
+    if number == (1 << 53) - 1 {
+        return "2^53 - 1".to_owned();
+    }
+    let digits = number.to_string();
+    let groups: Vec<_> =
+        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).unwrap()).collect();
+    groups.join(",")
+}

@@ -1,0 +1,3 @@
+//! Integration tests of the core.
+
+mod properties;

@@ -1,0 +1,275 @@
+//! The configuration while it changes: files rewritten, replaced, linked elsewhere, broken and mended.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tollgate_server::config::{
+    Config, Digest, Environment, Flags, Source,
+    watch::{Reload, Watcher},
+};
+
+/// How long a change may take to be seen, on a machine that is busy with other tests.
+const SOON: Duration = Duration::from_secs(20);
+
+fn rule(amount: u64) -> String {
+    format!("[[rule]]\nname = \"r\"\namount = {amount}\nwindow = \"1m\"\n")
+}
+
+fn source(config: &Path) -> Source {
+    let flags = Flags { config: Some(config.to_owned()), ..Flags::default() };
+    Source { flags, environment: Environment::of([]), directory: PathBuf::new() }
+}
+
+fn amount(config: &Config) -> u64 {
+    config.rules[0].limit.amount()
+}
+
+async fn next(watcher: &mut Watcher) -> Reload {
+    timeout(SOON, watcher.next()).await.expect("the change is seen")
+}
+
+async fn changed(watcher: &mut Watcher) -> (Config, Vec<String>) {
+    match next(watcher).await {
+        Reload::Changed { config, needs_restart } => (*config, needs_restart),
+        Reload::Rejected(error) => panic!("{error}"),
+    }
+}
+
+async fn rejected(watcher: &mut Watcher) -> String {
+    match next(watcher).await {
+        Reload::Changed { .. } => panic!("a bad file was taken"),
+        Reload::Rejected(error) => error.to_string(),
+    }
+}
+
+/// Puts a file in the place of another in one step, as editors and deployments do.
+fn replace(path: &Path, text: &str) {
+    let other = path.with_extension("new");
+    fs::write(&other, text).unwrap();
+    fs::rename(other, path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_written_or_replaced_are_read_again() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, rule(1)).unwrap();
+    let (config, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    assert_eq!(amount(&config), 1);
+    fs::write(&path, rule(2)).unwrap();
+    assert_eq!(amount(&changed(&mut watcher).await.0), 2);
+    for expected in 3..6 {
+        replace(&path, &rule(expected));
+        let (config, needs_restart) = changed(&mut watcher).await;
+        assert_eq!((amount(&config), needs_restart), (expected, vec![]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_swapped_link_is_read_again_as_kubernetes_mounts_config_maps() {
+    let directory = TempDir::new().unwrap();
+    let version = |number: u64| {
+        let name = format!("..2026_{number}");
+        let version = directory.path().join(&name);
+        fs::create_dir(&version).unwrap();
+        fs::write(version.join("tollgate.toml"), rule(number)).unwrap();
+        symlink(&name, directory.path().join("..data_tmp")).unwrap();
+        fs::rename(directory.path().join("..data_tmp"), directory.path().join("..data")).unwrap();
+        version
+    };
+    let mut old = version(1);
+    let path = directory.path().join("tollgate.toml");
+    symlink("..data/tollgate.toml", &path).unwrap();
+    let (config, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    assert_eq!(amount(&config), 1);
+    for number in 2..5 {
+        let new = version(number);
+        fs::remove_dir_all(&old).unwrap();
+        old = new;
+        assert_eq!(amount(&changed(&mut watcher).await.0), number);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_to_another_directory_is_read_again_from_there() {
+    let directory = TempDir::new().unwrap();
+    let releases = [1, 2].map(|number| {
+        let release = directory.path().join(format!("release-{number}/etc"));
+        fs::create_dir_all(&release).unwrap();
+        fs::write(release.join("t.toml"), rule(number)).unwrap();
+        release.parent().unwrap().to_owned()
+    });
+    let current = directory.path().join("current");
+    symlink(&releases[0], &current).unwrap();
+    let (_, mut watcher) = Watcher::start(source(&current.join("etc/t.toml"))).await.unwrap();
+    let other = directory.path().join("other");
+    symlink(&releases[1], &other).unwrap();
+    fs::rename(&other, &current).unwrap();
+    assert_eq!(amount(&changed(&mut watcher).await.0), 2);
+    // And is watched there from now on.
+    fs::write(releases[1].join("etc/t.toml"), rule(3)).unwrap();
+    assert_eq!(amount(&changed(&mut watcher).await.0), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_file_is_rejected_and_the_next_good_one_taken() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, rule(1)).unwrap();
+    let (_, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    replace(&path, &rule(0));
+    assert!(rejected(&mut watcher).await.contains("t.toml:3:10: rule \"r\": amount 0"));
+    replace(&path, "[[rule");
+    assert!(rejected(&mut watcher).await.contains("not TOML"));
+    fs::remove_file(&path).unwrap();
+    assert!(rejected(&mut watcher).await.contains("No such file"));
+    replace(&path, &rule(2));
+    assert_eq!(amount(&changed(&mut watcher).await.0), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_goes_is_no_wish_for_the_demo_but_one_that_comes_is_taken() {
+    let directory = TempDir::new().unwrap();
+    let source = Source {
+        flags: Flags::default(),
+        environment: Environment::of([]),
+        directory: directory.path().to_owned(),
+    };
+    let (config, mut watcher) = Watcher::start(source).await.unwrap();
+    assert_eq!(config.rules.len(), 2);
+    let path = directory.path().join("tollgate.toml");
+    replace(&path, &rule(7));
+    assert_eq!(amount(&changed(&mut watcher).await.0), 7);
+    fs::remove_file(&path).unwrap();
+    assert!(rejected(&mut watcher).await.contains("tollgate.toml has gone"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_file_that_takes_part_is_watched() {
+    const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n";
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::create_dir(path("secrets")).unwrap();
+    fs::write(path("secrets/deploy"), "one").unwrap();
+    fs::write(path("tenants.csv"), "tenant,amount\nacme,5\n").unwrap();
+    for name in ["cert.pem", "key.pem"] {
+        fs::write(path(name), CERTIFICATE).unwrap();
+    }
+    let text = "[server.tls]\ncert = \"cert.pem\"\nkey = \"key.pem\"\n\
+                [[server.token]]\nname = \"deploy\"\nfile = \"secrets/deploy\"\n"
+        .to_owned()
+        + &rule(1)
+        + "per = [\"tenant\"]\noverrides_file = \"tenants.csv\"\n";
+    fs::write(path("t.toml"), text).unwrap();
+    let (_, mut watcher) = Watcher::start(source(&path("t.toml"))).await.unwrap();
+
+    replace(&path("secrets/deploy"), "two");
+    let (config, needs_restart) = changed(&mut watcher).await;
+    assert!(config.server.tokens[0].accepts(&Digest::of(b"two")) && needs_restart.is_empty());
+
+    replace(&path("tenants.csv"), "tenant,amount\nacme,6\nother,7\n");
+    assert_eq!(changed(&mut watcher).await.0.rules[0].overrides.len(), 2);
+
+    replace(&path("cert.pem"), &CERTIFICATE.replace("MA", "MQ"));
+    let (config, needs_restart) = changed(&mut watcher).await;
+    assert!(config.server.tls.unwrap().cert.windows(2).any(|window| window == b"MQ"));
+    assert!(needs_restart.is_empty());
+
+    fs::remove_file(path("secrets/deploy")).unwrap();
+    assert!(rejected(&mut watcher).await.contains("secrets/deploy"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_a_restart_is_named_until_it_is_as_at_the_start() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, "[server]\nhttp = \"127.0.0.1:1\"\n").unwrap();
+    let (_, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    replace(&path, "[server]\nhttp = \"127.0.0.1:2\"\ninsecure = true\n[store]\ndeadline = \"5ms\"");
+    assert_eq!(changed(&mut watcher).await.1, ["server.http", "store.deadline"]);
+    // Not because it differs from the last time, but from the start.
+    replace(&path, "[server]\nhttp = \"127.0.0.1:2\"\n");
+    assert_eq!(changed(&mut watcher).await.1, ["server.http"]);
+    replace(&path, "[server]\nhttp = \"127.0.0.1:1\"\nheaders = \"none\"\n");
+    assert!(changed(&mut watcher).await.1.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_gets_an_answer_also_when_nothing_has_changed() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, rule(1)).unwrap();
+    let (config, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    watcher.reloader().reload_now();
+    assert_eq!(changed(&mut watcher).await.0, config);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_reloads_each_bring_what_is_in_the_file() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, rule(1)).unwrap();
+    let (_, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    let reloader = watcher.reloader();
+    let files_before = open_files(directory.path());
+    for number in 2..1_002 {
+        replace(&path, &rule(number));
+        reloader.reload_now();
+        // A sign of the change before may bring the same once more.
+        while amount(&changed(&mut watcher).await.0) != number {}
+    }
+    // watches of files that were replaced are let go of by a thread of their own
+    let let_go = async {
+        while open_files(directory.path()) > files_before + 8 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let outcome = timeout(SOON, let_go).await;
+    assert!(outcome.is_ok(), "{files_before} files were open, now {}", open_files(directory.path()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lies_beside_the_files_is_nobodys_business() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("t.toml");
+    fs::write(&path, rule(1)).unwrap();
+    let (_, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    for number in 0..50 {
+        fs::write(directory.path().join(format!("log.{number}")), "x").unwrap();
+    }
+    // Touched, but the same: no news, however long one waits.
+    replace(&path, &rule(1));
+    assert!(timeout(Duration::from_millis(500), watcher.next()).await.is_err());
+    replace(&path, &rule(2));
+    assert_eq!(amount(&changed(&mut watcher).await.0), 2);
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_read_twice_is_read_once() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    let writer = path.clone();
+    let written = tokio::task::spawn_blocking(move || fs::write(writer, rule(1)).unwrap());
+    let (config, mut watcher) = Watcher::start(source(&path)).await.unwrap();
+    written.await.unwrap();
+    assert_eq!(amount(&config), 1);
+    watcher.reloader().reload_now();
+    assert!(rejected(&mut watcher).await.contains("not a regular file"));
+}
+
+/// Open files below this directory, and open inotify instances. Other tests of the same process open other files.
+fn open_files(directory: &Path) -> usize {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    targets.filter(|path| path.starts_with(directory) || path == Path::new("anon_inode:inotify")).count()
+}

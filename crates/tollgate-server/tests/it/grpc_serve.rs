@@ -1,0 +1,349 @@
+//! Connections of the gRPC front end: their bounds, and how they end.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{
+    convert::Infallible,
+    io::ErrorKind,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Bytes, HttpBody};
+use hyper::body::Frame;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use tollgate::{
+    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
+};
+use tollgate_server::{
+    grpc::{
+        MAX_SMALL_MESSAGE, Settings,
+        messages::Code,
+        server::{
+            CALL_TIMEOUT, FIRST_CALL_TIMEOUT, IDLE_TIMEOUT, MAX_ARRIVING, MAX_CONNECTIONS, MAX_HEAD,
+            MAX_STREAMS, MIN_STREAMS,
+        },
+    },
+    net::acceptor::SHUTDOWN_GRACE,
+    net::{listener::raise_open_files_limit, stream::WRITE_TIMEOUT},
+};
+use tollgate_testkit::wait::{PATIENCE, until_async};
+use tonic::codegen::Service;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use crate::grpc_front::{Front, OnMemory, descriptor, request};
+
+/// Timers fire on whole milliseconds, and pings of the protocol may fire first.
+const SLACK: Duration = Duration::from_millis(10);
+
+/// How a client of HTTP/2 begins: its preface, and settings that change nothing.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// How long the server takes to end a connection.
+async fn time_to_end(stream: &mut TcpStream) -> Duration {
+    let begun = Instant::now();
+    let mut sent = Vec::new();
+    // a reset is an end too
+    let _read = tokio::time::timeout(2 * IDLE_TIMEOUT, stream.read_to_end(&mut sent)).await.unwrap();
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_never_says_anything_ends() {
+    let front = OnMemory::start([]).await.front;
+    let mut silent = TcpStream::connect(front.address).await.unwrap();
+    let took = time_to_end(&mut silent).await;
+    assert!(took >= FIRST_CALL_TIMEOUT && took <= FIRST_CALL_TIMEOUT + Duration::from_secs(2), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_only_says_hello_ends() {
+    let front = OnMemory::start([]).await.front;
+    let mut quiet = TcpStream::connect(front.address).await.unwrap();
+    quiet.write_all(HELLO).await.unwrap();
+    let took = time_to_end(&mut quiet).await;
+    assert!(took <= FIRST_CALL_TIMEOUT + Duration::from_secs(2), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_client_of_another_protocol_is_turned_away() {
+    let front = OnMemory::start([]).await.front;
+    let mut other = TcpStream::connect(front.address).await.unwrap();
+    other.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    assert!(time_to_end(&mut other).await < Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_connections_make_room_for_others() {
+    raise_open_files_limit();
+    let mut front = OnMemory::start([]).await.front;
+    let mut silent = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        // it is in
+        stream.read_exact(&mut [0]).await.unwrap();
+        silent.push(stream);
+    }
+    let begun = Instant::now();
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_secs(1) + 20 * SLACK, "{:?}", begun.elapsed());
+    assert!(time_to_end(&mut silent[0]).await <= SLACK);
+}
+
+/// How many calls at a time the server lets this connection have, as it says in its first frame.
+async fn streams(stream: &mut TcpStream) -> u32 {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    let mut settings = vec![0; usize::from(head[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    let mut settings = settings.chunks_exact(6).map(|setting| setting.split_at(2));
+    let (_, most) = settings.find(|(name, _)| *name == [0, 3]).unwrap();
+    u32::from_be_bytes(most.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn the_more_connections_the_fewer_calls_each_may_have_at_a_time() {
+    raise_open_files_limit();
+    let front = OnMemory::start([]).await.front;
+    let mut open = Vec::new();
+    let mut total = 0;
+    for number in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        let streams = streams(&mut stream).await;
+        assert!((MIN_STREAMS..=MAX_STREAMS).contains(&streams), "{streams}");
+        assert!(number > 0 || streams == MAX_STREAMS, "the first may have all");
+        total += streams;
+        open.push(stream);
+    }
+    assert!(total < 70_000, "{total}");
+    open.clear();
+    // what they had is there for others again
+    until_async("a new one may have all", PATIENCE, async || {
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        stream.write_all(HELLO).await.unwrap();
+        streams(&mut stream).await == MAX_STREAMS
+    })
+    .await;
+}
+
+/// Begins a call: the head of one with this number.
+fn head(stream: u32) -> Vec<u8> {
+    // POST, http, a path, an authority and a content type, by their numbers in the table of RFC 7541
+    let path = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let length = u8::try_from(path.len()).unwrap();
+    let fields = [&[0x83, 0x86, 0x04, length], &path[..], b"\x01\x01a\x0f\x10\x10application/grpc"].concat();
+    frame(1, 4, stream, &fields)
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes()[..], payload].concat()
+}
+
+/// How many bytes more the server takes by its next frame.
+async fn more_room(stream: &mut TcpStream) -> usize {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut payload).await.unwrap();
+    let is_for_all = head[3] == 8 && head[5..] == [0; 4];
+    if is_for_all { u32::from_be_bytes(payload.try_into().unwrap()) as usize } else { 0 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_do_not_arrive_in_full_take_little() {
+    const PIECE: usize = 16_000;
+    let mut front = OnMemory::start([]).await.front;
+    let mut half = TcpStream::connect(front.address).await.unwrap();
+    half.write_all(HELLO).await.unwrap();
+    let begun = Instant::now();
+    let (mut room, mut taken) = (65_535, 0);
+    'all: for stream in (1..200).step_by(2) {
+        half.write_all(&head(stream)).await.unwrap();
+        for piece in 0..4 {
+            while room < PIECE {
+                match timeout(CALL_TIMEOUT / 2, more_room(&mut half)).await {
+                    Ok(more) => room += more,
+                    Err(_) => break 'all,
+                }
+            }
+            let mut bytes = vec![b'a'; PIECE];
+            if piece == 0 {
+                // a message of nearly as much as may be
+                bytes[..5].copy_from_slice(&[0, 0, 0, 0xff, 0]);
+            }
+            half.write_all(&frame(0, 0, stream, &bytes)).await.unwrap();
+            (room, taken) = (room - PIECE, taken + PIECE);
+        }
+    }
+    assert!(taken <= 2 * MAX_ARRIVING * MAX_SMALL_MESSAGE, "{taken}");
+    // another connection has places of its own
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    assert!(begun.elapsed() < CALL_TIMEOUT, "{:?}", begun.elapsed());
+}
+
+/// Asks whether the server is there, which has to answer.
+const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0anybody?";
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_is_left() {
+    let front = OnMemory::start([]).await.front;
+    let mut deaf = TcpStream::connect(front.address).await.unwrap();
+    deaf.write_all(HELLO).await.unwrap();
+    let pings = PING.repeat(10_000);
+    let begun = Instant::now();
+    // until the buffers of both sides are full, and then for as long as the server has patience
+    let error = loop {
+        let sent = timeout(2 * WRITE_TIMEOUT, deaf.write_all(&pings)).await;
+        if let Err(error) = sent.expect("the connection is ended") {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert!(begun.elapsed() <= WRITE_TIMEOUT + SLACK, "{:?}", begun.elapsed());
+}
+
+/// A body that never comes.
+struct Never;
+
+impl HttpBody for Never {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_never_arrives_ends() {
+    let mut front = OnMemory::start([]).await.front;
+    // the connection is there already
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    let call = http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc")
+        .body(tonic::body::Body::new(Never))
+        .unwrap();
+    let begun = Instant::now();
+    std::future::poll_fn(|context| front.channel.poll_ready(context)).await.unwrap();
+    let answer = front.channel.call(call).await.unwrap();
+    let took = begun.elapsed();
+    assert_eq!(answer.headers()["grpc-status"], "4", "DEADLINE_EXCEEDED");
+    assert!(took >= CALL_TIMEOUT && took <= CALL_TIMEOUT + SLACK, "{took:?}");
+}
+
+#[tokio::test]
+async fn a_head_beyond_its_bound_is_refused_and_the_next_call_is_answered() {
+    let mut front = OnMemory::start([]).await.front;
+    let mut large = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
+    large.metadata_mut().insert("x-large", "x".repeat(MAX_HEAD as usize).parse().unwrap());
+    assert!(front.client.should_rate_limit(large).await.is_err());
+    assert!(front.ask(request("d", vec![descriptor([("a", "x")])])).await.is_ok());
+}
+
+/// So long connections that have asked nothing may take to go.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A store that decides when it is let.
+struct Gated {
+    asked: Arc<Semaphore>,
+    let_on: Arc<Semaphore>,
+    memory: MemoryStore,
+}
+
+impl Store for Gated {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        self.asked.add_permits(1);
+        self.let_on.acquire().await.unwrap().forget();
+        self.memory.decide(checks, deadline).await
+    }
+
+    fn lane(&self, _: &Check) -> u64 {
+        0
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    async fn probe(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
+        Ok(1)
+    }
+
+    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+}
+
+#[tokio::test]
+async fn stopping_lets_a_call_in_flight_finish_and_takes_no_more() {
+    let (asked, let_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let store = Gated { asked: Arc::clone(&asked), let_on: Arc::clone(&let_on), memory: MemoryStore::new() };
+    let rules = [Rule::new("r", Limit::sliding_log(5, Duration::from_secs(60)).unwrap())];
+    let options = Options { deadline: SHUTDOWN_GRACE, ..Options::default() };
+    let mut front =
+        Front::start(Limiter::with_options(store, rules, options).unwrap(), Settings::default()).await;
+    let mut client = front.client.clone();
+    let call =
+        tokio::spawn(
+            async move { client.should_rate_limit(request("d", vec![descriptor([("a", "x")])])).await },
+        );
+    asked.acquire().await.unwrap().forget();
+
+    front.stop.send(()).unwrap();
+    let turned_away = async {
+        while TcpStream::connect(front.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, turned_away).await.unwrap();
+    // also the first call of a connection has longer than a connection without calls
+    tokio::time::pause();
+    tokio::time::advance(2 * QUIET).await;
+    tokio::time::resume();
+    assert!(!front.server.is_finished());
+    let_on.add_permits(1);
+    let answer = call.await.unwrap().unwrap().into_inner();
+    assert_eq!((answer.overall_code(), answer.statuses[0].limit_remaining), (Code::Ok, 4));
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, &mut front.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn idle_and_silent_connections_do_not_delay_stopping() {
+    let mut front = OnMemory::start([]).await.front;
+    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    let _silent = TcpStream::connect(front.address).await.unwrap();
+    let mut quiet = TcpStream::connect(front.address).await.unwrap();
+    quiet.write_all(HELLO).await.unwrap();
+    let mut first = [0];
+    quiet.read_exact(&mut first).await.unwrap();
+    front.stop.send(()).unwrap();
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, front.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_watches_its_health_learns_that_it_stops() {
+    let front = OnMemory::start([]).await.front;
+    let mut health = HealthClient::new(front.channel.clone());
+    let asked = HealthCheckRequest { service: "ratelimit".to_owned() };
+    let mut watched = health.watch(asked).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "SERVING");
+    front.stop.send(()).unwrap();
+    assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "NOT_SERVING");
+}

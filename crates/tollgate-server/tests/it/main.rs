@@ -1,0 +1,24 @@
+//! Integration tests of the server.
+//!
+//! Two binaries are separate, because of state of their process: `resp_connections` (its peak memory) and `top` (its threads).
+
+mod config;
+mod config_watch;
+mod envoy;
+mod forward_auth;
+mod gateways;
+mod grpc;
+mod grpc_front;
+mod grpc_serve;
+mod http;
+mod live;
+mod metrics;
+mod metrics_history;
+mod openapi;
+mod prometheus;
+mod resp;
+mod resp_clients;
+mod resp_redis;
+mod same_everywhere;
+mod serve;
+mod trace;

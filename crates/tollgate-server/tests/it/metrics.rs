@@ -1,0 +1,395 @@
+//! What Prometheus reads, as text.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tollgate::{
+    Algorithm, Check, Cost, Costs, Deadline, Decided, Hits, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
+    Operation, Override, Request, Rule, Store, StoreError, Terms, Tier,
+};
+use tollgate_server::{
+    desk::{Caller, Desk, Subject, Transport},
+    observe::metrics::MAX_RULES_APART,
+};
+use tollgate_testkit::away::Away;
+
+const CALLER: Caller = Caller::at(Transport::Http);
+const DOCS: &str = include_str!("../../../../docs/metrics.md");
+
+fn minute(amount: u64) -> Limit {
+    Limit::sliding_log(amount, Duration::from_secs(60)).unwrap()
+}
+
+/// A counter of the smallest kind.
+fn bucket(amount: u64) -> Limit {
+    Limit::token_bucket(amount, Duration::from_secs(60 * 60)).unwrap()
+}
+
+fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk<MemoryStore> {
+    Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
+}
+
+fn subject(labels: &[(&str, &str)], cost: u64) -> Subject {
+    let labels = tollgate::Labels::new(labels.iter().copied()).unwrap();
+    Subject::Rules { labels, costs: Costs::from(Cost::new(cost).unwrap()), only: None }
+}
+
+async fn check<S: Store>(desk: &Desk<S>, labels: &[(&str, &str)], cost: u64) -> bool {
+    desk.decide(CALLER, Operation::Check, &subject(labels, cost)).await.unwrap().is_allowed()
+}
+
+/// The value of a series, by its name and labels as they are written.
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
+}
+
+fn decisions(text: &str, rule: &str, outcome: &str) -> f64 {
+    value(text, &format!("tollgate_decisions_total{{rule=\"{rule}\",outcome=\"{outcome}\"}}"))
+}
+
+fn cost(text: &str, rule: &str, outcome: &str) -> f64 {
+    value(text, &format!("tollgate_decision_cost_total{{rule=\"{rule}\",outcome=\"{outcome}\"}}"))
+}
+
+fn requests(text: &str, operation: &str, outcome: &str) -> f64 {
+    value(text, &format!("tollgate_requests_total{{operation=\"{operation}\",outcome=\"{outcome}\"}}"))
+}
+
+/// Each series, without its value.
+fn series(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
+}
+
+#[tokio::test]
+async fn every_series_is_there_before_anything_happens_and_none_is_added_by_traffic() {
+    let desk = desk([Rule::new("per-ip", minute(1)).per(["ip"])]);
+    let before = desk.metrics();
+    assert!(before.ends_with("# EOF\n"));
+    assert_eq!(decisions(&before, "per-ip", "denied"), 0.0);
+    check(&desk, &[("ip", "a")], 1).await;
+    check(&desk, &[("ip", "a")], 1).await;
+    check(&desk, &[], 1).await;
+    assert_eq!(series(&before), series(&desk.metrics()));
+}
+
+#[tokio::test]
+async fn each_rule_counts_what_a_request_was_to_it() {
+    let desk = desk([
+        Rule::new("narrow", minute(3)).per(["user"]),
+        Rule::new("wide", minute(100)),
+        Rule::new("shadow", minute(2)).shadow(),
+    ]);
+    assert!(check(&desk, &[("user", "a")], 2).await);
+    assert!(!check(&desk, &[("user", "a")], 2).await);
+    assert!(check(&desk, &[], 5).await);
+    let text = desk.metrics();
+    assert_eq!((decisions(&text, "narrow", "allowed"), cost(&text, "narrow", "allowed")), (1.0, 2.0));
+    assert_eq!((decisions(&text, "narrow", "denied"), cost(&text, "narrow", "denied")), (1.0, 2.0));
+    assert_eq!((decisions(&text, "wide", "allowed"), cost(&text, "wide", "allowed")), (2.0, 7.0));
+    assert_eq!((decisions(&text, "wide", "overruled"), cost(&text, "wide", "overruled")), (1.0, 2.0));
+    assert_eq!((decisions(&text, "shadow", "allowed"), decisions(&text, "shadow", "denied")), (1.0, 0.0));
+    assert_eq!(decisions(&text, "shadow", "shadow_denied"), 2.0);
+    assert_eq!((requests(&text, "check", "allowed"), requests(&text, "check", "denied")), (2.0, 1.0));
+    assert_eq!(value(&text, "tollgate_decision_duration_seconds_count{transport=\"http\"}"), 3.0);
+    assert_eq!(value(&text, "tollgate_inflight_requests{transport=\"http\"}"), 0.0);
+}
+
+#[test]
+fn costs_of_several_threads_beyond_64_bits_begin_again_from_zero() {
+    const TIMES: u64 = 1_100;
+    let desk = desk([Rule::new("narrow", minute(1))]);
+    let asked = subject(&[], Cost::MAX.units());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..TIMES {
+                    assert!(!desk.check_here(Transport::Http, &asked).unwrap().unwrap().is_allowed());
+                }
+            });
+        }
+    });
+    let total = (2 * TIMES).wrapping_mul(Cost::MAX.units());
+    assert!(u128::from(total) < u128::from(2 * TIMES) * u128::from(Cost::MAX.units()));
+    for scrape in 1..=2 {
+        let text = desk.metrics();
+        assert_eq!(decisions(&text, "narrow", "denied"), 2_200.0, "scrape {scrape}");
+        assert_eq!(cost(&text, "narrow", "denied"), total as f64, "scrape {scrape}");
+    }
+}
+
+#[tokio::test]
+async fn several_in_one_count_as_one_request_and_by_what_became_of_all() {
+    let desk = desk([
+        Rule::new("per-user", minute(9)).per(["user"]),
+        Rule::new("per-ip", minute(1)).per(["ip"]),
+        Rule::new("per-job", minute(9)).per(["job"]),
+    ]);
+    let request = |label: &str, hits| Request {
+        labels: tollgate::Labels::new([(label, "a")]).unwrap(),
+        costs: Costs::from(Cost::new(2).unwrap()),
+        hits,
+        numbers: None,
+    };
+    let both = [request("user", Hits::Taken), request("job", Hits::GivenBack)];
+    assert!(desk.decide_together(CALLER, &both).await.unwrap().overall.is_allowed());
+    let all = [request("user", Hits::Taken), request("ip", Hits::Taken), request("job", Hits::GivenBack)];
+    assert!(!desk.decide_together(CALLER, &all).await.unwrap().overall.is_allowed());
+    let text = desk.metrics();
+    assert_eq!((requests(&text, "check", "allowed"), requests(&text, "check", "denied")), (1.0, 1.0));
+    assert_eq!(
+        (decisions(&text, "per-user", "allowed"), decisions(&text, "per-user", "overruled")),
+        (1.0, 1.0)
+    );
+    assert_eq!((decisions(&text, "per-ip", "denied"), cost(&text, "per-ip", "denied")), (1.0, 2.0));
+    assert_eq!((cost(&text, "per-job", "refunded"), requests(&text, "refund", "allowed")), (2.0, 0.0));
+}
+
+#[tokio::test]
+async fn what_is_no_check_counts_as_a_request_and_by_its_cost_only() {
+    let desk = desk([Rule::new("per-ip", minute(10)).per(["ip"])]);
+    let about = subject(&[("ip", "a")], 4);
+    desk.decide(CALLER, Operation::Peek, &about).await.unwrap();
+    desk.decide(CALLER, Operation::Charge, &about).await.unwrap();
+    desk.decide(CALLER, Operation::Refund { at: None }, &about).await.unwrap();
+    assert_eq!(desk.reset(CALLER, &about).await.unwrap(), 1);
+    let unknown = Some(vec!["nobody".to_owned()]);
+    let Subject::Rules { labels, costs, .. } = about else { unreachable!() };
+    let wrong = Subject::Rules { labels, costs, only: unknown };
+    desk.decide(CALLER, Operation::Charge, &wrong).await.unwrap_err();
+    let key = Subject::Key { key: b"user:42".into(), limit: minute(1), cost: Cost::ONE };
+    desk.decide(CALLER, Operation::Check, &key).await.unwrap();
+    desk.decide(CALLER, Operation::Check, &key).await.unwrap();
+    check(&desk, &[("other", "a")], 1).await;
+
+    let text = desk.metrics();
+    assert_eq!((requests(&text, "peek", "allowed"), requests(&text, "charge", "allowed")), (1.0, 1.0));
+    assert_eq!((requests(&text, "refund", "allowed"), requests(&text, "reset", "allowed")), (1.0, 1.0));
+    assert_eq!((requests(&text, "charge", "invalid"), requests(&text, "check", "unmatched")), (1.0, 1.0));
+    assert_eq!((cost(&text, "per-ip", "charged"), cost(&text, "per-ip", "refunded")), (4.0, 4.0));
+    assert_eq!((decisions(&text, "!key", "allowed"), decisions(&text, "!key", "denied")), (1.0, 1.0));
+    let of_rule = text.lines().filter(|line| line.starts_with("tollgate_decisions_total{rule=\"per-ip\""));
+    assert!(of_rule.clone().count() > 0 && of_rule.into_iter().all(|line| line.ends_with(" 0")), "{text}");
+}
+
+#[tokio::test]
+async fn without_the_store_each_rule_counts_by_its_policy() {
+    let rule = |name, route| Rule::new(name, minute(1)).when("route", route);
+    let rules = [
+        rule("open", "*"),
+        rule("closed", "pay").on_store_failure(OnStoreFailure::Closed),
+        rule("local", "login").on_store_failure(OnStoreFailure::Local),
+    ];
+    let desk = Desk::new(Limiter::new(Away::unanswered(), rules).unwrap());
+    assert!(check(&desk, &[("route", "home")], 1).await);
+    assert!(!check(&desk, &[("route", "pay")], 1).await);
+    assert!(check(&desk, &[("route", "login")], 1).await);
+    assert!(!check(&desk, &[("route", "login")], 1).await);
+    let key = Subject::Key { key: b"user:42".into(), limit: minute(1), cost: Cost::ONE };
+    assert!(desk.decide(CALLER, Operation::Check, &key).await.unwrap().is_allowed());
+    desk.decide(CALLER, Operation::Charge, &key).await.unwrap_err();
+    desk.reset(CALLER, &key).await.unwrap_err();
+
+    let text = desk.metrics();
+    assert_eq!((decisions(&text, "open", "failed_open"), decisions(&text, "open", "overruled")), (2.0, 2.0));
+    assert_eq!(
+        (decisions(&text, "closed", "failed_closed"), cost(&text, "closed", "failed_closed")),
+        (1.0, 1.0)
+    );
+    assert_eq!(decisions(&text, "local", "fallback_allowed"), 1.0);
+    assert_eq!(decisions(&text, "local", "fallback_denied"), 1.0);
+    assert_eq!(decisions(&text, "!key", "failed_open"), 1.0);
+    assert_eq!((requests(&text, "charge", "failed"), requests(&text, "reset", "failed")), (1.0, 1.0));
+    let degraded = |policy| value(&text, &format!("tollgate_store_degraded_total{{policy=\"{policy}\"}}"));
+    assert_eq!((degraded("open"), degraded("closed"), degraded("fallback")), (2.0, 1.0, 2.0));
+    assert!(value(&text, "tollgate_store_errors_total{kind=\"lost\"}") > 0.0);
+}
+
+#[tokio::test]
+async fn a_rule_that_stays_keeps_its_counts_when_others_change() {
+    let desk = desk([Rule::new("stays", minute(9)), Rule::new("goes", minute(9))]);
+    check(&desk, &[], 1).await;
+    desk.limiter()
+        .reconfigure([Rule::new("comes", minute(9)), Rule::new("stays", minute(5)).per(["ip"])])
+        .unwrap();
+    check(&desk, &[("ip", "a")], 1).await;
+    let text = desk.metrics();
+    assert_eq!((decisions(&text, "stays", "allowed"), decisions(&text, "comes", "allowed")), (2.0, 1.0));
+    assert!(!text.contains("\"goes\""), "a rule that is gone is no longer listed");
+    assert_eq!(decisions(&text, "!other", "allowed"), 0.0);
+    assert_eq!(value(&text, "tollgate_rules"), 2.0);
+}
+
+#[tokio::test]
+async fn a_million_keys_leave_the_text_as_long_as_it_was() {
+    const KEYS: u32 = 1_000_000;
+    /// The most digits that a value may get.
+    const DIGITS: usize = 20;
+    let desk = desk([Rule::new("per-ip", bucket(1)).per(["ip"])]);
+    let before = desk.metrics();
+    for n in 0..KEYS {
+        let labels = tollgate::Labels::new([("ip", n.to_be_bytes())]).unwrap();
+        let subject = Subject::Rules { labels, costs: Cost::ONE.into(), only: None };
+        assert!(desk.check_here(Transport::Http, &subject).unwrap().unwrap().is_allowed());
+    }
+    let text = desk.metrics();
+    assert_eq!(series(&text), series(&before));
+    assert!(text.len() <= before.len() + DIGITS * series(&before).len(), "{} bytes", text.len());
+    assert_eq!(decisions(&text, "per-ip", "allowed"), f64::from(KEYS));
+    assert_eq!(value(&text, "tollgate_store_keys"), f64::from(KEYS));
+    assert!(value(&text, "tollgate_store_bytes") > 0.0);
+}
+
+#[tokio::test]
+async fn of_very_many_rules_those_beyond_the_bound_are_counted_together() {
+    let rule = |n: usize| Rule::new(&format!("rule {n} \"quoted\""), minute(1));
+    let count = MAX_RULES_APART + 20;
+    let desk = desk((0..count).map(|n| rule(n).when("n", n.to_string().as_str())));
+    for n in [0, MAX_RULES_APART - 1, MAX_RULES_APART, count - 1] {
+        check(&desk, &[("n", &n.to_string())], 1).await;
+    }
+    let text = desk.metrics();
+    let named = |n: usize| format!("rule {n} \\\"quoted\\\"");
+    assert_eq!(decisions(&text, &named(0), "allowed"), 1.0);
+    assert_eq!(decisions(&text, &named(MAX_RULES_APART - 1), "allowed"), 1.0);
+    assert_eq!(decisions(&text, "!other", "allowed"), 2.0);
+    assert!(!text.contains(&named(MAX_RULES_APART)));
+}
+
+#[tokio::test]
+async fn reloads_are_counted_by_how_they_went() {
+    let desk = desk([]);
+    let stale = |text: &str| value(text, "tollgate_config_last_reload_successful");
+    assert_eq!((stale(&desk.metrics()), desk.observer().reloads().is_stale()), (1.0, false));
+    desk.observer().reloads().succeeded();
+    desk.observer().reloads().failed();
+    let text = desk.metrics();
+    assert_eq!((stale(&text), desk.observer().reloads().is_stale()), (0.0, true));
+    assert!(value(&text, "tollgate_config_last_reload_success_timestamp_seconds") > 1.7e9);
+    let reloads = |result| value(&text, &format!("tollgate_config_reloads_total{{result=\"{result}\"}}"));
+    assert_eq!((reloads("success"), reloads("failure")), (1.0, 1.0));
+    desk.observer().reloads().succeeded();
+    assert_eq!(stale(&desk.metrics()), 1.0);
+}
+
+#[tokio::test]
+async fn a_caller_who_goes_away_is_no_longer_under_way() {
+    let limiter = Limiter::new(MemoryStore::new(), []).unwrap();
+    let desk = Arc::new(Desk::new(limiter));
+    let pending = desk.observer().begin(Transport::Resp);
+    let under_way = || value(&desk.metrics(), "tollgate_inflight_requests{transport=\"resp\"}");
+    assert_eq!(under_way(), 1.0);
+    drop(pending);
+    assert_eq!(under_way(), 0.0);
+}
+
+/// A store in this process that decides only for who waits.
+struct Waited(MemoryStore);
+
+impl Store for Waited {
+    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
+        self.0.decide(checks, deadline).await
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    fn lane(&self, check: &Check) -> u64 {
+        self.0.lane(check)
+    }
+
+    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
+        self.0.probe(lane).await
+    }
+
+    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
+        self.0.announce(instance, lifetime).await
+    }
+
+    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
+        self.0.reset(counters).await
+    }
+}
+
+#[tokio::test]
+async fn a_check_that_could_not_be_decided_at_once_is_counted_once() {
+    let desk = Desk::new(Limiter::new(Waited(MemoryStore::new()), [Rule::new("r", minute(1))]).unwrap());
+    assert!(desk.check_here(Transport::Http, &subject(&[], 1)).is_none());
+    assert!(check(&desk, &[], 1).await);
+    let text = desk.metrics();
+    assert_eq!(value(&text, "tollgate_decision_duration_seconds_count{transport=\"http\"}"), 1.0);
+    assert_eq!((decisions(&text, "r", "allowed"), requests(&text, "check", "allowed")), (1.0, 1.0));
+}
+
+#[tokio::test]
+async fn a_key_is_counted_alike_however_it_is_checked() {
+    let (short, long) = (desk([]), desk([]));
+    let limit = minute(5);
+    for (key, cost) in [("a", 3), ("a", 2), ("b", 0), ("a", 1), ("a", 6)] {
+        let cost = Cost::new(cost).unwrap();
+        let tier = Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, cost) };
+        let mut said = None;
+        short.check_keys_here(Transport::Resp, |_| key.as_bytes(), &[tier], |_, share| said = Some(*share));
+        let subject = Subject::Key { key: key.into(), limit, cost };
+        let decision = long.decide(Caller::at(Transport::Resp), Operation::Check, &subject).await.unwrap();
+        let said = said.map(|share| (share.passes, share.remaining, share.retry.is_some()));
+        assert_eq!(
+            said,
+            Some((decision.is_allowed(), decision.remaining().unwrap(), !decision.is_allowed()))
+        );
+    }
+    let counted = |desk: &Desk<MemoryStore>| -> Vec<String> {
+        let text = desk.metrics();
+        let is_count = |line: &&str| {
+            let is_about_time = ["_bucket{", "_sum{", "seconds "].iter().any(|part| line.contains(part));
+            !is_about_time && !line.starts_with("tollgate_store_")
+        };
+        text.lines().filter(is_count).map(str::to_owned).collect()
+    };
+    assert_eq!(counted(&short), counted(&long));
+    assert_eq!(decisions(&short.metrics(), "!key", "denied"), 2.0);
+    let top = |desk: &Desk<MemoryStore>| desk.observer().top(10);
+    assert_eq!((top(&short).heaviest, top(&short).refused), (top(&long).heaviest, top(&long).refused));
+}
+
+/// Name and labels of each metric, and its type.
+fn listed(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let mut metrics = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            metrics.insert(format!("{name}{suffix}"), (kind.to_owned(), BTreeSet::new()));
+        } else if let Some((name, rest)) = line.split_once('{') {
+            let labels =
+                rest.rsplit_once('}').unwrap().0.split("\",").filter_map(|pair| pair.split_once("=\""));
+            let labels = labels.map(|(label, _)| label.to_owned()).filter(|label| label != "le");
+            let name =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            metrics.get_mut(name).unwrap().1.extend(labels);
+        }
+    }
+    metrics
+}
+
+#[tokio::test]
+async fn the_documentation_lists_every_metric_with_its_type_and_labels() {
+    let desk = desk([Rule::new("per-ip", minute(1)).per(["ip"]).with_override(Override::when("a", "b"))]);
+    let mut documented = BTreeMap::new();
+    for line in DOCS.lines().filter(|line| line.starts_with("| `tollgate_")) {
+        let cells: Vec<_> = line.split('|').map(|cell| cell.trim().replace('`', "")).collect();
+        let labels = cells[3].split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+        documented.insert(cells[1].clone(), (cells[2].clone(), labels));
+    }
+    assert_eq!(documented, listed(&desk.metrics()));
+    for outcome in ["overruled", "shadow_denied", "fallback_allowed", "failed_open", "charged", "unmatched"] {
+        assert!(DOCS.contains(&format!("`{outcome}`")), "{outcome} is explained");
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests of the testkit itself, and tests of the whole workspace.
+
+mod cluster;
+mod delay_proxy;
+mod dependencies;
+mod envoy_messages;
+mod faults;
+mod namespace;
+mod processes;
+mod proxy;
+mod sentinel;
+mod server;
+mod threads;

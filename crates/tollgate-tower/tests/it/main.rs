@@ -1,0 +1,6 @@
+//! Integration tests of the middleware, with real servers and clients.
+
+#[cfg(feature = "axum")]
+mod axum;
+mod headers;
+mod tonic;
