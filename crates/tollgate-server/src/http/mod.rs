@@ -64,7 +64,7 @@ use self::{
     live::Listeners,
     problem::Problem,
     question::{Call, Question, Questions},
-    server::{Draining, Routes, Sent},
+    server::{HttpService, RequestBody},
     shortcut::Shortcut,
 };
 use crate::{
@@ -72,6 +72,7 @@ use crate::{
     config::Scope,
     dashboard,
     desk::{Caller, Desk, Transport},
+    net::shutdown::Shutdown,
     observe::{Observer, trace::RequestSpans},
     startup::Startup,
 };
@@ -93,7 +94,7 @@ pub struct Settings {
     /// Whether the server is ready.
     pub startup: Startup,
     /// Whether the server is about to stop.
-    pub draining: Draining,
+    pub shutdown: Shutdown,
 }
 
 /// What every call needs.
@@ -120,7 +121,7 @@ pub fn router<S: Store>(desk: Desk<S>) -> Router {
 }
 
 /// What a server answers with: the routes of [`guarded`], a check by a shorter way.
-pub fn service<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> impl Routes {
+pub fn service<S: Store>(desk: Desk<S>, settings: Settings, gatehouse: Router) -> impl HttpService {
     let access = settings.access.clone();
     Shortcut { desk: desk.clone(), access, routes: guarded(desk, settings, gatehouse) }
 }
@@ -199,7 +200,7 @@ async fn check<S: Store>(State(desk): State<Desk<S>>, request: Request) -> Resul
 }
 
 /// The answer to what a body asks to be checked.
-async fn checked<S: Store>(desk: &Desk<S>, body: impl Sent) -> Result<Response, Problem> {
+async fn checked<S: Store>(desk: &Desk<S>, body: impl RequestBody) -> Result<Response, Problem> {
     let read = received(body, MAX_BATCH_BODY).await.and_then(|body| Questions::read(desk, &body));
     let questions = read.inspect_err(|_| desk.observer().invalid(Call::Check.into()))?;
     if let Questions::One(question) = &questions
@@ -321,7 +322,7 @@ async fn ask<S: Store>(desk: &Desk<S>, call: Call, request: Request) -> Result<Q
 }
 
 /// A whole body, if it arrives in time and is not too large.
-async fn received(body: impl Sent, max: usize) -> Result<Bytes, Problem> {
+async fn received(body: impl RequestBody, max: usize) -> Result<Bytes, Problem> {
     let mut read = pin!(read(body, max));
     // what has arrived already, as nearly always, needs no timer
     let at_once = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
@@ -335,7 +336,7 @@ async fn received(body: impl Sent, max: usize) -> Result<Bytes, Problem> {
     })
 }
 
-async fn read(mut body: impl Sent, max: usize) -> Result<Bytes, Problem> {
+async fn read(mut body: impl RequestBody, max: usize) -> Result<Bytes, Problem> {
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame =

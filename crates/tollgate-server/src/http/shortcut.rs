@@ -16,7 +16,7 @@ use super::{
     checked, guard,
     problem::Problem,
     question::Call,
-    server::{Routes, Sent},
+    server::{HttpService, RequestBody},
 };
 use crate::{
     access::Access,
@@ -41,11 +41,11 @@ impl<S> Clone for Shortcut<S> {
     }
 }
 
-impl<S: Store> Routes for Shortcut<S> {
-    async fn answer<B: Sent>(&self, peer: SocketAddr, request: Request<B>) -> Response {
+impl<S: Store> HttpService for Shortcut<S> {
+    async fn respond<B: RequestBody>(&self, peer: SocketAddr, request: Request<B>) -> Response {
         if request.method() != Method::POST || request.uri().path() != CHECK {
             // boxed, as all that is rare here, so that a check does not make room for it
-            return Box::pin(self.routes.answer(peer, request)).await;
+            return Box::pin(self.routes.respond(peer, request)).await;
         }
         let span = request_span(Transport::Http, &request);
         if let Some(refusal) = self.refusal(&request) {

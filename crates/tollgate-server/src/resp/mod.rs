@@ -28,7 +28,7 @@ mod error;
 mod info;
 mod question;
 mod reply;
-mod server;
+pub mod server;
 mod session;
 mod together;
 
@@ -40,7 +40,7 @@ use self::info::Numbers;
 pub use self::{
     at_once::MAX_AT_ONCE,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
-    server::{MAX_CONNECTIONS, run},
+    server::MAX_CONNECTIONS,
     together::MAX_TOGETHER,
 };
 use crate::{
