@@ -12,7 +12,7 @@ use tollgate_server::{
         logs::{self, Logs},
         otlp::Collector,
     },
-    server::{Addresses, Signals, Tollgate},
+    server::{Addresses, Server, Signals},
 };
 
 use crate::{
@@ -88,7 +88,7 @@ impl Serve {
     pub(crate) async fn run(self, form: Form) -> Done {
         let logs = Logs::start(&self.logs())?;
         let signals = Signals::listen()?;
-        let server = Tollgate::start(Source::new(self.flags())).await?;
+        let server = Server::start(Source::new(self.flags())).await?;
         match form {
             Form::Text => announce(server.addresses(), server.config()),
             Form::Json => output::json(&Started::of(server.addresses(), server.config()))?,

@@ -6,7 +6,7 @@
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
 //! * [`startup`]: when it is ready
 //! * [`net`]: listeners, TLS, connection limits and timeouts, shared by all front ends
-//! * [`access`]: tokens
+//! * [`access`]: tokens and their scopes
 //! * [`http`]: the JSON API
 //! * `dashboard`: the page for people, at `/`
 //! * [`resp`]: the Redis protocol
@@ -22,7 +22,6 @@
 //! No limit is decided here. The time is asked only to tell how long something took, and when.
 
 pub mod access;
-mod aside;
 pub mod config;
 mod dashboard;
 pub mod demo;
@@ -38,7 +37,6 @@ pub mod resp;
 pub mod server;
 pub mod startup;
 pub mod store;
-mod unhurried;
 
 /// The examples of the guide, run as tests.
 #[cfg(doctest)]

@@ -1,13 +1,12 @@
-//! The whole server: from its configuration, through every change of it, to its end.
+//! The whole server: configuration, listeners, reloads, shutdown.
 
-use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
+    signal::unix::{self, SignalKind, signal},
     task::JoinSet,
-    time::Instant,
+    time::{Instant, timeout},
 };
 use tollgate::{Limiter, Options, RulesError};
 use tollgate_tower::client::ClientAddress;
@@ -19,53 +18,56 @@ use crate::{
         watch::{Reload, Watcher},
     },
     engine::Engine,
-    forward_auth, grpc,
-    http::{
-        self,
-        server::{self as http_server, Draining},
+    forward_auth, grpc, http,
+    net::{
+        acceptor::AcceptConfig,
+        listener::{self, ListenError},
+        runtime::NoStealRuntime,
+        shutdown::Shutdown,
+        tls::{Certificates, TlsAcceptor},
     },
-    net::acceptor::Reception,
-    net::listener::{self, ListenError},
-    net::runtime::Workers,
-    net::tls::{Certificates, TlsAcceptor},
     observe::logs::{Audit, audit},
     resp,
     startup::Startup,
     store::{self, OpenError},
 };
 
-/// How long a server that is told to stop goes on answering, so that whoever sends it requests finds out first: `/readyz`
-/// says so, and every answer asks to connect elsewhere next.
+/// How long a server answers after SIGTERM before it stops, so that load balancers notice first: `/readyz` and gRPC health report that it
+/// is not ready, and HTTP responses carry `Connection: close`.
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 
-/// So many files are open when all front ends have all the connections they may have, with some left for the store, the
-/// configuration and the log; those of [`Workers`] come on top.
+/// How many files are open when all front ends have all their connections, with a reserve for the store, the configuration and the log.
+/// The files of [`NoStealRuntime`] come on top.
 const NEEDED_FILES: u64 =
-    (http_server::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::server::MAX_CONNECTIONS + 100) as u64;
+    (http::server::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::server::MAX_CONNECTIONS + 100) as u64;
 
 /// How many round trips to the store are measured at start-up.
 const ROUND_TRIPS: usize = 5;
 
-/// A server that has its addresses, and does not answer yet.
-pub struct Tollgate {
+/// A server that has bound its addresses and does not answer yet.
+pub struct Server {
     config: Config,
     watcher: Watcher,
-    /// How many files the process may have open.
-    files: u64,
+    /// The process's limit on open files.
+    max_open_files: u64,
     engine: Engine,
     access: Access,
-    reception: Reception,
+    accept: AcceptConfig,
     startup: Startup,
-    draining: Draining,
-    gatehouse: Live<forward_auth::Settings>,
+    forward_auth: Live<forward_auth::Settings>,
     envoy: Live<grpc::Settings>,
-    http: Option<http_server::Server>,
-    grpc: Option<(TcpListener, SocketAddr)>,
-    resp: Option<(TcpListener, SocketAddr)>,
+    listeners: Listeners,
     addresses: Addresses,
 }
 
-/// Where a server listens.
+/// The bound listener of each front end that is on.
+struct Listeners {
+    http: Option<TcpListener>,
+    grpc: Option<TcpListener>,
+    resp: Option<TcpListener>,
+}
+
+/// The addresses a server listens on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// JSON API, forward-auth, metrics.
@@ -80,36 +82,34 @@ pub struct Addresses {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Its rules cannot be used together.
+    /// The rules are invalid in combination.
     #[error(transparent)]
     Rules(#[from] RulesError),
     /// The store cannot be set up.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// An address or a certificate cannot be used.
+    /// An address cannot be bound, or a certificate is invalid.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The system does not let it have its threads.
-    #[error(
-        "cannot start the threads that serve connections: {0}; see ulimit -u and -n, or set TOKIO_WORKER_THREADS"
-    )]
+    /// The operating system does not grant the threads.
+    #[error("cannot start worker threads: {0}; raise ulimit -u and -n, or set TOKIO_WORKER_THREADS")]
     Threads(io::Error),
-    /// It would let everybody in where it listens now.
+    /// A reload would remove all tokens while the server listens on an address that other machines can reach.
     #[error(
         "{0} can be reached from other machines, and would be open to everybody without a token: keep one as long as the \
          server listens there, or set insecure = true"
     )]
     Exposed(SocketAddr),
-    /// A reload would lift all limits, as a file that is empty or half written does.
+    /// A reload would remove all rules, which happens when a file is empty or half written.
     #[error(
         "the file has no rules, which would lift all limits: restore them, or write rule = [] at the top of the file \
          to have none"
     )]
     NoRules,
-    /// A reload would let everybody in who can connect.
+    /// A reload would remove all tokens.
     #[error(
         "the file has no tokens, which would allow every call without one: restore them, or write token = [] under \
          [server] to have none"
@@ -118,40 +118,38 @@ pub enum StartError {
 }
 
 impl Addresses {
-    /// One that other machines can reach.
+    /// Returns an address that other machines can reach.
     fn exposed(self) -> Option<SocketAddr> {
         let all = [self.http, self.grpc, self.resp];
         all.into_iter().flatten().find(|address| !address.ip().to_canonical().is_loopback())
     }
 }
 
-/// What the system tells the process to do.
+/// The signals that the server handles.
 pub struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+    hangup: unix::Signal,
 }
 
-/// What a signal says.
-enum Told {
-    ToStop(Stop),
-    ToReload,
+enum Signal {
+    Stop(StopMode),
+    Reload,
 }
 
-/// How to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    /// In good order: SIGTERM.
+enum StopMode {
+    /// SIGTERM: with [`DRAIN_NOTICE`].
     Drain,
-    /// At once: Ctrl-C.
+    /// SIGINT: without.
     Now,
 }
 
 impl Signals {
-    /// Listens for signals from now on.
+    /// Starts to listen for signals.
     ///
     /// # Errors
-    /// When the system does not let the process do so.
+    /// When the operating system does not permit it.
     pub fn listen() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -160,93 +158,75 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.terminate.recv() => Told::ToStop(Stop::Drain),
-            _ = self.interrupt.recv() => Told::ToStop(Stop::Now),
-            _ = self.hangup.recv() => Told::ToReload,
+            _ = self.terminate.recv() => Signal::Stop(StopMode::Drain),
+            _ = self.interrupt.recv() => Signal::Stop(StopMode::Now),
+            _ = self.hangup.recv() => Signal::Reload,
         }
     }
 }
 
-impl Tollgate {
-    /// Reads the configuration, sets up the store, which may be away, and takes the addresses.
+impl Server {
+    /// Reads the configuration, sets up the store, which may be unavailable, and binds the addresses.
     ///
     /// # Errors
-    /// When something of it is wrong, or an address is taken.
+    /// When the configuration is invalid, or an address cannot be bound.
     pub async fn start(source: Source) -> Result<Self, StartError> {
         let (config, watcher) = Watcher::start(source).await?;
-        // first of all: threads that serve connections have files too
-        let files = listener::raise_open_files_limit();
+        // Before the threads start, because they open files too.
+        let max_open_files = listener::raise_open_files_limit();
         let engine = engine(&config)?;
         engine.observer().reloads().succeeded();
-        let reception = Reception {
+        let is_remote = engine.limiter().is_remote();
+        let accept = AcceptConfig {
             tls: TlsAcceptor::new(config.server.tls.as_ref())?,
-            workers: workers(&engine).map_err(StartError::Threads)?,
+            // Only where decisions never wait: see the module for the reason.
+            runtime: if is_remote {
+                None
+            } else {
+                Some(NoStealRuntime::start().map_err(StartError::Threads)?)
+            },
+            shutdown: Shutdown::default(),
         };
-        let startup = if engine.limiter().is_remote() { Startup::waiting() } else { Startup::default() };
-        let draining = Draining::default();
-        let http = match config.server.http {
-            Listen::Off => None,
-            Listen::Address(address) => {
-                let server = http_server::Server::bind(address).await?;
-                Some(server.receiving(reception.clone()).draining(draining.clone()))
-            }
-        };
-        let (grpc, resp) = (bind(config.server.grpc).await?, bind(config.server.resp).await?);
-        let address = |bound: &Option<(TcpListener, SocketAddr)>| bound.as_ref().map(|(_, address)| *address);
-        let addresses = Addresses {
-            http: http.as_ref().map(http_server::Server::address),
-            grpc: address(&grpc),
-            resp: address(&resp),
-        };
+        let startup = if is_remote { Startup::waiting() } else { Startup::default() };
+        let (listeners, addresses) = bind(&config.server).await?;
         Ok(Self {
-            files,
+            max_open_files,
             engine,
             access: Access::new(config.server.tokens.clone()),
-            reception,
+            accept,
             startup,
-            draining,
-            gatehouse: live(gatehouse(&config.server)),
-            envoy: live(envoy(&config.server)),
-            http,
-            grpc,
-            resp,
+            forward_auth: live(forward_auth_settings(&config.server)),
+            envoy: live(envoy_settings(&config.server)),
+            listeners,
             addresses,
             config,
             watcher,
         })
     }
 
-    /// What it was started with.
+    /// The configuration it was started with.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where it listens.
+    /// The addresses it listens on.
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// Answers until told to stop, and changes with its configuration.
+    /// Serves until a signal stops it. Applies changes of the configuration.
     pub async fn run(mut self, mut signals: Signals) {
         for warning in &self.config.warnings {
             tracing::warn!("{warning}");
         }
-        let (files, needed) = (self.files, NEEDED_FILES + self.reception.workers.files());
-        if files < needed {
-            tracing::warn!(
-                "the process may have {files} files open, and each connection is one: raise that to {needed} \
-                 (ulimit -n, LimitNOFILE)"
-            );
-        }
-        let (stop, stopped) = watch::channel(());
-        let (mut fronts, envoys) = self.open(&stopped).await;
-        drop(stopped);
+        self.warn_if_few_files();
+        let (mut front_ends, grpc_services) = self.spawn_front_ends().await;
         let engine = self.engine.clone();
         let history = tokio::spawn(async move { engine.keep_history().await });
         let (engine, startup) = (self.engine.clone(), self.startup.clone());
-        let reaching = tokio::spawn(async move {
+        let reach_store = tokio::spawn(async move {
             startup.reach_store(|| engine.limiter().warm_up()).await;
             warn_if_slow(&engine).await;
         });
@@ -254,67 +234,74 @@ impl Tollgate {
         let mut ready = pin!(startup.ready());
         let mut is_starting = true;
         let reloader = self.watcher.reloader();
-        let how = loop {
+        let mode = loop {
             tokio::select! {
                 () = &mut ready, if is_starting => {
                     is_starting = false;
-                    if let Some(envoys) = &envoys {
-                        envoys.is_ready().await;
+                    if let Some(services) = &grpc_services {
+                        services.is_ready().await;
                     }
                 }
-                told = signals.next() => match told {
-                    Told::ToStop(how) => break how,
-                    Told::ToReload => reloader.reload_now(),
+                signal = signals.next() => match signal {
+                    Signal::Stop(mode) => break mode,
+                    Signal::Reload => reloader.reload_now(),
                 },
-                reload = self.watcher.next() => self.change(reload),
+                reload = self.watcher.next() => self.apply(reload),
             }
         };
-        self.draining.begin();
-        if let Some(envoys) = envoys {
-            envoys.is_not_ready().await;
+        self.accept.shutdown.drain();
+        if mode == StopMode::Drain {
+            // A second signal ends the notice early.
+            let _elapsed_or_signal = timeout(DRAIN_NOTICE, signals.next()).await;
         }
-        if how == Stop::Drain {
-            // whoever is in a hurry says so once more
-            let _told_or_hurried = tokio::time::timeout(DRAIN_NOTICE, signals.next()).await;
-        }
-        drop(stop);
-        while fronts.join_next().await.is_some() {}
+        self.accept.shutdown.stop();
+        while front_ends.join_next().await.is_some() {}
         history.abort();
-        reaching.abort();
+        reach_store.abort();
     }
 
-    /// Opens the front ends; each ends some time after the other side of `stopped` was dropped.
-    async fn open(&mut self, stopped: &watch::Receiver<()>) -> (JoinSet<()>, Option<grpc::Services>) {
-        let mut fronts = JoinSet::new();
-        let mut envoys = None;
-        if let Some(server) = self.http.take() {
+    fn warn_if_few_files(&self) {
+        let threads = self.accept.runtime.as_ref().map_or(0, NoStealRuntime::files);
+        let (limit, needed) = (self.max_open_files, NEEDED_FILES + threads);
+        if limit < needed {
+            tracing::warn!(
+                "the limit on open files is {limit}, too low for all connections: raise it to {needed} (ulimit -n, LimitNOFILE)"
+            );
+        }
+    }
+
+    /// Starts the front ends. Each ends after the shutdown stops the server.
+    async fn spawn_front_ends(&mut self) -> (JoinSet<()>, Option<grpc::Services>) {
+        let mut front_ends = JoinSet::new();
+        let mut grpc_services = None;
+        if let Some(listener) = self.listeners.http.take() {
             let settings = http::Settings {
                 access: self.access.clone(),
                 startup: self.startup.clone(),
-                draining: self.draining.clone(),
-                forward_auth: Arc::clone(&self.gatehouse),
+                shutdown: self.accept.shutdown.clone(),
+                forward_auth: Arc::clone(&self.forward_auth),
             };
-            let routes = http::HttpService::new(self.engine.clone(), settings);
-            fronts.spawn(server.run(routes, until(stopped)));
+            let service = http::HttpService::new(self.engine.clone(), settings);
+            front_ends.spawn(http::server::run(listener, service, self.accept.clone()));
         }
-        if let Some((listener, _)) = self.grpc.take() {
+        if let Some(listener) = self.listeners.grpc.take() {
             let services =
                 grpc::Services::new(self.engine.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
             if !self.startup.is_ready() {
                 services.is_not_ready().await;
             }
-            envoys = Some(services.clone());
-            fronts.spawn(grpc::server::run(listener, services, self.reception.clone(), until(stopped)));
+            grpc_services = Some(services.clone());
+            front_ends.spawn(grpc::server::run(listener, services, self.accept.clone()));
         }
-        if let Some((listener, _)) = self.resp.take() {
+        if let Some(listener) = self.listeners.resp.take() {
             let endpoint = resp::Endpoint::new(self.engine.clone(), self.access.clone());
-            fronts.spawn(resp::run(listener, endpoint, self.reception.clone(), until(stopped)));
+            front_ends.spawn(resp::server::run(listener, endpoint, self.accept.clone()));
         }
-        (fronts, envoys)
+        (front_ends, grpc_services)
     }
 
-    /// Puts another configuration in force, all of it or nothing.
-    fn change(&mut self, reload: Reload) {
+    /// Applies a changed configuration, all of it or nothing.
+    fn apply(&mut self, reload: Reload) {
         let changed = match reload {
             Reload::Changed { config, needs_restart } => {
                 self.adopt(*config).map(|()| needs_restart).map_err(|error| error.to_string())
@@ -326,7 +313,7 @@ impl Tollgate {
             Ok(needs_restart) => {
                 reloads.succeeded();
                 for setting in needs_restart {
-                    tracing::warn!(setting, "this change takes effect when the server is started again");
+                    tracing::warn!(setting, "this change takes effect at the next restart");
                 }
             }
             Err(error) => {
@@ -352,51 +339,48 @@ impl Tollgate {
         if config.server.tokens.is_empty() && !self.config.server.tokens.is_empty() && !tokens {
             return Err(StartError::NoTokens);
         }
-        let certificates = config.server.tls.as_ref().map(Certificates::read).transpose()?;
+        let certificates = config.server.tls.as_ref().map(Certificates::parse).transpose()?;
         self.engine.limiter().reconfigure(config.rules.iter().cloned())?;
         self.engine.set_label_policy(config.labels.clone());
         if let Some(certificates) = certificates {
-            self.reception.tls.replace(certificates);
+            self.accept.tls.replace(certificates);
         }
         self.access.replace(config.server.tokens.clone());
-        self.gatehouse.store(Arc::new(gatehouse(&config.server)));
-        self.envoy.store(Arc::new(envoy(&config.server)));
+        self.forward_auth.store(Arc::new(forward_auth_settings(&config.server)));
+        self.envoy.store(Arc::new(envoy_settings(&config.server)));
         self.config = config;
         Ok(())
     }
 }
 
-/// What decides by a configuration: the way of a server's front ends to its store, which may be away.
+/// Builds the engine of a configuration. Its store may be unavailable.
 ///
 /// # Errors
-/// When the rules cannot be used together, or the store cannot be set up.
+/// When the rules are invalid in combination, or the store cannot be set up.
 pub fn engine(config: &Config) -> Result<Engine, StartError> {
     let store = store::open(&config.store)?;
-    let options = Options { deadline: config.store.deadline, denial_cache: config.store.denial_cache };
+    let options = config.store.options();
     let engine = Engine::new(Limiter::with_options(store, config.rules.clone(), options)?);
     engine.set_label_policy(config.labels.clone());
     Ok(engine)
 }
 
-/// Who serves connections: threads of their own where decisions are made in this process, else all together.
-fn workers(engine: &Engine) -> io::Result<Workers> {
-    if engine.limiter().is_remote() { Ok(Workers::default()) } else { Workers::start() }
+async fn bind(server: &ServerSettings) -> Result<(Listeners, Addresses), ListenError> {
+    let (http, http_address) = bind_one(server.http).await?.unzip();
+    let (grpc, grpc_address) = bind_one(server.grpc).await?.unzip();
+    let (resp, resp_address) = bind_one(server.resp).await?.unzip();
+    let addresses = Addresses { http: http_address, grpc: grpc_address, resp: resp_address };
+    Ok((Listeners { http, grpc, resp }, addresses))
 }
 
-async fn bind(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
+async fn bind_one(listen: Listen) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
     match listen {
         Listen::Off => Ok(None),
         Listen::Address(address) => listener::bind(address).await.map(Some),
     }
 }
 
-/// Ready once the other side is dropped.
-fn until(stopped: &watch::Receiver<()>) -> impl Future<Output = ()> + Send + use<> {
-    let mut stopped = stopped.clone();
-    async move { while stopped.changed().await.is_ok() {} }
-}
-
-/// Measures the round trip to the store, and logs if the deadline leaves little room for it.
+/// Measures the round trip to the store, and logs a warning if it takes much of the deadline.
 async fn warn_if_slow(engine: &Engine) {
     let mut shortest = Duration::MAX;
     for _ in 0..ROUND_TRIPS {
@@ -409,11 +393,11 @@ async fn warn_if_slow(engine: &Engine) {
     engine.limiter().warn_if_slow(shortest);
 }
 
-fn gatehouse(server: &ServerSettings) -> forward_auth::Settings {
+fn forward_auth_settings(server: &ServerSettings) -> forward_auth::Settings {
     let client = ClientAddress::trusting_networks(server.trusted_proxies.clone());
     forward_auth::Settings { client, dialect: server.headers }
 }
 
-fn envoy(server: &ServerSettings) -> grpc::Settings {
+fn envoy_settings(server: &ServerSettings) -> grpc::Settings {
     grpc::Settings { headers: server.headers, closed: server.envoy_closed }
 }

@@ -1,7 +1,7 @@
-//! Start-up: a server is ready once its store has answered, or has had a second to.
+//! Start-up: the server is ready once its store has answered, or after [`STORE_PATIENCE`].
 //!
-//! The first decisions would otherwise pay for the connection and the script within their deadline, and be made without a store
-//! that is up.
+//! Without this wait, the first checks would have to connect and load the script within their deadline, and would be degraded although the
+//! store is available.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -10,54 +10,54 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How long a server waits for the first answer of its store before it is ready without it.
+/// How long the server waits for the first reply of its store before it is ready without it.
 pub const STORE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts to reach a store that has not answered yet.
+/// The pause between two attempts to reach the store.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// How far the start-up of a server has come. Cheap to clone; all clones change together.
+/// The progress of a server's start-up. Cheap to clone; all clones share the state.
 #[derive(Clone, Debug)]
-pub struct Startup(Arc<watch::Sender<Progress>>);
+pub struct Startup(Arc<watch::Sender<StartupStage>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// The store has not answered yet.
+enum StartupStage {
+    /// The store has not replied yet.
     Waiting,
-    /// It has not answered in time: rules decide without it.
+    /// The store has not replied in time: failure policies decide.
     ReadyWithoutStore,
-    /// It has answered, or is in this process.
+    /// The store has replied, or is local.
     Complete,
 }
 
 impl Default for Startup {
-    /// A start-up that is complete, as with a store in this process.
+    /// A complete start-up, as with a local store.
     fn default() -> Self {
-        Self::at(Progress::Complete)
+        Self::at(StartupStage::Complete)
     }
 }
 
 impl Startup {
     /// A start-up that waits for the store.
     pub fn waiting() -> Self {
-        Self::at(Progress::Waiting)
+        Self::at(StartupStage::Waiting)
     }
 
-    fn at(progress: Progress) -> Self {
-        Self(Arc::new(watch::Sender::new(progress)))
+    fn at(stage: StartupStage) -> Self {
+        Self(Arc::new(watch::Sender::new(stage)))
     }
 
-    /// Whether the server should be sent requests.
+    /// Whether the server is ready for requests.
     pub fn is_ready(&self) -> bool {
-        *self.0.borrow() != Progress::Waiting
+        *self.0.borrow() != StartupStage::Waiting
     }
 
-    /// Whether the store has answered at least once.
+    /// Whether the store has replied at least once.
     pub fn has_store(&self) -> bool {
-        *self.0.borrow() == Progress::Complete
+        *self.0.borrow() == StartupStage::Complete
     }
 
-    /// Tries to reach the store until it answers.
+    /// Tries to reach the store until it replies.
     pub async fn reach_store<F, E>(&self, warm_up: impl Fn() -> F)
     where
         F: Future<Output = Result<(), E>>,
@@ -65,18 +65,18 @@ impl Startup {
         while warm_up().await.is_err() {
             sleep(RETRY_PAUSE).await;
         }
-        self.0.send_replace(Progress::Complete);
+        self.0.send_replace(StartupStage::Complete);
     }
 
-    /// Waits until the server is ready: until the store has answered, or [`STORE_PATIENCE`] is over.
+    /// Waits until the store has replied, or for [`STORE_PATIENCE`]. Then the server is ready.
     pub async fn ready(&self) {
-        let mut progress = self.0.subscribe();
-        let answered = progress.wait_for(|progress| *progress == Progress::Complete);
-        if timeout(STORE_PATIENCE, answered).await.is_err() {
-            self.0.send_if_modified(|progress| {
-                let is_waiting = *progress == Progress::Waiting;
+        let mut stage = self.0.subscribe();
+        let replied = stage.wait_for(|stage| *stage == StartupStage::Complete);
+        if timeout(STORE_PATIENCE, replied).await.is_err() {
+            self.0.send_if_modified(|stage| {
+                let is_waiting = *stage == StartupStage::Waiting;
                 if is_waiting {
-                    *progress = Progress::ReadyWithoutStore;
+                    *stage = StartupStage::ReadyWithoutStore;
                 }
                 is_waiting
             });
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_ready_at_the_first_answer_of_the_store() {
+    async fn the_server_is_ready_at_the_first_reply_of_the_store() {
         let (startup, attempts, begun) = (Startup::waiting(), AtomicUsize::new(0), Instant::now());
         let warm_up =
             || async { if attempts.fetch_add(1, Ordering::Relaxed) == 0 { Err(()) } else { Ok(()) } };
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_answer_it_is_ready_after_a_second_and_complete_once_there_is_one() {
+    async fn without_a_reply_the_server_is_ready_after_a_second() {
         let (startup, begun) = (Startup::waiting(), Instant::now());
         let warm_up = || async {
             sleep(3 * STORE_PATIENCE).await;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_in_this_process_is_there_from_the_start() {
+    async fn with_a_local_store_the_server_is_ready_at_once() {
         let startup = Startup::default();
         startup.ready().await;
         assert!(startup.is_ready() && startup.has_store());

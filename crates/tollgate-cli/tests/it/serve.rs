@@ -178,7 +178,7 @@ fn what_cannot_be_served_is_one_line_and_exit_code_2() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
     let table = [
         (["--http", "0.0.0.0:0"], "or use 127.0.0.1:0, or set insecure = true\n"),
-        (["--http", &server.address], "for another address, whose port may be 0 for any\n"),
+        (["--http", &server.address], "--grpc or --resp (port 0 picks a free port)\n"),
         (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];
     for (flag, remedy) in table {

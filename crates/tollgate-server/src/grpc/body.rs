@@ -1,4 +1,4 @@
-//! The message of a call on its way in.
+//! The body of a call, read within memory bounds.
 
 use std::{
     collections::VecDeque,
@@ -15,114 +15,115 @@ use tokio_util::sync::PollSemaphore;
 
 use super::{MAX_MESSAGE, MAX_SMALL_MESSAGE};
 
-/// What a message begins with: whether it is compressed, and its length.
+/// The length of a gRPC message prefix: a compression flag, and the length of the message.
 pub(super) const PREFIX: usize = 5;
 pub(super) const NOT_COMPRESSED: u8 = 0;
 
-/// The message of a call, which is read once there is a place for it.
-pub(super) struct Arriving {
-    message: Incoming,
-    places: PollSemaphore,
-    place: Option<OwnedSemaphorePermit>,
-    /// What is left of the memory for messages of more than [`MAX_SMALL_MESSAGE`], in bytes.
-    large: Arc<Semaphore>,
-    /// What this message has of it.
-    room: Option<OwnedSemaphorePermit>,
-    /// What was read and put back: two pieces at most.
+/// The body of a call. It is read once it has a read permit of its connection.
+pub(super) struct BoundedBody {
+    body: Incoming,
+    reads: PollSemaphore,
+    read_permit: Option<OwnedSemaphorePermit>,
+    /// The free memory for messages larger than [`MAX_SMALL_MESSAGE`], in bytes.
+    large_messages: Arc<Semaphore>,
+    /// This message's part of it.
+    memory_permit: Option<OwnedSemaphorePermit>,
+    /// Frames that were read and put back: two at most.
     put_back: VecDeque<Result<Frame<Bytes>, hyper::Error>>,
 }
 
-/// What came of reading a message.
+/// The result of reading a message.
 pub(super) enum Received {
-    /// All of it, with its prefix.
+    /// The whole message, with its prefix.
     Whole(Bytes),
-    /// It is too large, or there is no room for it now. The rest is not read.
+    /// The message is too large, or there is no memory for it. The rest is not read.
     TooLarge,
-    /// Not one uncompressed message. It can still be read from its beginning.
+    /// The body is not one uncompressed message. It can still be read from its beginning.
     Unusual,
 }
 
-/// What has been read of a message: most arrive in one piece, which is not copied.
-enum Gathered {
+/// The data read so far. Most messages arrive in one frame, which is not copied.
+enum Buffer {
     One(Bytes),
     Several(BytesMut),
 }
 
-impl Gathered {
-    fn add(&mut self, piece: Bytes) {
+impl Buffer {
+    fn push(&mut self, data: Bytes) {
         match self {
-            Self::One(first) if first.is_empty() => *first = piece,
-            Self::One(_) if piece.is_empty() => {}
+            Self::One(first) if first.is_empty() => *first = data,
+            Self::One(_) if data.is_empty() => {}
             Self::One(first) => {
                 let mut all = BytesMut::from(&first[..]);
-                all.extend_from_slice(&piece);
+                all.extend_from_slice(&data);
                 *self = Self::Several(all);
             }
-            Self::Several(all) => all.extend_from_slice(&piece),
+            Self::Several(all) => all.extend_from_slice(&data),
         }
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::One(piece) => piece,
+            Self::One(data) => data,
             Self::Several(all) => all,
         }
     }
 
     fn into_bytes(self) -> Bytes {
         match self {
-            Self::One(piece) => piece,
+            Self::One(data) => data,
             Self::Several(all) => all.freeze(),
         }
     }
 }
 
-impl Arriving {
-    pub(super) fn new(message: Incoming, places: PollSemaphore, large: Arc<Semaphore>) -> Self {
-        Self { message, places, place: None, large, room: None, put_back: VecDeque::new() }
+impl BoundedBody {
+    pub(super) fn new(body: Incoming, reads: PollSemaphore, large_messages: Arc<Semaphore>) -> Self {
+        let put_back = VecDeque::new();
+        Self { body, reads, read_permit: None, large_messages, memory_permit: None, put_back }
     }
 
-    /// Reads one message that is not compressed, if that is what comes.
+    /// Reads the body as one uncompressed message.
     pub(super) async fn receive(&mut self) -> Received {
-        let mut all = Gathered::One(Bytes::new());
+        let mut buffer = Buffer::One(Bytes::new());
         while let Some(frame) = self.frame().await {
             match frame.map(Frame::into_data) {
-                Ok(Ok(piece)) => all.add(piece),
-                odd => {
-                    let odd = odd.map(|piece| piece.map_or_else(|trailers| trailers, Frame::data));
-                    self.put_back(all.into_bytes());
-                    self.put_back.push_back(odd);
+                Ok(Ok(data)) => buffer.push(data),
+                unusual => {
+                    let unusual = unusual.map(|data| data.map_or_else(|trailers| trailers, Frame::data));
+                    self.put_back(buffer.into_bytes());
+                    self.put_back.push_back(unusual);
                     return Received::Unusual;
                 }
             }
-            let Some((prefix, message)) = all.bytes().split_first_chunk::<PREFIX>() else { continue };
+            let Some((prefix, message)) = buffer.bytes().split_first_chunk::<PREFIX>() else { continue };
             let &[NOT_COMPRESSED, a, b, c, d] = prefix else { break };
             let length = u32::from_be_bytes([a, b, c, d]);
             if message.len() > length as usize {
                 break;
             }
-            if length as usize > MAX_MESSAGE || !self.has_room(length) {
+            if length as usize > MAX_MESSAGE || !self.reserve_memory(length) {
                 return Received::TooLarge;
             }
         }
-        let all = all.into_bytes();
-        if is_whole(&all) {
-            return Received::Whole(all);
+        let data = buffer.into_bytes();
+        if is_whole(&data) {
+            return Received::Whole(data);
         }
-        self.put_back(all);
+        self.put_back(data);
         Received::Unusual
     }
 
-    /// Has this read once more.
+    /// Puts data back, to be read again.
     pub(super) fn put_back(&mut self, data: Bytes) {
         self.put_back.push_back(Ok(Frame::data(data)));
     }
 
-    /// Whether there is memory for a message of this length; it is held until the call is answered.
-    fn has_room(&mut self, length: u32) -> bool {
-        if length as usize > MAX_SMALL_MESSAGE && self.room.is_none() {
-            self.room = Arc::clone(&self.large).try_acquire_many_owned(length).ok();
-            return self.room.is_some();
+    /// Reserves memory for a message of this length until the call is answered. Returns whether there is enough.
+    fn reserve_memory(&mut self, length: u32) -> bool {
+        if length as usize > MAX_SMALL_MESSAGE && self.memory_permit.is_none() {
+            self.memory_permit = Arc::clone(&self.large_messages).try_acquire_many_owned(length).ok();
+            return self.memory_permit.is_some();
         }
         true
     }
@@ -137,7 +138,7 @@ fn is_whole(framed: &[u8]) -> bool {
     }
 }
 
-impl Body for Arriving {
+impl Body for BoundedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -148,20 +149,20 @@ impl Body for Arriving {
         if let Some(frame) = self.put_back.pop_front() {
             return Poll::Ready(Some(frame));
         }
-        if self.message.is_end_stream() {
+        if self.body.is_end_stream() {
             return Poll::Ready(None);
         }
-        if self.place.is_none() {
-            self.place = ready!(self.places.poll_acquire(context));
+        if self.read_permit.is_none() {
+            self.read_permit = ready!(self.reads.poll_acquire(context));
         }
-        let frame = ready!(Pin::new(&mut self.message).poll_frame(context));
-        if frame.is_none() || self.message.is_end_stream() {
-            self.place = None;
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.read_permit = None;
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.put_back.is_empty() && self.message.is_end_stream()
+        self.put_back.is_empty() && self.body.is_end_stream()
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of the gRPC front end: HTTP/2 only, how many, how much each may hold, and how they end.
+//! Serves the gRPC connections of one listener: HTTP/2 only, with bounds on calls and memory.
 
 use std::{
     convert::Infallible,
@@ -22,139 +22,142 @@ use tracing::Instrument;
 
 use super::{
     LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
-    body::Arriving,
-    executor::{Arrived, Turns},
+    body::BoundedBody,
+    executor::{CallQueue, ConnectionExecutor},
     unary::Answer,
 };
 use crate::{
-    aside::Aside,
     engine::Transport,
-    net::acceptor::{Entrance, QUIET_GRACE, Reception, SHUTDOWN_GRACE, Visitor},
-    net::connection_limit::Voice,
-    net::tls::Protocol,
+    net::{
+        acceptor::{AcceptConfig, Acceptor, Connection},
+        connection_limit::{Activity, Timeouts},
+        shutdown::{QUIET_GRACE, SHUTDOWN_GRACE},
+        tls::Protocol,
+    },
     observe::trace::request_span,
 };
 
-/// The most connections at a time. A proxy needs few; for one more, the one that has been silent the longest is ended.
+/// The most connections at a time. A proxy needs few. One more evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 500;
 
 /// The most calls at a time on one connection.
 pub const MAX_STREAMS: u32 = 1_024;
 
-/// So many calls at a time any connection may have: clients rely on it before they are told how many.
+/// The calls at a time that every connection may have: clients rely on this many before they receive the server's settings.
 pub const MIN_STREAMS: u32 = 100;
 
-/// So many more may all connections have together; each gets [one part](PARTS) of what is left when it comes.
+/// Calls beyond [`MIN_STREAMS`] that all connections share. A new connection gets one part in [`SPARE_PARTS`] of the remainder.
 const SPARE_STREAMS: u32 = 16_384;
-const PARTS: u32 = 16;
+const SPARE_PARTS: u32 = 16;
 
-/// The largest head of a call, in bytes. Envoy passes the trace state of its client on in it, which may be as long as all of the
-/// client's headers: 60 KiB unless Envoy's `max_request_headers_kb` is set.
+/// The largest head of a call, in bytes. Envoy forwards the trace state of its client in it, which may be as long as all headers of the
+/// client: 60 KiB unless Envoy's `max_request_headers_kb` is set.
 pub const MAX_HEAD: u32 = 64 << 10;
 
-/// How long a call may take to arrive and be answered.
+/// How long a call may take, from its head to its response.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may take to make its first call.
+/// How long a connection may take to send its first call.
 pub const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a connection may make no call; the next one needs a new connection.
+/// How long a connection may be idle after a call.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// How often a client is asked whether it is still there, and how long it has to answer.
+/// How often the server pings a client, and how long the client has to reply.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many bytes of unread calls a connection may hold.
+/// The flow-control window of a connection: how many bytes of unread messages it may hold.
 const MAX_UNREAD: u32 = 512 << 10;
 
-/// How many calls of a connection are read at a time: those that do not arrive in full take no more memory than this many messages of
-/// [`MAX_SMALL_MESSAGE`], and a share of [`LARGE_MESSAGES`].
-pub const MAX_ARRIVING: usize = 8;
+/// How many messages of a connection are read at a time: incomplete ones take at most this many times [`MAX_SMALL_MESSAGE`], and a share of
+/// [`LARGE_MESSAGES`].
+pub const MAX_CONCURRENT_READS: usize = 8;
 
-/// Answers until `stop` is ready. Then takes no more connections, tells those there are to go, and gives calls in
-/// flight [`SHUTDOWN_GRACE`] to finish.
-pub async fn run(
-    listener: TcpListener,
-    services: Services,
-    reception: Reception,
-    stop: impl Future<Output = ()>,
-) {
-    let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Http2 };
-    let spare = Arc::new(Mutex::new(SPARE_STREAMS));
-    let large = Arc::new(Semaphore::new(LARGE_MESSAGES));
-    let leaving = services.clone();
-    let stop = async {
-        stop.await;
-        leaving.is_not_ready().await;
+/// Serves connections until the shutdown stops the server. Then sends GOAWAY on every connection, and gives calls in flight
+/// [`SHUTDOWN_GRACE`] to finish. Reports that it is not ready as soon as the server drains.
+pub async fn run(listener: TcpListener, services: Services, config: AcceptConfig) {
+    let (health, shutdown) = (services.clone(), config.shutdown.clone());
+    let acceptor = Acceptor {
+        listener,
+        max_connections: MAX_CONNECTIONS,
+        timeouts: Timeouts { first_request: FIRST_CALL_TIMEOUT, idle: IDLE_TIMEOUT },
+        protocol: Protocol::Http2,
+        config,
     };
-    let serve = move |visitor| serve(visitor, services.clone(), Share::of(&spare), Arc::clone(&large));
-    entrance.run(serve, stop).await;
+    let spare_streams = Arc::new(Mutex::new(SPARE_STREAMS));
+    let large_messages = Arc::new(Semaphore::new(LARGE_MESSAGES));
+    let serve = move |connection| {
+        let streams = StreamShare::take(&spare_streams);
+        serve(connection, services.clone(), streams, Arc::clone(&large_messages))
+    };
+    let report_draining = async {
+        shutdown.draining().await;
+        health.is_not_ready().await;
+    };
+    tokio::join!(acceptor.run(serve), report_draining);
 }
 
-/// Serves a connection until it ends, or is told to go: when the server stops, or when no calls come.
-async fn serve(visitor: Visitor, services: Services, share: Share, large: Arc<Semaphore>) {
-    let Visitor { stream, peer, voice, mut stop } = visitor;
-    let places = PollSemaphore::new(Arc::new(Semaphore::new(MAX_ARRIVING)));
-    let calls = Calls { services: Arc::new(services), peer, voice: voice.clone(), places, large };
-    let mut turns = Turns::default();
-    let builder = builder(&share, turns.arrived());
+/// Serves a connection until the client closes it, it times out, or the server stops.
+async fn serve(
+    connection: Connection,
+    services: Services,
+    streams: StreamShare,
+    large_messages: Arc<Semaphore>,
+) {
+    let Connection { stream, peer, activity } = connection;
+    let calls = Calls {
+        services: Arc::new(services),
+        peer,
+        activity: activity.clone(),
+        reads: PollSemaphore::new(Arc::new(Semaphore::new(MAX_CONCURRENT_READS))),
+        large_messages,
+    };
+    let mut executor = ConnectionExecutor::default();
+    let builder = builder(&streams, executor.queue());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), calls));
-    loop {
-        let patience = if voice.has_asked() { IDLE_TIMEOUT } else { FIRST_CALL_TIMEOUT };
-        let left = patience.saturating_sub(voice.silence());
-        if left.is_zero() {
-            break;
-        }
-        let told_to_go = Aside::new(tokio::time::timeout(left, stop.stopped()));
-        tokio::select! {
-            biased;
-            // A connection that breaks off is its client's affair.
-            _ended = poll_fn(|context| turns.poll(connection.as_mut(), context)) => return,
-            told = told_to_go => {
-                if told.is_ok() {
-                    break;
-                }
-            }
-        }
+    tokio::select! {
+        biased;
+        _closed = poll_fn(|context| executor.poll(connection.as_mut(), context)) => return,
+        _reason = activity.close_requested() => {}
     }
     connection.as_mut().graceful_shutdown();
-    let grace = if voice.has_asked() { SHUTDOWN_GRACE } else { QUIET_GRACE };
-    let ended = poll_fn(|context| turns.poll(connection.as_mut(), context));
-    let _ended_or_cut_off = tokio::time::timeout(grace, ended).await;
+    let grace = if activity.has_requested() { SHUTDOWN_GRACE } else { QUIET_GRACE };
+    let closed = poll_fn(|context| executor.poll(connection.as_mut(), context));
+    let _closed_or_dropped = tokio::time::timeout(grace, closed).await;
 }
 
-/// What a connection has of [`SPARE_STREAMS`], until it ends: an answer that its client does not take stays in memory, for as long
-/// as the connection does.
-struct Share {
+/// A connection's share of [`SPARE_STREAMS`], returned on drop. Streams are limited because a response that the client does not read
+/// stays in memory.
+struct StreamShare {
     spare: Arc<Mutex<u32>>,
     taken: u32,
 }
 
-impl Share {
-    fn of(spare: &Arc<Mutex<u32>>) -> Self {
+impl StreamShare {
+    fn take(spare: &Arc<Mutex<u32>>) -> Self {
         let mut left = spare.lock();
-        let taken = (*left / PARTS).min(MAX_STREAMS - MIN_STREAMS);
+        let taken = (*left / SPARE_PARTS).min(MAX_STREAMS - MIN_STREAMS);
         *left -= taken;
         Self { spare: Arc::clone(spare), taken }
     }
 }
 
-impl Drop for Share {
+impl Drop for StreamShare {
     fn drop(&mut self) {
         *self.spare.lock() += self.taken;
     }
 }
 
-fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
-    let mut builder = http2::Builder::new(arrived);
+fn builder(streams: &StreamShare, queue: CallQueue) -> http2::Builder<CallQueue> {
+    let mut builder = http2::Builder::new(queue);
     builder
         .timer(TokioTimer::new())
-        // no client of gRPC looks at it, and few of its servers send it
+        // gRPC clients ignore the date, and few gRPC servers send it.
         .auto_date_header(false)
-        .max_concurrent_streams(MIN_STREAMS + share.taken)
+        .max_concurrent_streams(MIN_STREAMS + streams.taken)
         .max_header_list_size(MAX_HEAD)
-        .initial_stream_window_size(u32::try_from(MAX_SMALL_MESSAGE).expect("a message is small"))
+        .initial_stream_window_size(u32::try_from(MAX_SMALL_MESSAGE).expect("64 KiB fit in 32 bits"))
         .initial_connection_window_size(MAX_UNREAD)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
@@ -163,13 +166,13 @@ fn builder(share: &Share, arrived: Arrived) -> http2::Builder<Arrived> {
 
 /// The calls of one connection.
 struct Calls {
-    /// The connection's own, so that threads do not share how many refer to it.
+    /// One per connection, so that threads do not share a reference count.
     services: Arc<Services>,
     peer: SocketAddr,
-    voice: Voice,
-    places: PollSemaphore,
-    /// What is left of [`LARGE_MESSAGES`].
-    large: Arc<Semaphore>,
+    activity: Activity,
+    reads: PollSemaphore,
+    /// The free part of [`LARGE_MESSAGES`].
+    large_messages: Arc<Semaphore>,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Calls {
@@ -178,23 +181,24 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let asking = self.voice.asks();
+        let in_flight = self.activity.start_request();
         let (services, peer) = (Arc::clone(&self.services), self.peer);
         let request =
-            request.map(|message| Arriving::new(message, self.places.clone(), Arc::clone(&self.large)));
+            request.map(|body| BoundedBody::new(body, self.reads.clone(), Arc::clone(&self.large_messages)));
         Box::pin(async move {
-            let _until_answered = asking;
+            let _in_flight = in_flight;
             let span = request_span(Transport::Grpc, &request);
             let mut call = pin!(services.answer(peer, request).instrument(span));
-            // most calls have arrived by now, and are answered at once: these need no timer
-            let at_once = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
-            if let Poll::Ready(answer) = at_once.await {
-                return Ok(answer);
+            // Most calls are complete by now and decided without waiting: they need no timer.
+            let first_poll = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
+            if let Poll::Ready(response) = first_poll.await {
+                return Ok(response);
             }
-            // boxed, so that those do not make room for it
+            // Boxed to keep the future of those calls small.
             let in_time = Box::pin(tokio::time::timeout(CALL_TIMEOUT, call)).await;
             Ok(in_time.unwrap_or_else(|_| {
-                let text = format!("the call did not arrive within {CALL_TIMEOUT:?}: send it at once");
+                let text =
+                    format!("call not complete after {CALL_TIMEOUT:?}: send the whole message at once");
                 Status::deadline_exceeded(text).into_http().map(Either::Right)
             }))
         })

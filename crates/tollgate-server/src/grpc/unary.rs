@@ -18,7 +18,7 @@ use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
     Peer, Services,
-    body::{Arriving, NOT_COMPRESSED, PREFIX, Received},
+    body::{BoundedBody, NOT_COMPRESSED, PREFIX, Received},
     messages::{RateLimitRequest, RateLimitResponse},
 };
 
@@ -46,7 +46,11 @@ pub(super) enum Answered {
 
 impl Services {
     /// Answers a call of any service.
-    pub(super) async fn answer(&self, peer: SocketAddr, mut request: Request<Arriving>) -> Response<Answer> {
+    pub(super) async fn answer(
+        &self,
+        peer: SocketAddr,
+        mut request: Request<BoundedBody>,
+    ) -> Response<Answer> {
         let is_compressed = request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY);
         let is_usual = request.uri().path() == PATH && request.method() == Method::POST && !is_compressed;
         if is_usual {

@@ -9,7 +9,7 @@ use tokio::task::coop::consume_budget;
 use tracing::Instrument;
 
 use super::{
-    Api,
+    Api, RequestBody,
     guard::{self, cross_site},
     json::Json,
     problem::Problem,
@@ -17,7 +17,6 @@ use super::{
     request::CheckBody,
     response::{Answer, Outcome, Results},
     routes::method_not_allowed,
-    server::RequestBody,
 };
 use crate::{
     config::Scope,

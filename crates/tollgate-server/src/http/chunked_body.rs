@@ -1,4 +1,4 @@
-//! Large answers, handed to hyper bit by bit.
+//! Large and streamed response bodies, passed to hyper in small chunks.
 
 use std::{
     pin::Pin,
@@ -8,27 +8,36 @@ use std::{
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 
-/// The largest piece, in bytes.
-const MAX_PIECE: usize = 16 << 10;
+use crate::net::connection_limit::{Activity, Streaming};
 
-/// An answer whose parts are all small, and come one by one. hyper copies what it gets behind the head until the answer pauses, and keeps
-/// the room that this took for as long as the connection lasts: so a thousand connections that have asked for much once would keep a
-/// thousand large answers.
-pub(crate) fn small(body: Body) -> Body {
-    let is_small = body.size_hint().upper().is_some_and(|len| len <= MAX_PIECE as u64);
-    if is_small { body } else { Body::new(Pieces { body, rest: Bytes::new(), pauses: false }) }
+/// The largest chunk, in bytes.
+const MAX_CHUNK: usize = 16 << 10;
+
+/// Returns a body that hyper sends in chunks of at most [`MAX_CHUNK`]. hyper copies body data into its write buffer until the body is
+/// pending, and keeps that buffer's capacity for the life of the connection: without this, a thousand connections that had one large
+/// response each would keep a thousand large buffers.
+pub(crate) fn chunked(body: Body, activity: &Activity) -> Body {
+    let is_small = body.size_hint().upper().is_some_and(|len| len <= MAX_CHUNK as u64);
+    if is_small { body } else { Body::new(ChunkedBody::new(body, activity.start_streaming())) }
 }
 
-/// An answer in pieces.
-struct Pieces {
+struct ChunkedBody {
     body: Body,
-    /// What is left of the part of it that was too large.
+    /// The unsent part of a frame larger than a chunk.
     rest: Bytes,
-    /// A piece has just been given: it is to be sent before the next one.
-    pauses: bool,
+    /// Set after each chunk but the last of a frame, so that hyper writes it before the next one.
+    is_paused: bool,
+    /// Keeps the connection open until the body is sent.
+    _streaming: Streaming,
 }
 
-impl HttpBody for Pieces {
+impl ChunkedBody {
+    fn new(body: Body, streaming: Streaming) -> Self {
+        Self { body, rest: Bytes::new(), is_paused: false, _streaming: streaming }
+    }
+}
+
+impl HttpBody for ChunkedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -36,21 +45,21 @@ impl HttpBody for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if std::mem::take(&mut self.pauses) {
+        if std::mem::take(&mut self.is_paused) {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         if self.rest.is_empty() {
             let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             match frame {
-                Some(Ok(frame)) if frame.data_ref().is_some_and(|data| data.len() > MAX_PIECE) => {
+                Some(Ok(frame)) if frame.data_ref().is_some_and(|data| data.len() > MAX_CHUNK) => {
                     self.rest = frame.into_data().unwrap_or_default();
                 }
-                fits => return Poll::Ready(fits),
+                frame => return Poll::Ready(frame),
             }
         }
-        let len = self.rest.len().min(MAX_PIECE);
-        self.pauses = len < self.rest.len();
+        let len = self.rest.len().min(MAX_CHUNK);
+        self.is_paused = len < self.rest.len();
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(len)))))
     }
 
@@ -71,29 +80,35 @@ impl HttpBody for Pieces {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::net::connection_limit::Timeouts;
+
+    const TIMEOUTS: Timeouts = Timeouts { first_request: Duration::ZERO, idle: Duration::ZERO };
 
     #[tokio::test]
-    async fn a_large_answer_comes_whole_and_in_pieces() {
-        let bytes: Vec<u8> = (0..=255).cycle().take(2 * MAX_PIECE + 1).collect();
+    async fn a_large_body_is_complete_and_split_into_chunks() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(2 * MAX_CHUNK + 1).collect();
         for (len, expected) in [
             (0, vec![]),
-            (MAX_PIECE, vec![MAX_PIECE]),
-            (MAX_PIECE + 1, vec![MAX_PIECE, 1]),
-            (2 * MAX_PIECE, vec![MAX_PIECE, MAX_PIECE]),
-            (2 * MAX_PIECE + 1, vec![MAX_PIECE, MAX_PIECE, 1]),
+            (MAX_CHUNK, vec![MAX_CHUNK]),
+            (MAX_CHUNK + 1, vec![MAX_CHUNK, 1]),
+            (2 * MAX_CHUNK, vec![MAX_CHUNK, MAX_CHUNK]),
+            (2 * MAX_CHUNK + 1, vec![MAX_CHUNK, MAX_CHUNK, 1]),
         ] {
-            let mut pieces = small(Body::from(bytes[..len].to_vec()));
+            let activity = Activity::detached(TIMEOUTS);
+            let mut chunks = chunked(Body::from(bytes[..len].to_vec()), &activity);
             let (mut lens, mut whole) = (Vec::new(), Vec::new());
             loop {
-                assert_eq!(pieces.size_hint().exact(), Some((len - whole.len()) as u64));
-                assert_eq!(pieces.is_end_stream(), whole.len() == len);
-                let Some(piece) = pieces.frame().await else { break };
-                let piece = piece.unwrap().into_data().unwrap();
-                lens.push(piece.len());
-                whole.extend_from_slice(&piece);
+                assert_eq!(chunks.size_hint().exact(), Some((len - whole.len()) as u64));
+                assert_eq!(chunks.is_end_stream(), whole.len() == len);
+                let Some(chunk) = chunks.frame().await else { break };
+                let chunk = chunk.unwrap().into_data().unwrap();
+                lens.push(chunk.len());
+                whole.extend_from_slice(&chunk);
             }
             assert_eq!((lens, &*whole), (expected, &bytes[..len]));
         }

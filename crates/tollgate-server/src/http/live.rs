@@ -115,7 +115,7 @@ pub(super) async fn live(
     request: Request,
 ) -> Result<Response, Problem> {
     let unavailable = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-    if api.settings.draining.has_begun() {
+    if api.settings.shutdown.is_draining() {
         return Err(unavailable("the server is about to stop: connect elsewhere, or again later".to_owned()));
     }
     let place = listeners.0.try_acquire_owned().map_err(|_| {
@@ -151,11 +151,11 @@ fn granted(api: &Api, authorization: Option<&HeaderValue>) -> Option<Granted> {
 
 impl Listener {
     async fn listen(mut self, last: Option<String>) {
-        let (draining, events) = (self.api.settings.draining.clone(), self.events.clone());
+        let (shutdown, events) = (self.api.settings.shutdown.clone(), self.events.clone());
         tokio::select! {
             Err(Gone) | Ok::<Infallible, _>(_) = self.tell(last) => {}
             () = events.closed() => {}
-            () = draining.begun() => {}
+            () = shutdown.draining() => {}
         }
     }
 

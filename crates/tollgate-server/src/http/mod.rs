@@ -34,6 +34,7 @@ pub mod snapshot;
 mod status;
 
 use std::{
+    fmt::Display,
     future::{Future, poll_fn},
     net::SocketAddr,
     pin::pin,
@@ -42,8 +43,8 @@ use std::{
 };
 
 use axum::{
-    Router,
-    body::{Body, Bytes, to_bytes},
+    BoxError, Router,
+    body::{Body, Bytes, HttpBody, to_bytes},
     extract::ConnectInfo,
     http::{Request, StatusCode},
     response::Response,
@@ -52,22 +53,19 @@ use bytes::BytesMut;
 use http_body_util::BodyExt;
 use tower_service::Service;
 
+use self::problem::Problem;
 pub use self::{
     check::MAX_BATCH_BODY,
     request::{MAX_BODY, MAX_CHECKS},
 };
-use self::{
-    problem::Problem,
-    server::{RequestBody, Routes},
-};
 use crate::{
-    access::Access, config::Live, engine::Engine, forward_auth, http::server::Draining, startup::Startup,
+    access::Access, config::Live, engine::Engine, forward_auth, net::shutdown::Shutdown, startup::Startup,
 };
 
 /// The time in which a body has to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest address that a call without a network has: it is counted as a call from this host.
+/// The peer address of a call that is made without a network.
 const LOCAL_PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// What calls need besides the engine. By default every call is allowed, and the server is ready.
@@ -78,7 +76,7 @@ pub struct Settings {
     /// Whether the server is ready.
     pub startup: Startup,
     /// Whether the server is shutting down.
-    pub draining: Draining,
+    pub shutdown: Shutdown,
     /// How forward-auth reads and answers requests.
     pub forward_auth: Live<forward_auth::Settings>,
 }
@@ -111,12 +109,10 @@ impl HttpService {
         let body = to_bytes(body, usize::MAX).await.expect("the body is in memory");
         (head.status, body)
     }
-}
 
-impl Routes for HttpService {
     /// Answers a request. The two calls that make decisions bypass the router: finding the route and boxing the call takes a tenth of
     /// the time of a check.
-    async fn respond<B: RequestBody>(&self, peer: SocketAddr, mut request: Request<B>) -> Response {
+    pub async fn respond<B: RequestBody>(&self, peer: SocketAddr, mut request: Request<B>) -> Response {
         match request.uri().path() {
             check::PATH => check::respond(&self.api, request).await,
             forward_auth::PATH => forward_auth::respond(&self.api, peer, request).await,
@@ -129,6 +125,14 @@ impl Routes for HttpService {
         }
     }
 }
+
+/// The body of a request.
+pub trait RequestBody:
+    HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static
+{
+}
+
+impl<B: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin + 'static> RequestBody for B {}
 
 /// Reads a whole body, if it arrives in time and is not too large.
 async fn receive(body: impl RequestBody, max: usize) -> Result<Bytes, Problem> {

@@ -34,7 +34,7 @@ pub(super) struct Rules {
 
 /// Ready once [start-up](crate::startup) is over, also if the store is away: rules decide without it. Not any more once it stops.
 pub(super) async fn readyz(State(api): State<Api>) -> Response {
-    let ready = api.settings.startup.is_ready() && !api.settings.draining.has_begun();
+    let ready = api.settings.startup.is_ready() && !api.settings.shutdown.is_draining();
     let body = Readiness { ready, store: store_word(&api), rules: rules_word(&api.engine) };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()

@@ -1,118 +1,82 @@
-//! Connections of any front end: taken within bounds, secured, and told to go when the server stops.
+//! The accept loop of one listener, from the first connection to the end of the shutdown.
 
 use std::{convert::Infallible, future::Future, net::SocketAddr, time::Duration};
 
 use tokio::{
     net::TcpListener,
-    sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    net::connection_limit::{Crowd, Voice},
-    net::runtime::Workers,
-    net::stream::Stream,
-    net::tls::{Protocol, TlsAcceptor},
+use super::{
+    connection_limit::{Activity, ConnectionLimiter, Timeouts},
+    runtime::NoStealRuntime,
+    shutdown::{QUIET_GRACE, SHUTDOWN_GRACE, Shutdown},
+    stream::Stream,
+    tls::{Protocol, TlsAcceptor},
 };
 
-/// How long calls in flight may take to finish once the server is told to stop.
-pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
-
-/// The same for connections that have not asked anything yet.
-pub(crate) const QUIET_GRACE: Duration = Duration::from_secs(1);
-
-/// The pause after a connection could not be accepted, for want of open files for example.
+/// The pause after an accept error, for example when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How clients are received, on every front end: by default in the open, and by the runtime of whoever listens.
+/// How every front end accepts connections. By default without TLS, on the current runtime.
 #[derive(Clone, Default)]
-pub struct Reception {
-    /// What connections are secured with.
+pub struct AcceptConfig {
+    /// The TLS handshake.
     pub tls: TlsAcceptor,
-    /// Who serves them.
-    pub workers: Workers,
+    /// The threads that serve connections; the runtime of the accept loop if there are none.
+    pub runtime: Option<NoStealRuntime>,
+    /// Stops the accept loop.
+    pub shutdown: Shutdown,
 }
 
-/// Where the connections of a front end come in.
-pub(crate) struct Entrance {
+/// Accepts the connections of one front end.
+pub(crate) struct Acceptor {
     pub(crate) listener: TcpListener,
-    /// The most connections at a time. For one more, the one that has been silent the longest is ended.
-    pub(crate) places: usize,
-    pub(crate) reception: Reception,
+    /// When there are this many, a new connection evicts the one that has been idle the longest.
+    pub(crate) max_connections: usize,
+    pub(crate) timeouts: Timeouts,
     pub(crate) protocol: Protocol,
+    pub(crate) config: AcceptConfig,
 }
 
-/// A client that is let in.
-pub(crate) struct Visitor {
+/// An accepted connection, after its TLS handshake.
+pub(crate) struct Connection {
     pub(crate) stream: Stream,
     pub(crate) peer: SocketAddr,
-    pub(crate) voice: Voice,
-    pub(crate) stop: Stop,
+    pub(crate) activity: Activity,
 }
 
-/// Tells connections that the server stops.
-#[derive(Clone, Debug)]
-pub struct Stop(watch::Receiver<()>);
-
-impl Stop {
-    /// A stop that comes when the sender is dropped.
-    pub fn when_dropped() -> (watch::Sender<()>, Self) {
-        let (sender, receiver) = watch::channel(());
-        (sender, Self(receiver))
-    }
-
-    /// Whether the server stops.
-    pub(crate) fn has_come(&self) -> bool {
-        self.0.has_changed().is_err()
-    }
-
-    /// Ready once the server stops.
-    pub(crate) async fn stopped(&mut self) {
-        // nothing is ever sent: that the sender has gone is the message
-        while self.0.changed().await.is_ok() {}
-    }
-
-    /// Ready once the server has been stopping for so long.
-    async fn stopped_for(mut self, grace: Duration) {
-        self.stopped().await;
-        sleep(grace).await;
-    }
-}
-
-impl Entrance {
-    /// Has each client served until `stop` is ready. Then takes no more of them, tells those there are, and gives them
-    /// [`SHUTDOWN_GRACE`] to end.
-    pub(crate) async fn run<F>(
-        self,
-        serve: impl Fn(Visitor) -> F + Clone + Send + 'static,
-        stop: impl Future<Output = ()>,
-    ) where
+impl Acceptor {
+    /// Serves connections until the shutdown stops the server. Then closes the listener, requests connections to close, and gives them
+    /// [`SHUTDOWN_GRACE`].
+    pub(crate) async fn run<F>(self, serve: impl Fn(Connection) -> F + Clone + Send + 'static)
+    where
         F: Future<Output = ()> + Send + 'static,
     {
-        let (stopping, stopped) = Stop::when_dropped();
+        let limiter = ConnectionLimiter::new(self.max_connections, self.timeouts);
         let mut connections = JoinSet::new();
         tokio::select! {
-            never = self.accept(&serve, &stopped, &mut connections) => match never {},
-            () = stop => {}
+            never = self.accept(&limiter, &serve, &mut connections) => match never {},
+            never = limiter.reap() => match never {},
+            () = self.config.shutdown.stopping() => {}
         }
-        // Who comes now is turned away, rather than kept waiting for somebody who does not accept.
+        // A closed listener rejects clients at once; an open one would leave them in its backlog.
         drop(self.listener);
-        drop(stopping);
-        let all_ended = async { while connections.join_next().await.is_some() {} };
-        let _ended_or_cut_off = timeout(SHUTDOWN_GRACE, all_ended).await;
+        limiter.shut_down();
+        let all_closed = async { while connections.join_next().await.is_some() {} };
+        let _closed_or_aborted = timeout(SHUTDOWN_GRACE, all_closed).await;
     }
 
     async fn accept<F>(
         &self,
-        serve: &(impl Fn(Visitor) -> F + Clone + Send + 'static),
-        stopped: &Stop,
+        limiter: &ConnectionLimiter,
+        serve: &(impl Fn(Connection) -> F + Clone + Send + 'static),
         connections: &mut JoinSet<()>,
     ) -> Infallible
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let mut crowd = Crowd::new(self.places);
         loop {
             let (stream, peer) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -122,30 +86,40 @@ impl Entrance {
                 }
             };
             while connections.try_join_next().is_some() {}
-            let guest = crowd.enter().await;
-            let voice = guest.voice();
-            let Reception { tls, workers } = &self.reception;
-            let worker = workers.choose(|threads| crowd.lively(threads));
-            if let Some(worker) = worker {
-                voice.is_served_by(worker);
-            }
-            let (serve, tls, protocol) = (serve.clone(), tls.clone(), self.protocol);
-            let stop = stopped.clone();
+            let slot = limiter.acquire().await;
+            let activity = slot.activity();
+            let (tls, serve) = (self.config.tls.clone(), serve.clone());
+            let (protocol, timeouts) = (self.protocol, self.timeouts);
             let serve = move |stream| async move {
-                let voice = guest.voice();
-                let secured = tokio::select! {
-                    secured = tls.accept(stream, protocol) => secured,
-                    () = stop.clone().stopped_for(QUIET_GRACE) => return,
+                let activity = slot.activity();
+                let handshake = tokio::select! {
+                    handshake = tls.accept(stream, protocol) => handshake,
+                    () = quiet_grace(&activity) => return,
                 };
-                // A connection that breaks off is its client's affair.
-                if let Ok(stream) = secured {
-                    serve(Visitor { stream, peer, voice, stop }).await;
+                // A failed handshake concerns only the client.
+                if let Ok(stream) = handshake {
+                    activity.set_deadline(Instant::now() + timeouts.first_request);
+                    serve(Connection { stream, peer, activity }).await;
                 }
             };
-            // A connection that cannot be handed over has broken off.
-            if let Ok(connection) = workers.spawn(worker, stream, serve, connections) {
-                voice.ends_with(connection);
+            let task = match &self.config.runtime {
+                None => Ok(connections.spawn(serve(stream))),
+                Some(runtime) => {
+                    let thread = runtime.choose(&limiter.active_per_thread(runtime.threads()));
+                    activity.set_thread(thread);
+                    runtime.spawn(thread, stream, serve, connections)
+                }
+            };
+            // A connection that cannot be moved to its thread is broken.
+            if let Ok(task) = task {
+                activity.set_task(task);
             }
         }
     }
+}
+
+/// Waits until the server has been stopping for [`QUIET_GRACE`].
+async fn quiet_grace(activity: &Activity) {
+    activity.close_requested().await;
+    sleep(QUIET_GRACE).await;
 }

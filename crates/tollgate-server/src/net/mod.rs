@@ -4,14 +4,16 @@
 //! |---|---|
 //! | `listener` | binding addresses, the limit on open files |
 //! | `acceptor` | the accept loop of one listener |
-//! | `connection_limit` | connection slots, and which connection is evicted when all are taken |
+//! | `connection_limit` | connection slots, eviction, and the reaper of connections over their timeout |
 //! | `runtime` | worker threads that each keep their connections |
 //! | `tls` | certificates and the TLS handshake |
+//! | `shutdown` | draining, then stopping |
 //! | `stream` | the stream of a connection, with its write timeout |
 
 pub mod acceptor;
-pub(crate) mod connection_limit;
+pub mod connection_limit;
 pub mod listener;
 pub mod runtime;
+pub mod shutdown;
 pub mod stream;
 pub mod tls;

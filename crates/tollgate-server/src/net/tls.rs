@@ -1,4 +1,4 @@
-//! Where connections come in: an address, and the certificates that its connections are secured with.
+//! Certificates and the TLS handshake.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,26 +17,25 @@ use super::{
 };
 use crate::config::Tls;
 
-/// How long a client may take to agree on encryption.
+/// How long a TLS handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is spoken on an address, which clients and server agree on when they encrypt.
+/// The application protocol of a listener, negotiated by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2, for gRPC.
     Http2,
-    /// The Redis protocol, which has no name there.
+    /// The Redis protocol, which has no ALPN name.
     Redis,
 }
 
-/// What connections are secured with: nothing, or certificates that can be exchanged. Cheap to clone; all clones change
-/// together.
+/// Performs TLS handshakes, or none if TLS is off. Cheap to clone; all clones share the certificates.
 #[derive(Clone, Default)]
 pub struct TlsAcceptor(Option<Arc<ArcSwap<Certificates>>>);
 
-/// One set of certificates, ready for each protocol.
+/// One set of certificates, with a configuration for each protocol.
 pub struct Certificates {
     http1: Arc<ServerConfig>,
     http2: Arc<ServerConfig>,
@@ -44,77 +43,71 @@ pub struct Certificates {
 }
 
 impl TlsAcceptor {
-    /// Secures connections with these certificates, or not at all.
+    /// Uses these certificates, or turns TLS off.
     ///
     /// # Errors
-    /// When they cannot be used.
+    /// When a certificate or key is invalid.
     pub fn new(tls: Option<&Tls>) -> Result<Self, ListenError> {
-        let certificates = tls.map(Certificates::read).transpose()?;
+        let certificates = tls.map(Certificates::parse).transpose()?;
         Ok(Self(certificates.map(|certificates| Arc::new(ArcSwap::from_pointee(certificates)))))
     }
 
-    /// Whether connections are encrypted.
-    pub fn is_encrypted(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Secures new connections with these certificates from now on. Whether they are encrypted at all does not change.
+    /// Replaces the certificates for new connections. Does nothing if TLS is off.
     pub fn replace(&self, certificates: Certificates) {
         if let Some(current) = &self.0 {
             current.store(Arc::new(certificates));
         }
     }
 
-    /// Agrees with a client on encryption, if there is any.
+    /// Performs the handshake of one connection.
     ///
     /// # Errors
-    /// When the client does not, or not in time.
+    /// When the handshake fails or takes longer than [`HANDSHAKE_TIMEOUT`].
     pub async fn accept(&self, stream: TcpStream, protocol: Protocol) -> io::Result<Stream> {
         let stream = stream::plain(stream);
         let Some(certificates) = &self.0 else { return Ok(Either::Left(stream)) };
         let config = certificates.load().for_protocol(protocol);
-        timeout(HANDSHAKE_TIMEOUT, tokio_rustls::TlsAcceptor::from(config).accept(stream))
-            .await?
-            .map(Either::Right)
+        let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
+        timeout(HANDSHAKE_TIMEOUT, handshake).await?.map(Either::Right)
     }
 }
 
 impl Certificates {
-    /// Makes them ready.
+    /// Parses certificates and key.
     ///
     /// # Errors
-    /// When they cannot be used.
-    pub fn read(tls: &Tls) -> Result<Self, ListenError> {
-        let wrong = |what: &str, error: &dyn std::fmt::Display| {
+    /// When one is invalid.
+    pub fn parse(tls: &Tls) -> Result<Self, ListenError> {
+        let invalid = |what: &str, error: &dyn std::fmt::Display| {
             ListenError::Certificates(format!("{what} cannot be used: {error}"))
         };
-        // the first to choose wins, which is the application, if it did
+        // Fails if the application has installed a provider, which is then used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let chain: Vec<_> = CertificateDer::pem_slice_iter(&tls.cert)
             .collect::<Result<_, _>>()
-            .map_err(|error| wrong("cert", &error))?;
-        let key = PrivateKeyDer::from_pem_slice(&tls.key).map_err(|error| wrong("key", &error))?;
+            .map_err(|error| invalid("cert", &error))?;
+        let key = PrivateKeyDer::from_pem_slice(&tls.key).map_err(|error| invalid("key", &error))?;
         let builder = match &tls.client_ca {
             None => ServerConfig::builder().with_no_client_auth(),
             Some(authorities) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in CertificateDer::pem_slice_iter(authorities) {
-                    let certificate = certificate.map_err(|error| wrong("client_ca", &error))?;
-                    roots.add(certificate).map_err(|error| wrong("client_ca", &error))?;
+                    let certificate = certificate.map_err(|error| invalid("client_ca", &error))?;
+                    roots.add(certificate).map_err(|error| invalid("client_ca", &error))?;
                 }
                 let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
                     .build()
-                    .map_err(|error| wrong("client_ca", &error))?;
+                    .map_err(|error| invalid("client_ca", &error))?;
                 ServerConfig::builder().with_client_cert_verifier(verifier)
             }
         };
-        let config = builder.with_single_cert(chain, key).map_err(|error| wrong("cert and key", &error))?;
-        let speaking = |protocols: &[&[u8]]| {
+        let config = builder.with_single_cert(chain, key).map_err(|error| invalid("cert and key", &error))?;
+        let with_alpn = |protocols: &[&[u8]]| {
             let mut config = config.clone();
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             Arc::new(config)
         };
-        Ok(Self { http1: speaking(&[b"http/1.1"]), http2: speaking(&[b"h2"]), redis: speaking(&[]) })
+        Ok(Self { http1: with_alpn(&[b"http/1.1"]), http2: with_alpn(&[b"h2"]), redis: with_alpn(&[]) })
     }
 
     fn for_protocol(&self, protocol: Protocol) -> Arc<ServerConfig> {

@@ -1,7 +1,7 @@
-//! One connection: all commands that have arrived are answered in order, and the answers written at once.
+//! One connection: answers the commands that have arrived in order, and writes the replies together.
 //!
-//! A client that is slow costs a bounded time and a bounded amount of memory: the buffer of what it sends holds one command
-//! at most once all others are answered, and answers that it does not read stop us from reading more.
+//! A slow client costs bounded time and memory: the input buffer holds at most one incomplete command after all others are answered, and
+//! no input is read while the client does not read its replies.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -9,7 +9,7 @@ use bytes::{Buf, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     task::coop::consume_budget,
-    time::{Instant, Sleep, sleep_until, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use tollgate::{Operation, Progress};
 
@@ -20,87 +20,90 @@ use super::{
     error::Error,
     request::{CommandRequest, LastLimit},
     response::Replies,
+    server::TIMEOUTS,
     session::{Next, Session},
 };
 use crate::{
-    aside::Aside,
     engine::{Engine, Transport},
-    net::acceptor::{SHUTDOWN_GRACE, Stop},
-    net::connection_limit::{Asking, Voice},
+    net::{
+        connection_limit::{Activity, CloseReason, InFlight},
+        shutdown::SHUTDOWN_GRACE,
+    },
     observe::Call,
 };
 
 /// How long a new connection may take to send its first command.
 pub const FIRST_COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a connection may idle between commands.
+/// How long a connection may be idle between commands.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a command may take to arrive once it has begun.
+/// How long a command may take to arrive, from its first byte.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection must be quiet to be ended when the server stops: what the client has sent by then is answered.
+/// How long a connection must be quiet before it is closed while the server stops. Commands that arrive until then are answered.
 pub const DRAIN_QUIET: Duration = Duration::from_millis(50);
 
-/// So many bytes of answers are written without waiting for more of them.
+/// How many bytes of replies are collected before they are written.
 pub const MAX_REPLIES: usize = 64 << 10;
 
-/// How long a client may go on sending, unheard, after the last answer: it would not get that answer otherwise.
+/// How long input is read and discarded after the last reply. Closing a socket with unread input resets the connection, and the client
+/// might not receive that reply.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// For how many commands the runtime is asked once whether others have waited long enough.
-const COMMANDS_PER_LOOK: u64 = 4;
+/// How many commands take one unit of the task's cooperative budget.
+const COMMANDS_PER_BUDGET_UNIT: u64 = 4;
 
-/// How much is read at once.
+/// How many bytes of input are read at a time.
 const READ_ROOM: usize = 16 << 10;
 
-/// How much room a quiet connection keeps for answers.
+/// How many bytes of reply buffer an idle connection keeps.
 const REPLY_ROOM: usize = 4 << 10;
 
 impl Endpoint {
-    /// Serves one client until it leaves, breaks the protocol or is too slow to send, or until `stop` comes and it is quiet.
-    pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin, stop: Stop) {
-        self.serve_guest(io, None, &Voice::of_nobody(), stop).await;
+    /// Serves one client that has no slot, until it disconnects or breaks the protocol.
+    pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin) {
+        self.serve_connection(io, None, &Activity::detached(TIMEOUTS)).await;
     }
 
-    /// The same for a client that loses its place to others when it is silent.
-    pub(super) async fn serve_guest(
+    /// Serves one client until it disconnects, breaks the protocol or times out, or until the server stops and the client is quiet.
+    pub(super) async fn serve_connection(
         &self,
         io: impl AsyncRead + AsyncWrite + Unpin,
         peer: Option<SocketAddr>,
-        voice: &Voice,
-        stop: Stop,
+        activity: &Activity,
     ) {
-        let present = Present::come(self);
+        let counted = CountedClient::new(self);
         let connection = Connection {
             io,
             engine: &self.engine,
             endpoint: self,
-            session: Session::new(present.id, peer, self.access.clone()),
+            session: Session::new(counted.id, peer, self.access.clone()),
             input: BytesMut::new(),
+            command_deadline: None,
             decoder: Decoder::default(),
             replies: Replies::default(),
             last: LastLimit::default(),
             batch: Batch::default(),
         };
-        // A connection that breaks off is its client's affair.
-        let _ended = connection.run(voice, stop).await;
+        // An I/O error concerns only the client.
+        let _closed = connection.run(activity).await;
     }
 }
 
-/// A client that is here, until this is dropped.
-struct Present<'a> {
+/// Counts one connected client until this is dropped.
+struct CountedClient<'a> {
     endpoint: &'a Endpoint,
     id: u64,
 }
 
-impl<'a> Present<'a> {
-    fn come(endpoint: &'a Endpoint) -> Self {
+impl<'a> CountedClient<'a> {
+    fn new(endpoint: &'a Endpoint) -> Self {
         Self { endpoint, id: endpoint.numbers.connected() }
     }
 }
 
-impl Drop for Present<'_> {
+impl Drop for CountedClient<'_> {
     fn drop(&mut self) {
         self.endpoint.numbers.disconnected();
     }
@@ -111,8 +114,10 @@ struct Connection<'a, I> {
     engine: &'a Engine,
     endpoint: &'a Endpoint,
     session: Session,
-    /// What has arrived and is not answered yet.
+    /// Bytes that have arrived and are not answered yet.
     input: BytesMut,
+    /// When the command at the end of the input must be complete.
+    command_deadline: Option<Instant>,
     decoder: Decoder,
     replies: Replies,
     last: LastLimit,
@@ -120,69 +125,87 @@ struct Connection<'a, I> {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
-    async fn run(mut self, voice: &Voice, mut stop: Stop) -> io::Result<()> {
-        let mut patience = Patience::new(Instant::now());
-        let mut timer = Aside::new(sleep_until(patience.until));
-        let told = stop.clone();
-        let mut stopped = Aside::new(stop.stopped());
+    async fn run(mut self, activity: &Activity) -> io::Result<()> {
         loop {
             self.input.reserve(READ_ROOM);
-            let waited_for_the_rest = !self.input.is_empty();
             tokio::select! {
                 biased;
                 read = self.io.read_buf(&mut self.input) => {
                     if read? == 0 {
                         return Ok(());
                     }
-                    let had = self.input.len();
-                    if self.answer_all(voice).await? == Next::Leave {
-                        return self.leave().await;
-                    }
-                    let waits = if self.input.is_empty() {
-                        Waits::ForMore
-                    } else if waited_for_the_rest && self.input.len() == had {
-                        Waits::Still
-                    } else {
-                        Waits::ForTheRest
-                    };
-                    let now = Instant::now();
-                    // somebody who always has sent more already would not be told otherwise, and be cut off in the end
-                    if !patience.is_stopping() && told.has_come() {
-                        patience.stop(self.input.is_empty(), now);
-                    }
-                    patience.heard(waits, now);
-                    if patience.until <= now {
-                        return self.leave().await;
-                    }
-                    patience.set(&mut timer);
                 }
-                () = &mut timer => {
-                    if patience.until <= Instant::now() {
-                        return self.leave().await;
-                    }
-                    timer.change().reset(patience.until);
+                reason = activity.close_requested() => match reason {
+                    CloseReason::TimedOut => return self.close().await,
+                    CloseReason::Shutdown => return self.drain(activity).await,
                 }
-                () = &mut stopped, if !patience.is_stopping() => {
-                    patience.stop(self.input.is_empty(), Instant::now());
-                    patience.set(&mut timer);
-                }
+            }
+            if self.answer_received(activity).await? == Next::Leave {
+                return self.close().await;
+            }
+            let now = Instant::now();
+            match self.command_deadline {
+                None => activity.set_deadline(now + IDLE_TIMEOUT),
+                Some(deadline) if deadline <= now => return self.close().await,
+                Some(deadline) => activity.set_deadline(deadline),
+            }
+            // If the client's next bytes have always arrived already, the select never polls its second branch.
+            if activity.is_shutting_down() {
+                return self.drain(activity).await;
             }
         }
     }
 
-    /// Answers all commands that have arrived.
-    async fn answer_all(&mut self, voice: &Voice) -> io::Result<Next> {
-        let mut heard = Heard { voice, asking: None, read: 0, commands: 0, since_look: 0 };
+    /// Answers commands that are still on their way, until the client is quiet for [`DRAIN_QUIET`].
+    async fn drain(mut self, activity: &Activity) -> io::Result<()> {
+        // Half the grace, so that the connection is closed in order and not aborted.
+        let end = Instant::now() + SHUTDOWN_GRACE / 2;
+        loop {
+            let now = Instant::now();
+            let until = self.command_deadline.unwrap_or(now + DRAIN_QUIET).min(end);
+            if until <= now {
+                return self.close().await;
+            }
+            self.input.reserve(READ_ROOM);
+            match timeout_at(until, self.io.read_buf(&mut self.input)).await {
+                Ok(read) => {
+                    if read? == 0 {
+                        return Ok(());
+                    }
+                }
+                Err(_elapsed) => return self.close().await,
+            }
+            if self.answer_received(activity).await? == Next::Leave {
+                return self.close().await;
+            }
+        }
+    }
+
+    /// Answers the commands that have arrived, and sets the deadline of one that has begun to arrive.
+    async fn answer_received(&mut self, activity: &Activity) -> io::Result<Next> {
+        let received = self.input.len();
+        let next = self.answer_all(activity).await?;
+        if self.input.is_empty() {
+            self.command_deadline = None;
+        } else if self.command_deadline.is_none() || self.input.len() < received {
+            self.command_deadline = Some(Instant::now() + COMMAND_TIMEOUT);
+        }
+        Ok(next)
+    }
+
+    /// Answers all complete commands of the input, and writes the replies.
+    async fn answer_all(&mut self, activity: &Activity) -> io::Result<Next> {
+        let mut cursor = InputCursor { activity, in_flight: None, read: 0, commands: 0, unbudgeted: 0 };
         let next = loop {
-            match self.decoder.decode(&self.input[heard.read..]) {
+            match self.decoder.decode(&self.input[cursor.read..]) {
                 Ok(Decoded::Partial) => break Next::Stay,
                 Ok(Decoded::Empty(len)) => {
-                    heard.nothing(len);
-                    heard.gives_way().await;
+                    cursor.skip(len);
+                    cursor.yield_if_due().await;
                 }
                 Ok(Decoded::Command(command, len)) => {
-                    heard.command(len);
-                    heard.gives_way().await;
+                    cursor.command(len);
+                    cursor.yield_if_due().await;
                     let mut executor = Executor {
                         engine: self.engine,
                         endpoint: self.endpoint,
@@ -194,7 +217,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     if executor.execute(&command).await == Next::Leave {
                         break Next::Leave;
                     }
-                    self.write_much(&mut heard).await?;
+                    self.write_if_large(&mut cursor).await?;
                 }
                 Err(error) => {
                     self.batch.flush(&mut self.replies).await;
@@ -205,8 +228,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             }
         };
         self.batch.flush(&mut self.replies).await;
-        let Heard { read, commands, asking, .. } = heard;
-        drop(asking);
+        let InputCursor { read, commands, in_flight, .. } = cursor;
+        drop(in_flight);
         self.endpoint.numbers.served(commands);
         self.input.advance(read);
         if self.input.is_empty() && self.input.capacity() > READ_ROOM {
@@ -216,10 +239,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         Ok(next)
     }
 
-    /// Writes the answers if there are many.
-    async fn write_much(&mut self, heard: &mut Heard<'_>) -> io::Result<()> {
+    /// Writes the replies once they are large.
+    async fn write_if_large(&mut self, cursor: &mut InputCursor<'_>) -> io::Result<()> {
         if self.replies.len() >= MAX_REPLIES {
-            heard.asking = None;
+            cursor.in_flight = None;
             self.write().await?;
         }
         Ok(())
@@ -235,10 +258,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         Ok(())
     }
 
-    /// Ends the connection so that the client hears all answers: one that is closed while it still sends may not.
-    async fn leave(mut self) -> io::Result<()> {
+    /// Closes the connection so that the client receives all replies, even if it is still sending.
+    async fn close(mut self) -> io::Result<()> {
         self.io.shutdown().await?;
-        let unheard = async {
+        let discard_input = async {
             loop {
                 self.input.clear();
                 self.input.reserve(READ_ROOM);
@@ -247,47 +270,47 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 }
             }
         };
-        timeout(LINGER, unheard).await?
+        timeout(LINGER, discard_input).await?
     }
 }
 
-/// What of the input was heard.
-struct Heard<'a> {
-    voice: &'a Voice,
-    /// Held while the client waits for answers: half a command asks nothing, and who does not read its answers may lose its place.
-    asking: Option<Asking>,
-    /// How many bytes.
+/// How far the input has been answered.
+struct InputCursor<'a> {
+    activity: &'a Activity,
+    /// Held while the client waits for replies. Half a command is no request, and a client that does not read its replies may be evicted.
+    in_flight: Option<InFlight>,
+    /// Bytes read.
     read: usize,
-    /// How many commands in them.
+    /// Commands read.
     commands: u64,
-    /// How many of these, and of those that ask nothing, since the runtime was asked about others.
-    since_look: u64,
+    /// Commands and empty lines that have not yet been charged to the task's cooperative budget.
+    unbudgeted: u64,
 }
 
-impl Heard<'_> {
-    /// Another command, of so many bytes.
+impl InputCursor<'_> {
+    /// Records a command of this many bytes.
     fn command(&mut self, len: usize) {
-        self.nothing(len);
+        self.skip(len);
         self.commands += 1;
-        self.asking.get_or_insert_with(|| self.voice.asks());
+        self.in_flight.get_or_insert_with(|| self.activity.start_request());
     }
 
-    /// Nothing that asks for an answer, in so many bytes: to read it takes time too.
-    fn nothing(&mut self, len: usize) {
+    /// Records input of this many bytes that needs no reply but takes time to read.
+    fn skip(&mut self, len: usize) {
         self.read += len;
-        self.since_look += 1;
+        self.unbudgeted += 1;
     }
 
-    /// Lets others have their turn if they have waited long enough.
-    async fn gives_way(&mut self) {
-        while self.since_look >= COMMANDS_PER_LOOK {
-            self.since_look -= COMMANDS_PER_LOOK;
+    /// Yields to other tasks once the task's cooperative budget is spent.
+    async fn yield_if_due(&mut self) {
+        while self.unbudgeted >= COMMANDS_PER_BUDGET_UNIT {
+            self.unbudgeted -= COMMANDS_PER_BUDGET_UNIT;
             consume_budget().await;
         }
     }
 }
 
-/// What executes the commands of a connection.
+/// The parts of a connection that execute commands.
 struct Executor<'a> {
     engine: &'a Engine,
     endpoint: &'a Endpoint,
@@ -367,84 +390,93 @@ impl Executor<'_> {
     }
 }
 
-/// Whether a browser was made to send this: its lines are words too, and a page must not speak for its visitor.
+/// Whether this is an HTTP request, which a web page could make its visitor's browser send. Its lines would parse as commands.
 fn is_http(command: &Command<'_>) -> bool {
     [&b"POST"[..], b"HOST:"].iter().any(|word| command.name().eq_ignore_ascii_case(word))
 }
 
-/// What a connection waits for once all that has arrived is answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Waits {
-    /// A command.
-    ForMore,
-    /// The rest of a command.
-    ForTheRest,
-    /// The rest of a command, as before.
-    Still,
-}
-
-/// Until when a client may be silent.
-struct Patience {
-    until: Instant,
-    /// When the connection ends at the latest, once the server stops.
-    end: Option<Instant>,
-}
-
-impl Patience {
-    fn new(now: Instant) -> Self {
-        Self { until: now + FIRST_COMMAND_TIMEOUT, end: None }
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.end.is_some()
-    }
-
-    fn heard(&mut self, waits: Waits, now: Instant) {
-        let until = match (waits, self.end) {
-            (Waits::Still, _) => self.until,
-            (Waits::ForTheRest, _) => now + COMMAND_TIMEOUT,
-            (Waits::ForMore, None) => now + IDLE_TIMEOUT,
-            (Waits::ForMore, Some(_)) => now + DRAIN_QUIET,
-        };
-        self.until = self.end.map_or(until, |end| until.min(end));
-    }
-
-    fn stop(&mut self, is_quiet: bool, now: Instant) {
-        // half of it, so that it is the client who is waited for, and not a connection that is cut off
-        self.end = Some(now + SHUTDOWN_GRACE / 2);
-        self.heard(if is_quiet { Waits::ForMore } else { Waits::Still }, now);
-    }
-
-    /// Lets the timer go off in time. One that goes off too early is only set again: so a command costs no timer.
-    fn set(&self, timer: &mut Aside<Sleep>) {
-        if self.until < timer.look().deadline() {
-            timer.change().reset(self.until);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::io::{duplex, join};
+    use std::{
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use tokio::io::{ReadBuf, duplex, join};
     use tollgate::{Limiter, MemoryStore};
 
     use super::*;
     use crate::access::Access;
 
-    /// Also in the middle of what it has sent: its answers may be much longer than that.
+    fn endpoint() -> Endpoint {
+        Endpoint::new(Engine::new(Limiter::new(MemoryStore::new(), []).unwrap()), Access::default())
+    }
+
+    /// Even in the middle of its pipeline: the replies may be much longer than the commands.
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_read_its_answers_is_silent() {
+    async fn a_client_that_does_not_read_its_replies_is_idle() {
         for command in ["PING\n", "TG.CHECK 1\n", "COMMAND DOCS\n"] {
-            let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
-            let endpoint = Endpoint::new(engine, Access::default());
-            let (_stop, stopped) = Stop::when_dropped();
-            let (_deaf, answers) = duplex(1);
+            let endpoint = endpoint();
+            let (_not_reading, replies) = duplex(1);
             let sent = command.repeat(READ_ROOM);
-            let voice = Voice::of_nobody();
+            let activity = Activity::detached(TIMEOUTS);
             let long = Duration::from_secs(5);
-            let served = endpoint.serve_guest(join(sent.as_bytes(), answers), None, &voice, stopped);
-            timeout(long, served).await.expect_err("the client is waited for");
-            assert!(voice.has_asked() && voice.silence() >= long, "{command:?}: {:?}", voice.silence());
+            let served = endpoint.serve_connection(join(sent.as_bytes(), replies), None, &activity);
+            timeout(long, served).await.expect_err("the replies are not read");
+            let idle_time = activity.idle_time(Instant::now());
+            assert!(activity.has_requested() && idle_time >= long, "{command:?}: {idle_time:?}");
         }
+    }
+
+    /// A client whose next command has always arrived already, until its replies end.
+    #[derive(Default)]
+    struct Tireless {
+        received: usize,
+        is_closed: bool,
+    }
+
+    impl AsyncRead for Tireless {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            into: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if !self.is_closed {
+                into.put_slice(b"PING\r\n");
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Tireless {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            replies: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.received += replies.len();
+            Poll::Ready(Ok(replies.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.is_closed = true;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    // On the real clock: a paused one stands still while a task is busy.
+    #[tokio::test]
+    async fn a_client_that_never_pauses_is_closed_in_order_when_the_server_stops() {
+        let activity = Activity::detached(TIMEOUTS);
+        activity.shut_down();
+        let mut client = Tireless::default();
+        let (endpoint, served) = (endpoint(), Duration::from_secs(20));
+        timeout(served, endpoint.serve_connection(&mut client, None, &activity)).await.unwrap();
+        assert!(client.is_closed && client.received > 0);
+        assert!(client.received.is_multiple_of(b"+PONG\r\n".len()));
     }
 }

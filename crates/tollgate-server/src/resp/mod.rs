@@ -27,7 +27,7 @@ mod error;
 mod info;
 mod request;
 mod response;
-mod server;
+pub mod server;
 mod session;
 
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use self::info::Numbers;
 pub use self::{
     batch::MAX_BATCH,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
-    server::{MAX_CONNECTIONS, run},
+    server::MAX_CONNECTIONS,
 };
 use crate::{access::Access, engine::Engine};
 

@@ -1,31 +1,36 @@
-//! Connections: how many, and how they end when the server does.
-
-use std::future::Future;
+//! Serves the Redis-protocol connections of one listener.
 
 use tokio::net::TcpListener;
 
-use super::Endpoint;
-use crate::{
-    net::acceptor::{Entrance, Reception, Visitor},
-    net::tls::Protocol,
+use super::{
+    Endpoint,
+    connection::{FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT},
+};
+use crate::net::{
+    acceptor::{AcceptConfig, Acceptor, Connection},
+    connection_limit::Timeouts,
+    tls::Protocol,
 };
 
-/// The most connections at a time, within the 1024 open files that a process usually may have. For one more, the one that
-/// has been silent the longest is ended.
+/// The most connections at a time, within the 1024 open files that a process usually may have. One more evicts the one that has been
+/// idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
-/// Serves clients until `stop` is ready. Then takes no more of them, answers what they have sent, and ends each connection
-/// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::net::acceptor::SHUTDOWN_GRACE).
-pub async fn run(
-    listener: TcpListener,
-    endpoint: Endpoint,
-    reception: Reception,
-    stop: impl Future<Output = ()>,
-) {
-    let entrance = Entrance { listener, places: MAX_CONNECTIONS, reception, protocol: Protocol::Redis };
-    let serve = move |Visitor { stream, peer, voice, stop }: Visitor| {
-        let endpoint = endpoint.clone();
-        async move { endpoint.serve_guest(stream, Some(peer), &voice, stop).await }
+pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: FIRST_COMMAND_TIMEOUT, idle: IDLE_TIMEOUT };
+
+/// Serves connections until the shutdown stops the server. Then answers the commands that clients have sent, and closes each connection
+/// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::net::shutdown::SHUTDOWN_GRACE).
+pub async fn run(listener: TcpListener, endpoint: Endpoint, config: AcceptConfig) {
+    let acceptor = Acceptor {
+        listener,
+        max_connections: MAX_CONNECTIONS,
+        timeouts: TIMEOUTS,
+        protocol: Protocol::Redis,
+        config,
     };
-    entrance.run(serve, stop).await;
+    let serve = move |Connection { stream, peer, activity }: Connection| {
+        let endpoint = endpoint.clone();
+        async move { endpoint.serve_connection(stream, Some(peer), &activity).await }
+    };
+    acceptor.run(serve).await;
 }

@@ -14,11 +14,11 @@ use axum::{Router, routing::get};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     task::JoinHandle,
 };
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source};
-use tollgate_server::{grpc::Settings, http::server::Server};
+use tollgate_server::{grpc::Settings, http, net::acceptor::AcceptConfig};
 use tollgate_testkit::{
     server::{Flavor, Server as Redis},
     wait,
@@ -64,11 +64,11 @@ impl Answer {
 impl Envoy {
     /// The file that users copy, with other addresses, and with the changes that a test needs.
     async fn start(tollgate: Front, changes: &[(&str, &str)]) -> Self {
-        let application = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let application = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ports = [
             ("port_value: 9901", "port_value: 0".to_owned()),
             ("port_value: 10000", "port_value: 0".to_owned()),
-            ("port_value: 3000", format!("port_value: {}", application.address().port())),
+            ("port_value: 3000", format!("port_value: {}", application.local_addr().unwrap().port())),
             ("port_value: 8081", format!("port_value: {}", tollgate.address.port())),
         ];
         let mut config = fs::read_to_string(repository().join("deploy/envoy/envoy.yaml")).unwrap();
@@ -92,7 +92,7 @@ impl Envoy {
             .spawn()
             .unwrap();
         let hello = Router::new().fallback(get(|| async { "hello" }));
-        let application = tokio::spawn(application.run(hello, std::future::pending()));
+        let application = tokio::spawn(http::server::run(application, hello, AcceptConfig::default()));
         let admin = admin_address(&admin).await;
         let mut envoy = Self {
             process,

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashMap,
-    future::pending,
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
@@ -30,6 +29,7 @@ use tollgate_server::{
     desk::Desk,
     forward_auth, http,
     labels::{HashSecret, LabelPolicy, LabelSettings},
+    net::acceptor::AcceptConfig,
 };
 use tollgate_testkit::{
     gateway::{Gateway, READY, Running},
@@ -67,16 +67,16 @@ impl Chain {
         access: Access,
         token: Option<&'static str>,
     ) -> Self {
-        let server = http::server::Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let asked = server.address();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let asked = listener.local_addr().unwrap();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
         let desk = Desk::new(limiter);
         let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
         desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
-        let gatehouse = forward_auth::router(desk.clone(), live(settings));
-        let routes = http::guarded(desk, http::Settings { access, ..Default::default() }, gatehouse);
-        let tollgate = tokio::spawn(server.run(routes, pending()));
+        let forward_auth = forward_auth::router(desk.clone(), live(settings));
+        let api = http::service(desk, http::Settings { access, ..Default::default() }, forward_auth);
+        let tollgate = tokio::spawn(http::server::run(listener, api, AcceptConfig::default()));
 
         let served = Arc::new(AtomicU32::new(0));
         let service = service(Arc::clone(&served)).await;

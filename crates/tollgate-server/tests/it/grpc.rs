@@ -26,7 +26,7 @@ use tollgate_server::{
             rate_limit_descriptor::{Entry, RateLimitOverride},
             rate_limit_service_client::RateLimitServiceClient,
         },
-        server::MAX_ARRIVING,
+        server::MAX_CONCURRENT_READS,
     },
     labels::{HashSecret, Kind, LabelPolicy, LabelSettings},
 };
@@ -625,9 +625,9 @@ async fn large_messages_beyond_their_memory_are_denied_until_there_is_room() {
     let framed = [&[0][..], &length.to_be_bytes(), &message].concat();
     // calls of which all but the end arrives hold their memory, on as many connections as they need
     let mut half = Vec::new();
-    for _ in 0..LARGE_MESSAGES / MAX_MESSAGE / MAX_ARRIVING + 1 {
+    for _ in 0..LARGE_MESSAGES / MAX_MESSAGE / MAX_CONCURRENT_READS + 1 {
         let channel = Channel::from_shared(format!("http://{}", front.address)).unwrap().connect_lazy();
-        for _ in 0..MAX_ARRIVING {
+        for _ in 0..MAX_CONCURRENT_READS {
             let (send, body) = tokio::sync::mpsc::channel(1);
             send.try_send(Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(&framed[..1_000]))))
                 .unwrap();

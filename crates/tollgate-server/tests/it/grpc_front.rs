@@ -4,7 +4,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
     access::Access,
@@ -18,7 +18,7 @@ use tollgate_server::{
         },
         server,
     },
-    net::acceptor::Reception,
+    net::{acceptor::AcceptConfig, shutdown::Shutdown},
 };
 use tonic::{Status, transport::Channel};
 
@@ -28,7 +28,7 @@ pub(crate) struct Front {
     pub(crate) address: SocketAddr,
     pub(crate) channel: Channel,
     pub(crate) client: RateLimitServiceClient<Channel>,
-    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) shutdown: Shutdown,
     pub(crate) server: JoinHandle<()>,
 }
 
@@ -78,14 +78,13 @@ impl Front {
     pub(crate) async fn of(desk: Desk, settings: Settings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel();
+        let config = AcceptConfig::default();
+        let shutdown = config.shutdown.clone();
         let services = Services::new(desk, live(settings), Access::default()).await;
-        let server = tokio::spawn(server::run(listener, services, Reception::default(), async {
-            stopped.await.unwrap_or_default()
-        }));
+        let server = tokio::spawn(server::run(listener, services, config));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let client = RateLimitServiceClient::new(channel.clone());
-        Self { address, channel, client, stop, server }
+        Self { address, channel, client, shutdown, server }
     }
 
     pub(crate) async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {

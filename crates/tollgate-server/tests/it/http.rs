@@ -30,7 +30,7 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::Desk,
-    http::server::Routes,
+    http::server::HttpService,
     http::{BODY_TIMEOUT, MAX_BATCH_BODY, MAX_BODY, Settings, guarded, router, service},
 };
 use tollgate_testkit::away::Away;
@@ -572,7 +572,7 @@ async fn a_check_by_the_shorter_way_is_answered_as_by_its_route() {
     for (one, other) in requests().into_iter().zip(requests()) {
         let (one, other) = (
             route.clone().oneshot(one).await.unwrap(),
-            shorter.answer(([127, 0, 0, 1], 1).into(), other).await,
+            shorter.respond(([127, 0, 0, 1], 1).into(), other).await,
         );
         let (head, other_head) = (one.headers().get("content-type"), other.headers().get("content-type"));
         assert_eq!((one.status(), head), (other.status(), other_head));

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{future::pending, net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -12,8 +12,7 @@ use axum::{
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::oneshot,
+    net::{TcpListener, TcpStream},
     time::timeout,
 };
 use tokio_stream::StreamExt;
@@ -23,12 +22,12 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::{Caller, Desk, Subject, Transport},
-    http::server::Server,
     http::{
         self,
         live::{MAX_LISTENERS, MAX_SECONDS},
+        server,
     },
-    net::stream::WRITE_TIMEOUT,
+    net::{acceptor::AcceptConfig, stream::WRITE_TIMEOUT},
     observe::history::SECONDS,
 };
 use tollgate_testkit::wait::PATIENCE;
@@ -258,9 +257,9 @@ const RULES: usize = 1_000;
 #[tokio::test(start_paused = true)]
 async fn who_does_not_read_loses_connection_and_place() {
     let subjected = Subjected::new(Vec::new());
-    let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-    let address = server.address();
-    tokio::spawn(server.run(subjected.routes.clone(), pending()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(server::run(listener, subjected.routes.clone(), AcceptConfig::default()));
     let mut deaf = TcpStream::connect(address).await.unwrap();
     deaf.write_all(b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     deaf.read_exact(&mut [0; 12]).await.unwrap();
@@ -288,7 +287,7 @@ async fn a_server_that_stops_ends_them_at_once() {
     let server = Subjected::new(Vec::new());
     let mut events = server.listen(&[]).await;
     events.next_of("hello").await;
-    server.settings.draining.begin();
+    server.settings.shutdown.drain();
     while events.next().await.is_some() {}
     let refused = server.get("/v1/live", &[]).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -297,15 +296,11 @@ async fn a_server_that_stops_ends_them_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listeners_do_not_hold_up_the_end() {
     let subjected = Subjected::new(Vec::new());
-    let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-    let address = server.address();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let running = tokio::spawn(server.draining(subjected.settings.draining.clone()).run(
-        subjected.routes.clone(),
-        async move {
-            let _ = stopped.await;
-        },
-    ));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = subjected.settings.shutdown.clone();
+    let config = AcceptConfig { shutdown: shutdown.clone(), ..AcceptConfig::default() };
+    let running = tokio::spawn(server::run(listener, subjected.routes.clone(), config));
     let mut streams = Vec::new();
     for _ in 0..5 {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -315,8 +310,7 @@ async fn listeners_do_not_hold_up_the_end() {
         assert_eq!(&head, b"HTTP/1.1 200");
         streams.push(stream);
     }
-    subjected.settings.draining.begin();
-    stop.send(()).unwrap();
+    shutdown.stop();
     // far less than what requests in flight are given
     timeout(Duration::from_secs(5), running).await.expect("it ends soon").unwrap();
     for stream in &mut streams {

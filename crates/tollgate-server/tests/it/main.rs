@@ -8,9 +8,10 @@ mod envoy;
 mod forward_auth;
 mod gateways;
 mod grpc;
+mod grpc_connections;
 mod grpc_front;
-mod grpc_serve;
 mod http;
+mod http_connections;
 mod live;
 mod metrics;
 mod metrics_history;
@@ -20,5 +21,5 @@ mod resp;
 mod resp_clients;
 mod resp_redis;
 mod same_everywhere;
-mod serve;
+
 mod trace;

@@ -4,7 +4,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::pending,
     net::SocketAddr,
     path::Path,
     process::{Command, Stdio},
@@ -18,7 +17,7 @@ use axum::{
     http::{Method, Request, StatusCode, header},
 };
 use serde_json::{Value, json};
-use tokio::task::spawn_blocking;
+use tokio::{net::TcpListener, task::spawn_blocking};
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
 use tollgate_core::snapshot;
 use tollgate_server::{
@@ -27,8 +26,8 @@ use tollgate_server::{
     demo,
     desk::Desk,
     forward_auth,
-    http::server::Server,
-    http::{self, MAX_CHECKS, openapi::DOCUMENT},
+    http::{self, MAX_CHECKS, openapi::DOCUMENT, server},
+    net::acceptor::AcceptConfig,
 };
 use tower::ServiceExt;
 
@@ -195,9 +194,9 @@ fn the_bounds_are_those_of_the_code() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemathesis_finds_no_answer_that_is_not_described() {
-    let server = Server::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
-    let address = server.address();
-    let running = tokio::spawn(server.run(routes(), pending()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let running = tokio::spawn(server::run(listener, routes(), AcceptConfig::default()));
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers/schemathesis");
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");

@@ -12,13 +12,14 @@ use std::{
     time::Duration,
 };
 
+use axum::Router;
 use serde_json::Value;
 use tempfile::TempDir;
 use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
     http,
-    http::server::Server,
+    net::acceptor::AcceptConfig,
 };
 use tollgate_testkit::wait;
 
@@ -185,9 +186,10 @@ fn metric_names(text: &str) -> BTreeSet<String> {
 async fn serve() -> (SocketAddr, Desk) {
     let limit = Limit::sliding_log(2, Duration::from_secs(60)).unwrap();
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [Rule::new("login \"per\\ip\"", limit)]).unwrap());
-    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = server.address();
-    tokio::spawn(server.run(http::router(desk.clone()), std::future::pending()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = http::service(desk.clone(), http::Settings::default(), Router::new());
+    tokio::spawn(http::server::run(listener, service, AcceptConfig::default()));
     (address, desk)
 }
 

@@ -13,7 +13,6 @@ use tollgate_server::{
     access::Access,
     config::{Scopes, Token},
     desk::Desk,
-    net::acceptor::Stop,
     resp::Endpoint,
 };
 
@@ -48,12 +47,8 @@ impl Api {
 
     fn connect(&self) -> Client {
         let (io, served) = duplex(PIPE);
-        let (stop, stopped) = Stop::when_dropped();
         let endpoint = self.endpoint.clone();
-        let server = tokio::spawn(async move {
-            endpoint.serve(served, stopped).await;
-            drop(stop);
-        });
+        let server = tokio::spawn(async move { endpoint.serve(served).await });
         Client { io, server }
     }
 

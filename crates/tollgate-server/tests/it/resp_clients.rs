@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
 use std::{
-    future::pending,
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -17,7 +16,7 @@ use tollgate_server::{
     config::{Scopes, Token},
     demo,
     desk::Desk,
-    net::acceptor::Reception,
+    net::acceptor::AcceptConfig,
     resp::{self, Endpoint},
 };
 
@@ -27,7 +26,7 @@ async fn start() -> u16 {
     let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(resp::run(listener, Endpoint::new(desk, access), Reception::default(), pending()));
+    tokio::spawn(resp::server::run(listener, Endpoint::new(desk, access), AcceptConfig::default()));
     port
 }
 

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{future::pending, time::Duration};
+use std::time::Duration;
 
 use redis::{Value, aio::MultiplexedConnection};
 use tokio::net::TcpListener;
@@ -10,7 +10,7 @@ use tollgate::{Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_server::{
     access::Access,
     desk::Desk,
-    net::acceptor::Reception,
+    net::acceptor::AcceptConfig,
     resp::{self, Endpoint},
 };
 use tollgate_testkit::{
@@ -33,11 +33,10 @@ async fn client(
     let desk = Desk::new(Limiter::with_options(store, rules, options).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(resp::run(
+    tokio::spawn(resp::server::run(
         listener,
         Endpoint::new(desk, Access::default()),
-        Reception::default(),
-        pending(),
+        AcceptConfig::default(),
     ));
     let client = redis::Client::open(format!("redis://{address}/")).unwrap();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(4 * DEADLINE));

@@ -26,7 +26,6 @@ use tollgate_server::{
     forward_auth, grpc,
     grpc::messages::{Code, RateLimitResponse},
     http,
-    net::acceptor::Stop,
     resp::Endpoint,
 };
 use tollgate_tower::headers::Dialect;
@@ -87,10 +86,7 @@ impl Fronts {
         let endpoint = Endpoint::new(desks.resp.clone(), Access::default());
         let grpc = Front::of(desks.grpc.clone(), grpc::Settings::default()).await;
         let (resp, served) = duplex(PIPE);
-        tokio::spawn(async move {
-            let (_running, stopped) = Stop::when_dropped();
-            endpoint.serve(served, stopped).await;
-        });
+        tokio::spawn(async move { endpoint.serve(served).await });
         Self { clocks, library, desks, http, auth, resp, grpc }
     }
 

@@ -17,7 +17,7 @@ use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
     desk::{Desk, Transport},
     grpc,
-    http::server::Routes,
+    http::server::HttpService,
     http::{self, service},
     observe::{
         logs::{Audit, Format, Logs, Settings, audit},
@@ -86,7 +86,7 @@ fn logged(settings: &Settings, act: impl FnOnce()) -> Lines {
 }
 
 /// What a server answers with.
-fn routes() -> impl Routes {
+fn routes() -> impl HttpService {
     let limit = Limit::sliding_log(1, Duration::from_secs(60)).unwrap();
     let rule = Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]);
     let desk = Desk::new(Limiter::new(MemoryStore::new(), [rule]).unwrap());
@@ -195,7 +195,7 @@ async fn at_the_usual_level_requests_write_nothing() {
     let writer = lines.clone();
     let (subscriber, logs) = subscriber(&Settings::default(), move || writer.clone());
     let _guard = set_default(subscriber);
-    routes().answer(CLIENT, login()).await;
+    routes().respond(CLIENT, login()).await;
     logs.stop();
     assert_eq!(lines.text(), "");
 }
@@ -211,7 +211,7 @@ mod otlp {
         trace::v1::Span,
     };
     use tokio::{io::AsyncWriteExt, net::TcpListener};
-    use tollgate_server::{access::Access, net::acceptor::Stop, observe::otlp::Collector, resp::Endpoint};
+    use tollgate_server::{access::Access, observe::otlp::Collector, resp::Endpoint};
     use tonic::{Response, Status, transport::server::TcpIncoming};
 
     use super::*;
@@ -272,7 +272,7 @@ mod otlp {
             let _guard = set_default(subscriber);
             let routes = routes();
             for request in requests {
-                routes.answer(CLIENT, request).await;
+                routes.respond(CLIENT, request).await;
             }
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
@@ -325,8 +325,7 @@ mod otlp {
             let (mut client, server) = tokio::io::duplex(1024);
             client.write_all(b"CL.THROTTLE k 0 1 60\r\nQUIT\r\n").await.unwrap();
             client.shutdown().await.unwrap();
-            let (_running, stop) = Stop::when_dropped();
-            Endpoint::new(desk, Access::default()).serve(server, stop).await;
+            Endpoint::new(desk, Access::default()).serve(server).await;
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
         let spans = received.spans();
@@ -354,7 +353,7 @@ mod otlp {
         let (subscriber, logs) = subscriber(&Settings { otlp, ..Settings::default() }, io::sink);
         {
             let _guard = set_default(subscriber);
-            assert!(routes().answer(CLIENT, login()).await.status().is_success());
+            assert!(routes().respond(CLIENT, login()).await.status().is_success());
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
 

@@ -147,7 +147,7 @@ fn what_takes_a_restart_is_named_and_the_rest_is_in_force() {
     program.signal("-HUP");
     wait_for_limit(&program, 20);
     for setting in ["server.http", "store.deadline"] {
-        program.wait_for_log(&format!("takes effect when the server is started again setting=\"{setting}\""));
+        program.wait_for_log(&format!("takes effect at the next restart setting=\"{setting}\""));
     }
 }
 
