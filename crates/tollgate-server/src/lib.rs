@@ -5,7 +5,7 @@
 //!
 //! * [`run`]: the whole server, from its configuration to its end
 //! * [`startup`]: when it is ready
-//! * [`listen`], [`access`]: addresses, certificates and tokens
+//! * [`listen`], [`auth`]: addresses, certificates and tokens
 //! * [`connections`], [`workers`]: those of any front end, within bounds, from first to last, and who serves them
 //! * [`serve`]: HTTP connections
 //! * [`http`]: the JSON API
@@ -22,8 +22,8 @@
 //!
 //! No limit is decided here. The time is asked only to tell how long something took, and when.
 
-pub mod access;
 mod aside;
+pub mod auth;
 pub mod config;
 pub mod connections;
 mod crowd;

@@ -9,13 +9,13 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tollgate::{Limiter, Options, RulesError, Store};
+use tollgate::{Limiter, RulesError, Store};
 use tollgate_tower::client::ClientAddress;
 
 use crate::{
-    access::Access,
+    auth::Access,
     config::{
-        Config, ConfigError, GivenEmpty, Listen, Live, ServerSettings, Source, live,
+        Config, ConfigError, ExplicitlyEmpty, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
     connections::Reception,
@@ -345,7 +345,7 @@ impl Tollgate {
         {
             return Err(StartError::Exposed(address));
         }
-        let GivenEmpty { rules, tokens } = config.given_empty;
+        let ExplicitlyEmpty { rules, tokens } = config.explicitly_empty;
         if config.rules.is_empty() && !self.config.rules.is_empty() && !rules {
             return Err(StartError::NoRules);
         }
@@ -372,8 +372,7 @@ impl Tollgate {
 /// When the rules cannot be used together, or the store cannot be set up.
 pub fn desk(config: &Config) -> Result<Desk<AnyStore>, StartError> {
     let store = AnyStore::set_up(&config.store)?;
-    let options = Options { deadline: config.store.deadline, refusal_cache: config.store.refusal_cache };
-    let desk = Desk::new(Limiter::with_options(store, config.rules.clone(), options)?);
+    let desk = Desk::new(Limiter::with_options(store, config.rules.clone(), config.store.options())?);
     desk.clean_labels_by(config.labels.clone());
     Ok(desk)
 }

@@ -81,7 +81,7 @@ fn without_a_file_there_is_the_demo_on_loopback_and_in_memory() {
     assert!(server.tokens.is_empty() && server.tls.is_none() && !server.insecure);
     assert_eq!((server.headers, server.envoy_closed), (Dialect::Draft11, Closed::OverLimit));
     let store = &config.store;
-    assert_eq!((store.deadline, store.refusal_cache), (Duration::from_millis(50), Duration::from_secs(1)));
+    assert_eq!((store.deadline, store.denial_cache), (Duration::from_millis(50), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "tg"));
 }
 
@@ -104,11 +104,11 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (
             "[sever]\nhttp = 1".to_owned(),
             (1, 2),
-            vec!["the file: there is no key `sever`", "did you mean `server`?"],
+            vec!["the file: unknown key `sever`", "did you mean `server`?"],
         ),
-        ("[server]\nhtpp = \"off\"".to_owned(), (2, 1), vec!["server: there is no key `htpp`", "`http`"]),
+        ("[server]\nhtpp = \"off\"".to_owned(), (2, 1), vec!["server: unknown key `htpp`", "`http`"]),
         ("[server]\nzzz = 1".to_owned(), (2, 1), vec!["no key `zzz`", "the keys here are http, grpc, resp"]),
-        (own_rule("on_store_fail = \"open\""), (5, 1), vec!["rule: there is no key", "`on_store_failure`"]),
+        (own_rule("on_store_fail = \"open\""), (5, 1), vec!["rule: unknown key", "`on_store_failure`"]),
         (
             own_rule("[[rule.override]]\nwhen = {t=\"x\"}\namout = 1"),
             (7, 1),
@@ -117,7 +117,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (
             "[labels]\nip = { knd = \"ip\" }".to_owned(),
             (2, 8),
-            vec!["labels.ip: there is no key `knd`", "`kind`"],
+            vec!["labels.ip: unknown key `knd`", "`kind`"],
         ),
         // Shapes
         ("server = 1".to_owned(), (1, 10), vec!["server: 1 is not a table", "[server]"]),
@@ -132,7 +132,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
             vec!["\"localhost:80\" is not an address", "\"off\""],
         ),
         ("[server]\nhttp = 8080".to_owned(), (2, 8), vec!["server.http: 8080 is not an address"]),
-        ("[server]\ninsecure = \"yes\"".to_owned(), (2, 12), vec!["\"yes\" is neither true nor false"]),
+        ("[server]\ninsecure = \"yes\"".to_owned(), (2, 12), vec!["\"yes\" is not a boolean"]),
         (
             "[server]\nheaders = \"draft-7\"".to_owned(),
             (2, 11),
@@ -148,7 +148,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         ("[store]\ndeadline = \"10\"".to_owned(), (2, 12), vec!["\"10\" is not a duration", "\"250ms\""]),
         ("[store]\ndeadline = 10".to_owned(), (2, 12), vec!["10 is not a duration"]),
         ("[store]\ndeadline = \"0s\"".to_owned(), (2, 12), vec!["out of range: use 1ms to 10s"]),
-        ("[store]\nrefusal_cache = \"2m\"".to_owned(), (2, 17), vec!["use 0s to 60s"]),
+        ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 17), vec!["use 0s to 60s"]),
         (
             "[store]\nmax_memory = \"256MB\"".to_owned(),
             (2, 14),
@@ -166,11 +166,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         ("[labels]\nx = { kind = \"uuid\" }".to_owned(), (2, 14), vec!["labels.x.kind", "use text, ip"]),
         ("[labels]\nip = { ipv6_prefix = 129 }".to_owned(), (2, 22), vec!["129", "use 1 to 128"]),
         ("[labels]\nx = { ipv6_prefix = 64 }".to_owned(), (2, 21), vec!["kind = \"ip\""]),
-        (
-            "[labels]\nx = { header = \"x key\" }".to_owned(),
-            (2, 16),
-            vec!["\"x key\" is not the name of a header"],
-        ),
+        ("[labels]\nx = { header = \"x key\" }".to_owned(), (2, 16), vec!["\"x key\" is not a header name"]),
         // Rules
         ("[[rule]]\namount = 1\nwindow = \"1m\"".to_owned(), (1, 1), vec!["a rule needs a name"]),
         (
@@ -212,13 +208,13 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (own_rule("unit = \"a b\""), (5, 8), vec!["unit \"a b\" is not a name"]),
         (own_rule("cost = 9007199254740992"), (5, 8), vec!["9007199254740992", "9007199254740991"]),
         (own_rule("per = [\"ip\", \"ip\"]"), (5, 7), vec!["per: label \"ip\" is named twice"]),
-        (own_rule("per = [\"ip\", 3]"), (5, 14), vec!["rule.per: 3 is not a text"]),
+        (own_rule("per = [\"ip\", 3]"), (5, 14), vec!["rule.per: 3 is not a string"]),
         (own_rule("per = [\"user\"]\ntag = [\"tenant\"]"), (6, 7), vec!["\"tenant\" is not in per"]),
         (own_rule("absent = \"ignore\""), (5, 10), vec!["\"ignore\" is unknown: use skip, shared, refuse"]),
         (own_rule("on_store_failure = \"close\""), (5, 20), vec!["did you mean \"closed\"?"]),
         (own_rule("when = { route = [] }"), (5, 18), vec!["label \"route\": an empty list"]),
         (own_rule("when = { route = 3 }"), (5, 18), vec!["rule.when.route: 3 is not a pattern"]),
-        (own_rule("when = { route = [\"a\", 3] }"), (5, 24), vec!["3 is not a text"]),
+        (own_rule("when = { route = [\"a\", 3] }"), (5, 24), vec!["3 is not a string"]),
         (own_rule("when = { \"\" = \"x\" }"), (5, 8), vec!["empty name"]),
         (own_rule("[[rule.override]]\namount = 5"), (5, 1), vec!["does not say for whom", "when = "]),
         (
@@ -316,7 +312,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
         ("TOLLGATE_RESP", ""),
         ("TOLLGATE_STORE_URL", "redis://variable"),
         ("TOLLGATE_STORE_DEADLINE", "7ms"),
-        ("TOLLGATE_STORE_REFUSAL_CACHE", "2s"),
+        ("TOLLGATE_STORE_DENIAL_CACHE", "2s"),
         ("TOLLGATE_STORE_MAX_MEMORY", "2MiB"),
         ("TOLLGATE_HEADERS", "github"),
         ("TOLLGATE_ENVOY_CLOSED", "unavailable"),
@@ -330,7 +326,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
     assert_eq!((port(server.http), port(server.grpc), port(server.resp)), (3, 22, 11));
     assert_eq!(config.store.url.to_string(), "redis://flag");
     assert_eq!((config.store.prefix.as_str(), config.store.deadline), ("file", Duration::from_millis(7)));
-    assert_eq!((config.store.refusal_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
+    assert_eq!((config.store.denial_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
     assert_eq!((server.headers, server.envoy_closed), (Dialect::GitHub, Closed::Unavailable));
     let proxies: Vec<_> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(proxies, ["10.0.0.0/8", "192.0.2.1/32"]);
@@ -545,7 +541,7 @@ fn every_field_of_a_rule_is_taken() {
         "when": { "route": ["login"], "plan": ["a", "b*"], "user": ["*"], "ip": ["10.0.0.0/8"] },
         "unless": { "plan": ["internal"] }, "per": ["tenant", "user"], "algorithm": "token-bucket", "amount": 100,
         "window": "1h30m", "burst": 7, "unit": "tokens", "cost": 3, "on_store_failure": "closed", "shadow": true,
-        "overdraft": true, "absent": "refuse", "exact": true, "tag": ["tenant"], "stagger": false, "overrides": 1,
+        "overdraft": true, "absent": "deny", "exact": true, "tag": ["tenant"], "stagger": false, "overrides": 1,
     });
     assert_eq!(view, expected);
     assert_eq!((other.amount, other.window), (Some(1000), Some(Duration::from_secs(7200))));

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_stream::StreamExt;
 use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token},
     demo,
     desk::{Caller, Desk, Subject, Transport},

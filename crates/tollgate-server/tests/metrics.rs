@@ -14,7 +14,7 @@ use tollgate::{
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::metrics::MAX_RULES_APART,
+    observe::metrics::MAX_COUNTED_RULES,
 };
 use tollgate_testkit::away::Away;
 
@@ -249,17 +249,17 @@ async fn a_million_keys_leave_the_text_as_long_as_it_was() {
 #[tokio::test]
 async fn of_very_many_rules_those_beyond_the_bound_are_counted_together() {
     let rule = |n: usize| Rule::new(&format!("rule {n} \"quoted\""), minute(1));
-    let count = MAX_RULES_APART + 20;
+    let count = MAX_COUNTED_RULES + 20;
     let desk = desk((0..count).map(|n| rule(n).when("n", n.to_string().as_str())));
-    for n in [0, MAX_RULES_APART - 1, MAX_RULES_APART, count - 1] {
+    for n in [0, MAX_COUNTED_RULES - 1, MAX_COUNTED_RULES, count - 1] {
         check(&desk, &[("n", &n.to_string())], 1).await;
     }
     let text = desk.metrics();
     let named = |n: usize| format!("rule {n} \\\"quoted\\\"");
     assert_eq!(decisions(&text, &named(0), "allowed"), 1.0);
-    assert_eq!(decisions(&text, &named(MAX_RULES_APART - 1), "allowed"), 1.0);
+    assert_eq!(decisions(&text, &named(MAX_COUNTED_RULES - 1), "allowed"), 1.0);
     assert_eq!(decisions(&text, "!other", "allowed"), 2.0);
-    assert!(!text.contains(&named(MAX_RULES_APART)));
+    assert!(!text.contains(&named(MAX_COUNTED_RULES)));
 }
 
 #[tokio::test]
@@ -356,7 +356,7 @@ async fn a_key_is_counted_alike_however_it_is_checked() {
     assert_eq!(counted(&short), counted(&long));
     assert_eq!(decisions(&short.metrics(), "!key", "denied"), 2.0);
     let top = |desk: &Desk<MemoryStore>| desk.observer().top(10);
-    assert_eq!((top(&short).heaviest, top(&short).refused), (top(&long).heaviest, top(&long).refused));
+    assert_eq!((top(&short).heaviest, top(&short).denied), (top(&long).heaviest, top(&long).denied));
 }
 
 /// Name and labels of each metric, and its type.

@@ -22,7 +22,7 @@ use tokio::task::spawn_blocking;
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
 use tollgate_core::picture;
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token, live},
     demo,
     desk::Desk,

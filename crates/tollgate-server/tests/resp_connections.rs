@@ -21,7 +21,7 @@ use tokio::{
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     connections::{Reception, SHUTDOWN_GRACE, Stop},
     desk::Desk,
     listen::{self, WRITE_TIMEOUT},

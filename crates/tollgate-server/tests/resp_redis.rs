@@ -8,7 +8,7 @@ use redis::{Value, aio::MultiplexedConnection};
 use tokio::net::TcpListener;
 use tollgate::{Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     connections::Reception,
     desk::Desk,
     resp::{self, Endpoint},

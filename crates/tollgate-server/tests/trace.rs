@@ -196,7 +196,7 @@ mod otlp {
         trace::v1::Span,
     };
     use tokio::{io::AsyncWriteExt, net::TcpListener};
-    use tollgate_server::{access::Access, connections::Stop, observe::otlp::Collector, resp::Endpoint};
+    use tollgate_server::{auth::Access, connections::Stop, observe::otlp::Collector, resp::Endpoint};
     use tonic::{Response, Status, transport::server::TcpIncoming};
 
     use super::*;

@@ -16,7 +16,7 @@ use tollgate_testkit::server::{Flavor, Server};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hammer");
 const PROCESSES: usize = 4;
 const CALLERS: usize = 8;
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
 /// What Redis may keep a key longer than twice its window.
 const TTL_SLACK: Duration = Duration::from_secs(10);

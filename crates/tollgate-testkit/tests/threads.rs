@@ -18,7 +18,7 @@ use tollgate_testkit::hammer::check_snapshot;
 use tollgate_testkit::server::{Flavor, Server};
 
 const THREADS: usize = 4;
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
 /// Bounds a test that could come to a standstill.
 const STANDSTILL: Duration = Duration::from_secs(30);

@@ -123,7 +123,7 @@ async fn a_refusal_says_which_policies_it_broke() {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": format!("used up: a \"b\"; try again in {seconds} seconds"),
+            "detail": format!("limit exceeded: a \"b\"; retry in {seconds} seconds"),
             "violated-policies": ["a \"b\""],
             "retry_after_ms": null,
         })
@@ -136,7 +136,7 @@ async fn a_cost_that_never_fits_is_refused_without_a_time() {
     let response = ask(serve(layer).await, "/", &[]).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key(header::RETRY_AFTER));
-    assert_eq!(body(&response)["detail"], "more than is ever allowed: r; waiting does not help");
+    assert_eq!(body(&response)["detail"], "denied: r; a retry cannot succeed");
     assert!(body(&response).get("retry_after_ms").is_none());
 }
 
@@ -269,7 +269,7 @@ async fn a_request_that_cannot_be_asked_about_does_not_pass() {
 async fn ones_own_refusal_has_the_fields_too() {
     let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())
         .dialect(Dialect::XRateLimit)
-        .on_refusal(|request, decision| {
+        .on_denial(|request, decision| {
             let text = format!("{} refused by {}", request.uri.path(), decision.rule().unwrap());
             Response::builder().status(StatusCode::FORBIDDEN).body(Bytes::from(text)).unwrap()
         });

@@ -237,7 +237,7 @@ async fn no_time_is_named_when_waiting_cannot_help() {
         lines(&decision, Dialect::Draft11),
         [r#"ratelimit-policy: "r";q=10;w=60"#, r#"ratelimit: "r";r=6;t=60"#]
     );
-    let blocked = Rule::new("r", log(10, MINUTE)).absent(Absent::Refuse).per(["user"]);
+    let blocked = Rule::new("r", log(10, MINUTE)).absent(Absent::Deny).per(["user"]);
     let decision = after([blocked], &[1]).await;
     assert_eq!(lines(&decision, Dialect::Draft11), [r#"ratelimit-policy: "r";q=0"#, r#"ratelimit: "r";r=0"#]);
     assert_eq!(

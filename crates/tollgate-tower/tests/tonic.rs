@@ -59,7 +59,7 @@ async fn exactly_the_limit_passes_and_the_rest_get_a_status_with_the_wait() {
                 assert_eq!(status.code(), Code::ResourceExhausted);
                 let wait = status.metadata().get("retry-after").unwrap().to_str().unwrap();
                 assert!((1..=60).contains(&wait.parse::<u64>().unwrap()), "{wait}");
-                assert_eq!(status.message(), format!("used up: 50% per ip; try again in {wait} seconds"));
+                assert_eq!(status.message(), format!("limit exceeded: 50% per ip; retry in {wait} seconds"));
             }
         }
     }

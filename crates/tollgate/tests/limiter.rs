@@ -11,7 +11,7 @@ use tollgate_testkit::server::{Flavor, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: SECOND };
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), denial_cache: SECOND };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
@@ -73,7 +73,7 @@ async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
 async fn units_cost_what_they_say_and_an_absent_label_is_as_the_rule_says() {
     let rules = [
         Rule::new("tokens", log(1_000)).unit("tokens").per(["user"]),
-        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Refuse),
+        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Deny),
     ];
     let limiter = memory(rules);
     let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::from(850))]).unwrap();

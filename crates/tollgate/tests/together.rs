@@ -14,7 +14,7 @@ use tollgate_testkit::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-const PATIENT: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+const PATIENT: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
 
 fn takes(cost: u32, labels: &[(&str, &str)]) -> Request {
     let labels = Labels::new(labels.iter().copied()).unwrap();

@@ -60,7 +60,7 @@ fn blot(value: &mut Value) {
 fn a_server_and_its_store_answer_every_call_alike() {
     let redis = Server::start(Flavor::Redis7);
     let home = Home::with(&format!(
-        "{ANY_PORTS}[store]\nurl = \"{}\"\nrefusal_cache = \"0s\"\ndeadline = \"5s\"\n{RULES}",
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndenial_cache = \"0s\"\ndeadline = \"5s\"\n{RULES}",
         redis.url()
     ));
     let server = home.start();

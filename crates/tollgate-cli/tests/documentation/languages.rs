@@ -82,7 +82,7 @@ impl Both {
         let home = tempfile::tempdir().unwrap();
         let mut rules = format!(
             "[server]\nhttp = \"127.0.0.1:0\"\ngrpc = \"off\"\nresp = \"off\"\n\
-             [store]\nurl = \"{}\"\nrefusal_cache = \"0s\"\ndeadline = \"5s\"\n",
+             [store]\nurl = \"{}\"\ndenial_cache = \"0s\"\ndeadline = \"5s\"\n",
             redis.url()
         );
         for algorithm in ALGORITHMS {

@@ -38,7 +38,7 @@ fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
     };
     let rules = ["open", "closed", "local"].map(rule).concat();
     let home = Home::with(&format!(
-        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"2s\"\nrefusal_cache = \"0s\"\n{rules}",
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"2s\"\ndenial_cache = \"0s\"\n{rules}",
         redis.url()
     ));
     let program = home.start();

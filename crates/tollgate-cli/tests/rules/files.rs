@@ -53,7 +53,7 @@ fn mistakes_are_shown_where_they_stand() {
     let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
     assert_eq!((checked.code, &*checked.err), (Some(1), ""), "{checked:?}");
     for part in [
-        "there is no key `amuont`",
+        "unknown key `amuont`",
         ":3:1\n",
         "did you mean `amount`?",
         "\"1x\" is not a duration",
@@ -148,8 +148,8 @@ fn what_people_write_who_know_other_languages_is_told_what_would_be_right() {
         ("[[rule]]\namount = 10,000\n", "one setting to the line, and numbers without commas", ":2:12\n"),
         ("[[rule]]\nname = \"a\" amount = 5\n", "one setting to the line", ":2:12\n"),
         ("[[rule]]\nname: a\n", "write = between a key and its value", ":2:5\n"),
-        ("[[rule]]\nlimit = 5\n", "there is no key `limit`", "did you mean `amount`?"),
-        ("[[rule]]\nperiod = \"1m\"\n", "there is no key `period`", "did you mean `window`?"),
+        ("[[rule]]\nlimit = 5\n", "unknown key `limit`", "did you mean `amount`?"),
+        ("[[rule]]\nperiod = \"1m\"\n", "unknown key `period`", "did you mean `window`?"),
         ("[[rule]]\nper = \"ip\"\n", "is not a list", "write it in [ ], as in [\"a\", \"b\"]"),
         ("{\"rule\": []}", "this is JSON: write rules and settings in TOML", "[[rule]]"),
         (

@@ -46,7 +46,7 @@ use self::messages::{
 };
 use self::question::Problem;
 use crate::{
-    access::{Access, Denied, Granted},
+    auth::{Access, AuthError, Identity},
     config::{Live, Scope},
     desk::{Caller, Desk, Transport},
     observe::{
@@ -204,7 +204,7 @@ impl<S: Store> Limits<S> {
         if gives_back {
             granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
                 observer.unauthorized(Call::CHECK);
-                self.access.audit_denied(peer, REFUND.name(), &denied);
+                self.access.audit_rejected(peer, REFUND.name(), &denied);
                 turned_away(&denied)
             })?;
         }
@@ -239,7 +239,7 @@ impl<S: Store> Limits<S> {
         Ok(answer::denied(0))
     }
 
-    fn granted(&self, headers: &HeaderMap) -> Result<Granted, Status> {
+    fn granted(&self, headers: &HeaderMap) -> Result<Identity, Status> {
         self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
             self.desk.observer().unauthorized(Call::CHECK);
             turned_away(&denied)
@@ -290,9 +290,11 @@ fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// What is answered to somebody who may not ask.
-fn turned_away(denied: &Denied) -> Status {
+fn turned_away(denied: &AuthError) -> Status {
     match denied {
-        Denied::NoToken => Status::unauthenticated(denied.to_string()),
-        Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
+        AuthError::MissingToken => Status::unauthenticated(denied.to_string()),
+        AuthError::UnknownToken | AuthError::MissingScope { .. } => {
+            Status::permission_denied(denied.to_string())
+        }
     }
 }

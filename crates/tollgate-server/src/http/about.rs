@@ -13,8 +13,8 @@ use crate::{
     config::{RuleView, fingerprint},
     desk::Desk,
     observe::{
+        heavy_hitters::{HeavyHitterSnapshot, MAX_KEYS},
         metrics::CONTENT_TYPE,
-        top::{MAX_KEYS, Snapshot},
     },
 };
 
@@ -62,7 +62,7 @@ pub(super) async fn rules<S: Store>(State(api): State<Api<S>>) -> Json<Rules> {
     Json(Rules::of(&api.desk.limiter().rules()))
 }
 
-pub(super) async fn top<S: Store>(State(api): State<Api<S>>) -> Json<Snapshot> {
+pub(super) async fn top<S: Store>(State(api): State<Api<S>>) -> Json<HeavyHitterSnapshot> {
     Json(api.desk.observer().top(MAX_KEYS))
 }
 

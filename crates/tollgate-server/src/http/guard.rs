@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use super::{problem::Problem, question::Call};
 use crate::{
-    access::{Access, Denied, Granted},
+    auth::{Access, AuthError, Identity},
     config::Scope,
     observe::{
         Observer,
@@ -78,7 +78,7 @@ where
                     observer.unauthorized(call.into());
                 }
                 if *scope != Scope::Check {
-                    access.audit_denied(peer(&request), action(&request), &denied);
+                    access.audit_rejected(peer(&request), action(&request), &denied);
                 }
                 return Either::Right(Box::pin(ready(Ok(refused(&denied)))));
             }
@@ -111,15 +111,15 @@ fn action(request: &Request) -> &str {
 }
 
 /// Who sent a request, if they may make calls that need this scope.
-pub(super) fn check<B>(access: &Access, request: &Request<B>, scope: Scope) -> Result<Granted, Denied> {
+pub(super) fn check<B>(access: &Access, request: &Request<B>, scope: Scope) -> Result<Identity, AuthError> {
     access.check(request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
 }
 
 /// What is answered to somebody who may not.
-pub(super) fn refused(denied: &Denied) -> Response {
+pub(super) fn refused(denied: &AuthError) -> Response {
     let status = match denied {
-        Denied::NoToken => StatusCode::UNAUTHORIZED,
-        Denied::WrongToken | Denied::TooWeak { .. } => StatusCode::FORBIDDEN,
+        AuthError::MissingToken => StatusCode::UNAUTHORIZED,
+        AuthError::UnknownToken | AuthError::MissingScope { .. } => StatusCode::FORBIDDEN,
     };
     let mut response = Problem::new(status, denied).into_response();
     if status == StatusCode::UNAUTHORIZED {

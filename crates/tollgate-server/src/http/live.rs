@@ -38,12 +38,12 @@ use super::{
     problem::Problem,
 };
 use crate::{
-    access::Granted,
+    auth::Identity,
     config::Scope,
     observe::{
+        heavy_hitters::{self, HeavyHitterSnapshot},
         history::{self, Second},
         logs::{Audit, audit},
-        top::{self, Snapshot},
     },
 };
 
@@ -101,7 +101,7 @@ struct Seconds<'a> {
 struct Listener<S> {
     api: Api<S>,
     authorization: Option<HeaderValue>,
-    granted: Granted,
+    granted: Identity,
     /// How often the tokens had changed before that was found out.
     tokens: u64,
     events: mpsc::Sender<Event>,
@@ -146,7 +146,7 @@ pub(super) async fn live<S: Store>(
     Ok(response)
 }
 
-fn granted<S: Store>(api: &Api<S>, authorization: Option<&HeaderValue>) -> Option<Granted> {
+fn granted<S: Store>(api: &Api<S>, authorization: Option<&HeaderValue>) -> Option<Identity> {
     api.settings.access.check(authorization.map(HeaderValue::as_bytes), Scope::Check).ok()
 }
 
@@ -185,7 +185,7 @@ impl<S: Store> Listener<S> {
                     rules = Some(in_force);
                 }
                 if top_told.is_none_or(|told| told.elapsed() >= TOP_INTERVAL) {
-                    let top: Snapshot = desk.observer().top(top::MAX_KEYS);
+                    let top: HeavyHitterSnapshot = desk.observer().top(heavy_hitters::MAX_KEYS);
                     self.send("top", &top).await?;
                     top_told = Some(Instant::now());
                 }

@@ -65,7 +65,7 @@ use self::{
     shortcut::Shortcut,
 };
 use crate::{
-    access::Access,
+    auth::Access,
     config::Scope,
     dashboard,
     desk::{Caller, Desk, Transport},

@@ -14,7 +14,7 @@ use tracing::Instrument;
 
 use super::{checked, guard, problem::Problem, question::Call};
 use crate::{
-    access::Access,
+    auth::Access,
     config::Scope,
     desk::{Desk, Transport},
     observe::trace::request_span,

@@ -1,28 +1,29 @@
-//! What the server tells about itself. Every decision is observed once, at the [desk](crate::desk).
+//! Observability: metrics, heavy hitters, history, logs and traces. Every decision is observed once, in the [desk](crate::desk).
 //!
-//! | module | has |
+//! | module | contents |
 //! |---|---|
-//! | `mod` | the [`Observer`]: what is noted of a decision |
-//! | `outcome` | what a decision means for each rule, in one word |
-//! | `tally`, `shard` | counts, for as many threads as there are |
-//! | [`metrics`] | every metric's name, labels and meaning, and the text that Prometheus reads |
-//! | [`top`] | the keys that ask the most and are refused the most |
-//! | [`history`] | decisions a second, of the last hour |
-//! | [`logs`] | what is logged, and where it goes |
-//! | [`trace`] | a span for each request, in the trace of the one who sent it |
-//! | `otlp` | spans to an OpenTelemetry collector |
+//! | `mod` | the [`Observer`], which records decisions |
+//! | `outcome` | the `outcome` label of a decision |
+//! | `counters`, `per_thread` | counters with one cell per thread |
+//! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
+//! | [`heavy_hitters`] | the keys with the most checks and the most denials |
+//! | [`history`] | decisions per second of the last hour |
+//! | [`logs`] | log format, filter and audit lines |
+//! | [`trace`] | a span for each request, as part of the caller's trace |
+//! | `otlp` | export of spans to an OpenTelemetry collector |
 //!
-//! Memory is bounded, whatever requests name: keys are never labels of a metric. Nothing here decides anything.
+//! Memory use is bounded independently of request content: keys are never metric labels. Nothing in this module influences
+//! decisions.
 
+mod counters;
+pub mod heavy_hitters;
 pub mod history;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod outcome;
-mod shard;
-mod tally;
-pub mod top;
+mod per_thread;
 pub mod trace;
 
 use std::{sync::Arc, time::Duration};
@@ -36,43 +37,42 @@ use tollgate::{
 };
 
 use self::{
+    counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    heavy_hitters::{HeavyHitters, KeyOutcome},
     outcome::{RequestOutcome, RuleOutcome},
-    tally::{Adjustment, RequestTally, RuleTally, Table, TransportTally},
-    top::{Noted, Top},
 };
 use crate::desk::{Subject, Transport};
 
-/// Notes what becomes of requests.
+/// Records the outcomes of requests.
 pub struct Observer {
     clock: Clock,
     begun: Instant,
-    /// The rules that are counted apart. Swapped when others are in force, so that a decision finds its counters
-    /// without a lock.
-    table: ArcSwap<Table>,
-    /// The table's counts of checks without rules, which are the same in every table.
-    keyed: RuleTally,
-    /// Held by who swaps the table.
+    /// The counters of each rule. Replaced when the rules change, so that a decision finds its counters without a lock.
+    table: ArcSwap<CounterTable>,
+    /// The counters of checks without rules, which every table shares.
+    keyed: RuleCounters,
+    /// Held while the table is replaced.
     swapping: Mutex<()>,
-    transports: [TransportTally; Transport::ALL.len()],
-    requests: RequestTally,
+    transports: [TransportCounters; Transport::ALL.len()],
+    requests: RequestCounters,
     reloads: metrics::Reloads,
-    top: Top,
+    top: HeavyHitters,
     history: history::History,
 }
 
-/// A request that is being decided; over when this is dropped, also if its caller has gone.
+/// A request in progress. It ends when this is dropped, even if the caller has disconnected.
 pub struct Pending<'a> {
     observer: &'a Observer,
     transport: Transport,
     begun: Instant,
 }
 
-/// Checks of keys, by limits that they came with, that the store decides at once. They are counted when it has.
+/// Checks of keys with their own limits that the store decides synchronously. They are counted together at the end.
 pub(crate) struct KeyChecks<'a> {
     observer: &'a Observer,
     transport: Transport,
     begun: Instant,
-    /// The same since the observer began.
+    /// `begun` as a duration since the start of the observer.
     since: Duration,
     passed: KeyCount,
     refused: KeyCount,
@@ -84,12 +84,12 @@ struct KeyCount {
     cost: u64,
 }
 
-/// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
+/// A call to the desk. A reset is not an operation of the limiter but is counted like one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// To decide, or to adjust.
+    /// An operation of the limiter.
     Decide(Operation),
-    /// To forget.
+    /// A reset.
     Reset,
 }
 
@@ -109,41 +109,40 @@ impl Call {
     }
 }
 
-/// What was decided, and whether what it is part of passed: of several that pass together, those say allowed that are
-/// not to blame for a refusal.
+/// A decision, and whether the group that it belongs to passed: in a denied group, single decisions can be allowed.
 #[derive(Clone, Copy)]
 struct Verdict<'a> {
     decision: &'a Decision,
     passed: bool,
 }
 
-/// What a request is about.
+/// The subject of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum About<'a> {
-    /// The rules that match it.
+    /// All matching rules.
     Rules {
-        /// What it says about itself.
+        /// The labels of the request.
         labels: &'a Labels,
-        /// What it costs.
+        /// The costs of the request.
         costs: &'a Costs,
     },
-    /// One key, by a limit of its own.
+    /// One key with its own limit.
     Key {
         /// The key.
         key: &'a [u8],
-        /// What it costs.
+        /// The cost of the request.
         cost: Cost,
     },
 }
 
 impl Observer {
-    /// An observer of a server with these rules.
+    /// Creates an observer for these rules.
     pub fn new(rules: Arc<RuleSet>) -> Self {
         Self::with_clock(rules, Clock::new())
     }
 
     fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
-        let table = Table::new(rules);
+        let table = CounterTable::new(rules);
         Self {
             begun: clock.now(),
             clock,
@@ -151,35 +150,35 @@ impl Observer {
             table: ArcSwap::from_pointee(table),
             swapping: Mutex::new(()),
             transports: Default::default(),
-            requests: RequestTally::default(),
+            requests: RequestCounters::default(),
             reloads: metrics::Reloads::default(),
-            top: Top::default(),
+            top: HeavyHitters::default(),
             history: history::History::default(),
         }
     }
 
-    /// A request has come.
+    /// Records the start of a request.
     pub fn begin(&self, transport: Transport) -> Pending<'_> {
         self.begin_at(transport, self.now())
     }
 
-    /// A request had come then.
+    /// Records the start of a request at an earlier time.
     pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Pending<'_> {
         self.transports[transport as usize].entered();
         Pending { observer: self, transport, begun }
     }
 
-    /// A request has come that cannot be asked about: its caller's mistake.
+    /// Counts an invalid request.
     pub fn invalid(&self, call: Call) {
         self.requests.count(call, RequestOutcome::Invalid);
     }
 
-    /// A request has come whose caller may not ask.
+    /// Counts a request without sufficient authorization.
     pub fn unauthorized(&self, call: Call) {
         self.requests.count(call, RequestOutcome::Unauthorized);
     }
 
-    /// Keys are to be checked.
+    /// Records the start of several checks of keys.
     pub(crate) fn begin_keys(&self, transport: Transport) -> KeyChecks<'_> {
         let begun = self.now();
         let (since, passed, refused) =
@@ -191,24 +190,24 @@ impl Observer {
         self.clock.now()
     }
 
-    /// How often the configuration was read, and how that went.
+    /// The results of configuration reloads.
     pub fn reloads(&self) -> &metrics::Reloads {
         &self.reloads
     }
 
-    /// The keys that ask the most and are refused the most.
-    pub fn top(&self, count: usize) -> top::Snapshot {
+    /// Returns the keys with the most checks and the most denials.
+    pub fn top(&self, count: usize) -> heavy_hitters::HeavyHitterSnapshot {
         self.top.snapshot(count, self.uptime())
     }
 
-    /// How long it has been watching.
+    /// The time since the observer was created.
     pub fn uptime(&self) -> Duration {
         self.clock.now().duration_since(self.begun)
     }
 
-    /// Counts by the rules in force, from now on.
-    fn follow(&self, rules: Arc<RuleSet>) -> Arc<Table> {
-        let _one_at_a_time = self.swapping.lock();
+    /// Replaces the table if the active rules differ.
+    fn follow(&self, rules: Arc<RuleSet>) -> Arc<CounterTable> {
+        let _guard = self.swapping.lock();
         let table = self.table.load_full();
         if Arc::ptr_eq(table.rules(), &rules) {
             return table;
@@ -220,7 +219,7 @@ impl Observer {
 }
 
 impl Pending<'_> {
-    /// It was decided. `in_force` are the rules to look at if those that are known do not explain the decision.
+    /// Records a decision. `in_force` returns the active rules, which are needed if the known ones do not explain the decision.
     pub fn decided(
         &self,
         operation: Operation,
@@ -233,7 +232,7 @@ impl Pending<'_> {
         self.note(operation, about, verdict, &in_force);
     }
 
-    /// It was several in one, that pass together or not at all.
+    /// Records the decision of several requests that pass together or not at all.
     pub fn decided_together(
         &self,
         requests: &[Request],
@@ -256,7 +255,7 @@ impl Pending<'_> {
         }
     }
 
-    /// Counts by each rule that was met.
+    /// Counts the decision for each rule that matched.
     fn note(
         &self,
         operation: Operation,
@@ -273,11 +272,11 @@ impl Pending<'_> {
                 continue;
             };
             match self.observer.table.load().find(rule) {
-                Some(tally) => self.note_tier(operation, about, verdict, tier, tally),
+                Some(counters) => self.note_tier(operation, about, verdict, tier, counters),
                 None => {
                     let table = self.observer.follow(in_force());
-                    let tally = table.find(rule).unwrap_or(table.other());
-                    self.note_tier(operation, about, verdict, tier, tally);
+                    let counters = table.find(rule).unwrap_or(table.other());
+                    self.note_tier(operation, about, verdict, tier, counters);
                 }
             }
         }
@@ -292,33 +291,33 @@ impl Pending<'_> {
         about: About<'_>,
         verdict: Verdict<'_>,
         tier: &TierDecision,
-        tally: &RuleTally,
+        counters: &RuleCounters,
     ) {
         let cost = about.cost(&tier.unit);
         match operation {
             Operation::Check => {
-                tally.decided(outcome::of_tier(verdict, tier), cost);
+                counters.decided(outcome::of_tier(verdict, tier), cost);
                 if tier.mode == Mode::Enforced {
-                    self.note_key(about, tier, tally);
+                    self.note_key(about, tier, counters);
                 }
             }
-            Operation::Charge => tally.adjusted(Adjustment::Charged, cost),
-            Operation::Refund { .. } => tally.adjusted(Adjustment::Refunded, cost),
+            Operation::Charge => counters.adjusted(Adjustment::Charged, cost),
+            Operation::Refund { .. } => counters.adjusted(Adjustment::Refunded, cost),
             Operation::Peek => {}
         }
     }
 
-    /// It cannot be decided.
+    /// Counts a request that failed.
     pub fn failed(&self, call: Call, error: &Error) {
         self.observer.requests.count(call, outcome::of_error(error));
     }
 
-    /// It has been done.
+    /// Counts a completed request without a decision.
     pub fn done(&self, call: Call) {
         self.observer.requests.count(call, RequestOutcome::Allowed);
     }
 
-    /// The rules that have no say in a decision that was made without the store: it does not name them.
+    /// Counts the matching rules that a degraded decision does not list.
     fn note_without_store(&self, about: About<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
         let Verdict { decision, passed } = verdict;
         let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
@@ -330,40 +329,43 @@ impl Pending<'_> {
         };
         let table = self.observer.follow(Arc::clone(rules));
         for applied in rules.matching(labels, costs).unwrap_or_default() {
-            let has_say = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
-            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(has_say) {
-                let tally = table.find(&applied.rule.name).unwrap_or(table.other());
-                tally.decided(outcome, about.cost(&applied.rule.unit));
+            let is_same_rule = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
+            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(is_same_rule) {
+                let counters = table.find(&applied.rule.name).unwrap_or(table.other());
+                counters.decided(outcome, about.cost(&applied.rule.unit));
             }
         }
     }
 
-    fn note_key(&self, about: About<'_>, tier: &TierDecision, tally: &RuleTally) {
+    fn note_key(&self, about: About<'_>, tier: &TierDecision, counters: &RuleCounters) {
         let Observer { top, begun, .. } = self.observer;
         let now = self.begun.duration_since(*begun);
-        let noted = if tier.outcome.is_allowed() { Noted::Passed } else { Noted::Refused };
+        let outcome = if tier.outcome.is_allowed() { KeyOutcome::Allowed } else { KeyOutcome::Denied };
         match about {
             About::Rules { labels, .. } if tier.rule.is_some() => {
-                top.note_rule(tally.top_rule(), labels, noted, now)
+                top.record_rule(counters.top_rule(), labels, outcome, now)
             }
-            About::Rules { labels, .. } => top.note_labels(labels, noted, now),
-            About::Key { key, .. } => top.note_key(key, noted, now),
+            About::Rules { labels, .. } => top.record_labels(labels, outcome, now),
+            About::Key { key, .. } => top.record_key(key, outcome, now),
         }
     }
 }
 
 impl KeyChecks<'_> {
-    /// One of them was decided.
+    /// Records one decision.
     #[inline]
     pub(crate) fn decided(&mut self, key: &[u8], cost: Cost, passed: bool) {
-        let (count, noted) =
-            if passed { (&mut self.passed, Noted::Passed) } else { (&mut self.refused, Noted::Refused) };
+        let (count, outcome) = if passed {
+            (&mut self.passed, KeyOutcome::Allowed)
+        } else {
+            (&mut self.refused, KeyOutcome::Denied)
+        };
         count.times += 1;
         count.cost = count.cost.wrapping_add(cost.units());
-        self.observer.top.note_key(key, noted, self.since);
+        self.observer.top.record_key(key, outcome, self.since);
     }
 
-    /// All of them were decided.
+    /// Counts all recorded decisions.
     pub(crate) fn end(self) {
         let Observer { transports, requests, keyed, .. } = self.observer;
         let outcomes = [
@@ -389,7 +391,7 @@ impl Drop for Pending<'_> {
 }
 
 impl About<'_> {
-    /// What the caller asked for in this unit.
+    /// The caller's cost in this unit.
     fn cost(&self, unit: &str) -> u64 {
         match self {
             Self::Rules { costs, .. } => costs.of(unit).units(),

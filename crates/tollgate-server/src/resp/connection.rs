@@ -472,7 +472,7 @@ mod tests {
     use tollgate::{Limiter, MemoryStore};
 
     use super::*;
-    use crate::access::Access;
+    use crate::auth::Access;
 
     /// Also in the middle of what it has sent: its answers may be much longer than that.
     #[tokio::test(start_paused = true)]

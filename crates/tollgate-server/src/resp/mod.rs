@@ -44,7 +44,7 @@ pub use self::{
     together::MAX_TOGETHER,
 };
 use crate::{
-    access::Access,
+    auth::Access,
     desk::{Caller, Desk, Transport},
 };
 

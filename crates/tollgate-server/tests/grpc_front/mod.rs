@@ -11,7 +11,7 @@ use std::{net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::live,
     connections::Reception,
     desk::Desk,

@@ -16,7 +16,7 @@ use tollgate_testkit::hammer::{Extent, Hammer, Hit, Line, check_snapshot, machin
 use tollgate_testkit::oracle::Admitted;
 
 /// Generous: whether answers are in time is for other tests.
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::from_secs(1) };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
 fn main() -> ExitCode {
     let (line, code) = match Hammer::from_args(std::env::args().skip(1)).and_then(run) {

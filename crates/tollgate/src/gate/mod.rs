@@ -65,7 +65,7 @@ pub struct Options {
     pub deadline: Duration,
     /// For how long at most a refusal that is certain is answered in this process, without asking the store
     /// again. 1 s unless set; zero asks every time.
-    pub refusal_cache: Duration,
+    pub denial_cache: Duration,
 }
 
 /// The deadline unless another is set.
@@ -75,11 +75,11 @@ const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
 /// How long a look at counters may take: it is for people, and no request waits for it.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long refusals are remembered unless set otherwise.
-const DEFAULT_REFUSAL_CACHE: Duration = Duration::from_secs(1);
+const DEFAULT_DENIAL_CACHE: Duration = Duration::from_secs(1);
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: DEFAULT_DEADLINE, refusal_cache: DEFAULT_REFUSAL_CACHE }
+        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE }
     }
 }
 
@@ -151,7 +151,7 @@ impl<S> Gate<S> {
 impl<S: Store> Gate<S> {
     pub(crate) fn new(store: S, options: Options) -> Self {
         // a refusal ends on this process's clock: one that stands still or jumps would never end it
-        let longest = if store.keeps_real_time() { options.refusal_cache } else { Duration::ZERO };
+        let longest = if store.keeps_real_time() { options.denial_cache } else { Duration::ZERO };
         let refusals = Refusals::new(longest);
         let (fallback, tally) = (Fallback::default(), Tally::default());
         let shared = Arc::new(Shared { store, options, refusals, fallback, tally });

@@ -2,7 +2,7 @@
 //!
 //! A counter that refuses a cost until some moment refuses it until then, whoever else comes: others can only use
 //! up more. Only a reset, a refund or another limit changes that. Those of this process act at once; those of
-//! others after [`super::Options::refusal_cache`] at the latest. A larger cost is refused as well, but for how
+//! others after [`super::Options::denial_cache`] at the latest. A larger cost is refused as well, but for how
 //! long is not known here: the store is asked.
 
 use std::{

@@ -107,7 +107,7 @@ fn a_rule(random: &mut StdRng, name: usize, overrides: usize) -> Rule {
     rule.cost = Cost::from(random.random_range(0..4));
     rule.shadow = random.random_bool(0.2);
     rule.overdraft = random.random_bool(0.2);
-    rule.absent = *[Absent::Skip, Absent::Shared, Absent::Refuse].choose(random).unwrap();
+    rule.absent = *[Absent::Skip, Absent::Shared, Absent::Deny].choose(random).unwrap();
     rule.exact = random.random_bool(0.2);
     rule.tag = maybe(random, |random| rule.per[..random.random_range(0..=rule.per.len())].to_vec());
     rule.stagger = algorithm == Algorithm::FixedWindow && random.random();
@@ -157,7 +157,7 @@ fn naive_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effect> {
         (Some(_), None) => return None,
         (None, None) => {}
     }
-    if lacking && rule.absent == Absent::Refuse {
+    if lacking && rule.absent == Absent::Deny {
         return Some(Effect::Refuse { reason: Refusal::Absent, shadow });
     }
     let values = |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<Vec<_>>();

@@ -71,7 +71,7 @@ pub enum Absent {
     /// Those without the label share a counter.
     Shared,
     /// It refuses, and waiting does not help.
-    Refuse,
+    Deny,
 }
 
 /// What a rule does when the store does not answer in time.

@@ -75,7 +75,7 @@ pub enum Effect {
 pub enum Refusal {
     /// An override blocks the request.
     Blocked,
-    /// The request lacks a `per` label, and the rule says `absent = "refuse"`.
+    /// The request lacks a `per` label, and the rule says `absent = "deny"`.
     Absent,
 }
 
@@ -211,7 +211,7 @@ impl Entry {
         if resolved.blocked.is_some() {
             return Ok(Some(Effect::Refuse { reason: Refusal::Blocked, shadow }));
         }
-        if rule.absent == Absent::Refuse && lacks_a_per_label(rule, labels) {
+        if rule.absent == Absent::Deny && lacks_a_per_label(rule, labels) {
             return Ok(Some(Effect::Refuse { reason: Refusal::Absent, shadow }));
         }
         let cost = self.cost(&resolved, costs)?;

@@ -142,10 +142,10 @@ fn a_rule_is_skipped_shared_or_refused_without_its_per_label() {
     assert_eq!(key(&shared, without).identity(), "acme,!");
     assert_ne!(key(&shared, without), key(&shared, &[("tenant", "acme"), ("ip", "")]));
 
-    let refuse = set([rule().absent(Absent::Refuse)]);
+    let refuse = set([rule().absent(Absent::Deny)]);
     assert_eq!(effect(&refuse, without), Effect::Refuse { reason: Refusal::Absent, shadow: false });
     assert_eq!(key(&refuse, with).identity(), "acme,1");
-    let shadow = set([rule().absent(Absent::Refuse).shadow()]);
+    let shadow = set([rule().absent(Absent::Deny).shadow()]);
     assert_eq!(effect(&shadow, without), Effect::Refuse { reason: Refusal::Absent, shadow: true });
 }
 
@@ -270,7 +270,7 @@ fn unlimited_exempts_blocked_refuses_and_the_later_of_them_wins() {
 
 #[test]
 fn an_exempt_request_is_not_refused_for_a_missing_label() {
-    let rule = Rule::new("r", bucket(1)).per(["ip"]).absent(Absent::Refuse);
+    let rule = Rule::new("r", bucket(1)).per(["ip"]).absent(Absent::Deny);
     let rules = set([rule.with_override(Override::when("vip", "*").unlimited().cost(Cost::MAX))]);
     assert!(rules.matching(&labels(&[("vip", "")]), &Costs::from(Cost::MAX)).unwrap().is_empty());
 }

@@ -45,7 +45,7 @@ pub(crate) fn rules() -> [Rule; 3] {
     ]
 }
 
-pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, refusal_cache: Duration::from_secs(1) };
+pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, denial_cache: Duration::from_secs(1) };
 
 pub(crate) async fn limiter(url: &str) -> Limiter<RedisStore> {
     let store = RedisStore::connect(url).await.unwrap();

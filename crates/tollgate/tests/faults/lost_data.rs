@@ -9,7 +9,7 @@ use tollgate_testkit::server::{Flavor, Server};
 use crate::bench::{HOUR, RECOVERY, alone};
 
 /// Generous, and every refusal is Redis's own.
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), refusal_cache: Duration::ZERO };
+const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
 
 async fn limiter(server: &Server) -> Limiter<RedisStore> {
     Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()

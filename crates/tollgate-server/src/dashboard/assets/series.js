@@ -82,9 +82,9 @@ export function worst(groups, of) {
 }
 
 // The store is away, and not only late for one or the other request.
-export const isDegraded = (second) => second.left_alone > 0 || second.degraded * 2 > second.allowed + second.denied;
+export const isDegraded = (second) => second.breakers_open > 0 || second.degraded * 2 > second.allowed + second.denied;
 // Some requests were decided without it.
-export const isTouched = (second) => second.left_alone > 0 || second.degraded > 0;
+export const isTouched = (second) => second.breakers_open > 0 || second.degraded > 0;
 
 // From when to when seconds are so, in seconds of the epoch. A short pause does not end it.
 export function periods(seconds, are) {
