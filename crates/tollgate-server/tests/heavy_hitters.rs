@@ -1,4 +1,4 @@
-//! The keys that ask the most and are denied the most.
+//! Heavy hitters: the keys with the most checks and the most denials.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -27,7 +27,7 @@ fn key(rule: &str, key: &str, count: u64, denied: u64) -> HeavyHitter {
     HeavyHitter { rule: rule.into(), key: key.into(), count, denied }
 }
 
-/// Numbers that look random and are the same each time.
+/// A deterministic random number generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -36,13 +36,13 @@ impl Numbers {
         self.0 >> 33
     }
 
-    /// A few are seen very often, and very many hardly ever.
+    /// Returns a few numbers often and many rarely.
     fn skewed(&mut self) -> u64 {
         (1 << 40) / (self.next() % (1 << 20) * (1 << 12) + 1 + self.next() % (1 << 12))
     }
 }
 
-/// What was outcome, by who counted it without a sketch.
+/// Exact counts, without a sketch.
 #[derive(Default)]
 struct Truth(HashMap<String, (u64, u64)>);
 
@@ -53,7 +53,7 @@ impl Truth {
         *denied += u64::from(outcome == KeyOutcome::Denied);
     }
 
-    /// Whether each key that is shown is counted within the error and `slack`, and each that should be shown is.
+    /// Checks that every listed count is within the error and `slack`, and that no heavy key is missing.
     fn agrees_with(&self, snapshot: &HeavyHitterSnapshot, slack: impl Fn(u64) -> u64) {
         let is_near = |shown: u64, error: u64, truth: u64| {
             shown <= truth + slack(truth) && shown + error + slack(truth) >= truth
@@ -75,8 +75,8 @@ impl Truth {
     }
 }
 
-/// So many checks by each of some threads.
-fn noted_by_threads(top: &HeavyHitters, each: u64) -> Truth {
+/// Records `each` checks on each of several threads.
+fn recorded_by_threads(top: &HeavyHitters, each: u64) -> Truth {
     const THREADS: u64 = 4;
     let rule = rule();
     let seen: Vec<Vec<(u64, KeyOutcome)>> = thread::scope(|scope| {
@@ -103,9 +103,9 @@ fn noted_by_threads(top: &HeavyHitters, each: u64) -> Truth {
 }
 
 #[test]
-fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_is_missed() {
+fn counts_are_within_the_error_and_no_heavy_key_is_missing() {
     let top = HeavyHitters::default();
-    let truth = noted_by_threads(&top, EXACT);
+    let truth = recorded_by_threads(&top, EXACT);
     let total: u64 = truth.0.values().map(|(count, _)| count).sum();
     assert!(truth.0.len() > 5_000, "{} keys are too few for a test", truth.0.len());
     let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
@@ -115,11 +115,11 @@ fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_i
 }
 
 #[test]
-fn of_very_many_checks_a_sample_is_near_the_truth() {
+fn sampled_counts_are_close_to_the_exact_counts() {
     let top = HeavyHitters::default();
-    let truth = noted_by_threads(&top, 20 * EXACT);
+    let truth = recorded_by_threads(&top, 20 * EXACT);
     let total: u64 = truth.0.values().map(|(count, _)| count).sum();
-    // seven times the standard deviation: by chance never
+    // seven standard deviations: practically impossible
     let slack = |count: u64| (7.0 * ((SAMPLED * count) as f64).sqrt()) as u64 + 7 * SAMPLED;
     let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
     assert!(snapshot.count.abs_diff(total) <= slack(total), "{} of {total}", snapshot.count);
@@ -127,7 +127,7 @@ fn of_very_many_checks_a_sample_is_near_the_truth() {
 }
 
 #[test]
-fn what_is_old_fades_also_when_nobody_asks_any_more() {
+fn old_checks_expire_even_without_new_ones() {
     let (top, rule) = (HeavyHitters::default(), rule());
     let keys = |at: Duration| -> Vec<(String, u64)> {
         let HeavyHitterSnapshot { heaviest, .. } = top.snapshot(10, at);
@@ -145,7 +145,7 @@ fn what_is_old_fades_also_when_nobody_asks_any_more() {
 }
 
 #[tokio::test]
-async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
+async fn the_desk_records_checks_and_denials_by_rule_and_key() {
     let minute = |amount| Limit::sliding_log(amount, Duration::from_secs(60)).unwrap();
     let rules = [
         Rule::new("per-user", minute(3)).per(["tenant", "user"]),
@@ -170,7 +170,7 @@ async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
     let eve = key("per-user", "tenant=acme user=eve", 5, 2);
     assert_eq!((snapshot.error, snapshot.denied_error), (0, 0));
     assert_eq!(snapshot.most_denied, std::slice::from_ref(&eve));
-    // of the last refusal, which was remembered, only the rule that refuses is known
+    // the last denial came from the denial cache and lists only the denying rule
     let mut heaviest = snapshot.heaviest;
     heaviest.retain(|key| &*key.rule != "all");
     assert_eq!(heaviest.len(), 3, "{heaviest:?}");
@@ -181,7 +181,7 @@ async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
 }
 
 #[test]
-fn a_long_key_is_cut_and_stays_apart_from_others() {
+fn a_long_key_is_truncated_and_keeps_its_own_count() {
     let (top, rule) = (HeavyHitters::default(), rule());
     let long = |end: &str| ip(&("ü".repeat(400) + end));
     top.record_rule(&rule, &long("a"), KeyOutcome::Allowed, Duration::ZERO);

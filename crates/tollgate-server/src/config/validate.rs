@@ -309,7 +309,7 @@ impl Validator<'_> {
             if let Some(field) = redis_only.into_iter().find(|field| !field.is_absent())
                 && !matches!(read.url, Field::Wrong(_))
             {
-                let message = "this setting is for Redis but store.url is memory: — remove it, or set store.url to a Redis";
+                let message = "this setting needs Redis but store.url is \"memory:\": remove it, or set store.url to a Redis";
                 self.problems.push(Problem::new(&field.location(), message));
             }
             return;

@@ -51,7 +51,7 @@ const ASSETS: [Asset; 13] = assets![
     "tables.js": SCRIPT,
     "try.js": SCRIPT,
     "timeline.js": SCRIPT,
-    "words.js": SCRIPT,
+    "format.js": SCRIPT,
     "icon.svg": "image/svg+xml",
     "vendor/uplot-1.6.32.min.css": CSS,
     "vendor/uplot-1.6.32.min.js": SCRIPT,

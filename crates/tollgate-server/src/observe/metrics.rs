@@ -73,8 +73,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
 
 const REQUESTS: Metric = counter("requests", "Requests by operation and outcome");
 const DECISIONS: Metric = counter("decisions", "Checks by matching rule and its outcome");
-const DECISION_COST: Metric =
-    counter("decision_cost", "Cost of checks in the rule's unit, before the rule's factor");
+const DECISION_COST: Metric = counter("decision_cost", "Cost in the rule's unit, before the rule's factor");
 const DECISION_DURATION: Metric = histogram(
     "decision_duration_seconds",
     "Time to decide, without parsing the request and writing the response",
