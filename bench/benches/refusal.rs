@@ -18,7 +18,7 @@ fn refused_here(criterion: &mut Criterion) {
         let server = server::Server::start().await.expect("a private Redis starts");
         let store = RedisStore::connect(server.url()).await.expect("it answers");
         // remembered for as long as the bench runs, so that no round trip is among what is measured
-        let options = Options { refusal_cache: Duration::from_secs(3600), ..Options::default() };
+        let options = Options { denial_cache: Duration::from_secs(3600), ..Options::default() };
         (server, Limiter::with_options(store, [], options).expect("there are no rules"))
     });
     let limit = Limit::token_bucket(1, Duration::from_secs(86_400)).expect("the limit is possible");

@@ -1,16 +1,16 @@
-//! The rules when nothing is configured: enough to see a request pass and another refused.
+//! The rules of a server without a configuration file, for demonstration.
 
 use std::{fmt::Write, time::Duration};
 
 use tollgate::{Limit, LimitError, Rule};
 
-/// How many logins an address has in a minute.
+/// Logins per minute and address.
 pub const LOGINS_PER_MINUTE: u64 = 5;
 
-/// The body of a check that `login-per-ip` refuses once it was sent [`LOGINS_PER_MINUTE`] times.
+/// The body of a check that `login-per-ip` denies after [`LOGINS_PER_MINUTE`] of them.
 pub const LOGIN: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
 
-/// The demo's rules.
+/// Returns the demo rules.
 ///
 /// ```
 /// # use tollgate_server::demo;
@@ -31,7 +31,7 @@ fn limits() -> Result<[Rule; 2], LimitError> {
     ])
 }
 
-/// A rule of the demo in one line.
+/// Describes a demo rule in one line.
 pub fn summary(rule: &Rule) -> String {
     let limit = &rule.limit;
     let mut line = format!("{}: {} per {:?}", rule.name, limit.amount(), limit.window());

@@ -1,42 +1,42 @@
-//! Durations as people write them: `250ms`, `30s`, `5m`, `1h30m`, `7d`.
+//! Durations in text form: `250ms`, `30s`, `5m`, `1h30m`, `7d`.
 //!
-//! Whole numbers, each with its unit, the larger unit first and none twice. Signs, spaces, fractions and
-//! calendar units mean nothing here, so they are refused rather than guessed at.
+//! Integers with a unit, in descending order of units, each unit at most once. Signs, spaces, fractions and calendar units
+//! are rejected because they are ambiguous.
 
 use std::time::Duration;
 
 /// The units, largest first, in milliseconds.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// A text that is no duration.
+/// The text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a duration: use whole numbers with d, h, m, s or ms, for example \"1h30m\" or \"250ms\""
 )]
 pub struct DurationError(String);
 
-/// Reads a duration.
+/// Parses a duration.
 ///
 /// # Errors
-/// When the text is anything else, or longer than a duration can be.
+/// If the text is not a duration, or the duration is too long.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
-    let refused = || DurationError(text.to_owned());
+    let invalid = || DurationError(text.to_owned());
     let mut total_ms: u64 = 0;
     let mut units = UNITS.iter();
     let mut rest = text;
     while !rest.is_empty() {
         let (number, after) = split_where(rest, |c| !c.is_ascii_digit());
         let (name, after) = split_where(after, |c| c.is_ascii_digit());
-        let (_, unit_ms) = units.find(|(unit, _)| *unit == name).ok_or_else(refused)?;
-        let number: u64 = number.parse().map_err(|_| refused())?;
-        let part_ms = number.checked_mul(*unit_ms).ok_or_else(refused)?;
-        total_ms = total_ms.checked_add(part_ms).ok_or_else(refused)?;
+        let (_, unit_ms) = units.find(|(unit, _)| *unit == name).ok_or_else(invalid)?;
+        let number: u64 = number.parse().map_err(|_| invalid())?;
+        let part_ms = number.checked_mul(*unit_ms).ok_or_else(invalid)?;
+        total_ms = total_ms.checked_add(part_ms).ok_or_else(invalid)?;
         rest = after;
     }
-    if text.is_empty() { Err(refused()) } else { Ok(Duration::from_millis(total_ms)) }
+    if text.is_empty() { Err(invalid()) } else { Ok(Duration::from_millis(total_ms)) }
 }
 
-/// Writes a duration as it is read; a fraction of a millisecond, which cannot be read, as Rust does.
+/// Formats a duration so that [`parse`] reads it; one with a fraction of a millisecond is formatted as Rust does.
 pub fn text(duration: Duration) -> String {
     let mut rest_ms = match u64::try_from(duration.as_millis()) {
         Ok(millis) if Duration::from_millis(millis) == duration => millis,
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_with_units_are_read() {
+    fn integers_with_units_are_parsed() {
         let table = [
             ("250ms", 250),
             ("30s", 30_000),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_as_the_same() {
+    fn formatted_durations_parse_to_the_same_value() {
         for (millis, written) in
             [(0, "0s"), (1, "1ms"), (60_000, "1m"), (5_400_000, "1h30m"), (93_784_005, "1d2h3m4s5ms")]
         {
@@ -91,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_and_named() {
-        let refused = [
+    fn other_texts_are_rejected() {
+        let invalid = [
             "",
             "1",
             "s",
@@ -117,7 +117,7 @@ mod tests {
             "18446744073709551615d",
             "213503982334d18446744073709551615ms",
         ];
-        for text in refused {
+        for text in invalid {
             assert_eq!(parse(text), Err(DurationError(text.to_owned())), "{text}");
         }
         assert!(parse("1.5h").unwrap_err().to_string().starts_with("\"1.5h\" is not a duration: use "));

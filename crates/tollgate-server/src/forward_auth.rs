@@ -10,7 +10,7 @@
 //! | `ip` | the client, as [`ClientAddress`] finds it |
 //!
 //! where a later line wins over an earlier one. Paths and hosts are as the client wrote them, also such as no URI should have, and
-//! [cut](asked::cut) to what a label holds: neither is a reason to refuse a request that nobody limits. What is refused is what
+//! [cut](target::truncate) to what a label holds: neither is a reason to refuse a request that nobody limits. What is refused is what
 //! could be read in two ways: a header that is given twice, several hosts.
 //!
 //! Reserved in the query: `cost`, a whole number of requests, and `deny_status`.
@@ -31,10 +31,10 @@ use axum::{
 };
 use tollgate::{Cost, Costs, Request};
 use tollgate_tower::{
-    asked,
     client::ClientAddress,
+    denial::{self, CheckError, DenialFormat},
     headers::{self, Dialect},
-    refusal::{self, Form, Mistake},
+    target,
 };
 use tracing::Instrument;
 
@@ -99,13 +99,13 @@ async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
             let deny_status = query.deny_status;
             (request(engine, &settings.client, query, peer, head), deny_status)
         }
-        Err(mistake) => (Err(mistake), None),
+        Err(error) => (Err(error), None),
     };
     let decided = match read {
-        Ok(request) => engine.decide(Transport::ForwardAuth, &request).await.map_err(Mistake::from),
-        Err(mistake) => {
+        Ok(request) => engine.decide(Transport::ForwardAuth, &request).await.map_err(CheckError::from),
+        Err(error) => {
             engine.observer().invalid(Call::CHECK);
-            Err(mistake)
+            Err(error)
         }
     };
     let dialect = settings.dialect;
@@ -115,8 +115,8 @@ async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
             headers::add(response.headers_mut(), &decision, dialect);
             response
         }
-        Ok(decision) => instead(refusal::response(&decision, dialect, Form::Http), deny_status),
-        Err(mistake) => instead(refusal::mistake(&mistake, Form::Http), deny_status),
+        Ok(decision) => instead(denial::response(&decision, dialect, DenialFormat::Http), deny_status),
+        Err(error) => instead(denial::error_response(&error, DenialFormat::Http), deny_status),
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response.map(Body::from)
@@ -129,18 +129,18 @@ fn request(
     query: Query<'_>,
     peer: SocketAddr,
     head: &Parts,
-) -> Result<Request<'static>, Mistake> {
+) -> Result<Request<'static>, CheckError> {
     let Query { mut labels, costs, .. } = query;
     let policy = engine.label_policy();
     for label in policy.labels() {
         if let Some(header) = &label.header
-            && let Some(value) = asked::single(&head.headers, header)?
+            && let Some(value) = target::single(&head.headers, header)?
         {
             put(&mut labels, &label.name, value);
         }
     }
     let asked = Asked::by(head, client.trusts(peer.ip()))?;
-    put(&mut labels, "method", asked::cut(asked.method.as_str().as_bytes()));
+    put(&mut labels, "method", target::truncate(asked.method.as_str().as_bytes()));
     if let Some(path) = asked.path {
         put(&mut labels, "path", path);
     }
@@ -154,7 +154,7 @@ fn request(
 }
 
 impl<'a> Query<'a> {
-    fn read(query: &'a str) -> Result<Self, Mistake> {
+    fn read(query: &'a str) -> Result<Self, CheckError> {
         let (mut labels, mut costs, mut deny_status) = (Vec::new(), None, None);
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let repeated = match &*name {
@@ -170,26 +170,26 @@ impl<'a> Query<'a> {
                 }
             };
             if repeated {
-                return Err(Mistake::OfCaller(format!("{name} is given more than once: give it once")));
+                return Err(CheckError::BadRequest(format!("{name} is given more than once: give it once")));
             }
         }
         Ok(Self { labels, costs: costs.unwrap_or(Cost::ONE.into()), deny_status })
     }
 }
 
-fn cost(text: &str) -> Result<Costs, Mistake> {
+fn cost(text: &str) -> Result<Costs, CheckError> {
     let number = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
     let cost = number.and_then(|number| Cost::new(number).ok());
     cost.map(Costs::from).ok_or_else(|| {
         let most = Cost::MAX.units();
-        Mistake::OfCaller(format!("cost {text:?} is not a cost: use a whole number from 0 to {most}"))
+        CheckError::BadRequest(format!("cost {text:?} is not a cost: use a whole number from 0 to {most}"))
     })
 }
 
-fn refusing_status(text: &str) -> Result<StatusCode, Mistake> {
+fn refusing_status(text: &str) -> Result<StatusCode, CheckError> {
     let status = text.parse::<StatusCode>().ok();
     status.filter(|status| status.is_client_error() || status.is_server_error()).ok_or_else(|| {
-        Mistake::OfCaller(format!(
+        CheckError::BadRequest(format!(
             "deny_status {text:?} is not one that refuses: use 400 to 599, for example 403"
         ))
     })
@@ -203,40 +203,40 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn by(head: &'a Parts, trusted: bool) -> Result<Self, Mistake> {
+    fn by(head: &'a Parts, trusted: bool) -> Result<Self, CheckError> {
         let forwarded =
-            |name: HeaderName| if trusted { asked::single(&head.headers, name.as_str()) } else { Ok(None) };
+            |name: HeaderName| if trusted { target::single(&head.headers, name.as_str()) } else { Ok(None) };
         let method = match forwarded(FORWARDED_METHOD)? {
             Some(value) => Cow::Owned(method(value)?),
             None => Cow::Borrowed(&head.method),
         };
-        let path = forwarded(FORWARDED_URI)?.map(asked::path);
+        let path = forwarded(FORWARDED_URI)?.map(target::path);
         let host = match forwarded(FORWARDED_HOST)? {
             Some(value) => Some(only_host(value)?),
-            None => asked::single(&head.headers, HOST.as_str())?,
+            None => target::single(&head.headers, HOST.as_str())?,
         };
-        Ok(Self { method, path, host: host.map(asked::host) })
+        Ok(Self { method, path, host: host.map(target::host) })
     }
 }
 
 /// The method, which a proxy passes on only if it is one: what is none here was not written by the client.
-fn method(value: &[u8]) -> Result<Method, Mistake> {
+fn method(value: &[u8]) -> Result<Method, CheckError> {
     Method::from_bytes(value)
-        .map_err(|_| Mistake::OfCaller(format!("the header {FORWARDED_METHOD} is not a method")))
+        .map_err(|_| CheckError::BadRequest(format!("the header {FORWARDED_METHOD} is not a method")))
 }
 
 /// The value, unless a proxy added its host to one that was there, which the client may have made up.
-fn only_host(value: &[u8]) -> Result<&[u8], Mistake> {
+fn only_host(value: &[u8]) -> Result<&[u8], CheckError> {
     if value.contains(&b',') {
-        return Err(Mistake::OfCaller(format!(
+        return Err(CheckError::BadRequest(format!(
             "the header {FORWARDED_HOST} has more than one host: give one"
         )));
     }
     Ok(value)
 }
 
-fn of_caller(error: impl ToString) -> Mistake {
-    Mistake::OfCaller(error.to_string())
+fn of_caller(error: impl ToString) -> CheckError {
+    CheckError::BadRequest(error.to_string())
 }
 
 /// Sets a label, in place of what an earlier source said.

@@ -1,12 +1,12 @@
-//! How labels are read and cleaned, on every front end: one [`LabelPolicy`] for all of them.
+//! Normalization of labels, with one [`LabelPolicy`] for all front ends.
 //!
-//! * A label of kind `ip` gets one spelling: canonical, IPv4 written as IPv6 as IPv4, and of IPv6 the network of
-//!   its caller, since a caller has 2^64 addresses and more. The label named `ip` is cleaned so also when nothing is
-//!   configured, but then may be something else than an address.
-//! * A secret label becomes a keyed hash before it is a key, a log line or a row of the dashboard.
-//! * A label with a header is read from that header where requests are passed through: forward-auth, middleware.
+//! * A label of kind `ip` is brought to its canonical form: IPv4-mapped IPv6 becomes IPv4, and IPv6 is truncated to a network,
+//!   since one client has 2^64 addresses or more. The label `ip` has this kind by default, but then accepts values
+//!   that are not addresses.
+//! * A secret label is replaced by a keyed hash before it is used in a key, a log line or the dashboard.
+//! * A label with a header is read from that header by forward-auth.
 //!
-//! Other labels pass as they are.
+//! Other labels are not changed.
 
 use std::{
     borrow::Cow,
@@ -20,65 +20,65 @@ use ipnet::{IpNet, Ipv6Net};
 use sha2::{Digest, Sha256};
 use tollgate::{LabelError, Labels, labels::MAX_LABEL_VALUE};
 
-/// The length of the network that IPv6 addresses are cut to, unless another is set.
+/// Default length of the network that IPv6 addresses are truncated to.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-/// The label that is an address unless the configuration says otherwise.
+/// The label with the default kind `ip`.
 pub const IP: &str = "ip";
 
-/// How many bytes of a hash are kept: enough that no two values of a label ever share a counter.
+/// Length of a hash, in bytes: enough to rule out collisions in practice.
 const HASH_BYTES: usize = 16;
-/// The longest spelling of an address.
+/// Maximum length of an address in text form.
 const MAX_ADDRESS: usize = 45;
-/// How many leading bytes a shortened value keeps; `#` and a hash in hex follow.
+/// Length of the unchanged prefix of a shortened value, which `#` and a hexadecimal hash follow.
 pub const SHORTENED_PREFIX: usize = MAX_LABEL_VALUE - 1 - 2 * HASH_BYTES;
 
-/// How the labels of all requests are read and cleaned.
+/// How labels are normalized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelPolicy {
     labels: Vec<LabelSettings>,
     secret: HashSecret,
 }
 
-/// How one label is read and cleaned.
+/// How one label is normalized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelSettings {
     /// Its name.
     pub name: String,
-    /// What its values are.
-    pub kind: Kind,
-    /// Of a label of kind `ip`: how many leading bits of an IPv6 address are kept.
+    /// The kind of its values.
+    pub kind: LabelKind,
+    /// Number of leading IPv6 bits to keep, for the kind `ip`.
     pub ipv6_prefix: u8,
-    /// The header it is read from, in small letters.
+    /// The header it is read from, in lower case.
     pub header: Option<String>,
-    /// Its values are hashed.
+    /// Whether its values are hashed.
     pub secret: bool,
-    /// A value that is not of its kind is refused; otherwise it passes as it is.
+    /// Whether a value that is not of its kind is an error; otherwise it is kept unchanged.
     pub strict: bool,
 }
 
-/// What the values of a label are.
+/// The kind of a label's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
-    /// Anything.
+pub enum LabelKind {
+    /// Any bytes.
     #[default]
     Text,
     /// IP addresses.
     Ip,
 }
 
-/// The key of the hash that stands for secret labels. Never shown.
+/// The key that secret labels are hashed with. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HashSecret(Vec<u8>);
 
-/// Why labels cannot be used.
+/// Labels are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CleanError {
-    /// They cannot be labels at all.
+    /// A name or value is invalid.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// A value of a label of kind `ip` is no address.
+    /// A value of a label of kind `ip` is not an address.
     #[error("label {label:?} is not an IP address: send one, for example \"203.0.113.9\" or \"2001:db8::1\"")]
     NotAnAddress {
         /// The label's name.
@@ -87,41 +87,41 @@ pub enum CleanError {
 }
 
 impl Default for LabelPolicy {
-    /// The policy when nothing is configured.
+    /// The policy of an empty `[labels]` table.
     fn default() -> Self {
         Self::new(Vec::new(), HashSecret::of_process())
     }
 }
 
 impl LabelPolicy {
-    /// A policy for these labels, and for `ip` if it is not among them.
+    /// Creates a policy for these labels, and for `ip` if it is not among them.
     pub fn new(mut labels: Vec<LabelSettings>, secret: HashSecret) -> Self {
         if !labels.iter().any(|label| label.name == IP) {
-            let kind = Kind::Ip;
+            let kind = LabelKind::Ip;
             labels.push(LabelSettings { kind, strict: false, ..LabelSettings::new(IP) });
         }
         Self { labels, secret }
     }
 
-    /// The labels that are cleaned or have a header.
+    /// The labels with settings.
     pub fn labels(&self) -> &[LabelSettings] {
         &self.labels
     }
 
-    /// How this label is read and cleaned, if in any special way.
+    /// The settings of a label, if it has any.
     pub fn label(&self, name: &str) -> Option<&LabelSettings> {
         self.labels.iter().find(|label| label.name == name)
     }
 
-    /// The labels that are read from headers, each with its header in small letters.
+    /// The labels that are read from headers, each with its header in lower case.
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.labels.iter().filter_map(|label| Some((&*label.name, label.header.as_deref()?)))
     }
 
-    /// The labels of a request, cleaned.
+    /// Normalizes the labels of a request.
     ///
     /// # Errors
-    /// When they cannot be labels, or one of kind `ip` is no address.
+    /// If a label is invalid, or one of kind `ip` is not an address.
     pub fn clean<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
     where
         N: AsRef<str>,
@@ -130,11 +130,11 @@ impl LabelPolicy {
         self.clean_each(pairs, |value| value)
     }
 
-    /// The labels of a request, cleaned; a value that is longer than a label may be is shortened instead of rejected.
-    /// For values that an end client writes where a rejection would let its request pass.
+    /// Normalizes the labels of a request and shortens values that are too long. For values from end clients, where
+    /// rejecting the request would let it pass unlimited.
     ///
     /// # Errors
-    /// As [`LabelPolicy::clean`], but not because of a long value.
+    /// As [`LabelPolicy::clean`], but not for long values.
     pub fn clean_shortened<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
     where
         N: AsRef<str>,
@@ -142,7 +142,7 @@ impl LabelPolicy {
     {
         self.clean_each(pairs, |value| match shortened(value.as_ref()) {
             Cow::Borrowed(_) => value,
-            Cow::Owned(short) => Cleaned::Other(short),
+            Cow::Owned(short) => Cleaned::Changed(short),
         })
     }
 
@@ -155,33 +155,33 @@ impl LabelPolicy {
         N: AsRef<str>,
         V: AsRef<[u8]>,
     {
-        let mut refused = None;
+        let mut rejected = None;
         let cleaned = pairs.into_iter().map_while(|(name, value)| {
             match self.label(name.as_ref()).map(|label| self.cleaned(label, value.as_ref())) {
-                None | Some(Ok(Cow::Borrowed(_))) => Some((name, fit(Cleaned::AsIs(value)))),
-                Some(Ok(Cow::Owned(other))) => Some((name, fit(Cleaned::Other(other)))),
+                None | Some(Ok(Cow::Borrowed(_))) => Some((name, fit(Cleaned::Unchanged(value)))),
+                Some(Ok(Cow::Owned(other))) => Some((name, fit(Cleaned::Changed(other)))),
                 Some(Err(error)) => {
-                    refused = Some(error);
+                    rejected = Some(error);
                     None
                 }
             }
         });
         let labels = Labels::new(cleaned);
-        match refused {
+        match rejected {
             Some(error) => Err(error),
             None => Ok(labels?),
         }
     }
 
-    /// The value that a label has after cleaning; borrowed when it stays as it is.
+    /// Normalizes one value; borrowed if it is unchanged.
     ///
     /// # Errors
-    /// When the label is of kind `ip`, and this is no address.
+    /// If the label has the kind `ip` and the value is not an address.
     pub fn cleaned<'v>(&self, label: &LabelSettings, value: &'v [u8]) -> Result<Cow<'v, [u8]>, CleanError> {
         let value = match label.kind {
-            Kind::Text => Cow::Borrowed(value),
-            Kind::Ip => match address(value) {
-                // One that is spelled as IPv4 is spelled in the only way.
+            LabelKind::Text => Cow::Borrowed(value),
+            LabelKind::Ip => match address(value) {
+                // Dotted IPv4 has a single form.
                 Some(IpAddr::V4(_)) if !value.contains(&b':') => Cow::Borrowed(value),
                 Some(address) => label.network(address),
                 None if label.strict => {
@@ -195,11 +195,11 @@ impl LabelPolicy {
 }
 
 impl LabelSettings {
-    /// A label of any text, which passes as it is.
+    /// A label whose values are not changed.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            kind: Kind::Text,
+            kind: LabelKind::Text,
             ipv6_prefix: DEFAULT_IPV6_PREFIX,
             header: None,
             secret: false,
@@ -207,7 +207,7 @@ impl LabelSettings {
         }
     }
 
-    /// How an address is spelled: of IPv6, that of the network around it.
+    /// The canonical form of an address; for IPv6, of its network.
     fn network(&self, address: IpAddr) -> Cow<'static, [u8]> {
         let address = match address {
             IpAddr::V6(v6) => {
@@ -218,32 +218,32 @@ impl LabelSettings {
         Cow::Owned(address.to_string().into_bytes())
     }
 
-    /// Whether a network in a condition can never match, since addresses are cut to less than its length.
-    pub(crate) fn cuts_into(&self, network: &IpNet) -> bool {
+    /// Whether a network in a condition can never match because addresses are truncated to a shorter prefix.
+    pub(crate) fn truncates(&self, network: &IpNet) -> bool {
         matches!(network, IpNet::V6(v6) if v6.prefix_len() > self.ipv6_prefix)
     }
 }
 
 impl HashSecret {
-    /// A secret that all instances share.
+    /// Creates a key that all instances share.
     pub fn new(secret: impl Into<Vec<u8>>) -> Self {
         Self(secret.into())
     }
 
-    /// The secret of this process, made up at its first use: another process hashes otherwise.
+    /// The random key of this process, generated at first use.
     pub fn of_process() -> Self {
         static OF_PROCESS: OnceLock<[u8; 32]> = OnceLock::new();
         let secret = OF_PROCESS.get_or_init(|| {
             let mut bytes = [0; 32];
-            getrandom::fill(&mut bytes).expect("the system gives random bytes");
+            getrandom::fill(&mut bytes).expect("the system provides random bytes");
             bytes
         });
         Self(secret.to_vec())
     }
 
-    /// The label's name takes part, so that a value that two labels have is not known to be the same.
+    /// The hash includes the label's name, so that equal values of two labels have different hashes.
     fn hash(&self, label: &str, value: &[u8]) -> Vec<u8> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key may have any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts keys of any length");
         mac.update(label.as_bytes());
         mac.update(&[0]);
         mac.update(value);
@@ -258,24 +258,24 @@ impl fmt::Debug for HashSecret {
     }
 }
 
-/// A value that passes as it is, or what became of it.
+/// A normalized value.
 enum Cleaned<V> {
-    AsIs(V),
-    Other(Vec<u8>),
+    Unchanged(V),
+    Changed(Vec<u8>),
 }
 
 impl<V: AsRef<[u8]>> AsRef<[u8]> for Cleaned<V> {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Self::AsIs(value) => value.as_ref(),
-            Self::Other(value) => value,
+            Self::Unchanged(value) => value.as_ref(),
+            Self::Changed(value) => value,
         }
     }
 }
 
-/// A value that fits a label: a longer one becomes its first [`SHORTENED_PREFIX`] bytes, `#` and a SHA-256 of all of it, cut to 128
-/// bits. Prefix patterns still match, and two different values keep different counters. The hash has no key, so that all instances
-/// agree.
+/// Shortens a value to the maximum length of a label: its first [`SHORTENED_PREFIX`] bytes, `#` and the SHA-256 of the whole
+/// value, truncated to 128 bits. Prefix patterns still match, and different values keep different counters. The hash has no
+/// key, so that it is equal on all instances.
 pub fn shortened(value: &[u8]) -> Cow<'_, [u8]> {
     if value.len() <= MAX_LABEL_VALUE {
         return Cow::Borrowed(value);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     fn ip(name: &str, ipv6_prefix: u8) -> LabelSettings {
-        LabelSettings { kind: Kind::Ip, ipv6_prefix, ..LabelSettings::new(name) }
+        LabelSettings { kind: LabelKind::Ip, ipv6_prefix, ..LabelSettings::new(name) }
     }
 
     fn policy(labels: impl Into<Vec<LabelSettings>>) -> LabelPolicy {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_spelling_and_an_ipv6_caller_one_value() {
+    fn addresses_are_canonical_and_ipv6_is_truncated_to_a_network() {
         let policy = policy([ip("ip", 64), ip("peer", 48), ip("host", 128)]);
         for (label, given, expected) in [
             ("ip", "203.0.113.9", "203.0.113.9"),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_where_one_was_asked_for() {
+    fn a_configured_address_label_rejects_other_values() {
         let policy = policy([ip("ip", 64)]);
         for given in
             ["", "localhost", "1.2.3", "1.2.3.4 ", "1.2.3.4:80", "[::1]", "fe80::1%eth0", &"1".repeat(2000)]
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_label_ip_is_cleaned_without_being_configured_and_may_be_something_else() {
+    fn the_label_ip_is_normalized_by_default_and_accepts_other_values() {
         let policy = LabelPolicy::default();
         assert_eq!(value(&policy, "ip", "::ffff:1.2.3.4"), "1.2.3.4");
         assert_eq!(value(&policy, "ip", "2001:db8::1:0:0:1"), "2001:db8::");
@@ -381,19 +381,19 @@ mod tests {
     const HASHED: &str = "c4853d1055d1628a4a6839d1ccc8a040";
 
     #[test]
-    fn an_address_is_one_value_also_when_it_is_secret() {
-        let policy = policy([LabelSettings { kind: Kind::Ip, ..secret("ip") }]);
+    fn a_secret_address_is_canonicalized_before_it_is_hashed() {
+        let policy = policy([LabelSettings { kind: LabelKind::Ip, ..secret("ip") }]);
         assert_eq!(value(&policy, "ip", "::ffff:1.2.3.4"), value(&policy, "ip", "1.2.3.4"));
         assert_eq!(value(&policy, "ip", "1.2.3.4").len(), 2 * HASH_BYTES);
     }
 
     #[test]
-    fn the_secret_of_a_process_stays_the_same() {
+    fn the_key_of_a_process_does_not_change() {
         assert_eq!(HashSecret::of_process(), HashSecret::of_process());
     }
 
     #[test]
-    fn labels_that_cannot_be_labels_are_refused_as_everywhere() {
+    fn invalid_labels_are_rejected() {
         let error = LabelPolicy::default().clean([("a", "1"), ("a", "2")]).unwrap_err();
         assert_eq!(error, CleanError::Label(LabelError::Repeated("a".into())));
     }
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(&one[SHORTENED_PREFIX + 1..], LONG_HASHED);
         let fits = &long('1')[..MAX_LABEL_VALUE];
         assert_eq!(clean("path", fits), fits);
-        assert_eq!(clean("api_key", &long('1')).len(), 2 * HASH_BYTES, "a secret is hashed whole");
+        assert_eq!(clean("api_key", &long('1')).len(), 2 * HASH_BYTES, "a secret is hashed as a whole");
         assert!(policy.clean([("path", long('1'))]).is_err());
     }
 

@@ -6,7 +6,7 @@
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
 //! * [`startup`]: when it is ready
 //! * [`net`]: listeners, TLS, connection limits and timeouts, shared by all front ends
-//! * [`access`]: tokens and their scopes
+//! * [`auth`]: tokens and their scopes
 //! * [`http`]: the JSON API
 //! * `dashboard`: the page for people, at `/`
 //! * [`resp`]: the Redis protocol
@@ -21,7 +21,7 @@
 //!
 //! No limit is decided here. The time is asked only to tell how long something took, and when.
 
-pub mod access;
+pub mod auth;
 pub mod config;
 mod dashboard;
 pub mod demo;

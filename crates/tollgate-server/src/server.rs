@@ -8,13 +8,13 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
-use tollgate::{Limiter, Options, RulesError};
+use tollgate::{Limiter, RulesError};
 use tollgate_tower::client::ClientAddress;
 
 use crate::{
-    access::Access,
+    auth::Access,
     config::{
-        Config, ConfigError, GivenEmpty, Listen, Live, ServerSettings, Source, live,
+        Config, ConfigError, ExplicitlyEmpty, Listen, Live, ServerSettings, Source, live,
         watch::{Reload, Watcher},
     },
     engine::Engine,
@@ -332,7 +332,7 @@ impl Server {
         {
             return Err(StartError::Exposed(address));
         }
-        let GivenEmpty { rules, tokens } = config.given_empty;
+        let ExplicitlyEmpty { rules, tokens } = config.explicitly_empty;
         if config.rules.is_empty() && !self.config.rules.is_empty() && !rules {
             return Err(StartError::NoRules);
         }

@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on {}", listener.local_addr()?);
-    // with the address of who connects, or every request is answered with 500
+    // with the peer address, without which every request is answered with 500
     axum::serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! A decision as the fields of a response: how much is allowed, what is left, when to come back.
+//! A decision as response headers: limit, remaining quota, and time until reset or retry.
 //!
-//! | dialect | fields |
+//! | dialect | headers |
 //! |---|---|
 //! | `draft-11` | `RateLimit-Policy: "login";q=10;w=60` and `RateLimit: "login";r=3;t=41`, one member for each rule |
 //! | `draft-07` | `RateLimit-Policy: 10;w=60` and `RateLimit: limit=10, remaining=3, reset=41` |
@@ -9,10 +9,10 @@
 //! | `github` | the same and `-Used`, `-Resource`, where `-Reset` is a Unix time |
 //! | `none` | none of these |
 //!
-//! In every dialect a refusal that ends by itself carries `Retry-After`. Seconds are whole and rounded up. Shadow rules are not
-//! shown, and nothing is said of limits while the store is away and they are not enforced.
+//! In every dialect, a denial that ends by itself has `Retry-After`. Seconds are integers, rounded up. Shadow rules are
+//! omitted, and so are limits that are not enforced because the store is unavailable.
 //!
-//! Drafts 6 and 7 and the older dialects have room for one limit: the one that decided.
+//! Drafts 6 and 7 and the older dialects show one limit: the deciding one.
 
 use std::{cmp::Reverse, fmt, str::FromStr, time::Duration};
 
@@ -20,25 +20,25 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tollgate::{Algorithm, Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
 use tollgate_core::decision::whole_seconds_up;
 
-/// The largest integer of a structured field: 15 digits.
+/// Maximum integer of a structured field: 15 digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// What a limit without a rule is called.
+/// The name of a limit without a rule.
 const UNNAMED: &str = "default";
 
-/// What a member usually has beside its name, in bytes: enough that it need not grow.
-const ROOM_FOR_PARAMETERS: usize = 32;
+/// Typical length of a member's parameters, for preallocation.
+const PARAMETERS_CAPACITY: usize = 32;
 
-/// The most fields of a decision in draft 11.
+/// Maximum number of headers in draft 11.
 const MAX_FIELDS: usize = 3;
 
-/// The shortest window that fields can express.
-const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+/// The shortest window that headers can express.
+const MIN_WINDOW: Duration = Duration::from_secs(1);
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// The parameters of draft 11.
+/// Parameter names of draft 11.
 mod parameter {
     pub(super) const QUOTA: &str = "q";
     pub(super) const QUOTA_UNIT: &str = "qu";
@@ -47,27 +47,27 @@ mod parameter {
     pub(super) const EFFECTIVE_WINDOW: &str = "t";
 }
 
-/// How limits are told to clients.
+/// The dialect of the rate limit headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dialect {
-    /// draft-ietf-httpapi-ratelimit-headers-11, which is on the wire also what -10 is.
+    /// draft-ietf-httpapi-ratelimit-headers-11, which has the same syntax as -10.
     #[default]
     Draft11,
-    /// The same document's version 7: one dictionary.
+    /// Version 7 of the same draft: one dictionary.
     Draft07,
-    /// Its version 6: four fields.
+    /// Version 6 of the same draft: four headers.
     Draft06,
     /// `X-RateLimit-*` with a reset in seconds from now.
     XRateLimit,
-    /// `X-RateLimit-*` with a reset as Unix time, left out where the store's time is not known.
+    /// `X-RateLimit-*` with a reset as Unix time, omitted if the store's time is unknown.
     GitHub,
-    /// Nothing but `Retry-After`.
+    /// Only `Retry-After`.
     None,
 }
 
 impl Dialect {
-    /// Every dialect, the default first.
+    /// All dialects, the default first.
     pub const ALL: [Self; 6] =
         [Self::Draft11, Self::Draft07, Self::Draft06, Self::XRateLimit, Self::GitHub, Self::None];
 
@@ -90,7 +90,7 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// A name of no dialect.
+/// The dialect is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown header dialect {0:?}: use draft-11, draft-07, draft-06, x-ratelimit, github or none")]
 pub struct DialectError(String);
@@ -104,7 +104,7 @@ impl FromStr for Dialect {
     }
 }
 
-/// The fields that tell a client about a decision, in the order in which they are best read.
+/// Returns the headers of a decision.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -124,18 +124,18 @@ impl FromStr for Dialect {
 /// # }).unwrap();
 /// ```
 pub fn of(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, HeaderValue)> {
-    let value = |text| HeaderValue::try_from(text).expect("a field is made of printable ASCII");
-    texts(decision, dialect).into_iter().map(|(name, text)| (name, value(text))).collect()
+    let value = |text| HeaderValue::try_from(text).expect("header values are printable ASCII");
+    pairs(decision, dialect).into_iter().map(|(name, text)| (name, value(text))).collect()
 }
 
-/// The same, for who has another form for their values.
-pub fn texts(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, String)> {
+/// Returns the headers of a decision with values as strings.
+pub fn pairs(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, String)> {
     let mut fields = match dialect {
-        Dialect::Draft11 => named_lists(decision),
-        Dialect::Draft07 => one_dictionary(decision),
-        Dialect::Draft06 => four_fields(decision),
-        Dialect::XRateLimit => numbers(decision),
-        Dialect::GitHub => numbers_and_date(decision),
+        Dialect::Draft11 => draft_11(decision),
+        Dialect::Draft07 => draft_07(decision),
+        Dialect::Draft06 => draft_06(decision),
+        Dialect::XRateLimit => x_ratelimit_headers(decision),
+        Dialect::GitHub => github_headers(decision),
         Dialect::None => Vec::new(),
     };
     if let Some(wait) = decision.retry_after() {
@@ -144,8 +144,8 @@ pub fn texts(decision: &Decision, dialect: Dialect) -> Vec<(HeaderName, String)>
     fields
 }
 
-/// Adds the fields of a decision to a response that may have some already, as from a limiter further inside: lists
-/// grow, everything else stays as it is.
+/// Adds the headers of a decision to a response that may already have some from an inner limiter: lists are extended, other
+/// headers are kept.
 pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
     for (name, value) in of(decision, dialect) {
         let is_list = name == POLICY || (name == RATE_LIMIT && dialect == Dialect::Draft11);
@@ -157,10 +157,10 @@ pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
     }
 }
 
-/// Draft 11: all policies; of an allowed request what each has left, of a refused one those that refuse it. So
-/// `Retry-After`, the longest of their waits, never names a moment before the end of a `t`.
-fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
-    let policies = one_for_each_name(shown(decision)).map(|tier| {
+/// Draft 11: all policies, and the state of each, or after a denial of those that deny. So `Retry-After`, the longest wait, is
+/// never earlier than the end of a `t`.
+fn draft_11(decision: &Decision) -> Vec<(HeaderName, String)> {
+    let policies = one_per_name(enforced(decision)).map(|tier| {
         let mut member = quoted(name(tier));
         push_number(&mut member, parameter::QUOTA, quota(tier));
         if *tier.unit != *DEFAULT_UNIT {
@@ -171,8 +171,8 @@ fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
         }
         member
     });
-    let speaking = shown(decision).filter(|tier| tier.outcome.is_allowed() == decision.is_allowed());
-    let states = one_for_each_name(speaking).map(|tier| {
+    let relevant = enforced(decision).filter(|tier| tier.outcome.is_allowed() == decision.is_allowed());
+    let states = one_per_name(relevant).map(|tier| {
         let mut member = quoted(name(tier));
         push_number(&mut member, parameter::AVAILABLE, tier.remaining);
         if let Some(seconds) = effective_window(tier) {
@@ -186,7 +186,7 @@ fn named_lists(decision: &Decision) -> Vec<(HeaderName, String)> {
     fields
 }
 
-fn one_dictionary(decision: &Decision) -> Vec<(HeaderName, String)> {
+fn draft_07(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     let (limit, remaining, reset) =
         (clamped(tier.limit), clamped(tier.remaining), clamped(whole_seconds_up(until_reset(tier))));
@@ -195,7 +195,7 @@ fn one_dictionary(decision: &Decision) -> Vec<(HeaderName, String)> {
     fields
 }
 
-fn four_fields(decision: &Decision) -> Vec<(HeaderName, String)> {
+fn draft_06(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     let mut fields = plain_policy(decision, tier);
     fields.extend([
@@ -206,10 +206,10 @@ fn four_fields(decision: &Decision) -> Vec<(HeaderName, String)> {
     fields
 }
 
-/// Policies as drafts 6 and 7 have them: a quota and a window, and no quota twice. Of two alike, the one that decided.
+/// Policies in drafts 6 and 7: a quota and a window, each quota at most once. Of two with equal quotas, the deciding one is kept.
 fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, String)> {
     let mut quotas = Vec::new();
-    let members = std::iter::once(deciding).chain(shown(decision)).filter_map(|tier| {
+    let members = std::iter::once(deciding).chain(enforced(decision)).filter_map(|tier| {
         let seconds = window_seconds(tier)?;
         if quotas.contains(&quota(tier)) {
             return None;
@@ -221,7 +221,7 @@ fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName
     if members.is_empty() { Vec::new() } else { vec![(POLICY, members)] }
 }
 
-fn numbers(decision: &Decision) -> Vec<(HeaderName, String)> {
+fn x_ratelimit_headers(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
     vec![
         (HeaderName::from_static("x-ratelimit-limit"), integer(tier.limit)),
@@ -230,9 +230,9 @@ fn numbers(decision: &Decision) -> Vec<(HeaderName, String)> {
     ]
 }
 
-fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, String)> {
+fn github_headers(decision: &Decision) -> Vec<(HeaderName, String)> {
     let Some(tier) = decision.deciding() else { return Vec::new() };
-    let mut fields = numbers(decision);
+    let mut fields = x_ratelimit_headers(decision);
     fields.pop();
     let used = tier.limit.saturating_sub(tier.remaining);
     fields.push((HeaderName::from_static("x-ratelimit-used"), integer(used)));
@@ -244,27 +244,27 @@ fn numbers_and_date(decision: &Decision) -> Vec<(HeaderName, String)> {
     fields
 }
 
-/// The limits that clients are told of: those that can refuse.
-fn shown(decision: &Decision) -> impl Iterator<Item = &TierDecision> + Clone {
+/// The limits that are shown to clients: those that can deny.
+fn enforced(decision: &Decision) -> impl Iterator<Item = &TierDecision> + Clone {
     decision.tiers.iter().filter(|tier| tier.mode == Mode::Enforced)
 }
 
-/// Of several counters of one rule, as requests have that are decided together, the one that leaves the least: clients know limits by their
-/// names alone.
-fn one_for_each_name<'a>(
+/// For each rule name, the tier with the least quota left: a group of requests can have several counters of one rule, and clients
+/// identify limits by name.
+fn one_per_name<'a>(
     tiers: impl Iterator<Item = &'a TierDecision> + Clone,
 ) -> impl Iterator<Item = &'a TierDecision> {
     let tiers = tiers.enumerate();
     tiers.clone().filter_map(move |(place, tier)| {
         let is_before = |(other_place, other): (usize, &TierDecision)| {
-            name(other) == name(tier) && (leaves(other), other_place) < (leaves(tier), place)
+            name(other) == name(tier) && (availability(other), other_place) < (availability(tier), place)
         };
         (!tiers.clone().any(is_before)).then_some(tier)
     })
 }
 
-/// The less a limit leaves, the smaller.
-fn leaves(tier: &TierDecision) -> (bool, Reverse<Duration>, u64) {
+/// Orders tiers by the quota that they leave, least first.
+fn availability(tier: &TierDecision) -> (bool, Reverse<Duration>, u64) {
     let wait = match tier.outcome {
         Outcome::Denied { retry: Retry::Never } => Duration::MAX,
         Outcome::Denied { retry: Retry::After(wait) } => wait,
@@ -273,24 +273,24 @@ fn leaves(tier: &TierDecision) -> (bool, Reverse<Duration>, u64) {
     (tier.outcome.is_allowed(), Reverse(wait), tier.remaining)
 }
 
-/// What clients know a limit by.
+/// The name of a limit in headers.
 pub(crate) fn name(tier: &TierDecision) -> &str {
     tier.rule.as_deref().unwrap_or(UNNAMED)
 }
 
-/// The amount per window, which a burst does not change; nothing under a rule that refuses outright.
+/// The amount per window, independent of the burst; 0 for a rule that always denies.
 fn quota(tier: &TierDecision) -> u64 {
     tier.policy.map_or(0, |limit| limit.amount())
 }
 
-/// The window; one with a fraction counts as the longer one, as the same quota then promises less.
+/// The window in seconds, rounded up: the same quota over a longer window promises less.
 fn window_seconds(tier: &TierDecision) -> Option<u64> {
     let window = tier.policy?.window();
-    (window >= SHORTEST_WINDOW).then(|| whole_seconds_up(window))
+    (window >= MIN_WINDOW).then(|| whole_seconds_up(window))
 }
 
-/// For how long no more than what remains may be used. A bucket refills all the time: until it is full, as naming the
-/// next unit's arrival would invite far more than the limit.
+/// The time for which the remaining quota has to last. For a token bucket this is the time until it is full: the time until the
+/// next unit would invite far more requests than the limit allows.
 fn effective_window(tier: &TierDecision) -> Option<u64> {
     if let Outcome::Denied { retry: Retry::After(wait) } = tier.outcome {
         return Some(seconds(wait));
@@ -304,7 +304,7 @@ fn effective_window(tier: &TierDecision) -> Option<u64> {
     }
 }
 
-/// When the older dialects say that a limit resets: for who is refused, when to come back.
+/// The reset of the older dialects; for a denied request, the time until a retry.
 fn until_reset(tier: &TierDecision) -> Duration {
     match tier.outcome {
         Outcome::Denied { retry: Retry::After(wait) } => wait,
@@ -312,7 +312,7 @@ fn until_reset(tier: &TierDecision) -> Duration {
     }
 }
 
-/// A wait in whole seconds, rounded up and never zero.
+/// A wait in seconds, rounded up and never zero.
 fn seconds(wait: Duration) -> u64 {
     whole_seconds_up(wait).max(1)
 }
@@ -348,10 +348,10 @@ fn list(mut members: impl Iterator<Item = String>) -> String {
     text
 }
 
-/// A string of a structured field. Names of rules and units are printable ASCII; should one ever not be, it is
-/// still a valid field.
+/// Quotes a string for a structured field. Rule and unit names are printable ASCII; other characters are replaced so that the
+/// field stays valid.
 fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + ROOM_FOR_PARAMETERS);
+    let mut quoted = String::with_capacity(text.len() + PARAMETERS_CAPACITY);
     quoted.push('"');
     if text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'\\' | b'"')) {
         quoted.push_str(text);
@@ -360,7 +360,7 @@ fn quoted(text: &str) -> String {
             if matches!(c, '\\' | '"') {
                 quoted.push('\\');
             }
-            quoted.push(shown_as(c));
+            quoted.push(printable_char(c));
         }
     }
     quoted.push('"');
@@ -368,9 +368,9 @@ fn quoted(text: &str) -> String {
 }
 
 fn printable(text: &str) -> String {
-    text.chars().map(shown_as).collect()
+    text.chars().map(printable_char).collect()
 }
 
-fn shown_as(c: char) -> char {
+fn printable_char(c: char) -> char {
     if matches!(c, ' '..='~') { c } else { '?' }
 }

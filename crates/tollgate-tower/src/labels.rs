@@ -1,24 +1,24 @@
-//! What a request says about itself, from its head.
+//! Reads the labels of a request from its head.
 
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use http::{HeaderName, header::HOST, request::Parts};
 use tollgate::{LabelError, Labels};
 
-use crate::{asked, client::ClientAddress, refusal::Mistake};
+use crate::{client::ClientAddress, denial::CheckError, target};
 
 type Read<V> = Arc<dyn Fn(&Parts) -> Option<V> + Send + Sync>;
 
-/// One label: its name and where its value is found.
+/// A label and the source of its value.
 #[derive(Clone)]
-pub(crate) struct Label {
+pub(crate) struct LabelSpec {
     pub(crate) name: Cow<'static, str>,
-    pub(crate) source: Source,
+    pub(crate) source: LabelSource,
 }
 
-/// Where the value of a label is found.
+/// The source of a label's value.
 #[derive(Clone)]
-pub(crate) enum Source {
+pub(crate) enum LabelSource {
     ClientIp { client: ClientAddress, peer: Read<IpAddr> },
     Header(HeaderName),
     Method,
@@ -27,8 +27,8 @@ pub(crate) enum Source {
     Custom(Read<Vec<u8>>),
 }
 
-/// The labels of a request. One that its source does not have is absent.
-pub(crate) fn read(labels: &[Label], request: &Parts) -> Result<Labels, Mistake> {
+/// Reads the labels of a request. A label without a value is absent.
+pub(crate) fn read(labels: &[LabelSpec], request: &Parts) -> Result<Labels, CheckError> {
     let mut pairs = Vec::with_capacity(labels.len());
     for label in labels {
         if let Some(value) = label.source.value(request)? {
@@ -36,40 +36,40 @@ pub(crate) fn read(labels: &[Label], request: &Parts) -> Result<Labels, Mistake>
         }
     }
     Labels::new(pairs).map_err(|error| match error {
-        LabelError::ValueTooLong { .. } => Mistake::OfCaller(error.to_string()),
-        _ => Mistake::Ours(error.to_string()),
+        LabelError::ValueTooLong { .. } => CheckError::BadRequest(error.to_string()),
+        _ => CheckError::Misconfigured(error.to_string()),
     })
 }
 
-impl Source {
-    fn value(&self, request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
+impl LabelSource {
+    fn value(&self, request: &Parts) -> Result<Option<Vec<u8>>, CheckError> {
         Ok(match self {
             Self::ClientIp { client, peer } => {
-                // Without it, limits for each address would apply to nobody.
+                // Without an address, limits per address would not apply.
                 let peer = peer(request).ok_or_else(|| {
-                    Mistake::Ours(
-                        "the address that connected is not known: see RateLimitLayer::client_ip".into(),
+                    CheckError::Misconfigured(
+                        "the peer address is unknown: see RateLimitLayer::client_ip".into(),
                     )
                 })?;
                 Some(client.counted(peer, &request.headers).to_string().into())
             }
-            Self::Header(name) => asked::single(&request.headers, name.as_str())?.map(<[u8]>::to_vec),
-            Self::Method => Some(asked::cut(request.method.as_str().as_bytes()).into()),
-            Self::Path => Some(asked::cut(request.uri.path().as_bytes()).into()),
+            Self::Header(name) => target::single(&request.headers, name.as_str())?.map(<[u8]>::to_vec),
+            Self::Method => Some(target::truncate(request.method.as_str().as_bytes()).into()),
+            Self::Path => Some(target::truncate(request.uri.path().as_bytes()).into()),
             Self::Host => host(request)?,
             Self::Custom(read) => read(request),
         })
     }
 }
 
-/// The host that is asked for, by the target or by the header: of two, the service within might take the other.
-fn host(request: &Parts) -> Result<Option<Vec<u8>>, Mistake> {
-    let of_target = request.uri.host().map(|host| asked::host(host.as_bytes()));
-    let of_header = asked::single(&request.headers, HOST.as_str())?.map(asked::host);
-    match (of_target, of_header) {
-        (Some(one), Some(other)) if one != other => {
-            Err(Mistake::OfCaller("the target and the header host name different hosts: name one".into()))
-        }
+/// The host in the target or the `host` header. They must agree, because the inner service could use either.
+fn host(request: &Parts) -> Result<Option<Vec<u8>>, CheckError> {
+    let in_target = request.uri.host().map(|host| target::host(host.as_bytes()));
+    let in_header = target::single(&request.headers, HOST.as_str())?.map(target::host);
+    match (in_target, in_header) {
+        (Some(one), Some(other)) if one != other => Err(CheckError::BadRequest(
+            "the target and the header host have different hosts: send one host".into(),
+        )),
         (one, other) => Ok(one.or(other)),
     }
 }

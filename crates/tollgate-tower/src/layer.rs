@@ -1,4 +1,4 @@
-//! What the middleware is told: where labels come from, what requests cost, how refusals look.
+//! The settings of the middleware: sources of labels, costs, and responses to denied requests.
 
 use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
@@ -10,18 +10,17 @@ use tower_layer::Layer;
 use crate::{
     client::ClientAddress,
     headers::Dialect,
-    labels::{Label, Source},
+    labels::{LabelSource, LabelSpec},
     service::RateLimit,
 };
 
 type CostOf = Arc<dyn Fn(&Parts) -> Costs + Send + Sync>;
-type Refuse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
+type DenialResponse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
 
 /// Puts a [`Limiter`] in front of a service. Cheap to clone.
 ///
-/// Every request is asked about with the labels that are named here; what the rules say decides. A label whose source
-/// the request does not have is absent, and the rule's `absent` says what that means; the client's address is never
-/// absent. Of two sources for one label the later counts.
+/// Every request is checked with the configured labels. A label without a value is absent, which the rule's `absent` setting
+/// handles; the client's address is never absent. The last source configured for a label is used.
 ///
 /// ```
 /// use std::{net::SocketAddr, time::Duration};
@@ -45,69 +44,73 @@ type Refuse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RateLimitLayer {
-    settings: Arc<Settings>,
+    settings: Arc<LayerSettings>,
 }
 
-pub(crate) struct Settings {
+pub(crate) struct LayerSettings {
     pub(crate) limiter: Limiter,
-    pub(crate) labels: Vec<Label>,
+    pub(crate) labels: Vec<LabelSpec>,
     pub(crate) cost: Option<CostOf>,
     pub(crate) dialect: Dialect,
-    pub(crate) refuse: Option<Refuse>,
+    pub(crate) denial_response: Option<DenialResponse>,
 }
 
 impl RateLimitLayer {
-    /// Asks this limiter about every request: no labels yet, each costs one, draft 11 fields, problem+json.
+    /// Checks every request with this limiter: no labels, a cost of one, draft 11 headers, problem+json.
     pub fn new(limiter: Limiter) -> Self {
-        let settings =
-            Settings { limiter, labels: Vec::new(), cost: None, dialect: Dialect::default(), refuse: None };
+        let settings = LayerSettings {
+            limiter,
+            labels: Vec::new(),
+            cost: None,
+            dialect: Dialect::default(),
+            denial_response: None,
+        };
         Self { settings: Arc::new(settings) }
     }
 
-    /// Label `ip`: the client's address. `peer` finds the address that connected, which is where each server
-    /// puts it:
+    /// Adds the label `ip`, the client's address. `peer` returns the peer address of the connection, which each server stores
+    /// in a different extension:
     ///
     /// * axum: `|request| request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())`, and serve with
     ///   `into_make_service_with_connect_info::<SocketAddr>()`
     /// * tonic: `|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())`
     ///
-    /// When there is none, the request is answered with 500: a limit for each address would otherwise apply
-    /// to nobody.
+    /// A request without a peer address is answered with 500, because limits per address would not apply to it.
     #[must_use]
     pub fn client_ip(
         self,
         client: ClientAddress,
         peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static,
     ) -> Self {
-        self.with_label("ip".into(), Source::ClientIp { client, peer: Arc::new(peer) })
+        self.with_label("ip".into(), LabelSource::ClientIp { client, peer: Arc::new(peer) })
     }
 
-    /// A label from a header, byte for byte. A request that has the header twice is answered with 400.
+    /// Adds a label from a header, unchanged. A request that repeats the header is answered with 400.
     #[must_use]
     pub fn header(self, label: impl Into<Cow<'static, str>>, header: HeaderName) -> Self {
-        self.with_label(label.into(), Source::Header(header))
+        self.with_label(label.into(), LabelSource::Header(header))
     }
 
-    /// Label `method`.
+    /// Adds the label `method`.
     #[must_use]
     pub fn method(self) -> Self {
-        self.with_label("method".into(), Source::Method)
+        self.with_label("method".into(), LabelSource::Method)
     }
 
-    /// Label `path`, as the client wrote it: `/users/7`, without the query. To limit what a route serves, label requests by
-    /// its template instead, which has one spelling; see [`RateLimitLayer::matched_path`]. A long one is [cut](crate::asked::cut).
+    /// Adds the label `path` as the client wrote it, without the query: `/users/7`. To limit a route, use its template instead,
+    /// which has a single form; see [`RateLimitLayer::matched_path`]. A long path is [truncated](crate::target::truncate).
     #[must_use]
     pub fn path(self) -> Self {
-        self.with_label("path".into(), Source::Path)
+        self.with_label("path".into(), LabelSource::Path)
     }
 
-    /// Label `host`: the host that is asked for, in lower case and without port.
+    /// Adds the label `host`, in lower case and without port.
     #[must_use]
     pub fn host(self) -> Self {
-        self.with_label("host".into(), Source::Host)
+        self.with_label("host".into(), LabelSource::Host)
     }
 
-    /// A label from the template of the route that axum has for a request: `/users/{id}` for `/users/7` and `/users/8`.
+    /// Adds a label with axum's route template: `/users/{id}` for `/users/7` and `/users/8`.
     ///
     /// ```
     /// use axum::{Router, routing::get};
@@ -122,8 +125,8 @@ impl RateLimitLayer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Absent where no route is, and everywhere unless the layer is one of the router, as here: around it, nothing is matched yet.
-    /// Only axum 0.8 is understood.
+    /// The label is absent if no route matches, and always if the layer wraps the router: use `Router::layer`, as here. Supports
+    /// axum 0.8 only.
     #[cfg(feature = "axum")]
     #[must_use]
     pub fn matched_path(self, label: impl Into<Cow<'static, str>>) -> Self {
@@ -132,7 +135,7 @@ impl RateLimitLayer {
         })
     }
 
-    /// A label from anything in the head of a request, for example what authentication left there:
+    /// Adds a label from any part of a request's head, for example from an extension set by authentication:
     ///
     /// ```
     /// # use tollgate::{Limiter, MemoryStore};
@@ -152,23 +155,23 @@ impl RateLimitLayer {
         value: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
         let read = move |request: &Parts| value(request).map(Into::into);
-        self.with_label(label.into(), Source::Custom(Arc::new(read)))
+        self.with_label(label.into(), LabelSource::Custom(Arc::new(read)))
     }
 
-    /// What a request costs; one, unless this says otherwise.
+    /// Sets the cost of a request; the default is one.
     #[must_use]
     pub fn cost<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.cost = Some(Arc::new(move |request| cost(request).into())))
     }
 
-    /// How limits are told to clients.
+    /// Sets the dialect of the rate limit headers.
     #[must_use]
     pub fn dialect(self, dialect: Dialect) -> Self {
         self.with(|settings| settings.dialect = dialect)
     }
 
-    /// Another response to those who are refused, instead of problem+json or the gRPC status. The fields of
-    /// the dialect are added to it.
+    /// Sets the response to denied requests, instead of problem+json or the gRPC status. The headers of the dialect are added to
+    /// it.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -176,8 +179,8 @@ impl RateLimitLayer {
     /// use tollgate::{Limiter, MemoryStore};
     /// use tollgate_tower::RateLimitLayer;
     ///
-    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?).on_refusal(|_request, decision| {
-    ///     let text = format!("slow down: {} is used up", decision.rule().unwrap_or("your limit"));
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?).on_denial(|_request, decision| {
+    ///     let text = format!("slow down: {} is exhausted", decision.rule().unwrap_or("your limit"));
     ///     let mut response = Response::new(Bytes::from(text));
     ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     ///     response
@@ -185,33 +188,33 @@ impl RateLimitLayer {
     /// # Ok::<(), tollgate::RulesError>(())
     /// ```
     #[must_use]
-    pub fn on_refusal(
+    pub fn on_denial(
         self,
         response: impl Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.with(|settings| settings.refuse = Some(Arc::new(response)))
+        self.with(|settings| settings.denial_response = Some(Arc::new(response)))
     }
 
-    fn with_label(self, name: Cow<'static, str>, source: Source) -> Self {
+    fn with_label(self, name: Cow<'static, str>, source: LabelSource) -> Self {
         self.with(|settings| {
             settings.labels.retain(|label| label.name != name);
-            settings.labels.push(Label { name, source });
+            settings.labels.push(LabelSpec { name, source });
         })
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut LayerSettings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self
     }
 }
 
-impl Settings {
+impl LayerSettings {
     pub(crate) fn cost(&self, request: &Parts) -> Costs {
         self.cost.as_ref().map_or_else(|| Cost::ONE.into(), |cost| cost(request))
     }
 }
 
-// by hand: the store need not be cloned, nor shown
+// Not derived, because that would require the store to implement `Clone` and `Debug`.
 
 impl Clone for RateLimitLayer {
     fn clone(&self) -> Self {
@@ -219,14 +222,14 @@ impl Clone for RateLimitLayer {
     }
 }
 
-impl Clone for Settings {
+impl Clone for LayerSettings {
     fn clone(&self) -> Self {
         Self {
             limiter: self.limiter.clone(),
             labels: self.labels.clone(),
             cost: self.cost.clone(),
             dialect: self.dialect,
-            refuse: self.refuse.clone(),
+            denial_response: self.denial_response.clone(),
         }
     }
 }
@@ -237,7 +240,7 @@ impl fmt::Debug for RateLimitLayer {
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for LayerSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let labels: Vec<_> = self.labels.iter().map(|label| &label.name).collect();
         f.debug_struct("RateLimit")

@@ -1,4 +1,4 @@
-//! Rate limits for services that speak HTTP or gRPC: a [tower](https://docs.rs/tower) layer for axum, hyper and tonic.
+//! Rate limits for HTTP and gRPC services: a [tower](https://docs.rs/tower) layer for axum, hyper and tonic.
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -15,24 +15,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! * [`RateLimitLayer`]: what a request says about itself, what it costs, how it is refused
-//! * [`RateLimit`]: the service: request, labels, decision, then the service within or a refusal
-//! * [`refusal`]: a refusal as problem+json, or as a gRPC status
-//! * [`headers`]: a decision as response fields, in the dialect that clients know
-//! * [`client`]: whose request it is, when proxies stand in between
-//! * [`asked`]: what it asks for, its path and its host
+//! * [`RateLimitLayer`]: settings: labels, costs and responses to denied requests
+//! * [`RateLimit`]: the service, which checks a request and then calls the inner service or responds with a denial
+//! * [`denial`]: a denial as problem+json or as a gRPC status
+//! * [`headers`]: a decision as response headers, in several dialects
+//! * [`client`]: the client's address behind proxies
+//! * [`target`]: path and host of a request
 //!
-//! With the feature `axum`, a default, requests can be labelled by the template of their route.
+//! The default feature `axum` adds labels from route templates.
 //!
-//! Nothing here decides or waits for anything but the [`Limiter`](tollgate::Limiter), which answers by its deadline.
+//! All decisions come from the [`Limiter`](tollgate::Limiter), which answers within its deadline.
 
-pub mod asked;
 pub mod client;
+pub mod denial;
 pub mod headers;
 mod labels;
 mod layer;
-pub mod refusal;
 mod service;
+pub mod target;
 
 pub use self::{layer::RateLimitLayer, service::RateLimit};
 

@@ -1,4 +1,4 @@
-//! The service: a request becomes labels, these a decision, and that lets it pass or refuses it.
+//! The service: reads the labels of a request, checks them, and calls the inner service or responds with a denial.
 
 use std::{
     fmt, mem,
@@ -14,16 +14,16 @@ use tollgate::Decision;
 use tower_service::Service;
 
 use crate::{
+    denial::{self, CheckError, DenialFormat},
     headers, labels,
-    layer::Settings,
-    refusal::{self, Form, Mistake},
+    layer::LayerSettings,
 };
 
 /// A service behind a [`Limiter`](tollgate::Limiter), made by a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// The service within finds the [`Arc<Decision>`](Decision) in the extensions of the request, and whoever is further out in those
-/// of the response: how much is left, or that the store was away and the rules' policies decided
-/// ([`Decision::is_degraded`]). Clients are not told the latter.
+/// The [`Arc<Decision>`](Decision) is available to the inner service as an extension of the request and to outer services as
+/// an extension of the response: remaining quota, and whether the store failed and the rules' failure policies decided
+/// ([`Decision::is_degraded`]). Clients do not see the latter.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -40,11 +40,11 @@ use crate::{
 /// ```
 pub struct RateLimit<I> {
     pub(crate) inner: I,
-    pub(crate) settings: Arc<Settings>,
+    pub(crate) settings: Arc<LayerSettings>,
 }
 
-/// The response of the service within, or one of ours.
-type Answer<B> = Response<Either<B, Full<Bytes>>>;
+/// The response of the inner service, or a denial.
+type LimitedResponse<B> = Response<Either<B, Full<Bytes>>>;
 
 impl<I, B, R> Service<Request<B>> for RateLimit<I>
 where
@@ -52,16 +52,16 @@ where
     I::Future: Send + 'static,
     B: Send + 'static,
 {
-    type Response = Answer<R>;
+    type Response = LimitedResponse<R>;
     type Error = I::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Answer<R>, I::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<LimitedResponse<R>, I::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The clone is not ready; the one that is must be the one that is called.
+        // `poll_ready` made this instance ready; the clone is not ready and replaces it.
         let fresh = self.inner.clone();
         let mut ready = mem::replace(&mut self.inner, fresh);
         let settings = Arc::clone(&self.settings);
@@ -69,7 +69,9 @@ where
             let (mut head, body) = request.into_parts();
             let decision = match decide(&settings, &head).await {
                 Ok(decision) => Arc::new(decision),
-                Err(mistake) => return Ok(refusal::mistake(&mistake, Form::of(&head)).map(ours)),
+                Err(error) => {
+                    return Ok(denial::error_response(&error, DenialFormat::of(&head)).map(own_body));
+                }
             };
             let mut response = if decision.is_allowed() {
                 head.extensions.insert(Arc::clone(&decision));
@@ -77,7 +79,7 @@ where
                 headers::add(response.headers_mut(), &decision, settings.dialect);
                 response.map(Either::Left)
             } else {
-                refuse(&settings, &head, &decision).map(ours)
+                denial_response(&settings, &head, &decision).map(own_body)
             };
             response.extensions_mut().insert(decision);
             Ok(response)
@@ -85,25 +87,25 @@ where
     }
 }
 
-async fn decide(settings: &Settings, head: &Parts) -> Result<Decision, Mistake> {
+async fn decide(settings: &LayerSettings, head: &Parts) -> Result<Decision, CheckError> {
     let labels = labels::read(&settings.labels, head)?;
-    // Within the limiter's deadline, whatever the client says of its own (`grpc-timeout`): one shorter than the store takes
-    // would leave the decision to the rules' policies, and pass where they are open.
+    // The client's `grpc-timeout` does not shorten the limiter's deadline: with a short timeout a client could force a
+    // decision without the store, which allows the request if a rule fails open.
     Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
 }
 
-fn refuse(settings: &Settings, head: &Parts, decision: &Decision) -> Response<Bytes> {
-    match &settings.refuse {
+fn denial_response(settings: &LayerSettings, head: &Parts, decision: &Decision) -> Response<Bytes> {
+    match &settings.denial_response {
         Some(own) => {
             let mut response = own(head, decision);
             headers::add(response.headers_mut(), decision, settings.dialect);
             response
         }
-        None => refusal::response(decision, settings.dialect, Form::of(head)),
+        None => denial::response(decision, settings.dialect, DenialFormat::of(head)),
     }
 }
 
-fn ours<B>(body: Bytes) -> Either<B, Full<Bytes>> {
+fn own_body<B>(body: Bytes) -> Either<B, Full<Bytes>> {
     Either::Right(Full::new(body))
 }
 

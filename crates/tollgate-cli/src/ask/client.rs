@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate_server::{config::file_of_flag, server::StartError};
+use tollgate_server::{config::read_flag_file, server::StartError};
 use ureq::{
     Agent,
     http::Uri,
@@ -190,7 +190,7 @@ fn private_key(path: &Path) -> Result<PrivateKey<'static>, Box<dyn Error>> {
 }
 
 fn items(flag: &'static str, path: &Path) -> Result<Vec<PemItem<'static>>, Box<dyn Error>> {
-    let pem = file_of_flag(flag, path).map_err(StartError::from)?;
+    let pem = read_flag_file(flag, path).map_err(StartError::from)?;
     let items: Result<Vec<_>, _> = parse_pem(&pem).collect();
     items.map_err(|error| format!("{flag}: {}: {error}", path.display()).into())
 }

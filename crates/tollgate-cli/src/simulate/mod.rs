@@ -33,7 +33,7 @@ use std::{fs, path::PathBuf, str::FromStr};
 use clap::Args;
 use tollgate::{Cost, Costs, RuleSet, Timestamp, rules::MAX_UNITS};
 use tollgate_server::{
-    config::{self, Deciding, Flags, Origin, Source},
+    config::{self, Flags, Origin, RuleConfig, Source},
     server::StartError,
 };
 
@@ -248,8 +248,8 @@ impl Simulate {
         rows: &mut usize,
     ) -> Result<(Replay, String), Box<dyn std::error::Error>> {
         let source = Source::new(Flags { config: file, ..Flags::default() });
-        let Deciding { origin, labels, rules, warnings } =
-            config::load_deciding(&source).map_err(StartError::Config)?;
+        let RuleConfig { origin, labels, rules, warnings } =
+            config::load_rule_config(&source).map_err(StartError::Config)?;
         let name = match origin {
             Origin::File(path) => path.display().to_string(),
             Origin::Demo => "the demo".to_owned(),

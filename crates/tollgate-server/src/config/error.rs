@@ -1,51 +1,51 @@
-//! What is wrong with a configuration, where, and what would be right.
+//! Problems of a configuration, each with its location and fix.
 //!
-//! One [`ConfigError`] holds everything that was found at once. Shown, it is one line for each problem, for logs;
-//! [`ConfigError::render`] draws the lines of the file as a compiler would. Neither shows a secret: what may be
-//! one is blotted out of a file's text before anything else sees it.
+//! A [`ConfigError`] holds every problem of one load. Its `Display` output is one line, for logs; [`ConfigError::render`]
+//! shows the affected lines of the file as a compiler does. Neither shows secrets: values that may be secret are
+//! masked when a file's text is stored.
 
 use std::{fmt, ops::Range, path::PathBuf, sync::Arc};
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, renderer::DecorStyle};
 
-/// The most problems that are kept of one configuration; the rest is counted.
+/// Number of problems reported in full; further ones are only counted.
 pub(super) const MAX_PROBLEMS: usize = 20;
-/// The most lines of a file that are drawn for one problem.
+/// Number of lines of a file shown for one problem.
 const MAX_DRAWN_LINES: usize = 8;
 
-/// Why a configuration cannot be used: at least one problem, each with its place.
+/// A configuration was rejected: at least one problem, each with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     problems: Vec<Problem>,
-    /// How many more there are.
+    /// Number of problems beyond [`MAX_PROBLEMS`].
     further: usize,
 }
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     message: String,
-    place: Place,
-    /// Another place that matters, and why.
-    also: Option<(Place, &'static str)>,
+    location: Location,
+    /// A related location and its note.
+    also: Option<(Location, &'static str)>,
     help: Option<String>,
 }
 
-/// A file as it was read, secrets blotted out.
+/// The text of a file for error messages, with secrets masked.
 #[derive(PartialEq, Eq)]
-pub(super) struct File {
+pub(super) struct SourceFile {
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
 
-/// Where a setting was found.
+/// Where a setting comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Place {
-    /// It was not: this is its default.
+pub(super) enum Location {
+    /// The setting is absent and has its default value.
     #[default]
-    Nowhere,
-    In {
-        file: Arc<File>,
+    Default,
+    InFile {
+        file: Arc<SourceFile>,
         span: Range<usize>,
     },
     Flag(&'static str),
@@ -53,10 +53,10 @@ pub(super) enum Place {
 }
 
 impl ConfigError {
-    /// Everything that was found, in the order of the file.
+    /// Creates an error from problems, ordered by their location.
     pub(super) fn new(mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(|problem| match &problem.place {
-            Place::In { span, .. } => span.start,
+        problems.sort_by_key(|problem| match &problem.location {
+            Location::InFile { span, .. } => span.start,
             _ => usize::MAX,
         });
         problems.dedup();
@@ -65,12 +65,12 @@ impl ConfigError {
         Self { problems, further }
     }
 
-    /// What is wrong; never empty.
+    /// The problems; never empty.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The problems with the lines they are in, as a compiler shows them; in colour when asked for.
+    /// Renders the problems with the lines they occur in, as a compiler does.
     pub fn render(&self, colour: Colour) -> String {
         let renderer = match colour {
             Colour::Never => Renderer::plain().decor_style(DecorStyle::Ascii),
@@ -115,12 +115,12 @@ impl From<Problem> for ConfigError {
 }
 
 impl Problem {
-    pub(super) fn new(place: &Place, message: impl Into<String>) -> Self {
-        Self { message: message.into(), place: place.clone(), also: None, help: None }
+    pub(super) fn new(location: &Location, message: impl Into<String>) -> Self {
+        Self { message: message.into(), location: location.clone(), also: None, help: None }
     }
 
-    pub(super) fn also(mut self, place: &Place, why: &'static str) -> Self {
-        self.also = Some((place.clone(), why));
+    pub(super) fn also(mut self, location: &Location, why: &'static str) -> Self {
+        self.also = Some((location.clone(), why));
         self
     }
 
@@ -129,24 +129,24 @@ impl Problem {
         self
     }
 
-    /// What is wrong and what would be right, without the place.
+    /// The problem and its fix, without the location.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Line and column in the file, from 1; columns count characters.
+    /// Line and column in the file, both from 1; columns count characters.
     pub fn line_and_column(&self) -> Option<(usize, usize)> {
-        match &self.place {
-            Place::In { file, span } => Some(file.line_and_column(span.start)),
+        match &self.location {
+            Location::InFile { file, span } => Some(file.line_and_column(span.start)),
             _ => None,
         }
     }
 
     fn report(&self) -> Vec<Group<'_>> {
         let mut group = Group::with_title(Level::ERROR.primary_title(&*self.message));
-        group = drawn(group, &self.place);
-        if let Some((place, why)) = &self.also {
-            group = drawn(group.element(Level::NOTE.message(*why)), place);
+        group = drawn(group, &self.location);
+        if let Some((location, why)) = &self.also {
+            group = drawn(group.element(Level::NOTE.message(*why)), location);
         }
         if let Some(help) = &self.help {
             group = group.element(Level::HELP.message(&**help));
@@ -155,12 +155,14 @@ impl Problem {
     }
 }
 
-/// Adds the lines of a place, or its name where there are none.
-fn drawn<'a>(group: Group<'a>, place: &'a Place) -> Group<'a> {
-    match place {
-        Place::Nowhere => group,
-        Place::Flag(_) | Place::Variable(_) => group.element(Level::NOTE.message(format!("in {place}"))),
-        Place::In { file, span } => {
+/// Adds the lines of a location, or the name of a flag or variable.
+fn drawn<'a>(group: Group<'a>, location: &'a Location) -> Group<'a> {
+    match location {
+        Location::Default => group,
+        Location::Flag(_) | Location::Variable(_) => {
+            group.element(Level::NOTE.message(format!("in {location}")))
+        }
+        Location::InFile { file, span } => {
             let (excerpt, first_line, span) = file.excerpt(span);
             group.element(
                 Snippet::source(excerpt)
@@ -174,12 +176,12 @@ fn drawn<'a>(group: Group<'a>, place: &'a Place) -> Group<'a> {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Nowhere => f.write_str(&self.message)?,
-            place => write!(f, "{place}: {}", self.message)?,
+        match &self.location {
+            Location::Default => f.write_str(&self.message)?,
+            location => write!(f, "{location}: {}", self.message)?,
         }
-        if let Some((place, why)) = &self.also {
-            write!(f, " ({place}: {why})")?;
+        if let Some((location, why)) = &self.also {
+            write!(f, " ({location}: {why})")?;
         }
         match &self.help {
             Some(help) => write!(f, " ({})", help.replace('\n', " ")),
@@ -188,11 +190,11 @@ impl fmt::Display for Problem {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nowhere => f.write_str("the defaults"),
-            Self::In { file, span } => {
+            Self::Default => f.write_str("the defaults"),
+            Self::InFile { file, span } => {
                 let (line, column) = file.line_and_column(span.start);
                 write!(f, "{}:{line}:{column}", file.path.display())
             }
@@ -201,10 +203,10 @@ impl fmt::Display for Place {
     }
 }
 
-impl File {
-    /// Keeps the text of a file for messages, without what may be a secret.
+impl SourceFile {
+    /// Keeps the text of a file for messages, with secrets masked.
     pub(super) fn new(path: PathBuf, text: &str) -> Self {
-        Self { path, text: blotted(text) }
+        Self { path, text: masked(text) }
     }
 
     fn line_and_column(&self, offset: usize) -> (usize, usize) {
@@ -214,7 +216,7 @@ impl File {
         (line, before[line_start..].chars().count() + 1)
     }
 
-    /// The whole lines that `span` touches, the number of the first, and the span within them.
+    /// Returns the lines that `span` touches, the number of the first, and the span relative to them.
     fn excerpt(&self, span: &Range<usize>) -> (&str, usize, Range<usize>) {
         let start = self.text.floor_char_boundary(span.start.min(self.text.len()));
         let first = self.text[..start].rfind('\n').map_or(0, |newline| newline + 1);
@@ -232,19 +234,19 @@ impl File {
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for SourceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "File({})", self.path.display())
+        write!(f, "SourceFile({})", self.path.display())
     }
 }
 
-/// Blots out user and password of URLs, and values of keys that sound like a secret, byte by byte: places stay.
-fn blotted(text: &str) -> String {
-    text.split_inclusive('\n').map(blotted_line).collect()
+/// Masks credentials in URLs and values of keys with secret-like names, byte for byte, so that offsets stay valid.
+fn masked(text: &str) -> String {
+    text.split_inclusive('\n').map(masked_line).collect()
 }
 
-fn blotted_line(line: &str) -> String {
-    const PRIVATE: [&str; 6] = ["secret", "password", "passwd", "token", "api_key", "auth"];
+fn masked_line(line: &str) -> String {
+    const SECRET_KEYS: [&str; 6] = ["secret", "password", "passwd", "token", "api_key", "auth"];
     let mut bytes = line.as_bytes().to_vec();
     if let Some(start) = line.find("://").map(|at| at + 3)
         && let Some(end) = line.rfind('@').filter(|end| *end > start)
@@ -253,16 +255,16 @@ fn blotted_line(line: &str) -> String {
     }
     for (at, _) in line.match_indices('=') {
         let key = line[..at].trim_end().trim_end_matches(['"', '\'']);
-        let is_no_part = |c: char| !(c.is_alphanumeric() || c == '_' || c == '-');
-        let key = key.rsplit(is_no_part).next().unwrap_or_default();
+        let is_separator = |c: char| !(c.is_alphanumeric() || c == '_' || c == '-');
+        let key = key.rsplit(is_separator).next().unwrap_or_default();
         let value = line[at + 1..].trim_start();
-        if PRIVATE.contains(&key.to_ascii_lowercase().as_str()) && value.starts_with(['"', '\'']) {
+        if SECRET_KEYS.contains(&key.to_ascii_lowercase().as_str()) && value.starts_with(['"', '\'']) {
             let from = line.len() - value.len() + 1;
             let length = value[1..].trim_end().trim_end_matches(['"', '\'']).len();
             bytes[from..from + length].fill(b'*');
         }
     }
-    // Stars replace whole characters or parts of them; what is left of a character is no text.
+    // Masking may split a multi-byte character; then the whole line is masked.
     String::from_utf8(bytes).unwrap_or_else(|_| "*".repeat(line.len() - 1) + "\n")
 }
 
@@ -271,12 +273,12 @@ mod tests {
     use super::*;
 
     fn problem(text: &str, span: Range<usize>) -> Problem {
-        let file = Arc::new(File::new("t.toml".into(), text));
-        Problem::new(&Place::In { file, span }, "wrong")
+        let file = Arc::new(SourceFile::new("t.toml".into(), text));
+        Problem::new(&Location::InFile { file, span }, "wrong")
     }
 
     #[test]
-    fn a_problem_says_its_line_and_column_in_characters() {
+    fn a_problem_has_a_line_and_a_column_counted_in_characters() {
         for (text, start, expected) in [
             ("abc", 1, (1, 2)),
             ("a\nbc", 2, (2, 1)),
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_shows_the_line_and_what_in_it() {
+    fn a_rendered_problem_shows_its_line_and_marks_the_span() {
         let drawn = ConfigError::from(problem("a = 1\nbc = 22\nd = 3\n", 11..13).help("do this"))
             .render(Colour::Never);
         assert!(drawn.contains("error: wrong") && drawn.contains("--> t.toml:2:6"), "{drawn}");
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn any_span_can_be_drawn() {
+    fn any_span_can_be_rendered() {
         let text = "ä = 1\n\nö = \"ü\"\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1\nx = 1";
         for start in 0..=text.len() + 1 {
             for end in start..=text.len() + 2 {
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_a_secret_is_blotted_out_and_nothing_moves() {
+    fn secrets_are_masked_without_moving_other_text() {
         for (line, shown) in [
             ("url = \"redis://me:s3cret@h:1\"\n", "url = \"redis://*********@h:1\"\n"),
             ("url = \"redis://:ä@b@h\"", "url = \"redis://*****@h\""),
@@ -325,10 +327,10 @@ mod tests {
             ("€password = 's3cret'\n", "€password = '******'\n"),
             ("url = \"redis://h\"\n", "url = \"redis://h\"\n"),
         ] {
-            let blot = blotted(line);
-            assert!(!blot.contains("s3cret") && blot.len() == line.len(), "{blot}");
+            let masked = masked(line);
+            assert!(!masked.contains("s3cret") && masked.len() == line.len(), "{masked}");
             if !line.contains("name") {
-                assert_eq!(blot, shown);
+                assert_eq!(masked, shown);
             }
         }
     }

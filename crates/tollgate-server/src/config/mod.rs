@@ -1,32 +1,36 @@
-//! The configuration: from a file, the environment and flags to settings and rules that are known to work.
+//! Loads the configuration from a file, the environment and flags, and validates it.
 //!
-//! The only module that reads files and the environment. Everything has two types, as written (`read`) and as used
-//! ([`Config`]); what lies between is here:
+//! This is the only module that reads files and the environment. A configuration exists in two forms: as written
+//! (`schema`, every value with its location in the file) and validated ([`Config`]).
 //!
-//! | file | has |
+//! | module | contents |
 //! |---|---|
-//! | `source` | where settings come from, and which of them wins |
-//! | `files` | the files of a configuration, within bounds |
-//! | `reader`, `kinds`, `read` | from TOML to settings as written, each with its place |
-//! | `syntax` | what is no TOML, and what would be |
-//! | `settings` | the server's and the store's settings as used |
-//! | `labels` | how labels are read and cleaned |
-//! | `rules`, `overrides` | from rules as written, and files of overrides, to the library's rules |
-//! | `error` | what is wrong, where, and what would be right |
-//! | `view` | rules as they are shown, and their fingerprint |
-//! | `watch` | the same again when a file changes |
+//! | `source` | flags, environment and file, and their precedence |
+//! | `files` | size-limited reading of the configuration's files |
+//! | `schema` | the structs of the file, which also define the JSON Schema |
+//! | `toml_reader`, `values` | from TOML to the structs of `schema` |
+//! | `syntax` | error messages for text that is not TOML |
+//! | `settings` | validated settings of the server and the store |
+//! | `validate` | from `schema` to `settings` |
+//! | `labels` | from `[labels]` to the label policy |
+//! | `rules`, `overrides` | from `[[rule]]` and CSV files of overrides to the library's rules |
+//! | `error` | problems with their location and fix |
+//! | `view` | rules as JSON, and their fingerprint |
+//! | `watch` | reloading after a file change |
 
 mod error;
 mod files;
-mod kinds;
+
 mod labels;
 mod overrides;
-mod read;
-mod reader;
 mod rules;
+mod schema;
 mod settings;
 mod source;
 mod syntax;
+mod toml_reader;
+mod validate;
+mod values;
 mod view;
 pub mod watch;
 
@@ -42,119 +46,119 @@ pub use self::{
     error::{Colour, ConfigError, Problem},
     files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES, STANDARD_INPUT},
     settings::{
-        Digest, Listen, MAX_DEADLINE, MAX_REFUSAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
+        Digest, Listen, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
         Scopes, ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
     view::{ConditionView, RuleView, fingerprint},
 };
 use self::{
-    error::{File, Place},
+    error::{Location, SourceFile},
     files::Files,
-    read::Document,
-    settings::Settle,
+    schema::Document,
+    validate::Validator,
 };
 use crate::{
     demo,
     labels::{HashSecret, LabelPolicy},
 };
 
-/// Settings that may change while they are used: whoever uses them loads them each time.
+/// Settings that a reload can replace. Users load them for each request.
 pub type Live<T> = Arc<ArcSwap<T>>;
 
-/// Settings that are these for now.
+/// Wraps initial settings for later replacement.
 pub fn live<T>(settings: T) -> Live<T> {
     Arc::new(ArcSwap::from_pointee(settings))
 }
 
-/// A configuration that works.
+/// A validated configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Where it comes from.
+    /// The source of this configuration.
     pub origin: Origin,
-    /// Where the server listens, and who may call.
+    /// Listeners, TLS and tokens.
     pub server: ServerSettings,
-    /// Where counters are kept.
+    /// The store and how it is used.
     pub store: StoreSettings,
-    /// How labels are read and cleaned.
+    /// How labels are normalized.
     pub labels: LabelPolicy,
-    /// The rules, each possible and with a name of its own.
+    /// The rules, valid and with unique names.
     pub rules: Vec<Rule>,
-    /// On which line of the file each of them begins, in the same order; none of the demo's.
+    /// The line of the file on which each rule starts, in the same order; empty for the demo rules.
     pub rule_lines: Vec<usize>,
-    /// Which lists the file has, and has empty.
-    pub given_empty: GivenEmpty,
-    /// What works and is probably not meant.
+    /// The lists that the file sets to `[]`.
+    pub explicitly_empty: ExplicitlyEmpty,
+    /// Valid settings that are probably not intended.
     pub warnings: Vec<String>,
 }
 
-/// The lists that are in the file as `[]`. A file that lacks them may be half written.
+/// The lists that the file sets to `[]`. A file in which they are missing may be only partially written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GivenEmpty {
+pub struct ExplicitlyEmpty {
     /// `rule = []`.
     pub rules: bool,
     /// `token = []` under `[server]`.
     pub tokens: bool,
 }
 
-/// Where a configuration comes from.
+/// The source of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing is configured: the demo's rules.
+    /// No configuration file: the demo rules.
     Demo,
-    /// This file.
+    /// A configuration file.
     File(PathBuf),
 }
 
-/// Reads and checks the configuration.
+/// Reads and validates the configuration.
 ///
 /// # Errors
-/// Everything that is wrong with it, each with its place and what would be right.
+/// Lists every problem found, each with its location and fix.
 pub fn load(source: &Source) -> Result<Config, ConfigError> {
-    attempt(source).outcome
+    try_load(source).outcome
 }
 
-/// The content of the file that an argument of a command names, of at most [`MAX_CONFIG_BYTES`].
+/// Reads a file named by a command's argument, of at most [`MAX_CONFIG_BYTES`].
 ///
 /// # Errors
-/// When it cannot be read, or is larger.
-pub fn file_of_argument(path: &Path) -> Result<Vec<u8>, ConfigError> {
-    file_named(&Place::Nowhere, path)
+/// If the file cannot be read or is larger.
+pub fn read_argument_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Location::Default, path)
 }
 
-/// The same, of the file that a flag names.
+/// Reads a file named by a flag, of at most [`MAX_CONFIG_BYTES`].
 ///
 /// # Errors
-/// As [`file_of_argument`].
-pub fn file_of_flag(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
-    file_named(&Place::Flag(flag), path)
+/// As [`read_argument_file`].
+pub fn read_flag_file(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Location::Flag(flag), path)
 }
 
-fn file_named(place: &Place, path: &Path) -> Result<Vec<u8>, ConfigError> {
+fn file_named(location: &Location, path: &Path) -> Result<Vec<u8>, ConfigError> {
     let content = Files::beside(path).bytes(path, MAX_CONFIG_BYTES);
-    content.map_err(|error| files::unreadable(path, &error, place).into())
+    content.map_err(|error| files::unreadable(path, &error, location).into())
 }
 
-/// What decides, of a configuration: enough to try its rules on a machine that has none of the server's secrets.
+/// The labels and rules of a configuration: enough to evaluate its rules on a machine without the server's secrets.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Deciding {
-    /// Where it comes from.
+pub struct RuleConfig {
+    /// The source of this configuration.
     pub origin: Origin,
-    /// How labels are read and cleaned. Secret ones are hashed with the secret of this process.
+    /// How labels are normalized. Secret labels are hashed with a random key of this process.
     pub labels: LabelPolicy,
-    /// The rules, each possible and with a name of its own.
+    /// The rules, valid and with unique names.
     pub rules: Vec<Rule>,
-    /// What works and is probably not meant.
+    /// Valid settings that are probably not intended.
     pub warnings: Vec<String>,
 }
 
-/// Reads and checks labels and rules. Of the server's and the store's settings only what cannot be read is found.
+/// Reads and validates labels and rules. Settings of the server and the store are parsed but not validated.
 ///
 /// # Errors
-/// Everything that is wrong with them, each with its place and what would be right.
-pub fn load_deciding(source: &Source) -> Result<Deciding, ConfigError> {
+/// Lists every problem found, each with its location and fix.
+pub fn load_rule_config(source: &Source) -> Result<RuleConfig, ConfigError> {
     let mut files = Files::beside(&path(source));
-    let Written { document, mut problems, origin } = read(source, &mut files)?;
+    let ParsedDocument { document, mut problems, origin } = read(source, &mut files)?;
     let mut warnings = Vec::new();
     let secret = Some(HashSecret::of_process());
     let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
@@ -166,97 +170,100 @@ pub fn load_deciding(source: &Source) -> Result<Deciding, ConfigError> {
         }
     };
     if problems.is_empty() {
-        Ok(Deciding { origin, labels, rules, warnings })
+        Ok(RuleConfig { origin, labels, rules, warnings })
     } else {
         Err(ConfigError::new(problems))
     }
 }
 
-/// The JSON Schema of the configuration file.
+/// Returns the JSON Schema of the configuration file.
 pub fn schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(Document);
     schema.insert("title".to_owned(), DEFAULT_FILE.into());
     schema.to_value()
 }
 
-/// One reading of the configuration.
-struct Attempt {
+/// The result of one attempt to load the configuration.
+struct LoadAttempt {
     outcome: Result<Config, ConfigError>,
-    /// The files that took part, also those that could not be read.
+    /// Every file that was opened, including those that could not be read.
     files: Vec<PathBuf>,
-    /// A hash of what was in them.
+    /// A hash of their contents.
     digest: [u8; 32],
 }
 
-fn attempt(source: &Source) -> Attempt {
+fn try_load(source: &Source) -> LoadAttempt {
     let mut files = Files::beside(&path(source));
-    let outcome = read(source, &mut files).and_then(|written| settled(source, &mut files, written));
+    let outcome = read(source, &mut files).and_then(|written| validate(source, &mut files, written));
     let (files, digest) = files.into_parts();
-    Attempt { outcome, files, digest }
+    LoadAttempt { outcome, files, digest }
 }
 
-/// Everything as written, with what is wrong about how.
-struct Written {
+/// A parsed file, not yet validated.
+struct ParsedDocument {
     document: Document,
     problems: Vec<Problem>,
     origin: Origin,
 }
 
-/// The file that is read, if it is there.
+/// The path of the configuration file.
 fn path(source: &Source) -> PathBuf {
     source.named_file().map_or_else(|| source.default_file(), |(path, _)| path)
 }
 
-fn read(source: &Source, files: &mut Files) -> Result<Written, ConfigError> {
+fn read(source: &Source, files: &mut Files) -> Result<ParsedDocument, ConfigError> {
     let path = path(source);
     match (files.bytes(&path, MAX_CONFIG_BYTES), source.named_file()) {
         (Ok(bytes), _) => parsed(&path, bytes),
         (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(Written { document: Document::default(), problems: Vec::new(), origin: Origin::Demo })
+            Ok(ParsedDocument { document: Document::default(), problems: Vec::new(), origin: Origin::Demo })
         }
         (Err(error), named) => {
-            let place = named.map_or(Place::Nowhere, |(_, place)| place);
-            Err(files::unreadable(&path, &error, &place).into())
+            let location = named.map_or(Location::Default, |(_, location)| location);
+            Err(files::unreadable(&path, &error, &location).into())
         }
     }
 }
 
-fn parsed(path: &Path, bytes: Vec<u8>) -> Result<Written, ConfigError> {
+fn parsed(path: &Path, bytes: Vec<u8>) -> Result<ParsedDocument, ConfigError> {
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
-        let file = Arc::new(File::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
-        Problem::new(&Place::In { file, span: valid..valid }, "this is not UTF-8: save the file as UTF-8")
+        let file = Arc::new(SourceFile::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
+        Problem::new(
+            &Location::InFile { file, span: valid..valid },
+            "the file is not UTF-8: save it as UTF-8",
+        )
     })?;
-    let file = Arc::new(File::new(path.to_owned(), &text));
-    let (document, problems) = reader::read::<Document>(file, &text)?;
-    Ok(Written { document, problems, origin: Origin::File(path.to_owned()) })
+    let file = Arc::new(SourceFile::new(path.to_owned(), &text));
+    let (document, problems) = toml_reader::read::<Document>(file, &text)?;
+    Ok(ParsedDocument { document, problems, origin: Origin::File(path.to_owned()) })
 }
 
-/// From everything as written to everything as used.
-fn settled(source: &Source, files: &mut Files, written: Written) -> Result<Config, ConfigError> {
-    let Written { mut document, mut problems, origin } = written;
-    source.lay_over(&mut document, &mut problems);
+/// Applies environment and flags, then validates everything.
+fn validate(source: &Source, files: &mut Files, written: ParsedDocument) -> Result<Config, ConfigError> {
+    let ParsedDocument { mut document, mut problems, origin } = written;
+    source.apply_to(&mut document, &mut problems);
     let mut warnings = Vec::new();
     let tokens = document.server.get().and_then(|server| server.token.get());
-    let given_empty = GivenEmpty {
+    let explicitly_empty = ExplicitlyEmpty {
         rules: document.rule.get().is_some_and(Vec::is_empty),
         tokens: tokens.is_some_and(Vec::is_empty),
     };
-    let store_place = document.store.place();
+    let store_location = document.store.location();
     let store_read = document.store.into_value().unwrap_or_default();
-    let mut settle = Settle { files, environment: &source.environment, problems: &mut problems };
-    let hash_secret = settle.hash_secret(&store_read.hash_secret_file);
-    let server = settle.server(document.server.into_value().unwrap_or_default());
-    let store = settle.store(&store_read, &store_place);
+    let mut validator = Validator { files, environment: &source.environment, problems: &mut problems };
+    let hash_secret = validator.hash_secret(&store_read.hash_secret_file);
+    let server = validator.server(document.server.into_value().unwrap_or_default());
+    let store = validator.store(&store_read, &store_location);
     let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
     let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
-    let (rules, places): (_, Vec<_>) = match &origin {
+    let (rules, locations): (_, Vec<_>) = match &origin {
         Origin::Demo => (demo::rules(), Vec::new()),
         Origin::File(_) => builder.rules(document.defaults, document.rule).into_iter().unzip(),
     };
     if problems.is_empty() {
-        let rule_lines = rules::lines(&places);
-        Ok(Config { origin, server, store, labels, rules, rule_lines, given_empty, warnings })
+        let rule_lines = rules::lines(&locations);
+        Ok(Config { origin, server, store, labels, rules, rule_lines, explicitly_empty, warnings })
     } else {
         Err(ConfigError::new(problems))
     }

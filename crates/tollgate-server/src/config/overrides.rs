@@ -1,7 +1,8 @@
-//! Files of overrides: CSV with a header, one override a row, read as it goes since there may be a million.
+//! Reads overrides from CSV files: a header row, then one override per row, parsed row by row because a file may have a
+//! million.
 //!
-//! A column is a field of an override, or a label to match; `when.x` is the label `x` whatever it is called. An empty
-//! cell says nothing. Lines that start with `#` are comments.
+//! A column is a field of an override or a label to match; `when.x` always means the label `x`. An empty cell sets
+//! nothing. Lines that start with `#` are comments.
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc};
 
@@ -9,27 +10,27 @@ use csv_core::{ReadFieldResult, Reader, ReaderBuilder};
 use tollgate::labels::MAX_LABEL_VALUE;
 
 use super::{
-    error::{File, MAX_PROBLEMS, Place, Problem},
-    kinds::OneOrMore,
-    read::Override,
-    reader::{Field, FromText, meant},
+    error::{Location, MAX_PROBLEMS, Problem, SourceFile},
+    schema::Override,
+    toml_reader::{Field, FromText, suggestion},
+    values::Patterns,
 };
 
-/// The fields of an override that a column can have.
+/// The fields of an override that can be columns.
 const FIELDS: [&str; 8] =
     ["amount", "window", "burst", "cost", "unlimited", "blocked", "on_store_failure", "shadow"];
-/// What makes a column a label, whatever it is called.
-const LABEL: &str = "when.";
-/// The most columns of a file.
+/// Marks a column as a label, even if a field has the same name.
+const LABEL_PREFIX: &str = "when.";
+/// Maximum number of columns.
 const MAX_COLUMNS: usize = 64;
-/// The longest cell: a label's value, or a name.
+/// Size of the buffer for one cell: one byte more than the longest label value.
 const MAX_CELL: usize = MAX_LABEL_VALUE + 1;
 
-/// The rows of a file that are left to read.
+/// The unread rows of a file.
 pub(super) struct Rows {
-    file: Arc<File>,
+    file: Arc<SourceFile>,
     reader: Reader,
-    /// Where in the file reading has come to.
+    /// Offset of the next unread byte.
     at: usize,
     columns: Vec<Column>,
 }
@@ -37,7 +38,7 @@ pub(super) struct Rows {
 enum Column {
     Label(String),
     Field(&'static str),
-    /// What it is has been asked in vain.
+    /// Neither a field nor a known label; already reported.
     Unknown,
 }
 
@@ -48,17 +49,17 @@ struct Cell {
 }
 
 impl Rows {
-    /// Reads the header. `labels` are those that the rule names.
+    /// Reads the header row. `labels` are the labels that the rule uses.
     pub(super) fn new(path: PathBuf, bytes: Vec<u8>, labels: &[String], problems: &mut Vec<Problem>) -> Self {
         let (text, is_text) = match String::from_utf8(bytes) {
             Ok(text) => (text, true),
             Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), false),
         };
-        let file = Arc::new(File { path, text });
+        let file = Arc::new(SourceFile { path, text });
         let reader = ReaderBuilder::new().comment(Some(b'#')).build();
         let mut rows = Self { file, reader, at: 0, columns: Vec::new() };
         if !is_text {
-            problems.push(Problem::new(&rows.place(0..0), "this is not UTF-8: save the file as UTF-8"));
+            problems.push(Problem::new(&rows.location(0..0), "the file is not UTF-8: save it as UTF-8"));
             rows.at = rows.file.text.len();
             return rows;
         }
@@ -67,26 +68,26 @@ impl Rows {
             rows.columns.push(column);
         }
         if !rows.columns.iter().any(|column| matches!(column, Column::Label(_))) && problems.is_empty() {
-            let message = "the first line names no label to match: start with for example tenant,amount";
-            problems.push(Problem::new(&rows.place(0..0), message));
+            let message = "the header has no label to match: start with, for example, tenant,amount";
+            problems.push(Problem::new(&rows.location(0..0), message));
         }
         rows
     }
 
-    /// The next row as an override, and where it stands.
-    pub(super) fn next(&mut self, problems: &mut Vec<Problem>) -> Option<(Override, Place)> {
+    /// Reads the next row as an override, with its location.
+    pub(super) fn next(&mut self, problems: &mut Vec<Problem>) -> Option<(Override, Location)> {
         if problems.len() > MAX_PROBLEMS {
             return None;
         }
         let cells = self.row(problems)?;
-        let place = self.place(cells.first()?.span.start..cells.last()?.span.end);
+        let location = self.location(cells.first()?.span.start..cells.last()?.span.end);
         if cells.len() != self.columns.len() {
             let message = format!(
-                "this row has {} cells, and the first line names {}: give each column one",
+                "the row has {} cells but the header has {}: give every column one cell",
                 cells.len(),
                 self.columns.len()
             );
-            problems.push(Problem::new(&place, message));
+            problems.push(Problem::new(&location, message));
             return None;
         }
         let mut read = Override::default();
@@ -95,37 +96,38 @@ impl Rows {
             if cell.text.is_empty() {
                 continue;
             }
-            let at = self.place(cell.span.clone());
+            let at = self.location(cell.span.clone());
             match column {
                 Column::Label(label) => {
-                    let value = OneOrMore(vec![Field::Given(cell.text.clone(), at.clone())]);
+                    let value = Patterns(vec![Field::Given(cell.text.clone(), at.clone())]);
                     when.insert(label.clone(), Field::Given(value, at));
                 }
                 Column::Field(field) => set(&mut read, field, &cell.text, at, problems),
                 Column::Unknown => {}
             }
         }
-        read.when = Field::Given(when, place.clone());
-        Some((read, place))
+        read.when = Field::Given(when, location.clone());
+        Some((read, location))
     }
 
-    fn place(&self, span: Range<usize>) -> Place {
-        Place::In { file: Arc::clone(&self.file), span }
+    fn location(&self, span: Range<usize>) -> Location {
+        Location::InFile { file: Arc::clone(&self.file), span }
     }
 
     fn column(&self, cell: &Cell, labels: &[String], problems: &mut Vec<Problem>) -> Column {
         let name = cell.text.as_str();
-        let place = self.place(cell.span.clone());
+        let location = self.location(cell.span.clone());
         let field = FIELDS.iter().find(|field| **field == name);
-        let label =
-            name.strip_prefix(LABEL).or_else(|| labels.iter().any(|label| label == name).then_some(name));
-        let is_taken = |column: &Column| match column {
+        let label = name
+            .strip_prefix(LABEL_PREFIX)
+            .or_else(|| labels.iter().any(|label| label == name).then_some(name));
+        let is_same = |column: &Column| match column {
             Column::Label(other) => label == Some(other),
             Column::Field(other) => name == *other,
             Column::Unknown => false,
         };
-        if self.columns.iter().any(is_taken) {
-            problems.push(Problem::new(&place, format!("column {name:?} is there twice: leave one out")));
+        if self.columns.iter().any(is_same) {
+            problems.push(Problem::new(&location, format!("column {name:?} appears twice: remove one")));
         }
         match (field, label) {
             (Some(field), _) => Column::Field(field),
@@ -133,19 +135,20 @@ impl Rows {
             (None, None) => {
                 let known: Vec<&str> =
                     FIELDS.iter().copied().chain(labels.iter().map(String::as_str)).collect();
-                let help = match meant(name, &known) {
+                let help = match suggestion(name, &known) {
                     Some(other) => format!("did you mean `{other}`?"),
-                    None => format!("to match a label that the rule does not name, write {LABEL}{name}"),
+                    None => {
+                        format!("to match a label that the rule does not use, write {LABEL_PREFIX}{name}")
+                    }
                 };
-                let message =
-                    format!("column {name:?} is neither a field of an override nor a label of the rule");
-                problems.push(Problem::new(&place, message).help(help));
+                let message = format!("column {name:?} is neither an override field nor a label of the rule");
+                problems.push(Problem::new(&location, message).help(help));
                 Column::Unknown
             }
         }
     }
 
-    /// The cells of the next row.
+    /// Reads the cells of the next row.
     fn row(&mut self, problems: &mut Vec<Problem>) -> Option<Vec<Cell>> {
         let mut cells = Vec::with_capacity(self.columns.len());
         loop {
@@ -153,8 +156,8 @@ impl Rows {
                 Ok(Some(cell)) => cell,
                 Ok(None) => return Some(cells).filter(|cells| !cells.is_empty()),
                 Err(span) => {
-                    let message = format!("this cell has more than {MAX_LABEL_VALUE} bytes: shorten it");
-                    problems.push(Problem::new(&self.place(span), message));
+                    let message = format!("the cell has more than {MAX_LABEL_VALUE} bytes: shorten it");
+                    problems.push(Problem::new(&self.location(span), message));
                     self.at = self.file.text.len();
                     return None;
                 }
@@ -162,8 +165,8 @@ impl Rows {
             let ends_row = cell.ends_row;
             cells.push(cell);
             if cells.len() > MAX_COLUMNS {
-                let message = format!("more than {MAX_COLUMNS} columns are too many");
-                problems.push(Problem::new(&self.place(self.at..self.at), message));
+                let message = format!("too many columns: use at most {MAX_COLUMNS}");
+                problems.push(Problem::new(&self.location(self.at..self.at), message));
                 self.at = self.file.text.len();
                 return None;
             }
@@ -173,7 +176,7 @@ impl Rows {
         }
     }
 
-    /// The next cell, without spaces around it; an error says where one is too long.
+    /// Reads the next cell and trims it. The error is the span of a cell that is too long.
     fn cell(&mut self) -> Result<Option<Cell>, Range<usize>> {
         let mut buffer = [0; MAX_CELL];
         let (mut filled, start) = (0, self.at);
@@ -183,13 +186,13 @@ impl Rows {
             self.at += read;
             filled += written;
             let ends_row = match result {
-                // Once more with nothing: that ends the last cell.
+                // Reading again with empty input ends the last cell.
                 ReadFieldResult::InputEmpty => continue,
                 ReadFieldResult::OutputFull => return Err(start..self.at),
                 ReadFieldResult::End => return Ok(None),
                 ReadFieldResult::Field { record_end } => record_end,
             };
-            // Cut out of valid text at ASCII characters, so it is valid text.
+            // Never lossy: the text is valid UTF-8 and is cut at ASCII characters.
             let text = String::from_utf8_lossy(&buffer[..filled]).trim().to_owned();
             let written = &self.file.text[start..self.at];
             let lead = written.len() - written.trim_start().len();
@@ -200,26 +203,26 @@ impl Rows {
     }
 }
 
-fn set(read: &mut Override, field: &str, text: &str, place: Place, problems: &mut Vec<Problem>) {
+fn set(read: &mut Override, field: &str, text: &str, location: Location, problems: &mut Vec<Problem>) {
     match field {
-        "amount" => read.amount = cell(field, text, place, problems),
-        "window" => read.window = cell(field, text, place, problems),
-        "burst" => read.burst = cell(field, text, place, problems),
-        "cost" => read.cost = cell(field, text, place, problems),
-        "unlimited" => read.unlimited = cell(field, text, place, problems),
-        "blocked" => read.blocked = cell(field, text, place, problems),
-        "on_store_failure" => read.on_store_failure = cell(field, text, place, problems),
-        "shadow" => read.shadow = cell(field, text, place, problems),
-        _ => unreachable!("{field} is none of {FIELDS:?}"),
+        "amount" => read.amount = cell(field, text, location, problems),
+        "window" => read.window = cell(field, text, location, problems),
+        "burst" => read.burst = cell(field, text, location, problems),
+        "cost" => read.cost = cell(field, text, location, problems),
+        "unlimited" => read.unlimited = cell(field, text, location, problems),
+        "blocked" => read.blocked = cell(field, text, location, problems),
+        "on_store_failure" => read.on_store_failure = cell(field, text, location, problems),
+        "shadow" => read.shadow = cell(field, text, location, problems),
+        _ => unreachable!("{field} is not in {FIELDS:?}"),
     }
 }
 
-fn cell<T: FromText>(field: &str, text: &str, place: Place, problems: &mut Vec<Problem>) -> Field<T> {
+fn cell<T: FromText>(field: &str, text: &str, location: Location, problems: &mut Vec<Problem>) -> Field<T> {
     match T::from_text(text) {
-        Ok(value) => Field::Given(value, place),
+        Ok(value) => Field::Given(value, location),
         Err(message) => {
-            problems.push(Problem::new(&place, format!("{field}: {message}")));
-            Field::Wrong(place)
+            problems.push(Problem::new(&location, format!("{field}: {message}")));
+            Field::Wrong(location)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From rules as written to the library's rules.
+//! Builds the library's rules from `[defaults]` and `[[rule]]`.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,19 +8,19 @@ use tollgate::{
 };
 
 use super::{
-    error::{Place, Problem},
+    error::{Location, Problem},
     files::{Files, MAX_OVERRIDES_BYTES},
-    kinds::{Network, OneOrMore},
     overrides,
-    read::{self, Conditions, Defaults},
-    reader::{Field, FromText},
+    schema::{self, Conditions, Defaults},
+    toml_reader::{Field, FromText},
+    values::{Network, Patterns},
 };
-use crate::labels::{Kind, LabelPolicy};
+use crate::labels::{LabelKind, LabelPolicy};
 
-/// What a rule is called that has no name, while the rest of it is looked at.
+/// Stands in for a missing name while the rest of the rule is validated.
 const UNNAMED: &str = "?";
 
-/// Makes rules, and notes what is wrong with them.
+/// Builds rules and collects their problems.
 pub(super) struct Builder<'a> {
     pub(super) labels: &'a LabelPolicy,
     pub(super) files: &'a mut Files,
@@ -28,48 +28,47 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// All rules, with defaults and overrides, each with its place.
+    /// Builds all rules, with defaults and overrides, each with its location.
     pub(super) fn rules(
         &mut self,
         defaults: Field<Defaults>,
-        read: Field<Vec<Field<read::Rule>>>,
-    ) -> Vec<(Rule, Place)> {
+        read: Field<Vec<Field<schema::Rule>>>,
+    ) -> Vec<(Rule, Location)> {
         let defaults = defaults.into_value().unwrap_or_default().0;
-        let place = read.place();
+        let location = read.location();
         let read = read.into_value().unwrap_or_default();
         if read.len() > MAX_RULES {
-            let message =
-                format!("{} rules are too many: use at most {MAX_RULES}, and overrides", read.len());
-            self.problems.push(Problem::new(&place, message));
+            let message = format!("{} rules are too many: use at most {MAX_RULES}, or overrides", read.len());
+            self.problems.push(Problem::new(&location, message));
             return Vec::new();
         }
-        let mut names: HashMap<String, Place> = HashMap::new();
+        let mut names: HashMap<String, Location> = HashMap::new();
         let mut rules = Vec::with_capacity(read.len());
         let mut overrides = 0;
         for field in &read {
-            let Field::Given(read, place) = field else { continue };
-            if let Field::Given(name, place) = &read.name
-                && let Some(first) = names.insert(name.clone(), place.clone())
+            let Field::Given(read, location) = field else { continue };
+            if let Field::Given(name, location) = &read.name
+                && let Some(first) = names.insert(name.clone(), location.clone())
             {
-                let message = format!("rule {name:?} is defined twice: give each rule a name of its own");
-                self.problems.push(Problem::new(place, message).also(&first, "first defined here"));
+                let message = format!("rule {name:?} is defined twice: use a unique name");
+                self.problems.push(Problem::new(location, message).also(&first, "first defined here"));
             }
-            let Some(rule) = self.rule(&defaults, read, place) else { continue };
+            let Some(rule) = self.rule(&defaults, read, location) else { continue };
             overrides += rule.overrides.len();
             if overrides > MAX_OVERRIDES {
-                let message = format!("more than {MAX_OVERRIDES} overrides, over all rules, are too many");
-                self.problems.push(Problem::new(place, message));
+                let message = format!("too many overrides: use at most {MAX_OVERRIDES} over all rules");
+                self.problems.push(Problem::new(location, message));
                 break;
             }
-            rules.push((rule, place.clone()));
+            rules.push((rule, location.clone()));
         }
         rules
     }
 
-    fn rule(&mut self, defaults: &read::Rule, own: &read::Rule, place: &Place) -> Option<Rule> {
+    fn rule(&mut self, defaults: &schema::Rule, own: &schema::Rule, location: &Location) -> Option<Rule> {
         if own.name.is_absent() {
             let message = "a rule needs a name: add for example name = \"login-per-ip\"";
-            self.problems.push(Problem::new(place, message));
+            self.problems.push(Problem::new(location, message));
         }
         let shown = own.name.get().map_or_else(|| "a rule".to_owned(), |name| format!("rule {name:?}"));
         let read = with_defaults(own, defaults);
@@ -78,7 +77,7 @@ impl Builder<'_> {
         {
             if is_absent {
                 let message = format!("{shown} has no {key}: add for example {key} = {example}");
-                self.problems.push(Problem::new(&own.name.place_or(place), message));
+                self.problems.push(Problem::new(&own.name.location_or(location), message));
             }
         }
         let algorithm = match &read.algorithm {
@@ -86,7 +85,7 @@ impl Builder<'_> {
             written => written.get().map(|word| word.0),
         };
         let limit = algorithm.and_then(|algorithm| self.limit(algorithm, &read, &shown));
-        // Everything is looked at, so that every mistake is named, before anything that is missing ends this.
+        // Validate everything before returning early, so that every problem is reported.
         let when = self.condition(&read.when);
         let unless = self.condition(&read.unless);
         let per = list(&read.per);
@@ -94,7 +93,7 @@ impl Builder<'_> {
         let cost = self.cost(&read.cost, &shown);
         let overrides = [defaults, own].map(|level| self.overrides(level, &read, limit.as_ref(), &shown));
         let name = read.name.get().cloned();
-        // without numbers, any others serve to look at the rest
+        // An invalid limit has been reported; a valid one lets the rest of the rule be validated.
         let stand_in = Limit::new(algorithm?, 1, Duration::from_secs(1)).expect("one a second is a limit");
         let mut rule = Rule::new(name.as_deref().unwrap_or(UNNAMED), limit.unwrap_or(stand_in));
         rule.when = when;
@@ -112,58 +111,58 @@ impl Builder<'_> {
         rule.exact = read.exact.into_value().unwrap_or_default();
         rule.stagger = read.stagger.into_value().unwrap_or_default();
         rule.on_store_failure = read.on_store_failure.into_value().map(|word| word.0).unwrap_or_default();
-        self.check(&rule, own, defaults, place);
+        self.check(&rule, own, defaults, location);
         let [from_defaults, from_rule] = overrides;
         rule.overrides = from_defaults;
         rule.overrides.extend(from_rule);
         (name.is_some() && limit.is_some()).then_some(rule)
     }
 
-    /// Amount and window; the burst is the rule's.
-    fn limit(&mut self, algorithm: Algorithm, read: &read::Rule, shown: &str) -> Option<Limit> {
+    /// Builds the limit from amount and window, without the burst.
+    fn limit(&mut self, algorithm: Algorithm, read: &schema::Rule, shown: &str) -> Option<Limit> {
         let (amount, window) = (*read.amount.get()?, read.window.get()?.0);
         let limit = Limit::new(algorithm, amount, window);
         limit
             .map_err(|error| {
-                let place = match error {
-                    LimitError::Amount { .. } => read.amount.place(),
-                    _ => read.window.place(),
+                let location = match error {
+                    LimitError::Amount { .. } => read.amount.location(),
+                    _ => read.window.location(),
                 };
-                self.problems.push(Problem::new(&place, format!("{shown}: {error}")));
+                self.problems.push(Problem::new(&location, format!("{shown}: {error}")));
             })
             .ok()
     }
 
     fn cost(&mut self, field: &Field<u64>, shown: &str) -> Option<Cost> {
         let cost = Cost::new(*field.get()?);
-        cost.map_err(|error| self.problems.push(Problem::new(&field.place(), format!("{shown}: {error}"))))
+        cost.map_err(|error| self.problems.push(Problem::new(&field.location(), format!("{shown}: {error}"))))
             .ok()
     }
 
-    /// What the library finds wrong with the rule itself, at the field that it is about.
-    fn check(&mut self, rule: &Rule, own: &read::Rule, defaults: &read::Rule, place: &Place) {
+    /// Reports the problems that the library finds, each at its field.
+    fn check(&mut self, rule: &Rule, own: &schema::Rule, defaults: &schema::Rule, location: &Location) {
         let read = with_defaults(own, defaults);
         for error in rule.problems() {
             let at = match &error {
-                RuleError::Name => read.name.place(),
-                RuleError::When(_) => read.when.place(),
-                RuleError::Unless(_) => read.unless.place(),
-                RuleError::Per(_) => read.per.place(),
-                RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.place(),
-                RuleError::Limit(_) => read.burst.place(),
-                RuleError::Unit(_) => read.unit.place(),
-                RuleError::Stagger(_) => read.stagger.place(),
-                _ => place.clone(),
+                RuleError::Name => read.name.location(),
+                RuleError::When(_) => read.when.location(),
+                RuleError::Unless(_) => read.unless.location(),
+                RuleError::Per(_) => read.per.location(),
+                RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.location(),
+                RuleError::Limit(_) => read.burst.location(),
+                RuleError::Unit(_) => read.unit.location(),
+                RuleError::Stagger(_) => read.stagger.location(),
+                _ => location.clone(),
             };
             self.problems.push(Problem::new(&at, format!("rule {:?}: {error}", rule.name)));
         }
     }
 
-    /// The overrides of one level: those of its file first, then those written beside it.
+    /// Builds the overrides of `[defaults]` or of one rule: first those of its CSV file, then those in the configuration file.
     fn overrides(
         &mut self,
-        level: &read::Rule,
-        rule: &read::Rule,
+        level: &schema::Rule,
+        rule: &schema::Rule,
         limit: Option<&Limit>,
         shown: &str,
     ) -> Vec<Override> {
@@ -172,16 +171,16 @@ impl Builder<'_> {
             let path = self.files.path(level.overrides_file.get().map_or("", String::as_str));
             let known = labels_named(rule, self.labels);
             let mut rows = overrides::Rows::new(path, bytes, &known, self.problems);
-            while let Some((row, place)) = rows.next(self.problems) {
-                made.extend(self.an_override(&row, &place, limit, shown));
+            while let Some((row, location)) = rows.next(self.problems) {
+                made.extend(self.an_override(&row, &location, limit, shown));
                 if made.len() > MAX_OVERRIDES {
                     break;
                 }
             }
         }
         for field in level.r#override.get().into_iter().flatten() {
-            if let Field::Given(read, place) = field {
-                made.extend(self.an_override(read, place, limit, shown));
+            if let Field::Given(read, location) = field {
+                made.extend(self.an_override(read, location, limit, shown));
             }
         }
         made
@@ -189,16 +188,16 @@ impl Builder<'_> {
 
     fn an_override(
         &mut self,
-        read: &read::Override,
-        place: &Place,
+        read: &schema::Override,
+        location: &Location,
         limit: Option<&Limit>,
         shown: &str,
     ) -> Option<Override> {
         if read.when.is_absent() || read.when.get().is_some_and(Conditions::is_empty) {
             let message = format!(
-                "an override of {shown} does not say for whom: add for example when = {{ tenant = \"acme\" }}"
+                "an override of {shown} has no condition: add for example when = {{ tenant = \"acme\" }}"
             );
-            self.problems.push(Problem::new(&read.when.place_or(place), message));
+            self.problems.push(Problem::new(&read.when.location_or(location), message));
         }
         let mut other = Override::default();
         other.when = self.condition(&read.when);
@@ -210,18 +209,18 @@ impl Builder<'_> {
         other.blocked = read.blocked.get().copied();
         other.on_store_failure = read.on_store_failure.get().map(|word| word.0);
         other.shadow = read.shadow.get().copied();
-        // Without the rule's own numbers nothing can be said about these.
+        // An override can only be validated against a valid limit.
         let error = other.check(limit?).err();
         if let Some(error) = error {
             let at = match &error {
-                OverrideError::When(_) => read.when.place(),
-                OverrideError::Limit(LimitError::Amount { .. }) => read.amount.place(),
+                OverrideError::When(_) => read.when.location(),
+                OverrideError::Limit(LimitError::Amount { .. }) => read.amount.location(),
                 OverrideError::Limit(LimitError::Burst(_) | LimitError::BurstNotSupported(_)) => {
-                    read.burst.place()
+                    read.burst.location()
                 }
-                OverrideError::Limit(_) => read.window.place(),
-                OverrideError::UnlimitedAndBlocked => read.blocked.place(),
-                _ => place.clone(),
+                OverrideError::Limit(_) => read.window.location(),
+                OverrideError::UnlimitedAndBlocked => read.blocked.location(),
+                _ => location.clone(),
             };
             self.problems.push(Problem::new(&at, format!("an override of {shown}: {error}")));
         }
@@ -231,22 +230,22 @@ impl Builder<'_> {
     fn condition(&mut self, field: &Field<Conditions>) -> Condition {
         let mut condition = Condition::new();
         for (label, patterns) in field.get().into_iter().flatten() {
-            let Field::Given(patterns, place) = patterns else { continue };
-            if let Some(pattern) = self.pattern(label, patterns, place) {
+            let Field::Given(patterns, location) = patterns else { continue };
+            if let Some(pattern) = self.pattern(label, patterns, location) {
                 condition = condition.and(label, pattern);
             }
         }
         condition
     }
 
-    fn pattern(&mut self, label: &str, OneOrMore(written): &OneOrMore, place: &Place) -> Option<Pattern> {
+    fn pattern(&mut self, label: &str, Patterns(written): &Patterns, location: &Location) -> Option<Pattern> {
         let mut patterns = Vec::with_capacity(written.len());
         for one in written {
-            let Field::Given(text, place) = one else { continue };
+            let Field::Given(text, location) = one else { continue };
             match self.one_pattern(label, text) {
                 Ok(pattern) => patterns.push(pattern),
                 Err(message) => {
-                    self.problems.push(Problem::new(place, format!("label {label:?}: {message}")));
+                    self.problems.push(Problem::new(location, format!("label {label:?}: {message}")));
                 }
             }
         }
@@ -255,28 +254,26 @@ impl Builder<'_> {
         }
         let pattern = Pattern::any_of(patterns);
         pattern
-            .map_err(|error| self.problems.push(Problem::new(place, format!("label {label:?}: {error}"))))
+            .map_err(|error| self.problems.push(Problem::new(location, format!("label {label:?}: {error}"))))
             .ok()
     }
 
-    /// A pattern for values as they look after cleaning.
+    /// Parses a pattern that matches normalized values.
     fn one_pattern(&self, label: &str, text: &str) -> Result<Pattern, String> {
         let parsed = Pattern::parse(text);
         let Some(settings) = self.labels.label(label) else { return Ok(parsed) };
         match parsed {
             Pattern::Exact(value) if settings.secret => match self.labels.cleaned(settings, &value) {
                 Ok(cleaned) => Ok(Pattern::Exact(cleaned.into())),
-                Err(_) => {
-                    Err(format!("{text:?} is not an address, and hashed values are matched only whole"))
-                }
+                Err(_) => Err(format!("{text:?} is not an address, and hashed values match only as a whole")),
             },
             Pattern::Prefix(_) if settings.secret => {
-                Err("its values are hashed, so none begins like this: name whole values, or \"*\"".to_owned())
+                Err("its values are hashed and cannot match a prefix: use whole values or \"*\"".to_owned())
             }
-            Pattern::Exact(_) if settings.kind == Kind::Ip => match Network::from_text(text) {
-                Ok(Network(network)) if settings.cuts_into(&network) => Err(format!(
-                    "{text} never matches, since IPv6 addresses are cut to /{prefix}: use at most /{prefix}, \
-                     or set a longer ipv6_prefix in [labels]",
+            Pattern::Exact(_) if settings.kind == LabelKind::Ip => match Network::from_text(text) {
+                Ok(Network(network)) if settings.truncates(&network) => Err(format!(
+                    "{text} never matches because IPv6 addresses are truncated to /{prefix}: use at most /{prefix}, \
+                    or set a longer ipv6_prefix in [labels]",
                     prefix = settings.ipv6_prefix
                 )),
                 Ok(_) => Pattern::network(text).map_err(|error| error.to_string()),
@@ -288,32 +285,32 @@ impl Builder<'_> {
     }
 }
 
-/// The lines on which these begin, in one pass: they stand in the order of the file.
-pub(super) fn lines(places: &[Place]) -> Vec<usize> {
+/// Returns the line number of each location, in one pass: the locations are in file order.
+pub(super) fn lines(locations: &[Location]) -> Vec<usize> {
     let (mut line, mut counted) = (1, 0);
-    let of_place = |place: &Place| {
-        let Place::In { file, span } = place else { return line };
+    let line_of = |location: &Location| {
+        let Location::InFile { file, span } = location else { return line };
         let passed = file.text.as_bytes().get(counted..span.start).unwrap_or_default();
         line += passed.iter().filter(|byte| **byte == b'\n').count();
         counted = counted.max(span.start);
         line
     };
-    places.iter().map(of_place).collect()
+    locations.iter().map(line_of).collect()
 }
 
 fn parsed_value(text: &str) -> Pattern {
     Pattern::Exact(text.as_bytes().into())
 }
 
-/// What a rule says, or else the defaults; without overrides, which add up.
-fn with_defaults(own: &read::Rule, defaults: &read::Rule) -> read::Rule {
+/// Fills absent fields with the defaults. Overrides are excluded because they accumulate.
+fn with_defaults(own: &schema::Rule, defaults: &schema::Rule) -> schema::Rule {
     let algorithm = own.algorithm.or(&defaults.algorithm);
     let is = |wanted| algorithm.get().map_or(Algorithm::TokenBucket, |word| word.0) == wanted;
-    // Defaults are for the rules that can have them.
+    // A default applies only to algorithms that support the field.
     let burst = if is(Algorithm::TokenBucket) { own.burst.or(&defaults.burst) } else { own.burst.clone() };
     let stagger =
         if is(Algorithm::FixedWindow) { own.stagger.or(&defaults.stagger) } else { own.stagger.clone() };
-    read::Rule {
+    schema::Rule {
         name: own.name.clone(),
         when: own.when.or(&defaults.when),
         unless: own.unless.or(&defaults.unless),
@@ -340,8 +337,8 @@ fn list(field: &Field<Vec<Field<String>>>) -> Vec<Box<str>> {
     field.get().into_iter().flatten().filter_map(|element| Some(element.get()?.as_str().into())).collect()
 }
 
-/// The labels that a file of overrides may have as columns.
-fn labels_named(rule: &read::Rule, policy: &LabelPolicy) -> Vec<String> {
+/// The labels that can be columns of a CSV file of overrides.
+fn labels_named(rule: &schema::Rule, policy: &LabelPolicy) -> Vec<String> {
     let mut names: Vec<String> = policy.labels().iter().map(|label| label.name.clone()).collect();
     names.extend(list(&rule.per).into_iter().map(String::from));
     for condition in [&rule.when, &rule.unless] {

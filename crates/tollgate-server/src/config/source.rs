@@ -1,4 +1,4 @@
-//! Where settings come from: flags beat the environment, which beats the file, which beats the defaults.
+//! Sources of settings. Precedence: flags, environment, file, defaults.
 
 use std::{
     collections::BTreeMap,
@@ -8,31 +8,31 @@ use std::{
 };
 
 use super::{
-    error::{Place, Problem},
-    read::Document,
-    reader::{Field, FromText},
+    error::{Location, Problem},
+    schema::Document,
+    toml_reader::{Field, FromText},
 };
 
-/// The file that is read when none is named, if it is there.
+/// The configuration file that is used if none is given and it exists.
 pub const DEFAULT_FILE: &str = "tollgate.toml";
 
-/// Everything that a configuration is read from.
+/// The sources of a configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
-    /// What the command line says.
+    /// Command line flags.
     pub flags: Flags,
-    /// The environment.
+    /// Environment variables.
     pub environment: Environment,
-    /// Where [`DEFAULT_FILE`] is looked for: the working directory, unless set.
+    /// The directory of [`DEFAULT_FILE`]; the working directory if empty.
     pub directory: PathBuf,
 }
 
-/// What the command line says, as it was written: reading it is done here, so that errors read alike.
+/// Command line flags as text. They are parsed here so that all errors have the same form.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `--config`
     pub config: Option<PathBuf>,
-    /// `--store`; it may hold a password.
+    /// `--store`; may contain a password.
     pub store: Option<String>,
     /// `--http`
     pub http: Option<String>,
@@ -42,27 +42,27 @@ pub struct Flags {
     pub resp: Option<String>,
 }
 
-/// The variables of the environment. Not shown: some are secrets.
+/// Environment variables. `Debug` does not print them because some are secrets.
 #[derive(Clone)]
 pub struct Environment(Arc<Lookup>);
 
-/// From the name of a variable to its value.
+/// Returns the value of a variable.
 type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl Environment {
-    /// That of this process. Variables that are not Unicode count as not set.
+    /// The environment of this process. Variables that are not Unicode count as unset.
     pub fn of_process() -> Self {
         Self(Arc::new(|name| std::env::var(name).ok()))
     }
 
-    /// One with these variables only.
+    /// An environment with only these variables.
     pub fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
         let variables: BTreeMap<String, String> = variables.into_iter().map(own).collect();
         Self(Arc::new(move |name| variables.get(name).cloned()))
     }
 
-    /// The value of a variable; an empty one counts as not set.
+    /// Returns the value of a variable; an empty value counts as unset.
     pub fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
@@ -94,93 +94,94 @@ impl fmt::Debug for Flags {
 }
 
 impl Source {
-    /// The flags of this command, and the environment and directory of this process.
+    /// These flags with the environment and working directory of this process.
     pub fn new(flags: Flags) -> Self {
         Self { flags, environment: Environment::of_process(), directory: PathBuf::new() }
     }
 
-    /// The file that is named, and where.
-    pub(super) fn named_file(&self) -> Option<(PathBuf, Place)> {
+    /// The file given by flag or environment, and which of them.
+    pub(super) fn named_file(&self) -> Option<(PathBuf, Location)> {
         if let Some(path) = &self.flags.config {
-            return Some((path.clone(), Place::Flag("--config")));
+            return Some((path.clone(), Location::Flag("--config")));
         }
         let path = self.environment.get("TOLLGATE_CONFIG")?;
-        Some((path.into(), Place::Variable("TOLLGATE_CONFIG")))
+        Some((path.into(), Location::Variable("TOLLGATE_CONFIG")))
     }
 
-    /// The file that is read, if it is there, when none is named.
+    /// The file that is used if none is given and it exists.
     pub(super) fn default_file(&self) -> PathBuf {
         self.directory.join(Path::new(DEFAULT_FILE))
     }
 
-    /// Lays environment and flags over what the file says.
-    pub(super) fn lay_over(&self, document: &mut Document, problems: &mut Vec<Problem>) {
-        let mut layer = Layer { environment: &self.environment, problems };
+    /// Overwrites the settings of the file with those of environment and flags.
+    pub(super) fn apply_to(&self, document: &mut Document, problems: &mut Vec<Problem>) {
+        let mut overlay = Overlay { environment: &self.environment, problems };
         let Flags { config: _, store: store_url, http, grpc, resp } = &self.flags;
-        let server = given(&mut document.server);
-        layer.set(&mut server.http, "TOLLGATE_HTTP", Some(("--http", http)));
-        layer.set(&mut server.grpc, "TOLLGATE_GRPC", Some(("--grpc", grpc)));
-        layer.set(&mut server.resp, "TOLLGATE_RESP", Some(("--resp", resp)));
-        layer.set_list(&mut server.trusted_proxies, "TOLLGATE_TRUSTED_PROXIES");
-        layer.set(&mut server.headers, "TOLLGATE_HEADERS", None);
-        layer.set(&mut server.insecure, "TOLLGATE_INSECURE", None);
-        layer.set(&mut server.envoy_closed, "TOLLGATE_ENVOY_CLOSED", None);
-        let store = given(&mut document.store);
-        layer.set(&mut store.url, "TOLLGATE_STORE_URL", Some(("--store", store_url)));
-        layer.set(&mut store.deadline, "TOLLGATE_STORE_DEADLINE", None);
-        layer.set(&mut store.prefix, "TOLLGATE_STORE_PREFIX", None);
-        layer.set(&mut store.max_memory, "TOLLGATE_STORE_MAX_MEMORY", None);
-        layer.set(&mut store.denial_cache, "TOLLGATE_STORE_REFUSAL_CACHE", None);
-        layer.set(&mut store.password_file, "TOLLGATE_STORE_PASSWORD_FILE", None);
-        layer.set(&mut store.hash_secret_file, "TOLLGATE_STORE_HASH_SECRET_FILE", None);
+        let server = table(&mut document.server);
+        overlay.set(&mut server.http, "TOLLGATE_HTTP", Some(("--http", http)));
+        overlay.set(&mut server.grpc, "TOLLGATE_GRPC", Some(("--grpc", grpc)));
+        overlay.set(&mut server.resp, "TOLLGATE_RESP", Some(("--resp", resp)));
+        overlay.set_list(&mut server.trusted_proxies, "TOLLGATE_TRUSTED_PROXIES");
+        overlay.set(&mut server.headers, "TOLLGATE_HEADERS", None);
+        overlay.set(&mut server.insecure, "TOLLGATE_INSECURE", None);
+        overlay.set(&mut server.envoy_closed, "TOLLGATE_ENVOY_CLOSED", None);
+        let store = table(&mut document.store);
+        overlay.set(&mut store.url, "TOLLGATE_STORE_URL", Some(("--store", store_url)));
+        overlay.set(&mut store.deadline, "TOLLGATE_STORE_DEADLINE", None);
+        overlay.set(&mut store.prefix, "TOLLGATE_STORE_PREFIX", None);
+        overlay.set(&mut store.max_memory, "TOLLGATE_STORE_MAX_MEMORY", None);
+        overlay.set(&mut store.denial_cache, "TOLLGATE_STORE_DENIAL_CACHE", None);
+        overlay.set(&mut store.password_file, "TOLLGATE_STORE_PASSWORD_FILE", None);
+        overlay.set(&mut store.hash_secret_file, "TOLLGATE_STORE_HASH_SECRET_FILE", None);
     }
 }
 
-/// A table to write into, made if the file has none.
-fn given<T: Default>(table: &mut Field<T>) -> &mut T {
+/// Returns a table for writing; creates it if the file has none.
+fn table<T: Default>(table: &mut Field<T>) -> &mut T {
     if !matches!(table, Field::Given(..)) {
-        // One that could not be read has been reported, and ends the load.
-        *table = Field::Given(T::default(), Place::Nowhere);
+        // An invalid table has been reported and fails the load.
+        *table = Field::Given(T::default(), Location::Default);
     }
     match table {
         Field::Given(table, _) => table,
-        _ => unreachable!("it was just made"),
+        _ => unreachable!("the table was just created"),
     }
 }
 
-struct Layer<'a> {
+struct Overlay<'a> {
     environment: &'a Environment,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Layer<'_> {
+impl Overlay<'_> {
     fn set<T: FromText>(
         &mut self,
         field: &mut Field<T>,
         variable: &'static str,
         flag: Option<(&'static str, &Option<String>)>,
     ) {
-        let by_flag = flag.and_then(|(name, text)| Some((Place::Flag(name), text.clone()?)));
-        let said = by_flag.or_else(|| Some((Place::Variable(variable), self.environment.get(variable)?)));
-        if let Some((place, text)) = said {
-            *field = self.read(&text, place);
+        let by_flag = flag.and_then(|(name, text)| Some((Location::Flag(name), text.clone()?)));
+        let value = by_flag.or_else(|| Some((Location::Variable(variable), self.environment.get(variable)?)));
+        if let Some((location, text)) = value {
+            *field = self.read(&text, location);
         }
     }
 
     fn set_list<T: FromText>(&mut self, field: &mut Field<Vec<Field<T>>>, variable: &'static str) {
         if let Some(text) = self.environment.get(variable) {
-            let place = Place::Variable(variable);
-            let elements = text.split(',').map(|element| self.read(element.trim(), place.clone())).collect();
-            *field = Field::Given(elements, place);
+            let location = Location::Variable(variable);
+            let elements =
+                text.split(',').map(|element| self.read(element.trim(), location.clone())).collect();
+            *field = Field::Given(elements, location);
         }
     }
 
-    fn read<T: FromText>(&mut self, text: &str, place: Place) -> Field<T> {
+    fn read<T: FromText>(&mut self, text: &str, location: Location) -> Field<T> {
         match T::from_text(text) {
-            Ok(value) => Field::Given(value, place),
+            Ok(value) => Field::Given(value, location),
             Err(message) => {
-                self.problems.push(Problem::new(&place, message));
-                Field::Wrong(place)
+                self.problems.push(Problem::new(&location, message));
+                Field::Wrong(location)
             }
         }
     }

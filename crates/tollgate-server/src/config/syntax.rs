@@ -1,38 +1,38 @@
-//! What is no TOML, and what would be: people write it as they write other languages.
+//! Error messages with a fix for text that is not TOML, such as YAML, JSON or unquoted strings.
 //!
-//! What they wrote is not repeated: without its quotes, nobody knows that it is a secret.
+//! Messages do not repeat the text: an unquoted value may be a secret.
 
 use std::{ops::Range, sync::Arc};
 
-use super::error::{File, Place, Problem};
+use super::error::{Location, Problem, SourceFile};
 
-/// Everything that is no TOML. Of one mistake the parser may complain twice.
-pub(super) fn problems(file: &Arc<File>, errors: &[toml::de::Error]) -> Vec<Problem> {
+/// Returns the syntax errors of a file. The parser may report one error twice on a line; duplicates are removed.
+pub(super) fn problems(file: &Arc<SourceFile>, errors: &[toml::de::Error]) -> Vec<Problem> {
     let text = &file.text;
-    let place = |span| Place::In { file: Arc::clone(file), span };
-    if let Some(Other { name, span, help }) = other_language(text) {
-        let message = format!("this is {name}: write rules and settings in TOML");
-        return vec![Problem::new(&place(span), message).help(help)];
+    let location = |span| Location::InFile { file: Arc::clone(file), span };
+    if let Some(OtherLanguage { name, span, help }) = other_language(text) {
+        let message = format!("the file is {name}: write it in TOML");
+        return vec![Problem::new(&location(span), message).help(help)];
     }
-    let complaint = |error: &toml::de::Error| error.message().trim_end_matches('\n').to_owned();
+    let message_of = |error: &toml::de::Error| error.message().trim_end_matches('\n').to_owned();
     let mut errors: Vec<_> =
-        errors.iter().map(|error| (error.span().unwrap_or(0..0), complaint(error))).collect();
+        errors.iter().map(|error| (error.span().unwrap_or(0..0), message_of(error))).collect();
     errors.sort_by_key(|(span, _)| span.start);
     let mut problems = Vec::new();
     let mut last: Option<(usize, String)> = None;
-    for (span, complaint) in errors {
-        let message = remedy(text, &span, &complaint).map_or(complaint, str::to_owned);
+    for (span, parser_message) in errors {
+        let message = fix(text, &span, &parser_message).map_or(parser_message, str::to_owned);
         let is_same_line = |from: usize| !text.get(from..span.start).unwrap_or_default().contains('\n');
-        if !last.is_some_and(|(from, said)| said == message && is_same_line(from)) {
-            problems.push(Problem::new(&place(span.clone()), format!("this is not TOML: {message}")));
+        if !last.is_some_and(|(from, earlier)| earlier == message && is_same_line(from)) {
+            problems.push(Problem::new(&location(span.clone()), format!("invalid TOML: {message}")));
         }
         last = Some((span.start, message));
     }
     problems
 }
 
-/// What would be right.
-fn remedy(text: &str, span: &Range<usize>, complaint: &str) -> Option<&'static str> {
+/// Suggests a fix.
+fn fix(text: &str, span: &Range<usize>, parser_message: &str) -> Option<&'static str> {
     let (before, found) = (text.get(..span.start)?.trim_end_matches([' ', '\t']), text.get(span.clone())?);
     let is_table = before.rsplit('\n').next()?.trim_start().chars().all(|c| c == '[');
     let is_value = !is_table && before.ends_with(['=', '[', ',']);
@@ -41,28 +41,28 @@ fn remedy(text: &str, span: &Range<usize>, complaint: &str) -> Option<&'static s
     }
     if is_value && found.starts_with(char::is_alphanumeric) {
         return Some(match found.to_ascii_lowercase().as_str() {
-            "true" | "false" | "yes" | "no" | "on" | "off" => "write true or false, in small letters",
-            _ => "a text needs quotes, and a number digits: write for example \"1m\" or 5",
+            "true" | "false" | "yes" | "no" | "on" | "off" => "write true or false, in lower case",
+            _ => "write strings in quotes and numbers as digits, for example \"1m\" or 5",
         });
     }
-    if found.starts_with(':') || complaint.starts_with("key with no value") {
+    if found.starts_with(':') || parser_message.starts_with("key with no value") {
         return Some("write = between a key and its value");
     }
-    complaint.contains("expected newline").then_some(
-        "the line goes on behind its value: write one setting to the line, and numbers without commas",
-    )
+    parser_message
+        .contains("expected newline")
+        .then_some("unexpected text after the value: write one setting per line, and numbers without commas")
 }
 
-/// Something that people write settings in, too.
-struct Other {
+/// A configuration language other than TOML.
+struct OtherLanguage {
     name: &'static str,
-    /// Where it shows.
+    /// The line that identifies it.
     span: Range<usize>,
     help: &'static str,
 }
 
-/// The language of a text, if it is known by its first line.
-fn other_language(text: &str) -> Option<Other> {
+/// Recognizes JSON and YAML by the first line.
+fn other_language(text: &str) -> Option<OtherLanguage> {
     let (start, first) = first_line(text)?;
     let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
     let is_entry = |line: &str| {
@@ -77,14 +77,14 @@ fn other_language(text: &str) -> Option<Other> {
         _ => return None,
     };
     let help = if name == "YAML" && text.contains("descriptors:") {
-        "tollgate rules import envoy makes TOML of the files of envoyproxy/ratelimit"
+        "`tollgate rules import envoy` converts the files of envoyproxy/ratelimit to TOML"
     } else {
-        "begin for example with\n[[rule]]\nname = \"login-per-ip\""
+        "start with for example\n[[rule]]\nname = \"login-per-ip\""
     };
-    Some(Other { name, span: start..start + first.len(), help })
+    Some(OtherLanguage { name, span: start..start + first.len(), help })
 }
 
-/// The first line that says something, and where it begins.
+/// The first line that is neither empty nor a comment, and its offset.
 fn first_line(text: &str) -> Option<(usize, &str)> {
     let mut end = 0;
     let mut lines = text.split_inclusive('\n').map(|line| {

@@ -1,4 +1,4 @@
-//! Rules as they are shown, and what tells one set of rules from another.
+//! Rules as JSON, and the fingerprint of a set of rules.
 
 use std::collections::BTreeMap;
 
@@ -6,57 +6,57 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tollgate::{Override, Pattern, Rule, rules::Condition};
 
-use super::kinds::Words;
+use super::values::Keywords;
 use crate::duration;
 
-/// How many bytes of a hash make a fingerprint.
+/// Length of a fingerprint, in bytes.
 const FINGERPRINT_BYTES: usize = 16;
 
-/// Labels, each with the patterns of which one must match, as they are written in the file.
+/// Labels, each with its alternative patterns, written as in the file.
 pub type ConditionView = BTreeMap<String, Vec<String>>;
 
-/// A rule in force, as `GET /v1/rules` shows it.
+/// An active rule, as `GET /v1/rules` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleView {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// It applies to requests that match all of these.
+    /// All these labels must match.
     pub when: ConditionView,
-    /// And to none that match any of these.
+    /// None of these labels may match.
     pub unless: ConditionView,
-    /// The labels whose values are counted apart.
+    /// The labels to count by.
     pub per: Vec<String>,
-    /// How it counts.
+    /// The algorithm.
     pub algorithm: &'static str,
-    /// How many pass in a window.
+    /// Units admitted per window.
     pub amount: u64,
-    /// In which time.
+    /// Length of the window.
     pub window: String,
-    /// Of a token bucket: how many may pass at once.
+    /// Capacity of a token bucket.
     pub burst: Option<u64>,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: String,
-    /// Multiplies the caller's cost.
+    /// Factor for the caller's cost.
     pub cost: u64,
-    /// What it does when the store does not answer in time.
+    /// Failure policy.
     pub on_store_failure: &'static str,
-    /// It is evaluated and never refuses.
+    /// Whether it is evaluated without ever denying.
     pub shadow: bool,
-    /// It admits while anything remains, into debt.
+    /// Whether it allows debt.
     pub overdraft: bool,
-    /// What becomes of a request that lacks one of the labels in `per`.
+    /// What it does with a request that lacks a label of `per`.
     pub absent: &'static str,
-    /// It applies only to requests without further labels.
+    /// Whether it applies only to requests without other labels.
     pub exact: bool,
-    /// The labels that decide where in a Redis Cluster the counter is.
+    /// The labels that select the node in a Redis Cluster.
     pub tag: Option<Vec<String>>,
-    /// Each key's windows begin at a moment of its own.
+    /// Whether each key's windows start at a different time.
     pub stagger: bool,
-    /// How many overrides it has.
+    /// Number of overrides.
     pub overrides: usize,
 }
 
-/// An override, whole: a fingerprint depends on all of it.
+/// A complete override, for the fingerprint.
 #[derive(Serialize)]
 struct OverrideView {
     when: ConditionView,
@@ -80,16 +80,16 @@ impl From<&Rule> for RuleView {
             when: condition(&rule.when),
             unless: condition(&rule.unless),
             per: texts(&rule.per),
-            algorithm: limit.algorithm().word(),
+            algorithm: limit.algorithm().keyword(),
             amount: limit.amount(),
             window: duration::text(limit.window()),
             burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
             unit: rule.unit.to_string(),
             cost: rule.cost.units(),
-            on_store_failure: rule.on_store_failure.word(),
+            on_store_failure: rule.on_store_failure.keyword(),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
-            absent: rule.absent.word(),
+            absent: rule.absent.keyword(),
             exact: rule.exact,
             tag: rule.tag.as_deref().map(texts),
             stagger: rule.stagger,
@@ -108,13 +108,13 @@ impl From<&Override> for OverrideView {
             cost: other.cost.map(|cost| cost.units()),
             unlimited: other.unlimited,
             blocked: other.blocked,
-            on_store_failure: other.on_store_failure.map(Words::word),
+            on_store_failure: other.on_store_failure.map(Keywords::keyword),
             shadow: other.shadow,
         }
     }
 }
 
-/// What tells these rules from others, in hexadecimal digits: equal for equal rules, on every instance.
+/// Returns a hash of the rules in hexadecimal digits: equal rules have equal fingerprints on every instance.
 pub fn fingerprint(rules: &[Rule]) -> String {
     let mut hash = Sha256::new();
     for rule in rules {
@@ -127,7 +127,7 @@ pub fn fingerprint(rules: &[Rule]) -> String {
 }
 
 fn write(hash: &mut Sha256, value: &impl Serialize) {
-    serde_json::to_writer(hash, value).expect("a hash takes everything, and these are texts and numbers");
+    serde_json::to_writer(hash, value).expect("writing strings and numbers to a hash cannot fail");
 }
 
 fn condition(condition: &Condition) -> ConditionView {

@@ -1,9 +1,8 @@
-//! The configuration again, when one of its files changes or somebody asks.
+//! Reloads the configuration when one of its files changes or on request.
 //!
-//! The directories of all files are watched, and of every symbolic link on the way to them: Kubernetes changes a file
-//! by putting another link in the place of a directory. The system's notices only say when to look; whether
-//! anything has changed is decided by what is in the files. Where there are no notices (network file systems, a system
-//! that is out of watches), a look now and then finds the same a little later.
+//! Watches the directories of all files and of every symbolic link that leads to them, because Kubernetes updates a file
+//! by replacing a link to its directory. File system events only trigger a comparison; a reload happens if the contents
+//! have changed. Polling covers systems without events (network file systems, exhausted watches), with a delay.
 
 use std::{
     collections::BTreeSet,
@@ -25,46 +24,46 @@ use tokio::{
 };
 
 use super::{
-    Attempt, Config, ConfigError, Origin, Problem, ServerSettings, Source, StoreSettings, attempt,
-    error::Place, files, settings::needs_restart,
+    Config, ConfigError, LoadAttempt, Origin, Problem, ServerSettings, Source, StoreSettings,
+    error::Location, files, try_load, validate::needs_restart,
 };
 
-/// How long nothing must change before files are read: whoever writes several of them is not done after the first.
+/// Quiet time before files are read, so that several files can be written together.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long files are waited for that keep changing.
-const MAX_UNREST: Duration = Duration::from_secs(1);
-/// How often files are looked at without notice.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The most symbolic links on the way to a file.
+/// Maximum wait while files keep changing.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of symbolic links that lead to a file.
 const MAX_LINKS: usize = 40;
 
-/// Reads the configuration again whenever that may make a difference.
+/// Watches the configuration and reloads it.
 pub struct Watcher {
     reloads: mpsc::Receiver<Reload>,
     reloader: Reloader,
     task: JoinHandle<()>,
 }
 
-/// Has the configuration read again: for a signal, or a call.
+/// Requests a reload, for example on a signal.
 #[derive(Clone)]
 pub struct Reloader(Arc<Notify>);
 
-/// What came of reading the configuration again.
+/// The result of a reload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reload {
-    /// This is the configuration now.
+    /// The configuration is valid.
     Changed {
-        /// All of it.
+        /// The new configuration.
         config: Box<Config>,
-        /// The settings that differ from those the process started with, and take effect only when it is started again.
+        /// Settings that differ from those at startup and take effect only after a restart.
         needs_restart: Vec<String>,
     },
-    /// It cannot be used: what was in force stays in force.
+    /// The configuration is invalid; the previous one stays active.
     Rejected(ConfigError),
 }
 
 impl Watcher {
-    /// Reads the configuration, and watches from then on. Needs a tokio runtime.
+    /// Loads the configuration and starts watching it. Needs a tokio runtime.
     ///
     /// # Errors
     /// As [`load`](super::load).
@@ -80,25 +79,25 @@ impl Watcher {
             files: first.files,
             digest: first.digest,
             stamps: Vec::new(),
-            notices: Notices::default(),
-            asked: reloader.clone(),
+            events: FileEvents::default(),
+            requests: reloader.clone(),
             found,
         };
-        watch.look_at_files().await;
+        watch.watch_files().await;
         let task = tokio::spawn(watch.run());
         Ok((config, Self { reloads, reloader, task }))
     }
 
-    /// Waits for the next change. May be given up on and called again: nothing is lost.
+    /// Waits for the next reload. Cancel safe.
     pub async fn next(&mut self) -> Reload {
         match self.reloads.recv().await {
             Some(reload) => reload,
-            // The task ends with this value, or with the runtime.
+            // The task ends only when this value is dropped or the runtime stops.
             None => std::future::pending().await,
         }
     }
 
-    /// To have the configuration read now; the result comes by [`Watcher::next`], also when nothing has changed.
+    /// Returns a handle that requests a reload. [`Watcher::next`] returns the result, even if nothing has changed.
     pub fn reloader(&self) -> Reloader {
         self.reloader.clone()
     }
@@ -111,7 +110,7 @@ impl Drop for Watcher {
 }
 
 impl Reloader {
-    /// Reads the configuration again, whether or not a file has changed.
+    /// Requests a reload, whether or not a file has changed.
     pub fn reload_now(&self) {
         self.0.notify_one();
     }
@@ -120,27 +119,27 @@ impl Reloader {
 struct Watch {
     source: Source,
     started: (ServerSettings, StoreSettings),
-    /// Of the configuration in force.
+    /// The source of the active configuration.
     origin: Origin,
-    /// The files of the last reading, and what was in them.
+    /// The files of the last load, and a hash of their contents.
     files: Vec<PathBuf>,
     digest: [u8; 32],
-    /// What the system said about them when they were last looked at.
+    /// Their metadata at the last poll.
     stamps: Vec<Stamp>,
-    notices: Notices,
-    asked: Reloader,
+    events: FileEvents,
+    requests: Reloader,
     found: mpsc::Sender<Reload>,
 }
 
 impl Watch {
     async fn run(mut self) {
-        let mut looks = interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut polls = interval(POLL_INTERVAL);
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let is_due = tokio::select! {
-                () = self.asked.0.notified() => true,
-                () = self.notices.wait() => self.is_due_after_a_sign().await,
-                _ = looks.tick() => self.looks_otherwise().await && self.has_changed().await,
+                () = self.requests.0.notified() => true,
+                () = self.events.wait() => self.is_changed_after_event().await,
+                _ = polls.tick() => self.is_metadata_changed().await && self.is_content_changed().await,
             };
             if is_due {
                 let reload = self.reload().await;
@@ -151,48 +150,49 @@ impl Watch {
         }
     }
 
-    /// Waits until whoever writes is done. Who asks meanwhile does not wait.
-    async fn is_due_after_a_sign(&mut self) -> bool {
+    /// Waits until the files stop changing. A reload request ends the wait.
+    async fn is_changed_after_event(&mut self) -> bool {
         tokio::select! {
-            () = self.asked.0.notified() => true,
-            () = self.notices.settle() => self.has_changed().await,
+            () = self.requests.0.notified() => true,
+            () = self.events.settle() => self.is_content_changed().await,
         }
     }
 
-    /// Whether the system says something else about the files than before.
-    async fn looks_otherwise(&mut self) -> bool {
+    /// Whether the metadata of the files has changed since the last poll.
+    async fn is_metadata_changed(&mut self) -> bool {
         let files = self.files.clone();
         let now = blocking(move || stamps(&files)).await;
-        let is_other = now != self.stamps;
+        let is_changed = now != self.stamps;
         self.stamps = now;
-        is_other
+        is_changed
     }
 
-    /// Whether there is something else in the files than before.
-    async fn has_changed(&self) -> bool {
+    /// Whether the contents of the files have changed since the last load.
+    async fn is_content_changed(&self) -> bool {
         let files = self.files.clone();
         blocking(move || files::digest(&files)).await != self.digest
     }
 
     async fn reload(&mut self) -> Reload {
         if let Some(path) = self.files.iter().find(|path| files::is_stream(path)) {
-            let message = format!("{} cannot be read again: it is not a regular file", path.display());
-            return Reload::Rejected(Problem::new(&Place::Nowhere, message).into());
+            let message = format!("{} cannot be reloaded: it is not a regular file", path.display());
+            return Reload::Rejected(Problem::new(&Location::Default, message).into());
         }
         let source = self.source.clone();
-        let Ok(Attempt { outcome, files, digest }) = spawn_blocking(move || attempt(&source)).await else {
-            // a mistake of ours: what was in force stays, and the next file is read all the same
-            let message = "reading it failed as it never should: please report this file";
-            return Reload::Rejected(Problem::new(&Place::Nowhere, message).into());
+        let Ok(LoadAttempt { outcome, files, digest }) = spawn_blocking(move || try_load(&source)).await
+        else {
+            // A panic is a bug. The active configuration stays, and the next change is read again.
+            let message = "internal error while reading the configuration: please report this file";
+            return Reload::Rejected(Problem::new(&Location::Default, message).into());
         };
         (self.files, self.digest) = (files, digest);
-        self.look_at_files().await;
+        self.watch_files().await;
         match outcome {
             Err(error) => Reload::Rejected(error),
-            // A file that has gone is not a wish for the demo.
+            // A deleted file does not activate the demo rules.
             Ok(Config { origin: Origin::Demo, .. }) if self.origin != Origin::Demo => {
-                let message = format!("{} has gone", self.files[0].display());
-                Reload::Rejected(Problem::new(&Place::Nowhere, message).into())
+                let message = format!("{} no longer exists", self.files[0].display());
+                Reload::Rejected(Problem::new(&Location::Default, message).into())
             }
             Ok(config) => {
                 self.origin = config.origin.clone();
@@ -203,81 +203,81 @@ impl Watch {
         }
     }
 
-    /// Watches the files of the last reading. What has changed since it, before they were watched, counts as a sign.
-    async fn look_at_files(&mut self) {
-        let (files, signs) = (self.files.clone(), Arc::clone(&self.notices.signs));
-        let look = move || (stamps(&files), watched(&files, signs));
-        (self.stamps, self.notices.watcher) = blocking(look).await;
-        if self.has_changed().await {
-            self.notices.signs.notify_one();
+    /// Watches the files of the last load. A change between the load and this call counts as an event.
+    async fn watch_files(&mut self) {
+        let (files, changed) = (self.files.clone(), Arc::clone(&self.events.changed));
+        let start = move || (stamps(&files), watched(&files, changed));
+        (self.stamps, self.events.watcher) = blocking(start).await;
+        if self.is_content_changed().await {
+            self.events.changed.notify_one();
         }
     }
 }
 
-/// The system's notices of changes. Without them, the looks now and then remain.
+/// File system events. Polling continues where there are none.
 #[derive(Default)]
-struct Notices {
-    signs: Arc<Notify>,
+struct FileEvents {
+    changed: Arc<Notify>,
     watcher: Option<RecommendedWatcher>,
 }
 
-/// Signs when anything changes on the way to these files, until it is dropped.
-fn watched(files: &[PathBuf], signs: Arc<Notify>) -> Option<RecommendedWatcher> {
-    let paths: BTreeSet<PathBuf> = files.iter().flat_map(|path| hops(path)).collect();
+/// Notifies `changed` when one of these files or a link to it changes, until the watcher is dropped.
+fn watched(files: &[PathBuf], changed: Arc<Notify>) -> Option<RecommendedWatcher> {
+    let paths: BTreeSet<PathBuf> = files.iter().flat_map(|path| link_chain(path)).collect();
     let directories: BTreeSet<PathBuf> =
         paths.iter().filter_map(|path| path.parent().map(Path::to_path_buf)).collect();
-    let notice = move |event: notify::Result<Event>| {
-        let is_sign = event.map_or(true, |event| {
+    let on_event = move |event: notify::Result<Event>| {
+        let is_relevant = event.map_or(true, |event| {
             event.need_rescan()
                 || is_change(&event.kind) && event.paths.iter().any(|path| paths.contains(path))
         });
-        if is_sign {
-            signs.notify_one();
+        if is_relevant {
+            changed.notify_one();
         }
     };
-    let mut watcher = notify::recommended_watcher(notice).ok()?;
+    let mut watcher = notify::recommended_watcher(on_event).ok()?;
     for directory in directories {
-        // One that is not there, or cannot be watched, is looked at now and then.
+        // Polling covers directories that are missing or cannot be watched.
         let _watched = watcher.watch(&directory, RecursiveMode::NonRecursive);
     }
     Some(watcher)
 }
 
-impl Notices {
+impl FileEvents {
     async fn wait(&self) {
-        self.signs.notified().await;
+        self.changed.notified().await;
     }
 
-    /// Waits until nothing has changed for a while, but not for ever.
+    /// Waits until nothing has changed for [`QUIET`], at most [`MAX_WAIT`].
     async fn settle(&self) {
-        let until = Instant::now() + MAX_UNREST;
+        let until = Instant::now() + MAX_WAIT;
         while Instant::now() < until && timeout(QUIET, self.wait()).await.is_ok() {}
     }
 }
 
-/// Whether a file may be another after this; reading one is no change.
+/// Whether an event can change a file's content; reading does not.
 fn is_change(kind: &EventKind) -> bool {
     !kind.is_access() || *kind == EventKind::Access(AccessKind::Close(AccessMode::Write))
 }
 
-async fn read(source: Source) -> (Source, Attempt) {
+async fn read(source: Source) -> (Source, LoadAttempt) {
     blocking(move || {
-        let attempt = attempt(&source);
+        let attempt = try_load(&source);
         (source, attempt)
     })
     .await
 }
 
-/// Does what may wait for a disk where it keeps nobody waiting.
+/// Runs blocking file operations on a thread for them.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    spawn_blocking(work).await.expect("looking at files does not panic")
+    spawn_blocking(work).await.expect("reading files does not panic")
 }
 
-/// What the system says about a file, as far as a change shows in it.
+/// Metadata of a file that changes with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stamp {
     Missing(ErrorKind),
-    Present { length: u64, modified: Option<SystemTime>, place: PathBuf },
+    Present { length: u64, modified: Option<SystemTime>, location: PathBuf },
 }
 
 fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
@@ -286,36 +286,36 @@ fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
         .map(|path| match fs::metadata(path) {
             Err(error) => Stamp::Missing(error.kind()),
             Ok(data) => {
-                let place = fs::canonicalize(path).unwrap_or_default();
-                Stamp::Present { length: data.len(), modified: data.modified().ok(), place }
+                let location = fs::canonicalize(path).unwrap_or_default();
+                Stamp::Present { length: data.len(), modified: data.modified().ok(), location }
             }
         })
         .collect()
 }
 
-/// The file that a path leads to, and every symbolic link on the way: whatever can change what is read there.
-fn hops(path: &Path) -> Vec<PathBuf> {
-    let mut hops = Vec::new();
+/// Returns the file that a path resolves to and every symbolic link on the way: any of them can change the content.
+fn link_chain(path: &Path) -> Vec<PathBuf> {
+    let mut chain = Vec::new();
     let mut rest = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     'links: for _ in 0..=MAX_LINKS {
-        let mut so_far = PathBuf::new();
+        let mut prefix = PathBuf::new();
         let mut components = rest.components();
         while let Some(component) = components.next() {
             match component {
-                Component::ParentDir => drop(so_far.pop()),
-                other => so_far.push(other),
+                Component::ParentDir => drop(prefix.pop()),
+                other => prefix.push(other),
             }
-            if let Ok(target) = fs::read_link(&so_far) {
-                hops.push(so_far.clone());
-                so_far.pop();
-                rest = so_far.join(target).join(components.as_path());
+            if let Ok(target) = fs::read_link(&prefix) {
+                chain.push(prefix.clone());
+                prefix.pop();
+                rest = prefix.join(target).join(components.as_path());
                 continue 'links;
             }
         }
-        hops.push(so_far);
+        chain.push(prefix);
         break;
     }
-    hops
+    chain
 }
 
 #[cfg(test)]
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_link_on_the_way_to_a_file_is_known() {
+    fn the_link_chain_has_every_link_that_leads_to_a_file() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         fs::create_dir_all(root.join("v1/deep")).unwrap();
@@ -334,38 +334,38 @@ mod tests {
         symlink("..data/deep/a.toml", root.join("a.toml")).unwrap();
         symlink(&root, root.join("v1/home")).unwrap();
         let expected = ["a.toml", "..data", "v1/deep/a.toml"].map(|name| root.join(name));
-        assert_eq!(hops(&root.join("a.toml")), expected);
-        let round_about = hops(&root.join("v1/home/v1/../a.toml"));
-        assert_eq!(round_about[0], root.join("v1/home"));
-        assert_eq!(round_about[1..], expected);
-        assert_eq!(hops(&root.join("missing/b")), [root.join("missing/b")]);
+        assert_eq!(link_chain(&root.join("a.toml")), expected);
+        let indirect = link_chain(&root.join("v1/home/v1/../a.toml"));
+        assert_eq!(indirect[0], root.join("v1/home"));
+        assert_eq!(indirect[1..], expected);
+        assert_eq!(link_chain(&root.join("missing/b")), [root.join("missing/b")]);
     }
 
-    fn noticed(path: &Path) -> Notices {
-        let signs = Arc::<Notify>::default();
-        let watcher = watched(&[path.to_owned()], Arc::clone(&signs));
-        Notices { signs, watcher }
+    fn watching(path: &Path) -> FileEvents {
+        let changed = Arc::<Notify>::default();
+        let watcher = watched(&[path.to_owned()], Arc::clone(&changed));
+        FileEvents { changed, watcher }
     }
 
-    /// Whether a change is noticed, not only found when looking.
-    async fn is_noticed(path: &Path, change: impl FnOnce()) -> bool {
-        const SOON: Duration = Duration::from_secs(20);
-        let notices = noticed(path);
+    /// Whether a change causes an event, rather than being found by polling.
+    async fn causes_event(path: &Path, change: impl FnOnce()) -> bool {
+        const TIMEOUT: Duration = Duration::from_secs(20);
+        let events = watching(path);
         change();
-        timeout(SOON, notices.wait()).await.is_ok()
+        timeout(TIMEOUT, events.wait()).await.is_ok()
     }
 
     #[tokio::test]
-    async fn changes_are_noticed_however_they_are_made() {
+    async fn every_kind_of_change_causes_an_event() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         let path = root.join("t.toml");
         let other = root.join("other");
-        assert!(is_noticed(&path, || fs::write(&path, "1").unwrap()).await);
-        assert!(is_noticed(&path, || fs::write(&path, "2").unwrap()).await);
+        assert!(causes_event(&path, || fs::write(&path, "1").unwrap()).await);
+        assert!(causes_event(&path, || fs::write(&path, "2").unwrap()).await);
         fs::write(&other, "3").unwrap();
-        assert!(is_noticed(&path, || fs::rename(&other, &path).unwrap()).await);
-        assert!(is_noticed(&path, || fs::remove_file(&path).unwrap()).await);
+        assert!(causes_event(&path, || fs::rename(&other, &path).unwrap()).await);
+        assert!(causes_event(&path, || fs::remove_file(&path).unwrap()).await);
         for version in ["v1", "v2"] {
             fs::create_dir(root.join(version)).unwrap();
             fs::write(root.join(version).join("t.toml"), version).unwrap();
@@ -373,30 +373,30 @@ mod tests {
         symlink("v1", root.join("..data")).unwrap();
         symlink("..data/t.toml", &path).unwrap();
         symlink("v2", &other).unwrap();
-        assert!(is_noticed(&path, || fs::rename(&other, root.join("..data")).unwrap()).await);
-        assert!(is_noticed(&path, || fs::write(root.join("v2/t.toml"), "4").unwrap()).await);
+        assert!(causes_event(&path, || fs::rename(&other, root.join("..data")).unwrap()).await);
+        assert!(causes_event(&path, || fs::write(root.join("v2/t.toml"), "4").unwrap()).await);
     }
 
     #[tokio::test]
-    async fn reading_a_file_is_no_change_and_neither_is_another_file() {
+    async fn reading_a_file_or_changing_another_file_causes_no_event() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.toml");
         fs::write(&path, "1").unwrap();
-        let notices = noticed(&path);
+        let events = watching(&path);
         fs::read(&path).unwrap();
         fs::write(directory.path().join("other"), "1").unwrap();
-        // The system tells things in their order: what was told before this would be here by then.
-        let later = noticed(&directory.path().join("mark"));
+        // Events arrive in order: an event for the file would arrive before this one.
+        let later = watching(&directory.path().join("mark"));
         fs::write(directory.path().join("mark"), "1").unwrap();
         later.wait().await;
-        assert!(timeout(Duration::from_millis(50), notices.wait()).await.is_err());
+        assert!(timeout(Duration::from_millis(50), events.wait()).await.is_err());
     }
 
     #[test]
-    fn links_that_lead_in_a_circle_end() {
+    fn a_link_cycle_ends() {
         let directory = tempfile::tempdir().unwrap();
         symlink("b", directory.path().join("a")).unwrap();
         symlink("a", directory.path().join("b")).unwrap();
-        assert_eq!(hops(&directory.path().join("a")).len(), MAX_LINKS + 1);
+        assert_eq!(link_chain(&directory.path().join("a")).len(), MAX_LINKS + 1);
     }
 }

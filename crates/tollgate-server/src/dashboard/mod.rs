@@ -1,7 +1,7 @@
-//! The dashboard: a page for people, in `assets/`, as it is served. Nothing is built, and nothing comes from elsewhere.
+//! The dashboard: a static page in `assets/`, served without a build step and without external resources.
 //!
-//! The page holds no data and is for everybody. What it shows it asks for like any other client, with the token that its
-//! visitor gave it: `/v1/live`, and `/v1/check`, `/v1/peek` and `/v1/explain` to try a request.
+//! The page contains no data and needs no token. It loads its data through the API with the user's token: `/v1/live`, and
+//! `/v1/check`, `/v1/peek` and `/v1/explain` to try a request.
 
 use std::sync::LazyLock;
 
@@ -14,11 +14,11 @@ use axum::{
 };
 use sha2::{Digest, Sha256};
 
-/// What the page may do: run and load what this server has, and call this server. Others may not show it in a frame.
+/// The content security policy: the page loads resources from this server only and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A file of the page.
+/// A static file.
 struct Asset {
     path: &'static str,
     content_type: &'static str,
@@ -51,23 +51,23 @@ const ASSETS: [Asset; 13] = assets![
     "tables.js": SCRIPT,
     "try.js": SCRIPT,
     "timeline.js": SCRIPT,
-    "words.js": SCRIPT,
+    "format.js": SCRIPT,
     "icon.svg": "image/svg+xml",
     "vendor/uplot-1.6.32.min.css": CSS,
     "vendor/uplot-1.6.32.min.js": SCRIPT,
 ];
 
-/// The tags of all files, the page's first: they change with what is in them.
+/// The entity tags of all files, the page's first.
 static TAGS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| {
     let tag = |asset: &Asset| {
         let digest = Sha256::digest(asset.text);
         let digits: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        HeaderValue::from_str(&format!("\"{digits}\"")).expect("hexadecimal digits are visible")
+        HeaderValue::from_str(&format!("\"{digits}\"")).expect("hexadecimal digits are valid in a header")
     };
     [&PAGE].into_iter().chain(&ASSETS).map(tag).collect()
 });
 
-/// The page.
+/// Serves the page.
 pub(crate) async fn page(request: Request) -> Response {
     let mut response = serve(&PAGE, &TAGS[0], &request);
     let headers = response.headers_mut();
@@ -76,7 +76,7 @@ pub(crate) async fn page(request: Request) -> Response {
     response
 }
 
-/// What the page is made of.
+/// The routes of the page's files.
 pub(crate) fn assets<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let routes = ASSETS.iter().zip(&TAGS[1..]);
     routes.fold(Router::new(), |router, (asset, tag)| {
@@ -84,14 +84,14 @@ pub(crate) fn assets<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// The file, unless its reader has it already.
+/// Serves a file, or 304 if the client has the current version.
 fn serve(asset: &Asset, tag: &HeaderValue, request: &Request) -> Response {
     let known = request.headers().get_all(header::IF_NONE_MATCH).iter();
     let tags = known.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
     let is_known = tags.map(|known| known.trim().trim_start_matches("W/")).any(|known| known == tag);
     let headers = [
         (header::ETAG, tag.clone()),
-        // asked for again each time, and sent again when the server has another one
+        // Browsers revalidate the file on each load.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type)),

@@ -46,7 +46,7 @@ use self::messages::{
 };
 use self::request::Problem;
 use crate::{
-    access::{Access, Denied, Granted},
+    auth::{Access, AuthError, Identity},
     config::{Live, Scope},
     engine::{Engine, Transport},
     observe::{
@@ -206,7 +206,7 @@ impl Limits {
         if refunds {
             granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
                 observer.unauthorized(Call::CHECK);
-                self.access.audit_denied(peer, REFUND.name(), &denied);
+                self.access.audit_rejected(peer, REFUND.name(), &denied);
                 turned_away(&denied)
             })?;
         }
@@ -240,7 +240,7 @@ impl Limits {
         Ok(response::denied(0))
     }
 
-    fn granted(&self, headers: &HeaderMap) -> Result<Granted, Status> {
+    fn granted(&self, headers: &HeaderMap) -> Result<Identity, Status> {
         self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
             self.engine.observer().unauthorized(Call::CHECK);
             turned_away(&denied)
@@ -291,9 +291,11 @@ fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// What is answered to somebody who may not ask.
-fn turned_away(denied: &Denied) -> Status {
+fn turned_away(denied: &AuthError) -> Status {
     match denied {
-        Denied::NoToken => Status::unauthenticated(denied.to_string()),
-        Denied::WrongToken | Denied::TooWeak { .. } => Status::permission_denied(denied.to_string()),
+        AuthError::MissingToken => Status::unauthenticated(denied.to_string()),
+        AuthError::UnknownToken | AuthError::MissingScope { .. } => {
+            Status::permission_denied(denied.to_string())
+        }
     }
 }

@@ -87,7 +87,7 @@ fn whole_seconds(wait: Duration) -> prost_types::Duration {
 }
 
 fn fields(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
-    let fields = headers::texts(decision, dialect).into_iter();
+    let fields = headers::pairs(decision, dialect).into_iter();
     let field = |(name, value): (http::HeaderName, String)| HeaderValue {
         key: name.as_str().to_owned(),
         value,

@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use super::{problem::Problem, request::ApiCall};
 use crate::{
-    access::{Access, Denied, Granted},
+    auth::{Access, AuthError, Identity},
     config::Scope,
     observe::{
         Observer,
@@ -78,7 +78,7 @@ where
                     observer.unauthorized(call.into());
                 }
                 if *scope != Scope::Check {
-                    access.audit_denied(peer(&request), action(&request), &denied);
+                    access.audit_rejected(peer(&request), action(&request), &denied);
                 }
                 return Either::Right(Box::pin(ready(Ok(unauthorized(&denied)))));
             }
@@ -113,17 +113,17 @@ fn action(request: &Request) -> &str {
 }
 
 /// Checks that a request carries a token of this scope.
-pub(crate) fn check(access: &Access, headers: &HeaderMap, scope: Scope) -> Result<Granted, Denied> {
+pub(crate) fn check(access: &Access, headers: &HeaderMap, scope: Scope) -> Result<Identity, AuthError> {
     access.check(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
 }
 
 /// The response to a request without a sufficient token.
-pub(crate) fn unauthorized(denied: &Denied) -> Response {
-    let status = match denied {
-        Denied::NoToken => StatusCode::UNAUTHORIZED,
-        Denied::WrongToken | Denied::TooWeak { .. } => StatusCode::FORBIDDEN,
+pub(crate) fn unauthorized(error: &AuthError) -> Response {
+    let status = match error {
+        AuthError::MissingToken => StatusCode::UNAUTHORIZED,
+        AuthError::UnknownToken | AuthError::MissingScope { .. } => StatusCode::FORBIDDEN,
     };
-    let mut response = Problem::new(status, denied).into_response();
+    let mut response = Problem::new(status, error).into_response();
     if status == StatusCode::UNAUTHORIZED {
         let bearer = header::HeaderValue::from_static("Bearer");
         response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);

@@ -37,12 +37,12 @@ use super::{
     status::{Rules, rules_word, store_word},
 };
 use crate::{
-    access::Granted,
+    auth::Identity,
     config::Scope,
     observe::{
+        heavy_hitters::{self, HeavyHitterSnapshot},
         history::{self, Second},
         logs::{Audit, audit},
-        top::{self, Snapshot},
     },
 };
 
@@ -100,7 +100,7 @@ struct Seconds<'a> {
 struct Listener {
     api: Api,
     authorization: Option<HeaderValue>,
-    granted: Granted,
+    granted: Identity,
     /// How often the tokens had changed before that was found out.
     tokens: u64,
     events: mpsc::Sender<Event>,
@@ -145,7 +145,7 @@ pub(super) async fn live(
     Ok(response)
 }
 
-fn granted(api: &Api, authorization: Option<&HeaderValue>) -> Option<Granted> {
+fn granted(api: &Api, authorization: Option<&HeaderValue>) -> Option<Identity> {
     api.settings.access.check(authorization.map(HeaderValue::as_bytes), Scope::Check).ok()
 }
 
@@ -184,7 +184,7 @@ impl Listener {
                     rules = Some(in_force);
                 }
                 if top_told.is_none_or(|told| told.elapsed() >= TOP_INTERVAL) {
-                    let top: Snapshot = engine.observer().top(top::MAX_KEYS);
+                    let top: HeavyHitterSnapshot = engine.observer().top(heavy_hitters::MAX_KEYS);
                     self.send("top", &top).await?;
                     top_told = Some(Instant::now());
                 }

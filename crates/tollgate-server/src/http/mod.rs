@@ -59,7 +59,7 @@ pub use self::{
     request::{MAX_BODY, MAX_CHECKS},
 };
 use crate::{
-    access::Access, config::Live, engine::Engine, forward_auth, net::shutdown::Shutdown, startup::Startup,
+    auth::Access, config::Live, engine::Engine, forward_auth, net::shutdown::Shutdown, startup::Startup,
 };
 
 /// The time in which a body has to arrive.

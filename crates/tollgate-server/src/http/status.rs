@@ -13,8 +13,8 @@ use crate::{
     config::{RuleView, fingerprint},
     engine::Engine,
     observe::{
+        heavy_hitters::{HeavyHitterSnapshot, MAX_KEYS},
         metrics::CONTENT_TYPE,
-        top::{MAX_KEYS, Snapshot},
     },
 };
 
@@ -62,7 +62,7 @@ pub(super) async fn rules(State(api): State<Api>) -> Json<Rules> {
     Json(Rules::of(&api.engine.limiter().rules()))
 }
 
-pub(super) async fn top(State(api): State<Api>) -> Json<Snapshot> {
+pub(super) async fn top(State(api): State<Api>) -> Json<HeavyHitterSnapshot> {
     Json(api.engine.observer().top(MAX_KEYS))
 }
 

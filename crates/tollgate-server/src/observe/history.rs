@@ -1,7 +1,7 @@
-//! Decisions a second, of the last hour: what the dashboard draws.
+//! Decisions per second of the last hour, for the dashboard.
 //!
-//! Once a second the counts are read and what they grew by is kept, so that a decision costs nothing more. Of each second
-//! the [`MAX_RULES`] busiest rules are kept apart, and nothing of those that were idle.
+//! Once a second the counters are read and their increase is kept, so that a decision has no additional cost. For each
+//! second the [`MAX_RULES`] busiest rules are kept, and none that were idle.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,71 +17,71 @@ use tollgate::{Stats, stats::BOUNDS};
 
 use super::{
     Observer,
+    counters::{CounterTable, OTHER_RULES, sum},
     outcome::{RequestOutcome, RuleOutcome},
-    tally::{OTHER, Table, sum},
 };
 
-/// How many seconds are kept.
+/// Number of seconds kept.
 pub const SECONDS: usize = 3_600;
 
-/// How many rules are kept apart in one second.
+/// Number of rules kept for one second.
 pub const MAX_RULES: usize = 32;
 
-/// How often the counts are read.
+/// Interval between readings of the counters.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What happened in one second.
+/// The activity of one second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Second {
-    /// The how many'th since the server began, from 1.
+    /// Sequence number since the start of the server, from 1.
     pub number: u64,
-    /// When it ended, in milliseconds of the epoch.
+    /// End of the second, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Requests of any kind, by what became of them.
+    /// Allowed requests.
     pub allowed: u64,
-    /// Those that were refused.
+    /// Denied requests.
     pub denied: u64,
-    /// Those that no rule counts.
+    /// Requests without a matching rule.
     pub unmatched: u64,
-    /// Those that could not be asked about, or that the store did not do.
+    /// Invalid, unauthorized and failed requests.
     pub errors: u64,
-    /// Those that were decided without the store.
+    /// Requests decided without the store.
     pub degraded: u64,
-    /// Calls to the store that were answered.
+    /// Successful calls to the store.
     pub store_calls: u64,
-    /// How long those took together, in microseconds.
+    /// Total duration of these calls, in microseconds.
     pub store_micros: u64,
-    /// Half of them took at most about so long, in microseconds.
+    /// Median duration of these calls, in microseconds.
     pub store_p50_us: u64,
-    /// All but one in a hundred took at most about so long.
+    /// 99th percentile of the duration of these calls, in microseconds.
     pub store_p99_us: u64,
-    /// Calls to the store that failed.
+    /// Failed calls to the store.
     pub store_errors: u64,
-    /// Servers that were not asked at its end.
-    pub left_alone: u64,
-    /// The busiest rules, busiest first, and then the others together.
+    /// Open circuit breakers at the end of the second.
+    pub breakers_open: u64,
+    /// The busiest rules in descending order, then the sum of the others.
     pub rules: Vec<RuleSecond>,
 }
 
-/// What one rule said in one second.
+/// The activity of one rule in one second.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleSecond {
     /// Its name.
     pub rule: Arc<str>,
-    /// Checks it had room for.
+    /// Checks it allowed.
     pub allowed: u64,
-    /// Checks it refused, also without the store.
+    /// Checks it denied, with or without the store.
     pub denied: u64,
-    /// Checks it would have refused, were it no shadow.
+    /// Checks it would have denied as an enforced rule.
     pub shadow_denied: u64,
 }
 
 /// The last hour.
 pub struct History {
-    /// Tells one run of a server from another, whose seconds have the same numbers.
+    /// Identifies this run of the server, since sequence numbers restart with each run.
     run: Box<str>,
     kept: Mutex<Kept>,
-    /// The number of the last second.
+    /// The sequence number of the last second.
     last: watch::Sender<u64>,
 }
 
@@ -91,7 +91,7 @@ struct Kept {
     before: Totals,
 }
 
-/// All counts at one moment.
+/// All counters at one time.
 #[derive(Default)]
 struct Totals {
     requests: [u64; RequestOutcome::ALL.len()],
@@ -110,29 +110,29 @@ impl Default for History {
 }
 
 impl History {
-    /// What tells it from that of another run of the server.
+    /// The identifier of this run of the server.
     pub fn run(&self) -> &str {
         &self.run
     }
 
-    /// The seconds after this one, oldest first.
+    /// Returns the seconds after this sequence number, oldest first.
     pub fn since(&self, number: u64) -> Vec<Arc<Second>> {
         let kept = self.kept.lock();
         let first = kept.seconds.partition_point(|second| second.number <= number);
         kept.seconds.range(first..).cloned().collect()
     }
 
-    /// Changes with each second, to its number.
+    /// Subscribes to the sequence number of the last second.
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the time is shown to people, and decides nothing")]
-    fn keep(&self, totals: Totals, left_alone: usize) {
+    #[expect(clippy::disallowed_methods, reason = "the time is only displayed")]
+    fn keep(&self, totals: Totals, breakers_open: usize) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut kept = self.kept.lock();
         let number = kept.seconds.back().map_or(1, |second| second.number + 1);
-        let mut second = totals.since(&kept.before, number, left_alone);
+        let mut second = totals.since(&kept.before, number, breakers_open);
         second.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         if kept.seconds.len() == SECONDS {
             kept.seconds.pop_front();
@@ -145,12 +145,12 @@ impl History {
 }
 
 impl Observer {
-    /// The last hour, if somebody calls [`Observer::keep_second`].
+    /// The last hour, filled by [`Observer::keep_second`].
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Keeps what happened since this was last called. To be called every [`INTERVAL`].
+    /// Records the activity since the previous call. Call it every [`INTERVAL`].
     pub fn keep_second(&self, stats: &Stats) {
         self.history.keep(self.totals(stats), stats.left_alone);
     }
@@ -160,10 +160,10 @@ impl Observer {
         for (place, count) in self.requests.by_outcome() {
             requests[place] = sum([requests[place], count]);
         }
-        let table: &Table = &self.table.load();
-        let rules = table.all().map(|(rule, tally)| {
+        let table: &CounterTable = &self.table.load();
+        let rules = table.all().map(|(rule, counters)| {
             let mut counts = [0; RuleOutcome::ALL.len()];
-            for (place, (_, count)) in tally.decisions().enumerate() {
+            for (place, (_, count)) in counters.decisions().enumerate() {
                 counts[place] = count;
             }
             (Arc::from(rule), counts)
@@ -180,7 +180,7 @@ impl Observer {
 }
 
 impl Totals {
-    fn since(&self, before: &Self, number: u64, left_alone: usize) -> Second {
+    fn since(&self, before: &Self, number: u64, breakers_open: usize) -> Second {
         let of = |outcome: RequestOutcome| {
             grown(self.requests[outcome as usize], before.requests[outcome as usize])
         };
@@ -203,7 +203,7 @@ impl Totals {
             store_p50_us: quantile(&calls, 50),
             store_p99_us: quantile(&calls, 99),
             store_errors: grown(self.store_errors, before.store_errors),
-            left_alone: u64::try_from(left_alone).unwrap_or(u64::MAX),
+            breakers_open: u64::try_from(breakers_open).unwrap_or(u64::MAX),
             rules: self.rules_since(before),
         }
     }
@@ -232,7 +232,7 @@ impl Totals {
             .collect();
         rules.sort_by(|one, two| two.busy().cmp(&one.busy()).then_with(|| one.rule.cmp(&two.rule)));
         if rules.len() > MAX_RULES {
-            let mut others = RuleSecond { rule: OTHER.into(), allowed: 0, denied: 0, shadow_denied: 0 };
+            let mut others = RuleSecond { rule: OTHER_RULES.into(), allowed: 0, denied: 0, shadow_denied: 0 };
             for rule in rules.drain(MAX_RULES..) {
                 others.allowed += rule.allowed;
                 others.denied += rule.denied;
@@ -250,8 +250,8 @@ impl RuleSecond {
     }
 }
 
-/// How long so many in a hundred took at most, in microseconds: as if those between two bounds were spread evenly. What took
-/// longer than all bounds counts as the last of them.
+/// Estimates a percentile in microseconds by linear interpolation within a bucket. Durations beyond the last bound count as
+/// that bound.
 fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
     let micros = |bound: Duration| u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
     let rank = (counts.iter().sum::<u64>() * percent).div_ceil(100);
@@ -265,7 +265,7 @@ fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
     if below == 0 && counts[BOUNDS.len()] == 0 { 0 } else { lower }
 }
 
-/// By how much a count has grown; one that began anew, as that of a rule that came back, by all of it.
+/// The increase of a counter; after a reset, its whole value.
 fn grown(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_lie_between_the_bounds_that_hold_them() {
+    fn quantiles_are_interpolated_within_their_bucket() {
         let mut counts = [0; BOUNDS.len() + 1];
         assert_eq!((quantile(&counts, 50), quantile(&counts, 99)), (0, 0));
         counts[0] = 10;

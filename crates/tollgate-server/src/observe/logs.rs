@@ -1,7 +1,7 @@
-//! What is logged, and where it goes: one line for each event, to standard error or as JSON; spans of requests to an
-//! OpenTelemetry collector, by option.
+//! Logging: one line per event to standard error, as text or JSON, and optionally spans to an OpenTelemetry collector.
 //!
-//! Nothing that a request names is logged unless it adjusts or administers, or somebody asks for `debug`; secret labels are hashed also then.
+//! Labels and keys of requests are logged only for calls that adjust or administer, and at level `debug`. Secret labels are
+//! always hashed.
 
 use std::{fmt, io::IsTerminal, net::SocketAddr, str::FromStr};
 
@@ -11,90 +11,90 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// Where audit lines come from. They are always logged.
+/// The target of audit lines, which no filter drops.
 pub const AUDIT: &str = "audit";
 
-/// What is logged unless something else is asked for.
+/// The default filter.
 pub const DEFAULT_FILTER: &str = "info";
 
-/// How a line looks.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// For people; in color on a terminal.
+    /// Text, in color on a terminal.
     #[default]
     Text,
-    /// An object.
+    /// A JSON object.
     Json,
 }
 
-/// What to log, and where.
+/// Settings for logging.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// How a line looks.
+    /// The format of a log line.
     pub format: Format,
-    /// What is logged, as `info` or `info,tollgate=debug`; [`DEFAULT_FILTER`] if not said.
+    /// The filter, such as `info` or `info,tollgate=debug`; [`DEFAULT_FILTER`] if unset.
     pub filter: Option<String>,
-    /// Where spans go, if anywhere.
+    /// The collector of spans, if any.
     #[cfg(feature = "otlp")]
     pub otlp: Option<super::otlp::Collector>,
 }
 
-/// Why nothing can be logged as asked.
+/// Logging could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogsError {
-    /// The filter cannot be read.
+    /// The filter is invalid.
     #[error(
-        "log filter {0:?} is not usable: use error, warn, info, debug or trace, or for example \"info,tollgate=debug\""
+        "log filter {0:?} is invalid: use error, warn, info, debug or trace, or for example \"info,tollgate=debug\""
     )]
     Filter(String),
-    /// The process logs already.
-    #[error("the process logs already")]
+    /// Logging has already been started.
+    #[error("logging has already been started")]
     Started,
-    /// The collector's address cannot be used.
+    /// The address of the collector is invalid.
     #[cfg(feature = "otlp")]
     #[error(transparent)]
     Otlp(#[from] super::otlp::CollectorError),
 }
 
-/// Logging that goes on; what was not sent yet is sent by [`Logs::stop`].
-#[must_use = "spans that were not sent yet are lost unless it is stopped"]
+/// Active logging. [`Logs::stop`] sends the remaining spans.
+#[must_use = "unsent spans are lost unless it is stopped"]
 #[derive(Default)]
 pub struct Logs {
     #[cfg(feature = "otlp")]
     spans: Option<super::otlp::Exporting>,
 }
 
-/// Something an administrator did, or that changed what is in force.
+/// An administrative action or a configuration change.
 #[derive(Clone, Copy)]
 pub struct Audit<'a> {
-    /// Who did it: the name of a token, or what in the server.
+    /// The name of the token, or the part of the server that acted.
     pub who: &'a str,
-    /// From where, if not in the server.
+    /// The caller's address, if the action came from a connection.
     pub from: Option<SocketAddr>,
-    /// What was done: `charge`, `reset`, `reload`, …
+    /// The action: `charge`, `reset`, `reload`, …
     pub action: &'a str,
-    /// What it was done to; empty if that was not looked at.
+    /// The subject of the action; empty if it was not evaluated.
     pub subject: &'a dyn fmt::Display,
-    /// How it went.
+    /// The result.
     pub result: Result<(), &'a dyn fmt::Display>,
 }
 
 impl Logs {
-    /// Logs from now on, for the whole process.
+    /// Starts logging for the whole process.
     ///
     /// # Errors
-    /// When the settings cannot be used, or the process logs already.
+    /// If the settings are invalid, or logging has already been started.
     pub fn start(settings: &Settings) -> Result<Self, LogsError> {
         let (subscriber, logs) = Self::subscriber(settings, std::io::stderr)?;
         subscriber.try_init().map_err(|_| LogsError::Started)?;
         Ok(logs)
     }
 
-    /// What logs as these settings say, to this writer.
+    /// Creates a subscriber that logs to this writer.
     ///
     /// # Errors
-    /// When the settings cannot be used.
+    /// If the settings are invalid.
     pub fn subscriber<W>(
         settings: &Settings,
         writer: W,
@@ -118,7 +118,7 @@ impl Logs {
         Ok((Registry::default().with(lines), Self {}))
     }
 
-    /// Sends what was not sent yet, and ends.
+    /// Sends the remaining spans and stops.
     pub fn stop(self) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.spans {
@@ -127,7 +127,7 @@ impl Logs {
     }
 }
 
-/// One line for something an administrator did.
+/// Writes an audit line.
 pub fn audit(event: &Audit<'_>) {
     let Audit { who, from, action, subject, result } = event;
     let (from, subject) = (from.map(tracing::field::display), subject.to_string());
@@ -135,7 +135,7 @@ pub fn audit(event: &Audit<'_>) {
         Ok(()) => tracing::info!(target: AUDIT, who, from, action, subject, result = "done", "audit"),
         Err(error) => {
             let error = error.to_string();
-            tracing::info!(target: AUDIT, who, from, action, subject, result = "refused", error, "audit");
+            tracing::info!(target: AUDIT, who, from, action, subject, result = "rejected", error, "audit");
         }
     }
 }

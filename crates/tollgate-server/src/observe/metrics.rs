@@ -1,8 +1,8 @@
-//! Every metric: its name, its labels, its meaning; and the text that Prometheus reads.
+//! Names, labels and help texts of all metrics, and their OpenMetrics output.
 //!
-//! Each is listed from the start, with 0 where nothing has happened. Labels are rules, outcomes and other words of
-//! ours, never anything that a request names, so that the text has a bound: see [`MAX_RULES_APART`].
-//! `docs/metrics.md` is the same list for people; a test compares them.
+//! Every series is exported from the start, with 0 as the initial value. Labels are rule names and fixed keywords, never
+//! request content, so that the output is bounded: see [`MAX_COUNTED_RULES`]. A test compares the metrics with
+//! `docs/metrics.md`.
 
 use std::{
     fmt,
@@ -29,31 +29,31 @@ use tollgate::{
 
 use super::{
     Observer,
-    tally::{Table, sum},
+    counters::{CounterTable, sum},
 };
 use crate::engine::Transport;
 
-pub use super::tally::{KEYED, MAX_RULES_APART, OTHER};
+pub use super::counters::{KEY_RULE, MAX_COUNTED_RULES, OTHER_RULES};
 
-/// How the text is described to who asked for it.
+/// The content type of the output.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// In front of every name.
+/// The prefix of every metric name.
 const PREFIX: &str = "tollgate";
 
-/// How often the configuration was read, and how that went.
+/// The results of configuration reloads.
 #[derive(Debug, Default)]
 pub struct Reloads {
     succeeded: AtomicU64,
     failed: AtomicU64,
-    /// In seconds, on the wall clock.
+    /// Seconds since 1970.
     last_success: AtomicU64,
     is_stale: AtomicU64,
 }
 
-/// One metric.
+/// A metric family.
 struct Metric {
-    /// Without [`PREFIX`], and of a counter without `_total`.
+    /// The name without [`PREFIX`], and for a counter without `_total`.
     name: &'static str,
     help: &'static str,
     kind: MetricType,
@@ -71,60 +71,62 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
     Metric { name, help, kind: MetricType::Histogram }
 }
 
-const REQUESTS: Metric = counter("requests", "Requests, by what was asked and what became of them");
-const DECISIONS: Metric = counter("decisions", "Checks that met a rule, by what they were for that rule");
-const DECISION_COST: Metric =
-    counter("decision_cost", "What callers asked for in the rule's unit, before its factor");
-const DECISION_DURATION: Metric =
-    histogram("decision_duration_seconds", "Time from question to answer, without reading and writing them");
-const INFLIGHT: Metric = gauge("inflight_requests", "Requests being decided now");
-const WAITING: Metric = gauge("waiting_callers", "Callers that wait for a call to the store now");
-const STORE_CALLS: Metric = gauge("store_calls_in_flight", "Calls to the store that are in flight now");
+const REQUESTS: Metric = counter("requests", "Requests by operation and outcome");
+const DECISIONS: Metric = counter("decisions", "Checks by matching rule and its outcome");
+const DECISION_COST: Metric = counter("decision_cost", "Cost in the rule's unit, before the rule's factor");
+const DECISION_DURATION: Metric = histogram(
+    "decision_duration_seconds",
+    "Time to decide, without parsing the request and writing the response",
+);
+const INFLIGHT: Metric = gauge("inflight_requests", "Requests in progress");
+const WAITING: Metric = gauge("waiting_callers", "Callers waiting for the store");
+const STORE_CALLS: Metric = gauge("store_calls_in_flight", "Calls to the store in flight");
 const STORE_CALL_LIMIT: Metric = gauge(
     "store_call_limit",
-    "Calls that may be in flight to one server now, which follows the round trip; the largest over all servers",
+    "Limit of calls in flight to one server, which adapts to the round trip; the largest of all servers",
 );
 const STORE_ROUND_TRIP: Metric = gauge(
     "store_round_trip_seconds",
-    "Round trip that most calls of the last second took at least, of the slowest server; 0 while unknown",
+    "Round trip that most calls of the last second took at least, of the slowest server; 0 if unknown",
 );
-const STORE_LATE: Metric =
-    counter("store_late_answers", "Answers of the store that came after the caller's deadline");
+const STORE_LATE: Metric = counter("store_late_answers", "Answers of the store after the caller's deadline");
 const STORE_UNSENT: Metric = counter(
     "store_unsent",
-    "Requests not sent to the store, nor charged, because their remaining time was shorter than the round trip",
+    "Requests neither sent to the store nor charged because their remaining time was shorter than the round trip",
 );
 const STORE_DURATION: Metric =
-    histogram("store_operation_duration_seconds", "Time of calls to the store that were answered");
-const STORE_ERRORS: Metric = counter("store_errors", "Calls to the store that failed, by kind");
+    histogram("store_operation_duration_seconds", "Duration of successful calls to the store");
+const STORE_ERRORS: Metric = counter("store_errors", "Failed calls to the store by kind");
 const STORE_AMBIGUOUS: Metric =
-    counter("store_ambiguous", "Requests of which nobody knows whether they were charged");
+    counter("store_ambiguous", "Requests for which it is unknown whether they were charged");
 const STORE_DEGRADED: Metric = counter("store_degraded", "Requests decided without the store");
-const STORE_CONNECTIONS: Metric = counter("store_connections", "Connections made to servers");
+const STORE_CONNECTIONS: Metric = counter("store_connections", "Connections established to servers");
 const STORE_SCRIPT_RELOADS: Metric =
-    counter("store_script_reloads", "Times a server did not know the script and was sent it");
+    counter("store_script_reloads", "Script uploads to servers that did not have it");
 const STORE_GENERATIONS: Metric =
-    counter("store_generation_changes", "Times a server had restarted or was another: counters may be lost");
+    counter("store_generation_changes", "Restarts and replacements of servers: counters may be lost");
 const STORE_EVICTED: Metric =
-    counter("store_evicted_keys", "Keys that servers evicted for want of memory: counters are lost");
-const STORE_KEYS: Metric = gauge("store_keys", "Counters that the memory store holds");
-const STORE_BYTES: Metric = gauge("store_bytes", "Memory that the memory store has");
-const BREAKER: Metric = gauge("breaker_open", "Servers that are not asked now, since they did not answer");
-const CLOCK_SKEW: Metric =
-    gauge("clock_skew_seconds", "How far a server's clock is ahead of ours, of the one that is off the most");
-const RULES: Metric = gauge("rules", "Rules in force");
-const RELOADS: Metric = counter("config_reloads", "Times the configuration was read again, by result");
+    counter("store_evicted_keys", "Keys that servers evicted to free memory: counters are lost");
+const STORE_KEYS: Metric = gauge("store_keys", "Counters in the memory store");
+const STORE_BYTES: Metric = gauge("store_bytes", "Memory used by the memory store");
+const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
+const CLOCK_SKEW: Metric = gauge(
+    "clock_skew_seconds",
+    "Offset of the server clock with the largest deviation; positive if it is ahead",
+);
+const RULES: Metric = gauge("rules", "Active rules");
+const RELOADS: Metric = counter("config_reloads", "Configuration reloads by result");
 const RELOAD_SUCCESSFUL: Metric =
-    gauge("config_last_reload_successful", "Whether the configuration in force is the one in the file");
+    gauge("config_last_reload_successful", "1 if the active configuration is the one in the file");
 const RELOAD_TIMESTAMP: Metric = gauge(
     "config_last_reload_success_timestamp_seconds",
-    "When the configuration was last read with success, since 1970",
+    "Time of the last successful configuration reload, since 1970",
 );
 const BUILD: Metric = gauge("build_info", "Always 1");
 
 impl Reloads {
-    /// The configuration was read, and is in force.
-    #[expect(clippy::disallowed_methods, reason = "the time is shown to people, and decides nothing")]
+    /// Records a successful reload.
+    #[expect(clippy::disallowed_methods, reason = "the time is only displayed")]
     pub fn succeeded(&self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_success.store(now.as_secs(), Relaxed);
@@ -132,25 +134,25 @@ impl Reloads {
         self.succeeded.fetch_add(1, Relaxed);
     }
 
-    /// The configuration could not be used: the one before stays in force.
+    /// Records a rejected configuration; the previous one stays active.
     pub fn failed(&self) {
         self.is_stale.store(1, Relaxed);
         self.failed.fetch_add(1, Relaxed);
     }
 
-    /// When the configuration was last read and put in force, in seconds of the epoch.
+    /// Time of the last successful reload, in seconds since 1970.
     pub fn last_success(&self) -> u64 {
         self.last_success.load(Relaxed)
     }
 
-    /// Whether what is in force is not what the file says.
+    /// Whether the active configuration differs from the file.
     pub fn is_stale(&self) -> bool {
         self.is_stale.load(Relaxed) == 1
     }
 }
 
 impl Observer {
-    /// The text that Prometheus reads, described by [`CONTENT_TYPE`].
+    /// Returns all metrics as OpenMetrics text.
     pub fn exposition(self: &Arc<Self>, stats: Stats, rules: Arc<RuleSet>) -> String {
         let table = self.follow(rules);
         let mut registry = Registry::with_prefix(PREFIX);
@@ -161,10 +163,10 @@ impl Observer {
     }
 }
 
-/// Everything that one text says.
+/// The values of one scrape.
 struct Scrape {
     observer: Arc<Observer>,
-    table: Arc<Table>,
+    table: Arc<CounterTable>,
     stats: Stats,
 }
 
@@ -191,26 +193,26 @@ impl Scrape {
             count_of(&mut family, &[("operation", operation), ("outcome", outcome)], &count)?;
         }
         let mut family = text.family(&DECISIONS)?;
-        for (rule, tally) in self.table.all() {
-            for (outcome, count) in tally.decisions() {
+        for (rule, counters) in self.table.all() {
+            for (outcome, count) in counters.decisions() {
                 count_of(&mut family, &[("rule", rule), ("outcome", outcome)], &count)?;
             }
         }
         let mut family = text.family(&DECISION_COST)?;
-        for (rule, tally) in self.table.all() {
-            for (outcome, cost) in tally.costs() {
+        for (rule, counters) in self.table.all() {
+            for (outcome, cost) in counters.costs() {
                 count_of(&mut family, &[("rule", rule), ("outcome", outcome)], &cost)?;
             }
         }
         let by_transport = || Transport::ALL.into_iter().zip(transports);
         let mut family = text.family(&DECISION_DURATION)?;
-        for (transport, tally) in by_transport() {
+        for (transport, counters) in by_transport() {
             let labels = [("transport", transport.name())];
-            durations_of(&mut family.encode_family(&labels)?, &tally.durations())?;
+            durations_of(&mut family.encode_family(&labels)?, &counters.durations())?;
         }
         let mut family = text.family(&INFLIGHT)?;
-        for (transport, tally) in by_transport() {
-            level_of(&mut family, &[("transport", transport.name())], &tally.inflight())?;
+        for (transport, counters) in by_transport() {
+            level_of(&mut family, &[("transport", transport.name())], &counters.inflight())?;
         }
         Ok(())
     }
@@ -266,7 +268,7 @@ impl Scrape {
     }
 }
 
-/// The text as it is written.
+/// Writes metric families.
 struct Text<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl Text<'_, '_> {

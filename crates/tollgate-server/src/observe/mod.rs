@@ -1,28 +1,29 @@
-//! What the server tells about itself. Every decision is observed once, at the [engine](crate::engine).
+//! Observability: metrics, heavy hitters, history, logs and traces. Every decision is observed once, in the [engine](crate::engine).
 //!
-//! | module | has |
+//! | module | contents |
 //! |---|---|
-//! | `mod` | the [`Observer`]: what is noted of a decision |
-//! | `outcome` | what a decision means for each rule, in one word |
-//! | `tally`, `shard` | counts, for as many threads as there are |
-//! | [`metrics`] | every metric's name, labels and meaning, and the text that Prometheus reads |
-//! | [`top`] | the keys that ask the most and are refused the most |
-//! | [`history`] | decisions a second, of the last hour |
-//! | [`logs`] | what is logged, and where it goes |
-//! | [`trace`] | a span for each request, in the trace of the one who sent it |
-//! | `otlp` | spans to an OpenTelemetry collector |
+//! | `mod` | the [`Observer`], which records decisions |
+//! | `outcome` | the `outcome` label of a decision |
+//! | `counters`, `per_thread` | counters with one cell per thread |
+//! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
+//! | [`heavy_hitters`] | the keys with the most checks and the most denials |
+//! | [`history`] | decisions per second of the last hour |
+//! | [`logs`] | log format, filter and audit lines |
+//! | [`trace`] | a span for each request, as part of the caller's trace |
+//! | `otlp` | export of spans to an OpenTelemetry collector |
 //!
-//! Memory is bounded, whatever requests name: keys are never labels of a metric. Nothing here decides anything.
+//! Memory use is bounded independently of request content: keys are never metric labels. Nothing in this module influences
+//! decisions.
 
+mod counters;
+pub mod heavy_hitters;
 pub mod history;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod outcome;
-mod shard;
-mod tally;
-pub mod top;
+mod per_thread;
 pub mod trace;
 
 use std::{sync::Arc, time::Duration};
@@ -36,27 +37,26 @@ use tollgate::{
 };
 
 use self::{
+    counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    heavy_hitters::{HeavyHitters, KeyOutcome},
     outcome::{RequestOutcome, RuleOutcome},
-    tally::{Adjustment, RequestTally, RuleTally, Table, TransportTally},
-    top::{Noted, Top},
 };
 use crate::engine::Transport;
 
-/// Notes what becomes of requests.
+/// Records the outcomes of requests.
 pub struct Observer {
     clock: Clock,
     begun: Instant,
-    /// The rules that are counted apart. Swapped when others are in force, so that a decision finds its counters
-    /// without a lock.
-    table: ArcSwap<Table>,
-    /// The table's counts of checks without rules, which are the same in every table.
-    keyed: RuleTally,
-    /// Held by who swaps the table.
+    /// The counters of each rule. Replaced when the rules change, so that a decision finds its counters without a lock.
+    table: ArcSwap<CounterTable>,
+    /// The counters of checks without rules, which every table shares.
+    keyed: RuleCounters,
+    /// Held while the table is replaced.
     swapping: Mutex<()>,
-    transports: [TransportTally; Transport::ALL.len()],
-    requests: RequestTally,
+    transports: [TransportCounters; Transport::ALL.len()],
+    requests: RequestCounters,
     reloads: metrics::Reloads,
-    top: Top,
+    top: HeavyHitters,
     history: history::History,
 }
 
@@ -67,12 +67,12 @@ pub struct Observation<'a> {
     begun: Instant,
 }
 
-/// What is asked of the desk. A reset is no operation of the limiter, but is counted like one.
+/// A call to the engine. A reset is not an operation of the limiter but is counted like one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// To decide, or to adjust.
+    /// An operation of the limiter.
     Decide(Operation),
-    /// To forget.
+    /// A reset.
     Reset,
 }
 
@@ -92,8 +92,7 @@ impl Call {
     }
 }
 
-/// What was decided, and whether what it is part of passed: of several that pass together, those say allowed that are
-/// not to blame for a refusal.
+/// A decision, and whether the group that it belongs to passed: in a denied group, single decisions can be allowed.
 #[derive(Clone, Copy)]
 struct Verdict<'a> {
     decision: &'a Decision,
@@ -101,13 +100,13 @@ struct Verdict<'a> {
 }
 
 impl Observer {
-    /// An observer of a server with these rules.
+    /// Creates an observer for these rules.
     pub fn new(rules: Arc<RuleSet>) -> Self {
         Self::with_clock(rules, Clock::new())
     }
 
     fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
-        let table = Table::new(rules);
+        let table = CounterTable::new(rules);
         Self {
             begun: clock.now(),
             clock,
@@ -115,30 +114,30 @@ impl Observer {
             table: ArcSwap::from_pointee(table),
             swapping: Mutex::new(()),
             transports: Default::default(),
-            requests: RequestTally::default(),
+            requests: RequestCounters::default(),
             reloads: metrics::Reloads::default(),
-            top: Top::default(),
+            top: HeavyHitters::default(),
             history: history::History::default(),
         }
     }
 
-    /// A request has come.
+    /// Records the start of a request.
     pub fn begin(&self, transport: Transport) -> Observation<'_> {
         self.begin_at(transport, self.now())
     }
 
-    /// A request had come then.
+    /// Records the start of a request at an earlier time.
     pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Observation<'_> {
         self.transports[transport as usize].entered();
         Observation { observer: self, transport, begun }
     }
 
-    /// A request has come that cannot be asked about: its caller's mistake.
+    /// Counts an invalid request.
     pub fn invalid(&self, call: Call) {
         self.requests.count(call, RequestOutcome::Invalid);
     }
 
-    /// A request has come whose caller may not ask.
+    /// Counts a request without sufficient authorization.
     pub fn unauthorized(&self, call: Call) {
         self.requests.count(call, RequestOutcome::Unauthorized);
     }
@@ -147,24 +146,24 @@ impl Observer {
         self.clock.now()
     }
 
-    /// How often the configuration was read, and how that went.
+    /// The results of configuration reloads.
     pub fn reloads(&self) -> &metrics::Reloads {
         &self.reloads
     }
 
-    /// The keys that ask the most and are refused the most.
-    pub fn top(&self, count: usize) -> top::Snapshot {
+    /// Returns the keys with the most checks and the most denials.
+    pub fn top(&self, count: usize) -> heavy_hitters::HeavyHitterSnapshot {
         self.top.snapshot(count, self.uptime())
     }
 
-    /// How long it has been watching.
+    /// The time since the observer was created.
     pub fn uptime(&self) -> Duration {
         self.clock.now().duration_since(self.begun)
     }
 
-    /// Counts by the rules in force, from now on.
-    fn follow(&self, rules: Arc<RuleSet>) -> Arc<Table> {
-        let _one_at_a_time = self.swapping.lock();
+    /// Replaces the table if the active rules differ.
+    fn follow(&self, rules: Arc<RuleSet>) -> Arc<CounterTable> {
+        let _guard = self.swapping.lock();
         let table = self.table.load_full();
         if Arc::ptr_eq(table.rules(), &rules) {
             return table;
@@ -176,14 +175,14 @@ impl Observer {
 }
 
 impl Observation<'_> {
-    /// It was decided. `in_force` are the rules to look at if those that are known do not explain the decision.
+    /// Records a decision. `in_force` returns the active rules, which are needed if the known ones do not explain the decision.
     pub fn decided(&self, request: &Request<'_>, decision: &Decision, in_force: impl Fn() -> Arc<RuleSet>) {
         self.observer.requests.count(Call::Decide(request.operation), outcome::of_request(decision));
         let verdict = Verdict { decision, passed: decision.is_allowed() };
         self.note(request, verdict, &in_force);
     }
 
-    /// Several requests were decided together, all or none.
+    /// Records the decision of several requests that pass together or not at all.
     pub fn decided_group(
         &self,
         requests: &[Request<'_>],
@@ -201,7 +200,7 @@ impl Observation<'_> {
         }
     }
 
-    /// Counts by each rule that was met.
+    /// Counts the decision for each rule that matched.
     fn note(&self, request: &Request<'_>, verdict: Verdict<'_>, in_force: &impl Fn() -> Arc<RuleSet>) {
         let operation = request.operation;
         if operation == Operation::Peek {
@@ -213,11 +212,11 @@ impl Observation<'_> {
                 continue;
             };
             match self.observer.table.load().find(rule) {
-                Some(tally) => self.note_tier(request, verdict, tier, tally),
+                Some(counters) => self.note_tier(request, verdict, tier, counters),
                 None => {
                     let table = self.observer.follow(in_force());
-                    let tally = table.find(rule).unwrap_or(table.other());
-                    self.note_tier(request, verdict, tier, tally);
+                    let counters = table.find(rule).unwrap_or(table.other());
+                    self.note_tier(request, verdict, tier, counters);
                 }
             }
         }
@@ -226,32 +225,38 @@ impl Observation<'_> {
         }
     }
 
-    fn note_tier(&self, request: &Request<'_>, verdict: Verdict<'_>, tier: &TierDecision, tally: &RuleTally) {
+    fn note_tier(
+        &self,
+        request: &Request<'_>,
+        verdict: Verdict<'_>,
+        tier: &TierDecision,
+        counters: &RuleCounters,
+    ) {
         let cost = request.cost(&tier.unit).units();
         match request.operation {
             Operation::Check => {
-                tally.decided(outcome::of_tier(verdict, tier), cost);
+                counters.decided(outcome::of_tier(verdict, tier), cost);
                 if tier.mode == Mode::Enforced {
-                    self.note_key(request, tier, tally);
+                    self.note_key(request, tier, counters);
                 }
             }
-            Operation::Charge => tally.adjusted(Adjustment::Charged, cost),
-            Operation::Refund { .. } => tally.adjusted(Adjustment::Refunded, cost),
+            Operation::Charge => counters.adjusted(Adjustment::Charged, cost),
+            Operation::Refund { .. } => counters.adjusted(Adjustment::Refunded, cost),
             Operation::Peek => {}
         }
     }
 
-    /// It cannot be decided.
+    /// Counts a request that failed.
     pub fn failed(&self, call: Call, error: &Error) {
         self.observer.requests.count(call, outcome::of_error(error));
     }
 
-    /// It has been done.
+    /// Counts a completed request without a decision.
     pub fn done(&self, call: Call) {
         self.observer.requests.count(call, RequestOutcome::Allowed);
     }
 
-    /// The rules that have no say in a decision that was made without the store: it does not name them.
+    /// Counts the matching rules that a degraded decision does not list.
     fn note_without_store(&self, request: &Request<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
         let Verdict { decision, passed } = verdict;
         let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
@@ -263,24 +268,24 @@ impl Observation<'_> {
         };
         let table = self.observer.follow(Arc::clone(rules));
         for applied in rules.matching(labels, costs).unwrap_or_default() {
-            let has_say = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
-            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(has_say) {
-                let tally = table.find(&applied.rule.name).unwrap_or(table.other());
-                tally.decided(outcome, request.cost(&applied.rule.unit).units());
+            let is_same_rule = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
+            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(is_same_rule) {
+                let counters = table.find(&applied.rule.name).unwrap_or(table.other());
+                counters.decided(outcome, request.cost(&applied.rule.unit).units());
             }
         }
     }
 
-    fn note_key(&self, request: &Request<'_>, tier: &TierDecision, tally: &RuleTally) {
+    fn note_key(&self, request: &Request<'_>, tier: &TierDecision, counters: &RuleCounters) {
         let Observer { top, begun, .. } = self.observer;
         let now = self.begun.duration_since(*begun);
-        let noted = if tier.outcome.is_allowed() { Noted::Passed } else { Noted::Refused };
+        let outcome = if tier.outcome.is_allowed() { KeyOutcome::Allowed } else { KeyOutcome::Denied };
         match &request.subject {
             Subject::Labels { labels, .. } if tier.rule.is_some() => {
-                top.note_rule(tally.top_rule(), labels, noted, now)
+                top.record_rule(counters.top_rule(), labels, outcome, now)
             }
-            Subject::Labels { labels, .. } => top.note_labels(labels, noted, now),
-            Subject::Key { key, .. } => top.note_key(key, noted, now),
+            Subject::Labels { labels, .. } => top.record_labels(labels, outcome, now),
+            Subject::Key { key, .. } => top.record_key(key, outcome, now),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Spans to an OpenTelemetry collector, by OTLP over gRPC.
+//! Exports spans to an OpenTelemetry collector, by OTLP over gRPC.
 //!
-//! They are sent by a thread of their own. What the collector does not take in time is dropped: no request waits for it.
+//! A dedicated thread sends them. Spans that the collector does not accept in time are dropped; requests never wait.
 
 use std::{fmt, time::Duration};
 
@@ -21,30 +21,30 @@ use tracing_subscriber::{filter::Targets, registry::LookupSpan};
 
 use super::trace;
 
-/// What the server is called in traces.
+/// The service name in traces.
 pub const SERVICE: &str = "tollgate";
 
-/// How long the collector may take for one batch of spans.
+/// Timeout for one batch of spans.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where spans are sent, and how many.
+/// The collector and the sampling ratio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collector {
-    /// Its address, as `http://127.0.0.1:4317`.
+    /// Its address, for example `http://127.0.0.1:4317`.
     pub endpoint: String,
-    /// Which share of the traces that begin here is sent, from 0 to 1. Who sends a trace along has decided that already.
+    /// Share of the traces starting here that is sampled, from 0 to 1. Traces from callers keep the caller's sampling decision.
     pub share: f64,
 }
 
-/// An address that no collector can have.
+/// The address of the collector is invalid.
 #[derive(Debug, thiserror::Error)]
-#[error("no spans can be sent to {endpoint:?}: {reason}; use for example \"http://127.0.0.1:4317\"")]
+#[error("cannot send spans to {endpoint:?}: {reason}; use for example \"http://127.0.0.1:4317\"")]
 pub struct CollectorError {
     endpoint: String,
     reason: ExporterBuildError,
 }
 
-/// Spans on their way.
+/// The running exporter.
 pub(super) struct Exporting(SdkTracerProvider);
 
 impl Exporting {
@@ -78,10 +78,10 @@ impl Exporting {
             .with_tracked_inactivity(false)
     }
 
-    /// Sends what there is. Blocks for at most [`EXPORT_TIMEOUT`].
+    /// Sends the remaining spans. Blocks for at most [`EXPORT_TIMEOUT`].
     pub(super) fn stop(self) {
         if let Err(error) = self.0.shutdown_with_timeout(EXPORT_TIMEOUT) {
-            tracing::warn!(%error, "the last spans may be lost");
+            tracing::warn!(%error, "shutdown of the span exporter failed; the last spans may be lost");
         }
     }
 }
@@ -92,15 +92,15 @@ impl fmt::Debug for Exporting {
     }
 }
 
-/// The spans that are sent, whatever lines are logged.
+/// The spans that are exported, independently of the log filter.
 pub(super) fn requests() -> Targets {
     Targets::new().with_target(trace::TARGET, Level::DEBUG)
 }
 
-/// Makes the span a child of the one that the request names.
+/// Makes the span a child of the span in the request's headers.
 pub(super) fn join(span: &Span, headers: &HeaderMap) {
     let parent = TraceContextPropagator::new().extract(&Fields(headers));
-    // No layer that knows traces: nobody to tell.
+    // Fails only if no OpenTelemetry layer is installed.
     let _joined = span.set_parent(parent);
 }
 

@@ -1,23 +1,23 @@
-//! What a decision means for the request, and for each rule, in one word: the `outcome` of the metrics.
+//! The `outcome` label of metrics, for a request and for each rule.
 
 use tollgate::{Decision, Error, Mode, Source, TierDecision};
 
 use super::Verdict;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOutcome {
-    /// It passed, or was done.
+    /// Allowed, or completed.
     Allowed,
-    /// It was refused.
+    /// Denied.
     Denied,
-    /// No rule counted it: it passed.
+    /// Allowed because no rule matched.
     Unmatched,
-    /// It could not be asked about.
+    /// The request was invalid.
     Invalid,
-    /// Its caller may not ask.
+    /// The caller was not authorized.
     Unauthorized,
-    /// The store did not do it.
+    /// The store failed.
     Failed,
 }
 
@@ -37,24 +37,24 @@ impl RequestOutcome {
     }
 }
 
-/// What a check was for one rule.
+/// The outcome of a check for one rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RuleOutcome {
-    /// It had room, and the request passed and was charged.
+    /// The rule allowed the request, which was charged.
     Allowed,
-    /// It refused.
+    /// The rule denied.
     Denied,
-    /// It had room, but another rule refused: nothing was charged.
+    /// The rule would have allowed, but another rule denied: nothing was charged.
     Overruled,
-    /// It would have refused, but is a shadow.
+    /// The shadow rule would have denied.
     ShadowDenied,
-    /// The store did not answer, and this process's share had room.
+    /// The store did not answer, and this process's share of the limit allowed.
     FallbackAllowed,
-    /// The store did not answer, and this process's share was used up.
+    /// The store did not answer, and this process's share of the limit was exhausted.
     FallbackDenied,
-    /// The store did not answer: let through uncounted.
+    /// The store did not answer: allowed without counting.
     FailedOpen,
-    /// The store did not answer: refused.
+    /// The store did not answer: denied.
     FailedClosed,
 }
 

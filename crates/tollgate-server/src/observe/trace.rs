@@ -1,6 +1,6 @@
-//! A span for each request, and within it one for its decision, in the trace of the one who sent it.
+//! A span for each request with a child span for its decision, as part of the caller's trace.
 //!
-//! Spans are at `debug`, and cost next to nothing while nobody looks at them: neither a log filter nor a collector.
+//! Spans have the level `debug` and cost almost nothing while neither a log filter nor a collector enables them.
 
 use std::task::{Context, Poll};
 
@@ -15,19 +15,20 @@ use tracing::{
     instrument::{Instrument, Instrumented},
 };
 
+use super::Call;
 use crate::engine::Transport;
 
-/// Where the spans come from.
+/// The target of the spans.
 pub const TARGET: &str = "tollgate::request";
 
-/// Where HTTP and gRPC requests say which trace they belong to, as <https://www.w3.org/TR/trace-context/> has it.
+/// The header with the trace context, as <https://www.w3.org/TR/trace-context/> defines it.
 const TRACE_PARENT: &str = "traceparent";
 
-/// Puts a span around each request of an HTTP front end.
+/// A layer that creates a span for each request of an HTTP front end.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSpans(pub Transport);
 
-/// A front end whose requests have spans.
+/// The service of [`RequestSpans`].
 #[derive(Clone, Debug)]
 pub struct WithSpans<S> {
     inner: S,
@@ -61,7 +62,7 @@ where
     }
 }
 
-/// The span of a request of an HTTP or gRPC front end.
+/// Creates the span of an HTTP or gRPC request.
 pub(crate) fn request_span<B>(transport: Transport, request: &Request<B>) -> Span {
     let path = request.uri().path();
     let span = debug_span!(
@@ -80,7 +81,7 @@ pub(crate) fn request_span<B>(transport: Transport, request: &Request<B>) -> Spa
     span
 }
 
-/// Makes the span part of the trace that the request says it belongs to.
+/// Adds the span to the trace in the request's headers.
 fn join(span: &Span, headers: &HeaderMap) {
     let Some(id) = headers.get(TRACE_PARENT).and_then(|value| trace_id(value.to_str().ok()?)) else {
         return;
@@ -90,7 +91,7 @@ fn join(span: &Span, headers: &HeaderMap) {
     super::otlp::join(span, headers);
 }
 
-/// The trace's id in a `traceparent` of any version.
+/// Returns the trace id of a `traceparent` header of any version.
 fn trace_id(parent: &str) -> Option<&str> {
     let mut fields = parent.split('-');
     let (version, trace, span, flags) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
@@ -103,13 +104,13 @@ fn trace_id(parent: &str) -> Option<&str> {
     is_valid.then_some(trace)
 }
 
-/// The span of a decision.
+/// Creates the span of a decision.
 pub(crate) fn decision_span(transport: Transport, operation: Operation) -> Span {
     debug_span!(
         target: TARGET,
         "decide",
         transport = transport.name(),
-        tollgate.operation = operation_name(operation),
+        tollgate.operation = Call::Decide(operation).name(),
         tollgate.outcome = Empty,
         tollgate.rule = Empty,
         tollgate.remaining = Empty,
@@ -139,21 +140,12 @@ pub(crate) fn record(span: &Span, decision: &Decision) {
     }
 }
 
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Check => "check",
-        Operation::Peek => "peek",
-        Operation::Charge => "charge",
-        Operation::Refund { .. } => "refund",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_a_valid_trace_parent_names_a_trace() {
+    fn only_a_valid_traceparent_has_a_trace_id() {
         let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
         let parent = |text: &str| text.replace('T', trace).replace('S', "00f067aa0ba902b7");
         for text in ["00-T-S-01", "00-T-S-00", "cc-T-S-01-what-comes-later"] {

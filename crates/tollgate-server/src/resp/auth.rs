@@ -1,7 +1,7 @@
 //! Who may use which command. A token's secret is the password, its name the user; a client may also give the secret only.
 
 use crate::{
-    access::{Access, Granted},
+    auth::{Access, Identity},
     config::Scope,
 };
 
@@ -21,7 +21,7 @@ pub(super) const DEFAULT_USER: &str = "default";
 
 impl Needs {
     /// Whether somebody may do this who was let in as `granted`, or not at all.
-    pub(super) fn are_met_by(self, granted: Option<&Granted>) -> bool {
+    pub(super) fn are_met_by(self, granted: Option<&Identity>) -> bool {
         match self {
             Self::Nothing => true,
             Self::Entry => granted.is_some(),
@@ -31,12 +31,12 @@ impl Needs {
 }
 
 /// Who a client is that has given no password.
-pub(super) fn at_first(access: &Access) -> Option<Granted> {
-    if access.is_open() { Some(Granted::anybody()) } else { None }
+pub(super) fn at_first(access: &Access) -> Option<Identity> {
+    if access.is_open() { Some(Identity::anonymous()) } else { None }
 }
 
 /// Who a client is with this password.
-pub(super) fn given(access: &Access, user: &[u8], secret: &[u8]) -> Option<Granted> {
+pub(super) fn given(access: &Access, user: &[u8], secret: &[u8]) -> Option<Identity> {
     let holder = access.holder(secret)?;
     (user == DEFAULT_USER.as_bytes() || user == holder.name().as_bytes()).then_some(holder)
 }

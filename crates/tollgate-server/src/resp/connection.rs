@@ -406,7 +406,7 @@ mod tests {
     use tollgate::{Limiter, MemoryStore};
 
     use super::*;
-    use crate::access::Access;
+    use crate::auth::Access;
 
     fn endpoint() -> Endpoint {
         Endpoint::new(Engine::new(Limiter::new(MemoryStore::new(), []).unwrap()), Access::default())

@@ -38,7 +38,7 @@ pub use self::{
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
     server::MAX_CONNECTIONS,
 };
-use crate::{access::Access, engine::Engine};
+use crate::{auth::Access, engine::Engine};
 
 /// What all connections share. Cheap to clone.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use super::{
     response::{Protocol, Replies},
 };
 use crate::{
-    access::{Access, Denied, Granted, NOBODY},
+    auth::{Access, AuthError, Identity, UNAUTHENTICATED},
     config::Scope,
     engine::Summary,
     observe::{
@@ -35,7 +35,7 @@ pub(super) struct Session {
     name: Vec<u8>,
     access: Access,
     /// Who the client is, once it is let in.
-    granted: Option<Granted>,
+    granted: Option<Identity>,
     /// How often tokens had changed when that was found out.
     changes: u64,
 }
@@ -56,7 +56,7 @@ impl Session {
 
     /// Writes the audit line of a command that adjusts or administers.
     pub(super) fn audit<T>(&self, request: &CommandRequest<'_>, outcome: &Result<T, tollgate::Error>) {
-        let who = self.granted.as_ref().map_or(NOBODY, Granted::name);
+        let who = self.granted.as_ref().map_or(UNAUTHENTICATED, Identity::name);
         let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
         let (from, action) = (self.peer, request.call.name());
         audit(&Audit { who, from, action, subject: &Summary(&request.request), result });
@@ -103,10 +103,10 @@ impl Session {
         observer.unauthorized(call);
         if let Needs::Scope(scope @ (Scope::Adjust | Scope::Admin)) = entry.needs {
             let denied = match &self.granted {
-                Some(granted) => Denied::TooWeak { name: granted.name().to_owned(), scope },
-                None => Denied::NoToken,
+                Some(granted) => AuthError::MissingScope { name: granted.name().to_owned(), scope },
+                None => AuthError::MissingToken,
             };
-            self.access.audit_denied(self.peer, call.name(), &denied);
+            self.access.audit_rejected(self.peer, call.name(), &denied);
         }
     }
 
@@ -241,7 +241,7 @@ impl Session {
         Ok(())
     }
 
-    fn let_in(&self, user: &[u8], secret: &[u8]) -> Result<Granted, Error> {
+    fn let_in(&self, user: &[u8], secret: &[u8]) -> Result<Identity, Error> {
         if self.access.is_open() {
             return Err(Error::mistake(
                 "AUTH <password> called without any password configured for the default user. Are you sure your \
@@ -249,7 +249,7 @@ impl Session {
             ));
         }
         auth::given(&self.access, user, secret).ok_or_else(|| {
-            self.access.audit_denied(self.peer, "auth", &Denied::WrongToken);
+            self.access.audit_rejected(self.peer, "auth", &AuthError::UnknownToken);
             Error::new("WRONGPASS", "invalid username-password pair or user is disabled.")
         })
     }

@@ -1,4 +1,4 @@
-//! Configuration files, good and bad: what they mean, and what is said about those that mean nothing.
+//! Configuration files: valid ones and their settings, invalid ones and their error messages.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -59,17 +59,17 @@ fn load(text: &str) -> Config {
     Setup::new(text).load().unwrap_or_else(|error| panic!("{}", error.render(Colour::Never)))
 }
 
-fn refusal(text: &str) -> ConfigError {
+fn rejected(text: &str) -> ConfigError {
     Setup::new(text).load().unwrap_err()
 }
 
-/// A rule of which each test writes the interesting part.
+/// A valid rule with additional fields.
 fn rule(fields: &str) -> String {
     format!("[[rule]]\nname = \"r\"\namount = 10\nwindow = \"1m\"\n{fields}\n")
 }
 
 #[test]
-fn without_a_file_there_is_the_demo_on_loopback_and_in_memory() {
+fn without_a_file_the_demo_rules_run_on_loopback_and_in_memory() {
     let config = Setup::empty().load().unwrap();
     assert_eq!(config.origin, Origin::Demo);
     assert_eq!(config.rules, tollgate_server::demo::rules());
@@ -92,23 +92,27 @@ fn an_empty_file_has_no_rules() {
 }
 
 #[test]
-fn mistakes_are_named_with_line_column_value_and_remedy() {
+fn errors_have_a_location_the_value_and_a_fix() {
     let own_rule = |fields: &str| rule(fields);
     let mut wrong = Vec::new();
     for (text, at, parts) in [
         // TOML itself
-        ("[server".to_owned(), (1, 8), vec!["this is not TOML"]),
+        ("[server".to_owned(), (1, 8), vec!["invalid TOML"]),
         ("a = 1\na = 2".to_owned(), (2, 1), vec!["duplicate key"]),
-        ("x = \"".to_owned(), (1, 6), vec!["this is not TOML"]),
+        ("x = \"".to_owned(), (1, 6), vec!["invalid TOML"]),
         // Keys
         (
             "[sever]\nhttp = 1".to_owned(),
             (1, 2),
-            vec!["the file: there is no key `sever`", "did you mean `server`?"],
+            vec!["the file: unknown key `sever`", "did you mean `server`?"],
         ),
-        ("[server]\nhtpp = \"off\"".to_owned(), (2, 1), vec!["server: there is no key `htpp`", "`http`"]),
-        ("[server]\nzzz = 1".to_owned(), (2, 1), vec!["no key `zzz`", "the keys here are http, grpc, resp"]),
-        (own_rule("on_store_fail = \"open\""), (5, 1), vec!["rule: there is no key", "`on_store_failure`"]),
+        ("[server]\nhtpp = \"off\"".to_owned(), (2, 1), vec!["server: unknown key `htpp`", "`http`"]),
+        (
+            "[server]\nzzz = 1".to_owned(),
+            (2, 1),
+            vec!["unknown key `zzz`", "the keys here are http, grpc, resp"],
+        ),
+        (own_rule("on_store_fail = \"open\""), (5, 1), vec!["rule: unknown key", "`on_store_failure`"]),
         (
             own_rule("[[rule.override]]\nwhen = {t=\"x\"}\namout = 1"),
             (7, 1),
@@ -117,7 +121,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (
             "[labels]\nip = { knd = \"ip\" }".to_owned(),
             (2, 8),
-            vec!["labels.ip: there is no key `knd`", "`kind`"],
+            vec!["labels.ip: unknown key `knd`", "`kind`"],
         ),
         // Shapes
         ("server = 1".to_owned(), (1, 10), vec!["server: 1 is not a table", "[server]"]),
@@ -132,13 +136,17 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
             vec!["\"localhost:80\" is not an address", "\"off\""],
         ),
         ("[server]\nhttp = 8080".to_owned(), (2, 8), vec!["server.http: 8080 is not an address"]),
-        ("[server]\ninsecure = \"yes\"".to_owned(), (2, 12), vec!["\"yes\" is neither true nor false"]),
+        ("[server]\ninsecure = \"yes\"".to_owned(), (2, 12), vec!["\"yes\" is not a boolean"]),
         (
             "[server]\nheaders = \"draft-7\"".to_owned(),
             (2, 11),
             vec!["\"draft-7\"", "did you mean \"draft-07\"?"],
         ),
-        ("[server]\nheaders = \"zz\"".to_owned(), (2, 11), vec!["use draft-11, x-ratelimit, draft-07"]),
+        (
+            "[server]\nheaders = \"zz\"".to_owned(),
+            (2, 11),
+            vec!["use one of draft-11, x-ratelimit, draft-07"],
+        ),
         ("[server]\nenvoy_closed = \"error\"".to_owned(), (2, 16), vec!["over-limit, unavailable"]),
         (
             "[server]\ntrusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/33\"]".to_owned(),
@@ -148,7 +156,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         ("[store]\ndeadline = \"10\"".to_owned(), (2, 12), vec!["\"10\" is not a duration", "\"250ms\""]),
         ("[store]\ndeadline = 10".to_owned(), (2, 12), vec!["10 is not a duration"]),
         ("[store]\ndeadline = \"0s\"".to_owned(), (2, 12), vec!["out of range: use 1ms to 10s"]),
-        ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 17), vec!["use 0s to 60s"]),
+        ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 16), vec!["use 0s to 60s"]),
         (
             "[store]\nmax_memory = \"256MB\"".to_owned(),
             (2, 14),
@@ -163,14 +171,14 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
             (3, 17),
             vec!["cannot read", "p: No such file"],
         ),
-        ("[labels]\nx = { kind = \"uuid\" }".to_owned(), (2, 14), vec!["labels.x.kind", "use text, ip"]),
+        (
+            "[labels]\nx = { kind = \"uuid\" }".to_owned(),
+            (2, 14),
+            vec!["labels.x.kind", "use one of text, ip"],
+        ),
         ("[labels]\nip = { ipv6_prefix = 129 }".to_owned(), (2, 22), vec!["129", "use 1 to 128"]),
         ("[labels]\nx = { ipv6_prefix = 64 }".to_owned(), (2, 21), vec!["kind = \"ip\""]),
-        (
-            "[labels]\nx = { header = \"x key\" }".to_owned(),
-            (2, 16),
-            vec!["\"x key\" is not the name of a header"],
-        ),
+        ("[labels]\nx = { header = \"x key\" }".to_owned(), (2, 16), vec!["\"x key\" is not a header name"]),
         // Rules
         ("[[rule]]\namount = 1\nwindow = \"1m\"".to_owned(), (1, 1), vec!["a rule needs a name"]),
         (
@@ -187,7 +195,7 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (
             "[[rule]]\nname = \"r\"\namount = -1\nwindow = \"1m\"".to_owned(),
             (3, 10),
-            vec!["-1 is not a whole number"],
+            vec!["-1 is not a non-negative integer"],
         ),
         (
             "[[rule]]\nname = \"r\"\namount = \"9\"\nwindow = \"1m\"".to_owned(),
@@ -212,15 +220,19 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
         (own_rule("unit = \"a b\""), (5, 8), vec!["unit \"a b\" is not a name"]),
         (own_rule("cost = 9007199254740992"), (5, 8), vec!["9007199254740992", "9007199254740991"]),
         (own_rule("per = [\"ip\", \"ip\"]"), (5, 7), vec!["per: label \"ip\" is named twice"]),
-        (own_rule("per = [\"ip\", 3]"), (5, 14), vec!["rule.per: 3 is not a text"]),
+        (own_rule("per = [\"ip\", 3]"), (5, 14), vec!["rule.per: 3 is not a string"]),
         (own_rule("per = [\"user\"]\ntag = [\"tenant\"]"), (6, 7), vec!["\"tenant\" is not in per"]),
-        (own_rule("absent = \"ignore\""), (5, 10), vec!["\"ignore\" is unknown: use skip, shared, refuse"]),
+        (
+            own_rule("absent = \"ignore\""),
+            (5, 10),
+            vec!["\"ignore\" is unknown: use one of skip, shared, deny"],
+        ),
         (own_rule("on_store_failure = \"close\""), (5, 20), vec!["did you mean \"closed\"?"]),
         (own_rule("when = { route = [] }"), (5, 18), vec!["label \"route\": an empty list"]),
         (own_rule("when = { route = 3 }"), (5, 18), vec!["rule.when.route: 3 is not a pattern"]),
-        (own_rule("when = { route = [\"a\", 3] }"), (5, 24), vec!["3 is not a text"]),
+        (own_rule("when = { route = [\"a\", 3] }"), (5, 24), vec!["3 is not a string"]),
         (own_rule("when = { \"\" = \"x\" }"), (5, 8), vec!["empty name"]),
-        (own_rule("[[rule.override]]\namount = 5"), (5, 1), vec!["does not say for whom", "when = "]),
+        (own_rule("[[rule.override]]\namount = 5"), (5, 1), vec!["has no condition", "when = "]),
         (
             own_rule("[[rule.override]]\nwhen = {t=\"x\"}\namount = 0"),
             (7, 10),
@@ -232,15 +244,15 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
             vec!["contradict"],
         ),
         (own_rule("overrides_file = \"none.csv\""), (5, 18), vec!["cannot read", "none.csv"]),
-        ("[defaults]\nname = \"x\"".to_owned(), (2, 8), vec!["defaults are for all rules"]),
+        ("[defaults]\nname = \"x\"".to_owned(), (2, 8), vec!["defaults apply to all rules"]),
     ] {
-        let error = refusal(&text);
+        let error = rejected(&text);
         let (line, drawn) = (error.problems()[0].to_string(), error.render(Colour::Never));
-        let place = format!("tollgate.toml:{}:{}", at.0, at.1);
-        let is_placed = error.problems()[0].line_and_column() == Some(at);
-        let is_shown = line.contains(&place) && drawn.contains(&place);
-        let is_said = parts.iter().all(|part| line.contains(part)) && error.problems().len() == 1;
-        if !(is_placed && is_shown && is_said) {
+        let location = format!("tollgate.toml:{}:{}", at.0, at.1);
+        let has_location = error.problems()[0].line_and_column() == Some(at);
+        let is_shown = line.contains(&location) && drawn.contains(&location);
+        let has_parts = parts.iter().all(|part| line.contains(part)) && error.problems().len() == 1;
+        if !(has_location && is_shown && has_parts) {
             wrong.push(format!("{text}\nexpected {at:?} {parts:?}, got {error}\n"));
         }
     }
@@ -248,16 +260,16 @@ fn mistakes_are_named_with_line_column_value_and_remedy() {
 }
 
 #[test]
-fn all_mistakes_are_named_at_once_in_the_order_of_the_file() {
+fn all_errors_are_reported_at_once_in_file_order() {
     let text = "[server]\nhttp = \"x\"\nbogus = 1\n[[rule]]\nname = \"a\"\namount = 0\nwindow = \"1 m\"\n\
                 [[rule]]\nname = \"a\"\namount = \"x\"\nwindow = \"1m\"\nper = [1, 2]\n";
-    let error = refusal(text);
+    let error = rejected(text);
     let lines: Vec<_> = error.problems().iter().map(|problem| problem.line_and_column().unwrap().0).collect();
     assert_eq!(lines, [2, 3, 7, 9, 10, 12, 12], "{error}");
     let drawn = error.render(Colour::Never);
     assert_eq!(drawn.matches("error: ").count(), 7, "{drawn}");
     assert!(drawn.contains("7 | window = \"1 m\""), "{drawn}");
-    // The same for a log: one line.
+    // In a log, all of it is one line.
     assert!(!error.to_string().contains('\n'));
 }
 
@@ -265,25 +277,25 @@ fn all_mistakes_are_named_at_once_in_the_order_of_the_file() {
 fn a_rule_with_wrong_numbers_has_its_other_mistakes_named_too() {
     let text = "[[rule]]\nname = \"é\"\namount = 0\nwindow = \"1m\"\nalgorithm = \"sliding-log\"\nburst = 3\n\
                 per = [\"ip\", \"ip\"]\ntag = [\"user\"]\nunit = \"a b\"\nstagger = true\n[[rule]]\nper = [\"a\", \"a\"]\n";
-    let error = refusal(text);
+    let error = rejected(text);
     let lines: Vec<_> = error.problems().iter().map(|problem| problem.line_and_column().unwrap().0).collect();
     assert_eq!(lines, [2, 3, 6, 7, 8, 9, 10, 11, 11, 11, 12], "{error}");
 }
 
 #[test]
-fn a_second_rule_of_a_name_is_refused_with_the_place_of_the_first() {
-    let error = refusal(&(rule("") + &rule("")));
+fn a_duplicate_rule_name_is_rejected_with_the_location_of_the_first() {
+    let error = rejected(&(rule("") + &rule("")));
     let line = error.to_string();
-    assert!(line.contains(":7:8: rule \"r\" is defined twice: give each rule a name of its own"), "{line}");
+    assert!(line.contains(":7:8: rule \"r\" is defined twice: use a unique name"), "{line}");
     assert!(line.contains(":2:8: first defined here"), "{line}");
     let drawn = error.render(Colour::Never);
     assert!(drawn.contains("2 | name = \"r\"") && drawn.contains("7 | name = \"r\""), "{drawn}");
 }
 
 #[test]
-fn many_mistakes_are_counted_rather_than_listed() {
+fn further_errors_are_counted_rather_than_listed() {
     let text: String = (0..50).map(|number| format!("key{number} = 1\n")).collect();
-    let error = refusal(&text);
+    let error = rejected(&text);
     assert_eq!(error.problems().len(), 20);
     assert!(
         error.to_string().ends_with("and 30 more") && error.render(Colour::Always).contains("and 30 more")
@@ -291,7 +303,7 @@ fn many_mistakes_are_counted_rather_than_listed() {
 }
 
 #[test]
-fn the_file_that_is_named_must_be_there() {
+fn a_given_file_must_exist() {
     let mut setup = Setup::empty();
     setup.source.flags.config = Some("/nowhere/t.toml".into());
     let error = setup.load().unwrap_err().to_string();
@@ -307,7 +319,7 @@ fn the_file_that_is_named_must_be_there() {
 }
 
 #[test]
-fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
+fn flags_override_environment_overrides_file_overrides_defaults() {
     let file = "[server]\nhttp = \"127.0.0.1:1\"\ngrpc = \"127.0.0.1:1\"\nresp = \"127.0.0.1:11\"\n\
                 [store]\nurl = \"redis://file\"\nprefix = \"file\"\n";
     let mut setup = Setup::new(file).with_variables([
@@ -316,7 +328,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
         ("TOLLGATE_RESP", ""),
         ("TOLLGATE_STORE_URL", "redis://variable"),
         ("TOLLGATE_STORE_DEADLINE", "7ms"),
-        ("TOLLGATE_STORE_REFUSAL_CACHE", "2s"),
+        ("TOLLGATE_STORE_DENIAL_CACHE", "2s"),
         ("TOLLGATE_STORE_MAX_MEMORY", "2MiB"),
         ("TOLLGATE_HEADERS", "github"),
         ("TOLLGATE_ENVOY_CLOSED", "unavailable"),
@@ -337,7 +349,7 @@ fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
 }
 
 #[test]
-fn the_demo_takes_flags_and_variables_too() {
+fn flags_and_variables_apply_to_the_demo() {
     let mut setup = Setup::empty().with_variables([("TOLLGATE_GRPC", "off")]);
     setup.source.flags.http = Some("127.0.0.1:0".into());
     let config = setup.load().unwrap();
@@ -346,7 +358,7 @@ fn the_demo_takes_flags_and_variables_too() {
 }
 
 #[test]
-fn a_bad_flag_or_variable_is_named() {
+fn an_invalid_flag_or_variable_is_reported_by_name() {
     for (variable, value, part) in [
         ("TOLLGATE_HTTP", "8080", "TOLLGATE_HTTP: \"8080\" is not an address"),
         ("TOLLGATE_INSECURE", "1", "TOLLGATE_INSECURE: \"1\" is not true or false"),
@@ -365,7 +377,7 @@ fn a_bad_flag_or_variable_is_named() {
 }
 
 #[test]
-fn without_a_token_only_this_machine_may_call_unless_that_is_wanted() {
+fn without_tokens_only_loopback_listeners_are_allowed_unless_insecure() {
     for (listen, is_local) in [
         ("127.0.0.1:1", true),
         ("127.9.9.9:1", true),
@@ -394,8 +406,8 @@ fn without_a_token_only_this_machine_may_call_unless_that_is_wanted() {
 }
 
 #[test]
-fn two_front_ends_do_not_share_an_address() {
-    let error = refusal("[server]\nresp = \"127.0.0.1:8080\"\n");
+fn two_front_ends_cannot_share_an_address() {
+    let error = rejected("[server]\nresp = \"127.0.0.1:8080\"\n");
     assert!(
         error.to_string().contains(":2:8: server.http and server.resp are both 127.0.0.1:8080"),
         "{error}"
@@ -425,19 +437,19 @@ fn tokens_are_read_from_files_and_the_environment() {
 }
 
 #[test]
-fn tokens_that_cannot_work_are_refused() {
+fn invalid_tokens_are_rejected() {
     let token = |fields: &str| format!("[[server.token]]\nname = \"t\"\n{fields}\n");
     for (text, part) in [
-        (token(""), "needs a secret"),
+        (token(""), "has no secret"),
         (token("file = \"none\""), "cannot read"),
-        (token("env = \"NONE\""), "no variable NONE"),
-        (token("env = \"GOOD\"\nfile = \"empty\""), "leave out either"),
-        (token("file = \"empty\""), "secret is empty"),
+        (token("env = \"NONE\""), "variable NONE is not set"),
+        (token("env = \"GOOD\"\nfile = \"empty\""), "remove file or env"),
+        (token("file = \"empty\""), "secret of the token is empty"),
         (token("env = \"SPACED\""), "a header cannot carry"),
         (token("env = \"GOOD\"\nmay = []"), "allows nothing"),
         (token("env = \"GOOD\"\nmay = [\"amin\"]"), "did you mean \"admin\"?"),
-        (token("secret = \"GOOD-s3cret\""), "no key `secret`"),
-        ("[[server.token]]\nenv = \"GOOD\"".to_owned(), "needs a name"),
+        (token("secret = \"GOOD-s3cret\""), "unknown key `secret`"),
+        ("[[server.token]]\nenv = \"GOOD\"".to_owned(), "has no name"),
         (token("env = \"GOOD\"") + &token("env = \"OTHER\""), "token \"t\" is defined twice"),
         (token("env = \"GOOD\"") + "[[server.token]]\nname = \"u\"\nenv = \"SAME\"", "have the same secret"),
     ] {
@@ -458,7 +470,7 @@ fn tokens_that_cannot_work_are_refused() {
 }
 
 #[test]
-fn no_secret_is_ever_shown() {
+fn no_secret_is_ever_printed() {
     let setup = Setup::new(
         "[store]\nurl = \"redis://me:s3cret-1@h\"\npassword_file = \"password\"\nhash_secret_file = \"hash\"\n\
          [labels]\nkey = { secret = true }\n[[server.token]]\nname = \"t\"\nenv = \"T\"\n\
@@ -482,7 +494,7 @@ fn no_secret_is_ever_shown() {
 }
 
 #[test]
-fn files_are_found_beside_the_configuration() {
+fn paths_are_relative_to_the_configuration_file() {
     let mut setup = Setup::empty();
     setup.write("etc/t.toml", "[store]\nurl = \"redis://h\"\npassword_file = \"secrets/redis\"\n");
     setup.write("etc/secrets/redis", "s3cret\n");
@@ -492,16 +504,16 @@ fn files_are_found_beside_the_configuration() {
 }
 
 #[test]
-fn settings_of_the_store_must_fit_together() {
+fn inconsistent_store_settings_are_rejected() {
     for (text, part) in [
-        ("url = \"memory:\"\nca = \"pem\"", "this is for Redis"),
-        ("url = \"rediss://h\"\ncert = \"pem\"", "store.cert needs a key"),
-        ("url = \"rediss://h\"\nkey = \"pem\"", "store.key needs a certificate"),
-        ("url = \"rediss://h\"\nca = \"empty\"", "holds no PEM"),
+        ("url = \"memory:\"\nca = \"pem\"", "needs Redis"),
+        ("url = \"rediss://h\"\ncert = \"pem\"", "store.cert has no private key"),
+        ("url = \"rediss://h\"\nkey = \"pem\"", "store.key has no certificate"),
+        ("url = \"rediss://h\"\nca = \"empty\"", "is not PEM"),
         ("url = \"redis://h\"\nca = \"pem\"", "rediss"),
         ("url = \"rediss://h\"\nca = \"pem\"", "use PEM"),
         ("url = \"redis://me@h\"", "a user is named without a password"),
-        ("url = \"redis://h\"\npassword_file = \"empty\"", "holds no password"),
+        ("url = \"redis://h\"\npassword_file = \"empty\"", "has no password"),
     ] {
         let setup = Setup::new(&format!("[store]\n{text}\n"));
         setup.write("pem", "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n");
@@ -516,7 +528,7 @@ fn settings_of_the_store_must_fit_together() {
 }
 
 #[test]
-fn certificates_are_read_and_must_be_some() {
+fn certificates_are_read_and_must_be_complete() {
     let setup = Setup::new("[server.tls]\ncert = \"pem\"\nkey = \"pem\"\nclient_ca = \"pem\"\n");
     setup.write("pem", "-----BEGIN CERTIFICATE-----\n");
     let tls = setup.load().unwrap().server.tls.unwrap();
@@ -528,12 +540,12 @@ fn certificates_are_read_and_must_be_some() {
 }
 
 #[test]
-fn every_field_of_a_rule_is_taken() {
+fn every_field_of_a_rule_is_applied() {
     let config = load(
         "[[rule]]\nname = \"r\"\nwhen = { route = \"login\", plan = [\"a\", \"b*\"], user = \"*\", ip = \"10.0.0.0/8\" }\n\
          unless = { plan = \"internal\" }\nper = [\"tenant\", \"user\"]\nalgorithm = \"gcra\"\namount = 100\n\
          window = \"1h30m\"\nburst = 7\nunit = \"tokens\"\ncost = 3\non_store_failure = \"closed\"\nshadow = true\n\
-         overdraft = true\ntag = [\"tenant\"]\nabsent = \"refuse\"\nexact = true\n\
+         overdraft = true\ntag = [\"tenant\"]\nabsent = \"deny\"\nexact = true\n\
          [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 1000\nwindow = \"2h\"\nburst = 8\ncost = 0\n\
          blocked = true\non_store_failure = \"open\"\nshadow = false\n\
          [[rule]]\nname = \"s\"\nalgorithm = \"fixed-window\"\namount = 1\nwindow = \"1s\"\nstagger = true\n",
@@ -545,7 +557,7 @@ fn every_field_of_a_rule_is_taken() {
         "when": { "route": ["login"], "plan": ["a", "b*"], "user": ["*"], "ip": ["10.0.0.0/8"] },
         "unless": { "plan": ["internal"] }, "per": ["tenant", "user"], "algorithm": "token-bucket", "amount": 100,
         "window": "1h30m", "burst": 7, "unit": "tokens", "cost": 3, "on_store_failure": "closed", "shadow": true,
-        "overdraft": true, "absent": "refuse", "exact": true, "tag": ["tenant"], "stagger": false, "overrides": 1,
+        "overdraft": true, "absent": "deny", "exact": true, "tag": ["tenant"], "stagger": false, "overrides": 1,
     });
     assert_eq!(view, expected);
     assert_eq!((other.amount, other.window), (Some(1000), Some(Duration::from_secs(7200))));
@@ -557,7 +569,7 @@ fn every_field_of_a_rule_is_taken() {
 }
 
 #[test]
-fn a_rule_needs_little() {
+fn a_rule_needs_only_name_amount_and_window() {
     let rule = load(&rule("")).rules.remove(0);
     assert_eq!((rule.limit.algorithm(), rule.limit.capacity()), (Algorithm::TokenBucket, 10));
     assert_eq!((rule.on_store_failure, rule.absent), (OnStoreFailure::Open, Absent::Skip));
@@ -565,7 +577,7 @@ fn a_rule_needs_little() {
 }
 
 #[test]
-fn defaults_are_for_rules_that_do_not_say_otherwise_and_can_have_them() {
+fn defaults_apply_to_absent_fields_that_the_algorithm_supports() {
     let config = load(
         "[defaults]\namount = 5\nwindow = \"1m\"\nburst = 3\non_store_failure = \"local\"\nper = [\"ip\"]\n\
          [[defaults.override]]\nwhen = { plan = \"internal\" }\nunlimited = true\n\
@@ -580,14 +592,14 @@ fn defaults_are_for_rules_that_do_not_say_otherwise_and_can_have_them() {
     assert_eq!((own.limit.amount(), own.burst, own.per.len()), (7, Some(9), 0));
     assert_eq!(own.on_store_failure, OnStoreFailure::Open);
     assert_eq!((log.limit.algorithm(), log.burst), (Algorithm::SlidingLog, None));
-    // Those of the defaults come first, so that the rule's own win.
+    // Overrides of the defaults come first, so that those of the rule win.
     let amounts: Vec<_> = own.overrides.iter().map(|other| (other.unlimited, other.amount)).collect();
     assert_eq!(amounts, [(Some(true), None), (None, Some(8))]);
     assert_eq!(plain.overrides.len(), 1);
 }
 
 #[test]
-fn conditions_on_addresses_are_networks_and_on_secrets_hashes() {
+fn address_labels_match_networks_and_secret_labels_match_hashes() {
     let rules = |labels: &str, when: &str| {
         let text = format!("[labels]\n{labels}\n{}", rule(&format!("when = {{ {when} }}")));
         Setup::new(&text).load().map(|config| (RuleSet::new(config.rules).unwrap(), config.labels))
@@ -613,10 +625,10 @@ fn conditions_on_addresses_are_networks_and_on_secrets_hashes() {
             "ip = [\"10.0.0.0/8\", \"10.0.0.0/64\"]",
             "\"10.0.0.0/64\" is not a network",
         ),
-        ("", "ip = \"2001:db8::1\"", "cut to /64"),
-        ("ip = { ipv6_prefix = 48 }", "ip = \"2001:db8::/56\"", "cut to /48"),
+        ("", "ip = \"2001:db8::1\"", "truncated to /64"),
+        ("ip = { ipv6_prefix = 48 }", "ip = \"2001:db8::/56\"", "truncated to /48"),
         ("k = { secret = true }", "k = \"s3*\"", "its values are hashed"),
-        ("ip = { secret = true }", "ip = \"10.0.0.0/8\"", "matched only whole"),
+        ("ip = { secret = true }", "ip = \"10.0.0.0/8\"", "match only as a whole"),
     ] {
         let error = rules(labels, when).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
@@ -624,7 +636,7 @@ fn conditions_on_addresses_are_networks_and_on_secrets_hashes() {
 }
 
 #[test]
-fn a_secret_label_without_a_shared_key_is_warned_about() {
+fn a_secret_label_without_a_shared_key_causes_a_warning() {
     let config = load("[labels]\nkey = { secret = true, header = \"X-Api-Key\" }\n");
     assert!(config.warnings[0].contains("store.hash_secret_file"));
     assert_eq!(config.labels.headers().collect::<Vec<_>>(), [("key", "x-api-key")]);
@@ -675,19 +687,19 @@ fn overrides_are_read_from_csv_before_those_of_the_rule() {
 }
 
 #[test]
-fn mistakes_in_csv_are_named_with_line_and_column() {
+fn errors_in_csv_files_have_a_line_and_a_column() {
     let long = format!("tenant,amount\n{},1", "x".repeat(2000));
     for (csv, at, part) in [
-        ("", (1, 1), "names no label"),
-        ("amount\n1", (1, 1), "names no label"),
+        ("", (1, 1), "no label to match"),
+        ("amount\n1", (1, 1), "no label to match"),
         ("tenant,amout\nacme,1", (1, 8), "did you mean `amount`?"),
         ("tenant,region\nacme,eu", (1, 8), "write when.region"),
-        ("tenant,amount,tenant\na,1,b", (1, 15), "there twice"),
-        ("tenant,amount\nacme,ten", (2, 6), "amount: \"ten\" is not a whole number"),
-        ("tenant,amount\n\"a,b\", x ", (2, 8), "\"x\" is not a whole number"),
+        ("tenant,amount,tenant\na,1,b", (1, 15), "appears twice"),
+        ("tenant,amount\nacme,ten", (2, 6), "amount: \"ten\" is not a non-negative integer"),
+        ("tenant,amount\n\"a,b\", x ", (2, 8), "\"x\" is not a non-negative integer"),
         ("tenant,window\nacme,1m\nb,1w", (3, 3), "\"1w\" is not a duration"),
         ("tenant,amount\nacme,0", (2, 6), "amount 0 is out of range"),
-        ("tenant,amount\n,5", (2, 1), "does not say for whom"),
+        ("tenant,amount\n,5", (2, 1), "has no condition"),
         ("tenant,amount\nacme", (2, 1), "has 1 cells"),
         ("tenant,amount\nacme,1,2", (2, 1), "has 3 cells"),
         ("tenant,unlimited,blocked\nacme,true,true", (2, 11), "contradict"),
@@ -710,7 +722,7 @@ fn a_hundred_thousand_overrides_are_read() {
 }
 
 #[test]
-fn a_fingerprint_is_of_the_rules_and_of_nothing_else() {
+fn a_fingerprint_depends_on_the_rules_only() {
     let of = |text: &str| config::fingerprint(&load(text).rules);
     let plain = of(&rule(""));
     assert_eq!(plain.len(), 32);
@@ -739,7 +751,7 @@ fn documented_example() -> &'static str {
 }
 
 #[test]
-fn the_example_of_the_documentation_works() {
+fn the_documented_example_is_valid() {
     let setup = Setup::new(documented_example());
     setup.write("secrets/deploy", "a-secret");
     setup.write("tenants.csv", "tenant,amount\nacme,5\n");
@@ -756,11 +768,11 @@ fn as_json(text: &str) -> serde_json::Value {
 }
 
 #[test]
-fn the_schema_accepts_what_is_documented_and_refuses_what_is_unknown() {
+fn the_schema_accepts_the_documented_example_and_rejects_invalid_files() {
     let schema = jsonschema::validator_for(&config::schema()).unwrap();
     let example = as_json(documented_example());
-    let mistakes: Vec<_> = schema.iter_errors(&example).map(|error| error.to_string()).collect();
-    assert!(mistakes.is_empty(), "{mistakes:?}");
+    let errors: Vec<_> = schema.iter_errors(&example).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
     assert!(
         schema.is_valid(&as_json("")) && schema.is_valid(&as_json(&rule("when = { a = [\"x\", \"y*\"] }")))
     );

@@ -1,4 +1,4 @@
-//! The configuration while it changes: files rewritten, replaced, linked elsewhere, broken and mended.
+//! Reloading: files that are rewritten, replaced, relinked, broken and repaired.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -16,8 +16,8 @@ use tollgate_server::config::{
     watch::{Reload, Watcher},
 };
 
-/// How long a change may take to be seen, on a machine that is busy with other tests.
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time until a change is detected, on a machine that is busy with other tests.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn rule(amount: u64) -> String {
     format!("[[rule]]\nname = \"r\"\namount = {amount}\nwindow = \"1m\"\n")
@@ -33,7 +33,7 @@ fn amount(config: &Config) -> u64 {
 }
 
 async fn next(watcher: &mut Watcher) -> Reload {
-    timeout(SOON, watcher.next()).await.expect("the change is seen")
+    timeout(TIMEOUT, watcher.next()).await.expect("the change is detected")
 }
 
 async fn changed(watcher: &mut Watcher) -> (Config, Vec<String>) {
@@ -45,12 +45,12 @@ async fn changed(watcher: &mut Watcher) -> (Config, Vec<String>) {
 
 async fn rejected(watcher: &mut Watcher) -> String {
     match next(watcher).await {
-        Reload::Changed { .. } => panic!("a bad file was taken"),
+        Reload::Changed { .. } => panic!("an invalid file was accepted"),
         Reload::Rejected(error) => error.to_string(),
     }
 }
 
-/// Puts a file in the place of another in one step, as editors and deployments do.
+/// Replaces a file atomically, as editors and deployments do.
 fn replace(path: &Path, text: &str) {
     let other = path.with_extension("new");
     fs::write(&other, text).unwrap();
@@ -58,7 +58,7 @@ fn replace(path: &Path, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_written_or_replaced_are_read_again() {
+async fn written_and_replaced_files_are_reloaded() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, rule(1)).unwrap();
@@ -74,7 +74,7 @@ async fn files_that_are_written_or_replaced_are_read_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_swapped_link_is_read_again_as_kubernetes_mounts_config_maps() {
+async fn a_swapped_link_is_reloaded_as_kubernetes_mounts_config_maps() {
     let directory = TempDir::new().unwrap();
     let version = |number: u64| {
         let name = format!("..2026_{number}");
@@ -99,7 +99,7 @@ async fn a_swapped_link_is_read_again_as_kubernetes_mounts_config_maps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_link_to_another_directory_is_read_again_from_there() {
+async fn a_relinked_directory_is_reloaded_and_watched() {
     let directory = TempDir::new().unwrap();
     let releases = [1, 2].map(|number| {
         let release = directory.path().join(format!("release-{number}/etc"));
@@ -114,13 +114,13 @@ async fn a_link_to_another_directory_is_read_again_from_there() {
     symlink(&releases[1], &other).unwrap();
     fs::rename(&other, &current).unwrap();
     assert_eq!(amount(&changed(&mut watcher).await.0), 2);
-    // And is watched there from now on.
+    // The new directory is watched as well.
     fs::write(releases[1].join("etc/t.toml"), rule(3)).unwrap();
     assert_eq!(amount(&changed(&mut watcher).await.0), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_file_is_rejected_and_the_next_good_one_taken() {
+async fn an_invalid_file_is_rejected_and_the_next_valid_one_accepted() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, rule(1)).unwrap();
@@ -128,7 +128,7 @@ async fn a_bad_file_is_rejected_and_the_next_good_one_taken() {
     replace(&path, &rule(0));
     assert!(rejected(&mut watcher).await.contains("t.toml:3:10: rule \"r\": amount 0"));
     replace(&path, "[[rule");
-    assert!(rejected(&mut watcher).await.contains("not TOML"));
+    assert!(rejected(&mut watcher).await.contains("invalid TOML"));
     fs::remove_file(&path).unwrap();
     assert!(rejected(&mut watcher).await.contains("No such file"));
     replace(&path, &rule(2));
@@ -136,7 +136,7 @@ async fn a_bad_file_is_rejected_and_the_next_good_one_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_goes_is_no_wish_for_the_demo_but_one_that_comes_is_taken() {
+async fn a_new_file_replaces_the_demo_and_a_deleted_file_does_not_restore_it() {
     let directory = TempDir::new().unwrap();
     let source = Source {
         flags: Flags::default(),
@@ -149,11 +149,11 @@ async fn a_file_that_goes_is_no_wish_for_the_demo_but_one_that_comes_is_taken() 
     replace(&path, &rule(7));
     assert_eq!(amount(&changed(&mut watcher).await.0), 7);
     fs::remove_file(&path).unwrap();
-    assert!(rejected(&mut watcher).await.contains("tollgate.toml has gone"));
+    assert!(rejected(&mut watcher).await.contains("tollgate.toml no longer exists"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_file_that_takes_part_is_watched() {
+async fn every_referenced_file_is_watched() {
     const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n";
     let directory = TempDir::new().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -188,14 +188,14 @@ async fn every_file_that_takes_part_is_watched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_needs_a_restart_is_named_until_it_is_as_at_the_start() {
+async fn settings_that_need_a_restart_are_listed_while_they_differ_from_the_start() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, "[server]\nhttp = \"127.0.0.1:1\"\n").unwrap();
     let (_, mut watcher) = Watcher::start(source(&path)).await.unwrap();
     replace(&path, "[server]\nhttp = \"127.0.0.1:2\"\ninsecure = true\n[store]\ndeadline = \"5ms\"");
     assert_eq!(changed(&mut watcher).await.1, ["server.http", "store.deadline"]);
-    // Not because it differs from the last time, but from the start.
+    // The comparison is with the start, not with the previous reload.
     replace(&path, "[server]\nhttp = \"127.0.0.1:2\"\n");
     assert_eq!(changed(&mut watcher).await.1, ["server.http"]);
     replace(&path, "[server]\nhttp = \"127.0.0.1:1\"\nheaders = \"none\"\n");
@@ -203,7 +203,7 @@ async fn what_needs_a_restart_is_named_until_it_is_as_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_gets_an_answer_also_when_nothing_has_changed() {
+async fn a_requested_reload_reports_even_without_a_change() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, rule(1)).unwrap();
@@ -213,7 +213,7 @@ async fn who_asks_gets_an_answer_also_when_nothing_has_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_reloads_each_bring_what_is_in_the_file() {
+async fn a_thousand_reloads_each_return_the_current_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, rule(1)).unwrap();
@@ -223,7 +223,7 @@ async fn a_thousand_reloads_each_bring_what_is_in_the_file() {
     for number in 2..1_002 {
         replace(&path, &rule(number));
         reloader.reload_now();
-        // A sign of the change before may bring the same once more.
+        // An event of the previous change may cause one more reload of the same content.
         while amount(&changed(&mut watcher).await.0) != number {}
     }
     // watches of files that were replaced are let go of by a thread of their own
@@ -237,7 +237,7 @@ async fn a_thousand_reloads_each_bring_what_is_in_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_lies_beside_the_files_is_nobodys_business() {
+async fn other_files_in_the_directory_are_ignored() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("t.toml");
     fs::write(&path, rule(1)).unwrap();
@@ -245,7 +245,7 @@ async fn what_lies_beside_the_files_is_nobodys_business() {
     for number in 0..50 {
         fs::write(directory.path().join(format!("log.{number}")), "x").unwrap();
     }
-    // Touched, but the same: no news, however long one waits.
+    // A file that is replaced with the same content causes no reload.
     replace(&path, &rule(1));
     assert!(timeout(Duration::from_millis(500), watcher.next()).await.is_err());
     replace(&path, &rule(2));
@@ -253,7 +253,7 @@ async fn what_lies_beside_the_files_is_nobodys_business() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_cannot_be_read_twice_is_read_once() {
+async fn a_pipe_is_read_once_and_cannot_be_reloaded() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();

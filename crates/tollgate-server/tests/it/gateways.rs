@@ -24,7 +24,7 @@ use hyper_util::{
 use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token, live},
     desk::Desk,
     forward_auth, http,

@@ -28,7 +28,7 @@ use tollgate_server::{
         },
         server::MAX_CONCURRENT_READS,
     },
-    labels::{HashSecret, Kind, LabelPolicy, LabelSettings},
+    labels::{HashSecret, LabelKind, LabelPolicy, LabelSettings},
 };
 use tollgate_testkit::{
     away::Away,
@@ -340,7 +340,7 @@ async fn a_request_that_cannot_be_decided_is_denied_and_charges_nothing() {
             .per(["many"])
     });
     let mut envoy = OnMemory::start([log, dear].into_iter().chain(many)).await;
-    let labels = [LabelSettings { kind: Kind::Ip, ..LabelSettings::new("client") }];
+    let labels = [LabelSettings { kind: LabelKind::Ip, ..LabelSettings::new("client") }];
     envoy.desk.clean_labels_by(LabelPolicy::new(labels.into(), HashSecret::new("key")));
     let a = || descriptor([("a", "x")]);
     let mut wide = a();

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::live,
     desk::Desk,
     grpc::{

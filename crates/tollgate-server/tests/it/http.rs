@@ -26,7 +26,7 @@ use tollgate::{
     OnStoreFailure, Rule, Store, StoreError, Timestamp,
 };
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token},
     demo,
     desk::Desk,

@@ -1,4 +1,4 @@
-//! The stream of events that the dashboard draws, and the page itself: bytes in, bytes out.
+//! The event stream of the dashboard, and the page itself: bytes in, bytes out.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -18,7 +18,7 @@ use tokio::{
 use tokio_stream::StreamExt;
 use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token},
     demo,
     desk::{Caller, Desk, Subject, Transport},
@@ -35,7 +35,7 @@ use tower::ServiceExt;
 
 const CHECK: Scopes = Scopes { check: true, adjust: false, admin: false };
 
-/// A server whose seconds pass when the test says so.
+/// A server with manually recorded seconds.
 struct Subjected {
     desk: Desk,
     settings: http::Settings,
@@ -50,7 +50,7 @@ struct Event {
     data: Value,
 }
 
-/// A stream of events that is being read.
+/// A reader of the event stream.
 struct Events {
     body: BodyDataStream,
     text: String,
@@ -93,7 +93,7 @@ impl Subjected {
 }
 
 impl Events {
-    /// The next event; nothing when the stream has ended.
+    /// Returns the next event, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -101,15 +101,15 @@ impl Events {
                 self.text = rest.to_owned();
                 return Some(event);
             }
-            let chunk = timeout(PATIENCE, self.body.next()).await.expect("something happens")?;
+            let chunk = timeout(PATIENCE, self.body.next()).await.expect("the stream sends data")?;
             self.text.push_str(std::str::from_utf8(&chunk.unwrap()).unwrap());
         }
     }
 
-    /// The next event of this name.
+    /// Returns the next event with this name.
     async fn next_of(&mut self, name: &str) -> Event {
         loop {
-            let event = self.next().await.expect("the stream goes on");
+            let event = self.next().await.expect("the stream continues");
             if event.name == name {
                 return event;
             }
@@ -136,7 +136,7 @@ fn numbers(event: &Event) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn it_tells_the_past_in_parts_and_then_each_second() {
+async fn the_stream_sends_the_history_in_parts_and_then_each_second() {
     let server = Subjected::new(Vec::new());
     server.check().await;
     server.pass_seconds(MAX_SECONDS + 5);
@@ -166,7 +166,7 @@ async fn it_tells_the_past_in_parts_and_then_each_second() {
 }
 
 #[tokio::test]
-async fn who_comes_back_is_told_what_happened_since() {
+async fn a_resumed_stream_continues_after_the_last_event() {
     let server = Subjected::new(Vec::new());
     server.pass_seconds(3);
     let mut events = server.listen(&[]).await;
@@ -175,7 +175,7 @@ async fn who_comes_back_is_told_what_happened_since() {
     server.pass_seconds(2);
     let mut events = server.listen(&[("last-event-id", &id)]).await;
     assert_eq!(numbers(&events.next_of("seconds").await), [4, 5]);
-    // of another run, whose seconds have the same numbers
+    // from another run with the same sequence numbers
     for other in ["0123456789abcdef-3", "nonsense", ""] {
         let mut events = server.listen(&[("last-event-id", other)]).await;
         assert_eq!(numbers(&events.next_of("seconds").await), [1, 2, 3, 4, 5], "{other}");
@@ -183,7 +183,7 @@ async fn who_comes_back_is_told_what_happened_since() {
 }
 
 #[tokio::test]
-async fn a_token_sees_what_it_may_for_as_long_as_it_may() {
+async fn a_stream_shows_what_its_token_currently_allows() {
     let app = || Token::new("app", b"s3cret", CHECK);
     let ops = |may| Token::new("ops", b"other", may);
     let server = Subjected::new(vec![app(), ops(Scopes { admin: true, ..CHECK })]);
@@ -210,12 +210,12 @@ async fn a_token_sees_what_it_may_for_as_long_as_it_may() {
     assert_eq!(admin.next().await.unwrap().name, "seconds");
     server.settings.access.replace(vec![app()]);
     server.pass_seconds(1);
-    assert!(admin.next().await.is_none(), "the token has been taken back");
-    assert_eq!(events.next_of("seconds").await.name, "seconds", "that of another has not");
+    assert!(admin.next().await.is_none(), "the token was removed");
+    assert_eq!(events.next_of("seconds").await.name, "seconds", "another token stays valid");
 }
 
 #[tokio::test]
-async fn other_rules_are_told_when_they_are_in_force() {
+async fn changed_rules_are_sent_when_they_become_active() {
     let server = Subjected::new(Vec::new());
     server.pass_seconds(1);
     let mut events = server.listen(&[]).await;
@@ -231,7 +231,7 @@ async fn other_rules_are_told_when_they_are_in_force() {
 }
 
 #[tokio::test]
-async fn listeners_are_few_and_a_place_comes_free() {
+async fn the_number_of_streams_is_limited_and_a_closed_one_frees_its_slot() {
     let server = Subjected::new(Vec::new());
     let mut all = Vec::new();
     for _ in 0..MAX_LISTENERS {
@@ -243,19 +243,19 @@ async fn listeners_are_few_and_a_place_comes_free() {
         serde_json::from_slice(&to_bytes(refused.into_body(), 1 << 10).await.unwrap()).unwrap();
     assert!(problem["detail"].as_str().unwrap().starts_with("64 others listen already"), "{problem}");
     all.pop();
-    tollgate_testkit::wait::until_async("there is a place again", PATIENCE, async || {
+    tollgate_testkit::wait::until_async("a slot is free again", PATIENCE, async || {
         server.get("/v1/live", &[]).await.status() == StatusCode::OK
     })
     .await;
 }
 
-/// More than the system keeps for a client who does not read, in events of many rules.
+/// More data than the system buffers for a client that does not read.
 const EVENTS: usize = 100;
 const RULES: usize = 1_000;
 
-// on tokio's clock, which moves on by itself whenever everybody waits
+// on tokio's paused clock, which advances while all tasks are idle
 #[tokio::test(start_paused = true)]
-async fn who_does_not_read_loses_connection_and_place() {
+async fn a_client_that_does_not_read_loses_its_connection_and_slot() {
     let subjected = Subjected::new(Vec::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -278,12 +278,12 @@ async fn who_does_not_read_loses_connection_and_place() {
     tokio::time::sleep(WRITE_TIMEOUT).await;
     assert_eq!(subjected.get("/v1/live", &[]).await.status(), StatusCode::OK);
     let mut rest = Vec::new();
-    // a reset is an end too
-    let _read = timeout(PATIENCE, deaf.read_to_end(&mut rest)).await.expect("the connection is ended");
+    // a reset also ends the connection
+    let _read = timeout(PATIENCE, deaf.read_to_end(&mut rest)).await.expect("the connection is closed");
 }
 
 #[tokio::test]
-async fn a_server_that_stops_ends_them_at_once() {
+async fn a_stopping_server_ends_all_streams_at_once() {
     let server = Subjected::new(Vec::new());
     let mut events = server.listen(&[]).await;
     events.next_of("hello").await;
@@ -294,7 +294,7 @@ async fn a_server_that_stops_ends_them_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn listeners_do_not_hold_up_the_end() {
+async fn open_streams_do_not_delay_the_shutdown() {
     let subjected = Subjected::new(Vec::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -316,14 +316,14 @@ async fn listeners_do_not_hold_up_the_end() {
     for stream in &mut streams {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await.unwrap();
-        assert!(rest.ends_with(b"0\r\n\r\n"), "the answer is whole");
+        assert!(rest.ends_with(b"0\r\n\r\n"), "the response is complete");
     }
 }
 
 #[tokio::test]
-async fn the_page_is_for_everybody_and_holds_to_this_server() {
+async fn the_page_needs_no_token_and_loads_only_from_this_server() {
     let server = Subjected::new(vec![Token::new("app", b"s3cret", CHECK)]);
-    // by any name, also with tokens: there is nothing in it
+    // under any host name and without a token, since it contains no data
     let page = server.get("/", &[("host", "limits.example"), ("sec-fetch-site", "none")]).await;
     assert_eq!(page.status(), StatusCode::OK);
     let policy = page.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
@@ -334,7 +334,7 @@ async fn the_page_is_for_everybody_and_holds_to_this_server() {
     let mut assets: Vec<_> =
         html.split('"').filter(|part| part.starts_with("/assets/")).map(str::to_owned).collect();
     assets.extend(
-        ["live", "series", "charts", "tables", "try", "timeline", "words"]
+        ["live", "series", "charts", "tables", "try", "timeline", "format"]
             .map(|name| format!("/assets/{name}.js")),
     );
     for path in assets {

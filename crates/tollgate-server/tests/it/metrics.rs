@@ -1,4 +1,4 @@
-//! What Prometheus reads, as text.
+//! The metrics as OpenMetrics text.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +14,7 @@ use tollgate::{
 };
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::metrics::MAX_RULES_APART,
+    observe::metrics::MAX_COUNTED_RULES,
 };
 use tollgate_testkit::away::Away;
 
@@ -25,7 +25,7 @@ fn minute(amount: u64) -> Limit {
     Limit::sliding_log(amount, Duration::from_secs(60)).unwrap()
 }
 
-/// A counter of the smallest kind.
+/// A limit with the smallest counter.
 fn bucket(amount: u64) -> Limit {
     Limit::token_bucket(amount, Duration::from_secs(60 * 60)).unwrap()
 }
@@ -43,7 +43,7 @@ async fn check(desk: &Desk, labels: &[(&str, &str)], cost: u64) -> bool {
     desk.decide(CALLER, Operation::Check, &subject(labels, cost)).await.unwrap().is_allowed()
 }
 
-/// The value of a series, by its name and labels as they are written.
+/// The value of a series, given its name and labels as in the text.
 fn value(text: &str, series: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
@@ -68,7 +68,7 @@ fn series(text: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn every_series_is_there_before_anything_happens_and_none_is_added_by_traffic() {
+async fn every_series_exists_from_the_start_and_traffic_adds_none() {
     let desk = desk([Rule::new("per-ip", minute(1)).per(["ip"])]);
     let before = desk.metrics();
     assert!(before.ends_with("# EOF\n"));
@@ -80,7 +80,7 @@ async fn every_series_is_there_before_anything_happens_and_none_is_added_by_traf
 }
 
 #[tokio::test]
-async fn each_rule_counts_what_a_request_was_to_it() {
+async fn each_rule_counts_a_request_by_its_own_outcome() {
     let desk = desk([
         Rule::new("narrow", minute(3)).per(["user"]),
         Rule::new("wide", minute(100)),
@@ -102,7 +102,7 @@ async fn each_rule_counts_what_a_request_was_to_it() {
 }
 
 #[test]
-fn costs_of_several_threads_beyond_64_bits_begin_again_from_zero() {
+fn costs_of_several_threads_wrap_at_64_bits() {
     const TIMES: u64 = 1_100;
     let desk = desk([Rule::new("narrow", minute(1))]);
     let asked = subject(&[], Cost::MAX.units());
@@ -125,7 +125,7 @@ fn costs_of_several_threads_beyond_64_bits_begin_again_from_zero() {
 }
 
 #[tokio::test]
-async fn several_in_one_count_as_one_request_and_by_what_became_of_all() {
+async fn a_group_counts_as_one_request_by_its_overall_outcome() {
     let desk = desk([
         Rule::new("per-user", minute(9)).per(["user"]),
         Rule::new("per-ip", minute(1)).per(["ip"]),
@@ -152,7 +152,7 @@ async fn several_in_one_count_as_one_request_and_by_what_became_of_all() {
 }
 
 #[tokio::test]
-async fn what_is_no_check_counts_as_a_request_and_by_its_cost_only() {
+async fn other_operations_count_as_requests_and_by_cost_only() {
     let desk = desk([Rule::new("per-ip", minute(10)).per(["ip"])]);
     let about = subject(&[("ip", "a")], 4);
     desk.decide(CALLER, Operation::Peek, &about).await.unwrap();
@@ -179,7 +179,7 @@ async fn what_is_no_check_counts_as_a_request_and_by_its_cost_only() {
 }
 
 #[tokio::test]
-async fn without_the_store_each_rule_counts_by_its_policy() {
+async fn without_the_store_each_rule_counts_by_its_failure_policy() {
     let rule = |name, route| Rule::new(name, minute(1)).when("route", route);
     let rules = [
         rule("open", "*"),
@@ -212,7 +212,7 @@ async fn without_the_store_each_rule_counts_by_its_policy() {
 }
 
 #[tokio::test]
-async fn a_rule_that_stays_keeps_its_counts_when_others_change() {
+async fn a_rule_keeps_its_counters_when_other_rules_change() {
     let desk = desk([Rule::new("stays", minute(9)), Rule::new("goes", minute(9))]);
     check(&desk, &[], 1).await;
     desk.limiter()
@@ -221,15 +221,15 @@ async fn a_rule_that_stays_keeps_its_counts_when_others_change() {
     check(&desk, &[("ip", "a")], 1).await;
     let text = desk.metrics();
     assert_eq!((decisions(&text, "stays", "allowed"), decisions(&text, "comes", "allowed")), (2.0, 1.0));
-    assert!(!text.contains("\"goes\""), "a rule that is gone is no longer listed");
+    assert!(!text.contains("\"goes\""), "a removed rule is not listed");
     assert_eq!(decisions(&text, "!other", "allowed"), 0.0);
     assert_eq!(value(&text, "tollgate_rules"), 2.0);
 }
 
 #[tokio::test]
-async fn a_million_keys_leave_the_text_as_long_as_it_was() {
+async fn a_million_keys_do_not_lengthen_the_text() {
     const KEYS: u32 = 1_000_000;
-    /// The most digits that a value may get.
+    /// Maximum growth of a value, in digits.
     const DIGITS: usize = 20;
     let desk = desk([Rule::new("per-ip", bucket(1)).per(["ip"])]);
     let before = desk.metrics();
@@ -247,23 +247,23 @@ async fn a_million_keys_leave_the_text_as_long_as_it_was() {
 }
 
 #[tokio::test]
-async fn of_very_many_rules_those_beyond_the_bound_are_counted_together() {
+async fn rules_beyond_the_limit_are_counted_together() {
     let rule = |n: usize| Rule::new(&format!("rule {n} \"quoted\""), minute(1));
-    let count = MAX_RULES_APART + 20;
+    let count = MAX_COUNTED_RULES + 20;
     let desk = desk((0..count).map(|n| rule(n).when("n", n.to_string().as_str())));
-    for n in [0, MAX_RULES_APART - 1, MAX_RULES_APART, count - 1] {
+    for n in [0, MAX_COUNTED_RULES - 1, MAX_COUNTED_RULES, count - 1] {
         check(&desk, &[("n", &n.to_string())], 1).await;
     }
     let text = desk.metrics();
     let named = |n: usize| format!("rule {n} \\\"quoted\\\"");
     assert_eq!(decisions(&text, &named(0), "allowed"), 1.0);
-    assert_eq!(decisions(&text, &named(MAX_RULES_APART - 1), "allowed"), 1.0);
+    assert_eq!(decisions(&text, &named(MAX_COUNTED_RULES - 1), "allowed"), 1.0);
     assert_eq!(decisions(&text, "!other", "allowed"), 2.0);
-    assert!(!text.contains(&named(MAX_RULES_APART)));
+    assert!(!text.contains(&named(MAX_COUNTED_RULES)));
 }
 
 #[tokio::test]
-async fn reloads_are_counted_by_how_they_went() {
+async fn reloads_are_counted_by_result() {
     let desk = desk([]);
     let stale = |text: &str| value(text, "tollgate_config_last_reload_successful");
     assert_eq!((stale(&desk.metrics()), desk.observer().reloads().is_stale()), (1.0, false));
@@ -279,7 +279,7 @@ async fn reloads_are_counted_by_how_they_went() {
 }
 
 #[tokio::test]
-async fn a_caller_who_goes_away_is_no_longer_under_way() {
+async fn a_request_of_a_disconnected_caller_is_not_in_flight() {
     let limiter = Limiter::new(MemoryStore::new(), []).unwrap();
     let desk = Arc::new(Desk::new(limiter));
     let pending = desk.observer().begin(Transport::Resp);
@@ -289,7 +289,7 @@ async fn a_caller_who_goes_away_is_no_longer_under_way() {
     assert_eq!(under_way(), 0.0);
 }
 
-/// A store in this process that decides only for who waits.
+/// A local store that cannot decide synchronously.
 struct Waited(MemoryStore);
 
 impl Store for Waited {
@@ -319,7 +319,7 @@ impl Store for Waited {
 }
 
 #[tokio::test]
-async fn a_check_that_could_not_be_decided_at_once_is_counted_once() {
+async fn a_check_that_is_not_decided_synchronously_is_counted_once() {
     let desk = Desk::new(Limiter::new(Waited(MemoryStore::new()), [Rule::new("r", minute(1))]).unwrap());
     assert!(desk.check_here(Transport::Http, &subject(&[], 1)).is_none());
     assert!(check(&desk, &[], 1).await);
@@ -329,7 +329,7 @@ async fn a_check_that_could_not_be_decided_at_once_is_counted_once() {
 }
 
 #[tokio::test]
-async fn a_key_is_counted_alike_however_it_is_checked() {
+async fn a_key_is_counted_equally_by_both_ways_to_check_it() {
     let (short, long) = (desk([]), desk([]));
     let limit = minute(5);
     for (key, cost) in [("a", 3), ("a", 2), ("b", 0), ("a", 1), ("a", 6)] {

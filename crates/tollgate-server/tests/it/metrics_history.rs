@@ -1,4 +1,4 @@
-//! Decisions a second, of the last hour, on a clock that is moved by hand.
+//! The history of decisions per second, with manually recorded seconds.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -30,7 +30,7 @@ fn keep(desk: &Desk) -> Arc<Second> {
 }
 
 #[tokio::test]
-async fn a_second_holds_what_was_decided_in_it_and_by_which_rule() {
+async fn a_second_has_its_decisions_in_total_and_by_rule() {
     let desk = desk([rule("login", 1).when("route", "login"), rule("shadow", 1).when("route", "*").shadow()]);
     for route in ["login", "login", "home"] {
         check(&desk, &[("route", route)]).await;
@@ -57,7 +57,7 @@ async fn a_second_holds_what_was_decided_in_it_and_by_which_rule() {
 }
 
 #[tokio::test]
-async fn an_hour_is_kept_and_of_each_second_the_busiest_rules() {
+async fn an_hour_is_kept_with_the_busiest_rules_of_each_second() {
     let count = MAX_RULES + 3;
     let desk = desk((0..count).map(|n| rule(&format!("rule-{n}"), 100).when("n", n.to_string().as_str())));
     for n in 0..count {
@@ -80,7 +80,7 @@ async fn an_hour_is_kept_and_of_each_second_the_busiest_rules() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_follows_is_told_each_second() {
+async fn a_subscriber_receives_each_second() {
     let desk = desk([rule("login", 1)]);
     let mut follow = desk.observer().history().follow();
     let keeping = desk.clone();

@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, task::spawn_blocking};
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
 use tollgate_core::snapshot;
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token, live},
     demo,
     desk::Desk,

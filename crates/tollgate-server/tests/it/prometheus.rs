@@ -1,4 +1,4 @@
-//! Prometheus itself reads what the server tells, and the alerts and the dashboard ask for what there is.
+//! A real Prometheus scrapes the server; alerts and dashboard use existing metrics.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -23,7 +23,7 @@ use tollgate_server::{
 };
 use tollgate_testkit::wait;
 
-/// Bounds the search for a free port.
+/// Maximum number of attempts to find a free port.
 const MAX_STARTS: u32 = 10;
 
 fn deploy(path: &str) -> PathBuf {
@@ -41,13 +41,13 @@ fn promtool(arguments: &[&str]) {
 }
 
 #[test]
-fn promtool_finds_the_configuration_and_the_alerts_right() {
+fn promtool_accepts_the_configuration_and_the_alerts() {
     promtool(&["check", "config", "prometheus.yml"]);
     promtool(&["check", "rules", "--lint-fatal", "alerts.yml"]);
 }
 
 #[test]
-fn each_alert_is_raised_by_its_trouble_and_by_nothing_else() {
+fn each_alert_is_tested_as_firing_and_as_silent() {
     promtool(&["test", "rules", "alerts_test.yml"]);
     let tests = fs::read_to_string(deploy("prometheus/alerts_test.yml")).unwrap();
     for alert in alerts() {
@@ -65,7 +65,7 @@ fn alerts() -> Vec<String> {
     names
 }
 
-/// Prometheus, reading from one server; it ends when the value is dropped.
+/// A Prometheus process that scrapes one server; stopped on drop.
 struct Prometheus {
     process: Child,
     address: SocketAddr,
@@ -73,7 +73,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// As `deploy/` configures it, but for the server's address and a shorter interval.
+    /// Starts it with the configuration in `deploy/`, but another target and a shorter interval.
     fn start(target: SocketAddr) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = fs::read_to_string(deploy("prometheus/prometheus.yml")).unwrap();
@@ -85,7 +85,7 @@ impl Prometheus {
             if prometheus.is_ready() {
                 return prometheus;
             }
-            // somebody else had the port first
+            // another process took the port
             let dir = std::mem::replace(&mut prometheus.dir, tempfile::tempdir().unwrap());
             prometheus = Self::launch(dir);
         }
@@ -108,7 +108,7 @@ impl Prometheus {
         Self { process, address, dir }
     }
 
-    /// Whether it answers; not if it ended, as it does when its port is taken.
+    /// Whether it is ready; false if it exited because its port was taken.
     fn is_ready(&mut self) -> bool {
         let (process, address) = (&mut self.process, self.address);
         wait::for_some("Prometheus is ready or has ended", wait::PATIENCE, || {
@@ -120,8 +120,8 @@ impl Prometheus {
         })
     }
 
-    /// What its API answers.
-    fn ask(&self, path: &str) -> Value {
+    /// Calls its API.
+    fn get(&self, path: &str) -> Value {
         let body = http_get(self.address, path).unwrap();
         let answer: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{path}: {body}"));
         assert_eq!(answer["status"], "success", "{path}: {body}");
@@ -129,7 +129,7 @@ impl Prometheus {
     }
 
     fn query(&self, expression: &str) -> Vec<Value> {
-        let data = self.ask(&format!("/api/v1/query?query={}", escaped(expression)));
+        let data = self.get(&format!("/api/v1/query?query={}", escaped(expression)));
         data["result"].as_array().unwrap().clone()
     }
 }
@@ -141,7 +141,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// The body of an answer, as HTTP/1.0 has it: everything until the end.
+/// Returns the body of an HTTP/1.0 response.
 fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
@@ -158,7 +158,7 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// Every PromQL expression of the dashboard, with its variables filled in.
+/// Every PromQL expression of the dashboard, with variables replaced.
 fn dashboard_expressions() -> Vec<String> {
     let dashboard: Value =
         serde_json::from_str(&fs::read_to_string(deploy("grafana/tollgate.json")).unwrap()).unwrap();
@@ -177,7 +177,7 @@ fn dashboard_expressions() -> Vec<String> {
     expressions
 }
 
-/// The names of our metrics in a text.
+/// The names of the metrics in a text.
 fn metric_names(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
     words.filter(|word| word.starts_with("tollgate_")).map(str::to_owned).collect()
@@ -194,25 +194,25 @@ async fn serve() -> (SocketAddr, Desk) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_reads_every_metric_that_the_alerts_and_the_dashboard_ask_for() {
+async fn prometheus_scrapes_every_metric_that_alerts_and_dashboard_use() {
     let (address, desk) = serve().await;
     let subject = Subject::Rules { labels: Labels::default(), costs: Costs::from(Cost::ONE), only: None };
     for _ in 0..3 {
         desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
     }
     let prometheus = Prometheus::start(address);
-    wait::until("it has read the server", wait::PATIENCE, || {
+    wait::until("the server was scraped", wait::PATIENCE, || {
         !prometheus.query("tollgate_build_info").is_empty()
     });
 
     let read: BTreeSet<String> = prometheus
-        .ask("/api/v1/label/__name__/values")
+        .get("/api/v1/label/__name__/values")
         .as_array()
         .unwrap()
         .iter()
         .map(|name| name.as_str().unwrap().to_owned())
         .collect();
-    let rules = prometheus.ask("/api/v1/rules")["groups"][0]["rules"].clone();
+    let rules = prometheus.get("/api/v1/rules")["groups"][0]["rules"].clone();
     let rules = rules.as_array().unwrap();
     assert_eq!(rules.len(), alerts().len());
     let alerts: Vec<_> = rules.iter().map(|rule| rule["query"].as_str().unwrap()).collect();
@@ -220,7 +220,7 @@ async fn prometheus_reads_every_metric_that_the_alerts_and_the_dashboard_ask_for
     for name in metric_names(&alerts.join(" ")).into_iter().chain(metric_names(&expressions.join(" "))) {
         assert!(read.contains(&name), "{name} is asked for, but not there");
     }
-    // and the other way round: the dashboard shows all there is
+    // conversely, the dashboard uses every metric
     let shown = metric_names(&expressions.join(" "));
     let part = |name: &str| {
         ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end).map(str::to_owned))
@@ -239,10 +239,10 @@ async fn prometheus_reads_every_metric_that_the_alerts_and_the_dashboard_ask_for
     let denied = prometheus.query(r#"tollgate_decisions_total{outcome="denied",rule="login \"per\\ip\""}"#);
     assert_eq!(denied.len(), 1);
     assert_eq!(denied[0]["value"][1], "1");
-    let types = prometheus.ask("/api/v1/metadata?metric=tollgate_decisions");
+    let types = prometheus.get("/api/v1/metadata?metric=tollgate_decisions");
     assert_eq!(types["tollgate_decisions"][0]["type"], "counter", "{types}");
     wait::until("each alert has been evaluated", wait::PATIENCE, || {
-        let rules = prometheus.ask("/api/v1/rules");
+        let rules = prometheus.get("/api/v1/rules");
         rules["groups"][0]["rules"].as_array().unwrap().iter().all(|rule| rule["health"] == "ok")
     });
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tollgate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token},
     desk::Desk,
     resp::Endpoint,

@@ -12,7 +12,7 @@ use redis::{FromRedisValue, Value, aio::MultiplexedConnection};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::{Scopes, Token},
     demo,
     desk::Desk,

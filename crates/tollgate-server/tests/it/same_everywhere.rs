@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tollgate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, Rule};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
 use tollgate_server::{
-    access::Access,
+    auth::Access,
     config::live,
     desk::Desk,
     forward_auth, grpc,

@@ -1,4 +1,4 @@
-//! Log lines as they are written, and spans as a collector receives them.
+//! Log lines as written, and spans as received by a collector.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -38,7 +38,7 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// Lines in memory.
+/// A log writer in memory.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -101,10 +101,10 @@ fn login() -> Request<Body> {
 }
 
 #[test]
-fn an_audit_line_is_written_whatever_the_filter_and_is_one_line() {
+fn an_audit_line_passes_every_filter_and_is_one_line() {
     let settings = Settings { format: Format::Json, filter: Some("error".to_owned()), ..Settings::default() };
     let lines = logged(&settings, || {
-        tracing::info!("not asked for");
+        tracing::info!("filtered out");
         let from = Some(CLIENT);
         audit(&Audit { who: "deploy", from, action: "reset", subject: &"a\nb\"c", result: Ok(()) });
         let (subject, result) = (&"tollgate.toml", Err(&"line 3" as &dyn std::fmt::Display));
@@ -120,14 +120,14 @@ fn an_audit_line_is_written_whatever_the_filter_and_is_one_line() {
     assert_eq!(fields(&lines[0]), ["audit", "INFO", "deploy", "127.0.0.1:1", "reset", "a\nb\"c", "done", ""]);
     assert_eq!(
         fields(&lines[1]),
-        ["audit", "INFO", "file", "", "reload", "tollgate.toml", "refused", "line 3"]
+        ["audit", "INFO", "file", "", "reload", "tollgate.toml", "rejected", "line 3"]
     );
 }
 
 #[test]
-fn text_is_for_people_and_a_value_cannot_begin_a_line() {
+fn in_text_format_a_value_cannot_start_a_new_line() {
     let lines = logged(&Settings::default(), || {
-        tracing::debug!("not asked for");
+        tracing::debug!("filtered out");
         tracing::warn!(name = "a\nINFO forged", "something happened");
     });
     let text = lines.text();
@@ -139,14 +139,14 @@ fn text_is_for_people_and_a_value_cannot_begin_a_line() {
 }
 
 #[test]
-fn a_filter_that_cannot_be_read_is_refused_with_a_remedy() {
+fn an_invalid_filter_is_rejected_with_a_fix() {
     let settings = Settings { filter: Some("tollgate=loud".to_owned()), ..Settings::default() };
-    let refusal = Logs::subscriber(&settings, io::sink).err().unwrap().to_string();
-    assert!(refusal.contains("tollgate=loud") && refusal.contains("info,tollgate=debug"), "{refusal}");
+    let error = Logs::subscriber(&settings, io::sink).err().unwrap().to_string();
+    assert!(error.contains("tollgate=loud") && error.contains("info,tollgate=debug"), "{error}");
 }
 
 #[test]
-fn lines_within_a_request_name_its_trace() {
+fn log_lines_of_a_request_have_its_trace_id() {
     let settings = Settings { format: Format::Json, filter: Some("debug".to_owned()), ..Settings::default() };
     let lines = logged(&settings, || {
         let routes = Router::new()
@@ -170,7 +170,7 @@ fn lines_within_a_request_name_its_trace() {
 }
 
 #[tokio::test]
-async fn a_call_by_grpc_belongs_to_its_trace_too() {
+async fn a_grpc_call_belongs_to_its_callers_trace() {
     let filter = Some("tollgate=debug".to_owned());
     let settings = Settings { format: Format::Json, filter, ..Settings::default() };
     let lines = Lines::default();
@@ -190,7 +190,7 @@ async fn a_call_by_grpc_belongs_to_its_trace_too() {
 }
 
 #[tokio::test]
-async fn at_the_usual_level_requests_write_nothing() {
+async fn at_the_default_level_requests_log_nothing() {
     let lines = Lines::default();
     let writer = lines.clone();
     let (subscriber, logs) = subscriber(&Settings::default(), move || writer.clone());
@@ -216,7 +216,7 @@ mod otlp {
 
     use super::*;
 
-    /// A collector that keeps what it receives.
+    /// A collector that keeps the received spans.
     #[derive(Clone, Default)]
     struct Received(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
@@ -232,7 +232,7 @@ mod otlp {
     }
 
     impl Received {
-        /// A collector on a port of its own.
+        /// Starts a collector on a free port.
         async fn listen() -> (Self, String) {
             let received = Self::default();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -288,7 +288,7 @@ mod otlp {
         let request = spans.iter().find(|span| span.name == "POST /v1/check").unwrap();
         assert_eq!((hex(&request.parent_span_id), request.kind), (PARENT.to_owned(), 2));
         assert_eq!(text(&request.attributes, "url.path").as_deref(), Some("/v1/check"));
-        assert!(!format!("{spans:?}").contains("203.0.113.9"), "what requests name is not sent");
+        assert!(!format!("{spans:?}").contains("203.0.113.9"), "labels are not exported");
 
         let decisions: Vec<_> = spans.iter().filter(|span| span.name == "decide").collect();
         let of =
@@ -306,7 +306,7 @@ mod otlp {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_turned_away_is_a_span_too() {
+    async fn a_rejected_request_has_a_span() {
         let mut foreign = login();
         foreign.headers_mut().insert("origin", "https://elsewhere.example".parse().unwrap());
         let spans = exported(0.0, vec![foreign]).await.1;
@@ -315,7 +315,7 @@ mod otlp {
     }
 
     #[tokio::test]
-    async fn a_decision_by_the_redis_protocol_is_one_span() {
+    async fn a_decision_over_the_redis_protocol_is_one_span() {
         let (received, endpoint) = Received::listen().await;
         let otlp = Some(Collector { endpoint, share: 1.0 });
         let (subscriber, logs) = subscriber(&Settings { otlp, ..Settings::default() }, io::sink);
@@ -334,7 +334,7 @@ mod otlp {
     }
 
     #[tokio::test]
-    async fn of_traces_that_begin_here_the_share_is_sent_that_was_asked_for() {
+    async fn new_traces_are_sampled_with_the_configured_share() {
         let alone = || {
             let mut request = login();
             request.headers_mut().remove("traceparent");
@@ -345,7 +345,7 @@ mod otlp {
     }
 
     #[tokio::test]
-    async fn a_collector_that_is_away_stops_no_request_and_bad_addresses_are_refused() {
+    async fn an_unavailable_collector_blocks_no_request_and_an_invalid_address_is_rejected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
@@ -358,7 +358,7 @@ mod otlp {
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
 
         let otlp = Some(Collector { endpoint: "not an address".to_owned(), share: 1.0 });
-        let refusal = Logs::subscriber(&Settings { otlp, ..Settings::default() }, io::sink).err().unwrap();
-        assert!(refusal.to_string().contains("http://127.0.0.1:4317"), "{refusal}");
+        let error = Logs::subscriber(&Settings { otlp, ..Settings::default() }, io::sink).err().unwrap();
+        assert!(error.to_string().contains("http://127.0.0.1:4317"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The layer in front of a real axum server, asked by a real client.
+//! The layer in a real axum server with a real client.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
@@ -42,7 +42,7 @@ fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
     Limiter::new(MemoryStore::new(), rules).unwrap()
 }
 
-/// With the labels `ip` and `route`.
+/// A layer with the labels `ip` and `route`.
 fn layer(limiter: Limiter, client: ClientAddress) -> RateLimitLayer {
     let peer = |request: &http::request::Parts| {
         request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
@@ -50,7 +50,7 @@ fn layer(limiter: Limiter, client: ClientAddress) -> RateLimitLayer {
     RateLimitLayer::new(limiter).client_ip(client, peer).matched_path("route")
 }
 
-/// Serves what says how much is left and where that was decided.
+/// Serves a handler that responds with the remaining quota and the source of the decision.
 async fn serve(layer: RateLimitLayer) -> SocketAddr {
     let handler = |Extension(decision): Extension<Arc<Decision>>| async move {
         format!("{:?} {}", decision.remaining(), decision.source.name())
@@ -63,7 +63,7 @@ async fn serve(layer: RateLimitLayer) -> SocketAddr {
     address
 }
 
-async fn ask(server: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Response<String> {
+async fn fetch(server: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Response<String> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let mut request = Request::get(format!("http://{server}{path}"));
     for (name, value) in headers {
@@ -83,12 +83,12 @@ fn body(response: &Response<String>) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn exactly_the_limit_passes_and_the_rest_are_told_when_to_come_back() {
+async fn exactly_the_limit_is_allowed_and_denials_have_retry_after() {
     let server =
         serve(layer(memory([Rule::new("per-ip", log(7)).per(["ip"])]), ClientAddress::default())).await;
-    let asked = (0..20).map(|_| tokio::spawn(async move { ask(server, "/", &[]).await }));
+    let requests = (0..20).map(|_| tokio::spawn(async move { fetch(server, "/", &[]).await }));
     let mut statuses: HashMap<StatusCode, usize> = HashMap::new();
-    for answer in asked.collect::<Vec<_>>() {
+    for answer in requests.collect::<Vec<_>>() {
         let response = answer.await.unwrap();
         *statuses.entry(response.status()).or_default() += 1;
         assert_eq!(field(&response, "ratelimit-policy"), r#""per-ip";q=7;w=60"#);
@@ -108,10 +108,10 @@ async fn exactly_the_limit_passes_and_the_rest_are_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_which_policies_it_broke() {
+async fn a_denial_lists_the_violated_policies() {
     let server = serve(layer(memory([Rule::new("a \"b\"", log(1))]), ClientAddress::default())).await;
-    ask(server, "/", &[]).await;
-    let response = ask(server, "/", &[]).await;
+    fetch(server, "/", &[]).await;
+    let response = fetch(server, "/", &[]).await;
     assert_eq!(field(&response, "content-type"), "application/problem+json");
     let mut body = body(&response);
     let wait_ms = body["retry_after_ms"].take().as_u64().unwrap();
@@ -123,7 +123,7 @@ async fn a_refusal_says_which_policies_it_broke() {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": format!("used up: a \"b\"; try again in {seconds} seconds"),
+            "detail": format!("limit exceeded: a \"b\"; retry in {seconds} seconds"),
             "violated-policies": ["a \"b\""],
             "retry_after_ms": null,
         })
@@ -131,12 +131,12 @@ async fn a_refusal_says_which_policies_it_broke() {
 }
 
 #[tokio::test]
-async fn a_cost_that_never_fits_is_refused_without_a_time() {
+async fn a_cost_above_the_limit_is_denied_without_retry_after() {
     let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default()).cost(|_| 2);
-    let response = ask(serve(layer).await, "/", &[]).await;
+    let response = fetch(serve(layer).await, "/", &[]).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key(header::RETRY_AFTER));
-    assert_eq!(body(&response)["detail"], "more than is ever allowed: r; waiting does not help");
+    assert_eq!(body(&response)["detail"], "denied: r; a retry cannot succeed");
     assert!(body(&response).get("retry_after_ms").is_none());
 }
 
@@ -146,17 +146,18 @@ async fn a_forged_address_changes_nothing() {
     let forged = |n: usize| format!("203.0.113.{n}");
     let open = serve(layer(rule(), ClientAddress::default())).await;
     for n in 0..6 {
-        let response = ask(open, "/", &[("x-forwarded-for", &forged(n)), ("forwarded", "for=1.1.1.1")]).await;
+        let response =
+            fetch(open, "/", &[("x-forwarded-for", &forged(n)), ("forwarded", "for=1.1.1.1")]).await;
         assert_eq!(response.status() == StatusCode::OK, n < 3, "no proxy is trusted: {n}");
     }
     let behind = serve(layer(rule(), ClientAddress::trusting(["127.0.0.0/8"]).unwrap())).await;
     for n in 0..6 {
         let chain = format!("{}, 198.51.100.4", forged(n));
-        let response = ask(behind, "/", &[("x-forwarded-for", &chain)]).await;
+        let response = fetch(behind, "/", &[("x-forwarded-for", &chain)]).await;
         assert_eq!(response.status() == StatusCode::OK, n < 3, "a proxy adds 198.51.100.4: {n}");
     }
-    let other = ask(behind, "/", &[("x-forwarded-for", "198.51.100.4, 198.51.100.5")]).await;
-    assert_eq!(other.status(), StatusCode::OK, "another client of the proxy has a counter of its own");
+    let other = fetch(behind, "/", &[("x-forwarded-for", "198.51.100.4, 198.51.100.5")]).await;
+    assert_eq!(other.status(), StatusCode::OK, "another client of the proxy has its own counter");
 }
 
 #[tokio::test]
@@ -172,14 +173,14 @@ async fn the_paths_of_one_route_share_its_template() {
         ("/nowhere", StatusCode::NOT_FOUND),
     ];
     for (path, expected) in table {
-        assert_eq!(ask(server, path, &[]).await.status(), expected, "{path}");
+        assert_eq!(fetch(server, path, &[]).await.status(), expected, "{path}");
     }
 
     let router = Router::new().route("/", get(|| async { "served" }));
     let around = RateLimitLayer::new(rules()).matched_path("route").layer(router);
     for _ in 0..2 {
         let response = around.clone().oneshot(Request::new(Body::empty())).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK, "around the router, no route is known yet");
+        assert_eq!(response.status(), StatusCode::OK, "a layer around the router has no route");
     }
 }
 
@@ -197,17 +198,17 @@ async fn labels_come_from_the_method_the_path_the_host_and_headers() {
         .header("api_key", API_KEY);
     let server = serve(layer).await;
     let passes = async |path: &str, headers: &[(&str, &str)]| {
-        ask(server, path, headers).await.status() == StatusCode::OK
+        fetch(server, path, headers).await.status() == StatusCode::OK
     };
     assert!(passes("/", &[("x-api-key", "a"), ("x-other", "b")]).await);
-    assert!(!passes("/", &[("x-api-key", "a")]).await, "of two sources of a label the later counts");
+    assert!(!passes("/", &[("x-api-key", "a")]).await, "the last source of a label is used");
     assert!(passes("/", &[("x-api-key", "b")]).await);
     assert!(passes("/", &[("host", "example.com")]).await);
-    assert!(!passes("/", &[("host", "EXAMPLE.com.:8080")]).await, "a host has one spelling");
+    assert!(!passes("/", &[("host", "EXAMPLE.com.:8080")]).await, "a host has one canonical form");
 }
 
 #[tokio::test]
-async fn a_request_for_two_hosts_is_a_mistake() {
+async fn a_request_with_two_hosts_is_rejected() {
     let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), []).unwrap()).host();
     let app = Router::new().fallback(|| async { "served" }).layer(layer);
     for (target, expected) in
@@ -219,7 +220,7 @@ async fn a_request_for_two_hosts_is_a_mistake() {
 }
 
 #[tokio::test]
-async fn long_paths_and_odd_hosts_meet_their_rules() {
+async fn rules_match_long_paths_and_unusual_hosts() {
     let rules = [
         Rule::new("users", log(1)).when("path", "/users/*").per(["path"]),
         Rule::new("odd", log(1)).when("host", "a<b"),
@@ -227,21 +228,18 @@ async fn long_paths_and_odd_hosts_meet_their_rules() {
     let server = serve(layer(memory(rules), ClientAddress::default()).path().host()).await;
     for (length, expected) in [(2000, StatusCode::OK), (3000, StatusCode::TOO_MANY_REQUESTS)] {
         let long = format!("/users/{}", "7".repeat(length));
-        assert_eq!(ask(server, &long, &[]).await.status(), expected, "{length}");
-        assert_eq!(ask(server, "/", &[("host", "A<b:80")]).await.status(), expected);
+        assert_eq!(fetch(server, &long, &[]).await.status(), expected, "{length}");
+        assert_eq!(fetch(server, "/", &[("host", "A<b:80")]).await.status(), expected);
     }
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_asked_about_does_not_pass() {
+async fn a_request_that_cannot_be_checked_is_rejected() {
     let rule = Rule::new("per-key", log(100)).per(["api_key"]).cost(Cost::MAX);
     let shadow = layer(memory([rule]), ClientAddress::default()).header("api_key", API_KEY).cost(|_| 2);
     let server = serve(shadow).await;
     let table: [(&[(&str, &str)], &str); 3] = [
-        (
-            &[("x-api-key", "a"), ("x-api-key", "b")],
-            "the header x-api-key is given more than once: give it once",
-        ),
+        (&[("x-api-key", "a"), ("x-api-key", "b")], "header x-api-key is repeated: send it once"),
         (
             &[("x-api-key", &"k".repeat(1025))],
             "label \"api_key\" has a value of 1025 bytes: use at most 1024",
@@ -249,7 +247,7 @@ async fn a_request_that_cannot_be_asked_about_does_not_pass() {
         (&[("x-api-key", "a")], "cost 2 of \"requests\" is too large for rule \"per-key\""),
     ];
     for (headers, detail) in table {
-        let response = ask(server, "/", headers).await;
+        let response = fetch(server, "/", headers).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{detail}");
         assert_eq!(field(&response, "content-type"), "application/problem+json");
         assert!(body(&response)["detail"].as_str().unwrap().starts_with(detail), "{}", response.body());
@@ -257,32 +255,28 @@ async fn a_request_that_cannot_be_asked_about_does_not_pass() {
 
     let unknown = RateLimitLayer::new(memory([Rule::new("r", log(1)).per(["ip"])]))
         .client_ip(ClientAddress::default(), |_| None);
-    let response = ask(serve(unknown).await, "/", &[]).await;
-    assert_eq!(
-        response.status(),
-        StatusCode::INTERNAL_SERVER_ERROR,
-        "limits for each address would limit nobody"
-    );
+    let response = fetch(serve(unknown).await, "/", &[]).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "limits per address would not apply");
 }
 
 #[tokio::test]
-async fn ones_own_refusal_has_the_fields_too() {
+async fn a_custom_denial_has_the_headers_of_the_dialect() {
     let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())
         .dialect(Dialect::XRateLimit)
-        .on_refusal(|request, decision| {
+        .on_denial(|request, decision| {
             let text = format!("{} refused by {}", request.uri.path(), decision.rule().unwrap());
             Response::builder().status(StatusCode::FORBIDDEN).body(Bytes::from(text)).unwrap()
         });
     let server = serve(layer).await;
-    assert_eq!(field(&ask(server, "/", &[]).await, "x-ratelimit-remaining"), "0");
-    let response = ask(server, "/", &[]).await;
+    assert_eq!(field(&fetch(server, "/", &[]).await, "x-ratelimit-remaining"), "0");
+    let response = fetch(server, "/", &[]).await;
     assert_eq!((response.status(), response.body().as_str()), (StatusCode::FORBIDDEN, "/ refused by r"));
     assert_eq!(field(&response, "x-ratelimit-limit"), "1");
     assert_eq!(field(&response, "retry-after"), field(&response, "x-ratelimit-reset"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_store_is_away_each_rules_policy_answers_in_time_and_marked() {
+async fn without_the_store_the_failure_policies_decide_within_the_deadline() {
     let redis = Server::start(Flavor::Redis7);
     let policy = |name: &str, policy| Rule::new(name, log(3)).when("policy", name).on_store_failure(policy);
     let rules = [
@@ -296,22 +290,22 @@ async fn while_the_store_is_away_each_rules_policy_answers_in_time_and_marked() 
     let header = HeaderName::from_static("x-policy");
     let server = serve(layer(limiter.clone(), ClientAddress::default()).header("policy", header)).await;
     for policy in ["open", "closed", "local"] {
-        let response = ask(server, "/", &[("x-policy", policy)]).await;
+        let response = fetch(server, "/", &[("x-policy", policy)]).await;
         assert_eq!((response.status(), response.body().as_str()), (StatusCode::OK, "Some(2) store"));
     }
 
     redis.suspend();
     let away = Labels::new([("policy", "local")]).unwrap();
-    wait::until_async("the store is known to be away", wait::PATIENCE, || async {
+    wait::until_async("the circuit breaker is open", wait::PATIENCE, || async {
         limiter.peek(&away, 1).await.unwrap().source == Source::Fallback
     })
     .await;
     for _ in 0..5 {
-        let open = ask(server, "/", &[("x-policy", "open")]).await;
+        let open = fetch(server, "/", &[("x-policy", "open")]).await;
         assert_eq!((open.status(), open.body().as_str()), (StatusCode::OK, "None open"));
         assert_eq!((field(&open, "ratelimit"), field(&open, "ratelimit-policy")), ("", ""));
 
-        let closed = ask(server, "/", &[("x-policy", "closed")]).await;
+        let closed = fetch(server, "/", &[("x-policy", "closed")]).await;
         assert_eq!(closed.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(field(&closed, "retry-after"), "1");
         let body = body(&closed);
@@ -323,7 +317,7 @@ async fn while_the_store_is_away_each_rules_policy_answers_in_time_and_marked() 
     }
     let mut passed = 0;
     for _ in 0..6 {
-        let local = ask(server, "/", &[("x-policy", "local")]).await;
+        let local = fetch(server, "/", &[("x-policy", "local")]).await;
         passed += usize::from(local.status() == StatusCode::OK);
         assert_eq!(field(&local, "ratelimit-policy"), r#""local";q=3;w=60"#);
     }
@@ -331,7 +325,7 @@ async fn while_the_store_is_away_each_rules_policy_answers_in_time_and_marked() 
     redis.resume();
 }
 
-/// Ready only once it was asked whether it is, and not for its clones.
+/// A service that must be polled ready before each call; its clones are not ready.
 struct Reserved(AtomicBool);
 
 impl Clone for Reserved {
@@ -357,7 +351,7 @@ impl Service<Request<Body>> for Reserved {
 }
 
 #[tokio::test]
-async fn the_service_that_was_ready_is_the_one_that_is_called() {
+async fn the_instance_that_was_ready_is_called() {
     let layer = RateLimitLayer::new(memory([Rule::new("r", log(2))]));
     let mut service = layer.layer(Reserved(AtomicBool::new(false)));
     let mut statuses = Vec::new();

@@ -1,4 +1,4 @@
-//! The fields of each dialect, to the byte.
+//! The headers of each dialect, byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tollgate_tower::headers::{self, Dialect};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-/// A quarter of a second into a minute.
+/// A quarter of a second after a full minute.
 const START_US: u64 = 1_794_765_420_250_000;
 
 fn limiter(rules: impl IntoIterator<Item = Rule>) -> (Limiter, ManualClock) {
@@ -21,7 +21,7 @@ fn limiter(rules: impl IntoIterator<Item = Rule>) -> (Limiter, ManualClock) {
     (Limiter::new(MemoryStore::new().with_clock(clock.clone()), rules).unwrap(), clock)
 }
 
-/// The decision over a request of the last of these costs, after the others.
+/// Checks requests with these costs and returns the last decision.
 async fn after(rules: impl IntoIterator<Item = Rule>, costs: &[u32]) -> Decision {
     let (limiter, _clock) = limiter(rules);
     let (last, before) = costs.split_last().unwrap();
@@ -87,7 +87,7 @@ async fn an_allowed_request_in_every_dialect() {
 }
 
 #[tokio::test]
-async fn a_refused_request_in_every_dialect() {
+async fn a_denied_request_in_every_dialect() {
     let rules = [Rule::new("login", log(10, MINUTE)), Rule::new("daily", log(1000, 1440 * MINUTE))];
     let (limiter, clock) = limiter(rules);
     limiter.check(&Labels::default(), 10).await.unwrap();
@@ -149,9 +149,9 @@ async fn a_refused_request_in_every_dialect() {
 }
 
 #[tokio::test]
-async fn how_long_what_remains_has_to_last_depends_on_the_algorithm() {
+async fn the_effective_window_depends_on_the_algorithm() {
     let table = [
-        // until the window of the clock ends
+        // until the clock-aligned window ends
         (Limit::fixed_window(10, MINUTE).unwrap(), 4, r#""r";r=6;t=60"#),
         // always a whole window
         (log(10, MINUTE), 4, r#""r";r=6;t=60"#),
@@ -159,7 +159,7 @@ async fn how_long_what_remains_has_to_last_depends_on_the_algorithm() {
         // until the bucket is full again, not until the next unit
         (Limit::token_bucket(10, MINUTE).unwrap(), 4, r#""r";r=6;t=24"#),
         (Limit::token_bucket(1_000, SECOND).unwrap(), 1, r#""r";r=999;t=1"#),
-        // nothing used: a bucket is full, and no window has begun
+        // nothing used: the bucket is full, and no window has started
         (Limit::token_bucket(10, MINUTE).unwrap(), 0, r#""r";r=10"#),
         (Limit::fixed_window(10, MINUTE).unwrap(), 0, r#""r";r=10"#),
         (log(10, MINUTE), 0, r#""r";r=10;t=60"#),
@@ -171,14 +171,14 @@ async fn how_long_what_remains_has_to_last_depends_on_the_algorithm() {
 }
 
 #[tokio::test]
-async fn a_policy_names_the_amount_and_the_window_in_whole_seconds() {
+async fn a_policy_has_the_amount_and_the_window_in_seconds() {
     let bucket = Limit::token_bucket(100, MINUTE).unwrap().with_burst(10).unwrap();
     let table = [
         // the amount, not the burst
         (Rule::new("b", bucket), r#""b";q=100;w=60"#),
-        // shorter than a second: there is no way to say it
+        // windows under a second cannot be expressed
         (Rule::new("fast", log(5, Duration::from_millis(999))), r#""fast";q=5"#),
-        // a fraction makes it the longer window
+        // fractions are rounded up
         (Rule::new("odd", log(5, Duration::from_millis(1001))), r#""odd";q=5;w=2"#),
         (Rule::new("u", log(5, SECOND)).unit("content-bytes"), r#""u";q=5;qu="content-bytes";w=1"#),
         (Rule::new(r#"a "b" \c, d;e=1"#, log(5, SECOND)), r#""a \"b\" \\c, d;e=1";q=5;w=1"#),
@@ -194,7 +194,7 @@ async fn a_policy_names_the_amount_and_the_window_in_whole_seconds() {
 }
 
 #[tokio::test]
-async fn drafts_6_and_7_say_no_quota_twice_and_no_window_that_they_cannot() {
+async fn drafts_6_and_7_list_each_quota_once_and_omit_short_windows() {
     let rules = [
         Rule::new("a", log(20, MINUTE)),
         Rule::new("b", log(10, 2 * MINUTE)),
@@ -210,7 +210,7 @@ async fn drafts_6_and_7_say_no_quota_twice_and_no_window_that_they_cannot() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_those_who_refuse_and_never_a_wait_of_zero() {
+async fn a_denial_lists_the_denying_rules_and_never_a_wait_of_zero() {
     let rules = [
         Rule::new("short", log(1, Duration::from_millis(5))),
         Rule::new("long", log(1, 2 * MINUTE)),
@@ -231,7 +231,7 @@ async fn a_refusal_names_those_who_refuse_and_never_a_wait_of_zero() {
 }
 
 #[tokio::test]
-async fn no_time_is_named_when_waiting_cannot_help() {
+async fn a_denial_without_a_possible_retry_has_no_time() {
     let decision = after([Rule::new("r", log(10, MINUTE))], &[4, 11]).await;
     assert_eq!(
         lines(&decision, Dialect::Draft11),
@@ -248,12 +248,12 @@ async fn no_time_is_named_when_waiting_cannot_help() {
             "x-ratelimit-used: 0",
             "x-ratelimit-resource: r"
         ],
-        "without the store's time no date is named"
+        "without the store's time there is no reset"
     );
 }
 
 #[tokio::test]
-async fn shadow_rules_and_requests_that_no_rule_counts_are_not_spoken_of() {
+async fn shadow_rules_and_unmatched_requests_have_no_headers() {
     let shadow = [Rule::new("shadow", log(1, MINUTE)).shadow(), Rule::new("real", log(9, MINUTE))];
     let decision = after(shadow.clone(), &[1, 1]).await;
     assert_eq!(
@@ -281,7 +281,7 @@ async fn a_limit_without_a_rule_is_the_default() {
 }
 
 #[tokio::test]
-async fn limits_of_an_inner_and_an_outer_layer_are_told_together() {
+async fn limits_of_inner_and_outer_layers_are_combined() {
     let mut fields = HeaderMap::new();
     for (rule, amount) in [("inner", 5), ("outer", 7)] {
         let decision = after([Rule::new(rule, log(amount, MINUTE))], &[1]).await;
@@ -295,7 +295,7 @@ async fn limits_of_an_inner_and_an_outer_layer_are_told_together() {
 }
 
 #[test]
-fn dialects_are_read_by_their_names() {
+fn dialects_are_parsed_by_name() {
     for dialect in Dialect::ALL {
         assert_eq!(dialect.name().parse(), Ok(dialect));
     }
@@ -304,9 +304,9 @@ fn dialects_are_read_by_their_names() {
     assert!(error.to_string().starts_with("unknown header dialect \"draft-12\": use draft-11,"), "{error}");
 }
 
-/// What somebody else's parser makes of the fields, over many limits and states.
+/// Parses the headers of many limits and states with an independent parser.
 #[tokio::test]
-async fn fields_are_what_an_independent_parser_of_structured_fields_expects() {
+async fn headers_are_valid_structured_fields() {
     let windows = [Duration::from_millis(1), Duration::from_millis(1500), MINUTE, 3650 * 1440 * MINUTE];
     for algorithm in Algorithm::ALL {
         for (amount, window) in [1, 7, 1_000_000].into_iter().flat_map(|n| windows.map(|window| (n, window)))
@@ -360,7 +360,7 @@ fn parses(decision: &Decision, name: &str) {
     }
 }
 
-/// The members of a list: their names, and their parameters that are integers.
+/// The members of a list: names and integer parameters.
 fn members(field: &str) -> Vec<(String, std::collections::HashMap<String, i64>)> {
     let list: List = Parser::new(field).parse().unwrap_or_else(|error| panic!("{field}: {error}"));
     let members = list.into_iter().map(|member| {

@@ -1,4 +1,4 @@
-//! The layer in front of a real tonic server, asked by a real client.
+//! The layer in a real tonic server with a real client.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
@@ -40,7 +40,7 @@ async fn serve(layer: RateLimitLayer) -> HealthClient<Channel> {
 }
 
 #[tokio::test]
-async fn exactly_the_limit_passes_and_the_rest_get_a_status_with_the_wait() {
+async fn exactly_the_limit_is_allowed_and_denials_have_a_status_with_the_wait() {
     let limiter = Limiter::new(MemoryStore::new(), [Rule::new("50% per ip", log(4)).per(["ip"])]).unwrap();
     let mut client = serve(RateLimitLayer::new(limiter)).await;
     for n in 0..10 {
@@ -59,14 +59,14 @@ async fn exactly_the_limit_passes_and_the_rest_get_a_status_with_the_wait() {
                 assert_eq!(status.code(), Code::ResourceExhausted);
                 let wait = status.metadata().get("retry-after").unwrap().to_str().unwrap();
                 assert!((1..=60).contains(&wait.parse::<u64>().unwrap()), "{wait}");
-                assert_eq!(status.message(), format!("used up: 50% per ip; try again in {wait} seconds"));
+                assert_eq!(status.message(), format!("limit exceeded: 50% per ip; retry in {wait} seconds"));
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_asked_about_is_an_invalid_argument() {
+async fn a_request_that_cannot_be_checked_is_an_invalid_argument() {
     let limiter = Limiter::new(MemoryStore::new(), [Rule::new("r", log(4)).per(["key"])]).unwrap();
     let header = HeaderName::from_static("x-api-key");
     let mut client = serve(RateLimitLayer::new(limiter).header("key", header)).await;
@@ -75,11 +75,11 @@ async fn a_request_that_cannot_be_asked_about_is_an_invalid_argument() {
     request.metadata_mut().append("x-api-key", "b".parse().unwrap());
     let status = client.check(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert_eq!(status.message(), "the header x-api-key is given more than once: give it once");
+    assert_eq!(status.message(), "header x-api-key is repeated: send it once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_store_is_away_a_closed_rule_makes_the_service_unavailable() {
+async fn without_the_store_a_closed_rule_makes_the_service_unavailable() {
     let redis = Redis::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rules = [Rule::new("closed", log(1)).on_store_failure(OnStoreFailure::Closed)];
@@ -94,7 +94,7 @@ async fn while_the_store_is_away_a_closed_rule_makes_the_service_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_passes_by_waiting_less_than_the_store_takes() {
+async fn a_short_grpc_timeout_does_not_bypass_the_store() {
     let redis = Redis::start(Flavor::Redis7);
     let slow = Proxy::start(redis.addr());
     let options = Options { deadline: Duration::from_secs(60), ..Options::default() };

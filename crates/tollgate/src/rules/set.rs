@@ -75,7 +75,7 @@ pub enum Effect {
 pub enum DenialReason {
     /// An override blocks the request.
     Blocked,
-    /// The request lacks a `per` label, and the rule says `absent = "refuse"`.
+    /// The request lacks a `per` label, and the rule says `absent = "deny"`.
     Absent,
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
-use tollgate_server::config::file_of_argument;
+use tollgate_server::config::read_argument_file;
 
 /// One file: a domain and its descriptors.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl RateLimit {
 
 /// Reads a file.
 pub(super) fn read(path: &Path) -> Result<Domain, String> {
-    let bytes = file_of_argument(path).map_err(|error| error.to_string())?;
+    let bytes = read_argument_file(path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(bytes)
         .map_err(|_| format!("{}: this is not UTF-8: save the file as UTF-8", path.display()))?;
     parse(path, &text)

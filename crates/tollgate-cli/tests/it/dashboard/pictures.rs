@@ -52,7 +52,7 @@ async fn the_page_as_the_documentation_shows_it() {
     }
     browser.fill("#cost", "1").await;
     browser.click("button[value=peek]").await;
-    browser.until_text("#verdict", "Would be refused by login-per-ip").await;
+    browser.until_text("#verdict", "Would be denied by login-per-ip").await;
     browser.eval("document.activeElement.blur()").await;
     for (name, theme) in [("dashboard", "light"), ("dashboard-dark", "dark")] {
         browser.prefer(theme).await;

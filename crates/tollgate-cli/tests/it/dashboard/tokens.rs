@@ -20,7 +20,7 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     let program = home.start();
     let _load = Load::on(&program.http, Some("app-s3cret-token"));
     let browser = Browser::open(&program.http).await;
-    browser.until_text("#sign-in", "This server asks for a token").await;
+    browser.until_text("#sign-in", "This server requires a token").await;
     browser.until_text("#status", "not signed in").await;
     assert_eq!(browser.eval("document.activeElement.id").await, "token");
     browser.screenshot("sign-in").await;
@@ -30,32 +30,32 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
         browser.click("#sign-in-form button").await;
     };
     sign_in("wrong").await;
-    browser.until_text("#sign-in-reason", "the token is not known").await;
+    browser.until_text("#sign-in-reason", "unknown token").await;
     sign_in("bill-s3cret-token").await;
-    browser.until_text("#sign-in-reason", "it needs \"check\" in its \"may\"").await;
+    browser.until_text("#sign-in-reason", "lacks the scope \"check\"").await;
     sign_in("app-s3cret-token").await;
     browser.until_text("#status", "live").await;
     browser.until("document.getElementById('sign-in').hidden").await;
     browser.until("tollgateCharts.decisions.picture.values[0].some((allowed) => allowed > 0)").await;
-    browser.until_text("#rules", "Rules need a token that may admin").await;
-    browser.until_text("#top", "Keys need a token that may admin").await;
+    browser.until_text("#rules", "Rules need a token with the scope admin").await;
+    browser.until_text("#top", "Keys need a token with the scope admin").await;
     browser.fill("#labels", "route=login ip=203.0.113.50").await;
     browser.click("button[value=check]").await;
-    browser.until_text("#verdict", "Passed").await;
+    browser.until_text("#verdict", "Allowed").await;
 
     // which rules do not apply, and why, is for who may see rules
-    browser.until_text("#reasons", "needs a token that may admin").await;
+    browser.until_text("#reasons", "needs a token with the scope admin").await;
     let reasons = browser.eval("document.getElementById('reasons').textContent").await.to_string();
     assert!(reasons.contains("login-per-ip") && !reasons.contains("export-per-tenant"), "{reasons}");
 
     let sign_out = async || {
         browser.click("#sign-out").await;
-        browser.until_text("#sign-in", "This server asks for a token").await;
+        browser.until_text("#sign-in", "This server requires a token").await;
         browser.until("document.getElementById('sign-out').hidden").await;
         // whoever comes next sees nothing of what was seen and tried here
         browser.until("!document.body.innerHTML.includes('login-per-ip')").await;
         let left = browser.eval("document.body.innerHTML + document.getElementById('labels').value").await;
-        for word in ["203.0.113.50", "user-0", "per-tenant", "Bearer", "Passed", "refused,"] {
+        for word in ["203.0.113.50", "user-0", "per-tenant", "Bearer", "Allowed", "denied,"] {
             assert!(!left.to_string().contains(word), "{word}: {left}");
         }
     };
@@ -81,7 +81,7 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
         "tollgate.toml",
         format!("{ANY_PORTS}{}{RULES}", tokens.replacen("\"check\", \"admin\"", "\"check\"", 1)),
     );
-    browser.until_text("#rules", "Rules need a token that may admin").await;
+    browser.until_text("#rules", "Rules need a token with the scope admin").await;
     home.write("ops", "another-s3cret-token");
     browser.until_text("#status", "not signed in").await;
     for complaint in browser.complaints().await {

@@ -6,7 +6,7 @@ use super::{RULES, browser::Browser};
 use crate::program::{ANY_PORTS, Home};
 
 #[tokio::test]
-async fn a_refusal_is_explained_and_drawn() {
+async fn a_denial_is_explained_and_drawn() {
     let home = Home::with(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
@@ -18,36 +18,36 @@ async fn a_refusal_is_explained_and_drawn() {
         browser.until_text("#verdict", &format!("{left} of 5 left by login-per-ip")).await;
     }
     browser.click("button[value=check]").await;
-    browser.until_text("#verdict", "Refused by login-per-ip").await;
+    browser.until_text("#verdict", "Denied by login-per-ip").await;
     let verdict = browser.text("#verdict").await;
-    assert!(verdict.contains("It passes in ") && verdict.contains(" s (at "), "{verdict}");
-    browser.until_text("#reasons", "Another one now: 5 used + 1 asked = 6 of 5: fits in").await;
+    assert!(verdict.contains("Retry in ") && verdict.contains(" s (at "), "{verdict}");
+    browser.until_text("#reasons", "Next request: 5 used + 1 asked = 6 of 5: fits in").await;
     browser.until_text("#reasons", "login-per-ip:203.0.113.9").await;
     browser.until_text("#reasons", "4 rules do not apply").await;
     // each of the five that were admitted, and from when on the next one fits
     browser.until("document.querySelectorAll('#reasons .timeline .charge').length === 5").await;
     browser.until("document.querySelector('#reasons .when-text').textContent.startsWith('fits in ')").await;
-    browser.screenshot_whole("refusal", 1200).await;
+    browser.screenshot_whole("denial", 1200).await;
 
     // the same by keyboard, and without charging
     browser.fill("#labels", "route=login ip=203.0.113.10").await;
     browser.click("button[value=peek]").await;
-    browser.until_text("#verdict", "Would pass").await;
+    browser.until_text("#verdict", "Would be allowed").await;
     browser.until_text("#verdict", "Nothing was charged; 5 of 5 left").await;
     browser.find("#labels").await.click().await.unwrap();
     browser.press(Key::Enter).await;
-    browser.until_text("#verdict", "Passed").await;
+    browser.until_text("#verdict", "Allowed").await;
 
     browser.fill("#labels", "route=login ip=203.0.113.10 user=ann").await;
     browser.fill("#cost", "50").await;
     browser.click("button[value=explain]").await;
-    browser.until_text("#verdict", "Would be refused by").await;
-    browser.until_text("#verdict", "never fit").await;
+    browser.until_text("#verdict", "Would be denied by").await;
+    browser.until_text("#verdict", "never fits").await;
     browser.until_text("#reasons", "50 asked is more than the 5 that ever fit").await;
 
     for (labels, cost, complaint) in [
-        ("route", "1", "“route” is no label: write name=value"),
-        ("route=login", "many", "“many” is no cost"),
+        ("route", "1", "“route” is not a label: write name=value"),
+        ("route=login", "many", "“many” is not a cost"),
         (r#"note="two words" ip=1.2.3.4"#, "requests=1,tokens=5", "No rule applies"),
     ] {
         browser.fill("#labels", labels).await;
@@ -74,9 +74,9 @@ async fn every_algorithm_is_drawn() {
         browser.fill("#labels", labels).await;
         browser.fill("#cost", cost).await;
         browser.click("button[value=check]").await;
-        browser.until_text("#verdict", "Passed").await;
+        browser.until_text("#verdict", "Allowed").await;
         browser.click("button[value=peek]").await;
-        browser.until_text("#verdict", &format!("Would be refused by {rule}")).await;
+        browser.until_text("#verdict", &format!("Would be denied by {rule}")).await;
         browser.until("document.querySelectorAll('#reasons .timeline .asked.over').length === 1").await;
         let drawn =
             browser.eval("document.querySelector('#reasons .timeline').getAttribute('aria-label')").await;

@@ -31,9 +31,9 @@ async fn charts_move_under_load_and_rules_and_keys_are_shown() {
     let (points, pixels) = (browser.eval(POINTS).await.as_u64().unwrap(), browser.eval(PIXELS).await);
     browser.until(&format!("{POINTS} >= {}", points + 3)).await;
     assert_ne!(browser.eval(PIXELS).await, pixels);
-    // stacked: the first line is the sum of all, and something was refused
+    // stacked: the first line is the sum of all, and some requests were denied
     browser.until("tollgateCharts.decisions.plot.data[1].at(-1) > 10").await;
-    browser.until("tollgateCharts.decisions.picture.values[2].some((refused) => refused > 0)").await;
+    browser.until("tollgateCharts.decisions.picture.values[2].some((denied) => denied > 0)").await;
     browser.until("parseFloat(document.getElementById('rate').innerText) > 10").await;
     browser.until_text("#latency", "memory").await;
     browser.until_text("#state", "Healthy").await;
@@ -41,15 +41,15 @@ async fn charts_move_under_load_and_rules_and_keys_are_shown() {
     for rule in ["login-per-ip", "api-per-user", "search-per-tenant", "export-per-tenant", "per-key"] {
         browser.until_text("#rules", rule).await;
     }
-    browser.until_text("#rules", "5 per 1m, for each ip · when route=login").await;
-    browser.until_text("#rules [data-rule=login-per-ip] .now", "refused").await;
+    browser.until_text("#rules", "5 per 1m, per ip · when route=login").await;
+    browser.until_text("#rules [data-rule=login-per-ip] .now", "denied").await;
     browser.until_text("#top", "user=user-0").await;
     browser.click("#top-by label:nth-of-type(2)").await;
     browser.until_text("#top", "ip=203.0.113.").await;
     browser.screenshot_whole("watch", 1200).await;
 
     for (view, legend) in
-        [("rules", "api-per-user"), ("refusals", "login-per-ip"), ("rule:per-key", "would refuse")]
+        [("rules", "api-per-user"), ("denials", "login-per-ip"), ("rule:per-key", "would deny")]
     {
         browser.click(&format!("#view option[value='{view}']")).await;
         browser.until_text("#decisions-legend", legend).await;

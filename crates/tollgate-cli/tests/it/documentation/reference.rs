@@ -1,5 +1,5 @@
-//! `docs/rules.md` is made from the schema of the configuration, whose words stand beside the structs that are read
-//! (`tollgate-server/src/config/read.rs`). After a change there:
+//! Generates `docs/rules.md` from the JSON Schema of the configuration, whose descriptions are the doc comments in
+//! `tollgate-server/src/config/schema.rs`. After a change there:
 //!
 //! ```sh
 //! TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference
@@ -14,29 +14,29 @@ use super::markdown::root;
 
 const PAGE: &str = "docs/rules.md";
 
-/// What stands above the tables.
+/// The introduction of the page.
 const INTRODUCTION: &str = "\
 # Reference: every key of `tollgate.toml`
 
-<!-- made from the schema by `TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference`; do not edit -->
+<!-- generated from the schema by `TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference`; do not edit -->
 
-[Configuration](configuration.md) says how the file is found, how values are written and what they do together; this page has each key
-by itself. The same for editors is a JSON Schema: `tollgate rules schema`.
+This page lists every key. [Configuration](configuration.md) explains how the file is found, how values are written and how they work
+together. `tollgate rules schema` prints the JSON Schema for editors.
 ";
 
-/// A table of the file: its heading, the struct that it is read into, and what else is to say.
+/// The tables of the file: heading, name of the struct in the schema, and additional text.
 const TABLES: [(&str, &str, &str); 8] = [
     (
         "`[[rule]]`",
         "Rule",
-        "All rules that match a request apply together, all or none. At most 10,000.\n\n\
+        "All rules that match a request apply together: it is charged to all of them or to none. At most 10,000 rules.\n\n\
          ```toml\n[[rule]]\nname = \"login-per-ip\"\nwhen = { route = \"login\" }\nunless = { plan = \"internal\" }\n\
          per = [\"ip\"]\nalgorithm = \"sliding-log\"\namount = 10\nwindow = \"1m\"\non_store_failure = \"closed\"\n```\n",
     ),
     (
         "`[[rule.override]]`",
         "Override",
-        "Same counter, other numbers, for the requests that match. It stands below its rule.\n\n\
+        "Different limits for matching requests, with the same counter. Write an override below its rule.\n\n\
          ```toml\n[[rule]]\nname = \"per-tenant\"\nper = [\"tenant\"]\namount = 100\nwindow = \"1m\"\n\n\
          [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 1000\n\n\
          [[rule.override]]\nwhen = { tenant = [\"trial-*\", \"test\"] }\namount = 10\n```\n",
@@ -44,13 +44,13 @@ const TABLES: [(&str, &str, &str); 8] = [
     (
         "`[defaults]`",
         "",
-        "Every key of a rule but `name`, for all rules that do not say otherwise.\n\n\
+        "Default values for all rules. Every key of a rule except `name`.\n\n\
          ```toml\n[defaults]\nwindow = \"1m\"\non_store_failure = \"local\"\n```\n",
     ),
     (
         "`[labels]`",
         "Label",
-        "How labels are read and cleaned, on every front end. A label that is not listed passes as it is, but for `ip`.\n\n\
+        "How labels are normalized, on every front end. Labels that are not listed are not changed, except `ip`.\n\n\
          ```toml\n[labels]\nip = { kind = \"ip\", ipv6_prefix = 56 }\napi_key = { header = \"x-api-key\", secret = true }\n```\n",
     ),
     ("`[server]`", "Server", ""),
@@ -59,7 +59,7 @@ const TABLES: [(&str, &str, &str); 8] = [
     ("`[store]`", "Store", ""),
 ];
 
-/// What is looked for first; all else follows by the alphabet.
+/// The keys to list first; the others follow in alphabetical order.
 const FIRST: [&str; 15] = [
     "name",
     "when",
@@ -79,7 +79,7 @@ const FIRST: [&str; 15] = [
 ];
 
 #[test]
-fn the_reference_is_what_the_schema_says() {
+fn the_reference_page_matches_the_schema() {
     let page = page();
     if std::env::var_os("TOLLGATE_GENERATE").is_some() {
         fs::write(root().join(PAGE), &page).unwrap();
@@ -87,7 +87,7 @@ fn the_reference_is_what_the_schema_says() {
     let written = fs::read_to_string(root().join(PAGE)).unwrap();
     assert!(
         written == page,
-        "{PAGE} is not what the schema says: TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference"
+        "{PAGE} does not match the schema: run TOLLGATE_GENERATE=1 cargo test -p tollgate-cli --test it documentation::reference"
     );
 }
 
@@ -120,10 +120,10 @@ fn table(definition: &Value) -> String {
     let properties: &Map<String, Value> = definition["properties"].as_object().unwrap();
     let mut keys: Vec<_> = properties.iter().collect();
     keys.sort_by_key(|(key, _)| FIRST.iter().position(|first| first == key).unwrap_or(FIRST.len()));
-    let mut table = "| key | is | default | |\n|---|---|---|---|\n".to_owned();
+    let mut table = "| key | type | default | description |\n|---|---|---|---|\n".to_owned();
     for (key, property) in keys {
         let default = match property.get("default") {
-            _ if is_required(key) => "needed".to_owned(),
+            _ if is_required(key) => "required".to_owned(),
             Some(default) => format!("`{default}`"),
             None => String::new(),
         };
@@ -133,7 +133,7 @@ fn table(definition: &Value) -> String {
 }
 
 #[test]
-fn a_default_is_what_a_key_is_without_it() {
+fn documented_defaults_are_the_actual_defaults() {
     let schema = config::schema();
     let written = |definition: &str| -> String {
         let properties = schema["$defs"][definition]["properties"].as_object().unwrap();
@@ -150,9 +150,12 @@ fn a_default_is_what_a_key_is_without_it() {
         let source = Source { flags, environment: Environment::of([]), directory: home.path().to_owned() };
         config::load(&source).unwrap_or_else(|error| panic!("{}", error.render(Colour::Never)))
     };
-    let said = load(&written("Server"), &written("Store"), &written("Rule"));
-    let unsaid = load("", "", "");
-    assert_eq!((said.server, said.store, said.rules), (unsaid.server, unsaid.store, unsaid.rules));
+    let explicit = load(&written("Server"), &written("Store"), &written("Rule"));
+    let implicit = load("", "", "");
+    assert_eq!(
+        (explicit.server, explicit.store, explicit.rules),
+        (implicit.server, implicit.store, implicit.rules)
+    );
 }
 
 fn words_of(schema: &Value) -> String {
@@ -160,14 +163,14 @@ fn words_of(schema: &Value) -> String {
     words.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// How a value is written.
+/// The type of a value.
 fn kind(property: &Value) -> String {
     if let Some(words) = property["enum"].as_array() {
         let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
         return words.join(", ");
     }
     if property.get("$ref").is_some() || property["additionalProperties"].is_object() {
-        return "a table".to_owned();
+        return "table".to_owned();
     }
     match (property["title"].as_str(), property["type"].as_str()) {
         (Some(title), _) => title.to_owned(),
@@ -181,8 +184,8 @@ fn kind(property: &Value) -> String {
             let most = property["maximum"].as_u64().map_or("2^64 - 1".to_owned(), grouped);
             format!("{} to {most}", property["minimum"].as_u64().unwrap_or(0))
         }
-        (None, Some("string")) => "text".to_owned(),
-        other => panic!("how is {other:?} written? {property}"),
+        (None, Some("string")) => "string".to_owned(),
+        other => panic!("unknown type {other:?} of {property}"),
     }
 }
 

@@ -81,8 +81,8 @@ fn each_call_needs_a_token_that_may_make_it() {
     }
     // later ones may be too many for a second
     for action in ["charge", "refund", "reset"] {
-        audited("nobody", action, "refused");
-        audited("app", action, "refused");
+        audited("unauthenticated", action, "rejected");
+        audited("app", action, "rejected");
     }
     let unauthorized = |operation| {
         program

@@ -53,7 +53,7 @@ fn mistakes_are_shown_where_they_stand() {
     let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
     assert_eq!((checked.code, &*checked.err), (Some(1), ""), "{checked:?}");
     for part in [
-        "there is no key `amuont`",
+        "unknown key `amuont`",
         ":3:1\n",
         "did you mean `amount`?",
         "\"1x\" is not a duration",
@@ -135,38 +135,34 @@ fn rules_come_by_the_standard_input_too_with_files_of_this_directory() {
 }
 
 #[test]
-fn what_people_write_who_know_other_languages_is_told_what_would_be_right() {
-    let quotes = "this is not TOML: a text needs quotes, and a number digits: write for example \"1m\" or 5";
+fn common_syntax_errors_and_other_languages_are_reported_with_a_fix() {
+    let quotes = "invalid TOML: write strings in quotes and numbers as digits, for example \"1m\" or 5";
     for (text, message, help) in [
         ("[[rule]]\nname = \"a\"\namount = five\n", quotes, ":3:10\n"),
         ("[[rule]]\nname = login\n", quotes, ":2:8\n"),
         ("[[rule]]\nwindow = 1m\n", quotes, ":2:10\n"),
         ("[[rule]]\nper = [ip]\n", quotes, ":2:8\n"),
         ("[[rule]]\nwhen = { route = login }\n", quotes, ":2:18\n"),
-        ("[[rule]]\nshadow = True\n", "write true or false, in small letters", ":2:10\n"),
+        ("[[rule]]\nshadow = True\n", "write true or false, in lower case", ":2:10\n"),
         ("[[rule]]\nname = “a”\n", "write straight quotes", ":2:8\n"),
-        ("[[rule]]\namount = 10,000\n", "one setting to the line, and numbers without commas", ":2:12\n"),
-        ("[[rule]]\nname = \"a\" amount = 5\n", "one setting to the line", ":2:12\n"),
+        ("[[rule]]\namount = 10,000\n", "one setting per line, and numbers without commas", ":2:12\n"),
+        ("[[rule]]\nname = \"a\" amount = 5\n", "one setting per line", ":2:12\n"),
         ("[[rule]]\nname: a\n", "write = between a key and its value", ":2:5\n"),
-        ("[[rule]]\nlimit = 5\n", "there is no key `limit`", "did you mean `amount`?"),
-        ("[[rule]]\nperiod = \"1m\"\n", "there is no key `period`", "did you mean `window`?"),
+        ("[[rule]]\nlimit = 5\n", "unknown key `limit`", "did you mean `amount`?"),
+        ("[[rule]]\nperiod = \"1m\"\n", "unknown key `period`", "did you mean `window`?"),
         ("[[rule]]\nper = \"ip\"\n", "is not a list", "write it in [ ], as in [\"a\", \"b\"]"),
-        ("{\"rule\": []}", "this is JSON: write rules and settings in TOML", "[[rule]]"),
-        (
-            "[\n{\"name\": \"a\"}]",
-            "this is JSON: write rules and settings in TOML",
-            "name = \"login-per-ip\"",
-        ),
-        ("# rules\nrule:\n  - name: a\n", "this is YAML: write rules and settings in TOML", "[[rule]]"),
-        ("---\nrule: []\n", "this is YAML: write rules and settings in TOML", "[[rule]]"),
-        ("domain: edge\ndescriptors:\n", "this is YAML", "tollgate rules import envoy"),
-        ("[[rule]\nname = \"a\"\n", "this is not TOML: ", ":1:"),
+        ("{\"rule\": []}", "the file is JSON: write it in TOML", "[[rule]]"),
+        ("[\n{\"name\": \"a\"}]", "the file is JSON: write it in TOML", "name = \"login-per-ip\""),
+        ("# rules\nrule:\n  - name: a\n", "the file is YAML: write it in TOML", "[[rule]]"),
+        ("---\nrule: []\n", "the file is YAML: write it in TOML", "[[rule]]"),
+        ("domain: edge\ndescriptors:\n", "the file is YAML", "tollgate rules import envoy"),
+        ("[[rule]\nname = \"a\"\n", "invalid TOML: ", ":1:"),
     ] {
         let home = Home::with(text);
         let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
         assert_eq!(checked.code, Some(1), "{checked:?}");
         assert!(checked.out.contains(message) && checked.out.contains(help), "{text}\n{}", checked.out);
-        assert!(checked.out.matches("this is not TOML").count() <= 1, "once is enough: {}", checked.out);
+        assert!(checked.out.matches("invalid TOML").count() <= 1, "once is enough: {}", checked.out);
         let simulated = said(&mut tollgate(&["simulate", "--log", "x", "--config", &file(&home)]));
         assert!(simulated.code == Some(2) && simulated.err.lines().count() == 1, "{simulated:?}");
     }

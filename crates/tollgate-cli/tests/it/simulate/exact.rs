@@ -272,7 +272,7 @@ fn blocked_and_absent_are_refused_outright_and_charge_nobody() {
         [[rule]]
         name = "per-user"
         per = ["user"]
-        absent = "refuse"
+        absent = "deny"
         amount = 100
         window = "1m"
         [[rule.override]]

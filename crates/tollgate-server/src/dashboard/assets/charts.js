@@ -1,7 +1,7 @@
-// Both charts: decisions a second and the store's latency, over the same time, with degraded periods as bands.
+// The charts of decisions per second and store latency over the same period, with bands for degraded periods.
 
-import { OTHERS, Series, isDegraded, isTouched, means, periods, worst } from './series.js';
-import { count, element, millis } from './words.js';
+import { OTHERS, Series, isDegraded, isPartlyDegraded, means, periods, worst } from './series.js';
+import { count, element, millis } from './format.js';
 
 const LINES = ['#3f8fb5', '#d2575c', '#5fa36a', '#b8860b', '#8a5fb0', '#4c63b6', '#c77b4a', '#6b7785'];
 const MAX_LINES = LINES.length - 1;
@@ -9,14 +9,14 @@ const MAX_LINES = LINES.length - 1;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const ruleName = (name) => (name === OTHERS ? 'other rules' : name);
 
-// What a view draws: layers, each with a name, a colour, a fill if they are stacked, and its value in one second.
+// The layers of a view, each with a label, a color, a fill if the layers are stacked, and its value in one second.
 function layersOf(view, seconds) {
-  const outcome = (name, label, of) => ({ label, of, colour: css(name), fill: css(`${name}-fill`) });
+  const outcome = (name, label, of) => ({ label, of, color: css(name), fill: css(`${name}-fill`) });
   if (view === 'outcome') {
     return [
       outcome('allowed', 'allowed', (second) => second.allowed),
       outcome('unmatched', 'no rule', (second) => second.unmatched),
-      outcome('denied', 'refused', (second) => second.denied),
+      outcome('denied', 'denied', (second) => second.denied),
       outcome('errors', 'errors', (second) => second.errors),
     ];
   }
@@ -27,17 +27,17 @@ function layersOf(view, seconds) {
   if (view.startsWith('rule:')) {
     const name = view.slice(5);
     return [
-      outcome('allowed', 'had room', of(name, (rule) => rule.allowed)),
-      outcome('denied', 'refused', of(name, (rule) => rule.denied)),
-      outcome('shadow', 'would refuse (shadow)', of(name, (rule) => rule.shadow_denied)),
+      outcome('allowed', 'allowed', of(name, (rule) => rule.allowed)),
+      outcome('denied', 'denied', of(name, (rule) => rule.denied)),
+      outcome('shadow', 'would deny (shadow)', of(name, (rule) => rule.shadow_denied)),
     ];
   }
-  const field = view === 'refusals' ? (rule) => rule.denied : (rule) => rule.allowed + rule.denied + rule.shadow_denied;
+  const field = view === 'denials' ? (rule) => rule.denied : (rule) => rule.allowed + rule.denied + rule.shadow_denied;
   const names = Series.busiest(seconds, field).filter((name) => name !== OTHERS);
   const shown = names.slice(0, MAX_LINES);
-  const layers = shown.map((name, place) => ({ label: name, colour: LINES[place], of: of(name, field) }));
+  const layers = shown.map((name, place) => ({ label: name, color: LINES[place], of: of(name, field) }));
   const rest = (second) => second.rules.reduce((sum, rule) => sum + (shown.includes(rule.rule) ? 0 : field(rule)), 0);
-  if (seconds.some((second) => rest(second) > 0)) layers.push({ label: ruleName(OTHERS), colour: LINES[MAX_LINES], of: rest });
+  if (seconds.some((second) => rest(second) > 0)) layers.push({ label: ruleName(OTHERS), color: LINES[MAX_LINES], of: rest });
   return layers;
 }
 
@@ -48,14 +48,14 @@ export class Charts {
     this.remote = true;
     this.decisions = new Chart('decisions', count);
     this.store = new Chart('store', (value) => millis(value * 1000));
-    // what tests and the curious look at
+    // for tests and debugging
     window.tollgateCharts = this;
   }
 
   draw(series, nowMs) {
     const { times, groups, seconds } = series.points(this.range);
     const bands = periods(seconds, isDegraded);
-    const marks = periods(seconds, isTouched);
+    const marks = periods(seconds, isPartlyDegraded);
     const span = [nowMs / 1000 - this.range, nowMs / 1000];
 
     const layers = layersOf(this.view, seconds);
@@ -66,18 +66,18 @@ export class Charts {
     const p50 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p50_us / 1000 : null));
     const p99 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p99_us / 1000 : null));
     const store = [
-      { label: 'half within', colour: css('p50') },
-      { label: '99 % within', colour: css('p99') },
+      { label: 'median', color: css('p50') },
+      { label: '99th percentile', color: css('p99') },
     ];
     this.store.draw({ times, layers: store, values: [p50, p99], bands, marks, span });
     const empty = document.getElementById('store-empty');
     empty.hidden = seconds.length === 0 || p50.some((value) => value !== null) || bands.length > 0;
     empty.firstElementChild.textContent = this.remote
-      ? 'The store was not asked in this time.'
-      : 'Counters are in this server’s own memory: there is no store to wait for.';
+      ? 'No calls to the store in this period.'
+      : 'Counters are in this server’s memory.';
   }
 
-  // Colours have changed.
+  // Redraws with the colors of another theme.
   repaint() {
     this.decisions.discard();
     this.store.discard();
@@ -102,7 +102,7 @@ class Chart {
   }
 
   draw(picture) {
-    const key = JSON.stringify(picture.layers.map(({ label, colour, fill }) => [label, colour, fill]));
+    const key = JSON.stringify(picture.layers.map(({ label, color, fill }) => [label, color, fill]));
     if (!this.plot || key !== this.key) {
       this.discard();
       this.key = key;
@@ -114,10 +114,10 @@ class Chart {
     }
     const [min, max] = picture.span;
     this.plot.setScale('x', { min, max });
-    this.tell();
+    this.drawLegend();
   }
 
-  // Stacked layers are drawn as sums, the highest first, so that each covers the lower part of those above it.
+  // Stacked layers are drawn as sums, the highest first, so that each covers the lower part of the one before.
   data({ times, layers, values }) {
     if (!layers[0]?.fill) return [times, ...values];
     const sums = [];
@@ -147,13 +147,13 @@ class Chart {
       ],
       series: [
         {},
-        ...drawn.map(({ label, colour, fill }) => ({ label, stroke: colour, fill, width: fill ? 1.5 : 2, points: { show: false }, spanGaps: false })),
+        ...drawn.map(({ label, color, fill }) => ({ label, stroke: color, fill, width: fill ? 1.5 : 2, points: { show: false }, spanGaps: false })),
       ],
-      hooks: { drawAxes: [(plot) => this.bands(plot)], setCursor: [() => this.tell()] },
+      hooks: { drawAxes: [(plot) => this.bands(plot)], setCursor: [() => this.drawLegend()] },
     };
   }
 
-  // Where the store was away, the whole height; where single requests were decided without it, a mark at the upper edge.
+  // A full-height band where the store was unavailable, a mark at the upper edge where single requests were decided without it.
   bands(plot) {
     const { ctx, bbox } = plot;
     const { bands, marks, span: [min, max] } = this.picture;
@@ -173,24 +173,24 @@ class Chart {
     ctx.restore();
   }
 
-  // The values at the cursor, or the newest.
-  tell() {
+  // Shows the values at the cursor, or the newest.
+  drawLegend() {
     const { times, layers, values, marks } = this.picture;
     const at = this.plot?.cursor.idx ?? times.length - 1;
     const items = layers.map((layer, place) => ({ ...layer, value: values[place][at] }));
     const shown = items.filter(({ value }, place) => layers.length <= 3 || value > 0 || place === 0 || values[place].some((value) => value > 0));
-    const entries = shown.map(({ label, colour, value }) => [colour, label, value === null || value === undefined ? '–' : this.format(value)]);
+    const entries = shown.map(({ label, color, value }) => [color, label, value === null || value === undefined ? '–' : this.format(value)]);
     if (marks.length > 0) entries.push([css('band'), 'decided without the store', '']);
-    // only what changed is touched: a legend that is built anew each second cannot be read by a screen reader
+    // Only changed text is updated: screen readers cannot follow a legend that is rebuilt every second.
     while (this.legend.children.length > entries.length) this.legend.lastChild.remove();
-    entries.forEach(([colour, label, value], place) => {
+    entries.forEach(([color, label, value], place) => {
       let item = this.legend.children[place];
       if (!item) {
         item = element('li', {}, element('span', { class: 'swatch' }), element('span', { class: 'name' }), element('b'));
         this.legend.append(item);
       }
       const [swatch, name, number] = item.children;
-      swatch.style.background = colour;
+      swatch.style.background = color;
       if (name.textContent !== label) name.textContent = label;
       if (number.textContent !== value) number.textContent = value;
     });

@@ -1,12 +1,12 @@
-// The stream of events: read, resumed after a break, and begun anew after a restart of the server.
-// EventSource cannot carry a token, so the stream is read by hand.
+// The client of the event stream, which resumes after a lost connection and starts again after a restart of the server.
+// It uses fetch because EventSource cannot send a token.
 
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 15000;
-// The server tells something every second; when it does not, the connection is as good as lost.
-const SILENCE = 10000;
+// The server sends an event every second; after this time without data the connection is considered lost.
+const IDLE_TIMEOUT = 10000;
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -24,17 +24,17 @@ export function headers(more = {}) {
   return value ? { authorization: `Bearer ${value}`, ...more } : more;
 }
 
-// What a problem says, or the status where it says nothing.
-export async function refusal(response) {
+// Reads the detail of a problem response, or else the status.
+export async function apiError(response) {
   let detail = `${response.status} ${response.statusText}`;
   try {
     detail = (await response.json()).detail ?? detail;
-  } catch { /* no JSON: the status has to do */ }
-  return new Refused(response.status, detail);
+  } catch { /* not JSON: keep the status */ }
+  return new ApiError(response.status, detail);
 }
 
-// Tells `on.event(name, data)` everything, and `on.state(state, detail)` how the connection is:
-// 'live', 'lost' (with the milliseconds until the next attempt) or 'refused' (with a `Refused`).
+// Calls `on.event(name, data)` for each event and `on.state(state, detail)` for each change of the connection:
+// 'live', 'lost' (with the milliseconds until the next attempt) or 'unauthorized' (with an `ApiError`).
 export class Live {
   constructor(on) {
     this.on = on;
@@ -43,7 +43,7 @@ export class Live {
     this.attempt = 0;
   }
 
-  // Connects now, whatever was under way.
+  // Connects now and cancels any connection or pending attempt.
   async connect() {
     const attempt = ++this.attempt;
     clearTimeout(this.timer);
@@ -53,8 +53,8 @@ export class Live {
       await this.read(stop);
     } catch (error) {
       if (attempt !== this.attempt) return;
-      if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
-        this.on.state('refused', error);
+      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
+        this.on.state('unauthorized', error);
         return;
       }
     }
@@ -65,7 +65,7 @@ export class Live {
     this.timer = setTimeout(() => this.connect(), pause);
   }
 
-  // For another visitor: nothing is known any more.
+  // Starts from the beginning for another user.
   forget() {
     this.last = null;
     this.pause = FIRST_PAUSE;
@@ -73,28 +73,28 @@ export class Live {
 
   async read(stop) {
     const resume = this.last ? { 'last-event-id': this.last } : {};
-    let watchdog = setTimeout(() => stop.abort(), SILENCE);
+    let watchdog = setTimeout(() => stop.abort(), IDLE_TIMEOUT);
     try {
       const response = await fetch('/v1/live', { headers: headers(resume), signal: stop.signal, cache: 'no-store' });
-      if (!response.ok) throw await refusal(response);
+      if (!response.ok) throw await apiError(response);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = '';
       for (;;) {
         const { value, done } = await reader.read();
         if (done) return;
         clearTimeout(watchdog);
-        watchdog = setTimeout(() => stop.abort(), SILENCE);
+        watchdog = setTimeout(() => stop.abort(), IDLE_TIMEOUT);
         text += value;
         const events = text.split('\n\n');
         text = events.pop();
-        for (const event of events) this.take(event);
+        for (const event of events) this.dispatch(event);
       }
     } finally {
       clearTimeout(watchdog);
     }
   }
 
-  take(event) {
+  dispatch(event) {
     let name = 'message';
     let data = '';
     for (const line of event.split('\n')) {

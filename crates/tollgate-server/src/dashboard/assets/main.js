@@ -1,17 +1,17 @@
-// The page: what the stream tells goes into the numbers, the charts and the tables.
+// The page: shows the data of the event stream as numbers, charts and tables.
 
 import { Charts } from './charts.js';
 import { Live, token } from './live.js';
 import { Series, isDegraded } from './series.js';
 import { drawRates, drawRules, drawTop, example } from './tables.js';
 import { Try } from './try.js';
-import { clock, count, duration, millis, share } from './words.js';
+import { clock, count, duration, millis, share } from './format.js';
 
 const at = (id) => document.getElementById(id);
 const series = new Series();
 const charts = new Charts();
-const tryIt = new Try((refused) => signIn(refused));
-// The newest of everything; `skew` is how far the server's clock is ahead of this one.
+const tryIt = new Try((error) => signIn(error));
+// The latest data; `skew` is the offset of the server's clock.
 const now = { hello: null, rules: null, top: null, store: 'ok', reload: 'ok', readAt: 0, skew: 0, connected: false };
 
 const live = new Live({
@@ -19,7 +19,7 @@ const live = new Live({
     now.connected = state === 'live';
     if (state === 'live') status('live', 'live');
     if (state === 'lost') status('wait', `reconnecting in ${duration(Math.max(1000, Math.round(detail / 1000) * 1000))}…`);
-    if (state === 'refused') {
+    if (state === 'unauthorized') {
       status('stop', 'not signed in');
       signIn(detail);
     }
@@ -79,7 +79,7 @@ function takeSeconds(data) {
   if (!scheduled) scheduled = requestAnimationFrame(draw);
 }
 
-// Drawn once for all that came together.
+// Draws once for all events that arrive together.
 let scheduled = 0;
 function draw() {
   scheduled = 0;
@@ -100,10 +100,10 @@ function drawNumbers() {
   if (few.length > 0) {
     set('rate', count(Math.round((sum(few, decided) / few.length) * 10) / 10));
     const peak = Math.max(...minute.map(decided));
-    set('rate-note', `at most ${count(peak)} in the last minute`);
+    set('rate-note', `peak ${count(peak)} in the last minute`);
     const denied = sum(minute, (second) => second.denied);
-    set('refused', share(denied, sum(minute, decided)));
-    set('refused-note', `${count(denied)} refused, ${count(sum(minute, (second) => second.errors))} errors`);
+    set('denied', share(denied, sum(minute, decided)));
+    set('denied-note', `${count(denied)} denied, ${count(sum(minute, (second) => second.errors))} errors`);
     drawLatency(set, minute);
   }
   drawState(set, minute);
@@ -113,37 +113,37 @@ function drawLatency(set, minute) {
   if (now.hello && !now.hello.remote_store) {
     set('latency', 'memory');
     set('latency-unit', '');
-    set('latency-note', 'nothing to wait for');
+    set('latency-note', 'counters are in this process');
     return;
   }
-  const asked = series.last(10).filter((second) => second.store_calls > 0);
-  const calls = asked.reduce((total, second) => total + second.store_calls, 0);
-  const mean = (of) => asked.reduce((total, second) => total + of(second) * second.store_calls, 0) / calls;
+  const active = series.last(10).filter((second) => second.store_calls > 0);
+  const calls = active.reduce((total, second) => total + second.store_calls, 0);
+  const mean = (of) => active.reduce((total, second) => total + of(second) * second.store_calls, 0) / calls;
   const errors = minute.reduce((total, second) => total + second.store_errors, 0);
   set('latency', calls > 0 ? millis(mean((second) => second.store_p50_us)) : '–');
-  set('latency-unit', calls > 0 ? 'ms, half within' : '');
-  const slow = calls > 0 ? `99 % within ${millis(Math.max(...asked.map((second) => second.store_p99_us)))} ms` : 'not asked lately';
+  set('latency-unit', calls > 0 ? 'ms median' : '');
+  const slow = calls > 0 ? `99th percentile ${millis(Math.max(...active.map((second) => second.store_p99_us)))} ms` : 'no recent calls';
   set('latency-note', errors > 0 ? `${count(errors)} failed in the last minute` : slow);
 }
 
 function drawState(set, minute) {
-  let [state, word, note] = ['good', 'Healthy', 'store and rules are in order'];
+  let [state, word, note] = ['good', 'Healthy', 'store available, rules current'];
   const newest = series.seconds.at(-1);
-  if (!now.connected) [state, word, note] = ['warn', 'Unknown', newest ? `last heard of at ${clock(newest.at_ms)}` : 'not connected'];
-  else if (now.store !== 'ok') [state, word, note] = ['bad', 'Degraded', 'store away: policies decide'];
-  else if (now.reload !== 'ok') [state, word, note] = ['warn', 'Stale rules', 'the new file was refused'];
-  else if (minute.some(isDegraded)) note = 'again, after a degraded period';
+  if (!now.connected) [state, word, note] = ['warn', 'Unknown', newest ? `last update at ${clock(newest.at_ms)}` : 'not connected'];
+  else if (now.store !== 'ok') [state, word, note] = ['bad', 'Degraded', 'store unavailable: failure policies decide'];
+  else if (now.reload !== 'ok') [state, word, note] = ['warn', 'Stale rules', 'the new configuration was rejected'];
+  else if (minute.some(isDegraded)) note = 'recovered after a degraded period';
   at('state-card').dataset.state = state;
   set('state', word);
   set('state-note', note);
   if (now.rules) {
-    const read = now.readAt > 0 ? ` · read at ${clock(now.readAt * 1000)}` : '';
-    const stale = now.reload === 'ok' ? '' : ' · the file has changed since and was refused';
+    const read = now.readAt > 0 ? ` · loaded at ${clock(now.readAt * 1000)}` : '';
+    const stale = now.reload === 'ok' ? '' : ' · the changed file was rejected';
     set('rules-note', `${now.rules.rules.length} rules · ${now.rules.fingerprint.slice(0, 8)}${read}${stale}`);
   }
 }
 
-// Rules that can be chosen: those in force, or those that have been seen.
+// The selectable rules: active ones and those in the history.
 function drawViews() {
   const seen = Series.busiest(series.last(3600));
   const names = [...new Set([...(now.rules?.rules.map((rule) => rule.name) ?? []), ...seen])].filter((name) => !name.startsWith('!'));
@@ -160,12 +160,12 @@ function drawCurl(rule) {
   at('curl').textContent = `curl${bearer} ${location.origin}/v1/check -d '${body}'`;
 }
 
-function signIn(refused) {
+function signIn(error) {
   const box = at('sign-in');
   const had = token.get();
-  const reason = refused.status === 401
-    ? 'This server asks for a token: one of those in its configuration ([[server.token]]).'
-    : had ? `The token is not enough: ${refused.message}.` : `${refused.message}.`;
+  const reason = error.status === 401
+    ? 'This server requires a token from its configuration ([[server.token]]).'
+    : had ? `The token was rejected: ${error.message}.` : `${error.message}.`;
   at('sign-in-reason').textContent = reason;
   if (box.hidden) {
     box.hidden = false;
@@ -175,24 +175,23 @@ function signIn(refused) {
 
 at('sign-in-form').addEventListener('submit', (event) => {
   event.preventDefault();
-  // what was typed before anybody signed in stays
-  if (token.get()) forgetVisitor();
+  if (token.get()) clearUserData();
   token.set(at('token').value.trim());
   at('token').value = '';
   restart();
 });
 at('sign-out').addEventListener('click', () => {
   token.forget();
-  forgetVisitor();
+  clearUserData();
   restart();
 });
 
-// Another visitor sees nothing of the one before.
-function forgetVisitor() {
+// Removes everything that the previous user has seen or entered.
+function clearUserData() {
   series.clear();
   Object.assign(now, { hello: null, rules: null, top: null });
-  for (const id of ['rate', 'refused', 'latency']) at(id).textContent = '–';
-  for (const id of ['rate-note', 'refused-note', 'latency-note']) at(id).textContent = '\u00a0';
+  for (const id of ['rate', 'denied', 'latency']) at(id).textContent = '–';
+  for (const id of ['rate-note', 'denied-note', 'latency-note']) at(id).textContent = '\u00a0';
   for (const id of ['version', 'latency-unit', 'rules-note']) at(id).textContent = '';
   charts.view = at('view').value = 'outcome';
   drawRules(null);

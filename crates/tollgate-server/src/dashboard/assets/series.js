@@ -1,9 +1,9 @@
-// The last hour, second by second, and what of it is drawn.
+// The seconds of the last hour, and the points drawn from them.
 
 const KEPT = 3600;
-// Per range in seconds: how many seconds one point stands for. So many points that a line is calm and nothing is hidden.
+// Seconds per point for each range in seconds, chosen so that lines are smooth and short events stay visible.
 const STEPS = { 300: 1, 900: 3, 3600: 10 };
-// A pause of so many points is a gap, and not a line across it.
+// A pause of more than this many points is drawn as a gap.
 const GAP = 4;
 export const OTHERS = '!other';
 
@@ -14,7 +14,7 @@ export class Series {
 
   add(seconds) {
     const newest = this.seconds.at(-1)?.at_ms ?? 0;
-    // after a restart, the server tells its own past only; what is known from before stays
+    // After a restart the server sends only its own history; earlier seconds are kept.
     for (const second of seconds) {
       if (second.at_ms > newest) this.seconds.push(second);
     }
@@ -28,7 +28,7 @@ export class Series {
     this.seconds = [];
   }
 
-  // The newest seconds, at most so many.
+  // The newest seconds, at most `count`.
   last(count) {
     const from = (this.seconds.at(-1)?.at_ms ?? 0) - count * 1000;
     let first = this.seconds.length;
@@ -36,7 +36,7 @@ export class Series {
     return this.seconds.slice(first);
   }
 
-  // Names of the rules in these seconds, busiest first.
+  // The names of the rules in these seconds, busiest first.
   static busiest(seconds, of = (rule) => rule.allowed + rule.denied + rule.shadow_denied) {
     const totals = new Map();
     for (const second of seconds) {
@@ -45,7 +45,7 @@ export class Series {
     return [...totals].filter(([, total]) => total > 0).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name]) => name);
   }
 
-  // Points of the last `range` seconds: times in seconds, and for each point the seconds that it stands for; a gap has none.
+  // The points of the last `range` seconds: times in seconds, and the seconds of each point, which are empty in a gap.
   points(range) {
     const step = STEPS[range];
     const seconds = this.last(range);
@@ -68,12 +68,12 @@ export class Series {
   }
 }
 
-// The mean of `of` over the seconds of each point; nothing in a gap.
+// The mean of `of` over the seconds of each point; null in a gap.
 export function means(groups, of) {
   return groups.map((group) => (group.length === 0 ? null : group.reduce((sum, second) => sum + of(second), 0) / group.length));
 }
 
-// The worst of `of` over the seconds of each point that have one.
+// The maximum of `of` over the seconds of each point; null if no second has a value.
 export function worst(groups, of) {
   return groups.map((group) => {
     const values = group.map(of).filter((value) => value !== null);
@@ -81,12 +81,12 @@ export function worst(groups, of) {
   });
 }
 
-// The store is away, and not only late for one or the other request.
-export const isDegraded = (second) => second.left_alone > 0 || second.degraded * 2 > second.allowed + second.denied;
-// Some requests were decided without it.
-export const isTouched = (second) => second.left_alone > 0 || second.degraded > 0;
+// The store is unavailable, rather than late for single requests.
+export const isDegraded = (second) => second.breakers_open > 0 || second.degraded * 2 > second.allowed + second.denied;
+// Some requests were decided without the store.
+export const isPartlyDegraded = (second) => second.breakers_open > 0 || second.degraded > 0;
 
-// From when to when seconds are so, in seconds of the epoch. A short pause does not end it.
+// The periods of matching seconds, in seconds since 1970. A short pause does not end a period.
 export function periods(seconds, are) {
   const bands = [];
   for (const second of seconds.filter(are)) {

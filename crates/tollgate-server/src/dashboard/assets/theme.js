@@ -1,4 +1,4 @@
-// The theme that the visitor chose, before anything is drawn. Without a choice, the system's.
+// Applies the selected theme before the page is drawn; the default is the system's.
 (() => {
   const chosen = localStorage.getItem('tollgate-theme');
   if (chosen === 'light' || chosen === 'dark') {

@@ -1,7 +1,7 @@
-// What is in a counter, drawn over time: what was admitted and counts still, what is asked, and from when on it fits.
-// Everything left of "now" has happened; right of it is what will be if nobody else comes.
+// The state of a counter over time: admitted units that still count, the requested cost, and the time from which it fits.
+// Left of "now" is the past; right of it is the future without further requests.
 
-import { clock, count, duration, shape, windowMillis } from './words.js';
+import { clock, count, duration, shape, windowMillis } from './format.js';
 
 const HEIGHT = 168;
 const TOP = 26;
@@ -9,7 +9,7 @@ const BOTTOM = 30;
 const LEFT = 8;
 const RIGHT = 8;
 
-// How much counts at times from `at` on, as corners of a line: [milliseconds from now, units].
+// The counted units from now on, as points of a line: [milliseconds from now, units].
 function ahead(picture, endMs) {
   const ms = (us) => (us - picture.at_us) / 1000;
   if (picture.kind === 'token-bucket') {
@@ -26,41 +26,41 @@ function ahead(picture, endMs) {
     const fade = (units, until, at) => units * Math.min(1, Math.max(0, (until + length - at) / length));
     const level = (at) => fade(previous.units, ms(previous.until_us), at) + fade(current.units, ms(current.until_us), at);
     const end = ends_us > 0 ? ms(ends_us) : 0;
-    const corners = [0, ms(current.until_us), end].filter((at) => at <= end);
-    return [...corners.map((at) => [at, level(at)]), [end, 0], [Math.max(endMs, end), 0]];
+    const points = [0, ms(current.until_us), end].filter((at) => at <= end);
+    return [...points.map((at) => [at, level(at)]), [end, 0], [Math.max(endMs, end), 0]];
   }
   let level = picture.older_units + picture.charges.reduce((sum, charge) => sum + charge.units, 0);
-  const corners = [[0, level]];
-  // those that are not listed are older than all that are: they leave before the first of them
+  const points = [[0, level]];
+  // Units that are not listed are older than all listed charges: they expire before the first of them.
   if (picture.older_units > 0 && picture.charges.length > 0) {
     const first = ms(picture.charges[0].until_us);
     level -= picture.older_units;
-    corners.push([first, level]);
+    points.push([first, level]);
   }
   for (const { until_us, units } of picture.charges) {
-    corners.push([ms(until_us), level], [ms(until_us), level - units]);
+    points.push([ms(until_us), level], [ms(until_us), level - units]);
     level -= units;
   }
-  corners.push([Math.max(endMs, corners.at(-1)[0]), level]);
-  return corners;
+  points.push([Math.max(endMs, points.at(-1)[0]), level]);
+  return points;
 }
 
-// How what counts now came about, as corners of a line that ends now, where that is known.
+// The past of the counted units, as points of a line that ends now, if it is known.
 function behind(picture, startMs) {
   const ms = (us) => (us - picture.at_us) / 1000;
-  // only a log keeps when what came
+  // Only a sliding log stores the time of each charge.
   if (picture.kind !== 'sliding-log') return [];
-  const corners = [[startMs, picture.older_units]];
+  const points = [[startMs, picture.older_units]];
   let level = picture.older_units;
   for (const { from_us, units } of picture.charges) {
-    corners.push([ms(from_us), level], [ms(from_us), level + units]);
+    points.push([ms(from_us), level], [ms(from_us), level + units]);
     level += units;
   }
-  corners.push([0, level]);
-  return corners;
+  points.push([0, level]);
+  return points;
 }
 
-// The drawing of one counter; `width` in pixels.
+// Draws one counter; `width` is in pixels.
 export function timeline({ picture, limit, cost, state, retryMs, never, fits, another }, width) {
   const windowMs = windowMillis(limit.window);
   const resetMs = state.reset_after_ms;
@@ -72,21 +72,21 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
 
   const x = (at) => LEFT + ((at - startMs) / (endMs - startMs)) * (width - LEFT - RIGHT);
   const y = (units) => HEIGHT - BOTTOM - (units / most) * (HEIGHT - TOP - BOTTOM);
-  const path = (corners) => corners.map(([at, units], place) => `${place ? 'L' : 'M'}${x(at).toFixed(1)} ${y(units).toFixed(1)}`).join('');
+  const path = (points) => points.map(([at, units], place) => `${place ? 'L' : 'M'}${x(at).toFixed(1)} ${y(units).toFixed(1)}`).join('');
   const floor = y(0);
-  const svg = shape('svg', { class: 'timeline', viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': said({ used, limit, cost, retryMs, never, fits }) });
+  const svg = shape('svg', { class: 'timeline', viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': description({ used, limit, cost, retryMs, never, fits }) });
   const draw = (name, attributes, ...children) => svg.append(shape(name, attributes, ...children));
-  const text = (at, above, words, more = {}) => draw('text', { x: at.toFixed(1), y: above.toFixed(1), ...more }, words);
+  const text = (at, above, content, more = {}) => draw('text', { x: at.toFixed(1), y: above.toFixed(1), ...more }, content);
 
-  // windows that a counter is made of
+  // the windows of a counter
   const box = ({ from_us, until_us, units }, name) => {
     const from = Math.max((from_us - picture.at_us) / 1000, startMs);
     const until = Math.min((until_us - picture.at_us) / 1000, endMs);
     if (until <= from) return;
     draw('rect', { class: name, x: x(from), y: y(units), width: x(until) - x(from), height: floor - y(units) });
     draw('path', { class: 'window', d: `M${x(from)} ${TOP}V${floor}M${x(until)} ${TOP}V${floor}` });
-    const words = `${count(units)} in this window`;
-    if (x(until) - x(from) > words.length * 7) text((x(from) + x(until)) / 2, floor - 7, words, { 'text-anchor': 'middle' });
+    const label = `${count(units)} in this window`;
+    if (x(until) - x(from) > label.length * 7) text((x(from) + x(until)) / 2, floor - 7, label, { 'text-anchor': 'middle' });
   };
   if (picture.kind === 'sliding-counter') {
     box(picture.previous, 'before');
@@ -112,16 +112,16 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
 
   if (cost > 0) {
     const top = Math.min(used + cost, most);
-    draw('rect', { class: fits ? 'asked' : 'asked over', x: x(0) + 2, y: y(top), width: 9, height: Math.max(3, y(used) - y(top)), rx: 2 });
-    // not in the way of when it fits, nor below the floor
+    draw('rect', { class: fits ? 'requested' : 'requested over', x: x(0) + 2, y: y(top), width: 9, height: Math.max(3, y(used) - y(top)), rx: 2 });
+    // Keep the label clear of the "fits in" line and above the axis.
     const isNear = !fits && retryMs !== null && x(retryMs) - x(0) < 100;
-    text(x(0) + 15, Math.min(Math.max(y(top) + 10, TOP + (isNear ? 21 : 4)), floor - 5), `+ ${count(cost)} ${another ? 'more' : 'asked'}`, { class: fits ? 'asked-text' : 'asked-text over' });
+    text(x(0) + 15, Math.min(Math.max(y(top) + 10, TOP + (isNear ? 21 : 4)), floor - 5), `+ ${count(cost)} ${another ? 'next' : 'requested'}`, { class: fits ? 'requested-text' : 'requested-text over' });
   }
   if (used > 0) text(x(0) - 6, Math.min(y(used) - 5, floor - 20), `${count(Math.ceil(used))} used`, { class: 'strong', 'text-anchor': x(0) > 70 ? 'end' : 'start' });
   draw('path', { class: 'now', d: `M${x(0)} ${TOP - 8}V${floor + 4}` });
   text(x(0), TOP - 12, 'now', { class: 'strong', 'text-anchor': 'middle' });
 
-  const label = (at, words, name, anchor) => text(Math.min(Math.max(x(at), LEFT), width - RIGHT), HEIGHT - 10, words, { class: name ?? '', 'text-anchor': anchor });
+  const label = (at, content, name, anchor) => text(Math.min(Math.max(x(at), LEFT), width - RIGHT), HEIGHT - 10, content, { class: name ?? '', 'text-anchor': anchor });
   if (startMs < -windowMs * 0.4) label(startMs, `${duration(-startMs)} ago`, undefined, 'start');
   const nowLabel = clock(picture.at_us / 1000);
   label(0, nowLabel, 'strong', x(0) < 40 ? 'start' : x(0) > width - 40 ? 'end' : 'middle');
@@ -134,19 +134,19 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
   return svg;
 }
 
-// What the drawing shows, in words.
+// Explains the drawing.
 export function caption(picture, limit) {
   if (picture.kind === 'sliding-log') {
-    const older = picture.older_units > 0 ? ` ${count(picture.older_units)} older units are not drawn one by one.` : '';
-    return `Each dot was admitted, and leaves ${limit.window} after it came.${older}`;
+    const older = picture.older_units > 0 ? ` ${count(picture.older_units)} older units are not drawn individually.` : '';
+    return `Each dot is an admitted request, which expires after ${limit.window}.${older}`;
   }
-  if (picture.kind === 'sliding-counter') return 'The window under way counts in full, the one before by the part of it that is not yet a window ago.';
-  if (picture.kind === 'fixed-window') return 'All of it counts until the window ends, and then nothing does.';
-  return `It drains by ${count(picture.drains_per_second)} a second; a request fits as soon as there is room below the limit.`;
+  if (picture.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
+  if (picture.kind === 'fixed-window') return 'All units count until the window ends.';
+  return `The level drains by ${count(picture.drains_per_second)} per second; a request fits as soon as the level leaves room below the limit.`;
 }
 
-function said({ used, limit, cost, retryMs, never, fits }) {
-  const begin = `${count(used)} of ${count(limit.capacity)} count now, ${count(cost)} asked: `;
+function description({ used, limit, cost, retryMs, never, fits }) {
+  const begin = `${count(used)} of ${count(limit.capacity)} count now, ${count(cost)} requested: `;
   if (fits) return `${begin}fits`;
   return begin + (never || retryMs === null ? 'never fits' : `fits in ${duration(retryMs)}`);
 }

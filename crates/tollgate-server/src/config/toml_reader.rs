@@ -1,8 +1,8 @@
-//! From TOML to settings as they were written: every value keeps its place, and every mistake is noted, not only
+//! Deserializes TOML into the structs of `schema`. Every value keeps its location, and every problem is reported, not only
 //! the first.
 //!
-//! A value that cannot be read is reported once and then stands as [`Field::Wrong`], so that nobody complains of
-//! its absence as well. Which keys exist is known from the structs alone ([`tables`]), as is the JSON Schema.
+//! A value that cannot be read is reported once and becomes [`Field::Wrong`], so that it is not reported as missing as
+//! well. The structs alone define which keys exist ([`tables`]) and the JSON Schema.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
@@ -13,38 +13,38 @@ use toml::{
 };
 
 use super::{
-    error::{ConfigError, File, Place, Problem},
+    error::{ConfigError, Location, Problem, SourceFile},
     syntax,
 };
 
-/// How alike two words must be for one to be a slip of the other (Jaro-Winkler, 0 to 1).
-const ALIKE: f64 = 0.8;
+/// Minimum similarity of two words to suggest one for the other (Jaro-Winkler, 0 to 1).
+const MIN_SIMILARITY: f64 = 0.8;
 
-/// A value in the file and where it stands.
-pub(super) type Value<'a> = Spanned<DeValue<'a>>;
+/// A TOML value and its span.
+pub(super) type TomlValue<'a> = Spanned<DeValue<'a>>;
 
-/// What can be read from a value of TOML.
+/// Types that are read from a TOML value.
 pub(super) trait FromToml: Sized {
-    /// Reads the value; what is wrong with it goes to the reader, and leaves nothing.
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self>;
+    /// Reads the value. On failure, reports a problem to the reader and returns `None`.
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self>;
 }
 
-/// What can also be read from a flag or a variable.
+/// Types that are also read from a flag or an environment variable.
 pub(super) trait FromText: Sized {
-    /// What it is, and an example: it ends the sentence "… is not a …".
-    const WHAT: &'static str;
+    /// The expected form and an example; completes the message "… is not …".
+    const EXPECTED: &'static str;
 
     fn from_text(text: &str) -> Result<Self, String>;
 }
 
-/// A setting as it was written.
+/// A setting as written in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Field<T> {
     #[default]
     Absent,
-    /// It is there, cannot be read, and that has been said.
-    Wrong(Place),
-    Given(T, Place),
+    /// Present but invalid; already reported.
+    Wrong(Location),
+    Given(T, Location),
 }
 
 impl<T> Field<T> {
@@ -66,40 +66,40 @@ impl<T> Field<T> {
         matches!(self, Self::Absent)
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn location(&self) -> Location {
         match self {
-            Self::Absent => Place::Nowhere,
-            Self::Wrong(place) | Self::Given(_, place) => place.clone(),
+            Self::Absent => Location::Default,
+            Self::Wrong(location) | Self::Given(_, location) => location.clone(),
         }
     }
 
-    /// Where this was written, or else the table that lacks it.
-    pub(super) fn place_or(&self, table: &Place) -> Place {
-        if self.is_absent() { table.clone() } else { self.place() }
+    /// The location of this field, or of the table that lacks it.
+    pub(super) fn location_or(&self, table: &Location) -> Location {
+        if self.is_absent() { table.clone() } else { self.location() }
     }
 }
 
 impl<T: Clone> Field<T> {
-    /// This, or when it was not written, the other.
+    /// This field, or the other if this one is absent.
     pub(super) fn or(&self, other: &Self) -> Self {
         if self.is_absent() { other.clone() } else { self.clone() }
     }
 }
 
-/// Reads one file and notes what is wrong with it.
-pub(super) struct Reader {
-    file: Arc<File>,
-    /// The keys on the way to the value that is being read.
+/// Reads one file and collects its problems.
+pub(super) struct TomlReader {
+    file: Arc<SourceFile>,
+    /// The keys that lead to the current value.
     path: Vec<String>,
     pub(super) problems: Vec<Problem>,
 }
 
-/// Reads a whole document, and says what is wrong with it.
-pub(super) fn read<T: FromToml>(file: Arc<File>, text: &str) -> Result<(T, Vec<Problem>), ConfigError> {
-    let mut reader = Reader { file, path: Vec::new(), problems: Vec::new() };
+/// Reads a whole document and returns it with its problems.
+pub(super) fn read<T: FromToml>(file: Arc<SourceFile>, text: &str) -> Result<(T, Vec<Problem>), ConfigError> {
+    let mut reader = TomlReader { file, path: Vec::new(), problems: Vec::new() };
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // What could be read beside them may be read wrongly: a lost quote makes a key of a value.
+        // The rest of the document is unreliable: a missing quote can turn a value into a key.
         return Err(ConfigError::new(syntax::problems(&reader.file, &errors)));
     }
     let value = Spanned::new(table.span(), DeValue::Table(table.into_inner()));
@@ -109,20 +109,20 @@ pub(super) fn read<T: FromToml>(file: Arc<File>, text: &str) -> Result<(T, Vec<P
     }
 }
 
-impl Reader {
-    pub(super) fn place(&self, span: std::ops::Range<usize>) -> Place {
-        Place::In { file: Arc::clone(&self.file), span }
+impl TomlReader {
+    pub(super) fn location(&self, span: std::ops::Range<usize>) -> Location {
+        Location::InFile { file: Arc::clone(&self.file), span }
     }
 
-    /// Notes that this value is wrong, with the keys that lead to it.
-    pub(super) fn wrong(&mut self, value: &Value<'_>, message: impl AsRef<str>) {
-        let place = self.place(value.span());
+    /// Reports a problem with a value, prefixed with the keys that lead to it.
+    pub(super) fn wrong(&mut self, value: &TomlValue<'_>, message: impl AsRef<str>) {
+        let location = self.location(value.span());
         let message = format!("{}: {}", self.path.join("."), message.as_ref());
-        self.problems.push(Problem::new(&place, message));
+        self.problems.push(Problem::new(&location, message));
     }
 
-    /// The entries of a table, each with its key.
-    pub(super) fn table<'v, 'i>(&mut self, value: &'v Value<'i>, what: &str) -> Option<&'v DeTable<'i>> {
+    /// Returns the value as a table, or reports that it is not one.
+    pub(super) fn table<'v, 'i>(&mut self, value: &'v TomlValue<'i>, what: &str) -> Option<&'v DeTable<'i>> {
         let table = value.get_ref().as_table();
         if table.is_none() {
             let path = self.path.join(".");
@@ -132,26 +132,26 @@ impl Reader {
         table
     }
 
-    /// Reads what stands under a key.
-    pub(super) fn field<T: FromToml>(&mut self, key: &str, value: &Value<'_>) -> Field<T> {
+    /// Reads the value of a key.
+    pub(super) fn field<T: FromToml>(&mut self, key: &str, value: &TomlValue<'_>) -> Field<T> {
         self.path.push(key.to_owned());
         let read = T::from_toml(value, self);
         self.path.pop();
-        let place = self.place(value.span());
+        let location = self.location(value.span());
         match read {
-            Some(read) => Field::Given(read, place),
-            None => Field::Wrong(place),
+            Some(read) => Field::Given(read, location),
+            None => Field::Wrong(location),
         }
     }
 
     pub(super) fn unknown(&mut self, key: &Spanned<Cow<'_, str>>, known: &[&str]) {
-        let place = self.place(key.span());
+        let location = self.location(key.span());
         let table = match self.path.join(".") {
             path if path.is_empty() => "the file".to_owned(),
             path => path,
         };
-        let problem = Problem::new(&place, format!("{table}: there is no key `{}`", key.get_ref()));
-        let help = match meant(key.get_ref(), known) {
+        let problem = Problem::new(&location, format!("{table}: unknown key `{}`", key.get_ref()));
+        let help = match suggestion(key.get_ref(), known) {
             Some(other) => format!("did you mean `{other}`?"),
             None => format!("the keys here are {}", known.join(", ")),
         };
@@ -159,8 +159,8 @@ impl Reader {
     }
 }
 
-/// What others call a key of ours.
-const ELSEWHERE: [(&str, &str); 13] = [
+/// Key names of other rate limiters, and the key used here.
+const ALIASES: [(&str, &str); 13] = [
     ("limit", "amount"),
     ("max", "amount"),
     ("rate", "amount"),
@@ -176,22 +176,22 @@ const ELSEWHERE: [(&str, &str); 13] = [
     ("type", "algorithm"),
 ];
 
-/// The one of `known` that was probably meant.
-pub(super) fn meant<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let elsewhere = ELSEWHERE.iter().find(|(other, _)| *other == word);
+/// Returns the element of `known` that was probably intended.
+pub(super) fn suggestion<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let elsewhere = ALIASES.iter().find(|(other, _)| *other == word);
     if let Some(ours) = elsewhere.and_then(|(_, ours)| known.iter().find(|known| *known == ours)) {
         return Some(ours);
     }
     let likeness = |other: &&str| strsim::jaro_winkler(&word.to_ascii_lowercase(), other);
     let best = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)))?;
-    (likeness(best) >= ALIKE).then_some(*best)
+    (likeness(best) >= MIN_SIMILARITY).then_some(*best)
 }
 
-/// A value as a message shows it.
+/// Formats a value for a message.
 pub(super) fn shown(value: &DeValue<'_>) -> String {
     const LONGEST: usize = 60;
     match value {
-        DeValue::String(text) if text.contains('@') => "this text".to_owned(),
+        DeValue::String(text) if text.contains('@') => "this string".to_owned(),
         DeValue::String(text) if text.chars().count() > LONGEST => {
             format!("{:?}", text.chars().take(LONGEST).chain(['…']).collect::<String>())
         }
@@ -205,7 +205,7 @@ pub(super) fn shown(value: &DeValue<'_>) -> String {
     }
 }
 
-/// Declares structs that are read from tables: a [`Field`] for each key, and [`FromToml`], and the JSON Schema.
+/// Declares structs that are read from tables: a [`Field`] for each key, [`FromToml`] and the JSON Schema.
 macro_rules! tables {
     ($(
         $(#[$about:meta])*
@@ -217,18 +217,18 @@ macro_rules! tables {
         #[schemars(deny_unknown_fields, default)]
         $(#[$about])*
         pub(super) struct $name {
-            $( $(#[$says])* pub(super) $field: $crate::config::reader::Field<$kind>, )*
+            $( $(#[$says])* pub(super) $field: $crate::config::toml_reader::Field<$kind>, )*
         }
 
-        impl $crate::config::reader::FromToml for $name {
+        impl $crate::config::toml_reader::FromToml for $name {
             fn from_toml(
-                value: &$crate::config::reader::Value<'_>,
-                reader: &mut $crate::config::reader::Reader,
+                value: &$crate::config::toml_reader::TomlValue<'_>,
+                reader: &mut $crate::config::toml_reader::TomlReader,
             ) -> Option<Self> {
-                const KNOWN: &[&str] = &[$( $crate::config::reader::key(stringify!($field)) ),*];
+                const KNOWN: &[&str] = &[$( $crate::config::toml_reader::key(stringify!($field)) ),*];
                 let mut read = Self::default();
                 for (key, value) in reader.table(value, "write it as [{path}]")? {
-                    $( if key.get_ref() == $crate::config::reader::key(stringify!($field)) {
+                    $( if key.get_ref() == $crate::config::toml_reader::key(stringify!($field)) {
                         read.$field = reader.field(key.get_ref(), value);
                         continue;
                     } )*
@@ -241,7 +241,7 @@ macro_rules! tables {
 }
 pub(super) use tables;
 
-/// The key of a field: its name, and for a word of Rust without its mark.
+/// The key of a field: its name without the `r#` of raw identifiers.
 pub(super) const fn key(field: &str) -> &str {
     match field.as_bytes() {
         [b'r', b'#', ..] => field.split_at(2).1,
@@ -250,7 +250,7 @@ pub(super) const fn key(field: &str) -> &str {
 }
 
 impl<T: FromToml> FromToml for Vec<Field<T>> {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         let Some(array) = value.get_ref().as_array() else {
             let hint = match value.get_ref() {
                 DeValue::Table(_) => format!("write it as [[{}]]", reader.path.join(".")),
@@ -263,8 +263,8 @@ impl<T: FromToml> FromToml for Vec<Field<T>> {
             array
                 .iter()
                 .map(|element| match T::from_toml(element, reader) {
-                    Some(read) => Field::Given(read, reader.place(element.span())),
-                    None => Field::Wrong(reader.place(element.span())),
+                    Some(read) => Field::Given(read, reader.location(element.span())),
+                    None => Field::Wrong(reader.location(element.span())),
                 })
                 .collect(),
         )
@@ -272,7 +272,7 @@ impl<T: FromToml> FromToml for Vec<Field<T>> {
 }
 
 impl<T: FromToml> FromToml for BTreeMap<String, Field<T>> {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         let table = reader.table(value, "write it as { name = value }")?;
         Some(
             table
@@ -284,32 +284,32 @@ impl<T: FromToml> FromToml for BTreeMap<String, Field<T>> {
 }
 
 impl FromToml for String {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         let text = value.get_ref().as_str();
         if text.is_none() {
-            reader.wrong(value, format!("{} is not a text: write it in quotes", shown(value.get_ref())));
+            reader.wrong(value, format!("{} is not a string: write it in quotes", shown(value.get_ref())));
         }
         text.map(str::to_owned)
     }
 }
 
 impl FromToml for bool {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         let flag = value.get_ref().as_bool();
         if flag.is_none() {
-            let message = format!("{} is neither true nor false", shown(value.get_ref()));
-            reader.wrong(value, format!("{message}: write one of these, without quotes"));
+            let message = format!("{} is not a boolean", shown(value.get_ref()));
+            reader.wrong(value, format!("{message}: write true or false, without quotes"));
         }
         flag
     }
 }
 
 impl FromToml for u64 {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         let number = value.get_ref().as_integer();
         let number = number.and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
         if number.is_none() {
-            let message = format!("{} is not a whole number from 0: write one", shown(value.get_ref()));
+            let message = format!("{} is not a non-negative integer: write one", shown(value.get_ref()));
             reader.wrong(value, format!("{message}, without quotes"));
         }
         number

@@ -1,7 +1,7 @@
-//! Counts, for as many threads as there are. They only grow, but for the requests under way.
+//! Counters of requests, decisions and costs, with one cell per thread.
 //!
-//! They are counted modulo 2^64, by each thread and in their sum: costs reach that. To Prometheus a counter that begins
-//! again from a small number is a counter reset, and `rate` goes on.
+//! All counters wrap modulo 2^64, per cell and in their sum, because costs can reach that. Prometheus treats the wrap as a
+//! counter reset, and `rate` continues.
 
 use std::{
     collections::HashMap,
@@ -19,35 +19,35 @@ use tollgate::{
 
 use super::{
     Call,
+    heavy_hitters::KeyedRule,
     outcome::{RequestOutcome, RuleOutcome},
-    shard::Sharded,
-    top::TopRule,
+    per_thread::PerThread,
 };
 
-/// How many rules have counts of their own: the first of the configuration. The others share those of [`OTHER`].
-pub const MAX_RULES_APART: usize = 500;
+/// Number of rules with their own counters, in configuration order. The others share those of [`OTHER_RULES`].
+pub const MAX_COUNTED_RULES: usize = 500;
 
-/// The rule of what has no counts of its own.
-pub const OTHER: &str = "!other";
+/// The `rule` label of rules without their own counters.
+pub const OTHER_RULES: &str = "!other";
 
-/// The rule of what is decided by a limit given with the request.
-pub const KEYED: &str = "!key";
+/// The `rule` label of decisions by a limit that came with the request.
+pub const KEY_RULE: &str = "!key";
 
-/// The counts of each rule. The rules are those of one moment; the counts go on.
-pub(super) struct Table {
+/// The counters of each rule. A table belongs to one set of rules; the counters outlive it.
+pub(super) struct CounterTable {
     rules: Arc<RuleSet>,
-    by_name: HashMap<Arc<str>, RuleTally, foldhash::fast::RandomState>,
+    by_name: HashMap<Arc<str>, RuleCounters, foldhash::fast::RandomState>,
     /// The names, in the order of the rules.
     names: Vec<Arc<str>>,
-    other: RuleTally,
-    keyed: RuleTally,
+    other: RuleCounters,
+    keyed: RuleCounters,
 }
 
-/// The counts of one rule.
+/// The counters of one rule.
 #[derive(Clone)]
-pub(super) struct RuleTally {
-    counts: Arc<Sharded<Counts>>,
-    top: Arc<TopRule>,
+pub(super) struct RuleCounters {
+    counts: Arc<PerThread<Counts>>,
+    top: Arc<KeyedRule>,
 }
 
 #[derive(Default)]
@@ -57,18 +57,18 @@ struct Counts {
     adjustments: [AtomicU64; Adjustment::ALL.len()],
 }
 
-/// What is charged or taken back without a decision.
+/// A cost that is charged or refunded without a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Adjustment {
-    /// Charged afterwards.
+    /// Charged.
     Charged,
-    /// Taken back.
+    /// Refunded.
     Refunded,
 }
 
 /// The requests of one front end.
 #[derive(Default)]
-pub(super) struct TransportTally(Sharded<Transported>);
+pub(super) struct TransportCounters(PerThread<Transported>);
 
 #[derive(Default)]
 struct Transported {
@@ -77,11 +77,11 @@ struct Transported {
     nanos: AtomicU64,
 }
 
-/// How often each call ended how.
+/// The requests by call and outcome.
 #[derive(Default)]
-pub(super) struct RequestTally(Sharded<[[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]>);
+pub(super) struct RequestCounters(PerThread<[[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]>);
 
-/// The calls, in the order of their counts.
+/// The calls, in the order of their counters.
 const CALLS: [Call; 5] = [
     Call::CHECK,
     Call::Decide(Operation::Peek),
@@ -90,61 +90,61 @@ const CALLS: [Call; 5] = [
     Call::Reset,
 ];
 
-impl Table {
+impl CounterTable {
     pub(super) fn new(rules: Arc<RuleSet>) -> Self {
         Self {
             by_name: HashMap::default(),
             names: Vec::new(),
-            other: RuleTally::new(TopRule::new(OTHER.into(), &[])),
-            keyed: RuleTally::new(TopRule::new(KEYED.into(), &[])),
+            other: RuleCounters::new(KeyedRule::new(OTHER_RULES.into(), &[])),
+            keyed: RuleCounters::new(KeyedRule::new(KEY_RULE.into(), &[])),
             rules: Arc::clone(&rules),
         }
         .with_rules(rules)
     }
 
-    /// The table for other rules: who keeps its name keeps its counts.
+    /// Creates the table for other rules. Rules with the same name keep their counters.
     pub(super) fn with_rules(&self, rules: Arc<RuleSet>) -> Self {
         let by_name = rules.rules().enumerate().map(|(place, rule)| {
             let counts = match self.by_name.get(&rule.name) {
-                _ if place >= MAX_RULES_APART => Arc::clone(&self.other.counts),
+                _ if place >= MAX_COUNTED_RULES => Arc::clone(&self.other.counts),
                 Some(known) if !Arc::ptr_eq(&known.counts, &self.other.counts) => Arc::clone(&known.counts),
                 _ => Arc::default(),
             };
-            let top = Arc::new(TopRule::new(Arc::clone(&rule.name), &rule.per));
-            (Arc::clone(&rule.name), RuleTally { counts, top })
+            let top = Arc::new(KeyedRule::new(Arc::clone(&rule.name), &rule.per));
+            (Arc::clone(&rule.name), RuleCounters { counts, top })
         });
         let by_name = by_name.collect();
-        let names = rules.rules().take(MAX_RULES_APART).map(|rule| Arc::clone(&rule.name)).collect();
+        let names = rules.rules().take(MAX_COUNTED_RULES).map(|rule| Arc::clone(&rule.name)).collect();
         Self { by_name, names, other: self.other.clone(), keyed: self.keyed.clone(), rules }
     }
 
-    /// The rules that it is for.
+    /// The rules of this table.
     pub(super) fn rules(&self) -> &Arc<RuleSet> {
         &self.rules
     }
 
-    /// The counts of a rule, if it is in force.
-    pub(super) fn find(&self, rule: &str) -> Option<&RuleTally> {
+    /// The counters of a rule, if it is active.
+    pub(super) fn find(&self, rule: &str) -> Option<&RuleCounters> {
         self.by_name.get(rule)
     }
 
-    pub(super) fn other(&self) -> &RuleTally {
+    pub(super) fn other(&self) -> &RuleCounters {
         &self.other
     }
 
-    pub(super) fn keyed(&self) -> &RuleTally {
+    pub(super) fn keyed(&self) -> &RuleCounters {
         &self.keyed
     }
 
-    /// Everything that has counts of its own, in the order of the rules.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &RuleTally)> {
-        let apart = self.names.iter().filter_map(|name| Some((&**name, self.by_name.get(name)?)));
-        apart.chain([(KEYED, &self.keyed), (OTHER, &self.other)])
+    /// All counters with their rule names, in the order of the rules.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &RuleCounters)> {
+        let own = self.names.iter().filter_map(|name| Some((&**name, self.by_name.get(name)?)));
+        own.chain([(KEY_RULE, &self.keyed), (OTHER_RULES, &self.other)])
     }
 }
 
-impl RuleTally {
-    fn new(top: TopRule) -> Self {
+impl RuleCounters {
+    fn new(top: KeyedRule) -> Self {
         Self { counts: Arc::default(), top: Arc::new(top) }
     }
 
@@ -170,7 +170,7 @@ impl RuleTally {
         names.zip(costs.into_iter().chain(sums(self.counts.all().map(|counts| &counts.adjustments))))
     }
 
-    pub(super) fn top_rule(&self) -> &Arc<TopRule> {
+    pub(super) fn top_rule(&self) -> &Arc<KeyedRule> {
         &self.top
     }
 }
@@ -186,7 +186,7 @@ impl Adjustment {
     }
 }
 
-impl TransportTally {
+impl TransportCounters {
     pub(super) fn entered(&self) {
         self.0.own().add(|counts| &counts.entered, 1);
     }
@@ -204,16 +204,16 @@ impl TransportTally {
         Durations { counts: sums(self.0.all().map(|shard| &shard.left)), total: Duration::from_nanos(nanos) }
     }
 
-    /// How many are under way.
+    /// Number of requests in progress.
     pub(super) fn inflight(&self) -> u64 {
-        // read first: who leaves meanwhile has entered before
+        // Finished requests are read first: a request that finishes in between has already been counted as started.
         let left = sum(self.durations().counts);
         let entered = sum(self.0.all().map(|shard| read(&shard.entered)));
         entered.saturating_sub(left)
     }
 }
 
-impl RequestTally {
+impl RequestCounters {
     pub(super) fn count(&self, call: Call, outcome: RequestOutcome) {
         let place = match call {
             Call::Decide(Operation::Check) => 0,
@@ -225,7 +225,7 @@ impl RequestTally {
         self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }
 
-    /// By the place of the outcome in [`RequestOutcome::ALL`], in parts.
+    /// Partial counts with the index of their outcome in [`RequestOutcome::ALL`].
     pub(super) fn by_outcome(&self) -> impl Iterator<Item = (usize, u64)> {
         self.0.all().flatten().flat_map(|counts| counts.iter().map(read).enumerate())
     }
@@ -241,7 +241,7 @@ impl RequestTally {
     }
 }
 
-/// What all threads counted together.
+/// The sums over all cells.
 fn sums<'a, const N: usize>(shards: impl Iterator<Item = &'a [AtomicU64; N]>) -> [u64; N] {
     shards.fold([0; N], |mut sums, counts| {
         for (sum, count) in sums.iter_mut().zip(counts) {
@@ -251,7 +251,7 @@ fn sums<'a, const N: usize>(shards: impl Iterator<Item = &'a [AtomicU64; N]>) ->
     })
 }
 
-/// The sum of counts, modulo 2^64 as they are.
+/// The sum modulo 2^64.
 pub(super) fn sum(counts: impl IntoIterator<Item = u64>) -> u64 {
     counts.into_iter().fold(0, u64::wrapping_add)
 }

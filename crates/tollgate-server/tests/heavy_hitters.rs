@@ -9,24 +9,27 @@ use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
 use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
-    observe::top::{ERROR_SHARE, EXACT, MAX_KEYS, Noted, SAMPLED, Snapshot, Top, TopKey, TopRule, WINDOW},
+    observe::heavy_hitters::{
+        ERROR_SHARE, EXACT, HeavyHitter, HeavyHitterSnapshot, HeavyHitters, KeyOutcome, KeyedRule, MAX_KEYS,
+        SAMPLED, WINDOW,
+    },
 };
 
 const CALLER: Caller = Caller::at(Transport::Http);
 
-fn rule() -> Arc<TopRule> {
-    Arc::new(TopRule::new("per-ip".into(), &["ip".into()]))
+fn rule() -> Arc<KeyedRule> {
+    Arc::new(KeyedRule::new("per-ip".into(), &["ip".into()]))
 }
 
 fn ip(address: &str) -> Labels {
     Labels::new([("ip", address)]).unwrap()
 }
 
-fn key(rule: &str, key: &str, count: u64, refused: u64) -> TopKey {
-    TopKey { rule: rule.into(), key: key.into(), count, refused }
+fn key(rule: &str, key: &str, count: u64, denied: u64) -> HeavyHitter {
+    HeavyHitter { rule: rule.into(), key: key.into(), count, denied }
 }
 
-/// Numbers that look random and are the same each time.
+/// A deterministic random number generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -35,76 +38,76 @@ impl Numbers {
         self.0 >> 33
     }
 
-    /// A few are seen very often, and very many hardly ever.
+    /// Returns a few numbers often and many rarely.
     fn skewed(&mut self) -> u64 {
         (1 << 40) / (self.next() % (1 << 20) * (1 << 12) + 1 + self.next() % (1 << 12))
     }
 }
 
-/// What was noted, by who counted it without a sketch.
+/// Exact counts, without a sketch.
 #[derive(Default)]
 struct Truth(HashMap<String, (u64, u64)>);
 
 impl Truth {
-    fn add(&mut self, key: String, noted: Noted) {
-        let (count, refused) = self.0.entry(key).or_default();
+    fn add(&mut self, key: String, outcome: KeyOutcome) {
+        let (count, denied) = self.0.entry(key).or_default();
         *count += 1;
-        *refused += u64::from(noted == Noted::Refused);
+        *denied += u64::from(outcome == KeyOutcome::Denied);
     }
 
-    /// Whether each key that is shown is counted within the error and `slack`, and each that should be shown is.
-    fn agrees_with(&self, snapshot: &Snapshot, slack: impl Fn(u64) -> u64) {
+    /// Checks that every listed count is within the error and `slack`, and that no heavy key is missing.
+    fn agrees_with(&self, snapshot: &HeavyHitterSnapshot, slack: impl Fn(u64) -> u64) {
         let is_near = |shown: u64, error: u64, truth: u64| {
             shown <= truth + slack(truth) && shown + error + slack(truth) >= truth
         };
         for shown in &snapshot.heaviest {
-            let (count, refused) = self.0[&*shown.key];
+            let (count, denied) = self.0[&*shown.key];
             assert!(is_near(shown.count, snapshot.error, count), "{shown:?}, in truth {count}");
-            assert!(is_near(shown.refused, snapshot.refused_error, refused), "{shown:?}, in truth {refused}");
+            assert!(is_near(shown.denied, snapshot.denied_error, denied), "{shown:?}, in truth {denied}");
         }
-        let is_shown = |keys: &[TopKey], key: &str| keys.iter().any(|shown| *shown.key == *key);
+        let is_shown = |keys: &[HeavyHitter], key: &str| keys.iter().any(|shown| *shown.key == *key);
         let least = snapshot.heaviest.last().unwrap().count + snapshot.error;
-        let least_refused = snapshot.most_refused.last().unwrap().refused + snapshot.refused_error;
-        for (key, (count, refused)) in &self.0 {
+        let least_denied = snapshot.most_denied.last().unwrap().denied + snapshot.denied_error;
+        for (key, (count, denied)) in &self.0 {
             let is_heavy = *count > least + slack(*count);
             assert!(!is_heavy || is_shown(&snapshot.heaviest, key), "{key} asked {count} times");
-            let is_refused = *refused > least_refused + slack(*refused);
-            assert!(
-                !is_refused || is_shown(&snapshot.most_refused, key),
-                "{key} was refused {refused} times"
-            );
+            let is_denied = *denied > least_denied + slack(*denied);
+            assert!(!is_denied || is_shown(&snapshot.most_denied, key), "{key} was denied {denied} times");
         }
     }
 }
 
-/// So many checks by each of some threads.
-fn noted_by_threads(top: &Top, each: u64) -> Truth {
+/// Records `each` checks on each of several threads.
+fn recorded_by_threads(top: &HeavyHitters, each: u64) -> Truth {
     const THREADS: u64 = 4;
     let rule = rule();
-    let seen: Vec<Vec<(u64, Noted)>> = thread::scope(|scope| {
+    let seen: Vec<Vec<(u64, KeyOutcome)>> = thread::scope(|scope| {
         let note = |seed| {
             let (rule, mut numbers) = (&rule, Numbers(seed));
             scope.spawn(move || {
                 let numbers = (0..each).map(|_| numbers.skewed());
-                let seen = numbers.map(|n| (n, if n % 3 == 0 { Noted::Refused } else { Noted::Passed }));
-                seen.inspect(|(n, noted)| top.note_rule(rule, &ip(&n.to_string()), *noted, Duration::ZERO))
-                    .collect()
+                let seen =
+                    numbers.map(|n| (n, if n % 3 == 0 { KeyOutcome::Denied } else { KeyOutcome::Allowed }));
+                seen.inspect(|(n, outcome)| {
+                    top.record_rule(rule, &ip(&n.to_string()), *outcome, Duration::ZERO)
+                })
+                .collect()
             })
         };
         let threads: Vec<_> = (0..THREADS).map(note).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut truth = Truth::default();
-    for (n, noted) in seen.into_iter().flatten() {
-        truth.add(format!("ip={n}"), noted);
+    for (n, outcome) in seen.into_iter().flatten() {
+        truth.add(format!("ip={n}"), outcome);
     }
     truth
 }
 
 #[test]
-fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_is_missed() {
-    let top = Top::default();
-    let truth = noted_by_threads(&top, EXACT);
+fn counts_are_within_the_error_and_no_heavy_key_is_missing() {
+    let top = HeavyHitters::default();
+    let truth = recorded_by_threads(&top, EXACT);
     let total: u64 = truth.0.values().map(|(count, _)| count).sum();
     assert!(truth.0.len() > 5_000, "{} keys are too few for a test", truth.0.len());
     let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
@@ -114,11 +117,11 @@ fn no_count_is_too_large_nor_too_small_by_more_than_the_error_and_no_heavy_key_i
 }
 
 #[test]
-fn of_very_many_checks_a_sample_is_near_the_truth() {
-    let top = Top::default();
-    let truth = noted_by_threads(&top, 20 * EXACT);
+fn sampled_counts_are_close_to_the_exact_counts() {
+    let top = HeavyHitters::default();
+    let truth = recorded_by_threads(&top, 20 * EXACT);
     let total: u64 = truth.0.values().map(|(count, _)| count).sum();
-    // seven times the standard deviation: by chance never
+    // seven standard deviations: practically impossible
     let slack = |count: u64| (7.0 * ((SAMPLED * count) as f64).sqrt()) as u64 + 7 * SAMPLED;
     let snapshot = top.snapshot(MAX_KEYS, Duration::ZERO);
     assert!(snapshot.count.abs_diff(total) <= slack(total), "{} of {total}", snapshot.count);
@@ -126,17 +129,17 @@ fn of_very_many_checks_a_sample_is_near_the_truth() {
 }
 
 #[test]
-fn what_is_old_fades_also_when_nobody_asks_any_more() {
-    let (top, rule) = (Top::default(), rule());
+fn old_checks_expire_even_without_new_ones() {
+    let (top, rule) = (HeavyHitters::default(), rule());
     let keys = |at: Duration| -> Vec<(String, u64)> {
-        let Snapshot { heaviest, .. } = top.snapshot(10, at);
+        let HeavyHitterSnapshot { heaviest, .. } = top.snapshot(10, at);
         heaviest.into_iter().map(|key| (key.key.into(), key.count)).collect()
     };
     let key = |name: &str, count| (format!("ip={name}"), count);
     let second = Duration::from_secs(1);
-    top.note_rule(&rule, &ip("old"), Noted::Passed, Duration::ZERO);
-    top.note_rule(&rule, &ip("old"), Noted::Passed, second);
-    top.note_rule(&rule, &ip("new"), Noted::Passed, WINDOW + second);
+    top.record_rule(&rule, &ip("old"), KeyOutcome::Allowed, Duration::ZERO);
+    top.record_rule(&rule, &ip("old"), KeyOutcome::Allowed, second);
+    top.record_rule(&rule, &ip("new"), KeyOutcome::Allowed, WINDOW + second);
     assert_eq!(keys(WINDOW + second), [key("old", 2), key("new", 1)]);
     assert_eq!(top.snapshot(1, WINDOW + second).seconds, WINDOW.as_secs() + 1);
     assert_eq!(keys(2 * WINDOW + 2 * second), [key("new", 1)]);
@@ -144,7 +147,7 @@ fn what_is_old_fades_also_when_nobody_asks_any_more() {
 }
 
 #[tokio::test]
-async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
+async fn the_desk_records_checks_and_denials_by_rule_and_key() {
     let minute = |amount| Limit::sliding_log(amount, Duration::from_secs(60)).unwrap();
     let rules = [
         Rule::new("per-user", minute(3)).per(["tenant", "user"]),
@@ -167,9 +170,9 @@ async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
 
     let snapshot = desk.observer().top(10);
     let eve = key("per-user", "tenant=acme user=eve", 5, 2);
-    assert_eq!((snapshot.error, snapshot.refused_error), (0, 0));
-    assert_eq!(snapshot.most_refused, std::slice::from_ref(&eve));
-    // of the last refusal, which was remembered, only the rule that refuses is known
+    assert_eq!((snapshot.error, snapshot.denied_error), (0, 0));
+    assert_eq!(snapshot.most_denied, std::slice::from_ref(&eve));
+    // the last denial came from the denial cache and lists only the denying rule
     let mut heaviest = snapshot.heaviest;
     heaviest.retain(|key| &*key.rule != "all");
     assert_eq!(heaviest.len(), 3, "{heaviest:?}");
@@ -180,11 +183,11 @@ async fn the_desk_notes_who_asked_by_which_rule_and_who_was_refused() {
 }
 
 #[test]
-fn a_long_key_is_cut_and_stays_apart_from_others() {
-    let (top, rule) = (Top::default(), rule());
+fn a_long_key_is_truncated_and_keeps_its_own_count() {
+    let (top, rule) = (HeavyHitters::default(), rule());
     let long = |end: &str| ip(&("ü".repeat(400) + end));
-    top.note_rule(&rule, &long("a"), Noted::Passed, Duration::ZERO);
-    top.note_rule(&rule, &long("b"), Noted::Refused, Duration::ZERO);
+    top.record_rule(&rule, &long("a"), KeyOutcome::Allowed, Duration::ZERO);
+    top.record_rule(&rule, &long("b"), KeyOutcome::Denied, Duration::ZERO);
     let heaviest = top.snapshot(10, Duration::ZERO).heaviest;
     assert_eq!(
         heaviest.iter().map(|key| (key.count, key.key.chars().count())).collect::<Vec<_>>(),

@@ -1,13 +1,13 @@
-//! A refusal as a response: problem+json (RFC 9457), or for gRPC a status without a message.
+//! Responses to denied requests: problem+json (RFC 9457), or a gRPC status without a message.
 //!
-//! | why | HTTP | gRPC |
+//! | reason | HTTP | gRPC |
 //! |---|---|---|
-//! | a limit is used up, or a rule refuses outright | 429 `quota-exceeded` | RESOURCE_EXHAUSTED |
-//! | the store is away and a rule says `closed` | 503 `temporary-reduced-capacity` | UNAVAILABLE |
-//! | the request cannot be asked about | 400 | INVALID_ARGUMENT |
-//! | the middleware is set up wrongly | 500 | INTERNAL |
+//! | a limit is exhausted, or a rule blocks the request | 429 `quota-exceeded` | RESOURCE_EXHAUSTED |
+//! | the store is unavailable and a rule fails closed | 503 `temporary-reduced-capacity` | UNAVAILABLE |
+//! | the request is invalid | 400 | INVALID_ARGUMENT |
+//! | the middleware is misconfigured | 500 | INTERNAL |
 //!
-//! None of them may be cached.
+//! None of these responses may be cached.
 
 use std::fmt;
 
@@ -27,26 +27,26 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types";
 
-/// How a refusal is written.
+/// The format of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form<'a> {
+pub enum DenialFormat<'a> {
     /// Problem+json.
     Http,
-    /// A gRPC status in the head of the response, of this content type.
+    /// A gRPC status in the response headers, with this content type.
     Grpc(&'a HeaderValue),
 }
 
-impl<'a> Form<'a> {
-    /// The form that whoever sent this head understands.
+impl<'a> DenialFormat<'a> {
+    /// Selects the format for a request.
     pub fn of(request: &'a http::request::Parts) -> Self {
         let grpc = |kind: &&HeaderValue| kind.as_bytes().starts_with(b"application/grpc");
         request.headers.get(CONTENT_TYPE).filter(grpc).map_or(Self::Http, Self::Grpc)
     }
 }
 
-/// The response to a request that a decision refuses, with the fields of a dialect.
-pub fn response(decision: &Decision, dialect: Dialect, form: Form<'_>) -> Response<Bytes> {
-    let kind = Kind::of(decision);
+/// Creates the response to a denied request, with the headers of a dialect.
+pub fn response(decision: &Decision, dialect: Dialect, form: DenialFormat<'_>) -> Response<Bytes> {
+    let kind = ProblemType::of(decision);
     let violated: Vec<_> = decision
         .tiers
         .iter()
@@ -55,7 +55,7 @@ pub fn response(decision: &Decision, dialect: Dialect, form: Form<'_>) -> Respon
         .collect();
     let detail = detail(decision, kind, &violated);
     let mut response = match form {
-        Form::Http => {
+        DenialFormat::Http => {
             let body = Body {
                 r#type: format!("{TYPES}#{}", kind.name()),
                 title: kind.title(),
@@ -66,25 +66,25 @@ pub fn response(decision: &Decision, dialect: Dialect, form: Form<'_>) -> Respon
             };
             problem(kind.status(), &body)
         }
-        Form::Grpc(content_type) => grpc_status(kind.code(), &detail, content_type),
+        DenialFormat::Grpc(content_type) => grpc_status(kind.code(), &detail, content_type),
     };
     headers::add(response.headers_mut(), decision, dialect);
     response
 }
 
-/// The status of the response to a request that a decision refuses.
+/// The HTTP status of the response to a denied request.
 pub fn status(decision: &Decision) -> StatusCode {
-    Kind::of(decision).status()
+    ProblemType::of(decision).status()
 }
 
-/// The response to a request that could not be asked about.
-pub fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
-    let (status, code, detail) = match mistake {
-        Mistake::OfCaller(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, detail),
-        Mistake::Ours(detail) => (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, detail),
+/// Creates the response to a request that could not be checked.
+pub fn error_response(error: &CheckError, form: DenialFormat<'_>) -> Response<Bytes> {
+    let (status, code, detail) = match error {
+        CheckError::BadRequest(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, detail),
+        CheckError::Misconfigured(detail) => (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, detail),
     };
     match form {
-        Form::Http => {
+        DenialFormat::Http => {
             let body = Body {
                 r#type: "about:blank".to_owned(),
                 title: status.canonical_reason().unwrap_or("Error"),
@@ -95,36 +95,36 @@ pub fn mistake(mistake: &Mistake, form: Form<'_>) -> Response<Bytes> {
             };
             problem(status, &body)
         }
-        Form::Grpc(content_type) => grpc_status(code, detail, content_type),
+        DenialFormat::Grpc(content_type) => grpc_status(code, detail, content_type),
     }
 }
 
-/// Why a request cannot be asked about, and whose mistake that is.
+/// A request could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mistake {
-    /// Something in the request.
-    OfCaller(String),
-    /// How the middleware or its rules were set up.
-    Ours(String),
+pub enum CheckError {
+    /// The request is invalid.
+    BadRequest(String),
+    /// The middleware or its rules are misconfigured.
+    Misconfigured(String),
 }
 
-impl From<Error> for Mistake {
+impl From<Error> for CheckError {
     fn from(error: Error) -> Self {
         match error {
-            Error::Match(_) | Error::Key(_) => Self::OfCaller(error.to_string()),
-            _ => Self::Ours(error.to_string()),
+            Error::Match(_) | Error::Key(_) => Self::BadRequest(error.to_string()),
+            _ => Self::Misconfigured(error.to_string()),
         }
     }
 }
 
-/// What a refused client is told it is.
+/// The problem type of a denial.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ProblemType {
     QuotaExceeded,
     ReducedCapacity,
 }
 
-impl Kind {
+impl ProblemType {
     fn of(decision: &Decision) -> Self {
         if decision.source == Source::Closed { Self::ReducedCapacity } else { Self::QuotaExceeded }
     }
@@ -158,7 +158,7 @@ impl Kind {
     }
 }
 
-/// The gRPC status codes that are used here.
+/// gRPC status codes.
 #[derive(Clone, Copy)]
 enum Code {
     InvalidArgument = 3,
@@ -179,20 +179,22 @@ struct Body<'a> {
     retry_after_ms: Option<u64>,
 }
 
-/// A sentence for people.
-fn detail(decision: &Decision, kind: Kind, violated: &[&str]) -> String {
+/// The text for users.
+fn detail(decision: &Decision, kind: ProblemType, violated: &[&str]) -> String {
     let names = violated.join(", ");
     let wait = decision.retry_after().map(whole_seconds_up);
     match (kind, wait) {
-        (Kind::ReducedCapacity, _) => format!("limits cannot be checked at the moment: {names}"),
-        (Kind::QuotaExceeded, Some(1)) => format!("used up: {names}; try again in 1 second"),
-        (Kind::QuotaExceeded, Some(seconds)) => format!("used up: {names}; try again in {seconds} seconds"),
-        (Kind::QuotaExceeded, None) => format!("more than is ever allowed: {names}; waiting does not help"),
+        (ProblemType::ReducedCapacity, _) => format!("limits cannot be checked at the moment: {names}"),
+        (ProblemType::QuotaExceeded, Some(1)) => format!("limit exceeded: {names}; retry in 1 second"),
+        (ProblemType::QuotaExceeded, Some(seconds)) => {
+            format!("limit exceeded: {names}; retry in {seconds} seconds")
+        }
+        (ProblemType::QuotaExceeded, None) => format!("denied: {names}; a retry cannot succeed"),
     }
 }
 
 fn problem(status: StatusCode, body: &Body<'_>) -> Response<Bytes> {
-    let body = serde_json::to_vec(body).expect("text and numbers are JSON");
+    let body = serde_json::to_vec(body).expect("strings and numbers serialize to JSON");
     let mut response = Response::new(Bytes::from(body));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -201,11 +203,11 @@ fn problem(status: StatusCode, body: &Body<'_>) -> Response<Bytes> {
     response
 }
 
-/// A response that consists of its head: gRPC calls it trailers-only.
+/// Creates a response without a body, which gRPC calls trailers-only.
 fn grpc_status(code: Code, message: &str, content_type: &HeaderValue) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     let message =
-        HeaderValue::try_from(Percent(message).to_string()).expect("what is not printable is encoded");
+        HeaderValue::try_from(Percent(message).to_string()).expect("percent-encoded text is printable");
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type.clone());
     headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code as u16));
@@ -213,7 +215,7 @@ fn grpc_status(code: Code, message: &str, content_type: &HeaderValue) -> Respons
     response
 }
 
-/// Text as `grpc-message` has it.
+/// Percent-encodes text for `grpc-message`.
 struct Percent<'a>(&'a str);
 
 impl fmt::Display for Percent<'_> {

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formatting of numbers and times, and creation of elements.
 
 export function count(number) {
   if (!Number.isFinite(number)) return '–';
@@ -15,7 +15,7 @@ export function share(part, whole) {
   return `${percent >= 10 || percent === 0 ? Math.round(percent) : percent.toFixed(1)} %`;
 }
 
-// Microseconds as milliseconds.
+// Formats microseconds as milliseconds.
 export function millis(micros) {
   const value = micros / 1000;
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
@@ -23,7 +23,7 @@ export function millis(micros) {
 
 const UNITS = [['d', 86400000], ['h', 3600000], ['min', 60000], ['s', 1000], ['ms', 1]];
 
-// Milliseconds in the largest two units that matter.
+// Formats milliseconds with at most two units.
 export function duration(ms) {
   if (ms > 0 && ms < 1) return '< 1 ms';
   if (ms < 1000) return `${Math.round(ms)} ms`;
@@ -44,7 +44,7 @@ export function clock(ms) {
   return new Date(ms).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 }
 
-// The milliseconds of "1h30m", as the server writes windows.
+// Parses a duration such as "1h30m" to milliseconds.
 export function windowMillis(text) {
   const units = { d: 86400000, h: 3600000, m: 60000, s: 1000, ms: 1 };
   let total = 0;
@@ -52,7 +52,7 @@ export function windowMillis(text) {
   return total;
 }
 
-// An element with attributes and children; text is never read as HTML.
+// Creates an element with attributes and children; text is never parsed as HTML.
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }

@@ -1,19 +1,19 @@
-//! What a request asks for, as the middleware and the server's forward-auth label it.
+//! The target of a request (path, host and headers) as labels, for the middleware and the server's forward-auth.
 //!
-//! A client writes method, path and host as it likes. Services serve paths that are longer than a label may be, or that have characters
-//! which no URI should: that is no reason to refuse a request, least of all where no rule looks. So nothing is decoded, and what is too
-//! long is cut; only what could be read in two ways is a mistake.
+//! Clients control method, path and host. Some services accept paths that are longer than a label or have characters that
+//! are invalid in a URI, so neither is an error. Nothing is decoded, and long values are truncated; only ambiguous requests
+//! are rejected.
 
 use http::{HeaderMap, HeaderValue};
 use tollgate::labels::MAX_LABEL_VALUE;
 
-use crate::refusal::Mistake;
+use crate::denial::CheckError;
 
-/// The path within a request's target, as it is written: without query and fragment, and without the scheme and host that
-/// stand before it where a proxy is asked. Where there is none, it is `/`.
+/// Returns the path of a request target as written, without query, fragment, scheme and host. It is `/` if the target has no
+/// path.
 ///
 /// ```
-/// use tollgate_tower::asked::path;
+/// use tollgate_tower::target::path;
 ///
 /// assert_eq!(path(b"/a%20b`c?d=/e"), b"/a%20b`c");
 /// assert_eq!(path(b"http://example.com/a"), b"/a");
@@ -25,14 +25,14 @@ pub fn path(target: &[u8]) -> &[u8] {
         Some(rest) => &rest[rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len())..],
         None => target,
     };
-    if path.is_empty() { b"/" } else { cut(path) }
+    if path.is_empty() { b"/" } else { truncate(path) }
 }
 
-/// The host within `name:port`, in one spelling: without port, in lower case and without the dot that may end it. What is no
-/// name is taken as it is.
+/// Returns the host of `name:port` in canonical form: lower case, without port and without a trailing dot. An invalid name is
+/// not changed otherwise.
 ///
 /// ```
-/// use tollgate_tower::asked::host;
+/// use tollgate_tower::target::host;
 ///
 /// assert_eq!(host(b"EXAMPLE.com.:8080"), b"example.com");
 /// assert_eq!(host(b"[2001:DB8::1]:443"), b"[2001:db8::1]");
@@ -46,30 +46,28 @@ pub fn host(authority: &[u8]) -> Vec<u8> {
         authority.iter().position(|&byte| byte == b':')
     };
     let host = &authority[..end.unwrap_or(authority.len())];
-    cut(host.strip_suffix(b".").unwrap_or(host)).to_ascii_lowercase()
+    truncate(host.strip_suffix(b".").unwrap_or(host)).to_ascii_lowercase()
 }
 
-/// The value of a header that may be given once: of two, the limiter and the service behind it might each take another.
+/// Returns the value of a header that must not be repeated, because the limiter and the service could use different ones.
 ///
 /// # Errors
-/// When it is given more than once.
-pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a [u8]>, Mistake> {
+/// If the header is repeated.
+pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a [u8]>, CheckError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (_, Some(_)) => {
-            Err(Mistake::OfCaller(format!("the header {name} is given more than once: give it once")))
-        }
+        (_, Some(_)) => Err(CheckError::BadRequest(format!("header {name} is repeated: send it once"))),
         (first, None) => Ok(first.map(HeaderValue::as_bytes)),
     }
 }
 
-/// As much of a value as a label holds. It matches the prefixes that the whole matches, and values that begin alike share a counter:
-/// nobody leaves a rule by writing more.
-pub fn cut(value: &[u8]) -> &[u8] {
+/// Truncates a value to the maximum length of a label. Prefix patterns still match, and long values with a common start share
+/// a counter, so a client cannot evade a rule with a longer value.
+pub fn truncate(value: &[u8]) -> &[u8] {
     &value[..value.len().min(MAX_LABEL_VALUE)]
 }
 
-/// What follows the scheme of an absolute URI.
+/// Returns the part of an absolute URI after the scheme.
 fn after_scheme(target: &[u8]) -> Option<&[u8]> {
     let end = target.iter().position(|byte| !byte.is_ascii_alphanumeric() && !b"+-.".contains(byte))?;
     target[end..].strip_prefix(b"://").filter(|_| end > 0)
@@ -82,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_what_stands_before_query_and_fragment() {
+    fn a_path_ends_before_query_and_fragment() {
         let table: [(&[u8], &[u8]); 18] = [
             (b"/", b"/"),
             (b"/a?b", b"/a"),
@@ -109,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_one_spelling_and_what_is_none_stays_as_it_is() {
+    fn a_host_is_canonical_and_an_invalid_one_is_kept() {
         let table: [(&[u8], &[u8]); 11] = [
             (b"example.com", b"example.com"),
             (b"EXAMPLE.com.:8080", b"example.com"),
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_cut_to_what_a_label_holds() {
+    fn long_values_are_truncated_to_the_length_of_a_label() {
         let long = [b"/", &*b"x".repeat(2 * MAX_LABEL_VALUE)].concat();
         assert_eq!(path(&long), &long[..MAX_LABEL_VALUE]);
         assert_eq!(path(&long[..MAX_LABEL_VALUE]), &long[..MAX_LABEL_VALUE]);
@@ -137,9 +135,9 @@ mod tests {
     }
 
     proptest! {
-        /// Of what is a URI or an authority, these are the parts that `http` finds.
+        /// For valid URIs and authorities, the results equal those of the `http` crate.
         #[test]
-        fn what_is_well_formed_is_read_as_by_others(
+        fn valid_targets_are_parsed_as_by_the_http_crate(
             target in "(https?://[a-z.]{1,9}(:[0-9]{1,3})?)?(/[a-z%:/.@]{0,20}([?#][a-z/?:@]{0,9})?)?",
             authority in "([a-z]{1,3}@)?([a-z.]{1,9}|\\[::[0-9]{1,3}\\])(:[0-9]{1,3})?",
         ) {

@@ -1,4 +1,4 @@
-//! The kinds of values that settings have: how each is written, read and refused.
+//! Types of setting values: parsing, error messages and JSON Schema.
 
 use std::{
     borrow::Cow,
@@ -12,56 +12,56 @@ use tollgate::{Absent, Algorithm, OnStoreFailure, redis::keys::MAX_PREFIX};
 use tollgate_tower::headers::Dialect;
 
 use super::{
-    reader::{Field, FromText, FromToml, Reader, Value, meant, shown},
     settings::{Listen, Scope},
+    toml_reader::{Field, FromText, FromToml, TomlReader, TomlValue, shown, suggestion},
 };
-use crate::{duration, grpc::Closed, labels::Kind, store::StoreUrl};
+use crate::{duration, grpc::Closed, labels::LabelKind, store::StoreUrl};
 
-/// A length of time.
+/// A duration, such as `"1h30m"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span(pub(super) Duration);
+pub(super) struct DurationValue(pub(super) Duration);
 
-/// A size of memory, in bytes.
+/// A size in bytes, such as `"256MiB"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) u64);
+pub(super) struct ByteSize(pub(super) u64);
 
-/// A network of IP addresses.
+/// An IP network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Network(pub(super) IpNet);
 
-/// Where the store is. It does not print its password.
+/// The URL of the store. Its password is not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url(pub(super) StoreUrl);
 
-/// What all keys in Redis begin with.
+/// The prefix of all keys in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Prefix(pub(super) String);
+pub(super) struct KeyPrefix(pub(super) String);
 
-/// The name of an HTTP header, in small letters.
+/// The name of an HTTP header, in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeaderName(pub(super) String);
 
-/// One of a few words.
+/// A value from a fixed set of keywords.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word<T>(pub(super) T);
+pub(super) struct Keyword<T>(pub(super) T);
 
-/// What is written as one of a few words.
-pub(super) trait Words: Copy + PartialEq + 'static {
-    const WORDS: &'static [(&'static str, Self)];
+/// Types whose values are written as keywords.
+pub(super) trait Keywords: Copy + PartialEq + 'static {
+    const KEYWORDS: &'static [(&'static str, Self)];
 
-    /// How it is written.
-    fn word(self) -> &'static str {
-        let written = Self::WORDS.iter().find(|(_, value)| *value == self);
-        written.expect("every value has a word").0
+    /// The keyword of this value.
+    fn keyword(self) -> &'static str {
+        let entry = Self::KEYWORDS.iter().find(|(_, value)| *value == self);
+        entry.expect("every value has a keyword").0
     }
 }
 
-/// What a label's value must look like: one text, or any of several.
+/// The patterns of a condition: one, or a list of alternatives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OneOrMore(pub(super) Vec<Field<String>>);
+pub(super) struct Patterns(pub(super) Vec<Field<String>>);
 
 impl FromText for Listen {
-    const WHAT: &'static str =
+    const EXPECTED: &'static str =
         "an address: use an IP address and a port, for example \"127.0.0.1:8080\", or \"off\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -72,8 +72,8 @@ impl FromText for Listen {
     }
 }
 
-impl FromText for Span {
-    const WHAT: &'static str =
+impl FromText for DurationValue {
+    const EXPECTED: &'static str =
         "a duration: use whole numbers with d, h, m, s or ms, in quotes, for example \"1h30m\" or \"250ms\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -81,8 +81,8 @@ impl FromText for Span {
     }
 }
 
-impl FromText for Bytes {
-    const WHAT: &'static str =
+impl FromText for ByteSize {
+    const EXPECTED: &'static str =
         "a size: use a whole number with B, KiB, MiB, GiB or TiB, in quotes, for example \"256MiB\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -99,7 +99,7 @@ impl FromText for Bytes {
 }
 
 impl FromText for Network {
-    const WHAT: &'static str =
+    const EXPECTED: &'static str =
         "a network: use an address and a prefix length, for example \"10.0.0.0/8\", or one address";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -108,31 +108,30 @@ impl FromText for Network {
     }
 }
 
-/// The network without host bits; one of IPv4 written as IPv6 as IPv4.
+/// Removes host bits and converts IPv4-mapped IPv6 networks to IPv4.
 fn without_mapping(network: IpNet) -> IpNet {
-    /// How many bits come before an IPv4 address written as IPv6.
-    const MAPPING: u8 = 96;
+    /// Length of the prefix of IPv4-mapped IPv6 addresses, in bits.
+    const MAPPED_PREFIX: u8 = 96;
     let mapped = match network {
-        IpNet::V6(v6) if v6.prefix_len() >= MAPPING => v6.network().to_ipv4_mapped(),
+        IpNet::V6(v6) if v6.prefix_len() >= MAPPED_PREFIX => v6.network().to_ipv4_mapped(),
         _ => None,
     };
-    match mapped.and_then(|v4| Ipv4Net::new(v4, network.prefix_len() - MAPPING).ok()) {
+    match mapped.and_then(|v4| Ipv4Net::new(v4, network.prefix_len() - MAPPED_PREFIX).ok()) {
         Some(v4) => IpNet::V4(v4),
         None => network.trunc(),
     }
 }
 
 impl FromText for Url {
-    const WHAT: &'static str =
-        "the URL of a store: use for example \"memory:\" or \"redis://127.0.0.1:6379\"";
+    const EXPECTED: &'static str = "a store URL: use for example \"memory:\" or \"redis://127.0.0.1:6379\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
         text.parse().map(Self).map_err(|error: crate::store::StoreUrlError| error.to_string())
     }
 }
 
-impl FromText for Prefix {
-    const WHAT: &'static str = "a prefix: use 1 to 32 letters, digits, '-', '_' or '.'";
+impl FromText for KeyPrefix {
+    const EXPECTED: &'static str = "a prefix: use 1 to 32 letters, digits, '-', '_' or '.'";
 
     fn from_text(text: &str) -> Result<Self, String> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -142,7 +141,7 @@ impl FromText for Prefix {
 }
 
 impl FromText for HeaderName {
-    const WHAT: &'static str = "the name of a header: use for example \"x-api-key\"";
+    const EXPECTED: &'static str = "a header name: use for example \"x-api-key\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
         let name = axum::http::HeaderName::from_bytes(text.as_bytes());
@@ -151,7 +150,7 @@ impl FromText for HeaderName {
 }
 
 impl FromText for bool {
-    const WHAT: &'static str = "true or false";
+    const EXPECTED: &'static str = "true or false";
 
     fn from_text(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| not::<Self>(text))
@@ -159,7 +158,7 @@ impl FromText for bool {
 }
 
 impl FromText for u64 {
-    const WHAT: &'static str = "a whole number from 0";
+    const EXPECTED: &'static str = "a non-negative integer";
 
     fn from_text(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| not::<Self>(text))
@@ -167,23 +166,23 @@ impl FromText for u64 {
 }
 
 impl FromText for String {
-    const WHAT: &'static str = "a text: write it in quotes";
+    const EXPECTED: &'static str = "a string: write it in quotes";
 
     fn from_text(text: &str) -> Result<Self, String> {
         Ok(text.to_owned())
     }
 }
 
-impl<T: Words> FromText for Word<T> {
-    const WHAT: &'static str = "one of the words here: write it in quotes";
+impl<T: Keywords> FromText for Keyword<T> {
+    const EXPECTED: &'static str = "one of the allowed values: write it in quotes";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let found = T::WORDS.iter().find(|(word, _)| *word == text);
+        let found = T::KEYWORDS.iter().find(|(word, _)| *word == text);
         found.map(|(_, value)| Self(*value)).ok_or_else(|| {
-            let words: Vec<_> = T::WORDS.iter().map(|(word, _)| *word).collect();
-            let remedy = match meant(text, &words) {
-                Some(word) => format!("did you mean \"{word}\"? The choice is {}", words.join(", ")),
-                None => format!("use {}", words.join(", ")),
+            let words: Vec<_> = T::KEYWORDS.iter().map(|(word, _)| *word).collect();
+            let remedy = match suggestion(text, &words) {
+                Some(word) => format!("did you mean \"{word}\"? Use one of {}", words.join(", ")),
+                None => format!("use one of {}", words.join(", ")),
             };
             format!("{text:?} is unknown: {remedy}")
         })
@@ -191,24 +190,24 @@ impl<T: Words> FromText for Word<T> {
 }
 
 fn not<T: FromText>(text: &str) -> String {
-    format!("{text:?} is not {}", T::WHAT)
+    format!("{text:?} is not {}", T::EXPECTED)
 }
 
-impl FromToml for OneOrMore {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+impl FromToml for Patterns {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         if value.get_ref().is_str() || value.get_ref().is_array() {
             return match value.get_ref().as_str() {
-                Some(text) => Some(Self(vec![Field::Given(text.to_owned(), reader.place(value.span()))])),
+                Some(text) => Some(Self(vec![Field::Given(text.to_owned(), reader.location(value.span()))])),
                 None => Vec::from_toml(value, reader).map(Self),
             };
         }
-        let message = "write a value in quotes, \"x*\" for a prefix, \"*\" for any value, or a list of these";
+        let message = "write a string, \"x*\" for a prefix, \"*\" for any value, or a list of these";
         reader.wrong(value, format!("{} is not a pattern: {message}", shown(value.get_ref())));
         None
     }
 }
 
-impl JsonSchema for OneOrMore {
+impl JsonSchema for Patterns {
     fn inline_schema() -> bool {
         true
     }
@@ -220,28 +219,28 @@ impl JsonSchema for OneOrMore {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "title": "pattern",
-            "description": "a value, \"x*\" a prefix, \"*\" any present value, a list any of its members",
+            "description": "a value, \"x*\" for a prefix, \"*\" for any value, or a list of these",
             "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
         })
     }
 }
 
-/// Reads what is written as text.
-fn text<T: FromText>(value: &Value<'_>, reader: &mut Reader) -> Option<T> {
+/// Reads a value that is written as a string.
+fn text<T: FromText>(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<T> {
     match value.get_ref().as_str() {
         Some(text) => T::from_text(text).map_err(|message| reader.wrong(value, message)).ok(),
         None => {
-            reader.wrong(value, format!("{} is not {}", shown(value.get_ref()), T::WHAT));
+            reader.wrong(value, format!("{} is not {}", shown(value.get_ref()), T::EXPECTED));
             None
         }
     }
 }
 
-/// Implements what a kind that is written as text needs beyond its [`FromText`].
+/// Implements [`FromToml`] and [`JsonSchema`] for types that are written as strings.
 macro_rules! written_as_text {
     ($($kind:ty: $schema:tt)*) => { $(
         impl FromToml for $kind {
-            fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+            fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
                 text(value, reader)
             }
         }
@@ -264,37 +263,37 @@ macro_rules! written_as_text {
 
 written_as_text! {
     Listen: { "type": "string", "title": "address", "examples": ["127.0.0.1:8080", "off"] }
-    Span: { "type": "string", "title": "duration", "pattern": "^([0-9]+(d|h|ms|m|s))+$", "examples": ["1h30m", "250ms"] }
-    Bytes: { "type": "string", "title": "size", "pattern": "^[0-9]+(B|KiB|MiB|GiB|TiB)$", "examples": ["256MiB"] }
+    DurationValue: { "type": "string", "title": "duration", "pattern": "^([0-9]+(d|h|ms|m|s))+$", "examples": ["1h30m", "250ms"] }
+    ByteSize: { "type": "string", "title": "size", "pattern": "^[0-9]+(B|KiB|MiB|GiB|TiB)$", "examples": ["256MiB"] }
     Network: { "type": "string", "title": "network", "examples": ["10.0.0.0/8", "2001:db8::/32"] }
     Url: { "type": "string", "title": "URL", "examples": ["memory:", "redis://127.0.0.1:6379"] }
-    Prefix: { "type": "string", "title": "1 to 32 letters, digits, `-`, `_`, `.`", "pattern": "^[A-Za-z0-9._-]{1,32}$" }
-    HeaderName: { "type": "string", "title": "name of a header", "minLength": 1, "examples": ["x-api-key"] }
+    KeyPrefix: { "type": "string", "title": "1 to 32 letters, digits, `-`, `_`, `.`", "pattern": "^[A-Za-z0-9._-]{1,32}$" }
+    HeaderName: { "type": "string", "title": "header name", "minLength": 1, "examples": ["x-api-key"] }
 }
 
-impl<T: Words> FromToml for Word<T> {
-    fn from_toml(value: &Value<'_>, reader: &mut Reader) -> Option<Self> {
+impl<T: Keywords> FromToml for Keyword<T> {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
         text(value, reader)
     }
 }
 
-impl<T: Words> JsonSchema for Word<T> {
+impl<T: Keywords> JsonSchema for Keyword<T> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "Word".into()
+        "Keyword".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let words: Vec<_> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        let words: Vec<_> = T::KEYWORDS.iter().map(|(word, _)| *word).collect();
         json_schema!({ "type": "string", "enum": words })
     }
 }
 
-impl Words for Dialect {
-    const WORDS: &'static [(&'static str, Self)] = &[
+impl Keywords for Dialect {
+    const KEYWORDS: &'static [(&'static str, Self)] = &[
         ("draft-11", Self::Draft11),
         ("x-ratelimit", Self::XRateLimit),
         ("draft-07", Self::Draft07),
@@ -304,32 +303,32 @@ impl Words for Dialect {
     ];
 }
 
-impl Words for Closed {
-    const WORDS: &'static [(&'static str, Self)] =
+impl Keywords for Closed {
+    const KEYWORDS: &'static [(&'static str, Self)] =
         &[("over-limit", Self::OverLimit), ("unavailable", Self::Unavailable)];
 }
 
-impl Words for Scope {
-    const WORDS: &'static [(&'static str, Self)] =
+impl Keywords for Scope {
+    const KEYWORDS: &'static [(&'static str, Self)] =
         &[("check", Self::Check), ("adjust", Self::Adjust), ("admin", Self::Admin)];
 }
 
-impl Words for Kind {
-    const WORDS: &'static [(&'static str, Self)] = &[("text", Self::Text), ("ip", Self::Ip)];
+impl Keywords for LabelKind {
+    const KEYWORDS: &'static [(&'static str, Self)] = &[("text", Self::Text), ("ip", Self::Ip)];
 }
 
-impl Words for OnStoreFailure {
-    const WORDS: &'static [(&'static str, Self)] =
+impl Keywords for OnStoreFailure {
+    const KEYWORDS: &'static [(&'static str, Self)] =
         &[("open", Self::Open), ("closed", Self::Closed), ("local", Self::Local)];
 }
 
-impl Words for Absent {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("skip", Self::Skip), ("shared", Self::Shared), ("refuse", Self::Deny)];
+impl Keywords for Absent {
+    const KEYWORDS: &'static [(&'static str, Self)] =
+        &[("skip", Self::Skip), ("shared", Self::Shared), ("deny", Self::Deny)];
 }
 
-impl Words for Algorithm {
-    const WORDS: &'static [(&'static str, Self)] = &[
+impl Keywords for Algorithm {
+    const KEYWORDS: &'static [(&'static str, Self)] = &[
         ("fixed-window", Self::FixedWindow),
         ("sliding-log", Self::SlidingLog),
         ("sliding-counter", Self::SlidingCounter),
