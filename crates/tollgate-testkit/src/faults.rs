@@ -16,7 +16,7 @@ use crate::wait;
 
 /// Which commands [`Server::pause_clients`] holds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Paused {
+pub enum PausedCommands {
     /// Every command, also those that would end the pause.
     All,
     /// Commands that may write.
@@ -61,15 +61,15 @@ impl Server {
 
     /// Holds back clients' commands with `CLIENT PAUSE`. A pause of all commands also holds back the one that would end
     /// it, so it lasts.
-    pub fn pause_clients(&self, lasting: Duration, paused: Paused) {
+    pub fn pause_clients(&self, lasting: Duration, paused: PausedCommands) {
         let mut command = redis::cmd("CLIENT");
         command.arg("PAUSE").arg(u64::try_from(lasting.as_millis()).unwrap_or(u64::MAX));
-        self.ask::<()>(command.arg(paused.name()));
+        self.query::<()>(command.arg(paused.name()));
     }
 
     /// Ends a pause of writes early; waits for the end of a pause of all.
     pub fn unpause_clients(&self) {
-        self.ask::<()>(redis::cmd("CLIENT").arg("UNPAUSE"));
+        self.query::<()>(redis::cmd("CLIENT").arg("UNPAUSE"));
     }
 
     /// Ends the connections of all clients, subscribers included, and returns how many they were.
@@ -77,7 +77,7 @@ impl Server {
         let mut killed = 0;
         for kind in ["normal", "pubsub"] {
             let mut command = redis::cmd("CLIENT");
-            killed += self.ask::<u64>(command.arg("KILL").arg("TYPE").arg(kind));
+            killed += self.query::<u64>(command.arg("KILL").arg("TYPE").arg(kind));
         }
         killed
     }
@@ -88,7 +88,7 @@ impl Server {
     ///
     /// When the server does not take it.
     pub fn config_set(&self, name: &str, value: impl Display) {
-        self.ask::<()>(redis::cmd("CONFIG").arg("SET").arg(name).arg(value.to_string()));
+        self.query::<()>(redis::cmd("CONFIG").arg("SET").arg(name).arg(value.to_string()));
     }
 
     /// Returns a setting.
@@ -98,7 +98,7 @@ impl Server {
     /// When the server does not know it.
     #[must_use]
     pub fn config_get(&self, name: &str) -> String {
-        let answer: Vec<String> = self.ask(redis::cmd("CONFIG").arg("GET").arg(name));
+        let answer: Vec<String> = self.query(redis::cmd("CONFIG").arg("GET").arg(name));
         answer.into_iter().nth(1).unwrap_or_else(|| panic!("{self} has no setting {name}"))
     }
 
@@ -109,13 +109,13 @@ impl Server {
     /// When the server has no such field.
     #[must_use]
     pub fn info(&self, field: &str) -> String {
-        let info: String = self.ask(redis::cmd("INFO").arg("all"));
+        let info: String = self.query(redis::cmd("INFO").arg("all"));
         info_field(&info, field).unwrap_or_else(|| panic!("{self} has no field {field}"))
     }
 
     /// Returns a field of `INFO`, if the server answers and has it.
     pub(crate) fn try_info(&self, field: &str) -> Option<String> {
-        let info: String = self.try_ask(redis::cmd("INFO").arg("all")).ok()?;
+        let info: String = self.try_query(redis::cmd("INFO").arg("all")).ok()?;
         info_field(&info, field)
     }
 
@@ -125,7 +125,7 @@ impl Server {
     ///
     /// When the server does not take the rules.
     pub fn set_user(&self, name: &str, rules: &[&str]) {
-        self.ask::<()>(redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules));
+        self.query::<()>(redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules));
     }
 
     /// Makes the server a replica, and returns when it is in step with its primary.
@@ -137,7 +137,7 @@ impl Server {
         // Not for others to join in the same transfer, for which it waits 5 s by default.
         primary.config_set("repl-diskless-sync-delay", 0);
         let addr = primary.addr();
-        self.ask::<()>(redis::cmd("REPLICAOF").arg(addr.ip().to_string()).arg(addr.port()));
+        self.query::<()>(redis::cmd("REPLICAOF").arg(addr.ip().to_string()).arg(addr.port()));
         self.wait_for_link();
     }
 
@@ -150,7 +150,7 @@ impl Server {
 
     /// Makes a replica a primary.
     pub fn promote(&self) {
-        self.ask::<()>(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
+        self.query::<()>(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
     }
 
     /// Tells whether the server takes itself for a primary; one that does not answer is none.
@@ -161,7 +161,7 @@ impl Server {
 
     /// Forgets all scripts.
     pub fn flush_scripts(&self) {
-        self.ask::<()>(redis::cmd("SCRIPT").arg("FLUSH"));
+        self.query::<()>(redis::cmd("SCRIPT").arg("FLUSH"));
     }
 
     /// Runs a script without end: every other command is answered with `BUSY`.
@@ -176,13 +176,13 @@ impl Server {
             .and_then(|mut stream| stream.write_all(b"EVAL \"while true do end\" 0\r\n").map(|()| stream));
         // Left to itself: a client that goes away does not end its script.
         drop(sent.unwrap_or_else(|error| panic!("{self} cannot be reached: {error}")));
-        wait::until(format!("{self} is busy"), wait::PATIENCE, || self.refuses_with("BUSY"));
+        wait::until(format!("{self} is busy"), wait::PATIENCE, || self.replies_with_error("BUSY"));
     }
 
     /// Ends the script of [`Server::make_busy`].
     pub fn end_busy(&self) {
-        self.ask::<()>(redis::cmd("SCRIPT").arg("KILL"));
-        wait::until(format!("{self} is no longer busy"), wait::PATIENCE, || !self.refuses_with("BUSY"));
+        self.query::<()>(redis::cmd("SCRIPT").arg("KILL"));
+        wait::until(format!("{self} is no longer busy"), wait::PATIENCE, || !self.replies_with_error("BUSY"));
     }
 
     /// Makes saving fail, for which the server refuses every write with `MISCONF`.
@@ -195,14 +195,14 @@ impl Server {
         fs::create_dir(self.snapshot()).expect("a directory in the place of the snapshot");
         // The complaint is only for those who want to be saved now and then.
         self.config_set("save", "3600 1");
-        self.ask::<()>(&redis::cmd("BGSAVE"));
+        self.query::<()>(&redis::cmd("BGSAVE"));
         wait::until(format!("{self} fails to save"), wait::PATIENCE, || {
             self.info("rdb_last_bgsave_status") == "err"
         });
     }
 
     /// Lets saving succeed again, and writes pass.
-    pub fn mend_saving(&self) {
+    pub fn restore_saving(&self) {
         fs::remove_dir(self.snapshot()).expect("saving was broken before");
         self.config_set("save", "");
         self.save();
@@ -223,7 +223,7 @@ impl Server {
         let filled = fill.exec(&mut self.connection());
         filled.unwrap_or_else(|error| panic!("{self} cannot be filled: {error}"));
         self.save();
-        self.relaunch_slowly(&[
+        self.relaunch_into_loading(&[
             "--key-load-delay",
             &FILLER_LOAD_MICROS.to_string(),
             // It listens to others only after so many bytes; compressed, the filler would have none.
@@ -235,21 +235,21 @@ impl Server {
     /// Ends the wait that [`Server::restart_into_loading`] began.
     pub fn finish_loading(&self) {
         self.config_set("key-load-delay", 0);
-        wait::until(format!("{self} has its data"), wait::PATIENCE, || !self.refuses_with("LOADING"));
+        wait::until(format!("{self} has its data"), wait::PATIENCE, || !self.replies_with_error("LOADING"));
     }
 
     /// Tells whether a harmless command is answered with this error.
-    fn refuses_with(&self, code: &str) -> bool {
-        let answer = self.try_ask::<u64>(&redis::cmd("DBSIZE"));
+    fn replies_with_error(&self, code: &str) -> bool {
+        let answer = self.try_query::<u64>(&redis::cmd("DBSIZE"));
         answer.is_err_and(|error| error.code() == Some(code))
     }
 }
 
-impl Paused {
+impl PausedCommands {
     fn name(self) -> &'static str {
         match self {
-            Paused::All => "ALL",
-            Paused::Writes => "WRITE",
+            PausedCommands::All => "ALL",
+            PausedCommands::Writes => "WRITE",
         }
     }
 }

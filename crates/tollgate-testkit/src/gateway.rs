@@ -57,7 +57,7 @@ const CADDY: &str = "{
 ";
 
 /// A proxy that runs until it is dropped.
-pub struct Running {
+pub struct RunningGateway {
     child: Child,
     address: SocketAddr,
     _dir: TempDir,
@@ -72,7 +72,7 @@ impl Gateway {
     /// # Panics
     ///
     /// When it is not installed, does not start (its log is in the message), or is Traefik with a token, which it cannot show.
-    pub fn start(self, tollgate: SocketAddr, service: SocketAddr, token: Option<&str>) -> Running {
+    pub fn start(self, tollgate: SocketAddr, service: SocketAddr, token: Option<&str>) -> RunningGateway {
         let mut reason = String::new();
         for _ in 0..MAX_STARTS {
             match self.try_start(tollgate, service, token) {
@@ -88,13 +88,13 @@ impl Gateway {
         tollgate: SocketAddr,
         service: SocketAddr,
         token: Option<&str>,
-    ) -> Result<Running, String> {
+    ) -> Result<RunningGateway, String> {
         let dir = TempDir::new().expect("a directory for the proxy");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = free.local_addr().expect("the address of a listener");
         drop(free);
-        let places = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
-        self.write_files(dir.path(), &places, token);
+        let addresses = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
+        self.write_files(dir.path(), &addresses, token);
 
         let log_path = dir.path().join("log");
         let log = File::create(&log_path).expect("a log in the proxy's directory");
@@ -105,7 +105,7 @@ impl Gateway {
             ErrorKind::NotFound => panic!("{self:?} is missing: run scripts/servers"),
             _ => panic!("{self:?} cannot be run: {error}"),
         });
-        let mut running = Running { child, address, _dir: dir };
+        let mut running = RunningGateway { child, address, _dir: dir };
         let mut ended = false;
         wait::until(format_args!("{self:?} listens"), wait::PATIENCE, || {
             ended = !matches!(running.child.try_wait(), Ok(None));
@@ -115,7 +115,7 @@ impl Gateway {
     }
 
     /// The files of `deploy/`, with these addresses in place of theirs, and with a token where they say that one goes.
-    fn write_files(self, dir: &Path, places: &[(&str, SocketAddr); 3], token: Option<&str>) {
+    fn write_files(self, dir: &Path, addresses: &[(&str, SocketAddr); 3], token: Option<&str>) {
         let (from, files): (_, &[&str]) = match self {
             Gateway::Nginx => ("nginx", &["tollgate.conf"]),
             Gateway::Caddy => ("caddy", &["Caddyfile"]),
@@ -126,11 +126,11 @@ impl Gateway {
         for name in files {
             let mut text = fs::read_to_string(deploy.join(name)).expect("a file of deploy/");
             // By way of names that are no addresses: a port picked for one may be that of another.
-            for (index, (written, _)) in places.iter().enumerate() {
+            for (index, (written, _)) in addresses.iter().enumerate() {
                 seen[index] |= text.contains(written);
                 text = text.replace(written, &format!("<{index}>"));
             }
-            for (index, (_, address)) in places.iter().enumerate() {
+            for (index, (_, address)) in addresses.iter().enumerate() {
                 text = text.replace(&format!("<{index}>"), &address.to_string());
             }
             if let Some(token) = token {
@@ -188,14 +188,14 @@ fn is_ready(address: SocketAddr) -> std::io::Result<bool> {
     Ok(!status.ends_with(b"404"))
 }
 
-impl Running {
+impl RunningGateway {
     /// Where clients connect.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGateway {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _reaped = self.child.wait();

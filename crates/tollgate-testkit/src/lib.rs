@@ -9,10 +9,10 @@
 //! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
 //! but the search for a free port.
 
-pub mod away;
 pub mod cluster;
 pub mod conformance;
 pub mod delay_proxy;
+pub mod failing_store;
 pub mod faults;
 pub mod gateway;
 pub mod hammer;
@@ -23,7 +23,7 @@ pub mod proxy;
 mod resp;
 pub mod sentinel;
 pub mod server;
-pub mod subject;
+pub mod store_fixture;
 pub mod tls;
 pub mod wait;
 

@@ -116,7 +116,7 @@ impl Link {
 
     fn set(&self, state: &str) {
         let outcome = ip(&["-n", &self.switch, "link", "set", SWITCH, state]);
-        outcome.unwrap_or_else(|complaint| panic!("{complaint}"));
+        outcome.unwrap_or_else(|message| panic!("{message}"));
     }
 }
 

@@ -12,7 +12,7 @@ const MAX_NUMBER_LEN: usize = 24;
 /// A position in a stream of frames.
 #[derive(Debug)]
 pub(crate) struct Scanner {
-    inside: Inside,
+    position_in_frame: Position,
     /// Values that must still begin before the frame is whole. Nesting needs no stack: an array of n asks for n
     /// more, whichever level they are on.
     values_left: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Scanner {
 }
 
 #[derive(Debug)]
-enum Inside {
+enum Position {
     /// Before a value's first byte; before the frame's first byte if `values_left` is 0.
     Nothing,
     /// In the line that `kind` began, `number` being what it says so far.
@@ -30,17 +30,22 @@ enum Inside {
     /// In a payload, this many bytes before its end; line break included.
     Payload { bytes_left: u64 },
     /// In bytes that are not RESP, for good.
-    Noise,
+    NotResp,
 }
 
 impl Scanner {
     pub(crate) fn new() -> Scanner {
-        Scanner { inside: Inside::Nothing, values_left: 0, name: Vec::new(), name_is_complete: false }
+        Scanner {
+            position_in_frame: Position::Nothing,
+            values_left: 0,
+            name: Vec::new(),
+            name_is_complete: false,
+        }
     }
 
     /// Tells whether the next byte begins a frame.
     pub(crate) fn is_between_frames(&self) -> bool {
-        self.values_left == 0 && matches!(self.inside, Inside::Nothing)
+        self.values_left == 0 && matches!(self.position_in_frame, Position::Nothing)
     }
 
     /// Consumes bytes up to the end of the frame, or all of them; returns how many. [`Scanner::is_between_frames`]
@@ -48,9 +53,9 @@ impl Scanner {
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> usize {
         let mut position = 0;
         while let Some(&byte) = bytes.get(position) {
-            match &mut self.inside {
-                Inside::Noise => return bytes.len(),
-                Inside::Nothing => {
+            match &mut self.position_in_frame {
+                Position::NotResp => return bytes.len(),
+                Position::Nothing => {
                     if self.values_left == 0 {
                         self.name.clear();
                         self.name_is_complete = false;
@@ -59,7 +64,7 @@ impl Scanner {
                     position += 1;
                     self.begin_value(byte);
                 }
-                Inside::Line { kind, number } => {
+                Position::Line { kind, number } => {
                     position += 1;
                     if byte == b'\n' {
                         let (kind, number) = (*kind, std::mem::take(number));
@@ -68,12 +73,12 @@ impl Scanner {
                         number.push(byte);
                     }
                 }
-                Inside::Payload { bytes_left } => {
+                Position::Payload { bytes_left } => {
                     let rest = bytes.len() - position;
                     let taken = usize::try_from(*bytes_left).map_or(rest, |left| left.min(rest));
                     *bytes_left -= taken as u64;
                     let is_over = *bytes_left == 0;
-                    self.note_name(&bytes[position..position + taken]);
+                    self.append_name(&bytes[position..position + taken]);
                     position += taken;
                     if is_over {
                         self.end_value();
@@ -93,14 +98,14 @@ impl Scanner {
     }
 
     fn begin_value(&mut self, kind: u8) {
-        self.inside = match kind {
+        self.position_in_frame = match kind {
             b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'!' | b'=' | b'*' | b'~' | b'>'
-            | b'%' | b'|' => Inside::Line { kind, number: Vec::new() },
+            | b'%' | b'|' => Position::Line { kind, number: Vec::new() },
             // A command as a person types it, such as `PING`.
             _ if kind.is_ascii_alphabetic() && self.values_left == 1 => {
-                Inside::Line { kind: INLINE, number: vec![kind] }
+                Position::Line { kind: INLINE, number: vec![kind] }
             }
-            _ => Inside::Noise,
+            _ => Position::NotResp,
         };
     }
 
@@ -109,13 +114,13 @@ impl Scanner {
         let number = std::str::from_utf8(line).ok().and_then(|line| line.parse::<i64>().ok());
         match (kind, number) {
             (INLINE, _) => {
-                self.note_name(line.split(|byte| *byte == b' ').next().unwrap_or_default());
+                self.append_name(line.split(|byte| *byte == b' ').next().unwrap_or_default());
                 self.end_value();
             }
             // -1 is RESP2's null, of either kind.
             (b'$' | b'!' | b'=' | b'*', Some(-1)) => self.end_value(),
             (b'$' | b'!' | b'=', Some(len @ 0..)) => {
-                self.inside = Inside::Payload { bytes_left: len.unsigned_abs() + 2 };
+                self.position_in_frame = Position::Payload { bytes_left: len.unsigned_abs() + 2 };
             }
             (b'*' | b'~' | b'>', Some(count @ 0..)) => self.end_head(count.unsigned_abs()),
             (b'%', Some(count @ 0..)) => self.end_head(count.unsigned_abs().saturating_mul(2)),
@@ -123,7 +128,9 @@ impl Scanner {
             (b'|', Some(count @ 0..)) => {
                 self.end_head(count.unsigned_abs().saturating_mul(2).saturating_add(1))
             }
-            (b'$' | b'!' | b'=' | b'*' | b'~' | b'>' | b'%' | b'|', _) => self.inside = Inside::Noise,
+            (b'$' | b'!' | b'=' | b'*' | b'~' | b'>' | b'%' | b'|', _) => {
+                self.position_in_frame = Position::NotResp
+            }
             _ => self.end_value(),
         }
     }
@@ -136,11 +143,11 @@ impl Scanner {
 
     fn end_value(&mut self) {
         self.values_left -= 1;
-        self.inside = Inside::Nothing;
+        self.position_in_frame = Position::Nothing;
         self.name_is_complete |= !self.name.is_empty();
     }
 
-    fn note_name(&mut self, bytes: &[u8]) {
+    fn append_name(&mut self, bytes: &[u8]) {
         if !self.name_is_complete {
             let room = MAX_NAME_LEN - self.name.len();
             self.name.extend(bytes.iter().take(room));
@@ -175,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_frame_ends_where_the_protocol_says_however_it_is_cut() {
+    fn every_kind_of_frame_ends_correctly_however_it_is_split() {
         let expected: [&[u8]; 22] = [
             b"+OK\r\n",
             b"-ERR a line much longer than any number that could be parsed from it, even in the worst case\r\n",
@@ -207,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_known_by_its_command() {
+    fn the_name_of_a_request_is_its_command() {
         for step in [1, 4, 1_000] {
             let mut scanner = Scanner::new();
             let mut names = Vec::new();
@@ -226,19 +233,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_resp_is_left_alone() {
+    fn other_protocols_are_not_parsed() {
         for noise in [&b"\x16\x03\x01\x02\x00"[..], b"$x\r\n", b"*-2\r\n", b"$99999999999999999999\r\n"] {
             let mut scanner = Scanner::new();
             assert_eq!(scanner.advance(noise), noise.len());
-            assert!(matches!(scanner.inside, Inside::Noise), "{noise:?}");
+            assert!(matches!(scanner.position_in_frame, Position::NotResp), "{noise:?}");
             assert!(!scanner.is_between_frames());
         }
     }
 
     #[test]
-    fn a_length_is_a_count_and_not_an_allocation() {
+    fn a_length_is_only_counted_and_not_allocated() {
         let mut scanner = Scanner::new();
         scanner.advance(b"*9223372036854775807\r\n$9223372036854775807\r\nabc");
-        assert!(matches!(scanner.inside, Inside::Payload { .. }));
+        assert!(matches!(scanner.position_in_frame, Position::Payload { .. }));
     }
 }

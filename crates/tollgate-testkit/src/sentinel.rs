@@ -22,8 +22,8 @@ const QUORUM: usize = 2;
 
 /// How often sentinels tell of themselves and ask the servers, in milliseconds: while they get to know each other, and
 /// as Redis has it by default.
-const HASTY: [(&str, u32); 2] = [("publish-period", 50), ("info-period", 50)];
-const CALM: [(&str, u32); 2] = [("publish-period", 2_000), ("info-period", 10_000)];
+const FAST_PERIODS: [(&str, u32); 2] = [("publish-period", 50), ("info-period", 50)];
+const DEFAULT_PERIODS: [(&str, u32); 2] = [("publish-period", 2_000), ("info-period", 10_000)];
 
 /// What a watched primary is started with.
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ impl Setup {
         let config = self.config(nodes[0].addr());
         let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config, certificates)).collect();
         let sentinels = Sentinels { nodes, sentinels, _certificates: dir };
-        sentinels.get_acquainted();
+        sentinels.wait_for_discovery();
         sentinels
     }
 
@@ -146,7 +146,7 @@ impl Setup {
         if let Some(certificates) = certificates {
             setup = setup.group_tls(certificates);
         }
-        self.placed(setup, number).start()
+        self.in_namespace(setup, number).start()
     }
 
     fn sentinel(&self, number: usize, config: &str, certificates: Option<&Certificates>) -> Server {
@@ -157,10 +157,10 @@ impl Setup {
         if let Some(certificates) = certificates {
             setup = setup.group_tls(certificates);
         }
-        self.placed(setup, number).start()
+        self.in_namespace(setup, number).start()
     }
 
-    fn placed(&self, setup: server::Setup, number: usize) -> server::Setup {
+    fn in_namespace(&self, setup: server::Setup, number: usize) -> server::Setup {
         match &self.sides {
             None => setup,
             Some((left, _)) if number == 0 => setup.inside(left),
@@ -248,7 +248,7 @@ impl Sentinels {
     /// When the sentinels know no primary.
     pub fn kill_primary(&mut self) -> usize {
         let primary = self.primary();
-        self.nodes[primary].stop_hard();
+        self.nodes[primary].kill();
         primary
     }
 
@@ -274,8 +274,8 @@ impl Sentinels {
         let old = self.primary();
         wait::until("a sentinel begins the failover", wait::PATIENCE, || {
             // Refused while another failover is under way.
-            let outcome =
-                self.sentinels[SENTINELS - 1].try_ask::<()>(redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
+            let outcome = self.sentinels[SENTINELS - 1]
+                .try_query::<()>(redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
             outcome.is_ok()
         });
         self.wait_for_other_primary(old)
@@ -283,44 +283,44 @@ impl Sentinels {
 
     fn majority(&self) -> Option<usize> {
         let answers: Vec<usize> =
-            self.sentinels.iter().filter_map(|sentinel| self.named_by(sentinel)).collect();
+            self.sentinels.iter().filter_map(|sentinel| self.primary_according_to(sentinel)).collect();
         let votes = |node: usize| answers.iter().filter(|answer| **answer == node).count();
         (0..self.nodes.len()).find(|node| votes(*node) > answers.len() / 2)
     }
 
-    fn named_by(&self, sentinel: &Server) -> Option<usize> {
+    fn primary_according_to(&self, sentinel: &Server) -> Option<usize> {
         if !sentinel.is_running() {
             return None;
         }
         let mut command = redis::cmd("SENTINEL");
         let answer =
-            sentinel.try_ask::<Option<(String, u16)>>(command.arg("get-master-addr-by-name").arg(NAME));
+            sentinel.try_query::<Option<(String, u16)>>(command.arg("get-master-addr-by-name").arg(NAME));
         let (_, port) = answer.ok()??;
         self.nodes.iter().position(|node| node.port() == port)
     }
 
     /// Waits until all know all. Sentinels meet by messages that they publish every 2 s; unless they are too old to be
     /// told, they make haste meanwhile.
-    fn get_acquainted(&self) {
-        self.set_pace(HASTY);
+    fn wait_for_discovery(&self) {
+        self.set_periods(FAST_PERIODS);
         wait::until("the sentinels know each other and the replicas", wait::PATIENCE, || {
-            self.sentinels.iter().all(|sentinel| self.is_acquainted(sentinel))
+            self.sentinels.iter().all(|sentinel| self.has_discovered_all(sentinel))
         });
-        self.set_pace(CALM);
+        self.set_periods(DEFAULT_PERIODS);
     }
 
-    fn set_pace(&self, periods: [(&str, u32); 2]) {
+    fn set_periods(&self, periods: [(&str, u32); 2]) {
         for sentinel in &self.sentinels {
             for (name, millis) in periods {
                 // Redis 6.2 does not know it, and takes its time.
-                let _ = sentinel.try_ask::<()>(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(millis));
+                let _ = sentinel.try_query::<()>(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(millis));
             }
         }
     }
 
-    fn is_acquainted(&self, sentinel: &Server) -> bool {
+    fn has_discovered_all(&self, sentinel: &Server) -> bool {
         let list = |what: &str| -> Vec<std::collections::HashMap<String, String>> {
-            sentinel.try_ask(redis::cmd("SENTINEL").arg(what).arg(NAME)).unwrap_or_default()
+            sentinel.try_query(redis::cmd("SENTINEL").arg(what).arg(NAME)).unwrap_or_default()
         };
         let (replicas, others) = (list("REPLICAS"), list("SENTINELS"));
         replicas.len() == self.nodes.len() - 1

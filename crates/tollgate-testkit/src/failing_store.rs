@@ -6,21 +6,21 @@ use tollgate::{Algorithm, Answered, BoxFuture, Check, Deadline, Key, RemoteStore
 
 /// Says this to everybody.
 #[derive(Clone, Debug)]
-pub struct Away(pub StoreError);
+pub struct FailingStore(pub StoreError);
 
-impl Away {
+impl FailingStore {
     /// One that was never reached.
-    pub fn unreached() -> Self {
+    pub fn not_run() -> Self {
         Self(StoreError::NotRun("away".to_owned()))
     }
 
     /// One that was asked and did not answer.
-    pub fn unanswered() -> Self {
+    pub fn ambiguous() -> Self {
         Self(StoreError::Ambiguous("away".to_owned()))
     }
 }
 
-impl RemoteStore for Away {
+impl RemoteStore for FailingStore {
     fn decide<'a>(
         &'a self,
         checks: &'a [Check],

@@ -14,7 +14,7 @@ use crate::server::Server;
 pub const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
 
 /// A store under test and its clock.
-pub struct Subject {
+pub struct StoreFixture {
     /// The store, on `clock`.
     pub store: Store,
     /// The clock.
@@ -23,9 +23,9 @@ pub struct Subject {
     pub server: Option<Server>,
 }
 
-impl Subject {
+impl StoreFixture {
     /// One operation on several counters.
-    pub async fn ask(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
+    pub async fn decide(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
         let tier = |(key, terms): &(&str, Terms)| Tier {
             key: Key::without_rule(key).expect("a short key"),
             terms: *terms,
@@ -37,33 +37,33 @@ impl Subject {
         decided.answers.into_iter().next().expect("one check, one answer")
     }
 
-    async fn one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
+    async fn decide_one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
         let terms = Terms::new(*limit, Cost::new(cost).expect("a valid cost"));
-        let share = self.ask(operation, &[(key, terms)], 1).await[0].share(&terms, 0, 1);
+        let share = self.decide(operation, &[(key, terms)], 1).await[0].share(&terms, 0, 1);
         assert_is_one_snapshot(&share, limit);
         share
     }
 
     pub(crate) async fn check(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Check, key, limit, cost).await
+        self.decide_one(Operation::Check, key, limit, cost).await
     }
 
     pub(crate) async fn peek(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Peek, key, limit, cost).await
+        self.decide_one(Operation::Peek, key, limit, cost).await
     }
 
     pub(crate) async fn charge(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Charge, key, limit, cost).await
+        self.decide_one(Operation::Charge, key, limit, cost).await
     }
 
     pub(crate) async fn refund(&self, key: &str, limit: &Limit, cost: u64, at: Option<Timestamp>) -> Share {
-        self.one(Operation::Refund { at }, key, limit, cost).await
+        self.decide_one(Operation::Refund { at }, key, limit, cost).await
     }
 
     /// How many of many requests of one unit pass now.
     pub(crate) async fn admitted_now(&self, key: &str, limit: &Limit) -> u64 {
         let terms = Terms::new(*limit, Cost::ONE);
-        self.ask(Operation::Check, &[(key, terms)], u32::MAX).await[0].charged.into()
+        self.decide(Operation::Check, &[(key, terms)], u32::MAX).await[0].charged.into()
     }
 
     pub(crate) async fn reset(&self, key: &str, limit: &Limit) -> u64 {
@@ -83,7 +83,7 @@ impl Subject {
         snapshots.remove(0)
     }
 
-    pub(crate) fn restart_clock(&self) {
+    pub(crate) fn reset_clock(&self) {
         self.clock.set(START);
     }
 }
