@@ -1,20 +1,20 @@
-//! A store that is away, whatever it is asked.
+//! A store whose every call fails.
 
 use std::{future::ready, time::Duration};
 
 use tollgate::{Algorithm, Answered, BoxFuture, Check, Deadline, Key, RemoteStore, StoreError};
 
-/// Says this to everybody.
+/// Returns this error from every call.
 #[derive(Clone, Debug)]
 pub struct FailingStore(pub StoreError);
 
 impl FailingStore {
-    /// One that was never reached.
+    /// Returns a store whose calls are known not to have run.
     pub fn not_run() -> Self {
         Self(StoreError::NotRun("away".to_owned()))
     }
 
-    /// One that was asked and did not answer.
+    /// Returns a store whose calls may or may not have run.
     pub fn ambiguous() -> Self {
         Self(StoreError::Ambiguous("away".to_owned()))
     }

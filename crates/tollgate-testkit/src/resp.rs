@@ -1,20 +1,20 @@
-//! Where RESP frames begin and end in a stream that arrives in pieces.
+//! Finds the frame boundaries of a RESP stream that arrives in chunks.
 //!
-//! It keeps counts, never the bytes: of a request it remembers the name of the command, of a reply nothing. It does
-//! not know what a frame means, and what it cannot follow (TLS, another protocol) it says so and leaves alone.
+//! The scanner keeps counts, not bytes, and the command name of a request. It does not interpret frames. Bytes of another protocol,
+//! such as TLS, are reported as not RESP from then on.
 
-/// The longest command name that is remembered; a longer one is cut.
+/// Maximum length of a command name; a longer one is truncated.
 const MAX_NAME_LEN: usize = 32;
 
-/// The longest line that may hold a number: sign, 20 digits and some.
+/// Maximum length of a line with a number: sign, 20 digits and some slack.
 const MAX_NUMBER_LEN: usize = 24;
 
 /// A position in a stream of frames.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     position_in_frame: Position,
-    /// Values that must still begin before the frame is whole. Nesting needs no stack: an array of n asks for n
-    /// more, whichever level they are on.
+    /// Number of values that must still begin before the frame is complete. Nesting needs no stack: an array of n adds n values on
+    /// any level.
     values_left: u64,
     /// The first word of the frame: the command, if the frame is a request.
     name: Vec<u8>,
@@ -23,13 +23,13 @@ pub(crate) struct Scanner {
 
 #[derive(Debug)]
 enum Position {
-    /// Before a value's first byte; before the frame's first byte if `values_left` is 0.
+    /// Before the first byte of a value, or of a frame if `values_left` is 0.
     Nothing,
-    /// In the line that `kind` began, `number` being what it says so far.
+    /// In a line that began with `kind`; `number` is its content so far.
     Line { kind: u8, number: Vec<u8> },
-    /// In a payload, this many bytes before its end; line break included.
+    /// In a payload, this many bytes before its end, including the line break.
     Payload { bytes_left: u64 },
-    /// In bytes that are not RESP, for good.
+    /// In bytes that are not RESP, permanently.
     NotResp,
 }
 
@@ -43,13 +43,13 @@ impl Scanner {
         }
     }
 
-    /// Tells whether the next byte begins a frame.
+    /// Returns whether the next byte begins a frame.
     pub(crate) fn is_between_frames(&self) -> bool {
         self.values_left == 0 && matches!(self.position_in_frame, Position::Nothing)
     }
 
-    /// Consumes bytes up to the end of the frame, or all of them; returns how many. [`Scanner::is_between_frames`]
-    /// tells which it was.
+    /// Consumes bytes up to the end of the frame, or all of them, and returns how many. [`Scanner::is_between_frames`] returns whether
+    /// the frame has ended.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> usize {
         let mut position = 0;
         while let Some(&byte) = bytes.get(position) {
@@ -101,7 +101,7 @@ impl Scanner {
         self.position_in_frame = match kind {
             b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'!' | b'=' | b'*' | b'~' | b'>'
             | b'%' | b'|' => Position::Line { kind, number: Vec::new() },
-            // A command as a person types it, such as `PING`.
+            // An inline command, such as `PING`.
             _ if kind.is_ascii_alphabetic() && self.values_left == 1 => {
                 Position::Line { kind: INLINE, number: vec![kind] }
             }
@@ -135,7 +135,7 @@ impl Scanner {
         }
     }
 
-    /// Ends the head of an aggregate that asks for more values.
+    /// Ends the header of an aggregate with this many values.
     fn end_head(&mut self, more: u64) {
         self.values_left = self.values_left.saturating_add(more);
         self.end_value();
@@ -155,14 +155,14 @@ impl Scanner {
     }
 }
 
-/// Stands for the first byte of a line that no type begins.
+/// The kind of an inline command, which has no type byte.
 const INLINE: u8 = 0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Splits a stream that arrives in pieces of `step` bytes into frames.
+    /// Splits a stream that arrives in chunks of `step` bytes into frames.
     fn frames(stream: &[u8], step: usize) -> Vec<Vec<u8>> {
         let mut scanner = Scanner::new();
         let mut frames = Vec::new();
@@ -177,7 +177,7 @@ mod tests {
                 }
             }
         }
-        assert!(frame.is_empty(), "half a frame is left: {:?}", String::from_utf8_lossy(&frame));
+        assert!(frame.is_empty(), "incomplete frame: {:?}", String::from_utf8_lossy(&frame));
         frames
     }
 
@@ -209,7 +209,7 @@ mod tests {
         ];
         let stream = expected.concat();
         for step in [1, 2, 3, 7, stream.len()] {
-            assert_eq!(frames(&stream, step), expected, "in pieces of {step}");
+            assert_eq!(frames(&stream, step), expected, "in chunks of {step}");
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(names, ["EVALSHA", "PING", "GET", "INFO"], "in pieces of {step}");
+            assert_eq!(names, ["EVALSHA", "PING", "GET", "INFO"], "in chunks of {step}");
         }
     }
 
