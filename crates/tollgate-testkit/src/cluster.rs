@@ -173,7 +173,7 @@ impl Cluster {
     pub fn slot_of(&self, key: impl ToRedisArgs) -> u16 {
         let mut command = redis::cmd("CLUSTER");
         command.arg("KEYSLOT").arg(key);
-        let slot = self.nodes.iter().find_map(|node| node.try_ask(&command).ok());
+        let slot = self.nodes.iter().find_map(|node| node.try_query(&command).ok());
         slot.expect("a node that answers")
     }
 
@@ -183,7 +183,7 @@ impl Cluster {
     ///
     /// When the node serves too few slots for one to be found.
     #[must_use]
-    pub fn key_at(&self, node: usize) -> String {
+    pub fn redis_key_on(&self, node: usize) -> String {
         let mut keys = (0..10_000).map(|number| format!("key-{number}"));
         let key = keys.find(|key| self.primary_of(self.slot_of(key)) == Some(node));
         key.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
@@ -195,7 +195,7 @@ impl Cluster {
     ///
     /// When the node serves too few slots for one to be found.
     #[must_use]
-    pub fn identity_at(&self, node: usize) -> String {
+    pub fn limiter_key_on(&self, node: usize) -> String {
         let mut identities = (0..10_000).map(|number| format!("user-{number}"));
         let identity = identities.find(|identity| {
             let tag = Key::without_rule(identity).expect("a short identity").tag();
@@ -210,14 +210,14 @@ impl Cluster {
     ///
     /// When the nodes do not hear of it.
     #[must_use]
-    pub fn behind_proxies(&self) -> Vec<Proxy> {
+    pub fn start_proxies(&self) -> Vec<Proxy> {
         let proxies: Vec<Proxy> = self.nodes.iter().map(|node| Proxy::start(node.addr())).collect();
         for (node, proxy) in self.nodes.iter().zip(&proxies) {
             node.config_set("cluster-announce-port", proxy.addr().port());
         }
         wait::until("all nodes know the proxies", wait::PATIENCE, || {
             self.nodes.iter().all(|node| {
-                let nodes: String = node.ask(redis::cmd("CLUSTER").arg("NODES"));
+                let nodes: String = node.query(redis::cmd("CLUSTER").arg("NODES"));
                 proxies.iter().all(|proxy| nodes.contains(&format!(":{}@", proxy.addr().port())))
             })
         });
@@ -247,7 +247,7 @@ impl Cluster {
     /// # Panics
     ///
     /// When they do not.
-    pub fn wait_for_state(&self, state: State) {
+    pub fn wait_for_state(&self, state: ClusterState) {
         wait::until(format!("the cluster is {state:?}"), wait::PATIENCE, || {
             self.running().all(|node| node.cluster_info("cluster_state").as_deref() == Some(state.name()))
         });
@@ -259,7 +259,7 @@ impl Cluster {
     ///
     /// When the node is no replica, or does not take over.
     pub fn failover(&self, replica: usize) {
-        self.nodes[replica].ask::<()>(redis::cmd("CLUSTER").arg("FAILOVER"));
+        self.nodes[replica].query::<()>(redis::cmd("CLUSTER").arg("FAILOVER"));
         wait::until(format!("node {replica} takes over"), wait::PATIENCE, || {
             self.nodes[replica].is_primary()
                 && self.running().all(|observer| {
@@ -281,7 +281,7 @@ impl Cluster {
         let set = |node: usize, state: &str, other: usize| {
             let mut command = redis::cmd("CLUSTER");
             command.arg("SETSLOT").arg(slot).arg(state).arg(self.nodes[other].node_id());
-            self.nodes[node].ask::<()>(&command);
+            self.nodes[node].query::<()>(&command);
         };
         // In this order, or the source would send clients to a node that sends them back.
         set(to, "IMPORTING", from);
@@ -298,7 +298,7 @@ impl Cluster {
         let from = self.primary_of(slot).expect("a slot that is served");
         let mut command = redis::cmd("CLUSTER");
         command.arg("MIGRATESLOTS").arg("SLOTSRANGE").arg(slot).arg(slot);
-        self.nodes[from].ask::<()>(command.arg("NODE").arg(self.nodes[to].node_id()));
+        self.nodes[from].query::<()>(command.arg("NODE").arg(self.nodes[to].node_id()));
         wait::until(format!("slot {slot} belongs to node {to}"), wait::PATIENCE, || {
             self.agreed_primary(slot) == Some(to)
         });
@@ -309,7 +309,7 @@ impl Cluster {
     /// # Panics
     ///
     /// When a node does not do its part.
-    pub fn move_every_slot(&self, from: usize, to: usize) {
+    pub fn move_all_slots(&self, from: usize, to: usize) {
         let lines = lines(&self.nodes[from]);
         let line = lines.into_iter().find(|line| line.port == self.nodes[from].port());
         let slots: Vec<u16> = line.into_iter().flat_map(|line| line.slots).flat_map(|(a, b)| a..=b).collect();
@@ -353,29 +353,31 @@ impl Cluster {
         let (primaries, replicas) = self.nodes.split_at(PRIMARIES);
         for (number, node) in self.nodes.iter().enumerate() {
             // Distinct from the start: otherwise they are made so one by one, when two are found equal.
-            node.ask::<()>(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(number + 1));
+            node.query::<()>(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(number + 1));
             for other in &self.nodes[..number] {
                 let addr = other.addr();
-                node.ask::<()>(redis::cmd("CLUSTER").arg("MEET").arg(addr.ip().to_string()).arg(addr.port()));
+                node.query::<()>(
+                    redis::cmd("CLUSTER").arg("MEET").arg(addr.ip().to_string()).arg(addr.port()),
+                );
             }
         }
         for (number, node) in primaries.iter().enumerate() {
             let bound = |number: usize| (usize::from(SLOTS) * number).div_ceil(PRIMARIES);
             let slots: Vec<usize> = (bound(number)..bound(number + 1)).collect();
-            node.ask::<()>(redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots));
+            node.query::<()>(redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots));
         }
         for (number, replica) in replicas.iter().enumerate() {
             let primary = &primaries[number % PRIMARIES];
             let id = primary.node_id();
             wait::until(format!("{replica} knows {primary}"), wait::PATIENCE, || {
-                replica.try_ask::<()>(redis::cmd("CLUSTER").arg("REPLICATE").arg(&id)).is_ok()
+                replica.try_query::<()>(redis::cmd("CLUSTER").arg("REPLICATE").arg(&id)).is_ok()
             });
         }
         replicas.iter().for_each(Server::wait_for_link);
         wait::until("all nodes know all nodes", wait::PATIENCE, || {
             self.nodes.iter().all(|node| self.is_complete(node))
         });
-        self.wait_for_state(State::Ok);
+        self.wait_for_state(ClusterState::Ok);
     }
 
     /// Tells whether a node knows who all nodes are and what they do.
@@ -413,25 +415,25 @@ impl Cluster {
         Some(line.and_then(|line| self.nodes.iter().position(|node| node.port() == line.port)))
     }
 
-    fn line_of(&self, observer: &Server, node: &Server) -> Option<Line> {
+    fn line_of(&self, observer: &Server, node: &Server) -> Option<NodeLine> {
         lines(observer).into_iter().find(|line| line.port == node.port())
     }
 }
 
 /// Whether a cluster serves requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ClusterState {
     /// It does.
     Ok,
     /// It answers `CLUSTERDOWN`, whatever the slot.
     Fail,
 }
 
-impl State {
+impl ClusterState {
     fn name(self) -> &'static str {
         match self {
-            State::Ok => "ok",
-            State::Fail => "fail",
+            ClusterState::Ok => "ok",
+            ClusterState::Fail => "fail",
         }
     }
 }
@@ -460,7 +462,7 @@ impl Migration<'_> {
     pub fn move_keys(&self, at_most: u32) -> usize {
         let mut command = redis::cmd("CLUSTER");
         command.arg("GETKEYSINSLOT").arg(self.slot).arg(at_most);
-        let keys: Vec<Vec<u8>> = self.source().ask(&command);
+        let keys: Vec<Vec<u8>> = self.source().query(&command);
         keys.iter().for_each(|key| self.move_key(key));
         keys.len()
     }
@@ -474,7 +476,7 @@ impl Migration<'_> {
         let to = self.cluster.nodes[self.to].addr();
         let mut command = redis::cmd("MIGRATE");
         command.arg(to.ip().to_string()).arg(to.port()).arg(key).arg(0).arg(MIGRATE_MILLIS);
-        self.source().ask::<String>(&command);
+        self.source().query::<String>(&command);
     }
 
     /// Moves all keys that are left and then the slot itself; returns when all nodes know.
@@ -491,7 +493,7 @@ impl Migration<'_> {
         for node in [to, from].into_iter().chain(others) {
             let node = &cluster.nodes[node];
             if node.is_running() && node.is_primary() {
-                node.ask::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(slot).arg("NODE").arg(&id));
+                node.query::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(slot).arg("NODE").arg(&id));
             }
         }
         wait::until(format!("slot {slot} belongs to node {to}"), wait::PATIENCE, || {
@@ -507,7 +509,7 @@ impl Migration<'_> {
     pub fn abandon(self) {
         for node in [self.from, self.to] {
             let node = &self.cluster.nodes[node];
-            node.ask::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(self.slot).arg("STABLE"));
+            node.query::<()>(redis::cmd("CLUSTER").arg("SETSLOT").arg(self.slot).arg("STABLE"));
         }
     }
 
@@ -517,13 +519,13 @@ impl Migration<'_> {
 }
 
 /// A line of `CLUSTER NODES`.
-struct Line {
+struct NodeLine {
     port: u16,
     flags: String,
     slots: Vec<(u16, u16)>,
 }
 
-impl Line {
+impl NodeLine {
     /// Tells whether the node serves its slots; `fail?` is a mere suspicion.
     fn is_primary(&self) -> bool {
         let mut flags = self.flags.split(',');
@@ -532,13 +534,13 @@ impl Line {
 }
 
 /// Returns what a node knows of the cluster; nothing if it does not answer.
-fn lines(observer: &Server) -> Vec<Line> {
-    let text: String = observer.try_ask(redis::cmd("CLUSTER").arg("NODES")).unwrap_or_default();
+fn lines(observer: &Server) -> Vec<NodeLine> {
+    let text: String = observer.try_query(redis::cmd("CLUSTER").arg("NODES")).unwrap_or_default();
     text.lines().filter_map(line).collect()
 }
 
 /// Reads `<id> <ip>:<port>@<bus> <flags> <primary> <ping> <pong> <epoch> <link> <slots> ...`.
-fn line(text: &str) -> Option<Line> {
+fn line(text: &str) -> Option<NodeLine> {
     let mut words = text.split(' ').skip(1);
     let (_, port) = words.next()?.split('@').next()?.rsplit_once(':')?;
     let flags = words.next()?.to_string();
@@ -548,16 +550,16 @@ fn line(text: &str) -> Option<Line> {
         let (first, last) = word.split_once('-').unwrap_or((word, word));
         Some((first.parse().ok()?, last.parse().ok()?))
     });
-    Some(Line { port: port.parse().ok()?, flags, slots: slots.collect() })
+    Some(NodeLine { port: port.parse().ok()?, flags, slots: slots.collect() })
 }
 
 impl Server {
     fn node_id(&self) -> String {
-        self.ask(redis::cmd("CLUSTER").arg("MYID"))
+        self.query(redis::cmd("CLUSTER").arg("MYID"))
     }
 
     fn cluster_info(&self, field: &str) -> Option<String> {
-        let info: String = self.try_ask(redis::cmd("CLUSTER").arg("INFO")).ok()?;
+        let info: String = self.try_query(redis::cmd("CLUSTER").arg("INFO")).ok()?;
         crate::faults::info_field(&info, field)
     }
 }

@@ -1,7 +1,7 @@
-//! What can go wrong with a running [`Server`], by signals and by its own commands. Each fault is in force when its
-//! method returns, and most have a method that ends them.
+//! Faults of a running [`Server`], caused by signals and commands. A fault is in effect when its method returns, and most faults have
+//! a method that ends them.
 //!
-//! Faults of the network are elsewhere: [`crate::proxy`], [`crate::namespace`].
+//! For network faults see: [`crate::proxy`], [`crate::namespace`].
 
 use std::fmt::Display;
 use std::fs;
@@ -14,33 +14,33 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use crate::server::Server;
 use crate::wait;
 
-/// Which commands [`Server::pause_clients`] holds back.
+/// The commands that [`Server::pause_clients`] pauses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Paused {
-    /// Every command, also those that would end the pause.
+pub enum PausedCommands {
+    /// Every command, including the one that ends the pause.
     All,
     /// Commands that may write.
     Writes,
 }
 
-/// How many keys [`Server::restart_into_loading`] adds, and how long each takes to load, in microseconds: 25 s in all.
+/// Number of keys that [`Server::restart_into_loading`] adds, and load time of each in microseconds: 25 s in total.
 const FILLER_KEYS: u32 = 5_000;
 const FILLER_LOAD_MICROS: u32 = 5_000;
 
 impl Server {
-    /// Stops the process with SIGSTOP: its kernel still accepts connections and bytes, but nobody answers.
+    /// Stops the process with SIGSTOP: the kernel still accepts connections and bytes, but the server does not answer.
     ///
     /// # Panics
     ///
     /// When it does not run.
     pub fn suspend(&self) {
         self.signal(Signal::STOP);
-        // A signal takes effect when the process is next scheduled: until then, it could still answer.
+        // The signal takes effect when the process is next scheduled; until then it could answer.
         let stopped = waitid(WaitId::Pid(self.process()), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT);
         stopped.unwrap_or_else(|error| panic!("{self} cannot be watched: {error}"));
     }
 
-    /// Lets a suspended process go on, with SIGCONT: it executes what arrived meanwhile.
+    /// Resumes a suspended process with SIGCONT. It then executes the requests that have arrived.
     ///
     /// # Panics
     ///
@@ -59,25 +59,24 @@ impl Server {
         pid.expect("a process id of the kernel")
     }
 
-    /// Holds back clients' commands with `CLIENT PAUSE`. A pause of all commands also holds back the one that would end
-    /// it, so it lasts.
-    pub fn pause_clients(&self, lasting: Duration, paused: Paused) {
+    /// Pauses commands of clients with `CLIENT PAUSE`. A pause of all commands cannot be ended early.
+    pub fn pause_clients(&self, lasting: Duration, paused: PausedCommands) {
         let mut command = redis::cmd("CLIENT");
         command.arg("PAUSE").arg(u64::try_from(lasting.as_millis()).unwrap_or(u64::MAX));
-        self.ask::<()>(command.arg(paused.name()));
+        self.query::<()>(command.arg(paused.name()));
     }
 
-    /// Ends a pause of writes early; waits for the end of a pause of all.
+    /// Ends a pause of writes, or waits for the end of a pause of all commands.
     pub fn unpause_clients(&self) {
-        self.ask::<()>(redis::cmd("CLIENT").arg("UNPAUSE"));
+        self.query::<()>(redis::cmd("CLIENT").arg("UNPAUSE"));
     }
 
-    /// Ends the connections of all clients, subscribers included, and returns how many they were.
+    /// Closes the connections of all clients, including subscribers, and returns their number.
     pub fn kill_clients(&self) -> u64 {
         let mut killed = 0;
         for kind in ["normal", "pubsub"] {
             let mut command = redis::cmd("CLIENT");
-            killed += self.ask::<u64>(command.arg("KILL").arg("TYPE").arg(kind));
+            killed += self.query::<u64>(command.arg("KILL").arg("TYPE").arg(kind));
         }
         killed
     }
@@ -86,19 +85,19 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When the server does not take it.
+    /// When the server rejects it.
     pub fn config_set(&self, name: &str, value: impl Display) {
-        self.ask::<()>(redis::cmd("CONFIG").arg("SET").arg(name).arg(value.to_string()));
+        self.query::<()>(redis::cmd("CONFIG").arg("SET").arg(name).arg(value.to_string()));
     }
 
     /// Returns a setting.
     ///
     /// # Panics
     ///
-    /// When the server does not know it.
+    /// When the server has no such setting.
     #[must_use]
     pub fn config_get(&self, name: &str) -> String {
-        let answer: Vec<String> = self.ask(redis::cmd("CONFIG").arg("GET").arg(name));
+        let answer: Vec<String> = self.query(redis::cmd("CONFIG").arg("GET").arg(name));
         answer.into_iter().nth(1).unwrap_or_else(|| panic!("{self} has no setting {name}"))
     }
 
@@ -109,13 +108,13 @@ impl Server {
     /// When the server has no such field.
     #[must_use]
     pub fn info(&self, field: &str) -> String {
-        let info: String = self.ask(redis::cmd("INFO").arg("all"));
+        let info: String = self.query(redis::cmd("INFO").arg("all"));
         info_field(&info, field).unwrap_or_else(|| panic!("{self} has no field {field}"))
     }
 
-    /// Returns a field of `INFO`, if the server answers and has it.
+    /// Returns a field of `INFO`, or `None` if the server does not answer or has no such field.
     pub(crate) fn try_info(&self, field: &str) -> Option<String> {
-        let info: String = self.try_ask(redis::cmd("INFO").arg("all")).ok()?;
+        let info: String = self.try_query(redis::cmd("INFO").arg("all")).ok()?;
         info_field(&info, field)
     }
 
@@ -123,93 +122,93 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When the server does not take the rules.
+    /// When the server rejects the rules.
     pub fn set_user(&self, name: &str, rules: &[&str]) {
-        self.ask::<()>(redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules));
+        self.query::<()>(redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules));
     }
 
-    /// Makes the server a replica, and returns when it is in step with its primary.
+    /// Makes the server a replica, and returns when it is synchronized with its primary.
     ///
     /// # Panics
     ///
-    /// When the link does not come up.
+    /// When replication does not start.
     pub fn replicate(&self, primary: &Server) {
-        // Not for others to join in the same transfer, for which it waits 5 s by default.
+        // By default the primary waits 5 s for other replicas to join the transfer.
         primary.config_set("repl-diskless-sync-delay", 0);
         let addr = primary.addr();
-        self.ask::<()>(redis::cmd("REPLICAOF").arg(addr.ip().to_string()).arg(addr.port()));
+        self.query::<()>(redis::cmd("REPLICAOF").arg(addr.ip().to_string()).arg(addr.port()));
         self.wait_for_link();
     }
 
-    /// Waits until a replica is in step with its primary.
+    /// Waits until a replica is synchronized with its primary.
     pub(crate) fn wait_for_link(&self) {
-        wait::until(format!("{self} has a link to its primary"), wait::PATIENCE, || {
+        wait::until(format!("{self} is synchronized with its primary"), wait::PATIENCE, || {
             self.try_info("master_link_status").is_some_and(|status| status == "up")
         });
     }
 
     /// Makes a replica a primary.
     pub fn promote(&self) {
-        self.ask::<()>(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
+        self.query::<()>(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
     }
 
-    /// Tells whether the server takes itself for a primary; one that does not answer is none.
+    /// Returns whether the server reports the role of a primary; `false` if it does not answer.
     #[must_use]
     pub fn is_primary(&self) -> bool {
         self.try_info("role").is_some_and(|role| role == "master")
     }
 
-    /// Forgets all scripts.
+    /// Removes all cached scripts.
     pub fn flush_scripts(&self) {
-        self.ask::<()>(redis::cmd("SCRIPT").arg("FLUSH"));
+        self.query::<()>(redis::cmd("SCRIPT").arg("FLUSH"));
     }
 
-    /// Runs a script without end: every other command is answered with `BUSY`.
+    /// Runs an endless script: every other command is answered with `BUSY`.
     ///
     /// # Panics
     ///
-    /// When the server wants a password, or does not become busy.
+    /// When the server requires a password or does not become busy.
     pub fn make_busy(&self) {
-        // The old name, which all flavors know.
+        // The old name of the setting, which all flavors accept.
         self.config_set("lua-time-limit", 1);
         let sent = UnixStream::connect(self.socket())
             .and_then(|mut stream| stream.write_all(b"EVAL \"while true do end\" 0\r\n").map(|()| stream));
-        // Left to itself: a client that goes away does not end its script.
+        // The script continues after its client disconnects.
         drop(sent.unwrap_or_else(|error| panic!("{self} cannot be reached: {error}")));
-        wait::until(format!("{self} is busy"), wait::PATIENCE, || self.refuses_with("BUSY"));
+        wait::until(format!("{self} is busy"), wait::PATIENCE, || self.replies_with_error("BUSY"));
     }
 
     /// Ends the script of [`Server::make_busy`].
     pub fn end_busy(&self) {
-        self.ask::<()>(redis::cmd("SCRIPT").arg("KILL"));
-        wait::until(format!("{self} is no longer busy"), wait::PATIENCE, || !self.refuses_with("BUSY"));
+        self.query::<()>(redis::cmd("SCRIPT").arg("KILL"));
+        wait::until(format!("{self} is no longer busy"), wait::PATIENCE, || !self.replies_with_error("BUSY"));
     }
 
-    /// Makes saving fail, for which the server refuses every write with `MISCONF`.
+    /// Makes saving fail, so that the server rejects every write with `MISCONF`.
     ///
     /// # Panics
     ///
-    /// When saving succeeds nevertheless.
+    /// When saving still succeeds.
     pub fn break_saving(&self) {
-        // Nothing can be renamed to the name of a directory, not even by root.
+        // A file cannot be renamed over a directory, not even by root.
         fs::create_dir(self.snapshot()).expect("a directory in the place of the snapshot");
-        // The complaint is only for those who want to be saved now and then.
+        // `MISCONF` requires periodic saving to be configured.
         self.config_set("save", "3600 1");
-        self.ask::<()>(&redis::cmd("BGSAVE"));
+        self.query::<()>(&redis::cmd("BGSAVE"));
         wait::until(format!("{self} fails to save"), wait::PATIENCE, || {
             self.info("rdb_last_bgsave_status") == "err"
         });
     }
 
-    /// Lets saving succeed again, and writes pass.
-    pub fn mend_saving(&self) {
+    /// Makes saving and writes succeed again.
+    pub fn restore_saving(&self) {
         fs::remove_dir(self.snapshot()).expect("saving was broken before");
         self.config_set("save", "");
         self.save();
     }
 
-    /// Restarts the server with its data, and returns while it is loading: it answers `LOADING`, for up to 25 s or
-    /// until [`Server::finish_loading`]. For want of data, it adds some keys, which expire within the hour.
+    /// Restarts the server with its data, and returns while it is loading: it answers `LOADING` for up to 25 s or until
+    /// [`Server::finish_loading`]. Adds keys to load, which expire within an hour.
     ///
     /// # Panics
     ///
@@ -223,33 +222,35 @@ impl Server {
         let filled = fill.exec(&mut self.connection());
         filled.unwrap_or_else(|error| panic!("{self} cannot be filled: {error}"));
         self.save();
-        self.relaunch_slowly(&[
+        self.relaunch_into_loading(&[
             "--key-load-delay",
             &FILLER_LOAD_MICROS.to_string(),
-            // It listens to others only after so many bytes; compressed, the filler would have none.
+            // While loading, it handles clients only after this many bytes. The filler compresses well.
             "--loading-process-events-interval-bytes",
             "1024",
         ]);
     }
 
-    /// Ends the wait that [`Server::restart_into_loading`] began.
+    /// Ends the slow loading of [`Server::restart_into_loading`].
     pub fn finish_loading(&self) {
         self.config_set("key-load-delay", 0);
-        wait::until(format!("{self} has its data"), wait::PATIENCE, || !self.refuses_with("LOADING"));
+        wait::until(format!("{self} has loaded its data"), wait::PATIENCE, || {
+            !self.replies_with_error("LOADING")
+        });
     }
 
-    /// Tells whether a harmless command is answered with this error.
-    fn refuses_with(&self, code: &str) -> bool {
-        let answer = self.try_ask::<u64>(&redis::cmd("DBSIZE"));
+    /// Returns whether a read-only command is answered with this error.
+    fn replies_with_error(&self, code: &str) -> bool {
+        let answer = self.try_query::<u64>(&redis::cmd("DBSIZE"));
         answer.is_err_and(|error| error.code() == Some(code))
     }
 }
 
-impl Paused {
+impl PausedCommands {
     fn name(self) -> &'static str {
         match self {
-            Paused::All => "ALL",
-            Paused::Writes => "WRITE",
+            PausedCommands::All => "ALL",
+            PausedCommands::Writes => "WRITE",
         }
     }
 }

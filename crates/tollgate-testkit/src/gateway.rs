@@ -1,4 +1,4 @@
-//! Real proxies in front of a service, started from the configurations in `deploy/` that users copy.
+//! Real reverse proxies in front of a service, started with the configuration files of `deploy/`.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -10,14 +10,14 @@ use tempfile::TempDir;
 
 use crate::wait;
 
-/// The proxies that ask tollgate by forward-auth.
+/// A reverse proxy that calls tollgate by forward-auth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gateway {
-    /// nginx, by `auth_request`.
+    /// nginx with `auth_request`.
     Nginx,
-    /// Caddy, by `forward_auth` written out.
+    /// Caddy with the directives that `forward_auth` expands to.
     Caddy,
-    /// Traefik, by `ForwardAuth`.
+    /// Traefik with `ForwardAuth`.
     Traefik,
 }
 
@@ -26,13 +26,13 @@ const LISTENS: &str = "127.0.0.1:8000";
 const TOLLGATE: &str = "127.0.0.1:8080";
 const SERVICE: &str = "127.0.0.1:3000";
 
-/// The path that is asked for until a proxy knows its routes: Traefik listens before it does. Rules of tests leave it out.
+/// The path polled until a proxy has loaded its routes: Traefik listens before that. Rules of tests exclude this path.
 pub const READY: &str = "/ready";
 
-/// How often another port is tried, should somebody else have taken one.
+/// Maximum number of ports tried, as another process may take a port first.
 const MAX_STARTS: u32 = 5;
 
-/// What stands around nginx's own file: everything that it writes is in its directory.
+/// The main nginx configuration, which keeps everything that nginx writes in its directory.
 const NGINX: &str = "daemon off;
 master_process off;
 pid nginx.pid;
@@ -49,15 +49,15 @@ http {
 }
 ";
 
-/// Caddy's own switches, without which it wants to store and to be administered.
+/// Global Caddy options: no admin endpoint and no certificates.
 const CADDY: &str = "{
 	admin off
 	auto_https off
 }
 ";
 
-/// A proxy that runs until it is dropped.
-pub struct Running {
+/// A proxy process, which ends on drop.
+pub struct RunningGateway {
     child: Child,
     address: SocketAddr,
     _dir: TempDir,
@@ -67,12 +67,12 @@ impl Gateway {
     /// Every proxy.
     pub const ALL: [Gateway; 3] = [Gateway::Nginx, Gateway::Caddy, Gateway::Traefik];
 
-    /// Starts it before a service, with the files of `deploy/`. It shows tollgate this token, if any.
+    /// Starts the proxy in front of a service with the files of `deploy/`. It sends this token to tollgate, if any.
     ///
     /// # Panics
     ///
-    /// When it is not installed, does not start (its log is in the message), or is Traefik with a token, which it cannot show.
-    pub fn start(self, tollgate: SocketAddr, service: SocketAddr, token: Option<&str>) -> Running {
+    /// When it is not installed or does not start (the message contains its log), or when Traefik is given a token, which it cannot send.
+    pub fn start(self, tollgate: SocketAddr, service: SocketAddr, token: Option<&str>) -> RunningGateway {
         let mut reason = String::new();
         for _ in 0..MAX_STARTS {
             match self.try_start(tollgate, service, token) {
@@ -88,13 +88,13 @@ impl Gateway {
         tollgate: SocketAddr,
         service: SocketAddr,
         token: Option<&str>,
-    ) -> Result<Running, String> {
+    ) -> Result<RunningGateway, String> {
         let dir = TempDir::new().expect("a directory for the proxy");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = free.local_addr().expect("the address of a listener");
         drop(free);
-        let places = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
-        self.write_files(dir.path(), &places, token);
+        let addresses = [(LISTENS, address), (TOLLGATE, tollgate), (SERVICE, service)];
+        self.write_files(dir.path(), &addresses, token);
 
         let log_path = dir.path().join("log");
         let log = File::create(&log_path).expect("a log in the proxy's directory");
@@ -105,7 +105,7 @@ impl Gateway {
             ErrorKind::NotFound => panic!("{self:?} is missing: run scripts/servers"),
             _ => panic!("{self:?} cannot be run: {error}"),
         });
-        let mut running = Running { child, address, _dir: dir };
+        let mut running = RunningGateway { child, address, _dir: dir };
         let mut ended = false;
         wait::until(format_args!("{self:?} listens"), wait::PATIENCE, || {
             ended = !matches!(running.child.try_wait(), Ok(None));
@@ -114,8 +114,8 @@ impl Gateway {
         if ended { Err(fs::read_to_string(log_path).unwrap_or_default()) } else { Ok(running) }
     }
 
-    /// The files of `deploy/`, with these addresses in place of theirs, and with a token where they say that one goes.
-    fn write_files(self, dir: &Path, places: &[(&str, SocketAddr); 3], token: Option<&str>) {
+    /// Writes the files of `deploy/` with these addresses and, if given, the token.
+    fn write_files(self, dir: &Path, addresses: &[(&str, SocketAddr); 3], token: Option<&str>) {
         let (from, files): (_, &[&str]) = match self {
             Gateway::Nginx => ("nginx", &["tollgate.conf"]),
             Gateway::Caddy => ("caddy", &["Caddyfile"]),
@@ -125,12 +125,12 @@ impl Gateway {
         let mut seen = [false; 3];
         for name in files {
             let mut text = fs::read_to_string(deploy.join(name)).expect("a file of deploy/");
-            // By way of names that are no addresses: a port picked for one may be that of another.
-            for (index, (written, _)) in places.iter().enumerate() {
+            // In two steps, as a new address may equal one that is still to be replaced.
+            for (index, (written, _)) in addresses.iter().enumerate() {
                 seen[index] |= text.contains(written);
                 text = text.replace(written, &format!("<{index}>"));
             }
-            for (index, (_, address)) in places.iter().enumerate() {
+            for (index, (_, address)) in addresses.iter().enumerate() {
                 text = text.replace(&format!("<{index}>"), &address.to_string());
             }
             if let Some(token) = token {
@@ -139,7 +139,7 @@ impl Gateway {
                     Gateway::Caddy => ("-Authorization", format!(r#"Authorization "Bearer {token}""#)),
                     Gateway::Traefik => panic!("Traefik passes the client's Authorization on, and no other"),
                 };
-                assert!(text.contains(without), "{name} says where a token goes");
+                assert!(text.contains(without), "{name} has no place for the token");
                 text = text.replace(without, &with);
             }
             if self == Gateway::Caddy {
@@ -156,7 +156,7 @@ impl Gateway {
     fn command(self, dir: &Path) -> Command {
         match self {
             Gateway::Nginx => {
-                // Debian puts it where only root looks.
+                // Debian installs it outside the PATH of ordinary users.
                 let sbin = Path::new("/usr/sbin/nginx");
                 let program = if sbin.exists() { sbin.to_owned() } else { PathBuf::from("nginx") };
                 let mut command = Command::new(program);
@@ -178,7 +178,7 @@ impl Gateway {
     }
 }
 
-/// Whether somebody answers, and knows where to pass requests on to.
+/// Returns whether the proxy answers and has loaded its routes.
 fn is_ready(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(wait::PATIENCE))?;
@@ -188,14 +188,14 @@ fn is_ready(address: SocketAddr) -> std::io::Result<bool> {
     Ok(!status.ends_with(b"404"))
 }
 
-impl Running {
-    /// Where clients connect.
+impl RunningGateway {
+    /// Returns the address that clients connect to.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGateway {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _reaped = self.child.wait();

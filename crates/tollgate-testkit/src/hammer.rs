@@ -39,25 +39,25 @@ pub struct Hammer {
     /// How many calls are under way at once.
     pub callers: usize,
     /// How much is done.
-    pub extent: Extent,
+    pub workload: Workload,
     /// What is wrong with the clock of the process, if anything.
-    pub clock: Option<WrongClock>,
+    pub clock: Option<SkewedClock>,
 }
 
 /// A clock that is not the machine's, for one process: its offset, and how fast it goes. Its reports are then on that clock, but
 /// for what the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WrongClock {
+pub struct SkewedClock {
     /// Seconds that it is ahead, or behind.
     pub offset_seconds: i64,
     /// How many of its seconds pass in ten of the machine's.
     pub seconds_in_ten: u32,
 }
 
-impl WrongClock {
+impl SkewedClock {
     /// Returns what libfaketime wants to be told.
     fn setting(&self) -> String {
-        let WrongClock { offset_seconds, seconds_in_ten } = self;
+        let SkewedClock { offset_seconds, seconds_in_ten } = self;
         format!("{offset_seconds:+} x{}.{}", seconds_in_ten / 10, seconds_in_ten % 10)
     }
 
@@ -65,9 +65,9 @@ impl WrongClock {
         format!("{}:{}", self.offset_seconds, self.seconds_in_ten)
     }
 
-    fn parse(text: &str) -> Option<WrongClock> {
+    fn parse(text: &str) -> Option<SkewedClock> {
         let (offset, speed) = text.split_once(':')?;
-        Some(WrongClock { offset_seconds: offset.parse().ok()?, seconds_in_ten: speed.parse().ok()? })
+        Some(SkewedClock { offset_seconds: offset.parse().ok()?, seconds_in_ten: speed.parse().ok()? })
     }
 
     /// Has a process live by this clock.
@@ -75,7 +75,7 @@ impl WrongClock {
     /// # Panics
     ///
     /// When libfaketime is missing.
-    pub fn put_into(&self, command: &mut Command) {
+    pub fn apply_to(&self, command: &mut Command) {
         let libraries = Path::new("/usr/lib").read_dir().into_iter().flatten().flatten();
         let mut libraries = libraries.map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
         let library = libraries.find(|path| path.exists());
@@ -86,7 +86,7 @@ impl WrongClock {
 
 /// How much a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum Workload {
     /// So many calls, of all callers together.
     Calls(u64),
     /// Calls are made for so long.
@@ -95,16 +95,16 @@ pub enum Extent {
 
 /// What one process told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct HammerReport {
     /// The calls that were admitted.
-    pub hits: Vec<Hit>,
+    pub admitted: Vec<AdmittedCall>,
     /// How many calls were made; unknown when the process was killed.
     pub calls: Option<u64>,
 }
 
 /// A call that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hit {
+pub struct AdmittedCall {
     /// Its key.
     pub key: String,
     /// When it was under way, since the epoch on the clock of this machine, and its cost.
@@ -121,8 +121,8 @@ pub struct Hit {
 ///
 /// When one fails, finds a reply that does not fit together, or does not end in time.
 #[must_use]
-pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Report> {
-    start(program, hammers).into_iter().map(Process::finish).collect()
+pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerReport> {
+    start(program, hammers).into_iter().map(HammerProcess::finish).collect()
 }
 
 /// Starts the processes and lets them go once all are ready.
@@ -131,9 +131,9 @@ pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Report> {
 ///
 /// When one does not start in time.
 #[must_use]
-pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Process> {
+pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerProcess> {
     let mut processes: Vec<_> =
-        hammers.iter().map(|hammer| Process::spawn(program.as_ref(), hammer)).collect();
+        hammers.iter().map(|hammer| HammerProcess::spawn(program.as_ref(), hammer)).collect();
     for process in &mut processes {
         let line = process.next_line();
         assert_eq!(line.as_deref(), Some(READY), "a hammer does not start");
@@ -146,19 +146,19 @@ pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<Process> {
 
 /// A hammer that runs; killed when it is dropped.
 #[derive(Debug)]
-pub struct Process {
+pub struct HammerProcess {
     child: Child,
     lines: Receiver<String>,
     deadline: Duration,
-    report: Report,
+    report: HammerReport,
 }
 
-impl Process {
-    fn spawn(program: &Path, hammer: &Hammer) -> Process {
+impl HammerProcess {
+    fn spawn(program: &Path, hammer: &Hammer) -> HammerProcess {
         let mut command = Command::new(program);
         command.args(hammer.to_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(clock) = &hammer.clock {
-            clock.put_into(&mut command);
+            clock.apply_to(&mut command);
         }
         let mut child =
             command.spawn().unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
@@ -166,7 +166,12 @@ impl Process {
         let (tell, lines) = channel();
         // A read cannot be given a deadline, a channel can. The thread ends with the process.
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        Process { child, lines, deadline: machine_time() + PROCESS_DEADLINE, report: Report::default() }
+        HammerProcess {
+            child,
+            lines,
+            deadline: system_time() + PROCESS_DEADLINE,
+            report: HammerReport::default(),
+        }
     }
 
     /// Waits until so many calls have been admitted, or the process has ended.
@@ -174,8 +179,8 @@ impl Process {
     /// # Panics
     ///
     /// When it fails or the time is up.
-    pub fn wait_for_hits(&mut self, hits: usize) {
-        while self.report.hits.len() < hits && self.read() {}
+    pub fn wait_for_admitted(&mut self, admitted: usize) {
+        while self.report.admitted.len() < admitted && self.read() {}
     }
 
     /// Kills the process with SIGKILL, and returns what it told before.
@@ -184,7 +189,7 @@ impl Process {
     ///
     /// When it failed before.
     #[must_use]
-    pub fn kill(mut self) -> Report {
+    pub fn kill(mut self) -> HammerReport {
         // An error means that it has ended already.
         let _ = self.child.kill();
         while self.read() {}
@@ -197,7 +202,7 @@ impl Process {
     ///
     /// When it fails or the time is up.
     #[must_use]
-    pub fn finish(mut self) -> Report {
+    pub fn finish(mut self) -> HammerReport {
         while self.read() {}
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.success() && self.report.calls.is_some(), "a hammer ended early: {status}");
@@ -207,17 +212,17 @@ impl Process {
     /// Takes up a line; false when there are no more.
     fn read(&mut self) -> bool {
         let Some(line) = self.next_line() else { return false };
-        match Line::parse(&line) {
-            Some(Line::Hit(hit)) => self.report.hits.push(hit),
-            Some(Line::Done(calls)) => self.report.calls = Some(calls),
-            Some(Line::Failed(reason)) => panic!("a hammer failed: {reason}"),
+        match ReportLine::parse(&line) {
+            Some(ReportLine::AdmittedCall(call)) => self.report.admitted.push(call),
+            Some(ReportLine::Done(calls)) => self.report.calls = Some(calls),
+            Some(ReportLine::Failed(reason)) => panic!("a hammer failed: {reason}"),
             None => panic!("a hammer said {line:?}"),
         }
         true
     }
 
     fn next_line(&mut self) -> Option<String> {
-        match self.lines.recv_timeout(self.deadline.saturating_sub(machine_time())) {
+        match self.lines.recv_timeout(self.deadline.saturating_sub(system_time())) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("a hammer did not end within {PROCESS_DEADLINE:?}"),
@@ -225,7 +230,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for HammerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -234,30 +239,30 @@ impl Drop for Process {
 
 /// A line that a process says once it is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum ReportLine {
     /// A call was admitted.
-    Hit(Hit),
+    AdmittedCall(AdmittedCall),
     /// It is over; so many calls were made.
     Done(u64),
     /// It gave up, and why.
     Failed(String),
 }
 
-impl Line {
+impl ReportLine {
     /// Returns the line, its end included.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
-            Line::Hit(Hit { key, call: Admitted { sent, received, cost }, at }) => {
+            ReportLine::AdmittedCall(AdmittedCall { key, call: Admitted { sent, received, cost }, at }) => {
                 let [sent, received, at] = [sent, received, at].map(|moment| moment.as_micros());
                 format!("admitted {sent} {received} {cost} {at} {key}\n")
             }
-            Line::Done(calls) => format!("done {calls}\n"),
-            Line::Failed(reason) => format!("failed {}\n", reason.replace('\n', " ")),
+            ReportLine::Done(calls) => format!("done {calls}\n"),
+            ReportLine::Failed(reason) => format!("failed {}\n", reason.replace('\n', " ")),
         }
     }
 
-    fn parse(line: &str) -> Option<Line> {
+    fn parse(line: &str) -> Option<ReportLine> {
         let (kind, rest) = line.split_once(' ')?;
         match kind {
             "admitted" => {
@@ -266,10 +271,10 @@ impl Line {
                 let moment = |text: &str| text.parse().ok().map(Duration::from_micros);
                 let call =
                     Admitted { sent: moment(sent)?, received: moment(received)?, cost: cost.parse().ok()? };
-                Some(Line::Hit(Hit { key: key.to_owned(), call, at: moment(at)? }))
+                Some(ReportLine::AdmittedCall(AdmittedCall { key: key.to_owned(), call, at: moment(at)? }))
             }
-            "done" => rest.parse().ok().map(Line::Done),
-            "failed" => Some(Line::Failed(rest.to_owned())),
+            "done" => rest.parse().ok().map(ReportLine::Done),
+            "failed" => Some(ReportLine::Failed(rest.to_owned())),
             _ => None,
         }
     }
@@ -305,9 +310,9 @@ impl Hammer {
             format!("--url={}", self.url),
             format!("--limit={}", limit_text(&self.limit)),
             format!("--callers={}", self.callers),
-            match self.extent {
-                Extent::Calls(calls) => format!("--calls={calls}"),
-                Extent::Time(time) => format!("--millis={}", time.as_millis()),
+            match self.workload {
+                Workload::Calls(calls) => format!("--calls={calls}"),
+                Workload::Time(time) => format!("--millis={}", time.as_millis()),
             },
         ];
         args.extend(self.keys.iter().map(|key| format!("--key={key}")));
@@ -330,7 +335,7 @@ impl Hammer {
     ///
     /// When an argument is unknown, wrong or missing; the text says which.
     pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Hammer, String> {
-        let (mut url, mut limit, mut callers, mut extent) = (None, None, None, None);
+        let (mut url, mut limit, mut callers, mut workload) = (None, None, None, None);
         let (mut user, mut user_limit, mut clock) = (None, None, None);
         let (mut keys, mut costs) = (Vec::new(), Vec::new());
         for arg in args {
@@ -342,12 +347,12 @@ impl Hammer {
                 "--key" => keys.push(value.to_owned()),
                 "--cost" => costs.push(number()?),
                 "--callers" => callers = usize::try_from(number()?).ok(),
-                "--calls" => extent = Some(Extent::Calls(number()?)),
-                "--millis" => extent = Some(Extent::Time(Duration::from_millis(number()?))),
+                "--calls" => workload = Some(Workload::Calls(number()?)),
+                "--millis" => workload = Some(Workload::Time(Duration::from_millis(number()?))),
                 "--user" => user = Some(value.to_owned()),
                 "--user-limit" => user_limit = Some(parse_limit(value)?),
                 "--clock" => {
-                    let parsed = WrongClock::parse(value);
+                    let parsed = SkewedClock::parse(value);
                     clock = Some(parsed.ok_or_else(|| format!("{arg}: not OFFSET:SPEED"))?);
                 }
                 _ => return Err(format!("{arg}: there is no such argument")),
@@ -363,7 +368,7 @@ impl Hammer {
             user: user.zip(user_limit),
             costs,
             callers: callers.ok_or("needs --callers")?,
-            extent: extent.ok_or("needs --calls or --millis")?,
+            workload: workload.ok_or("needs --calls or --millis")?,
             clock,
         })
     }
@@ -402,7 +407,7 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
 /// sets the clock in mid-test, both sides see it.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "no other clock can be compared across processes")]
-pub fn machine_time() -> Duration {
+pub fn system_time() -> Duration {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
     Duration::new(since_epoch.as_secs(), since_epoch.subsec_micros() * 1_000)
 }
@@ -422,25 +427,30 @@ pub fn check_snapshot(
     cost: Cost,
     ahead: Duration,
 ) -> Result<(), String> {
-    let complain =
+    let inconsistent =
         |what: String| Err(format!("{what}, at a cost of {} under {limits:?}: {decision:?}", cost.units()));
     if decision.source == Source::Cache {
-        return match known_refusal_is_whole(decision, limits, cost) {
+        return match is_cached_denial(decision, limits, cost) {
             true => Ok(()),
-            false => complain("no whole refusal, and not decided by the store".to_owned()),
+            false => inconsistent("no whole refusal, and not decided by the store".to_owned()),
         };
     }
     let Some(at) = decision.at.filter(|_| matches!(decision.source, Source::Store | Source::Memory)) else {
-        return complain("not decided by the store".to_owned());
+        return inconsistent("not decided by the store".to_owned());
     };
     if decision.tiers.len() != limits.len() {
-        return complain("another number of tiers".to_owned());
+        return inconsistent("another number of tiers".to_owned());
     }
     for (index, (tier, limit)) in decision.tiers.iter().zip(limits).enumerate() {
-        let asked =
-            Asked { limit, cost: cost.units(), at_us: at.as_micros(), ahead, charged: decision.is_allowed() };
-        if let Some(what) = asked.disagreement(tier) {
-            return complain(format!("tier {index}: {what}"));
+        let asked = TierCheck {
+            limit,
+            cost: cost.units(),
+            at_us: at.as_micros(),
+            ahead,
+            charged: decision.is_allowed(),
+        };
+        if let Some(what) = asked.inconsistency(tier) {
+            return inconsistent(format!("tier {index}: {what}"));
         }
     }
     let refusals = decision.tiers.iter().filter_map(|tier| match tier.outcome {
@@ -449,13 +459,13 @@ pub fn check_snapshot(
     });
     let expected = refusals.max().map_or(Outcome::Allowed, |retry| Outcome::Denied { retry });
     if decision.outcome != expected {
-        return complain(format!("its tiers say {expected:?}"));
+        return inconsistent(format!("its tiers write_lines {expected:?}"));
     }
     Ok(())
 }
 
 /// Whether a decision without the store is the refusal of some tiers, which waiting ends.
-fn known_refusal_is_whole(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
+fn is_cached_denial(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
     let refuses = |tier: &TierDecision| {
         let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
         let is_asked = limits.iter().any(|limit| limit.capacity() == tier.limit);
@@ -466,7 +476,7 @@ fn known_refusal_is_whole(decision: &Decision, limits: &[Limit], cost: Cost) -> 
 }
 
 /// What was asked of one tier, and what became of the whole check.
-struct Asked<'a> {
+struct TierCheck<'a> {
     limit: &'a Limit,
     cost: u64,
     at_us: u64,
@@ -474,8 +484,8 @@ struct Asked<'a> {
     charged: bool,
 }
 
-impl Asked<'_> {
-    fn disagreement(&self, tier: &TierDecision) -> Option<&'static str> {
+impl TierCheck<'_> {
+    fn inconsistency(&self, tier: &TierDecision) -> Option<&'static str> {
         let retry_wrong = match tier.outcome {
             Outcome::Allowed => false,
             Outcome::Denied { retry: Retry::Never } => self.cost <= tier.limit,
@@ -534,7 +544,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_command_line_says_what_a_hammer_does() {
+    fn a_command_line_round_trips_a_hammer() {
         let bucket = Limit::token_bucket(7, SECOND).unwrap().with_burst(3).unwrap();
         let plain = Hammer {
             url: "redis://127.0.0.1:1".to_owned(),
@@ -543,13 +553,13 @@ mod tests {
             user: None,
             costs: vec![1, 5],
             callers: 3,
-            extent: Extent::Calls(9),
+            workload: Workload::Calls(9),
             clock: None,
         };
         let tiered = Hammer {
             user: Some(("me".to_owned(), bucket)),
-            extent: Extent::Time(SECOND),
-            clock: Some(WrongClock { offset_seconds: -5, seconds_in_ten: 3 }),
+            workload: Workload::Time(SECOND),
+            clock: Some(SkewedClock { offset_seconds: -5, seconds_in_ten: 3 }),
             ..plain.clone()
         };
         for hammer in [plain, tiered] {
@@ -562,14 +572,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_was_admitted() {
+    fn a_report_line_round_trips() {
         let [sent, at, received] = [5, 6, 7].map(Duration::from_micros);
-        let hit = Hit { key: "k".to_owned(), call: Admitted { sent, received, cost: 2 }, at };
-        assert_eq!(Line::Hit(hit.clone()).text(), "admitted 5 7 2 6 k\n");
-        for line in [Line::Hit(hit), Line::Done(8), Line::Failed("it is away".to_owned())] {
-            assert_eq!(Line::parse(line.text().trim_end()), Some(line));
+        let call = AdmittedCall { key: "k".to_owned(), call: Admitted { sent, received, cost: 2 }, at };
+        assert_eq!(ReportLine::AdmittedCall(call.clone()).text(), "admitted 5 7 2 6 k\n");
+        for line in
+            [ReportLine::AdmittedCall(call), ReportLine::Done(8), ReportLine::Failed("it is away".to_owned())]
+        {
+            assert_eq!(ReportLine::parse(line.text().trim_end()), Some(line));
         }
-        assert_eq!(Line::parse("admitted 5 7 2 6"), None);
+        assert_eq!(ReportLine::parse("admitted 5 7 2 6"), None);
     }
 
     /// One admitted and one refused reply of each algorithm.
@@ -589,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_of_one_moment_is_accepted_and_any_altered_one_is_not() {
+    fn a_consistent_reply_is_accepted_and_any_altered_one_is_not() {
         type Alteration = (&'static str, fn(&mut Decision));
         let alterations: [Alteration; 10] = [
             ("source", |reply| reply.source = Source::Open),

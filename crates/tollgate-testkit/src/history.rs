@@ -1,7 +1,7 @@
 //! Seeded random histories: every store must agree with the model on every field of every answer.
 //!
 //! A history mixes tiers, costs, operations, changed limits, equal times, times one microsecond before and at
-//! an edge, and clocks that are set back and forth. A failure names its seed; `TOLLGATE_SEED` replays it,
+//! an notable_times, and clocks that are set back and forth. A failure names its seed; `TOLLGATE_SEED` replays it,
 //! and `TOLLGATE_STEPS` asks for longer histories.
 
 use std::{env, time::Duration};
@@ -17,7 +17,7 @@ use tollgate_core::{
 
 use crate::{
     model::{Expected, Model},
-    subject::{decide, reset},
+    store_fixture::{decide, reset},
 };
 
 /// How many steps a history has unless `TOLLGATE_STEPS` says otherwise.
@@ -91,19 +91,19 @@ impl Plan {
 ///
 /// # Panics
 /// When they disagree, naming the seed, the step and both answers.
-pub async fn agrees_with_model(store: impl Into<Store>, clock: &ManualClock, plan: &Plan) {
+pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClock, plan: &Plan) {
     let store = &store.into();
     let mut chance = StdRng::seed_from_u64(plan.seed);
     let mut model = Model::default();
     let mut counters: Vec<Counter> = counters(plan, &mut chance);
     let mut now = START;
-    let mut edge = Edge::default();
+    let mut notable_times = NotableTimes::default();
     let mut done = 0;
     while done < plan.steps {
-        now = edge.next_moment(now, plan.limits, &counters, &mut chance);
+        now = notable_times.next_moment(now, plan.limits, &counters, &mut chance);
         clock.set(now);
         let checks: Vec<Check> = (0..chance.random_range(1..=plan.largest_batch))
-            .map(|_| random_check(&mut counters, plan.limits, &edge, now, &mut chance))
+            .map(|_| random_check(&mut counters, plan.limits, &notable_times, now, &mut chance))
             .collect();
         let decided = decide(store, &checks, None).await.unwrap_or_else(|error| {
             panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
@@ -134,7 +134,7 @@ pub async fn agrees_with_model(store: impl Into<Store>, clock: &ManualClock, pla
                     check.count(),
                 );
             }
-            edge.remember(now, check, &expected);
+            notable_times.record(now, check, &expected);
             done += 1;
         }
         if chance.random_bool(0.002) {
@@ -165,13 +165,13 @@ fn counters(plan: &Plan, chance: &mut StdRng) -> Vec<Counter> {
 
 /// Interesting moments: just before, at and after something changes.
 #[derive(Default)]
-struct Edge {
+struct NotableTimes {
     moments: Vec<u64>,
     charges: Vec<Timestamp>,
 }
 
-impl Edge {
-    fn remember(&mut self, now: Timestamp, check: &Check, expected: &[Expected]) {
+impl NotableTimes {
+    fn record(&mut self, now: Timestamp, check: &Check, expected: &[Expected]) {
         let waits = expected.iter().flat_map(|one| &one.shares).flat_map(|share| {
             let retry = match share.retry {
                 Some(Retry::After(wait)) => Some(wait),
@@ -261,7 +261,7 @@ fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Li
 fn random_check(
     counters: &mut [Counter],
     limits: Limits,
-    edge: &Edge,
+    notable_times: &NotableTimes,
     now: Timestamp,
     chance: &mut StdRng,
 ) -> Check {
@@ -270,7 +270,7 @@ fn random_check(
         14..16 => Operation::Peek,
         16..18 => Operation::Charge,
         18 => Operation::Refund { at: None },
-        _ => Operation::Refund { at: Some(*edge.charges.choose(chance).unwrap_or(&now)) },
+        _ => Operation::Refund { at: Some(*notable_times.charges.choose(chance).unwrap_or(&now)) },
     };
     let tier_count = match chance.random_range(0..10) {
         0..5 => 1,

@@ -1,18 +1,21 @@
-//! What tollgate's tests share: the servers they start, the faults they inject and the oracles that judge what was
-//! admitted.
+//! Shared test support: real servers, fault injection, and oracles that verify which calls were admitted.
 //!
-//! Real servers are a [`server::Server`], a [`cluster::Cluster`] or [`sentinel::Sentinels`]; real proxies, a [`gateway::Gateway`]. What goes wrong with them is in
-//! [`faults`]; with the way to them, in [`proxy`] (for one client) and [`namespace`] (for whole machines). A network's round
-//! trip is added by a [`delay_proxy::DelayProxy`].
+//! | module | content |
+//! |---|---|
+//! | [`server`], [`cluster`], [`sentinel`] | real Redis and Valkey processes |
+//! | [`gateway`] | real nginx, Caddy and Traefik processes |
+//! | [`faults`] | faults of a running server |
+//! | [`proxy`], [`namespace`], [`delay_proxy`] | faults of one connection, network partitions, added round-trip time |
+//! | [`conformance`], [`history`], [`model`], [`oracle`] | what every store must do |
+//! | [`hammer`] | several processes that load one Redis |
 //!
-//! Nothing here decides a limit, and nothing here is published: other crates name this one only among their
-//! dev-dependencies. It shares no server between tests, skips no test for want of a server, and retries nothing
-//! but the search for a free port.
+//! Other crates use this crate only as a dev-dependency. Servers are never shared between tests, a missing server fails the
+//! test, and the only operation that is retried is the search for a free port.
 
-pub mod away;
 pub mod cluster;
 pub mod conformance;
 pub mod delay_proxy;
+pub mod failing_store;
 pub mod faults;
 pub mod gateway;
 pub mod hammer;
@@ -23,7 +26,7 @@ pub mod proxy;
 mod resp;
 pub mod sentinel;
 pub mod server;
-pub mod subject;
+pub mod store_fixture;
 pub mod tls;
 pub mod wait;
 

@@ -1,9 +1,8 @@
-//! Two network namespaces with a switch between them: [`Link::down`] is a real partition, in which packets vanish and
-//! nobody is told.
+//! Two network namespaces connected by a bridge. [`Link::down`] is a real network partition: packets are lost without an error.
 //!
-//! A server moves in with [`Setup::inside`](crate::server::Setup::inside). A client does with [`Side::run`], which takes
-//! its sockets, its threads and the processes it starts along; the rest of the test stays where it is. The host's
-//! own network is not touched. All of this needs root, and `ip` from iproute2.
+//! A server runs inside with [`Setup::inside`](crate::server::Setup::inside), a client with [`Side::run`], whose sockets, threads
+//! and child processes belong to the namespace. The network of the host does not change. Namespaces require root and `ip` from
+//! iproute2.
 
 use std::fs::File;
 use std::io;
@@ -15,10 +14,10 @@ use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A pair of namespaces and what lies between them; removed on drop, also by a panic.
+/// A pair of namespaces and the bridge between them; removed on drop, also on panic.
 ///
-/// A mere pair of virtual devices would not do: the kernel of an interface that goes down tells its programs
-/// (`ENETUNREACH`), and that of the other end sees that its cable is loose. So both lead into a namespace of the switch.
+/// A plain veth pair is not enough: when one end goes down, both kernels report it (`ENETUNREACH`, no carrier). Therefore both ends
+/// lead into a third namespace with the bridge.
 #[derive(Debug)]
 pub struct Link {
     left: Side,
@@ -26,22 +25,22 @@ pub struct Link {
     switch: String,
 }
 
-/// One side of a [`Link`]: a network namespace that reaches itself, on loopback too, and the other side.
+/// One side of a [`Link`]: a network namespace with loopback and a route to the other side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     namespace: String,
     ip: Ipv4Addr,
 }
 
-/// The names of the devices: that of a side, and the one that joins both.
+/// Names of the devices: the interface of each side, and the bridge.
 const CABLE: &str = "cable";
 const SWITCH: &str = "switch";
 
-/// The addresses of both sides; namespaces share nothing, so each pair has the same.
+/// The addresses of both sides, the same for every pair: namespaces are isolated.
 const LEFT: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const RIGHT: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 
-/// Makes names unique within the process.
+/// Number of the next pair, which makes names unique within the process.
 static LINKS: AtomicU32 = AtomicU32::new(0);
 
 impl Link {
@@ -49,11 +48,11 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// When this process may not (it needs root), or `ip` is missing: a sentence that says so.
+    /// When the process is not root or `ip` is missing.
     pub fn create() -> Result<Link, String> {
         let number = LINKS.fetch_add(1, Ordering::Relaxed);
         let name = |part: &str| format!("tollgate-{}-{number}-{part}", process::id());
-        // From here on its drop removes whatever there is.
+        // From here on, drop removes whatever was created.
         let link = Link {
             left: Side { namespace: name("left"), ip: LEFT },
             right: Side { namespace: name("right"), ip: RIGHT },
@@ -66,7 +65,7 @@ impl Link {
         for (side, port) in [(&link.left, "left"), (&link.right, "right")] {
             let Side { namespace, ip: address } = side;
             ip(&["netns", "add", namespace])?;
-            // Created inside, with the far end in the switch: the host never sees either.
+            // Created inside, with the far end in the switch, so neither appears on the host.
             let far_end = ["peer", "name", port, "netns", switch];
             ip(&[&["-n", namespace, "link", "add", "name", CABLE, "type", "veth"], &far_end[..]].concat())?;
             ip(&["-n", switch, "link", "set", port, "master", SWITCH, "up"])?;
@@ -95,53 +94,52 @@ impl Link {
         [&self.left.namespace, &self.right.namespace, &self.switch]
     }
 
-    /// Turns the switch off: packets are lost in both directions from now on, connections stay as they are.
+    /// Starts a partition: packets are lost in both directions, and connections stay open.
     ///
     /// # Panics
     ///
-    /// When the kernel refuses.
+    /// When `ip` fails.
     pub fn down(&self) {
         self.set("down");
     }
 
-    /// Turns the switch on again. What the kernels still have to send follows when they next try, which is up to as long after
-    /// as the cut has lasted.
+    /// Ends the partition. Pending data follows with the next retransmission, which may take as long as the partition lasted.
     ///
     /// # Panics
     ///
-    /// When the kernel refuses.
+    /// When `ip` fails.
     pub fn up(&self) {
         self.set("up");
     }
 
     fn set(&self, state: &str) {
         let outcome = ip(&["-n", &self.switch, "link", "set", SWITCH, state]);
-        outcome.unwrap_or_else(|complaint| panic!("{complaint}"));
+        outcome.unwrap_or_else(|message| panic!("{message}"));
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         for namespace in self.namespaces() {
-            // Fails where `create` had not got so far. Devices go with their namespace.
+            // Fails for a namespace that was not created. Devices are removed with their namespace.
             let _ = ip(&["netns", "delete", namespace]);
         }
     }
 }
 
 impl Side {
-    /// Returns its address.
+    /// Returns the address of this side.
     #[must_use]
     pub fn ip(&self) -> Ipv4Addr {
         self.ip
     }
 
-    /// Runs a closure on a thread within the namespace, and returns what it returns. Sockets opened there, threads and
-    /// runtimes started there and processes spawned there belong to the namespace for good.
+    /// Runs a closure on a thread inside the namespace and returns its result. Sockets, threads and processes that it creates stay
+    /// in the namespace.
     ///
     /// # Panics
     ///
-    /// When the closure does, or the namespace is gone.
+    /// When the closure panics or the namespace does not exist.
     pub fn run<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             self.enter().unwrap_or_else(|error| panic!("cannot enter {}: {error}", self.namespace));
@@ -151,25 +149,25 @@ impl Side {
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Moves the calling thread into the namespace, for good.
+    /// Moves the calling thread into the namespace permanently.
     fn enter(&self) -> io::Result<()> {
         let namespace = File::open(format!("/run/netns/{}", self.namespace))?;
         Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 }
 
-/// Runs `ip`, or says why that is not possible.
+/// Runs `ip`.
 fn ip(args: &[&str]) -> Result<(), String> {
     let line = || format!("ip {}", args.join(" "));
     match Command::new("ip").args(args).output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(String::from("network namespaces need the program ip: run scripts/servers"))
+            Err(String::from("ip is missing, which network namespaces require: run scripts/servers"))
         }
         Err(error) => Err(format!("{}: {error}", line())),
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let reason = String::from_utf8_lossy(&output.stderr);
-            Err(format!("network namespaces need root, and `{}` failed: {}", line(), reason.trim()))
+            Err(format!("network namespaces require root: `{}` failed: {}", line(), reason.trim()))
         }
     }
 }

@@ -28,10 +28,10 @@ use crate::wait;
 pub const MAX_CONNECTIONS: usize = 512;
 
 /// Bounds what is read at once.
-const MAX_PIECE_LEN: usize = 16 * 1024;
+const MAX_CHUNK_LEN: usize = 16 * 1024;
 
-/// Bounds the pieces held back in each direction of a connection; beyond, the sender's socket fills.
-const MAX_PIECES_HELD: usize = 64;
+/// Bounds the chunks held back in each direction of a connection; beyond, the sender's socket fills.
+const MAX_CHUNKS_HELD: usize = 64;
 
 /// Bounds the requests of a connection that wait for a reply; beyond, further ones are held back.
 const MAX_IN_FLIGHT: usize = 65_536;
@@ -64,44 +64,44 @@ pub enum Mode {
     /// Resets open connections and stops listening: connecting fails with "connection refused".
     Refuse,
     /// Delivers requests, and loses some of their replies.
-    Swallow(Swallow),
+    DropReplies(DropReplies),
 }
 
-/// Which replies are lost, and what becomes of the connection. It cannot go on: replies are matched by their order.
+/// Which replies are dropped, and what becomes of the connection. It cannot go on: replies are matched by their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Swallow {
+pub struct DropReplies {
     /// The requests that are counted.
-    pub of: Requests,
+    pub requests: RequestFilter,
     /// Which of them lose their reply.
-    pub turn: Turn,
+    pub occurrence: Occurrence,
     /// What the client sees instead.
-    pub then: Then,
+    pub after: AfterDrop,
 }
 
 /// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requests {
+pub enum RequestFilter {
     /// All of them, including those a client sends by itself when it connects.
     Any,
     /// Those whose command is one of these names, in upper case.
     Named(&'static [&'static str]),
 }
 
-impl Requests {
+impl RequestFilter {
     /// Scripts, which is how tollgate decides.
-    pub const SCRIPTS: Requests = Requests::Named(&["EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"]);
+    pub const SCRIPTS: RequestFilter = RequestFilter::Named(&["EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"]);
 
-    fn include(self, name: &str) -> bool {
+    fn matches(self, name: &str) -> bool {
         match self {
-            Requests::Any => true,
-            Requests::Named(names) => names.contains(&name),
+            RequestFilter::Any => true,
+            RequestFilter::Named(names) => names.contains(&name),
         }
     }
 }
 
 /// Which of the requests that count lose their reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Occurrence {
     /// The next one; after it, the mode is [`Mode::Pass`].
     Next,
     /// The n-th, the 2n-th and so on, over all connections, counted since the mode was set.
@@ -110,10 +110,10 @@ pub enum Turn {
 
 /// What a client sees instead of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum AfterDrop {
     /// The end of the stream.
-    Cut,
-    /// Nothing, for as long as the connection lasts. Its later requests are delivered, their replies lost too.
+    Close,
+    /// Nothing, for as long as the connection lasts. Its later requests are delivered, their replies dropped too.
     Stall,
 }
 
@@ -132,15 +132,15 @@ pub struct Counters {
     /// Connections accepted, also those that were reset at once.
     pub accepted: u64,
     /// Of these, the ones reset because [`MAX_CONNECTIONS`] were open.
-    pub beyond_bound: u64,
+    pub rejected: u64,
     /// Connections open now. During [`Mode::Stall`] also those whose client has left.
     pub open: usize,
     /// Whole requests delivered.
     pub requests: u64,
     /// Replies that were passed on, or begun.
     pub replies: u64,
-    /// Replies lost by [`Mode::Swallow`].
-    pub swallowed: u64,
+    /// Replies dropped by [`Mode::DropReplies`].
+    pub dropped_replies: u64,
     /// Bytes delivered to the server.
     pub bytes_up: u64,
     /// Bytes delivered to clients.
@@ -151,7 +151,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<ProxyState>>,
     /// Ends the thread when dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -165,14 +165,14 @@ impl Proxy {
     /// When there is no free port, or no thread to be had.
     #[must_use]
     pub fn start(upstream: SocketAddr) -> Proxy {
-        let state = Arc::new(watch::Sender::new(State::new()));
+        let state = Arc::new(watch::Sender::new(ProxyState::new()));
         let (stop, stopped) = oneshot::channel();
         let (listening, listens) = std::sync::mpsc::channel();
         let shared = Arc::clone(&state);
         let thread = thread::Builder::new().name(String::from("proxy")).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime for the proxy").block_on(async {
-                let port = Port::hold();
+                let port = ReservedPort::hold();
                 let _ = listening.send(port.addr);
                 tokio::select! {
                     _ = stopped => {}
@@ -204,13 +204,13 @@ impl Proxy {
     ///
     /// When the mode loses every zeroth reply, or the proxy's thread has died.
     pub fn set(&self, mode: Mode) {
-        if let Mode::Swallow(Swallow { turn: Turn::Every(n), .. }) = mode {
+        if let Mode::DropReplies(DropReplies { occurrence: Occurrence::Every(n), .. }) = mode {
             assert_ne!(n, 0, "every zeroth reply is none: use Mode::Pass");
         }
         self.state.send_modify(|state| {
             state.mode = mode;
             state.matched = 0;
-            if state.mode.closes() {
+            if state.mode.closes_connections() {
                 state.reset_below = state.next_id;
             }
         });
@@ -242,18 +242,30 @@ impl Proxy {
     }
 
     /// Delivers all requests; the n-th that counts, the 2n-th and so on find the connection ended instead of a reply.
-    pub fn swallow_every(&self, n: u64, of: Requests) {
-        self.set(Mode::Swallow(Swallow { of, turn: Turn::Every(n), then: Then::Cut }));
+    pub fn drop_every_nth_reply(&self, n: u64, requests: RequestFilter) {
+        self.set(Mode::DropReplies(DropReplies {
+            requests,
+            occurrence: Occurrence::Every(n),
+            after: AfterDrop::Close,
+        }));
     }
 
     /// Delivers the next request that counts and ends its connection instead of a reply; then passes everything on.
-    pub fn swallow_next(&self, of: Requests) {
-        self.set(Mode::Swallow(Swallow { of, turn: Turn::Next, then: Then::Cut }));
+    pub fn drop_next_reply(&self, requests: RequestFilter) {
+        self.set(Mode::DropReplies(DropReplies {
+            requests,
+            occurrence: Occurrence::Next,
+            after: AfterDrop::Close,
+        }));
     }
 
     /// Delivers the next request that counts, and leaves its connection silent for good; passes on everything else.
-    pub fn swallow_and_stall(&self, of: Requests) {
-        self.set(Mode::Swallow(Swallow { of, turn: Turn::Next, then: Then::Stall }));
+    pub fn drop_next_reply_and_stall(&self, requests: RequestFilter) {
+        self.set(Mode::DropReplies(DropReplies {
+            requests,
+            occurrence: Occurrence::Next,
+            after: AfterDrop::Stall,
+        }));
     }
 
     /// Resets the connections that are open, once; new ones are treated as the mode says.
@@ -294,12 +306,12 @@ impl Drop for Proxy {
     }
 }
 
-/// All that the remote control and the connections share. One lock keeps it consistent; only a change of orders wakes
+/// All that the remote control and the connections share. One lock keeps it consistent; only a change of state wakes
 /// the connections, not a count.
 #[derive(Debug)]
-struct State {
+struct ProxyState {
     mode: Mode,
-    /// Requests that count for [`Mode::Swallow`], since it was set.
+    /// Requests that count for [`Mode::DropReplies`], since it was set.
     matched: u64,
     /// Connections below this are to be reset.
     reset_below: u64,
@@ -311,9 +323,9 @@ struct State {
     counters: Counters,
 }
 
-impl State {
-    fn new() -> State {
-        State {
+impl ProxyState {
+    fn new() -> ProxyState {
+        ProxyState {
             mode: Mode::Pass,
             matched: 0,
             reset_below: 0,
@@ -328,11 +340,11 @@ impl State {
     /// Admits a connection under a number of its own, or says that it must be reset.
     fn open(&mut self) -> Option<u64> {
         self.counters.accepted += 1;
-        if self.mode.closes() {
+        if self.mode.closes_connections() {
             return None;
         }
         if self.open.len() >= MAX_CONNECTIONS {
-            self.counters.beyond_bound += 1;
+            self.counters.rejected += 1;
             return None;
         }
         let id = self.next_id;
@@ -341,22 +353,22 @@ impl State {
         Some(id)
     }
 
-    /// Counts a reply to the named request, and says whether it is lost, and whether the mode changed by that.
-    fn reply(&mut self, name: &str) -> (Option<Then>, bool) {
-        if let Mode::Swallow(Swallow { of, turn, then }) = self.mode
-            && of.include(name)
+    /// Counts a reply to the named request, and says whether it is dropped, and whether the mode changed by that.
+    fn reply(&mut self, name: &str) -> (Option<AfterDrop>, bool) {
+        if let Mode::DropReplies(DropReplies { requests, occurrence, after }) = self.mode
+            && requests.matches(name)
         {
             self.matched += 1;
-            let is_lost = match turn {
-                Turn::Next => true,
-                Turn::Every(n) => self.matched.is_multiple_of(n),
+            let is_dropped = match occurrence {
+                Occurrence::Next => true,
+                Occurrence::Every(n) => self.matched.is_multiple_of(n),
             };
-            if is_lost {
-                self.counters.swallowed += 1;
-                if turn == Turn::Next {
+            if is_dropped {
+                self.counters.dropped_replies += 1;
+                if occurrence == Occurrence::Next {
                     self.mode = Mode::Pass;
                 }
-                return (Some(then), turn == Turn::Next);
+                return (Some(after), occurrence == Occurrence::Next);
             }
         }
         self.counters.replies += 1;
@@ -366,34 +378,34 @@ impl State {
 
 impl Mode {
     /// Tells whether no connection survives it.
-    fn closes(self) -> bool {
+    fn closes_connections(self) -> bool {
         matches!(self, Mode::Cut | Mode::Refuse)
     }
 
     /// Returns when bytes that arrived at the given time may go on; `None` means not in this mode.
-    fn release(self, direction: Direction, arrived: Instant) -> Option<Instant> {
+    fn release_time(self, direction: Direction, arrived: Instant) -> Option<Instant> {
         match (self, direction) {
             (Mode::Stall | Mode::Cut | Mode::Refuse, _) => None,
             (Mode::Delay { requests, .. }, Direction::Requests) => arrived.checked_add(requests),
             (Mode::Delay { replies, .. }, Direction::Replies) => arrived.checked_add(replies),
-            (Mode::Pass | Mode::Trickle { .. } | Mode::Swallow(_), _) => Some(arrived),
+            (Mode::Pass | Mode::Trickle { .. } | Mode::DropReplies(_), _) => Some(arrived),
         }
     }
 }
 
 /// A port that stays ours while nothing listens on it.
-struct Port {
+struct ReservedPort {
     addr: SocketAddr,
     /// Bound and never listening: the kernel refuses connections, and gives the port to nobody else.
     _holder: TcpSocket,
     listener: Option<TcpListener>,
 }
 
-impl Port {
-    fn hold() -> Port {
+impl ReservedPort {
+    fn hold() -> ReservedPort {
         let holder = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let addr = holder.local_addr().expect("a bound socket has an address");
-        let mut port = Port { addr, _holder: holder, listener: None };
+        let mut port = ReservedPort { addr, _holder: holder, listener: None };
         port.listen();
         port
     }
@@ -428,10 +440,10 @@ fn bind(addr: SocketAddr) -> TcpSocket {
     socket
 }
 
-async fn accept(mut port: Port, upstream: SocketAddr, shared: Arc<watch::Sender<State>>) {
-    let mut orders = shared.subscribe();
+async fn accept(mut port: ReservedPort, upstream: SocketAddr, shared: Arc<watch::Sender<ProxyState>>) {
+    let mut state = shared.subscribe();
     loop {
-        let refuses = orders.borrow_and_update().mode == Mode::Refuse;
+        let refuses = state.borrow_and_update().mode == Mode::Refuse;
         if refuses {
             port.refuse();
         } else {
@@ -443,7 +455,7 @@ async fn accept(mut port: Port, upstream: SocketAddr, shared: Arc<watch::Sender<
         });
         let client = tokio::select! {
             biased;
-            _ = orders.changed() => continue,
+            _ = state.changed() => continue,
             client = port.accept() => client,
         };
         let mut id = None;
@@ -465,10 +477,15 @@ fn reset(stream: &TcpStream) {
 }
 
 /// Serves one connection until both directions have ended, or an order ends it.
-async fn connection(id: u64, mut client: TcpStream, upstream: SocketAddr, shared: Arc<watch::Sender<State>>) {
+async fn connection(
+    id: u64,
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    shared: Arc<watch::Sender<ProxyState>>,
+) {
     let mut server = None;
-    let mut orders = shared.subscribe();
-    let ordered = async { orders.wait_for(|state| state.reset_below > id).await.map(drop) };
+    let mut state = shared.subscribe();
+    let ordered = async { state.wait_for(|state| state.reset_below > id).await.map(drop) };
     tokio::select! {
         biased;
         _ = ordered => {
@@ -489,28 +506,28 @@ async fn relay(
     client: &mut TcpStream,
     server: &mut Option<TcpStream>,
     upstream: SocketAddr,
-    shared: &watch::Sender<State>,
+    shared: &watch::Sender<ProxyState>,
 ) {
     let server = match TcpStream::connect(upstream).await {
         Ok(stream) => server.insert(stream),
         Err(_) => return reset(client),
     };
-    // Small pieces leave at once, or a trickle would be a flood; fails only on a socket that is gone.
+    // Small chunks leave at once, or a trickle would be a flood; fails only on a socket that is gone.
     let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
 
     let cut = Notify::new();
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let (name, names) = mpsc::channel(MAX_IN_FLIGHT);
-    let (request, requests) = mpsc::channel(MAX_PIECES_HELD);
-    let (reply, replies) = mpsc::channel(MAX_PIECES_HELD);
-    let pump = |direction, to| Pump { id, direction, to, shared, orders: shared.subscribe() };
+    let (request, requests) = mpsc::channel(MAX_CHUNKS_HELD);
+    let (reply, replies) = mpsc::channel(MAX_CHUNKS_HELD);
+    let forwarder = |direction, to| Forwarder { id, direction, to, shared, state: shared.subscribe() };
     let both = async {
         tokio::join!(
-            collect(from_client, request),
-            collect(from_server, reply),
-            pump(Direction::Requests, to_server).deliver_requests(requests, name),
-            pump(Direction::Replies, to_client).deliver_replies(replies, names, &cut),
+            read_chunks(from_client, request),
+            read_chunks(from_server, reply),
+            forwarder(Direction::Requests, to_server).deliver_requests(requests, name),
+            forwarder(Direction::Replies, to_client).deliver_replies(replies, names, &cut),
         )
     };
     tokio::select! {
@@ -520,43 +537,43 @@ async fn relay(
 }
 
 /// Bytes as they arrived; none mean the end of the stream.
-struct Piece {
+struct Chunk {
     arrived: Instant,
     bytes: Vec<u8>,
 }
 
 /// Reads until the stream ends, and passes its end on too. A reset counts as an end: what was sent before it is still
 /// delivered, as the kernel of a real server would.
-async fn collect(mut from: ReadHalf<'_>, pieces: mpsc::Sender<Piece>) {
-    let mut buffer = vec![0; MAX_PIECE_LEN];
+async fn read_chunks(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>) {
+    let mut buffer = vec![0; MAX_CHUNK_LEN];
     loop {
         let len = from.read(&mut buffer).await.unwrap_or(0);
-        let piece = Piece { arrived: Instant::now(), bytes: buffer[..len].to_vec() };
-        if pieces.send(piece).await.is_err() || len == 0 {
+        let chunk = Chunk { arrived: Instant::now(), bytes: buffer[..len].to_vec() };
+        if chunks.send(chunk).await.is_err() || len == 0 {
             return;
         }
     }
 }
 
 /// The writing side of one direction.
-struct Pump<'a> {
+struct Forwarder<'a> {
     id: u64,
     direction: Direction,
     to: WriteHalf<'a>,
-    shared: &'a watch::Sender<State>,
-    orders: watch::Receiver<State>,
+    shared: &'a watch::Sender<ProxyState>,
+    state: watch::Receiver<ProxyState>,
 }
 
 /// The direction is over: by an order, by its end, or because nobody is there to write to.
-struct Over;
+struct DirectionEnded;
 
-impl Pump<'_> {
-    async fn deliver_requests(mut self, mut pieces: mpsc::Receiver<Piece>, names: mpsc::Sender<String>) {
+impl Forwarder<'_> {
+    async fn deliver_requests(mut self, mut chunks: mpsc::Receiver<Chunk>, names: mpsc::Sender<String>) {
         let mut scanner = Scanner::new();
-        while let Ok(piece) = self.next(&mut pieces).await {
+        while let Ok(chunk) = self.next(&mut chunks).await {
             // Named before they are sent, or the reply could be here first.
             let mut whole = 0;
-            let mut rest = &piece.bytes[..];
+            let mut rest = &chunk.bytes[..];
             while !rest.is_empty() {
                 rest = &rest[scanner.advance(rest)..];
                 if scanner.is_between_frames() {
@@ -565,114 +582,114 @@ impl Pump<'_> {
                     let _ = names.send(scanner.name()).await;
                 }
             }
-            if self.write(&piece, piece.bytes.len()).await.is_err() {
+            if self.write(&chunk, chunk.bytes.len()).await.is_err() {
                 break;
             }
             self.count(|counters| counters.requests += whole);
         }
-        self.end(pieces).await;
+        self.end(chunks).await;
     }
 
     async fn deliver_replies(
         mut self,
-        mut pieces: mpsc::Receiver<Piece>,
+        mut chunks: mpsc::Receiver<Chunk>,
         mut names: mpsc::Receiver<String>,
         cut: &Notify,
     ) {
         let mut scanner = Scanner::new();
-        while let Ok(piece) = self.next(&mut pieces).await {
-            let mut lost = None;
+        while let Ok(chunk) = self.next(&mut chunks).await {
+            let mut dropped = None;
             let mut position = 0;
-            while position < piece.bytes.len() {
+            while position < chunk.bytes.len() {
                 // Pushed messages answer nobody.
                 if scanner.is_between_frames()
-                    && piece.bytes[position] != b'>'
+                    && chunk.bytes[position] != b'>'
                     && let Ok(name) = names.try_recv()
                 {
-                    lost = self.decide(&name);
-                    if lost.is_some() {
+                    dropped = self.decide(&name);
+                    if dropped.is_some() {
                         break;
                     }
                 }
-                position += scanner.advance(&piece.bytes[position..]);
+                position += scanner.advance(&chunk.bytes[position..]);
             }
-            if self.write(&piece, position).await.is_err() {
+            if self.write(&chunk, position).await.is_err() {
                 break;
             }
-            match lost {
+            match dropped {
                 None => {}
-                Some(Then::Cut) => return cut.notify_one(),
-                Some(Then::Stall) => return discard(pieces).await,
+                Some(AfterDrop::Close) => return cut.notify_one(),
+                Some(AfterDrop::Stall) => return discard(chunks).await,
             }
         }
-        self.end(pieces).await;
+        self.end(chunks).await;
     }
 
-    fn decide(&self, name: &str) -> Option<Then> {
-        let mut lost = None;
+    fn decide(&self, name: &str) -> Option<AfterDrop> {
+        let mut dropped = None;
         self.shared.send_if_modified(|state| {
             let changed;
-            (lost, changed) = state.reply(name);
+            (dropped, changed) = state.reply(name);
             changed
         });
-        lost
+        dropped
     }
 
     /// Returns the next bytes once they may go on.
-    async fn next(&mut self, pieces: &mut mpsc::Receiver<Piece>) -> Result<Piece, Over> {
-        let piece = loop {
+    async fn next(&mut self, chunks: &mut mpsc::Receiver<Chunk>) -> Result<Chunk, DirectionEnded> {
+        let chunk = loop {
             if self.is_ended() {
-                return Err(Over);
+                return Err(DirectionEnded);
             }
             tokio::select! {
-                _ = self.orders.changed() => {}
-                piece = pieces.recv() => break piece.ok_or(Over)?,
+                _ = self.state.changed() => {}
+                chunk = chunks.recv() => break chunk.ok_or(DirectionEnded)?,
             }
         };
-        self.released(piece.arrived).await?;
-        if piece.bytes.is_empty() { Err(Over) } else { Ok(piece) }
+        self.wait_until_released(chunk.arrived).await?;
+        if chunk.bytes.is_empty() { Err(DirectionEnded) } else { Ok(chunk) }
     }
 
     /// Tells the receiver that nothing more will come, and the sender nothing.
-    async fn end(mut self, pieces: mpsc::Receiver<Piece>) {
+    async fn end(mut self, chunks: mpsc::Receiver<Chunk>) {
         // Fails only on a socket that is gone.
         let _ = self.to.shutdown().await;
-        discard(pieces).await;
+        discard(chunks).await;
     }
 
     /// Waits until the mode lets go of what arrived at the given time.
-    async fn released(&mut self, arrived: Instant) -> Result<(), Over> {
+    async fn wait_until_released(&mut self, arrived: Instant) -> Result<(), DirectionEnded> {
         loop {
             if self.is_ended() {
-                return Err(Over);
+                return Err(DirectionEnded);
             }
-            let mode = self.orders.borrow_and_update().mode;
-            let release = mode.release(self.direction, arrived);
-            if release.is_some_and(|at| at <= Instant::now()) {
+            let mode = self.state.borrow_and_update().mode;
+            let release_time = mode.release_time(self.direction, arrived);
+            if release_time.is_some_and(|at| at <= Instant::now()) {
                 return Ok(());
             }
             tokio::select! {
-                _ = self.orders.changed() => {}
-                () = sleep_until(release.unwrap_or_else(Instant::now)), if release.is_some() => {}
+                _ = self.state.changed() => {}
+                () = sleep_until(release_time.unwrap_or_else(Instant::now)), if release_time.is_some() => {}
             }
         }
     }
 
     fn is_ended(&mut self) -> bool {
-        self.orders.borrow_and_update().ended_below[self.direction as usize] > self.id
+        self.state.borrow_and_update().ended_below[self.direction as usize] > self.id
     }
 
-    /// Writes the first bytes of a piece, at the mode's pace.
-    async fn write(&mut self, piece: &Piece, len: usize) -> Result<(), Over> {
-        let mut rest = &piece.bytes[..len];
+    /// Writes the first bytes of a chunk, at the mode's pace.
+    async fn write(&mut self, chunk: &Chunk, len: usize) -> Result<(), DirectionEnded> {
+        let mut rest = &chunk.bytes[..len];
         while !rest.is_empty() {
-            self.released(piece.arrived).await?;
-            let pause = match self.orders.borrow_and_update().mode {
+            self.wait_until_released(chunk.arrived).await?;
+            let pause = match self.state.borrow_and_update().mode {
                 Mode::Trickle { pause } => Some(pause),
                 _ => None,
             };
             let (now, later) = rest.split_at(if pause.is_some() { 1 } else { rest.len() });
-            self.to.write_all(now).await.map_err(|_| Over)?;
+            self.to.write_all(now).await.map_err(|_| DirectionEnded)?;
             let written = now.len() as u64;
             let direction = self.direction;
             self.count(|counters| match direction {
@@ -681,7 +698,7 @@ impl Pump<'_> {
             });
             if let Some(pause) = pause {
                 tokio::select! {
-                    _ = self.orders.changed() => {}
+                    _ = self.state.changed() => {}
                     () = sleep(pause) => {}
                 }
             }
@@ -699,6 +716,6 @@ impl Pump<'_> {
 }
 
 /// Reads on without passing anything on, so that the other side is not held up.
-async fn discard(mut pieces: mpsc::Receiver<Piece>) {
-    while pieces.recv().await.is_some_and(|piece| !piece.bytes.is_empty()) {}
+async fn discard(mut chunks: mpsc::Receiver<Chunk>) {
+    while chunks.recv().await.is_some_and(|chunk| !chunk.bytes.is_empty()) {}
 }

@@ -1,20 +1,20 @@
-//! Where RESP frames begin and end in a stream that arrives in pieces.
+//! Finds the frame boundaries of a RESP stream that arrives in chunks.
 //!
-//! It keeps counts, never the bytes: of a request it remembers the name of the command, of a reply nothing. It does
-//! not know what a frame means, and what it cannot follow (TLS, another protocol) it says so and leaves alone.
+//! The scanner keeps counts, not bytes, and the command name of a request. It does not interpret frames. Bytes of another protocol,
+//! such as TLS, are reported as not RESP from then on.
 
-/// The longest command name that is remembered; a longer one is cut.
+/// Maximum length of a command name; a longer one is truncated.
 const MAX_NAME_LEN: usize = 32;
 
-/// The longest line that may hold a number: sign, 20 digits and some.
+/// Maximum length of a line with a number: sign, 20 digits and some slack.
 const MAX_NUMBER_LEN: usize = 24;
 
 /// A position in a stream of frames.
 #[derive(Debug)]
 pub(crate) struct Scanner {
-    inside: Inside,
-    /// Values that must still begin before the frame is whole. Nesting needs no stack: an array of n asks for n
-    /// more, whichever level they are on.
+    position_in_frame: Position,
+    /// Number of values that must still begin before the frame is complete. Nesting needs no stack: an array of n adds n values on
+    /// any level.
     values_left: u64,
     /// The first word of the frame: the command, if the frame is a request.
     name: Vec<u8>,
@@ -22,35 +22,40 @@ pub(crate) struct Scanner {
 }
 
 #[derive(Debug)]
-enum Inside {
-    /// Before a value's first byte; before the frame's first byte if `values_left` is 0.
+enum Position {
+    /// Before the first byte of a value, or of a frame if `values_left` is 0.
     Nothing,
-    /// In the line that `kind` began, `number` being what it says so far.
+    /// In a line that began with `kind`; `number` is its content so far.
     Line { kind: u8, number: Vec<u8> },
-    /// In a payload, this many bytes before its end; line break included.
+    /// In a payload, this many bytes before its end, including the line break.
     Payload { bytes_left: u64 },
-    /// In bytes that are not RESP, for good.
-    Noise,
+    /// In bytes that are not RESP, permanently.
+    NotResp,
 }
 
 impl Scanner {
     pub(crate) fn new() -> Scanner {
-        Scanner { inside: Inside::Nothing, values_left: 0, name: Vec::new(), name_is_complete: false }
+        Scanner {
+            position_in_frame: Position::Nothing,
+            values_left: 0,
+            name: Vec::new(),
+            name_is_complete: false,
+        }
     }
 
-    /// Tells whether the next byte begins a frame.
+    /// Returns whether the next byte begins a frame.
     pub(crate) fn is_between_frames(&self) -> bool {
-        self.values_left == 0 && matches!(self.inside, Inside::Nothing)
+        self.values_left == 0 && matches!(self.position_in_frame, Position::Nothing)
     }
 
-    /// Consumes bytes up to the end of the frame, or all of them; returns how many. [`Scanner::is_between_frames`]
-    /// tells which it was.
+    /// Consumes bytes up to the end of the frame, or all of them, and returns how many. [`Scanner::is_between_frames`] returns whether
+    /// the frame has ended.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> usize {
         let mut position = 0;
         while let Some(&byte) = bytes.get(position) {
-            match &mut self.inside {
-                Inside::Noise => return bytes.len(),
-                Inside::Nothing => {
+            match &mut self.position_in_frame {
+                Position::NotResp => return bytes.len(),
+                Position::Nothing => {
                     if self.values_left == 0 {
                         self.name.clear();
                         self.name_is_complete = false;
@@ -59,7 +64,7 @@ impl Scanner {
                     position += 1;
                     self.begin_value(byte);
                 }
-                Inside::Line { kind, number } => {
+                Position::Line { kind, number } => {
                     position += 1;
                     if byte == b'\n' {
                         let (kind, number) = (*kind, std::mem::take(number));
@@ -68,12 +73,12 @@ impl Scanner {
                         number.push(byte);
                     }
                 }
-                Inside::Payload { bytes_left } => {
+                Position::Payload { bytes_left } => {
                     let rest = bytes.len() - position;
                     let taken = usize::try_from(*bytes_left).map_or(rest, |left| left.min(rest));
                     *bytes_left -= taken as u64;
                     let is_over = *bytes_left == 0;
-                    self.note_name(&bytes[position..position + taken]);
+                    self.append_name(&bytes[position..position + taken]);
                     position += taken;
                     if is_over {
                         self.end_value();
@@ -93,14 +98,14 @@ impl Scanner {
     }
 
     fn begin_value(&mut self, kind: u8) {
-        self.inside = match kind {
+        self.position_in_frame = match kind {
             b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'!' | b'=' | b'*' | b'~' | b'>'
-            | b'%' | b'|' => Inside::Line { kind, number: Vec::new() },
-            // A command as a person types it, such as `PING`.
+            | b'%' | b'|' => Position::Line { kind, number: Vec::new() },
+            // An inline command, such as `PING`.
             _ if kind.is_ascii_alphabetic() && self.values_left == 1 => {
-                Inside::Line { kind: INLINE, number: vec![kind] }
+                Position::Line { kind: INLINE, number: vec![kind] }
             }
-            _ => Inside::Noise,
+            _ => Position::NotResp,
         };
     }
 
@@ -109,13 +114,13 @@ impl Scanner {
         let number = std::str::from_utf8(line).ok().and_then(|line| line.parse::<i64>().ok());
         match (kind, number) {
             (INLINE, _) => {
-                self.note_name(line.split(|byte| *byte == b' ').next().unwrap_or_default());
+                self.append_name(line.split(|byte| *byte == b' ').next().unwrap_or_default());
                 self.end_value();
             }
             // -1 is RESP2's null, of either kind.
             (b'$' | b'!' | b'=' | b'*', Some(-1)) => self.end_value(),
             (b'$' | b'!' | b'=', Some(len @ 0..)) => {
-                self.inside = Inside::Payload { bytes_left: len.unsigned_abs() + 2 };
+                self.position_in_frame = Position::Payload { bytes_left: len.unsigned_abs() + 2 };
             }
             (b'*' | b'~' | b'>', Some(count @ 0..)) => self.end_head(count.unsigned_abs()),
             (b'%', Some(count @ 0..)) => self.end_head(count.unsigned_abs().saturating_mul(2)),
@@ -123,12 +128,14 @@ impl Scanner {
             (b'|', Some(count @ 0..)) => {
                 self.end_head(count.unsigned_abs().saturating_mul(2).saturating_add(1))
             }
-            (b'$' | b'!' | b'=' | b'*' | b'~' | b'>' | b'%' | b'|', _) => self.inside = Inside::Noise,
+            (b'$' | b'!' | b'=' | b'*' | b'~' | b'>' | b'%' | b'|', _) => {
+                self.position_in_frame = Position::NotResp
+            }
             _ => self.end_value(),
         }
     }
 
-    /// Ends the head of an aggregate that asks for more values.
+    /// Ends the header of an aggregate with this many values.
     fn end_head(&mut self, more: u64) {
         self.values_left = self.values_left.saturating_add(more);
         self.end_value();
@@ -136,11 +143,11 @@ impl Scanner {
 
     fn end_value(&mut self) {
         self.values_left -= 1;
-        self.inside = Inside::Nothing;
+        self.position_in_frame = Position::Nothing;
         self.name_is_complete |= !self.name.is_empty();
     }
 
-    fn note_name(&mut self, bytes: &[u8]) {
+    fn append_name(&mut self, bytes: &[u8]) {
         if !self.name_is_complete {
             let room = MAX_NAME_LEN - self.name.len();
             self.name.extend(bytes.iter().take(room));
@@ -148,14 +155,14 @@ impl Scanner {
     }
 }
 
-/// Stands for the first byte of a line that no type begins.
+/// The kind of an inline command, which has no type byte.
 const INLINE: u8 = 0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Splits a stream that arrives in pieces of `step` bytes into frames.
+    /// Splits a stream that arrives in chunks of `step` bytes into frames.
     fn frames(stream: &[u8], step: usize) -> Vec<Vec<u8>> {
         let mut scanner = Scanner::new();
         let mut frames = Vec::new();
@@ -170,12 +177,12 @@ mod tests {
                 }
             }
         }
-        assert!(frame.is_empty(), "half a frame is left: {:?}", String::from_utf8_lossy(&frame));
+        assert!(frame.is_empty(), "incomplete frame: {:?}", String::from_utf8_lossy(&frame));
         frames
     }
 
     #[test]
-    fn every_kind_of_frame_ends_where_the_protocol_says_however_it_is_cut() {
+    fn every_kind_of_frame_ends_correctly_however_it_is_split() {
         let expected: [&[u8]; 22] = [
             b"+OK\r\n",
             b"-ERR a line much longer than any number that could be parsed from it, even in the worst case\r\n",
@@ -202,12 +209,12 @@ mod tests {
         ];
         let stream = expected.concat();
         for step in [1, 2, 3, 7, stream.len()] {
-            assert_eq!(frames(&stream, step), expected, "in pieces of {step}");
+            assert_eq!(frames(&stream, step), expected, "in chunks of {step}");
         }
     }
 
     #[test]
-    fn a_request_is_known_by_its_command() {
+    fn the_name_of_a_request_is_its_command() {
         for step in [1, 4, 1_000] {
             let mut scanner = Scanner::new();
             let mut names = Vec::new();
@@ -221,24 +228,24 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(names, ["EVALSHA", "PING", "GET", "INFO"], "in pieces of {step}");
+            assert_eq!(names, ["EVALSHA", "PING", "GET", "INFO"], "in chunks of {step}");
         }
     }
 
     #[test]
-    fn what_is_not_resp_is_left_alone() {
+    fn other_protocols_are_not_parsed() {
         for noise in [&b"\x16\x03\x01\x02\x00"[..], b"$x\r\n", b"*-2\r\n", b"$99999999999999999999\r\n"] {
             let mut scanner = Scanner::new();
             assert_eq!(scanner.advance(noise), noise.len());
-            assert!(matches!(scanner.inside, Inside::Noise), "{noise:?}");
+            assert!(matches!(scanner.position_in_frame, Position::NotResp), "{noise:?}");
             assert!(!scanner.is_between_frames());
         }
     }
 
     #[test]
-    fn a_length_is_a_count_and_not_an_allocation() {
+    fn a_length_is_only_counted_and_not_allocated() {
         let mut scanner = Scanner::new();
         scanner.advance(b"*9223372036854775807\r\n$9223372036854775807\r\nabc");
-        assert!(matches!(scanner.inside, Inside::Payload { .. }));
+        assert!(matches!(scanner.position_in_frame, Position::Payload { .. }));
     }
 }

@@ -1,5 +1,4 @@
-//! A primary, its replicas and three sentinels that watch them: real processes that know each other when
-//! [`Setup::start`] returns.
+//! A primary, its replicas and three sentinels: real processes that have discovered each other when [`Setup::start`] returns.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -11,21 +10,20 @@ use crate::server::{self, Flavor, Server};
 use crate::tls::Certificates;
 use crate::wait;
 
-/// The name under which the sentinels know the primary.
+/// The name of the primary in the configuration of the sentinels.
 pub const NAME: &str = "tollgate";
 
-/// How many sentinels there are.
+/// Number of sentinels.
 pub const SENTINELS: usize = 3;
 
-/// How many of them must agree that the primary is gone.
+/// Number of sentinels that must agree that the primary is down.
 const QUORUM: usize = 2;
 
-/// How often sentinels tell of themselves and ask the servers, in milliseconds: while they get to know each other, and
-/// as Redis has it by default.
-const HASTY: [(&str, u32); 2] = [("publish-period", 50), ("info-period", 50)];
-const CALM: [(&str, u32); 2] = [("publish-period", 2_000), ("info-period", 10_000)];
+/// How often sentinels announce themselves and query the servers, in milliseconds: during discovery, and the defaults of Redis.
+const FAST_PERIODS: [(&str, u32); 2] = [("publish-period", 50), ("info-period", 50)];
+const DEFAULT_PERIODS: [(&str, u32); 2] = [("publish-period", 2_000), ("info-period", 10_000)];
 
-/// What a watched primary is started with.
+/// The configuration of a primary with sentinels.
 #[derive(Clone, Debug)]
 pub struct Setup {
     flavor: Flavor,
@@ -41,7 +39,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Describes a primary with one replica, which takes over when the primary is silent for 500 ms.
+    /// Returns a configuration with one replica, which takes over when the primary is silent for 500 ms.
     #[must_use]
     pub fn new(flavor: Flavor) -> Setup {
         Setup {
@@ -65,35 +63,35 @@ impl Setup {
         self
     }
 
-    /// Sets after what time a silent primary counts as gone.
+    /// Sets the time after which a silent primary counts as down.
     #[must_use]
     pub fn down_after(mut self, silence: Duration) -> Setup {
         self.down_after = silence;
         self
     }
 
-    /// Demands a password of those who want the data.
+    /// Sets the password of the data servers.
     #[must_use]
     pub fn password(mut self, password: &str) -> Setup {
         self.password = Some(password.to_string());
         self
     }
 
-    /// Demands a password of those who ask the sentinels, which also use it among themselves. Users of theirs are made by [`Server::set_user`].
+    /// Sets the password of the sentinels. Users of the sentinels are created with [`Server::set_user`].
     #[must_use]
     pub fn sentinel_password(mut self, password: &str) -> Setup {
         self.sentinel_password = Some(password.to_string());
         self
     }
 
-    /// Puts the primary and one sentinel on the left side of a network, everything else on the right.
+    /// Runs the primary and one sentinel on the left side of a link, and everything else on the right side.
     #[must_use]
     pub fn across(mut self, link: &Link) -> Setup {
         self.sides = Some((link.left().clone(), link.right().clone()));
         self
     }
 
-    /// Adds command line arguments to each server that holds data, such as `["--min-replicas-to-write", "1"]`.
+    /// Adds command line arguments to each data server, such as `["--min-replicas-to-write", "1"]`.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Setup {
         self.args.extend(args.iter().map(ToString::to_string));
@@ -107,19 +105,18 @@ impl Setup {
         self
     }
 
-    /// Makes every port speak TLS only, on loopback, with the certificates of one authority (see [`Server::tls`]). Only Redis
-    /// 7 can.
+    /// Makes every port accept only TLS, on loopback, with certificates of one authority (see [`Server::tls`]). Requires Redis 7.
     #[must_use]
     pub fn tls(mut self) -> Setup {
         self.is_encrypted = true;
         self
     }
 
-    /// Starts all processes, and returns when each sentinel knows the replicas and the other sentinels.
+    /// Starts all processes, and returns when each sentinel has discovered the replicas and the other sentinels.
     ///
     /// # Panics
     ///
-    /// When one does not start, or they do not find together.
+    /// When a process does not start, or discovery does not complete.
     #[must_use]
     pub fn start(self) -> Sentinels {
         let dir = self.is_encrypted.then(|| tempfile::tempdir().expect("a temporary directory"));
@@ -127,12 +124,12 @@ impl Setup {
             dir.as_ref().map(|dir| Certificates::issue(dir.path(), Ipv4Addr::LOCALHOST.into()));
         let certificates = certificates.as_ref();
         let nodes: Vec<Server> = (0..=self.replicas).map(|number| self.node(number, certificates)).collect();
-        // Before the sentinels: these ask a primary for its replicas at first, and then not for ten seconds.
+        // Before the sentinels start: they query the replicas of a primary at once, and then only after ten seconds.
         nodes[1..].iter().for_each(|replica| replica.replicate(&nodes[0]));
         let config = self.config(nodes[0].addr());
         let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config, certificates)).collect();
         let sentinels = Sentinels { nodes, sentinels, _certificates: dir };
-        sentinels.get_acquainted();
+        sentinels.wait_for_discovery();
         sentinels
     }
 
@@ -146,7 +143,7 @@ impl Setup {
         if let Some(certificates) = certificates {
             setup = setup.group_tls(certificates);
         }
-        self.placed(setup, number).start()
+        self.in_namespace(setup, number).start()
     }
 
     fn sentinel(&self, number: usize, config: &str, certificates: Option<&Certificates>) -> Server {
@@ -157,10 +154,10 @@ impl Setup {
         if let Some(certificates) = certificates {
             setup = setup.group_tls(certificates);
         }
-        self.placed(setup, number).start()
+        self.in_namespace(setup, number).start()
     }
 
-    fn placed(&self, setup: server::Setup, number: usize) -> server::Setup {
+    fn in_namespace(&self, setup: server::Setup, number: usize) -> server::Setup {
         match &self.sides {
             None => setup,
             Some((left, _)) if number == 0 => setup.inside(left),
@@ -183,12 +180,12 @@ impl Setup {
     }
 }
 
-/// A watched primary; all its processes end when it is dropped.
+/// A primary with sentinels; all processes end on drop.
 #[derive(Debug)]
 pub struct Sentinels {
     nodes: Vec<Server>,
     sentinels: Vec<Server>,
-    /// Where those of all are, if they have any; removed on drop.
+    /// The directory of the shared certificates, if any; removed on drop.
     _certificates: Option<TempDir>,
 }
 
@@ -197,19 +194,19 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// When a process does not start, or they do not find together.
+    /// When a process does not start, or discovery does not complete.
     #[must_use]
     pub fn start(flavor: Flavor) -> Sentinels {
         Setup::new(flavor).start()
     }
 
-    /// Returns the servers that hold data; the first was the primary at the start.
+    /// Returns the data servers. The first one starts as the primary.
     #[must_use]
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
-    /// Returns a server that holds data, to stop or restart it.
+    /// Returns a data server, to stop or restart it.
     pub fn node_mut(&mut self, node: usize) -> &mut Server {
         &mut self.nodes[node]
     }
@@ -225,34 +222,34 @@ impl Sentinels {
         &mut self.sentinels[sentinel]
     }
 
-    /// Returns the addresses of the sentinels as clients want them.
+    /// Returns the URLs of the sentinels.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Server::url).collect()
     }
 
-    /// Returns which node is the primary, as most sentinels say that answer (`SENTINEL get-master-addr-by-name`).
+    /// Returns the primary according to the majority of the sentinels that answer (`SENTINEL get-master-addr-by-name`).
     ///
     /// # Panics
     ///
-    /// When they do not agree within a generous time.
+    /// When they do not agree in time.
     #[must_use]
     pub fn primary(&self) -> usize {
         wait::for_some("the sentinels agree on a primary", wait::PATIENCE, || self.majority())
     }
 
-    /// Kills the primary, and returns which node it was. [`Sentinels::wait_for_other_primary`] awaits the consequence.
+    /// Kills the primary, and returns which node it was. [`Sentinels::wait_for_other_primary`] waits for its replacement.
     ///
     /// # Panics
     ///
-    /// When the sentinels know no primary.
+    /// When the sentinels report no primary.
     pub fn kill_primary(&mut self) -> usize {
         let primary = self.primary();
-        self.nodes[primary].stop_hard();
+        self.nodes[primary].kill();
         primary
     }
 
-    /// Waits until most sentinels name another primary than this one, and it takes itself for one; returns it.
+    /// Waits until the majority of the sentinels reports another primary, which has assumed the role, and returns it.
     ///
     /// # Panics
     ///
@@ -264,8 +261,8 @@ impl Sentinels {
         })
     }
 
-    /// Has a replica take over in an orderly way (`SENTINEL FAILOVER`); returns the new primary. The old one may take
-    /// itself for a primary, and accept writes, for another ten seconds.
+    /// Starts a planned failover (`SENTINEL FAILOVER`), and returns the new primary. The old one may remain a primary and accept
+    /// writes for another ten seconds.
     ///
     /// # Panics
     ///
@@ -273,9 +270,9 @@ impl Sentinels {
     pub fn failover(&self) -> usize {
         let old = self.primary();
         wait::until("a sentinel begins the failover", wait::PATIENCE, || {
-            // Refused while another failover is under way.
-            let outcome =
-                self.sentinels[SENTINELS - 1].try_ask::<()>(redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
+            // Rejected while another failover is in progress.
+            let outcome = self.sentinels[SENTINELS - 1]
+                .try_query::<()>(redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
             outcome.is_ok()
         });
         self.wait_for_other_primary(old)
@@ -283,44 +280,44 @@ impl Sentinels {
 
     fn majority(&self) -> Option<usize> {
         let answers: Vec<usize> =
-            self.sentinels.iter().filter_map(|sentinel| self.named_by(sentinel)).collect();
+            self.sentinels.iter().filter_map(|sentinel| self.primary_according_to(sentinel)).collect();
         let votes = |node: usize| answers.iter().filter(|answer| **answer == node).count();
         (0..self.nodes.len()).find(|node| votes(*node) > answers.len() / 2)
     }
 
-    fn named_by(&self, sentinel: &Server) -> Option<usize> {
+    fn primary_according_to(&self, sentinel: &Server) -> Option<usize> {
         if !sentinel.is_running() {
             return None;
         }
         let mut command = redis::cmd("SENTINEL");
         let answer =
-            sentinel.try_ask::<Option<(String, u16)>>(command.arg("get-master-addr-by-name").arg(NAME));
+            sentinel.try_query::<Option<(String, u16)>>(command.arg("get-master-addr-by-name").arg(NAME));
         let (_, port) = answer.ok()??;
         self.nodes.iter().position(|node| node.port() == port)
     }
 
-    /// Waits until all know all. Sentinels meet by messages that they publish every 2 s; unless they are too old to be
-    /// told, they make haste meanwhile.
-    fn get_acquainted(&self) {
-        self.set_pace(HASTY);
-        wait::until("the sentinels know each other and the replicas", wait::PATIENCE, || {
-            self.sentinels.iter().all(|sentinel| self.is_acquainted(sentinel))
+    /// Waits until discovery is complete. Sentinels discover each other by messages that they publish every 2 s; versions that support
+    /// it publish more often until then.
+    fn wait_for_discovery(&self) {
+        self.set_periods(FAST_PERIODS);
+        wait::until("the sentinels have discovered each other and the replicas", wait::PATIENCE, || {
+            self.sentinels.iter().all(|sentinel| self.has_discovered_all(sentinel))
         });
-        self.set_pace(CALM);
+        self.set_periods(DEFAULT_PERIODS);
     }
 
-    fn set_pace(&self, periods: [(&str, u32); 2]) {
+    fn set_periods(&self, periods: [(&str, u32); 2]) {
         for sentinel in &self.sentinels {
             for (name, millis) in periods {
-                // Redis 6.2 does not know it, and takes its time.
-                let _ = sentinel.try_ask::<()>(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(millis));
+                // Redis 6.2 does not support it.
+                let _ = sentinel.try_query::<()>(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(millis));
             }
         }
     }
 
-    fn is_acquainted(&self, sentinel: &Server) -> bool {
+    fn has_discovered_all(&self, sentinel: &Server) -> bool {
         let list = |what: &str| -> Vec<std::collections::HashMap<String, String>> {
-            sentinel.try_ask(redis::cmd("SENTINEL").arg(what).arg(NAME)).unwrap_or_default()
+            sentinel.try_query(redis::cmd("SENTINEL").arg(what).arg(NAME)).unwrap_or_default()
         };
         let (replicas, others) = (list("REPLICAS"), list("SENTINELS"));
         replicas.len() == self.nodes.len() - 1

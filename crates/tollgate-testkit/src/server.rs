@@ -2,7 +2,7 @@
 //! of its own.
 //!
 //! A server that is dropped is first asked for keys that would never expire: a test that leaves one behind fails,
-//! without having to say so. What can be done to a running server is in [`crate::faults`]. This module installs
+//! without having to add so. What can be done to a running server is in [`crate::faults`]. This module installs
 //! nothing (`scripts/servers` does), keeps no server between tests and knows nothing of tollgate's keys or scripts.
 
 use std::fmt::{self, Display};
@@ -188,14 +188,14 @@ impl Setup {
 ///
 /// Dropping a running server calls [`Server::assert_every_key_expires`], unless the thread is panicking already. A
 /// suspended server is resumed for that. A test that ends with a server unable to answer (paused, locked by a
-/// password) either makes it answer again or ends it with [`Server::stop_hard`].
+/// password) either makes it answer again or ends it with [`Server::kill`].
 #[derive(Debug)]
 pub struct Server {
     setup: Setup,
     port: u16,
     /// Keep the numbers from other tests while the server is down: UDP, so they leave the TCP ports to the server, and
     /// the kernel releases them however the test ends.
-    claims: Vec<UdpSocket>,
+    reservations: Vec<UdpSocket>,
     /// `None` once stopped.
     child: Option<Child>,
     certificates: Option<Certificates>,
@@ -229,19 +229,19 @@ impl Server {
         let dir = tempfile::Builder::new().prefix("tollgate-").tempdir().expect("a temporary directory");
         let certificates = setup.tls.map(|_| {
             assert_eq!(flavor, Flavor::Redis7, "{flavor} is built without TLS: use {}", Flavor::Redis7);
-            let of_group = setup.certificates.clone();
-            of_group.unwrap_or_else(|| Certificates::issue(dir.path(), ip(setup.side.as_ref()).into()))
+            let shared = setup.certificates.clone();
+            shared.unwrap_or_else(|| Certificates::issue(dir.path(), ip(setup.side.as_ref()).into()))
         });
         if let Role::Sentinel(config) = &setup.role {
             fs::write(dir.path().join("config"), config)
                 .expect("a configuration file in the server's directory");
         }
-        let mut server = Server { setup, port: 0, claims: Vec::new(), child: None, certificates, dir };
+        let mut server = Server { setup, port: 0, reservations: Vec::new(), child: None, certificates, dir };
 
         // Whether a port is free is known only once the server holds it: any earlier probe races with others.
         let mut failure = String::from("every port drawn belongs to another test");
         for _ in 0..MAX_STARTS {
-            if server.claim_ports().is_err() {
+            if server.reserve_ports().is_err() {
                 continue;
             }
             match server.launch(&[], READY) {
@@ -253,13 +253,13 @@ impl Server {
     }
 
     /// Draws the server's port, and makes sure that no other test has drawn it.
-    fn claim_ports(&mut self) -> std::io::Result<()> {
+    fn reserve_ports(&mut self) -> std::io::Result<()> {
         let is_node = self.setup.role == Role::ClusterNode;
-        self.claims.clear();
+        self.reservations.clear();
         self.port = rand::random_range(if is_node { NODE_PORTS } else { PORTS });
-        self.claims.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port))?);
+        self.reservations.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port))?);
         if is_node {
-            self.claims.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port + BUS_OFFSET))?);
+            self.reservations.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, self.port + BUS_OFFSET))?);
         }
         Ok(())
     }
@@ -350,7 +350,7 @@ impl Server {
     }
 
     /// Kills the process with SIGKILL and waits until it is gone; what it held in memory is lost.
-    pub fn stop_hard(&mut self) {
+    pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             // An error means that it is gone already, which is what was wanted.
             let _ = child.kill();
@@ -365,7 +365,7 @@ impl Server {
     ///
     /// When it does not start.
     pub fn restart(&mut self) {
-        self.stop_hard();
+        self.kill();
         for name in DATA_FILES {
             let path = self.dir.path().join(name);
             // Most of them do not exist.
@@ -380,7 +380,7 @@ impl Server {
     ///
     /// When the server does not answer.
     pub fn save(&self) {
-        self.ask::<()>(&redis::cmd("SAVE"));
+        self.query::<()>(&redis::cmd("SAVE"));
     }
 
     /// Returns where [`Server::save`] writes to.
@@ -400,12 +400,12 @@ impl Server {
 
     /// Restarts the server with what it last saved, and returns when it has begun to load that. It has these arguments
     /// once only.
-    pub(crate) fn relaunch_slowly(&mut self, once: &[&str]) {
+    pub(crate) fn relaunch_into_loading(&mut self, once: &[&str]) {
         self.relaunch(once, LOADING);
     }
 
     fn relaunch(&mut self, once: &[&str], awaited: &[&Answer]) {
-        self.stop_hard();
+        self.kill();
         self.launch(once, awaited).unwrap_or_else(|failure| panic!("{self} did not restart: {failure}"));
     }
 
@@ -414,13 +414,13 @@ impl Server {
     /// # Panics
     ///
     /// When the server does not answer, with an error or at all.
-    pub(crate) fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> T {
+    pub(crate) fn query<T: FromRedisValue>(&self, command: &redis::Cmd) -> T {
         let reply = command.query(&mut self.connection());
         reply.unwrap_or_else(|error| panic!("{self} does not do as it is told: {error}"))
     }
 
     /// Sends one command, and returns what comes of it.
-    pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> RedisResult<T> {
+    pub(crate) fn try_query<T: FromRedisValue>(&self, command: &redis::Cmd) -> RedisResult<T> {
         command.query(&mut self.try_connection()?)
     }
 
@@ -430,14 +430,14 @@ impl Server {
     ///
     /// When some have none (the message lists them), or the server does not answer.
     pub fn assert_every_key_expires(&self) {
-        self.check_every_key_expires().unwrap_or_else(|complaint| panic!("{complaint}"));
+        self.check_every_key_expires().unwrap_or_else(|message| panic!("{message}"));
     }
 
     fn check_every_key_expires(&self) -> Result<(), String> {
         let keys = self.keys_without_ttl().map_err(|error| {
             format!(
                 "{self} could not be asked for keys without a TTL: {error}; \
-                 let it answer again before the test ends, or end it with stop_hard()"
+                 let it answer again before the test ends, or end it with kill()"
             )
         })?;
         if keys.is_empty() {
@@ -451,9 +451,9 @@ impl Server {
         let keyspace: String = redis::cmd("INFO").arg("keyspace").query(&mut connection)?;
 
         let mut offenders = Vec::new();
-        for (database, immortal) in keyspace.lines().filter_map(immortal_keys) {
-            // Enough to know on a cluster's node too, which will not say more of keys whose slot is on the move.
-            if immortal == 0 {
+        for (database, without_ttl) in keyspace.lines().filter_map(count_without_ttl) {
+            // Enough to know on a cluster's node too, which will not add more of keys whose slot is on the move.
+            if without_ttl == 0 {
                 continue;
             }
             if database != "0" {
@@ -466,7 +466,7 @@ impl Server {
                     // No TTL. -2 is a key that has expired since the scan, 0 one in its last millisecond.
                     Ok(-1) => offenders.push(format!("{name:?} in database {database}")),
                     Ok(_) => {}
-                    // Some key has none, and a cluster's node does not say of keys in a slot it does not serve.
+                    // Some key has none, and a cluster's node does not add of keys in a slot it does not serve.
                     Err(error) => {
                         offenders.push(format!("perhaps {name:?} in database {database} ({error})"))
                     }
@@ -505,7 +505,7 @@ impl Server {
 
         let outcome = wait_for_answer(self.child.insert(child), &socket, awaited);
         outcome.map_err(|reason| {
-            self.stop_hard();
+            self.kill();
             let log = fs::read(&log_path).unwrap_or_default();
             format!("{reason}; its log:\n{}", String::from_utf8_lossy(&log))
         })
@@ -514,39 +514,39 @@ impl Server {
     fn arguments(&self) -> Vec<String> {
         let Setup { args, password, tls, side, role, .. } = &self.setup;
         let mut line: Vec<String> = Vec::new();
-        let mut say = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
+        let mut add = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let port = self.port.to_string();
 
         match role {
-            Role::Sentinel(_) => say(&[&path("config"), "--sentinel"]),
-            Role::ClusterNode => say(&["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]),
+            Role::Sentinel(_) => add(&[&path("config"), "--sentinel"]),
+            Role::ClusterNode => add(&["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]),
             Role::Store => {}
         }
         match (tls, &self.certificates) {
             (Some(clients), Some(files)) => {
-                say(&["--port", "0", "--tls-port", &port]);
-                say(&["--tls-ca-cert-file", &files.authority.display().to_string()]);
-                say(&["--tls-cert-file", &files.server_certificate.display().to_string()]);
-                say(&["--tls-key-file", &files.server_key.display().to_string()]);
+                add(&["--port", "0", "--tls-port", &port]);
+                add(&["--tls-ca-cert-file", &files.authority.display().to_string()]);
+                add(&["--tls-cert-file", &files.server_certificate.display().to_string()]);
+                add(&["--tls-key-file", &files.server_key.display().to_string()]);
                 // for what it asks of other servers
-                say(&["--tls-client-cert-file", &files.client_certificate.display().to_string()]);
-                say(&["--tls-client-key-file", &files.client_key.display().to_string()]);
-                say(&["--tls-auth-clients", clients.setting()]);
+                add(&["--tls-client-cert-file", &files.client_certificate.display().to_string()]);
+                add(&["--tls-client-key-file", &files.client_key.display().to_string()]);
+                add(&["--tls-auth-clients", clients.setting()]);
             }
-            _ => say(&["--port", &port]),
+            _ => add(&["--port", &port]),
         }
         match side {
-            None => say(&["--bind", "127.0.0.1"]),
+            None => add(&["--bind", "127.0.0.1"]),
             // Nobody but the other side can reach it, so it need not fear strangers.
-            Some(side) => say(&["--bind", "127.0.0.1", &side.ip().to_string(), "--protected-mode", "no"]),
+            Some(side) => add(&["--bind", "127.0.0.1", &side.ip().to_string(), "--protected-mode", "no"]),
         }
-        say(&["--unixsocket", &path("s"), "--dir", &path("")]);
+        add(&["--unixsocket", &path("s"), "--dir", &path("")]);
         if !matches!(role, Role::Sentinel(_)) {
-            say(&["--save", "", "--appendonly", "no"]);
+            add(&["--save", "", "--appendonly", "no"]);
         }
         if let Some(password) = password {
-            say(&["--requirepass", password]);
+            add(&["--requirepass", password]);
         }
         line.extend(args.iter().cloned());
         line
@@ -575,8 +575,8 @@ impl Drop for Server {
             Ok(())
         };
         // First the process, then the panic: a failed check leaves nothing running.
-        self.stop_hard();
-        verdict.unwrap_or_else(|complaint| panic!("{complaint}"));
+        self.kill();
+        verdict.unwrap_or_else(|message| panic!("{message}"));
     }
 }
 
@@ -587,7 +587,7 @@ fn ip(side: Option<&Side>) -> Ipv4Addr {
 
 /// Reads a line of `INFO keyspace`, such as `db0:keys=3,expires=2,avg_ttl=0`: the database, and how many of its keys
 /// have no TTL.
-fn immortal_keys(line: &str) -> Option<(&str, u64)> {
+fn count_without_ttl(line: &str) -> Option<(&str, u64)> {
     let (database, counts) = line.strip_prefix("db")?.split_once(':')?;
     let count = |name: &str| -> Option<u64> {
         counts.split(',').find_map(|count| count.strip_prefix(name))?.parse().ok()

@@ -1,6 +1,6 @@
-//! Certificates for tests: an authority nobody else trusts, a server's certificate and a client's.
+//! Certificates for tests: a private authority, a server certificate and a client certificate.
 //!
-//! Each call makes new keys, so the authority of one server is a stranger to every other. Nothing here speaks TLS.
+//! Each call creates new keys, so the authority of one server is not trusted by another.
 
 use std::fs;
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// What a server wants to see of its clients.
+/// Whether a server requests client certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// Nothing.
+    /// Client certificates are ignored.
     Ignored,
-    /// A certificate of its authority, or none.
+    /// A certificate that is sent must be issued by the authority.
     Optional,
-    /// A certificate of its authority.
+    /// A certificate issued by the authority is required.
     Required,
 }
 
@@ -33,7 +33,7 @@ impl ClientCertificates {
     }
 }
 
-/// Where a server's certificates are, as PEM; they vanish with the directory they were issued in.
+/// Paths of the PEM files of one authority. They are deleted with the directory they were issued in.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     /// The certificate of the authority, which both sides trust.
@@ -49,8 +49,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Founds an authority, and lets it issue certificates into the directory: for a server with this address, and for
-    /// a client.
+    /// Creates an authority and issues certificates into the directory, for a server with this address and for a client.
     ///
     /// # Panics
     ///
@@ -62,7 +61,7 @@ impl Certificates {
             fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             path
         };
-        let (authority, issuer) = found_authority();
+        let (authority, issuer) = create_authority();
         let names = [String::from("localhost"), server.to_string()];
         let (server_certificate, server_key) = sign(&issuer, &names, ExtendedKeyUsagePurpose::ServerAuth);
         let (client_certificate, client_key) = sign(&issuer, &[], ExtendedKeyUsagePurpose::ClientAuth);
@@ -76,13 +75,13 @@ impl Certificates {
     }
 }
 
-fn found_authority() -> (String, Issuer<'static, KeyPair>) {
+fn create_authority() -> (String, Issuer<'static, KeyPair>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(DnType::CommonName, "tollgate's tests");
+    params.distinguished_name.push(DnType::CommonName, "tollgate test authority");
     let key = KeyPair::generate().expect("a key pair");
-    let certificate = params.self_signed(&key).expect("a certificate of itself");
+    let certificate = params.self_signed(&key).expect("a self-signed certificate");
     (certificate.pem(), Issuer::new(params, key))
 }
 
@@ -92,7 +91,7 @@ fn sign(
     names: &[String],
     purpose: ExtendedKeyUsagePurpose,
 ) -> (String, String) {
-    let mut params = CertificateParams::new(names).expect("names that a certificate may bear");
+    let mut params = CertificateParams::new(names).expect("valid certificate names");
     params.extended_key_usages = vec![purpose];
     params.use_authority_key_identifier_extension = true;
     params.distinguished_name.push(DnType::CommonName, names.first().map_or("client", String::as_str));

@@ -16,7 +16,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn a_million_keys_stay_within_the_memory_that_was_set_also_when_others_take_their_place() {
+fn a_million_keys_stay_within_the_configured_memory_under_eviction() {
     let max = 48 * MIB;
     let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
     let store = MemoryStore::new().with_max_memory(max).unwrap().with_clock(clock.clone());

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollgate_testkit::{
     cluster,
-    hammer::WrongClock,
+    hammer::SkewedClock,
     sentinel::{self, NAME},
     server::{Flavor, Server, Setup},
     tls::ClientCertificates,
@@ -303,7 +303,7 @@ fn a_clock_that_is_wrong_is_found_either_way() {
     for (offset_seconds, word) in [(3_600, "behind"), (-3_600, "ahead")] {
         let url = server.url();
         let mut command = doctor(&["--store", &url]);
-        WrongClock { offset_seconds, seconds_in_ten: 10 }.put_into(&mut command);
+        SkewedClock { offset_seconds, seconds_in_ten: 10 }.apply_to(&mut command);
         let said = Said::of(&mut command);
         said.assert_problem("clock");
         let what = said.finding("clock")["what"].as_str().unwrap();
@@ -369,7 +369,7 @@ fn behind_sentinels_the_primary_is_found_and_a_missing_replica_is_a_problem() {
     assert_eq!(said.finding("down-after")["severity"], "advice");
     assert!(said.findings().iter().all(|finding| finding["id"] != "min-replicas"));
 
-    watched.node_mut(1).stop_hard();
+    watched.node_mut(1).kill();
     let primary = &watched.nodes()[0];
     wait::until("the replica is missed", wait::PATIENCE, || primary.info("connected_slaves") == "0");
     let said = Said::of(&mut doctor(&["--store", &url]));
@@ -407,7 +407,7 @@ fn every_primary_of_a_cluster_is_examined_and_mended_and_a_dead_one_is_named() {
     let as_one = diagnosis(&cluster.nodes()[0], &[]);
     as_one.assert_problem("cluster-as-one-server");
 
-    cluster.node_mut(2).stop_hard();
+    cluster.node_mut(2).kill();
     let said = Said::of(&mut doctor(&["--store", &url]));
     said.assert_problem("reachable");
     assert_eq!(said.report["servers"].as_array().unwrap().len(), 2);

@@ -32,7 +32,7 @@ use tollgate_server::{
     net::acceptor::AcceptConfig,
 };
 use tollgate_testkit::{
-    gateway::{Gateway, READY, Running},
+    gateway::{Gateway, READY, RunningGateway},
     server::{Flavor, Server},
 };
 use tollgate_tower::client::ClientAddress;
@@ -50,7 +50,7 @@ fn counted(name: &str, amount: u32) -> Rule {
 
 /// A proxy, what it asks, and the service behind it.
 struct Chain {
-    gateway: Running,
+    gateway: RunningGateway,
     tollgate: JoinHandle<()>,
     served: Arc<AtomicU32>,
 }

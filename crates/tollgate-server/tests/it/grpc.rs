@@ -31,7 +31,7 @@ use tollgate_server::{
     labels::{HashSecret, LabelKind, LabelPolicy, LabelSettings},
 };
 use tollgate_testkit::{
-    away::Away,
+    failing_store::FailingStore,
     wait::{PATIENCE, until_async},
 };
 use tollgate_tower::headers::Dialect;
@@ -500,7 +500,7 @@ fn rule_for_each_policy() -> [Rule; 3] {
 
 #[tokio::test]
 async fn without_the_store_each_rules_policy_is_the_answer() {
-    let limiter = Limiter::new(Away::unreached(), rule_for_each_policy()).unwrap();
+    let limiter = Limiter::new(FailingStore::not_run(), rule_for_each_policy()).unwrap();
     let mut front = Front::start(limiter.clone(), Settings::default()).await;
     let of = |name: &str| descriptor([(name, "x")]);
     let ask = async |front: &mut Front, names: &[&str]| {

@@ -33,7 +33,7 @@ use tollgate_server::{
     http::server::HttpService,
     http::{BODY_TIMEOUT, MAX_BATCH_BODY, MAX_BODY, Settings, guarded, router, service},
 };
-use tollgate_testkit::away::Away;
+use tollgate_testkit::failing_store::FailingStore;
 use tower::ServiceExt;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -445,8 +445,10 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-    let api =
-        Api { routes: router(Desk::new(Limiter::new(Away::unreached(), [open, closed]).unwrap())), clock };
+    let api = Api {
+        routes: router(Desk::new(Limiter::new(FailingStore::not_run(), [open, closed]).unwrap())),
+        clock,
+    };
     assert_eq!(
         api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#

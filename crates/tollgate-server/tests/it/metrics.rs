@@ -16,7 +16,7 @@ use tollgate_server::{
     desk::{Caller, Desk, Subject, Transport},
     observe::metrics::MAX_COUNTED_RULES,
 };
-use tollgate_testkit::away::Away;
+use tollgate_testkit::failing_store::FailingStore;
 
 const CALLER: Caller = Caller::at(Transport::Http);
 const DOCS: &str = include_str!("../../../../docs/metrics.md");
@@ -186,7 +186,7 @@ async fn without_the_store_each_rule_counts_by_its_failure_policy() {
         rule("closed", "pay").on_store_failure(OnStoreFailure::Closed),
         rule("local", "login").on_store_failure(OnStoreFailure::Local),
     ];
-    let desk = Desk::new(Limiter::new(Away::unanswered(), rules).unwrap());
+    let desk = Desk::new(Limiter::new(FailingStore::ambiguous(), rules).unwrap());
     assert!(check(&desk, &[("route", "home")], 1).await);
     assert!(!check(&desk, &[("route", "pay")], 1).await);
     assert!(check(&desk, &[("route", "login")], 1).await);

@@ -24,7 +24,7 @@ use tollgate_server::{
         trace::RequestSpans,
     },
 };
-use tollgate_testkit::away::Away;
+use tollgate_testkit::failing_store::FailingStore;
 use tower::ServiceExt;
 use tracing::{
     Subscriber,
@@ -178,7 +178,7 @@ async fn a_grpc_call_belongs_to_its_callers_trace() {
     let (subscriber, logs) = subscriber(&settings, move || writer.clone());
     let _guard = set_default(subscriber);
     let rule = Rule::new("r", Limit::sliding_log(1, Duration::from_secs(60)).unwrap());
-    let limiter = Limiter::new(Away::unreached(), [rule]).unwrap();
+    let limiter = Limiter::new(FailingStore::not_run(), [rule]).unwrap();
     let mut front = Front::start(limiter, grpc::Settings::default()).await;
     let mut asked = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
     asked.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());

@@ -1,4 +1,4 @@
-//! Hammers counters of a Redis through the library, as its arguments say: see [`Hammer::from_args`].
+//! Hammers counters of a Redis through the library, as its arguments write_lines: see [`Hammer::from_args`].
 //!
 //! Says `ready` when it is connected and begins when its input ends. Each admitted call is a line of its own, written
 //! at once, so that a process that is killed has told all but the calls that were under way. The first reply that
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate::{Cost, Limiter, Options, RedisStore};
-use tollgate_testkit::hammer::{Extent, Hammer, Hit, Line, check_snapshot, machine_time};
+use tollgate_testkit::hammer::{AdmittedCall, Hammer, ReportLine, Workload, check_snapshot, system_time};
 use tollgate_testkit::oracle::Admitted;
 
 /// Generous: whether answers are in time is for other tests.
@@ -20,10 +20,10 @@ const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cach
 
 fn main() -> ExitCode {
     let (line, code) = match Hammer::from_args(std::env::args().skip(1)).and_then(run) {
-        Ok(calls) => (Line::Done(calls), ExitCode::SUCCESS),
-        Err(reason) => (Line::Failed(reason), ExitCode::FAILURE),
+        Ok(calls) => (ReportLine::Done(calls), ExitCode::SUCCESS),
+        Err(reason) => (ReportLine::Failed(reason), ExitCode::FAILURE),
     };
-    match say(&line.text()) {
+    match write_lines(&line.text()) {
         Ok(()) => code,
         Err(_) => ExitCode::FAILURE,
     }
@@ -33,10 +33,10 @@ fn main() -> ExitCode {
 async fn run(hammer: Hammer) -> Result<u64, String> {
     let store = RedisStore::connect(&hammer.url).await.map_err(|error| error.to_string())?;
     let limiter = Limiter::with_options(store, hammer.rules(), OPTIONS).map_err(|error| error.to_string())?;
-    say("ready\n")?;
+    write_lines("ready\n")?;
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
 
-    let begin = machine_time();
+    let begin = system_time();
     let mut callers = JoinSet::new();
     let job = Arc::new(Job { hammer, limiter, begin, next: AtomicU64::new(0) });
     for _ in 0..job.hammer.callers {
@@ -63,9 +63,9 @@ impl Job {
     async fn call_until_done(self: Arc<Self>) -> Result<u64, String> {
         for calls in 0.. {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let is_done = match self.hammer.extent {
-                Extent::Calls(most) => number >= most,
-                Extent::Time(time) => machine_time() >= self.begin + time,
+            let is_done = match self.hammer.workload {
+                Workload::Calls(most) => number >= most,
+                Workload::Time(time) => system_time() >= self.begin + time,
             };
             if is_done {
                 return Ok(calls);
@@ -83,9 +83,9 @@ impl Job {
         let key = &keys[number / costs.len() % keys.len()];
         let labels = self.hammer.labels(key);
 
-        let sent = machine_time();
+        let sent = system_time();
         let decision = self.limiter.check(&labels, cost).await.map_err(|error| error.to_string())?;
-        let received = machine_time();
+        let received = system_time();
 
         check_snapshot(&decision, &self.hammer.limits(), cost, Duration::ZERO)?;
         let Some(at) = decision.at else {
@@ -99,14 +99,14 @@ impl Job {
         }
         if decision.is_allowed() {
             let call = Admitted { sent, received, cost: cost.units() };
-            say(&Line::Hit(Hit { key: key.clone(), call, at }).text())?;
+            write_lines(&ReportLine::AdmittedCall(AdmittedCall { key: key.clone(), call, at }).text())?;
         }
         Ok(())
     }
 }
 
 /// Writes whole lines, at once.
-fn say(lines: &str) -> Result<(), String> {
+fn write_lines(lines: &str) -> Result<(), String> {
     let mut output = io::stdout().lock();
     output.write_all(lines.as_bytes()).and_then(|()| output.flush()).map_err(|error| error.to_string())
 }

@@ -1,7 +1,7 @@
 //! Clusters of the testkit are whole when they start, and break as told.
 
 use redis::{Connection, RedisResult};
-use tollgate_testkit::cluster::{Cluster, Coverage, Setup, State};
+use tollgate_testkit::cluster::{Cluster, ClusterState, Coverage, Setup};
 use tollgate_testkit::server::{Flavor, Server};
 use tollgate_testkit::wait;
 
@@ -19,12 +19,12 @@ fn get(connection: &mut Connection, keys: &[&str]) -> RedisResult<Vec<Option<u8>
 }
 
 #[test]
-fn three_primaries_serve_a_third_each_and_send_others_away() {
+fn three_primaries_serve_a_third_of_the_slots_each_and_redirect_other_keys() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor);
         assert_eq!(cluster.slot_of("{user1000}.x"), 3_443);
         for (node, server) in cluster.nodes().iter().enumerate() {
-            let key = cluster.key_at(node);
+            let key = cluster.redis_key_on(node);
             set(server, &key).unwrap();
             let stranger = &cluster.nodes()[(node + 1) % 3];
             assert_eq!(code(set(stranger, &key)), "MOVED", "{flavor}");
@@ -35,12 +35,12 @@ fn three_primaries_serve_a_third_each_and_send_others_away() {
 }
 
 #[test]
-fn a_dead_primary_takes_its_own_slots_along_or_all_of_them() {
+fn a_dead_primary_makes_its_own_slots_or_all_slots_unavailable() {
     for coverage in [Coverage::Partial, Coverage::Required] {
         let mut cluster = Setup::new(Flavor::Redis7).coverage(coverage).start();
-        let (dead, alive) = (cluster.key_at(0), cluster.key_at(1));
+        let (dead, alive) = (cluster.redis_key_on(0), cluster.redis_key_on(1));
         let slot = cluster.slot_of(&dead);
-        cluster.node_mut(0).stop_hard();
+        cluster.node_mut(0).kill();
         wait::until("the death is noticed", wait::PATIENCE, || cluster.primary_of(slot).is_none());
         let node = &cluster.nodes()[1];
         match coverage {
@@ -49,14 +49,14 @@ fn a_dead_primary_takes_its_own_slots_along_or_all_of_them() {
                 assert_eq!(code(set(node, &dead)), "MOVED");
             }
             Coverage::Required => {
-                cluster.wait_for_state(State::Fail);
+                cluster.wait_for_state(ClusterState::Fail);
                 assert_eq!(code(set(node, &alive)), "CLUSTERDOWN");
                 assert_eq!(code(set(node, &dead)), "CLUSTERDOWN");
             }
         }
 
         cluster.node_mut(0).restart();
-        cluster.wait_for_state(State::Ok);
+        cluster.wait_for_state(ClusterState::Ok);
         set(&cluster.nodes()[0], &dead).unwrap();
     }
 }
@@ -64,16 +64,16 @@ fn a_dead_primary_takes_its_own_slots_along_or_all_of_them() {
 #[test]
 fn a_replica_takes_over_when_its_primary_dies() {
     let mut cluster = Setup::new(Flavor::Redis7).replicas(1).start();
-    let key = cluster.key_at(2);
+    let key = cluster.redis_key_on(2);
     let slot = cluster.slot_of(&key);
     set(&cluster.nodes()[2], &key).unwrap();
     wait::until("the key is replicated", wait::PATIENCE, || {
         redis::cmd("DBSIZE").query::<u64>(&mut cluster.nodes()[5].connection()).unwrap() == 1
     });
 
-    cluster.node_mut(2).stop_hard();
+    cluster.node_mut(2).kill();
     assert_eq!(cluster.wait_for_other_primary(slot, 2), 5);
-    cluster.wait_for_state(State::Ok);
+    cluster.wait_for_state(ClusterState::Ok);
     assert_eq!(get(&mut cluster.nodes()[5].connection(), &[&key]).unwrap(), [Some(1)]);
 
     cluster.node_mut(2).restart();
@@ -81,9 +81,9 @@ fn a_replica_takes_over_when_its_primary_dies() {
 }
 
 #[test]
-fn a_replica_takes_over_when_told() {
+fn a_replica_takes_over_on_command() {
     let cluster = Setup::new(Flavor::Valkey9).replicas(1).start();
-    let key = cluster.key_at(1);
+    let key = cluster.redis_key_on(1);
     cluster.failover(4);
     assert_eq!(cluster.primary_of(cluster.slot_of(&key)), Some(4));
     set(&cluster.nodes()[4], &key).unwrap();
@@ -92,10 +92,10 @@ fn a_replica_takes_over_when_told() {
 }
 
 #[test]
-fn a_slot_can_be_left_half_moved_and_then_arrive() {
+fn a_slot_migration_can_be_paused_and_finished() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor);
-        let tag = cluster.key_at(0);
+        let tag = cluster.redis_key_on(0);
         let [first, second, absent] = ["first", "second", "absent"].map(|name| format!("{{{tag}}}{name}"));
         let slot = cluster.slot_of(&first);
         let (from, to) = (&cluster.nodes()[0], &cluster.nodes()[1]);
@@ -125,9 +125,9 @@ fn a_slot_can_be_left_half_moved_and_then_arrive() {
 }
 
 #[test]
-fn an_abandoned_slot_stays() {
+fn an_abandoned_migration_leaves_the_slot_in_place() {
     let cluster = Cluster::start(Flavor::Redis7);
-    let key = cluster.key_at(2);
+    let key = cluster.redis_key_on(2);
     let migration = cluster.begin_migration(cluster.slot_of(&key), 0);
     assert_eq!(code(set(&cluster.nodes()[2], &key)), "ASK");
     migration.abandon();
@@ -135,9 +135,9 @@ fn an_abandoned_slot_stays() {
 }
 
 #[test]
-fn a_node_whose_key_would_live_for_ever_fails_the_test_even_half_way_through_a_move() {
+fn a_key_without_ttl_on_a_node_fails_the_test_even_during_a_migration() {
     let cluster = Cluster::start(Flavor::Redis7);
-    let key = cluster.key_at(0);
+    let key = cluster.redis_key_on(0);
     redis::cmd("SET").arg(&key).arg(1).exec(&mut cluster.nodes()[0].connection()).unwrap();
     cluster.begin_migration(cluster.slot_of(&key), 1).move_key(&key);
     cluster.nodes()[0].assert_every_key_expires();

@@ -10,7 +10,7 @@ const LAYERS: [&str; 5] = ["tollgate-core", "tollgate", "tollgate-tower", "tollg
 const TESTKIT: &str = "tollgate-testkit";
 
 #[test]
-fn every_crate_has_its_place() {
+fn every_crate_belongs_to_a_layer() {
     for package in &workspace().packages {
         let name = package.name.as_str();
         assert!(
@@ -48,7 +48,7 @@ fn the_testkit_is_unpublished_and_only_ever_a_dev_dependency() {
 }
 
 #[test]
-fn only_tollgate_knows_the_redis_client() {
+fn only_the_library_depends_on_the_redis_client() {
     for package in &workspace().packages {
         if ["tollgate", TESTKIT].contains(&package.name.as_str()) {
             continue;
@@ -62,7 +62,7 @@ fn only_tollgate_knows_the_redis_client() {
 }
 
 #[test]
-fn every_crate_obeys_the_lints_of_the_workspace_and_these_forbid_unsafe_code() {
+fn every_crate_uses_the_workspace_lints_which_forbid_unsafe_code() {
     let workspace = workspace();
     let root = manifest(workspace.workspace_root.join("Cargo.toml").as_str());
     assert!(section(&root, "[workspace.lints.rust]").any(|line| line == "unsafe_code = \"forbid\""));

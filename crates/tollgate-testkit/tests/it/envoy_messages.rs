@@ -20,7 +20,7 @@ const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 const DESCRIPTORS: &str = "descriptors.bin";
 
 #[test]
-fn the_generated_code_is_what_the_protos_say() {
+fn the_generated_code_matches_the_proto_files() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollgate-server");
     let checked_in = here.join("src/grpc/generated");
     let made = tempfile::tempdir().unwrap();

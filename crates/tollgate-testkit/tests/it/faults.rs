@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult};
-use tollgate_testkit::faults::Paused;
+use tollgate_testkit::faults::PausedCommands;
 use tollgate_testkit::server::{Flavor, Server, Setup};
 use tollgate_testkit::tls::{Certificates, ClientCertificates};
 use tollgate_testkit::wait;
@@ -22,7 +22,7 @@ fn set(connection: &mut Connection, key: &str) -> RedisResult<()> {
 }
 
 /// Returns the first word of the error that a write is answered with.
-fn refusal(server: &Server) -> String {
+fn error_code(server: &Server) -> String {
     let error = set(&mut client(server), "refused").expect_err("the write should be refused");
     error.code().unwrap_or_else(|| panic!("no answer but {error}")).to_string()
 }
@@ -32,7 +32,7 @@ fn keys(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_suspended_server_accepts_and_is_silent_and_executes_later_what_it_was_sent() {
+fn a_suspended_server_accepts_connections_and_executes_requests_after_it_resumes() {
     let server = Server::start(Flavor::Redis7);
     let mut before = client(&server);
     server.suspend();
@@ -46,7 +46,7 @@ fn a_suspended_server_accepts_and_is_silent_and_executes_later_what_it_was_sent(
 }
 
 #[test]
-fn a_server_suspended_at_the_end_is_still_asked_for_its_keys() {
+fn a_server_suspended_at_the_end_of_a_test_is_still_checked_for_keys_without_ttl() {
     let server = Server::start(Flavor::Redis7);
     redis::cmd("SET").arg("immortal").arg(1).exec(&mut server.connection()).unwrap();
     server.suspend();
@@ -56,7 +56,7 @@ fn a_server_suspended_at_the_end_is_still_asked_for_its_keys() {
 }
 
 #[test]
-fn a_panic_ends_a_server_even_if_it_is_suspended() {
+fn a_panic_ends_even_a_suspended_server() {
     let (tell, told) = std::sync::mpsc::channel();
     let test = std::thread::spawn(move || {
         let server = Server::start(Flavor::Redis7);
@@ -70,7 +70,7 @@ fn a_panic_ends_a_server_even_if_it_is_suspended() {
 }
 
 #[test]
-fn a_restart_has_the_saved_data_or_none() {
+fn a_restart_restores_the_saved_data_or_starts_empty() {
     for flavor in Flavor::ALL {
         let mut server = Server::start(flavor);
         let port = server.port();
@@ -91,17 +91,17 @@ fn a_restart_has_the_saved_data_or_none() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a pause is seen in real time")]
-fn paused_clients_wait_and_reads_only_if_told() {
+fn paused_clients_wait_and_reads_only_if_all_commands_are_paused() {
     let server = Server::start(Flavor::Redis7);
     let mut paused = client(&server);
-    server.pause_clients(Duration::from_secs(3_600), Paused::Writes);
+    server.pause_clients(Duration::from_secs(3_600), PausedCommands::Writes);
     redis::cmd("PING").exec(&mut paused).unwrap();
     assert!(set(&mut paused, "key").unwrap_err().is_timeout());
     server.unpause_clients();
     set(&mut client(&server), "key").unwrap();
 
     let start = Instant::now();
-    server.pause_clients(Duration::from_millis(500), Paused::All);
+    server.pause_clients(Duration::from_millis(500), PausedCommands::All);
     assert!(redis::cmd("PING").exec(&mut client(&server)).unwrap_err().is_timeout());
     server.unpause_clients();
     assert!(start.elapsed() >= Duration::from_millis(500), "a pause of all ended early");
@@ -109,7 +109,7 @@ fn paused_clients_wait_and_reads_only_if_told() {
 }
 
 #[test]
-fn killed_clients_find_their_connection_ended() {
+fn killed_clients_lose_their_connection() {
     let server = Server::start(Flavor::Redis7);
     let (mut plain, mut subscriber) = (client(&server), client(&server));
     redis::cmd("PING").exec(&mut plain).unwrap();
@@ -121,41 +121,41 @@ fn killed_clients_find_their_connection_ended() {
 }
 
 #[test]
-fn writes_are_refused_for_want_of_memory_replicas_or_a_disk_and_pass_again() {
+fn writes_fail_without_memory_replicas_or_disk_and_succeed_again() {
     let server = Server::start(Flavor::Redis7);
     server.config_set("maxmemory", 1);
     assert_eq!(server.config_get("maxmemory"), "1");
-    assert_eq!(refusal(&server), "OOM");
+    assert_eq!(error_code(&server), "OOM");
     server.config_set("maxmemory", 0);
 
     server.config_set("min-replicas-to-write", 1);
-    assert_eq!(refusal(&server), "NOREPLICAS");
+    assert_eq!(error_code(&server), "NOREPLICAS");
     server.config_set("min-replicas-to-write", 0);
 
     server.break_saving();
-    assert_eq!(refusal(&server), "MISCONF");
-    server.mend_saving();
+    assert_eq!(error_code(&server), "MISCONF");
+    server.restore_saving();
     set(&mut client(&server), "key").unwrap();
 }
 
 #[test]
-fn a_busy_server_says_so_until_its_script_is_ended() {
+fn a_busy_server_replies_busy_until_its_script_ends() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         server.make_busy();
-        assert_eq!(refusal(&server), "BUSY", "{flavor}");
+        assert_eq!(error_code(&server), "BUSY", "{flavor}");
         server.end_busy();
         set(&mut client(&server), "key").unwrap();
     }
 }
 
 #[test]
-fn a_server_that_loads_says_so_until_it_has_its_data() {
+fn a_loading_server_replies_loading_until_its_data_is_loaded() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let mut server = Server::start(flavor);
         set(&mut client(&server), "kept").unwrap();
         server.restart_into_loading();
-        assert_eq!(refusal(&server), "LOADING", "{flavor}");
+        assert_eq!(error_code(&server), "LOADING", "{flavor}");
         server.finish_loading();
         let kept: bool = redis::cmd("EXISTS").arg("kept").query(&mut client(&server)).unwrap();
         assert!(kept);
@@ -163,7 +163,7 @@ fn a_server_that_loads_says_so_until_it_has_its_data() {
 }
 
 #[test]
-fn forgotten_scripts_are_not_found() {
+fn flushed_scripts_are_not_found() {
     let server = Server::start(Flavor::Redis7);
     let mut connection = client(&server);
     let digest: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query(&mut connection).unwrap();
@@ -173,10 +173,10 @@ fn forgotten_scripts_are_not_found() {
 }
 
 #[test]
-fn a_password_is_demanded_of_others_and_known_to_the_testkit() {
+fn a_password_is_required_of_clients_and_used_by_the_testkit() {
     for flavor in Flavor::ALL {
         let mut server = Setup::new(flavor).password("open sesame").start();
-        assert_eq!(refusal(&server), "NOAUTH", "{flavor}");
+        assert_eq!(error_code(&server), "NOAUTH", "{flavor}");
         set(&mut server.connection(), "key").unwrap();
         server.restart();
         assert_eq!(keys(&server), 0);
@@ -184,7 +184,7 @@ fn a_password_is_demanded_of_others_and_known_to_the_testkit() {
 }
 
 #[test]
-fn a_user_may_do_what_the_rules_say() {
+fn a_user_has_the_permissions_of_its_acl_rules() {
     let server = Server::start(Flavor::Redis7);
     server.set_user("limited", &["on", ">secret", "~tg1:*", "+get", "+ping"]);
     let url = format!("redis://limited:secret@{}", server.addr());
@@ -203,18 +203,18 @@ fn a_user_may_do_what_the_rules_say() {
 }
 
 fn drop_without_questions(mut server: Server) {
-    server.stop_hard();
+    server.kill();
 }
 
 #[test]
-fn a_replica_follows_refuses_writes_and_can_be_promoted() {
+fn a_replica_follows_rejects_writes_and_can_be_promoted() {
     for flavor in Flavor::ALL {
         let (primary, replica) = (Server::start(flavor), Server::start(flavor));
         set(&mut client(&primary), "key").unwrap();
         replica.replicate(&primary);
         assert_eq!(keys(&replica), 1, "{flavor}");
         assert!(primary.is_primary() && !replica.is_primary());
-        assert_eq!(refusal(&replica), "READONLY");
+        assert_eq!(error_code(&replica), "READONLY");
         replica.promote();
         assert!(replica.is_primary());
         set(&mut client(&replica), "key").unwrap();
@@ -234,7 +234,7 @@ fn ping_by_tls(server: &Server, trusted: &Certificates, as_client: Option<&Certi
 }
 
 #[test]
-fn a_tls_port_is_known_by_its_authority_and_speaks_nothing_else() {
+fn a_tls_port_is_verified_by_its_authority_and_rejects_plain_text() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     assert!(server.url().starts_with("rediss://127.0.0.1:"));
     assert_eq!(ping_by_tls(&server, server.tls(), None), "PONG\n");
@@ -251,7 +251,7 @@ fn a_tls_port_is_known_by_its_authority_and_speaks_nothing_else() {
 }
 
 #[test]
-fn a_client_certificate_can_be_demanded() {
+fn a_client_certificate_can_be_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     assert_eq!(ping_by_tls(&server, server.tls(), Some(server.tls())), "PONG\n");
     let dir = tempfile::tempdir().unwrap();

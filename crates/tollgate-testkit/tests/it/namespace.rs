@@ -27,12 +27,12 @@ fn connect(link: &Link, server: &Server) -> redis::Connection {
 }
 
 #[test]
-fn a_link_connects_and_parts_and_leaves_nothing_behind() {
+fn a_link_connects_partitions_and_removes_its_namespaces() {
     let link = Link::create().unwrap();
     let names = link.namespaces().map(str::to_owned);
     assert_eq!(existing(&names), 3);
-    a_server_is_reached_from_both_sides_only(&link);
-    a_partition_is_silent_and_its_end_delivers(&link);
+    a_server_is_reachable_from_both_sides_only(&link);
+    a_partition_drops_packets_silently_and_delivers_after_it_ends(&link);
 
     let other = Link::create().expect("a second one beside the first");
     let other_names = other.namespaces().map(str::to_owned);
@@ -47,7 +47,7 @@ fn a_link_connects_and_parts_and_leaves_nothing_behind() {
     assert_eq!(existing(&names), 0);
 }
 
-fn a_server_is_reached_from_both_sides_only(link: &Link) {
+fn a_server_is_reachable_from_both_sides_only(link: &Link) {
     let server = Setup::new(Flavor::Redis7).inside(link.left()).start();
     let addr = server.addr();
     assert_eq!(addr.ip(), link.left().ip());
@@ -67,7 +67,7 @@ fn a_server_is_reached_from_both_sides_only(link: &Link) {
     redis::cmd("PING").exec(&mut connection).expect("an answer through the proxy");
 }
 
-fn a_partition_is_silent_and_its_end_delivers(link: &Link) {
+fn a_partition_drops_packets_silently_and_delivers_after_it_ends(link: &Link) {
     let server = Setup::new(Flavor::Redis7).inside(link.left()).start();
     let mut before = connect(link, &server);
     redis::cmd("PING").exec(&mut before).expect("a connected network");

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tollgate::{Algorithm, Cost, Limit, Limiter, Options, RedisStore};
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_testkit::delay_proxy::DelayProxy;
-use tollgate_testkit::hammer::{self, Extent, Hammer, Hit, Process, Report, WrongClock};
+use tollgate_testkit::hammer::{
+    self, AdmittedCall, Hammer, HammerProcess, HammerReport, SkewedClock, Workload,
+};
 use tollgate_testkit::oracle::{Admitted, bucket_violation, window_violation};
 use tollgate_testkit::server::{Flavor, Server};
 
@@ -28,7 +30,7 @@ fn once(algorithm: Algorithm, capacity: u64) -> Limit {
 }
 
 /// Eight callers on the key `hot`, at a cost of 1.
-fn hammer(server: &Server, limit: Limit, extent: Extent) -> Hammer {
+fn hammer(server: &Server, limit: Limit, workload: Workload) -> Hammer {
     let keys = vec!["hot".to_owned()];
     Hammer {
         url: server.url(),
@@ -37,19 +39,19 @@ fn hammer(server: &Server, limit: Limit, extent: Extent) -> Hammer {
         user: None,
         costs: vec![1],
         callers: CALLERS,
-        extent,
+        workload,
         clock: None,
     }
 }
 
 /// Lets four processes do the same.
-fn run_together(hammer: &Hammer) -> Vec<Hit> {
+fn run_together(hammer: &Hammer) -> Vec<AdmittedCall> {
     let reports = hammer::run(PROGRAM, &vec![hammer.clone(); PROCESSES]);
-    reports.into_iter().flat_map(|report| report.hits).collect()
+    reports.into_iter().flat_map(|report| report.admitted).collect()
 }
 
-fn cost_of<'a>(hits: impl IntoIterator<Item = &'a Hit>) -> u64 {
-    hits.into_iter().map(|hit| hit.call.cost).sum()
+fn cost_of<'a>(admitted: impl IntoIterator<Item = &'a AdmittedCall>) -> u64 {
+    admitted.into_iter().map(|call| call.call.cost).sum()
 }
 
 /// Asks the store how much of each tier is used by a key.
@@ -65,16 +67,16 @@ fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
 }
 
 /// Asserts that what was admitted on one key keeps to the bound of the limit's algorithm.
-fn assert_within(limit: &Limit, hits: &[Hit]) {
-    let calls: Vec<_> = hits.iter().map(|hit| hit.call).collect();
-    for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions(hits))] {
+fn assert_within(limit: &Limit, admitted: &[AdmittedCall]) {
+    let calls: Vec<_> = admitted.iter().map(|call| call.call).collect();
+    for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions(admitted))] {
         assert_calls_within(limit, witness, &calls);
     }
 }
 
 /// The calls as the store's clock saw them.
-fn decisions(hits: &[Hit]) -> Vec<Admitted> {
-    hits.iter().map(|hit| Admitted { sent: hit.at, received: hit.at, cost: hit.call.cost }).collect()
+fn decisions(admitted: &[AdmittedCall]) -> Vec<Admitted> {
+    admitted.iter().map(|call| Admitted { sent: call.at, received: call.at, cost: call.call.cost }).collect()
 }
 
 fn assert_calls_within(limit: &Limit, witness: &str, calls: &[Admitted]) {
@@ -110,85 +112,87 @@ fn processes_together_get_exactly_the_limit_on_every_server() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         for algorithm in Algorithm::ALL {
-            let hammer = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
-            let hits = run_together(&hammer);
-            assert_within(&hammer.limit, &hits);
-            assert_eq!(cost_of(&hits), AMOUNT, "{algorithm} on {flavor}");
+            let hammer = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
+            let admitted = run_together(&hammer);
+            assert_within(&hammer.limit, &admitted);
+            assert_eq!(cost_of(&admitted), AMOUNT, "{algorithm} on {flavor}");
             assert_eq!(used(&hammer, "hot"), [AMOUNT], "{algorithm} on {flavor}");
         }
     }
 }
 
 #[test]
-fn processes_a_millisecond_away_together_get_exactly_the_limit_and_keep_its_bound() {
+fn processes_with_a_round_trip_of_1_ms_together_get_exactly_the_limit_and_keep_its_bound() {
     const AMOUNT: u64 = 300;
     let server = Server::start(Flavor::Redis7);
     let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
     for algorithm in Algorithm::ALL {
-        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
+        let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
         let plan = Hammer { url: proxy.url(), ..plan };
-        let hits = run_together(&plan);
-        assert_within(&plan.limit, &hits);
-        assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}");
+        let admitted = run_together(&plan);
+        assert_within(&plan.limit, &admitted);
+        assert_eq!(cost_of(&admitted), AMOUNT, "{algorithm}");
         assert_eq!(used(&plan, "hot"), [AMOUNT], "{algorithm}");
 
         let short = Limit::new(algorithm, 50, Duration::from_millis(100)).expect("within the range");
-        let plan = hammer(&server, short, Extent::Time(Duration::from_millis(800)));
+        let plan = hammer(&server, short, Workload::Time(Duration::from_millis(800)));
         let plan = Hammer { url: proxy.url(), keys: vec!["short".to_owned()], ..plan };
-        let hits = run_together(&plan);
-        assert_within(&short, &hits);
-        assert!(cost_of(&hits) > short.amount(), "{algorithm} admits only {}", cost_of(&hits));
+        let admitted = run_together(&plan);
+        assert_within(&short, &admitted);
+        assert!(cost_of(&admitted) > short.amount(), "{algorithm} admits only {}", cost_of(&admitted));
     }
 }
 
 #[test]
-fn processes_whose_clocks_are_wrong_together_get_exactly_the_limit_all_the_same() {
+fn processes_with_skewed_clocks_together_get_exactly_the_limit() {
     const AMOUNT: u64 = 300;
     let clocks = [(3_600, 10), (-86_400, 10), (0, 30), (-7, 3)]
-        .map(|(offset_seconds, seconds_in_ten)| Some(WrongClock { offset_seconds, seconds_in_ten }));
+        .map(|(offset_seconds, seconds_in_ten)| Some(SkewedClock { offset_seconds, seconds_in_ten }));
     let together = |plan: &Hammer| {
         let hammers = clocks.clone().map(|clock| Hammer { clock, ..plan.clone() });
         hammer::run(PROGRAM, &hammers)
     };
     let server = Server::start(Flavor::Redis7);
     for algorithm in Algorithm::ALL {
-        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(200));
+        let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
         let reports = together(&plan);
-        let hits: Vec<_> = reports.iter().flat_map(|report| report.hits.clone()).collect();
-        assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}");
+        let admitted: Vec<_> = reports.iter().flat_map(|report| report.admitted.clone()).collect();
+        assert_eq!(cost_of(&admitted), AMOUNT, "{algorithm}");
         assert_eq!(used(&plan, "hot"), [AMOUNT], "{algorithm}");
 
         // over many windows, which end for all of them at once
         let short = Limit::new(algorithm, 50, Duration::from_millis(100)).expect("within the range");
         let plan = Hammer {
             keys: vec!["short".to_owned()],
-            ..hammer(&server, short, Extent::Time(Duration::from_millis(800)))
+            ..hammer(&server, short, Workload::Time(Duration::from_millis(800)))
         };
         let reports = together(&plan);
-        let hits: Vec<_> = reports.iter().flat_map(|report| report.hits.clone()).collect();
-        assert_calls_within(&short, "the store's clock", &decisions(&hits));
-        assert!(cost_of(&hits) > short.amount(), "{algorithm} admits only {}", cost_of(&hits));
+        let admitted: Vec<_> = reports.iter().flat_map(|report| report.admitted.clone()).collect();
+        assert_calls_within(&short, "the store's clock", &decisions(&admitted));
+        assert!(cost_of(&admitted) > short.amount(), "{algorithm} admits only {}", cost_of(&admitted));
 
         // and they are wrong
-        let ahead = reports[0].hits.iter().all(|hit| hit.call.sent > hit.at + Duration::from_secs(3_000));
-        let behind = reports[1].hits.iter().all(|hit| hit.call.sent + Duration::from_secs(80_000) < hit.at);
+        let ahead =
+            reports[0].admitted.iter().all(|call| call.call.sent > call.at + Duration::from_secs(3_000));
+        let behind =
+            reports[1].admitted.iter().all(|call| call.call.sent + Duration::from_secs(80_000) < call.at);
         assert!(ahead && behind, "libfaketime does not change the clocks");
     }
 }
 
 #[test]
-fn demand_without_end_gets_all_of_the_limit_but_a_hundredth() {
+fn unlimited_demand_gets_at_least_99_percent_of_the_limit() {
     const AMOUNT: u64 = 400;
     const WINDOW: Duration = Duration::from_secs(1);
     let server = Server::start(Flavor::Redis7);
     for algorithm in Algorithm::ALL {
         let limit = Limit::new(algorithm, AMOUNT, WINDOW).expect("within the range");
-        let plan = hammer(&server, limit, Extent::Time(Duration::from_millis(4_500)));
+        let plan = hammer(&server, limit, Workload::Time(Duration::from_millis(4_500)));
         let reports = hammer::run(PROGRAM, &[plan]);
-        let hits = &reports[0].hits;
-        assert_calls_within(&limit, "the store's clock", &decisions(hits));
+        let admitted = &reports[0].admitted;
+        assert_calls_within(&limit, "the store's clock", &decisions(admitted));
         // from the first call, or the first edge after it, three windows that were under demand from end to end
-        let first = hits[0].at;
+        let first = admitted[0].at;
         let from = match algorithm {
             Algorithm::SlidingLog | Algorithm::TokenBucket => first,
             Algorithm::FixedWindow | Algorithm::SlidingCounter => {
@@ -196,25 +200,25 @@ fn demand_without_end_gets_all_of_the_limit_but_a_hundredth() {
             }
         };
         let span = from..from + 3 * WINDOW;
-        let admitted = cost_of(hits.iter().filter(|hit| span.contains(&hit.at)));
+        let admitted = cost_of(admitted.iter().filter(|call| span.contains(&call.at)));
         assert!(admitted * 100 >= 3 * AMOUNT * 99, "{algorithm}: {admitted} of {}", 3 * AMOUNT);
     }
 }
 
 #[test]
-fn costs_of_several_units_fill_a_limit_exactly_and_each_key_has_its_own() {
+fn costs_of_several_units_fill_each_keys_limit_exactly() {
     const AMOUNT: u64 = 100;
     let server = Server::start(Flavor::Redis7);
     for algorithm in Algorithm::ALL {
         let keys: Vec<_> = ["one", "two", "three"].map(String::from).to_vec();
         // A third of the calls costs 1, a third of those goes to each key: 4 x 33 of them fill what the others leave.
-        let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(300));
+        let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(300));
         let hammer = Hammer { keys: keys.clone(), costs: vec![3, 1, 2], ..plan };
-        let hits = run_together(&hammer);
+        let admitted = run_together(&hammer);
         for key in keys {
-            let hits: Vec<_> = hits.iter().filter(|hit| hit.key == key).cloned().collect();
-            assert_within(&hammer.limit, &hits);
-            assert_eq!(cost_of(&hits), AMOUNT, "{algorithm}, key {key}");
+            let admitted: Vec<_> = admitted.iter().filter(|call| call.key == key).cloned().collect();
+            assert_within(&hammer.limit, &admitted);
+            assert_eq!(cost_of(&admitted), AMOUNT, "{algorithm}, key {key}");
             assert_eq!(used(&hammer, &key), [AMOUNT], "{algorithm}, key {key}");
         }
     }
@@ -229,9 +233,9 @@ fn keeps_its_bound_over_many_windows(algorithm: Algorithm) {
         Algorithm::TokenBucket => limit.with_burst(20).expect("within the range"),
         Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => limit,
     };
-    let hits = run_together(&hammer(&server, limit, Extent::Time(Duration::from_millis(1_200))));
-    assert_within(&limit, &hits);
-    assert!(cost_of(&hits) > AMOUNT, "{algorithm} admits only {} in twelve windows", cost_of(&hits));
+    let admitted = run_together(&hammer(&server, limit, Workload::Time(Duration::from_millis(1_200))));
+    assert_within(&limit, &admitted);
+    assert!(cost_of(&admitted) > AMOUNT, "{algorithm} admits only {} in twelve windows", cost_of(&admitted));
 }
 
 #[test]
@@ -255,14 +259,14 @@ fn a_token_bucket_keeps_its_bound_over_many_windows() {
 }
 
 #[test]
-fn what_each_of_two_tiers_has_used_is_what_was_admitted() {
+fn the_usage_of_each_of_two_tiers_equals_what_was_admitted() {
     const AMOUNT: u64 = 300;
     let users_algorithms = Algorithm::ALL.into_iter().cycle().skip(1);
     for (algorithm, users_algorithm) in Algorithm::ALL.into_iter().zip(users_algorithms) {
         // Four users could take 400: both tiers refuse, and the tier for all decides how much there is.
         for (costs, least) in [(vec![1], AMOUNT), (vec![2, 3], AMOUNT - 2)] {
             let server = Server::start(Flavor::Redis7);
-            let plan = hammer(&server, once(algorithm, AMOUNT), Extent::Calls(250));
+            let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(250));
             let per_user = once(users_algorithm, 100);
             let users = ["ann", "bob", "cy", "dee"];
             let hammers = users.map(|user| Hammer {
@@ -272,10 +276,10 @@ fn what_each_of_two_tiers_has_used_is_what_was_admitted() {
             });
             let reports = hammer::run(PROGRAM, &hammers);
 
-            let together: u64 = reports.iter().map(|report| cost_of(&report.hits)).sum();
+            let together: u64 = reports.iter().map(|report| cost_of(&report.admitted)).sum();
             assert!((least..=AMOUNT).contains(&together), "{together} admitted by {algorithm}");
             for (hammer, report) in hammers.iter().zip(&reports) {
-                let alone = cost_of(&report.hits);
+                let alone = cost_of(&report.admitted);
                 assert!(alone <= per_user.capacity(), "{alone} admitted by {users_algorithm}");
                 assert_eq!(used(hammer, "hot"), [together, alone], "{algorithm}, {users_algorithm}");
             }
@@ -284,25 +288,25 @@ fn what_each_of_two_tiers_has_used_is_what_was_admitted() {
 }
 
 #[test]
-fn a_process_killed_at_any_moment_leaves_keys_that_expire_and_calls_charged_once() {
+fn a_process_killed_at_any_time_leaves_expiring_keys_and_calls_charged_once() {
     const ROUNDS: usize = 12;
     const MANY: u64 = 1_000_000;
     let server = Server::start(Flavor::Redis7);
     for (round, algorithm) in (0..ROUNDS).zip(Algorithm::ALL.into_iter().cycle()) {
         let key = format!("round-{round}");
         let limit = once(algorithm, MANY);
-        let hammer = Hammer { keys: vec![key.clone()], ..hammer(&server, limit, Extent::Calls(MANY)) };
+        let hammer = Hammer { keys: vec![key.clone()], ..hammer(&server, limit, Workload::Calls(MANY)) };
         let moments = [0, rand::random_range(1..100), rand::random_range(1..500)];
         let processes = hammer::start(PROGRAM, &vec![hammer.clone(); moments.len()]);
-        let wait_and_kill = |(mut process, hits): (Process, usize)| {
-            process.wait_for_hits(hits);
+        let wait_and_kill = |(mut process, admitted): (HammerProcess, usize)| {
+            process.wait_for_admitted(admitted);
             process.kill()
         };
-        let reports: Vec<Report> = processes.into_iter().zip(moments).map(wait_and_kill).collect();
+        let reports: Vec<HammerReport> = processes.into_iter().zip(moments).map(wait_and_kill).collect();
         settle(&server);
 
         // Told are all but the calls under way: at most one of each caller, charged or not.
-        let told: u64 = reports.iter().map(|report| cost_of(&report.hits)).sum();
+        let told: u64 = reports.iter().map(|report| cost_of(&report.admitted)).sum();
         let under_way = u64::try_from(moments.len() * CALLERS).unwrap();
         let [used] = used(&hammer, &key)[..] else { panic!("there is one tier") };
         assert!(reports.iter().all(|report| report.calls.is_none()), "a hammer ended before it was killed");

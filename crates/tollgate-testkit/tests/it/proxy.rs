@@ -4,7 +4,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use tollgate_testkit::proxy::{Direction, MAX_CONNECTIONS, Mode, Proxy, Requests, Swallow, Then, Turn};
+use tollgate_testkit::proxy::{
+    AfterDrop, Direction, DropReplies, MAX_CONNECTIONS, Mode, Occurrence, Proxy, RequestFilter,
+};
 use tollgate_testkit::server::{Flavor, Server};
 use tollgate_testkit::wait;
 
@@ -84,8 +86,8 @@ fn everything_passes_and_is_counted() {
     let bytes_down = 7 + 9 + 10 + 3_000_000 + 2;
     wait::until("the counters are up to date", wait::PATIENCE, || proxy.counters().bytes_down >= bytes_down);
     let counters = proxy.counters();
-    assert_eq!((counters.accepted, counters.open, counters.beyond_bound), (1, 1, 0));
-    assert_eq!((counters.requests, counters.replies, counters.swallowed), (3, 3, 0));
+    assert_eq!((counters.accepted, counters.open, counters.rejected), (1, 1, 0));
+    assert_eq!((counters.requests, counters.replies, counters.dropped_replies), (3, 3, 0));
     assert_eq!(counters.bytes_down, bytes_down);
     assert_eq!(counters.bytes_up, 6 + 23 + 24 + 3_000_000 + 2);
 
@@ -103,7 +105,7 @@ fn a_real_client_works_through_it() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a delay is seen in real time")]
-fn both_directions_are_delayed_each_by_its_own_time_and_pipelining_does_not_add_up() {
+fn each_direction_is_delayed_separately_and_pipelined_delays_do_not_add_up() {
     let (_server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     let (requests, replies) = (Duration::from_millis(120), Duration::from_millis(80));
@@ -130,7 +132,7 @@ fn both_directions_are_delayed_each_by_its_own_time_and_pipelining_does_not_add_
 }
 
 #[test]
-fn a_cut_resets_open_connections_and_new_ones_until_it_is_over() {
+fn a_cut_resets_open_and_new_connections_until_it_ends() {
     let (_server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     client.ask("PING\r\n", "+PONG\r\n");
@@ -147,7 +149,7 @@ fn a_cut_resets_open_connections_and_new_ones_until_it_is_over() {
 }
 
 #[test]
-fn refusing_is_told_from_cutting_and_keeps_the_port() {
+fn refusing_connections_differs_from_resetting_them_and_keeps_the_port() {
     let (_server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     client.ask("PING\r\n", "+PONG\r\n");
@@ -162,7 +164,7 @@ fn refusing_is_told_from_cutting_and_keeps_the_port() {
 }
 
 #[test]
-fn one_reset_leaves_new_connections_alone() {
+fn a_single_reset_does_not_affect_new_connections() {
     let (_server, proxy) = server_and_proxy();
     let mut old = Client::connect(&proxy);
     old.ask("PING\r\n", "+PONG\r\n");
@@ -173,7 +175,7 @@ fn one_reset_leaves_new_connections_alone() {
 }
 
 #[test]
-fn a_stall_is_silent_for_old_and_new_connections_and_delivers_when_it_ends() {
+fn a_stall_holds_back_all_bytes_and_delivers_them_when_it_ends() {
     let (server, proxy) = server_and_proxy();
     let mut old = Client::connect(&proxy);
     old.ask("PING\r\n", "+PONG\r\n");
@@ -201,7 +203,7 @@ fn a_stall_is_silent_for_old_and_new_connections_and_delivers_when_it_ends() {
 }
 
 #[test]
-fn half_a_connection_can_end() {
+fn one_direction_of_a_connection_can_be_closed() {
     let (server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     client.ask("PING\r\n", "+PONG\r\n");
@@ -219,9 +221,9 @@ fn half_a_connection_can_end() {
 }
 
 #[test]
-fn every_third_reply_is_lost_its_request_served_and_no_other_reply_shifted() {
+fn every_third_reply_is_dropped_after_its_request_ran_and_no_other_reply_is_shifted() {
     let (server, proxy) = server_and_proxy();
-    proxy.swallow_every(3, Requests::SCRIPTS);
+    proxy.drop_every_nth_reply(3, RequestFilter::SCRIPTS);
     let mut client = Client::connect(&proxy);
     for call in 1..=9 {
         // Other requests are neither counted nor touched, also in the same piece.
@@ -235,15 +237,15 @@ fn every_third_reply_is_lost_its_request_served_and_no_other_reply_shifted() {
         }
         assert_eq!(value(&server, "used"), call);
     }
-    assert_eq!(proxy.counters().swallowed, 3);
+    assert_eq!(proxy.counters().dropped_replies, 3);
 }
 
 #[test]
-fn a_pipeline_is_answered_exactly_up_to_the_lost_reply() {
+fn a_pipeline_is_answered_exactly_up_to_the_dropped_reply() {
     let (server, proxy) = server_and_proxy();
     for step in [1, 7, 100_000] {
         redis::cmd("DEL").arg("used").exec(&mut server.connection()).unwrap();
-        proxy.swallow_every(4, Requests::SCRIPTS);
+        proxy.drop_every_nth_reply(4, RequestFilter::SCRIPTS);
         let mut client = Client::connect(&proxy);
         for piece in CHARGE.repeat(6).as_bytes().chunks(step) {
             // The connection may have ended before the last piece.
@@ -259,7 +261,7 @@ fn a_pipeline_is_answered_exactly_up_to_the_lost_reply() {
 }
 
 #[test]
-fn the_next_reply_is_lost_even_if_it_is_long_and_then_all_is_well() {
+fn the_next_reply_is_dropped_as_a_whole_and_later_ones_pass() {
     let (server, proxy) = server_and_proxy();
     redis::cmd("SET")
         .arg("long")
@@ -268,21 +270,21 @@ fn the_next_reply_is_lost_even_if_it_is_long_and_then_all_is_well() {
         .arg(60)
         .exec(&mut server.connection())
         .unwrap();
-    proxy.swallow_next(Requests::Any);
+    proxy.drop_next_reply(RequestFilter::Any);
     let mut client = Client::connect(&proxy);
     client.send("GET long\r\n");
     client.expect_end();
     assert_eq!(proxy.counters().bytes_down, 0, "a part of the lost reply came through");
     Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
-    assert_eq!(proxy.counters().swallowed, 1);
+    assert_eq!(proxy.counters().dropped_replies, 1);
 }
 
 #[test]
-fn a_swallowed_reply_can_leave_silence_that_no_later_reply_breaks() {
+fn a_dropped_reply_can_stall_its_connection_permanently() {
     let (server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     client.ask("PING\r\n", "+PONG\r\n");
-    proxy.swallow_and_stall(Requests::SCRIPTS);
+    proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
     client.send(CHARGE);
     wait::until("the request is served", wait::PATIENCE, || value(&server, "used") == 1);
     client.send(CHARGE);
@@ -297,11 +299,11 @@ fn a_swallowed_reply_can_leave_silence_that_no_later_reply_breaks() {
 }
 
 #[test]
-fn a_real_client_sees_a_lost_reply_as_an_error_and_the_server_charged_once() {
+fn a_real_client_reports_a_dropped_reply_as_an_error_and_the_server_ran_it_once() {
     let (server, proxy) = server_and_proxy();
     let client = redis::Client::open(proxy.url()).unwrap();
     let mut connection = client.get_connection().unwrap();
-    proxy.swallow_next(Requests::Named(&["SET"]));
+    proxy.drop_next_reply(RequestFilter::Named(&["SET"]));
     let error = redis::cmd("SET").arg("key").arg(7).arg("EX").arg(60).exec(&mut connection).unwrap_err();
     assert!(error.is_io_error(), "{error}");
     assert_eq!(value(&server, "key"), 7);
@@ -310,7 +312,7 @@ fn a_real_client_sees_a_lost_reply_as_an_error_and_the_server_charged_once() {
 }
 
 #[test]
-fn pushed_messages_are_not_taken_for_replies() {
+fn push_messages_are_not_counted_as_replies() {
     let (server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     // RESP3 delivers invalidations between replies.
@@ -324,20 +326,20 @@ fn pushed_messages_are_not_taken_for_replies() {
         seen.extend(byte);
     }
     // With a request in flight, a push could be taken for its reply.
-    proxy.swallow_next(Requests::Named(&["BLPOP"]));
+    proxy.drop_next_reply(RequestFilter::Named(&["BLPOP"]));
     client.send("BLPOP list 60\r\n");
     wait::until("the request waits", wait::PATIENCE, || server.info("blocked_clients") == "1");
     redis::cmd("SET").arg("pushed").arg(1).arg("EX").arg(60).exec(&mut server.connection()).unwrap();
     client.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$6\r\npushed\r\n");
-    assert_eq!(proxy.counters().swallowed, 0);
+    assert_eq!(proxy.counters().dropped_replies, 0);
     redis::cmd("LPUSH").arg("list").arg(1).exec(&mut server.connection()).unwrap();
     client.expect_end();
-    assert_eq!(proxy.counters().swallowed, 1);
+    assert_eq!(proxy.counters().dropped_replies, 1);
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a pause is seen in real time")]
-fn a_trickle_passes_one_byte_after_the_other_and_ends_when_told() {
+fn a_trickle_passes_one_byte_at_a_time_until_the_mode_changes() {
     let (_server, proxy) = server_and_proxy();
     let mut client = Client::connect(&proxy);
     proxy.set(Mode::Trickle { pause: Duration::from_millis(10) });
@@ -363,7 +365,7 @@ fn connections_are_bounded() {
     }
     wait::until("all are open", wait::PATIENCE, || proxy.counters().open == MAX_CONNECTIONS);
     Client::connect(&proxy).expect_reset();
-    assert_eq!(proxy.counters().beyond_bound, 1);
+    assert_eq!(proxy.counters().rejected, 1);
 
     drop(clients);
     wait::until("they are closed", wait::PATIENCE, || proxy.counters().open == 0);
@@ -371,11 +373,11 @@ fn connections_are_bounded() {
 }
 
 #[test]
-fn a_server_that_is_away_resets_the_client_and_a_dropped_proxy_leaves_nothing_open() {
+fn an_unreachable_server_resets_the_client_and_a_dropped_proxy_closes_everything() {
     let (mut server, proxy) = server_and_proxy();
     let mut before = Client::connect(&proxy);
     before.ask("PING\r\n", "+PONG\r\n");
-    server.stop_hard();
+    server.kill();
     before.expect_end();
     Client::connect(&proxy).expect_reset();
 
@@ -390,7 +392,11 @@ fn a_server_that_is_away_resets_the_client_and_a_dropped_proxy_leaves_nothing_op
 
 #[test]
 #[should_panic(expected = "every zeroth reply")]
-fn a_turn_that_never_comes_is_a_mistake() {
+fn dropping_every_zeroth_reply_panics() {
     let (_server, proxy) = server_and_proxy();
-    proxy.set(Mode::Swallow(Swallow { of: Requests::Any, turn: Turn::Every(0), then: Then::Stall }));
+    proxy.set(Mode::DropReplies(DropReplies {
+        requests: RequestFilter::Any,
+        occurrence: Occurrence::Every(0),
+        after: AfterDrop::Stall,
+    }));
 }

@@ -29,7 +29,7 @@ fn a_killed_primary_is_replaced_and_comes_back_as_a_replica() {
 }
 
 #[test]
-fn the_oldest_sentinels_find_together_too() {
+fn the_oldest_sentinels_discover_each_other_too() {
     let sentinels = Sentinels::start(Flavor::Redis6);
     for sentinel in sentinels.sentinels() {
         let quorum: String =
@@ -39,7 +39,7 @@ fn the_oldest_sentinels_find_together_too() {
 }
 
 #[test]
-fn a_failover_can_be_ordered_and_the_old_primary_believes_in_itself_for_a_while() {
+fn after_a_manual_failover_the_old_primary_stays_a_primary_for_a_while() {
     let sentinels = Setup::new(Flavor::Redis7).replicas(2).sentinel_line("maxclients 123").start();
     assert_eq!(sentinels.sentinels()[0].info("maxclients"), "123");
     let new = sentinels.failover();
@@ -52,7 +52,7 @@ fn a_failover_can_be_ordered_and_the_old_primary_believes_in_itself_for_a_while(
 }
 
 #[test]
-fn passwords_are_demanded_of_clients_and_not_in_the_way_of_a_failover() {
+fn passwords_are_required_and_do_not_prevent_a_failover() {
     let mut sentinels = Setup::new(Flavor::Redis7).password("data").sentinel_password("watch").start();
     for url in [sentinels.urls().remove(0), sentinels.nodes()[0].url()] {
         let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
@@ -73,7 +73,7 @@ fn passwords_are_demanded_of_clients_and_not_in_the_way_of_a_failover() {
 }
 
 #[test]
-fn a_partition_leaves_two_primaries_and_the_older_loses_what_it_took() {
+fn a_partition_leaves_two_primaries_and_the_old_one_loses_its_writes() {
     let link = Link::create().unwrap();
     let sentinels = Setup::new(Flavor::Redis7).across(&link).start();
     set(&sentinels.nodes()[0], "before").unwrap();
@@ -98,7 +98,7 @@ fn a_partition_leaves_two_primaries_and_the_older_loses_what_it_took() {
 }
 
 #[test]
-fn a_primary_may_be_silent_for_as_long_as_it_was_told() {
+fn a_primary_may_be_silent_for_the_configured_time() {
     let sentinels = Setup::new(Flavor::Redis7).down_after(Duration::from_secs(60)).start();
     sentinels.nodes()[0].suspend();
     for sentinel in sentinels.sentinels() {

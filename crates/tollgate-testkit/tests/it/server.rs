@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tollgate_testkit::server::{Flavor, Server};
 
 #[test]
-fn each_flavor_starts_with_its_version_and_is_gone_after_drop() {
+fn each_flavor_starts_with_its_version_and_ends_on_drop() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection()).unwrap();
@@ -68,17 +68,17 @@ fn keys_of_every_database_and_page_are_checked() {
 }
 
 #[test]
-fn a_server_that_cannot_be_asked_fails_the_test_too() {
+fn a_server_that_does_not_answer_fails_the_test_too() {
     let server = Server::start_with(Flavor::Redis7, &["--requirepass", "secret"]);
     let message = panic_message(|| drop(server));
     assert!(message.contains("could not be asked"), "{message}");
 }
 
 #[test]
-fn a_stopped_server_is_not_asked() {
+fn a_stopped_server_is_not_checked() {
     let mut server = Server::start(Flavor::Redis7);
     redis::cmd("SET").arg("immortal").arg(1).exec(&mut server.connection()).unwrap();
-    server.stop_hard();
+    server.kill();
     assert!(TcpStream::connect(("127.0.0.1", server.port())).is_err());
 }
 
@@ -95,14 +95,14 @@ fn a_restart_keeps_the_port_and_loses_the_data() {
         let left: u64 = redis::cmd("DBSIZE").query(&mut server.connection()).unwrap();
         assert_eq!(left, 0);
 
-        server.stop_hard();
+        server.kill();
         server.restart();
         let _ = server.connection();
     }
 }
 
 #[test]
-fn extra_arguments_reach_the_server_and_wrong_ones_are_reported() {
+fn extra_arguments_reach_the_server_and_invalid_ones_are_reported() {
     let server = Server::start_with(Flavor::Valkey9, &["--maxmemory", "3mb"]);
     let answer: Vec<String> =
         redis::cmd("CONFIG").arg("GET").arg("maxmemory").query(&mut server.connection()).unwrap();

@@ -16,7 +16,7 @@ use tollgate::{
 use tollgate_core::limit::MAX_WINDOW;
 use tollgate_testkit::hammer::check_snapshot;
 use tollgate_testkit::server::{Flavor, Server};
-use tollgate_testkit::subject::decide;
+use tollgate_testkit::store_fixture::decide;
 
 const THREADS: usize = 4;
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };

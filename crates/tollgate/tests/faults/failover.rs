@@ -14,30 +14,30 @@ use tollgate_testkit::{
 };
 
 use crate::{
-    bench::{Mixture, alone, check, limiter, scripts_run},
-    watched::{AMOUNT, Watched, assert_bound},
+    monitored_instance::{AMOUNT, MonitoredInstance, assert_bound},
+    scenario::{RuleMix, check, limiter, run_exclusively, scripts_run},
 };
 
 /// By when everybody has left a primary that was replaced by order.
-const HEARD: Duration = Duration::from_secs(3);
+const SWITCH_TIME: Duration = Duration::from_secs(3);
 /// When sentinels notice that a primary is dead (the testkit's setting), what is promised after that, and slack.
-const BACK: Duration = Duration::from_millis(500 + 3_000 + 1_500);
+const RECOVERY_TIME: Duration = Duration::from_millis(500 + 3_000 + 1_500);
 
 pub(crate) fn url(sentinels: &Sentinels) -> String {
-    let places: Vec<String> = sentinels.sentinels().iter().map(|node| node.addr().to_string()).collect();
-    format!("redis-sentinel://{}/{NAME}", places.join(","))
+    let addresses: Vec<String> = sentinels.sentinels().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis-sentinel://{}/{NAME}", addresses.join(","))
 }
 
 struct Instances {
     origin: Instant,
-    watched: [Watched; 2],
+    watched: [MonitoredInstance; 2],
     running: JoinSet<()>,
 }
 
 impl Instances {
     fn start(sentinels: &Sentinels) -> Self {
         let origin = Instant::now();
-        let watched = [Watched::new(origin), Watched::new(origin)];
+        let watched = [MonitoredInstance::new(origin), MonitoredInstance::new(origin)];
         let mut running = JoinSet::new();
         for one in &watched {
             let (one, url) = (one.clone(), url(sentinels));
@@ -59,7 +59,7 @@ impl Instances {
     }
 
     async fn finish(mut self) {
-        self.watched.iter().for_each(Watched::stop);
+        self.watched.iter().for_each(MonitoredInstance::stop);
         while let Some(ended) = self.running.join_next().await {
             ended.unwrap();
         }
@@ -68,8 +68,8 @@ impl Instances {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_planned_failover_under_load_nobody_decides_on_the_old_primary_and_two_quotas_are_the_most() {
-    let _alone = alone().await;
+async fn a_planned_failover_under_load_moves_every_caller_and_grants_at_most_two_quotas() {
+    let _exclusive = run_exclusively().await;
     let sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
     let instances = Instances::start(&sentinels);
     assert_eq!(scripts_run(&sentinels.nodes()[1]), 0, "a replica is asked");
@@ -77,21 +77,21 @@ async fn after_a_planned_failover_under_load_nobody_decides_on_the_old_primary_a
     let new = block_in_place(|| sentinels.failover());
     let switched = instances.origin.elapsed();
 
-    tokio::time::sleep(HEARD).await;
+    tokio::time::sleep(SWITCH_TIME).await;
     let left = scripts_run(&sentinels.nodes()[old]);
     let before = scripts_run(&sentinels.nodes()[new]);
-    let back = instances.decided_since(switched + HEARD);
-    assert!(back < switched + 2 * HEARD, "switched at {switched:?}, decided at {back:?}");
+    let back = instances.decided_since(switched + SWITCH_TIME);
+    assert!(back < switched + 2 * SWITCH_TIME, "switched at {switched:?}, decided at {back:?}");
     assert!(sentinels.nodes()[old].is_primary(), "the old primary has not been told yet");
-    tokio::time::sleep(HEARD).await;
+    tokio::time::sleep(SWITCH_TIME).await;
     assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "somebody stayed with the old primary");
     assert!(scripts_run(&sentinels.nodes()[new]) > before);
     instances.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_dies_under_load_is_replaced_in_time_and_two_quotas_are_the_most() {
-    let _alone = alone().await;
+async fn a_primary_that_dies_under_load_is_replaced_in_time_and_grants_at_most_two_quotas() {
+    let _exclusive = run_exclusively().await;
     let mut sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
     let instances = Instances::start(&sentinels);
     let died = instances.origin.elapsed();
@@ -99,19 +99,19 @@ async fn a_primary_that_dies_under_load_is_replaced_in_time_and_two_quotas_are_t
     // whoever was answered in that moment
     let died = died + Duration::from_millis(100);
     let back = instances.decided_since(died);
-    assert!(back < died + BACK, "it died at {died:?}, and all were answered at {back:?}");
+    assert!(back < died + RECOVERY_TIME, "it died at {died:?}, and all were answered at {back:?}");
     let new = block_in_place(|| sentinels.wait_for_other_primary(old));
     assert!(scripts_run(&sentinels.nodes()[new]) > 0);
     instances.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_there_is_no_primary_each_sentinel_sees_at_most_two_connections_a_second() {
+async fn without_a_primary_each_sentinel_gets_at_most_two_connections_per_second() {
     const LASTING: Duration = Duration::from_secs(5);
-    let _alone = alone().await;
+    let _exclusive = run_exclusively().await;
     let mut sentinels = block_in_place(|| Setup::new(Flavor::Redis7).replicas(0).start());
     let limiter = limiter(&url(&sentinels)).await;
-    let labels = Mixture::OPEN.labels("nobody");
+    let labels = RuleMix::OPEN.labels("nobody");
     assert_eq!(check(&limiter, &labels, "before").await.source, Source::Store);
     block_in_place(|| sentinels.kill_primary());
     let connections = || {

@@ -6,7 +6,7 @@ use tokio::{task::block_in_place, time::Instant};
 use tollgate::{Limit, Limiter, Options, RedisStore, Source};
 use tollgate_testkit::server::{Flavor, Server};
 
-use crate::bench::{HOUR, RECOVERY, alone};
+use crate::scenario::{HOUR, RECOVERY, run_exclusively};
 
 /// Generous, and every refusal is Redis's own.
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
@@ -33,9 +33,9 @@ async fn exhaust(limiter: &Limiter, key: &str, limit: &Limit) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_time_redis_loses_its_data_grants_one_more_quota_and_no_more() {
+async fn each_data_loss_grants_at_most_one_more_quota() {
     const AMOUNT: u64 = 50;
-    let _alone = alone().await;
+    let _exclusive = run_exclusively().await;
     let mut server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server).await;
     for algorithm in tollgate::Algorithm::ALL {
@@ -57,10 +57,10 @@ async fn each_time_redis_loses_its_data_grants_one_more_quota_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn eviction_grants_at_most_the_quotas_of_what_was_evicted() {
+async fn eviction_grants_at_most_the_quotas_of_the_evicted_counters() {
     const AMOUNT: u64 = 5;
     const KEYS: u64 = 400;
-    let _alone = alone().await;
+    let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server).await;
     let limit = Limit::sliding_log(AMOUNT, HOUR).unwrap();

@@ -17,17 +17,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod bench;
-mod encrypted;
+mod cluster_nodes;
 mod failover;
 mod flood;
-mod full;
 mod lost_data;
+mod lost_replies;
+mod machine_pauses;
+mod monitored_instance;
+mod out_of_memory;
 mod partition;
 mod policies;
-mod pulse;
-mod replies;
-mod shards;
+mod scenario;
 mod short_deadlines;
 mod table;
-mod watched;
+mod tls;

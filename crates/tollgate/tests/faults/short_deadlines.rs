@@ -10,17 +10,17 @@ use tollgate_testkit::{
     server::{Flavor, Server},
 };
 
-use crate::bench::{Mixture, alone, rules};
+use crate::scenario::{RuleMix, rules, run_exclusively};
 
 /// What Envoy leaves of its default timeout.
-const OF_ENVOY: Duration = Duration::from_millis(15);
+const SHORT_DEADLINE: Duration = Duration::from_millis(15);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_breaker_opens_for_a_silent_server_that_only_hurried_callers_ask() {
-    let _alone = alone().await;
+async fn the_breaker_opens_for_a_silent_server_even_if_all_deadlines_are_short() {
+    let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap(), rules()).unwrap();
-    let (hurried, labels) = (limiter.with_deadline(OF_ENVOY), Mixture::OPEN.labels("hurried"));
+    let (hurried, labels) = (limiter.with_deadline(SHORT_DEADLINE), RuleMix::OPEN.labels("hurried"));
     assert!(!hurried.check(&labels, 1).await.unwrap().is_degraded());
     server.suspend();
     let began = Instant::now();
@@ -32,14 +32,14 @@ async fn the_breaker_opens_for_a_silent_server_that_only_hurried_callers_ask() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_breaker_stays_closed_for_a_server_that_is_too_far_away_for_some_callers() {
-    let _alone = alone().await;
+async fn the_breaker_stays_closed_when_only_short_deadlines_expire() {
+    let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let far = DelayProxy::start(server.addr(), Duration::from_millis(25));
     let options = tollgate::Options { deadline: Duration::from_secs(5), ..tollgate::Options::default() };
     let store = RedisStore::connect(&far.url()).await.unwrap();
     let limiter = Limiter::with_options(store, rules(), options).unwrap();
-    let (hurried, labels) = (limiter.with_deadline(OF_ENVOY), Mixture::OPEN.labels("far"));
+    let (hurried, labels) = (limiter.with_deadline(SHORT_DEADLINE), RuleMix::OPEN.labels("far"));
     for _ in 0..50 {
         assert!(hurried.check(&labels, 1).await.unwrap().is_degraded(), "15 ms do not suffice for 25");
     }

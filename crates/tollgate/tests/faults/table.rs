@@ -11,22 +11,22 @@ use std::{
 
 use tollgate_testkit::{
     delay_proxy::DelayProxy,
-    faults::Paused,
-    proxy::{Direction, Mode, Proxy, Requests, Swallow, Then, Turn},
+    faults::PausedCommands,
+    proxy::{AfterDrop, Direction, DropReplies, Mode, Occurrence, Proxy, RequestFilter},
     server::{Flavor, Server},
 };
 
-use crate::bench::DEADLINE;
+use crate::scenario::DEADLINE;
 
 /// What callers may see of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// No decision is the store's.
-    Away,
+    Unavailable,
     /// Any decision may be the store's, or not.
-    Flaky,
+    Intermittent,
     /// Nothing at all.
-    Unseen,
+    Invisible,
 }
 
 /// Whether counters survive it.
@@ -42,18 +42,18 @@ pub(crate) struct Fault {
     pub(crate) effect: Effect,
     pub(crate) counters: Counters,
     /// What callers are told about it, among other things.
-    pub(crate) says: &'static str,
-    pub(crate) begin: fn(&mut Patient),
-    pub(crate) end: fn(&mut Patient),
+    pub(crate) message: &'static str,
+    pub(crate) begin: fn(&mut FaultTarget),
+    pub(crate) end: fn(&mut FaultTarget),
 }
 
 /// The user of the faults that are about users.
 pub(crate) const USER: &str = "limiter";
 pub(crate) const PASSWORD: &str = "first";
-const EVERYTHING: [&str; 4] = ["on", ">first", "~*", "+@all"];
+const ALL_PERMISSIONS: [&str; 4] = ["on", ">first", "~*", "+@all"];
 
 /// A server, the way to it, and what a fault needs meanwhile.
-pub(crate) struct Patient {
+pub(crate) struct FaultTarget {
     pub(crate) server: Server,
     pub(crate) proxy: Arc<Proxy>,
     /// Between the proxy and the server, if the server is to be some way off.
@@ -61,21 +61,21 @@ pub(crate) struct Patient {
     /// A connection from before the fault, for faults that let nobody in.
     inside: Option<redis::Connection>,
     other: Option<Server>,
-    repeated: Option<Repeated>,
+    repeated: Option<RepeatedAction>,
 }
 
-impl Patient {
+impl FaultTarget {
     /// Starts a server; with a round trip, behind a proxy that adds it.
     pub(crate) fn start(flavor: Flavor, round_trip: Option<Duration>) -> Self {
         let server = Server::start(flavor);
-        server.set_user(USER, &EVERYTHING);
+        server.set_user(USER, &ALL_PERMISSIONS);
         let delay_proxy = round_trip.map(|round_trip| DelayProxy::start(server.addr(), round_trip));
         let upstream = delay_proxy.as_ref().map_or(server.addr(), DelayProxy::addr);
         let proxy = Arc::new(Proxy::start(upstream));
         Self { server, proxy, _delay_proxy: delay_proxy, inside: None, other: None, repeated: None }
     }
 
-    fn tell(&mut self, words: &[&str]) {
+    fn send_command(&mut self, words: &[&str]) {
         let inside = self.inside.get_or_insert_with(|| self.server.connection());
         redis::cmd(words[0]).arg(&words[1..]).exec(inside).unwrap();
     }
@@ -90,7 +90,7 @@ impl Patient {
                 thread::park_timeout(Duration::from_millis(20));
             }
         });
-        self.repeated = Some(Repeated { stop, thread: Some(thread) });
+        self.repeated = Some(RepeatedAction { stop, thread: Some(thread) });
     }
 
     fn repeat_command(&mut self, words: &'static [&'static str]) {
@@ -98,18 +98,18 @@ impl Patient {
         self.repeat(move || redis::cmd(words[0]).arg(&words[1..]).exec(&mut connection).unwrap());
     }
 
-    fn end_repeated(&mut self) {
+    fn end_repeated_action(&mut self) {
         self.repeated = None;
     }
 }
 
 /// Ends when dropped.
-struct Repeated {
+struct RepeatedAction {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Repeated {
+impl Drop for RepeatedAction {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -119,8 +119,8 @@ impl Drop for Repeated {
     }
 }
 
-const fn away(name: &'static str, begin: fn(&mut Patient), end: fn(&mut Patient)) -> Fault {
-    Fault { name, effect: Effect::Away, counters: Counters::Kept, says: "", begin, end }
+const fn outage(name: &'static str, begin: fn(&mut FaultTarget), end: fn(&mut FaultTarget)) -> Fault {
+    Fault { name, effect: Effect::Unavailable, counters: Counters::Kept, message: "", begin, end }
 }
 
 impl Fault {
@@ -134,61 +134,65 @@ impl Fault {
         self
     }
 
-    const fn says(mut self, words: &'static str) -> Self {
-        self.says = words;
+    const fn message(mut self, words: &'static str) -> Self {
+        self.message = words;
         self
     }
 }
 
 /// What happens to a server's process.
-pub(crate) const OF_PROCESSES: [Fault; 6] = [
-    away("stopped", |it| it.server.suspend(), |it| it.server.resume()).says("no reply for"),
-    away("killed and restarted", |it| it.server.stop_hard(), |it| it.server.restart()).loses_counters(),
-    away(
+pub(crate) const PROCESS_FAULTS: [Fault; 6] = [
+    outage("stopped", |it| it.server.suspend(), |it| it.server.resume()).message("no reply for"),
+    outage("killed and restarted", |it| it.server.kill(), |it| it.server.restart()).loses_counters(),
+    outage(
         "paused",
-        |it| it.server.pause_clients(Duration::from_secs(60), Paused::Writes),
+        |it| it.server.pause_clients(Duration::from_secs(60), PausedCommands::Writes),
         |it| it.server.unpause_clients(),
     ),
-    away(
+    outage(
         "clients killed",
         |it| it.repeat_command(&["CLIENT", "KILL", "TYPE", "normal"]),
-        Patient::end_repeated,
+        FaultTarget::end_repeated_action,
     )
-    .effect(Effect::Flaky),
-    away("scripts forgotten", |it| it.repeat_command(&["SCRIPT", "FLUSH"]), Patient::end_repeated)
-        .effect(Effect::Unseen),
-    away("loading", |it| it.server.restart_into_loading(), |it| it.server.finish_loading())
-        .says("LOADING")
+    .effect(Effect::Intermittent),
+    outage(
+        "scripts forgotten",
+        |it| it.repeat_command(&["SCRIPT", "FLUSH"]),
+        FaultTarget::end_repeated_action,
+    )
+    .effect(Effect::Invisible),
+    outage("loading", |it| it.server.restart_into_loading(), |it| it.server.finish_loading())
+        .message("LOADING")
         .loses_counters(),
 ];
 
 /// What a server says instead of deciding.
-pub(crate) const OF_REFUSALS: [Fault; 6] = [
-    away("busy", |it| it.server.make_busy(), |it| it.server.end_busy()).says("BUSY"),
-    away(
+pub(crate) const ERROR_REPLY_FAULTS: [Fault; 6] = [
+    outage("busy", |it| it.server.make_busy(), |it| it.server.end_busy()).message("BUSY"),
+    outage(
         "out of memory",
         |it| it.server.config_set("maxmemory", 1),
         |it| it.server.config_set("maxmemory", 0),
     )
-    .says("nothing changed: OOM"),
-    away(
+    .message("nothing changed: OOM"),
+    outage(
         "without replicas",
         |it| it.server.config_set("min-replicas-to-write", 1),
         |it| it.server.config_set("min-replicas-to-write", 0),
     )
-    .says("nothing changed: NOREPLICAS"),
-    away("unable to save", |it| it.server.break_saving(), |it| it.server.mend_saving())
-        .says("nothing changed: MISCONF"),
-    away(
+    .message("nothing changed: NOREPLICAS"),
+    outage("unable to save", |it| it.server.break_saving(), |it| it.server.restore_saving())
+        .message("nothing changed: MISCONF"),
+    outage(
         "too many clients",
         |it| {
-            it.tell(&["CONFIG", "SET", "maxclients", "1"]);
-            it.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
+            it.send_command(&["CONFIG", "SET", "maxclients", "1"]);
+            it.send_command(&["CLIENT", "KILL", "TYPE", "normal"]);
         },
-        |it| it.tell(&["CONFIG", "SET", "maxclients", "100"]),
+        |it| it.send_command(&["CONFIG", "SET", "maxclients", "100"]),
     )
-    .says("cannot connect"),
-    away(
+    .message("cannot connect"),
+    outage(
         "a replica",
         |it| it.server.replicate(it.other.insert(Server::start(it.server.flavor()))),
         |it| {
@@ -200,77 +204,88 @@ pub(crate) const OF_REFUSALS: [Fault; 6] = [
 ];
 
 /// One fault of each class, for servers that are some way off: the process, its replies, and the network.
-pub(crate) const OF_DISTANT_SERVERS: [&Fault; 4] =
-    [&OF_PROCESSES[0], &OF_REFUSALS[1], &OF_NETWORKS[2], &OF_NETWORKS[7]];
+pub(crate) const ROUND_TRIP_FAULTS: [&Fault; 4] =
+    [&PROCESS_FAULTS[0], &ERROR_REPLY_FAULTS[1], &NETWORK_FAULTS[2], &NETWORK_FAULTS[7]];
 
 /// Who may do what; all of these are about [`USER`].
-pub(crate) const OF_USERS: [Fault; 4] = [
-    away(
+pub(crate) const ACL_FAULTS: [Fault; 4] = [
+    outage(
         "another password",
         |it| {
             it.server.set_user(USER, &["resetpass", ">second"]);
-            it.tell(&["CLIENT", "KILL", "USER", USER]);
+            it.send_command(&["CLIENT", "KILL", "USER", USER]);
         },
         |it| it.server.set_user(USER, &["resetpass", ">first"]),
     )
-    .says("Password authentication failed"),
-    away(
+    .message("Password authentication failed"),
+    outage(
         "without permission",
         |it| it.server.set_user(USER, &["-@all"]),
         |it| it.server.set_user(USER, &["+@all"]),
     )
-    .says("NOPERM"),
-    away(
+    .message("NOPERM"),
+    outage(
         "without its keys",
         |it| it.server.set_user(USER, &["resetkeys", "~other:*"]),
         |it| it.server.set_user(USER, &["allkeys"]),
     )
-    .says("NOPERM"),
-    away("no such user", |it| it.tell(&["ACL", "DELUSER", USER]), |it| it.server.set_user(USER, &EVERYTHING))
-        .says("Password authentication failed"),
+    .message("NOPERM"),
+    outage(
+        "no such user",
+        |it| it.send_command(&["ACL", "DELUSER", USER]),
+        |it| it.server.set_user(USER, &ALL_PERMISSIONS),
+    )
+    .message("Password authentication failed"),
 ];
 
 /// The one that is about those who have no password.
-pub(crate) const OF_STRANGERS: [Fault; 1] = [away(
+pub(crate) const PASSWORD_FAULTS: [Fault; 1] = [outage(
     "a password is wanted",
     |it| {
-        it.tell(&["CONFIG", "SET", "requirepass", "secret"]);
-        it.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
+        it.send_command(&["CONFIG", "SET", "requirepass", "secret"]);
+        it.send_command(&["CLIENT", "KILL", "TYPE", "normal"]);
     },
-    |it| it.tell(&["CONFIG", "SET", "requirepass", ""]),
+    |it| it.send_command(&["CONFIG", "SET", "requirepass", ""]),
 )
-.says("NOAUTH")];
+.message("NOAUTH")];
 
-const SILENT_REPLIES: Mode =
-    Mode::Swallow(Swallow { of: Requests::SCRIPTS, turn: Turn::Every(1), then: Then::Stall });
-const SOME_REPLIES_LOST: Mode =
-    Mode::Swallow(Swallow { of: Requests::SCRIPTS, turn: Turn::Every(3), then: Then::Cut });
+const STALLED_REPLIES: Mode = Mode::DropReplies(DropReplies {
+    requests: RequestFilter::SCRIPTS,
+    occurrence: Occurrence::Every(1),
+    after: AfterDrop::Stall,
+});
+const DROPPED_REPLIES: Mode = Mode::DropReplies(DropReplies {
+    requests: RequestFilter::SCRIPTS,
+    occurrence: Occurrence::Every(3),
+    after: AfterDrop::Close,
+});
 /// Ten times what a request takes at best: a fault of which nobody should hear.
 const SLOW: Duration = Duration::from_millis(20);
 /// So slow that no answer comes in time.
 const TOO_SLOW: Duration = DEADLINE;
 
 /// What happens on the way to a server.
-pub(crate) const OF_NETWORKS: [Fault; 10] = [
-    away("late", |it| it.proxy.delay(TOO_SLOW), |it| it.proxy.pass()),
-    away("slow", |it| it.proxy.delay(SLOW), |it| it.proxy.pass()).effect(Effect::Unseen),
-    away("cut", |it| it.proxy.cut(), |it| it.proxy.pass()),
-    away("refused", |it| it.proxy.set(Mode::Refuse), |it| it.proxy.pass()).says("refused"),
-    away("stalled", |it| it.proxy.stall(), |it| it.proxy.pass()),
-    away(
+pub(crate) const NETWORK_FAULTS: [Fault; 10] = [
+    outage("late", |it| it.proxy.delay(TOO_SLOW), |it| it.proxy.pass()),
+    outage("slow", |it| it.proxy.delay(SLOW), |it| it.proxy.pass()).effect(Effect::Invisible),
+    outage("cut", |it| it.proxy.cut(), |it| it.proxy.pass()),
+    outage("refused", |it| it.proxy.set(Mode::Refuse), |it| it.proxy.pass()).message("refused"),
+    outage("stalled", |it| it.proxy.stall(), |it| it.proxy.pass()),
+    outage(
         "trickling",
         |it| it.proxy.set(Mode::Trickle { pause: Duration::from_millis(5) }),
         |it| it.proxy.pass(),
     ),
-    away("without replies", |it| it.proxy.set(SILENT_REPLIES), |it| it.proxy.pass()),
-    away("losing replies", |it| it.proxy.set(SOME_REPLIES_LOST), |it| it.proxy.pass()).effect(Effect::Flaky),
-    away("half closed above", |it| half_close(it, Direction::Requests), Patient::end_repeated)
-        .effect(Effect::Flaky),
-    away("half closed below", |it| half_close(it, Direction::Replies), Patient::end_repeated)
-        .effect(Effect::Flaky),
+    outage("without replies", |it| it.proxy.set(STALLED_REPLIES), |it| it.proxy.pass()),
+    outage("losing replies", |it| it.proxy.set(DROPPED_REPLIES), |it| it.proxy.pass())
+        .effect(Effect::Intermittent),
+    outage("half closed above", |it| half_close(it, Direction::Requests), FaultTarget::end_repeated_action)
+        .effect(Effect::Intermittent),
+    outage("half closed below", |it| half_close(it, Direction::Replies), FaultTarget::end_repeated_action)
+        .effect(Effect::Intermittent),
 ];
 
-fn half_close(it: &mut Patient, direction: Direction) {
+fn half_close(it: &mut FaultTarget, direction: Direction) {
     let proxy = Arc::clone(&it.proxy);
     it.repeat(move || proxy.half_close(direction));
 }

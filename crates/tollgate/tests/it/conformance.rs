@@ -10,25 +10,25 @@ use tollgate_testkit::{
     delay_proxy::DelayProxy,
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
-    subject::{START, Subject},
+    store_fixture::{START, StoreFixture},
 };
 
-async fn on_redis(flavor: Flavor) -> Subject {
+async fn on_redis(flavor: Flavor) -> StoreFixture {
     let server = Server::start(flavor);
     let clock = ManualClock::new(START);
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    Subject { store: store.into(), clock, server: Some(server) }
+    StoreFixture { store: store.into(), clock, server: Some(server) }
 }
 
 mod memory {
     use super::*;
 
-    async fn subject() -> Subject {
+    async fn fixture() -> StoreFixture {
         let clock = ManualClock::new(START);
-        Subject { store: MemoryStore::new().with_clock(clock.clone()).into(), clock, server: None }
+        StoreFixture { store: MemoryStore::new().with_clock(clock.clone()).into(), clock, server: None }
     }
 
-    tollgate_testkit::conformance!(subject());
+    tollgate_testkit::conformance!(fixture());
 }
 
 mod redis_7 {
@@ -49,20 +49,20 @@ mod valkey_9 {
     tollgate_testkit::conformance!(on_redis(Flavor::Valkey9));
 }
 
-/// Returns a factory of subjects on one store, each with a prefix of its own.
-fn subjects_on(store: RedisStore) -> impl AsyncFnMut() -> Subject {
+/// Returns a factory of fixtures on one store, each with a prefix of its own.
+fn fixtures_on(store: RedisStore) -> impl AsyncFnMut() -> StoreFixture {
     let mut number = 0;
     async move || {
         number += 1;
         let clock = ManualClock::new(START);
         let store = store.clone().with_prefix(&format!("p{number}-")).unwrap().with_clock(clock.clone());
-        Subject { store: store.into(), clock, server: None }
+        StoreFixture { store: store.into(), clock, server: None }
     }
 }
 
 /// Every promise in turn, under a prefix of its own each: these take seconds to start.
 async fn all_on(store: RedisStore) {
-    conformance::all(subjects_on(store)).await;
+    conformance::all(fixtures_on(store)).await;
 }
 
 fn places(servers: &[Server]) -> String {
@@ -71,22 +71,22 @@ fn places(servers: &[Server]) -> String {
 }
 
 #[tokio::test]
-async fn a_primary_behind_sentinels_keeps_every_promise() {
+async fn a_primary_behind_sentinels_conforms() {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
     all_on(RedisStore::connect(&url).await.unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_cluster_keeps_every_promise() {
+async fn a_cluster_conforms() {
     let cluster = Cluster::start(Flavor::Redis7);
     let url = format!("redis-cluster://{}", places(cluster.nodes()));
     all_on(RedisStore::connect(&url).await.unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_redis_a_millisecond_away_keeps_its_promises() {
+async fn a_redis_with_a_round_trip_of_1_ms_conforms() {
     let server = Server::start(Flavor::Redis7);
     let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
-    conformance::all_but_long(subjects_on(RedisStore::connect(&proxy.url()).await.unwrap())).await;
+    conformance::all_but_slow(fixtures_on(RedisStore::connect(&proxy.url()).await.unwrap())).await;
 }

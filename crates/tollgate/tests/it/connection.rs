@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::{Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier};
 use tollgate_testkit::{
-    proxy::{Mode, Proxy, Requests},
+    proxy::{Mode, Proxy, RequestFilter},
     server::{Flavor, Server},
     wait,
 };
@@ -24,7 +24,7 @@ async fn ask(store: &RedisStore) -> Option<Result<(), StoreError>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_cuts_every_connection_sees_at_most_two_a_second() {
+async fn a_server_that_resets_every_connection_gets_at_most_two_per_second() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
@@ -55,12 +55,12 @@ async fn a_server_that_cuts_every_connection_sees_at_most_two_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_falls_silent_is_replaced_although_every_caller_goes_away_early() {
+async fn a_silent_connection_is_replaced_even_if_every_caller_gives_up_earlier() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
     assert_eq!(ask(&store).await, Some(Ok(())));
-    proxy.swallow_and_stall(Requests::SCRIPTS);
+    proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
     let start = Instant::now();
     while ask(&store).await != Some(Ok(())) {
         assert!(start.elapsed() < wait::PATIENCE, "it is silent for ever");
@@ -70,7 +70,7 @@ async fn a_connection_that_falls_silent_is_replaced_although_every_caller_goes_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_server_is_no_reason_to_connect_without_end_and_comes_back() {
+async fn connection_attempts_to_a_stopped_server_are_bounded_and_it_recovers() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     let store = RedisStore::connect(&proxy.url()).await.unwrap();

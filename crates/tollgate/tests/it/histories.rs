@@ -7,7 +7,7 @@ use tollgate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
 use tollgate_testkit::{
     cluster::Cluster,
     delay_proxy::DelayProxy,
-    history::{Plan, agrees_with_model},
+    history::{Plan, assert_agrees_with_model},
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
 };
@@ -17,7 +17,7 @@ async fn memory_agrees_with_the_model() {
     for (seed, algorithm) in (100..).zip(Algorithm::ALL) {
         let clock = ManualClock::new(Timestamp::default());
         let store = MemoryStore::new().with_clock(clock.clone());
-        agrees_with_model(store, &clock, &Plan::new(&[algorithm], seed)).await;
+        assert_agrees_with_model(store, &clock, &Plan::new(&[algorithm], seed)).await;
     }
 }
 
@@ -25,14 +25,14 @@ async fn memory_agrees_with_the_model() {
 async fn memory_agrees_with_the_model_on_mixed_algorithms() {
     let clock = ManualClock::new(Timestamp::default());
     let store = MemoryStore::new().with_clock(clock.clone());
-    agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 200)).await;
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 200)).await;
 }
 
 async fn redis_agrees(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
     let server = Server::start(flavor);
     let clock = ManualClock::new(Timestamp::default());
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    agrees_with_model(store, &clock, &Plan::new(algorithms, seed)).await;
+    assert_agrees_with_model(store, &clock, &Plan::new(algorithms, seed)).await;
 }
 
 #[tokio::test]
@@ -53,10 +53,10 @@ async fn every_server_agrees_with_the_model_on_mixed_algorithms() {
 async fn memory_and_redis_agree_with_the_model_on_long_logs() {
     let plan = Plan::new(&[Algorithm::SlidingLog], 500).dense();
     let clock = ManualClock::new(Timestamp::default());
-    agrees_with_model(MemoryStore::new().with_clock(clock.clone()), &clock, &plan).await;
+    assert_agrees_with_model(MemoryStore::new().with_clock(clock.clone()), &clock, &plan).await;
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    agrees_with_model(store, &clock, &plan).await;
+    assert_agrees_with_model(store, &clock, &plan).await;
 }
 
 fn places(servers: &[Server]) -> String {
@@ -70,7 +70,7 @@ async fn a_primary_behind_sentinels_agrees_with_the_model() {
     let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
     let clock = ManualClock::new(Timestamp::default());
     let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
-    agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 600).steps(3_000)).await;
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 600).steps(3_000)).await;
 }
 
 /// Nearly every check of these histories has tiers on several nodes.
@@ -82,15 +82,15 @@ async fn every_cluster_agrees_with_the_model() {
         let url = format!("redis-cluster://{}", places(cluster.nodes()));
         let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
         let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
-        agrees_with_model(store, &clock, &plan).await;
+        assert_agrees_with_model(store, &clock, &plan).await;
     }
 }
 
 #[tokio::test]
-async fn a_redis_a_millisecond_away_agrees_with_the_model() {
+async fn a_redis_with_a_round_trip_of_1_ms_agrees_with_the_model() {
     let server = Server::start(Flavor::Redis7);
     let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
     let clock = ManualClock::new(Timestamp::default());
     let store = RedisStore::connect(&proxy.url()).await.unwrap().with_clock(clock.clone());
-    agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 800).steps(3_000)).await;
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 800).steps(3_000)).await;
 }

@@ -26,7 +26,7 @@ fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
 }
 
 #[tokio::test]
-async fn changed_rules_act_on_the_next_decision_and_keep_what_was_used() {
+async fn changed_rules_apply_to_the_next_decision_and_keep_the_usage() {
     let server = Server::start(Flavor::Redis7);
     let redis = RedisStore::connect(&server.url()).await.unwrap();
     let rules = |amount| [Rule::new("r", log(amount)).per(["user"])];
@@ -46,7 +46,7 @@ async fn changed_rules(limiter: Limiter, rules: impl Fn(u64) -> [Rule; 1]) {
 }
 
 #[tokio::test]
-async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
+async fn all_matching_rules_decide_and_the_longest_retry_after_is_returned() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let rules = [
@@ -70,7 +70,7 @@ async fn all_rules_that_match_decide_together_and_the_longest_wait_is_told() {
 }
 
 #[tokio::test]
-async fn units_cost_what_they_say_and_an_absent_label_is_as_the_rule_says() {
+async fn costs_apply_by_unit_and_an_absent_label_follows_the_rules_setting() {
     let rules = [
         Rule::new("tokens", log(1_000)).unit("tokens").per(["user"]),
         Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Deny),
@@ -102,7 +102,7 @@ fn denied_for_ever() -> tollgate::Outcome {
 }
 
 #[tokio::test]
-async fn a_charge_and_a_refund_can_be_for_one_rule_and_an_unknown_one_is_refused() {
+async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() {
     let limiter = memory([Rule::new("a", log(10)), Rule::new("b", log(10))]);
     let anybody = labels(&[]);
     limiter.charge(&anybody, 12, Some(&["a"])).await.unwrap();
@@ -122,7 +122,7 @@ fn signal(signal: &str, pid: u32) {
 }
 
 #[tokio::test]
-async fn when_redis_is_silent_each_rule_answers_as_it_says_and_says_why() {
+async fn when_redis_is_silent_each_rule_applies_its_failure_policy_and_reports_the_error() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let rules = [
@@ -150,7 +150,7 @@ async fn when_redis_is_silent_each_rule_answers_as_it_says_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_clock_moved_by_hand_moves_refusals_too() {
+async fn a_manual_clock_also_expires_cached_denials() {
     let server = Server::start(Flavor::Redis7);
     let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());

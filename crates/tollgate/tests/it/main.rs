@@ -2,14 +2,14 @@
 //!
 //! `faults` and `memory_bound` are binaries of their own: they measure their process, or need the machine to themselves.
 
-mod away;
 mod cluster;
 mod conformance;
 mod connection;
+mod group;
 mod histories;
 mod limiter;
-mod secured;
+mod security;
 mod sentinel;
 mod simulation;
 mod stats;
-mod together;
+mod store_outage;

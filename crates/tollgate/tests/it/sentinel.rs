@@ -9,7 +9,7 @@ use tollgate::{
 use tollgate_testkit::{
     sentinel::{NAME, Sentinels, Setup},
     server::{Flavor, Server},
-    subject::DecideAll,
+    store_fixture::DecideAll,
     wait,
 };
 
@@ -81,7 +81,7 @@ async fn the_primary_is_warmed_up_before_the_first_decision() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_primary_is_replaced_and_decisions_come_back() {
+async fn decisions_resume_after_a_killed_primary_is_replaced() {
     let mut sentinels = Sentinels::start(Flavor::Redis7);
     let store = RedisStore::connect(&url(&sentinels)).await.unwrap();
     assert_eq!(hit(&store).await.unwrap(), AMOUNT - 1);
@@ -102,7 +102,7 @@ async fn a_killed_primary_is_replaced_and_decisions_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_planned_failover_is_heard_of_and_the_old_primary_is_left_at_once() {
+async fn a_planned_failover_is_noticed_and_the_old_primary_gets_no_more_calls() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let sentinels = Sentinels::start(flavor);
         let store = RedisStore::connect(&url(&sentinels)).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_planned_failover_is_heard_of_and_the_old_primary_is_left_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_turns_into_a_replica_without_a_word_is_never_seen_by_a_caller() {
+async fn a_primary_that_becomes_a_replica_unannounced_is_never_visible_to_callers() {
     // the sentinels notice it only after a while, and make it a primary again or another one
     let sentinels = Setup::new(Flavor::Redis7).replicas(2).start();
     let store = RedisStore::connect(&url(&sentinels)).await.unwrap();
@@ -141,7 +141,7 @@ async fn a_primary_that_turns_into_a_replica_without_a_word_is_never_seen_by_a_c
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_and_servers_have_passwords_of_their_own() {
+async fn sentinels_and_servers_use_separate_passwords() {
     let sentinels = Setup::new(Flavor::Redis7).password("data").sentinel_password("watch").start();
     let page = include_str!("../../../../docs/redis.md");
     let line = page.lines().filter_map(|line| line.strip_prefix("user tollgate ")).nth(1).unwrap();

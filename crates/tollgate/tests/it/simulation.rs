@@ -34,31 +34,31 @@ const MILLI: Duration = Duration::from_millis(1);
 
 /// A store at the end of a bad wire.
 #[derive(Clone)]
-struct Wire(Arc<Simulated>);
+struct FaultyStore(Arc<SimulatedServer>);
 
-struct Simulated {
+struct SimulatedServer {
     counters: Mutex<MemoryStore>,
     clock: ManualClock,
-    begun: Instant,
-    fate: Mutex<Fate>,
+    started: Instant,
+    schedule: Mutex<FaultSchedule>,
     /// How often data was lost or the clock was set.
-    upsets: AtomicU32,
+    disruptions: AtomicU32,
     /// Requests that were decided, whether anybody heard of it or not.
     decided: AtomicU32,
 }
 
-struct Fate {
+struct FaultSchedule {
     random: StdRng,
     /// Out of a hundred calls, how many go wrong.
-    trouble: u32,
+    fault_percent: u32,
     /// Until when nothing answers.
-    away_until: Instant,
+    down_until: Instant,
     /// By how much the store's clock is ahead, in milliseconds.
-    ahead_ms: u64,
+    clock_ahead_ms: u64,
 }
 
 /// What becomes of one call.
-enum Course {
+enum CallOutcome {
     Answered {
         before: Duration,
         after: Duration,
@@ -68,75 +68,76 @@ enum Course {
         before: Duration,
     },
     /// The wire delivers it twice; the first answer counts.
-    Repeated {
+    Duplicated {
         before: Duration,
         again: Duration,
     },
-    Refused,
+    Rejected,
 }
 
-impl Simulated {
+impl SimulatedServer {
     fn new(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
-        let fate = Fate {
-            trouble: [0, 5, 30, 90][random.random_range(0..4)],
-            away_until: Instant::now(),
-            ahead_ms: 0,
+        let schedule = FaultSchedule {
+            fault_percent: [0, 5, 30, 90][random.random_range(0..4)],
+            down_until: Instant::now(),
+            clock_ahead_ms: 0,
             random,
         };
         Self {
             counters: Mutex::new(MemoryStore::new().with_clock(clock.clone())),
             clock,
-            begun: Instant::now(),
-            fate: Mutex::new(fate),
-            upsets: AtomicU32::new(0),
+            started: Instant::now(),
+            schedule: Mutex::new(schedule),
+            disruptions: AtomicU32::new(0),
             decided: AtomicU32::new(0),
         }
     }
 
-    fn course(&self) -> Course {
-        let mut fate = self.fate.lock();
-        let away = Instant::now() < fate.away_until;
-        let trouble = fate.trouble;
-        let wrong = fate.random.random_range(0..100) < trouble;
+    fn next_outcome(&self) -> CallOutcome {
+        let mut schedule = self.schedule.lock();
+        let away = Instant::now() < schedule.down_until;
+        let fault_percent = schedule.fault_percent;
+        let wrong = schedule.random.random_range(0..100) < fault_percent;
         let mut delay = |slow: bool| {
-            let millis = if slow { fate.random.random_range(0..30) } else { fate.random.random_range(0..3) };
+            let millis =
+                if slow { schedule.random.random_range(0..30) } else { schedule.random.random_range(0..3) };
             MILLI * millis
         };
         let (before, after) = (delay(wrong), delay(wrong));
         if away {
-            return Course::RequestLost;
+            return CallOutcome::RequestLost;
         }
         if !wrong {
-            return Course::Answered { before, after };
+            return CallOutcome::Answered { before, after };
         }
-        match fate.random.random_range(0..7) {
-            0 => Course::RequestLost,
-            1 => Course::ReplyLost { before },
-            2 => Course::Refused,
+        match schedule.random.random_range(0..7) {
+            0 => CallOutcome::RequestLost,
+            1 => CallOutcome::ReplyLost { before },
+            2 => CallOutcome::Rejected,
             3 => {
-                let outage = MILLI * fate.random.random_range(1..3000);
-                fate.away_until = Instant::now() + outage;
-                Course::RequestLost
+                let outage = MILLI * schedule.random.random_range(1..3000);
+                schedule.down_until = Instant::now() + outage;
+                CallOutcome::RequestLost
             }
             4 => {
-                self.upsets.fetch_add(1, Ordering::Relaxed);
-                if fate.random.random_range(0..2) == 0 {
+                self.disruptions.fetch_add(1, Ordering::Relaxed);
+                if schedule.random.random_range(0..2) == 0 {
                     *self.counters.lock() = MemoryStore::new().with_clock(self.clock.clone());
                 } else {
-                    fate.ahead_ms = fate.random.random_range(0..5000);
+                    schedule.clock_ahead_ms = schedule.random.random_range(0..5000);
                 }
-                Course::Answered { before, after }
+                CallOutcome::Answered { before, after }
             }
-            5 => Course::Repeated { before, again: after },
-            _ => Course::Answered { before, after },
+            5 => CallOutcome::Duplicated { before, again: after },
+            _ => CallOutcome::Answered { before, after },
         }
     }
 
-    fn end_trouble(&self) {
-        let mut fate = self.fate.lock();
-        (fate.trouble, fate.away_until) = (0, Instant::now());
+    fn end_faults(&self) {
+        let mut schedule = self.schedule.lock();
+        (schedule.fault_percent, schedule.down_until) = (0, Instant::now());
     }
 
     fn run(&self, checks: &[Check]) -> Decided {
@@ -145,17 +146,17 @@ impl Simulated {
     }
 
     fn decide(&self, checks: &[Check]) -> Decided {
-        let ahead = MILLI * u32::try_from(self.fate.lock().ahead_ms).unwrap();
-        let begun = Timestamp::from_micros(1_794_765_441_799_839);
-        self.clock.set(begun.plus(self.begun.elapsed()).plus(ahead));
+        let ahead = MILLI * u32::try_from(self.schedule.lock().clock_ahead_ms).unwrap();
+        let started = Timestamp::from_micros(1_794_765_441_799_839);
+        self.clock.set(started.plus(self.started.elapsed()).plus(ahead));
         self.counters.lock().decide_all(checks)
     }
 }
 
-impl Wire {
+impl FaultyStore {
     async fn decide(&self, checks: &[Check]) -> Result<Decided, StoreError> {
-        match self.0.course() {
-            Course::Answered { before, after } => {
+        match self.0.next_outcome() {
+            CallOutcome::Answered { before, after } => {
                 // once sent, it runs, whether the caller waits or not
                 let (store, checks) = (Arc::clone(&self.0), checks.to_vec());
                 let ran = tokio::spawn(async move {
@@ -166,7 +167,7 @@ impl Wire {
                 tokio::time::sleep(after).await;
                 Ok(decided)
             }
-            Course::ReplyLost { before } => {
+            CallOutcome::ReplyLost { before } => {
                 let (store, checks) = (Arc::clone(&self.0), checks.to_vec());
                 tokio::spawn(async move {
                     tokio::time::sleep(before).await;
@@ -174,7 +175,7 @@ impl Wire {
                 });
                 pending().await
             }
-            Course::Repeated { before, again } => {
+            CallOutcome::Duplicated { before, again } => {
                 let (store, checks) = (Arc::clone(&self.0), checks.to_vec());
                 let ran = tokio::spawn(async move {
                     tokio::time::sleep(before).await;
@@ -188,13 +189,15 @@ impl Wire {
                 });
                 Ok(ran.await.unwrap())
             }
-            Course::RequestLost => pending().await,
-            Course::Refused => Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() }),
+            CallOutcome::RequestLost => pending().await,
+            CallOutcome::Rejected => {
+                Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() })
+            }
         }
     }
 }
 
-impl RemoteStore for Wire {
+impl RemoteStore for FaultyStore {
     fn decide<'a>(
         &'a self,
         checks: &'a [Check],
@@ -212,15 +215,15 @@ impl RemoteStore for Wire {
 
     fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async {
-            match self.0.course() {
-                Course::Answered { before, .. } | Course::Repeated { before, .. } => {
+            match self.0.next_outcome() {
+                CallOutcome::Answered { before, .. } | CallOutcome::Duplicated { before, .. } => {
                     tokio::time::sleep(before).await;
                     Ok(())
                 }
-                Course::Refused => {
+                CallOutcome::Rejected => {
                     Err(StoreError::Rejected { code: "OOM".to_owned(), detail: String::new() })
                 }
-                Course::RequestLost | Course::ReplyLost { .. } => pending().await,
+                CallOutcome::RequestLost | CallOutcome::ReplyLost { .. } => pending().await,
             }
         })
     }
@@ -243,12 +246,12 @@ fn rules() -> [Rule; 3] {
 }
 
 /// A request, and what came of it.
-struct Asked {
+struct CallRecord {
     subject: (usize, u64),
     decision: Decision,
 }
 
-async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<Asked> {
+async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<CallRecord> {
     let mut all = Vec::new();
     for _ in 0..REQUESTS {
         tokio::time::sleep(MILLI * random.random_range(0..200)).await;
@@ -263,14 +266,14 @@ async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<Asked> {
         }
         let decision = limiter.check(&labels, 1).await.unwrap();
         assert!(before.elapsed() <= DEADLINE + MILLI, "an answer after {:?}", before.elapsed());
-        all.push(Asked { subject: (policy, user), decision });
+        all.push(CallRecord { subject: (policy, user), decision });
     }
     all
 }
 
 /// What must hold of every answer by itself, and of all together.
-fn judge(store: &Simulated, asked: &[Asked]) {
-    for Asked { subject: (policy, _), decision } in asked {
+fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord]) {
+    for CallRecord { subject: (policy, _), decision } in calls {
         let expected = [(Source::Open, true), (Source::Closed, false)];
         match decision.source {
             Source::Store => assert!(decision.at.is_some() && decision.failure.is_none()),
@@ -280,23 +283,27 @@ fn judge(store: &Simulated, asked: &[Asked]) {
         }
         assert_eq!(decision.is_degraded(), decision.failure.is_some());
     }
-    let upsets = u64::from(store.upsets.load(Ordering::Relaxed));
+    let disruptions = u64::from(store.disruptions.load(Ordering::Relaxed));
     let mut admitted: HashMap<(usize, u64), Vec<Timestamp>> = HashMap::new();
-    let by_store = |asked: &&Asked| asked.decision.source == Source::Store && asked.decision.is_allowed();
-    for Asked { subject, decision } in asked.iter().filter(by_store) {
+    let by_store =
+        |calls: &&CallRecord| calls.decision.source == Source::Store && calls.decision.is_allowed();
+    for CallRecord { subject, decision } in calls.iter().filter(by_store) {
         admitted.entry(*subject).or_default().push(decision.at.unwrap());
     }
     for (subject, mut times) in admitted {
         times.sort_unstable();
         for (first, time) in times.iter().enumerate() {
             let in_window = times[first..].iter().take_while(|later| **later < time.plus(WINDOW)).count();
-            let bound = (1 + upsets) * AMOUNT;
-            assert!(in_window as u64 <= bound, "{subject:?}: {in_window} in a window, {upsets} upsets");
+            let bound = (1 + disruptions) * AMOUNT;
+            assert!(
+                in_window as u64 <= bound,
+                "{subject:?}: {in_window} in a window, {disruptions} disruptions"
+            );
         }
     }
-    let fallback = asked.iter().filter(|asked| asked.decision.source == Source::Fallback);
+    let fallback = calls.iter().filter(|calls| calls.decision.source == Source::Fallback);
     let mut by_share: HashMap<u64, u64> = HashMap::new();
-    for Asked { subject: (_, user), .. } in fallback.filter(|asked| asked.decision.is_allowed()) {
+    for CallRecord { subject: (_, user), .. } in fallback.filter(|calls| calls.decision.is_allowed()) {
         *by_share.entry(*user).or_default() += 1;
     }
     // the share's clock is the real one, which hardly moves here: all of this is one window
@@ -306,28 +313,28 @@ fn judge(store: &Simulated, asked: &[Asked]) {
 }
 
 async fn simulate(seed: u64) {
-    let store = Arc::new(Simulated::new(seed));
+    let store = Arc::new(SimulatedServer::new(seed));
     let options = Options { deadline: DEADLINE, ..Options::default() };
-    let limiter = Limiter::with_options(Wire(Arc::clone(&store)), rules(), options).unwrap();
+    let limiter = Limiter::with_options(FaultyStore(Arc::clone(&store)), rules(), options).unwrap();
     let mut random = StdRng::seed_from_u64(!seed);
     let callers: Vec<_> = (0..CALLERS)
         .map(|_| tokio::spawn(caller(limiter.clone(), StdRng::seed_from_u64(random.random()))))
         .collect();
-    let mut asked = Vec::new();
+    let mut calls = Vec::new();
     for caller in callers {
-        asked.extend(caller.await.unwrap());
+        calls.extend(caller.await.unwrap());
     }
-    judge(&store, &asked);
+    assert_invariants(&store, &calls);
 
-    // once the trouble is over, the store decides again within two seconds
-    store.end_trouble();
+    // once the fault_percent is over, the store decides again within two seconds
+    store.end_faults();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let decision = limiter.check(&Labels::new([("Closed", "new")]).unwrap(), 1).await.unwrap();
     assert_eq!((decision.is_allowed(), decision.source), (true, Source::Store));
 }
 
 #[test]
-fn no_schedule_of_faults_breaks_a_promise() {
+fn no_fault_schedule_violates_an_invariant() {
     let seeds = match std::env::var("TOLLGATE_SEED") {
         Ok(seed) => seed.parse().unwrap()..=seed.parse().unwrap(),
         Err(_) => 1..=SEEDS,

@@ -9,7 +9,7 @@ use tollgate::{
     stats::{BOUNDS, Skew},
 };
 use tollgate_testkit::{
-    proxy::{Proxy, Requests},
+    proxy::{Proxy, RequestFilter},
     server::{Flavor, Server},
     wait,
 };
@@ -35,7 +35,7 @@ fn degraded(stats: &Stats) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_errors_by_kind_and_what_was_decided_without_the_store_are_counted() {
+async fn calls_errors_by_kind_and_degraded_decisions_are_counted() {
     let server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server.url()).await;
     for _ in 0..3 {
@@ -67,12 +67,12 @@ async fn calls_errors_by_kind_and_what_was_decided_without_the_store_are_counted
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_reply_is_counted_as_one_of_which_nobody_knows() {
+async fn a_lost_reply_is_counted_as_ambiguous() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     let limiter = limiter(&proxy.url()).await;
     assert_eq!(hit(&limiter).await.source, Source::Store);
-    proxy.swallow_and_stall(Requests::SCRIPTS);
+    proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
     assert_eq!(hit(&limiter).await.source, Source::Open);
     let stats = limiter.stats();
     assert_eq!((stats.ambiguous, errors(&stats, "timeout"), degraded(&stats)), (1, 1, 1));
@@ -91,12 +91,12 @@ fn wait_until_it_was_asked_about_itself(server: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_left_alone_shows_and_one_that_restarted_is_another_generation() {
+async fn an_open_breaker_and_a_restarted_server_are_counted() {
     let mut server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server.url()).await;
     hit(&limiter).await;
     wait_until_it_was_asked_about_itself(&server);
-    server.stop_hard();
+    server.kill();
     wait::until_async("it is left alone", wait::PATIENCE, || async {
         hit(&limiter).await;
         limiter.stats().left_alone == 1

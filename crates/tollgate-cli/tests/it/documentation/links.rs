@@ -90,7 +90,7 @@ fn every_promise_names_a_test_that_exists() {
         if is_a_name(&name) && !name.starts_with("tollgate_") {
             named += 1;
             // the last is how the conformance suite declares them
-            let declared = [format!("fn {name}("), format!("fn {name}<"), format!(" {name}(subject)")];
+            let declared = [format!("fn {name}("), format!("fn {name}<"), format!(" {name}(fixture)")];
             let exists = sources.iter().any(|source| declared.iter().any(|form| source.contains(form)));
             assert!(exists, "docs/promises.md:{line}: there is no test `{name}`");
         }

@@ -29,7 +29,7 @@ fn check(client: &mut crate::client::Client, route: &str) -> serde_json::Value {
 #[test]
 fn it_starts_without_redis_answers_by_policy_and_counts_once_redis_is_there() {
     let mut redis = Server::start(Flavor::Redis7);
-    redis.stop_hard();
+    redis.kill();
     let rule = |policy: &str| {
         format!(
             "[[rule]]\nname = \"{policy}\"\nwhen = {{ route = \"{policy}\" }}\nper = []\nalgorithm = \"sliding-log\"\n\

@@ -10,10 +10,10 @@ use tollgate::{
     Answer, Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
 };
 use tollgate_testkit::{
-    cluster::{Cluster, Coverage, Setup, State},
-    proxy::{Proxy, Requests},
+    cluster::{Cluster, ClusterState, Coverage, Setup},
+    proxy::{Proxy, RequestFilter},
     server::{Flavor, Server},
-    subject::DecideAll,
+    store_fixture::DecideAll,
     wait,
 };
 
@@ -95,7 +95,7 @@ fn scripts(server: &Server) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_primary_is_warmed_up_and_one_that_is_away_delays_nobody_for_long() {
+async fn every_primary_is_warmed_up_and_an_unreachable_one_does_not_block_startup() {
     let cluster = Cluster::start(Flavor::Redis7);
     let store = RedisStore::connect_later(&url(&cluster)).unwrap();
     store.warm_up().await.unwrap();
@@ -118,7 +118,7 @@ async fn every_primary_is_warmed_up_and_one_that_is_away_delays_nobody_for_long(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tiers_on_several_nodes_are_charged_all_or_none_also_among_many_callers() {
+async fn tiers_on_several_nodes_are_charged_all_or_none_under_concurrency() {
     let cluster = Cluster::start(Flavor::Redis7);
     let store = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &store).await;
@@ -192,7 +192,7 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_half_way_to_another_node_answers_and_counts_right() {
+async fn a_partly_migrated_slot_answers_and_counts_correctly() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor);
         let store = RedisStore::connect(&url(&cluster)).await.unwrap();
@@ -282,13 +282,13 @@ async fn resharding_under_load_charges_every_call_exactly_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_shard_harms_its_own_slots_only_and_comes_back() {
+async fn a_dead_node_affects_only_its_own_slots_and_recovers() {
     let mut cluster = Setup::new(Flavor::Redis7).coverage(Coverage::Partial).start();
     let store = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &store).await;
     let [dead, alive, well] = [0, 1, 2].map(|node| at(&places, node).key);
     hit(&store, &dead).await.unwrap();
-    cluster.node_mut(0).stop_hard();
+    cluster.node_mut(0).kill();
     // the connection that was open is lost with the first call, which may have run
     let _ = hit(&store, &dead).await;
     for _ in 0..300 {
@@ -334,7 +334,7 @@ async fn a_dead_shard_harms_its_own_slots_only_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_takes_over_is_found_and_no_replica_ever_decides() {
+async fn a_promoted_replica_is_found_and_no_replica_decides() {
     let mut cluster = Setup::new(Flavor::Redis7).replicas(1).start();
     let store = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &store).await;
@@ -347,11 +347,11 @@ async fn a_replica_that_takes_over_is_found_and_no_replica_ever_decides() {
     let answers = hit(&store, &planned.key).await.unwrap();
     assert_eq!(answers[0].available, i64::try_from(MANY).unwrap() - 11, "a planned change loses nothing");
 
-    cluster.node_mut(2).stop_hard();
+    cluster.node_mut(2).kill();
     let _ = hit(&store, &killed.key).await;
     tokio::task::block_in_place(|| {
         cluster.wait_for_other_primary(killed.slot, 2);
-        cluster.wait_for_state(State::Ok);
+        cluster.wait_for_state(ClusterState::Ok);
     });
     let back = async {
         while let Err(error) = hit(&store, &killed.key).await {
@@ -378,23 +378,23 @@ fn scripts_run(server: &Server) -> u64 {
 }
 
 /// A cluster each of whose nodes is known to clients by the address of a proxy.
-async fn behind_proxies(cluster: &Cluster) -> (RedisStore, Vec<Proxy>) {
-    let proxies = tokio::task::block_in_place(|| cluster.behind_proxies());
+async fn start_proxies(cluster: &Cluster) -> (RedisStore, Vec<Proxy>) {
+    let proxies = tokio::task::block_in_place(|| cluster.start_proxies());
     let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
     (RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap(), proxies)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_whose_reply_is_lost_is_charged_at_most_once_also_on_a_cluster() {
+async fn a_call_with_a_lost_reply_is_charged_at_most_once_on_a_cluster() {
     let cluster = Cluster::start(Flavor::Redis7);
     let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &direct).await;
     let keys = [0, 1, 2].map(|node| at(&places, node).key);
-    let (store, proxies) = behind_proxies(&cluster).await;
+    let (store, proxies) = start_proxies(&cluster).await;
     let mut outcomes: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for round in 0..60 {
         if round % 20 == 0 {
-            proxies.iter().for_each(|proxy| proxy.swallow_next(Requests::SCRIPTS));
+            proxies.iter().for_each(|proxy| proxy.drop_next_reply(RequestFilter::SCRIPTS));
         }
         for key in &keys {
             let (answered, lost) = outcomes.entry(key).or_default();
@@ -417,7 +417,7 @@ async fn a_lost_reservation_or_take_back_never_admits_more() {
     let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &direct).await;
     let [first, last] = [0, 2].map(|node| at(&places, node).key);
-    let (store, proxies) = behind_proxies(&cluster).await;
+    let (store, proxies) = start_proxies(&cluster).await;
     // a store that has just connected looks at all tiers before it reserves, one that knows of room does not
     for (looks, prefix) in [(1, "unknown"), (0, "known")] {
         let tiers = [(&*first, 30), (&*last, 20)];
@@ -432,11 +432,11 @@ async fn a_lost_reservation_or_take_back_never_admits_more() {
             }
             // after the look, the first call of a node is its reservation, and the second takes that back
             match round % 15 {
-                3 => proxies[0].swallow_every(looks + 1, Requests::SCRIPTS),
-                9 => proxies[2].swallow_every(looks + 1, Requests::SCRIPTS),
+                3 => proxies[0].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS),
+                9 => proxies[2].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS),
                 12 => {
-                    proxies[2].swallow_every(looks + 1, Requests::SCRIPTS);
-                    proxies[0].swallow_every(looks + 2, Requests::SCRIPTS);
+                    proxies[2].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS);
+                    proxies[0].drop_every_nth_reply(looks + 2, RequestFilter::SCRIPTS);
                 }
                 _ => {}
             }
@@ -464,7 +464,7 @@ async fn a_lost_reservation_or_take_back_never_admits_more() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_said_at_once() {
+async fn unreachable_addresses_are_reported_at_once() {
     let error = RedisStore::connect("redis-cluster://127.0.0.1:1,127.0.0.1:2").await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:2"), "{error}");
     let store = RedisStore::connect_later("redis-cluster://127.0.0.1:1").unwrap();

@@ -7,7 +7,7 @@ use tollgate::{Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore
 use tollgate_testkit::{
     cluster::{Cluster, Setup},
     server::{Flavor, Server},
-    subject::DecideAll,
+    store_fixture::DecideAll,
 };
 
 use super::{HOUR, MANY, Place, check, passes, places, scripts_run, url, used};

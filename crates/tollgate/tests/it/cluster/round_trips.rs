@@ -49,7 +49,7 @@ async fn a_check_takes_as_many_calls_as_documented() {
 }
 
 #[tokio::test]
-async fn a_check_that_loses_a_race_after_it_knew_of_room_is_taken_back() {
+async fn a_reservation_that_loses_a_race_is_released() {
     let cluster = Cluster::start(Flavor::Redis7);
     let [store, other] = [(); 2].map(|()| url(&cluster));
     let (store, other) =

@@ -18,8 +18,8 @@ use tollgate_testkit::{
 };
 
 use crate::{
-    bench::{LONGEST_CALL, OPTIONS, admitted},
-    pulse,
+    machine_pauses,
+    scenario::{LONGEST_CALL, OPTIONS, admitted},
 };
 
 /// What all instances together may admit in a window.
@@ -42,17 +42,22 @@ pub(crate) struct Record {
 
 /// An instance of which the record is kept.
 #[derive(Clone)]
-pub(crate) struct Watched {
+pub(crate) struct MonitoredInstance {
     origin: Instant,
     /// For how long the machine had stood still then.
-    stood_still: Duration,
+    total_pause: Duration,
     record: Arc<Mutex<Record>>,
     stop: Arc<AtomicBool>,
 }
 
-impl Watched {
+impl MonitoredInstance {
     pub(crate) fn new(origin: Instant) -> Self {
-        Self { origin, stood_still: pulse::stood_still(), record: Arc::default(), stop: Arc::default() }
+        Self {
+            origin,
+            total_pause: machine_pauses::total_pause(),
+            record: Arc::default(),
+            stop: Arc::default(),
+        }
     }
 
     /// Asks until it is stopped. A store that is away refuses, so that all that is admitted was charged.
@@ -116,12 +121,12 @@ impl Watched {
 
 /// Asserts that all instances together were admitted at most so much in any window, that no call took too long, and that nobody
 /// heard of a replica.
-pub(crate) fn assert_bound(instances: &[&Watched], most: u64) {
+pub(crate) fn assert_bound(instances: &[&MonitoredInstance], most: u64) {
     let mut all = Vec::new();
     for instance in instances {
         let record = instance.record();
         all.extend_from_slice(&record.admitted);
-        let longest = LONGEST_CALL + (pulse::stood_still() - instance.stood_still);
+        let longest = LONGEST_CALL + (machine_pauses::total_pause() - instance.total_pause);
         assert!(record.longest <= longest, "a call took {:?}", record.longest);
         let replica = record.failed.iter().find(|(_, reason)| reason.contains("READONLY"));
         assert_eq!(replica, None);

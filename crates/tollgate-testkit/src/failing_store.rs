@@ -1,26 +1,26 @@
-//! A store that is away, whatever it is asked.
+//! A store whose every call fails.
 
 use std::{future::ready, time::Duration};
 
 use tollgate::{Algorithm, Answered, BoxFuture, Check, Deadline, Key, RemoteStore, StoreError};
 
-/// Says this to everybody.
+/// Returns this error from every call.
 #[derive(Clone, Debug)]
-pub struct Away(pub StoreError);
+pub struct FailingStore(pub StoreError);
 
-impl Away {
-    /// One that was never reached.
-    pub fn unreached() -> Self {
+impl FailingStore {
+    /// Returns a store whose calls are known not to have run.
+    pub fn not_run() -> Self {
         Self(StoreError::NotRun("away".to_owned()))
     }
 
-    /// One that was asked and did not answer.
-    pub fn unanswered() -> Self {
+    /// Returns a store whose calls may or may not have run.
+    pub fn ambiguous() -> Self {
         Self(StoreError::Ambiguous("away".to_owned()))
     }
 }
 
-impl RemoteStore for Away {
+impl RemoteStore for FailingStore {
     fn decide<'a>(
         &'a self,
         checks: &'a [Check],

@@ -11,14 +11,14 @@ use tollgate_testkit::{
     wait::{self, PATIENCE},
 };
 
-use crate::bench::{HOUR, MANY, OPTIONS, alone};
+use crate::scenario::{HOUR, MANY, OPTIONS, run_exclusively};
 
-fn places(servers: &[Server]) -> String {
-    let places: Vec<String> = servers.iter().map(|node| node.addr().to_string()).collect();
-    places.join(",")
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|node| node.addr().to_string()).collect();
+    addresses.join(",")
 }
 
-fn trusting(server: &Server) -> RedisSettings {
+fn trusted_settings(server: &Server) -> RedisSettings {
     RedisSettings::default().authority(fs::read(&server.tls().authority).unwrap())
 }
 
@@ -46,17 +46,17 @@ async fn assert_decided(limiter: &Limiter, key: &str, left: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_that_speak_tls_are_asked_and_heard_and_their_new_primary_is_followed() {
-    let _alone = alone().await;
+async fn sentinels_over_tls_are_queried_and_their_new_primary_is_followed() {
+    let _exclusive = run_exclusively().await;
     let sentinels = block_in_place(|| sentinel::Setup::new(Flavor::Redis7).tls().start());
-    let url = format!("rediss-sentinel://{}/{NAME}", places(sentinels.sentinels()));
-    let limiter = limiter(&url, &trusting(&sentinels.nodes()[0])).await;
+    let url = format!("rediss-sentinel://{}/{NAME}", addresses(sentinels.sentinels()));
+    let limiter = limiter(&url, &trusted_settings(&sentinels.nodes()[0])).await;
     assert_decided(&limiter, "k", MANY - 1).await;
     let new = block_in_place(|| sentinels.failover());
     let limit = Limit::sliding_log(MANY, HOUR).unwrap();
     wait::until_async("the new primary decides", Duration::from_secs(5), async || {
         limiter.check_key("k", &limit, 1.into()).await.unwrap();
-        crate::bench::scripts_run(&sentinels.nodes()[new]) > 0
+        crate::scenario::scripts_run(&sentinels.nodes()[new]) > 0
     })
     .await;
 
@@ -67,12 +67,12 @@ async fn sentinels_that_speak_tls_are_asked_and_heard_and_their_new_primary_is_f
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_speaks_tls_is_learned_of_from_one_node_and_asked_everywhere() {
-    let _alone = alone().await;
+async fn a_cluster_over_tls_is_discovered_from_one_node() {
+    let _exclusive = run_exclusively().await;
     let cluster = block_in_place(|| cluster::Setup::new(Flavor::Redis7).tls().start());
     let url = format!("rediss-cluster://{}", cluster.nodes()[0].addr());
-    let limiter = limiter(&url, &trusting(&cluster.nodes()[0])).await;
-    let keys = [0, 1, 2].map(|node| block_in_place(|| cluster.identity_at(node)));
+    let limiter = limiter(&url, &trusted_settings(&cluster.nodes()[0])).await;
+    let keys = [0, 1, 2].map(|node| block_in_place(|| cluster.limiter_key_on(node)));
     for (node, key) in keys.into_iter().enumerate() {
         assert_decided(&limiter, &key, MANY - 1).await;
         let slot = cluster.slot_of(format!("{{{:08x}}}", tollgate::Key::without_rule(&key).unwrap().tag()));

@@ -4,10 +4,10 @@ use tokio::task::block_in_place;
 use tollgate::{Algorithm, Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier};
 use tollgate_testkit::{
     server::{Flavor, Server},
-    subject::DecideAll,
+    store_fixture::DecideAll,
 };
 
-use crate::bench::{HOUR, alone};
+use crate::scenario::{HOUR, run_exclusively};
 
 /// How many tiers a call has: a few hundred bytes of memory each.
 const TIERS: usize = 8;
@@ -24,8 +24,8 @@ fn check(operation: Operation, round: usize) -> Check {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_that_ends_between_two_writes_of_a_call_leaves_all_tiers_charged_or_none() {
-    let _alone = alone().await;
+async fn running_out_of_memory_during_a_call_charges_all_tiers_or_none() {
+    let _exclusive = run_exclusively().await;
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let store = RedisStore::connect(&server.url()).await.unwrap();
@@ -34,10 +34,10 @@ async fn memory_that_ends_between_two_writes_of_a_call_leaves_all_tiers_charged_
         for round in 0..300 {
             let spare = (round % 100) as u64 * 64;
             let most = memory(&mut admin) + spare;
-            set_most_memory(&mut admin, most);
+            set_max_memory(&mut admin, most);
             let outcome = store.decide_all(&[check(Operation::Check, round)], None).await;
             let is_beyond = memory(&mut admin) > most;
-            set_most_memory(&mut admin, 0);
+            set_max_memory(&mut admin, 0);
             let charged = match outcome {
                 Ok(_) => {
                     passed += 1;
@@ -70,6 +70,6 @@ fn memory(admin: &mut redis::Connection) -> u64 {
     })
 }
 
-fn set_most_memory(admin: &mut redis::Connection, bytes: u64) {
+fn set_max_memory(admin: &mut redis::Connection, bytes: u64) {
     block_in_place(|| redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(admin).unwrap());
 }

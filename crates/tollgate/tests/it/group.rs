@@ -68,19 +68,19 @@ async fn all_or_none(limiter: Limiter) {
 }
 
 #[tokio::test]
-async fn all_pass_or_none_is_charged_in_memory() {
+async fn a_group_is_charged_all_or_none_in_memory() {
     all_or_none(Limiter::new(MemoryStore::new(), rules()).unwrap()).await;
 }
 
 #[tokio::test]
-async fn all_pass_or_none_is_charged_in_redis() {
+async fn a_group_is_charged_all_or_none_in_redis() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap();
     all_or_none(Limiter::with_options(store, rules(), PATIENT).unwrap()).await;
 }
 
 #[tokio::test]
-async fn all_pass_or_none_is_charged_over_several_nodes_of_a_cluster() {
+async fn a_group_is_charged_all_or_none_over_several_cluster_nodes() {
     let cluster = Cluster::start(Flavor::Redis7);
     let url = cluster.urls()[0].replace("redis://", "redis-cluster://");
     let store = RedisStore::connect(&url).await.unwrap();
@@ -88,7 +88,7 @@ async fn all_pass_or_none_is_charged_over_several_nodes_of_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_pass_exactly_as_often_as_the_smallest_limit_allows() {
+async fn concurrent_groups_pass_exactly_as_often_as_the_smallest_limit_allows() {
     let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
     let callers = (0..64).map(|caller| {
         let limiter = limiter.clone();
@@ -108,7 +108,7 @@ async fn many_at_once_pass_exactly_as_often_as_the_smallest_limit_allows() {
 }
 
 #[tokio::test]
-async fn where_requests_disagree_about_a_counter_the_stricter_holds() {
+async fn the_stricter_limit_applies_when_requests_of_a_group_disagree() {
     let mut enforced = Override::when("plan", "free").amount(4);
     enforced.shadow = Some(false);
     let rule = Rule::new("r", log(10)).per(["a"]).shadow().with_override(enforced);
@@ -124,7 +124,7 @@ async fn where_requests_disagree_about_a_counter_the_stricter_holds() {
 }
 
 #[tokio::test]
-async fn numbers_that_come_along_replace_those_of_a_rule_or_stand_alone() {
+async fn a_limit_override_replaces_the_limits_of_matching_rules_or_applies_alone() {
     let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
     let a = || takes(2, &[("a", "x")]);
     let raised = limiter.check_group(&[with_limit(8, MINUTE, a())]).await.unwrap();
@@ -148,7 +148,7 @@ async fn numbers_that_come_along_replace_those_of_a_rule_or_stand_alone() {
 }
 
 #[tokio::test]
-async fn more_counters_than_a_check_may_have_are_refused() {
+async fn a_group_with_too_many_counters_is_an_error() {
     let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
     let many =
         |count: usize| -> Vec<_> { (0..count).map(|place| takes(1, &[("a", &place.to_string())])).collect() };

@@ -1,4 +1,4 @@
-//! A store under test: asked at moments that the test chooses, every answer checked to be one snapshot.
+//! A store under test with a manual clock. Every answer is checked for consistency.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use tollgate_core::step::Share;
 
 use crate::server::Server;
 
-/// A moment with all digits in use, 21.799839 s into a minute.
+/// A time with all digits in use, 21.799839 s into a minute.
 pub const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
 
 /// A store under test and its clock.
-pub struct Subject {
+pub struct StoreFixture {
     /// The store, on `clock`.
     pub store: Store,
-    /// The clock.
+    /// The clock of the store.
     pub clock: ManualClock,
-    /// The server behind the store, for as long as it is needed.
+    /// The server behind the store, which ends when the fixture is dropped.
     pub server: Option<Server>,
 }
 
-impl Subject {
-    /// One operation on several counters.
-    pub async fn ask(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
+impl StoreFixture {
+    /// Decides one check on several counters.
+    pub async fn decide(&self, operation: Operation, tiers: &[(&str, Terms)], count: u32) -> Vec<Answer> {
         let tier = |(key, terms): &(&str, Terms)| Tier {
             key: Key::without_rule(key).expect("a short key"),
             terms: *terms,
@@ -37,40 +37,40 @@ impl Subject {
         decided.answers.into_iter().next().expect("one check, one answer")
     }
 
-    async fn one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
+    async fn decide_one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
         let terms = Terms::new(*limit, Cost::new(cost).expect("a valid cost"));
-        let share = self.ask(operation, &[(key, terms)], 1).await[0].share(&terms, 0, 1);
+        let share = self.decide(operation, &[(key, terms)], 1).await[0].share(&terms, 0, 1);
         assert_is_one_snapshot(&share, limit);
         share
     }
 
     pub(crate) async fn check(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Check, key, limit, cost).await
+        self.decide_one(Operation::Check, key, limit, cost).await
     }
 
     pub(crate) async fn peek(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Peek, key, limit, cost).await
+        self.decide_one(Operation::Peek, key, limit, cost).await
     }
 
     pub(crate) async fn charge(&self, key: &str, limit: &Limit, cost: u64) -> Share {
-        self.one(Operation::Charge, key, limit, cost).await
+        self.decide_one(Operation::Charge, key, limit, cost).await
     }
 
     pub(crate) async fn refund(&self, key: &str, limit: &Limit, cost: u64, at: Option<Timestamp>) -> Share {
-        self.one(Operation::Refund { at }, key, limit, cost).await
+        self.decide_one(Operation::Refund { at }, key, limit, cost).await
     }
 
-    /// How many of many requests of one unit pass now.
+    /// Returns how many requests of one unit pass now.
     pub(crate) async fn admitted_now(&self, key: &str, limit: &Limit) -> u64 {
         let terms = Terms::new(*limit, Cost::ONE);
-        self.ask(Operation::Check, &[(key, terms)], u32::MAX).await[0].charged.into()
+        self.decide(Operation::Check, &[(key, terms)], u32::MAX).await[0].charged.into()
     }
 
     pub(crate) async fn reset(&self, key: &str, limit: &Limit) -> u64 {
         reset(&self.store, &Key::without_rule(key).expect("a short key"), limit.algorithm()).await
     }
 
-    /// The state of one counter.
+    /// Returns the state of one counter.
     pub(crate) async fn inspect(&self, key: &str, limit: &Limit) -> CounterSnapshot {
         let counters = [(Key::without_rule(key).expect("a short key"), *limit)];
         let mut snapshots = match &self.store {
@@ -83,7 +83,7 @@ impl Subject {
         snapshots.remove(0)
     }
 
-    pub(crate) fn restart_clock(&self) {
+    pub(crate) fn reset_clock(&self) {
         self.clock.set(START);
     }
 }
@@ -138,14 +138,14 @@ pub(crate) async fn reset(store: &Store, key: &Key, algorithm: Algorithm) -> u64
     }
 }
 
-/// The fields of one answer agree with each other.
+/// Asserts that the fields of one answer are consistent.
 fn assert_is_one_snapshot(share: &Share, limit: &Limit) {
     assert!(share.remaining <= limit.capacity(), "{share:?}");
     assert_eq!(share.passes, share.retry.is_none(), "{share:?}");
-    assert_ne!(share.retry, Some(Retry::After(Duration::ZERO)), "a refusal never says now: {share:?}");
+    assert_ne!(share.retry, Some(Retry::After(Duration::ZERO)), "retry_after is never zero: {share:?}");
     if share.remaining < limit.capacity() {
-        assert!(share.reset_after > Duration::ZERO, "something is used: {share:?}");
+        assert!(share.reset_after > Duration::ZERO, "usage without reset_after: {share:?}");
     } else {
-        assert_eq!(share.reset_after, Duration::ZERO, "nothing is used: {share:?}");
+        assert_eq!(share.reset_after, Duration::ZERO, "reset_after without usage: {share:?}");
     }
 }

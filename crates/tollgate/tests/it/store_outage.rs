@@ -55,7 +55,7 @@ async fn store_is_back(limiter: &Limiter) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_of_two_instances_enforces_half_of_the_limit_however_often_the_store_comes_and_goes() {
+async fn each_of_two_instances_enforces_half_of_the_limit_across_repeated_outages() {
     let server = Server::start(Flavor::Redis7);
     let (one, two) = (limiter(&server).await, limiter(&server).await);
     store_is_back(&one).await;
@@ -89,7 +89,7 @@ async fn each_of_two_instances_enforces_half_of_the_limit_however_often_the_stor
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_arrives_after_its_deadline_charges_nothing() {
+async fn a_call_that_reaches_redis_after_its_deadline_charges_nothing() {
     let server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server).await;
     let limit = Limit::sliding_log(100, MINUTE).unwrap();
@@ -131,7 +131,7 @@ fn keys_of_nodes(cluster: &Cluster) -> [String; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_node_of_a_cluster_makes_nobody_wait_who_needs_another() {
+async fn a_silent_cluster_node_does_not_delay_calls_to_other_nodes() {
     let setup = cluster::Setup::new(Flavor::Redis7).coverage(cluster::Coverage::Partial);
     let cluster = setup.node_timeout(Duration::from_secs(30)).start();
     let places: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();

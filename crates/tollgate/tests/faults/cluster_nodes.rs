@@ -15,16 +15,16 @@ use tollgate_testkit::{
     server::Flavor,
 };
 
-use crate::bench::{HOUR, LONGEST_CALL, MANY, OPTIONS, alone};
+use crate::scenario::{HOUR, LONGEST_CALL, MANY, OPTIONS, run_exclusively};
 
 /// How long the others take a silent node for alive.
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A node that is restarted without its data: what the others need to notice, three seconds, and slack.
-const BACK: Duration = NODE_TIMEOUT.saturating_add(Duration::from_secs(3 + 2));
+const RECOVERY_TIME: Duration = NODE_TIMEOUT.saturating_add(Duration::from_secs(3 + 2));
 
 fn url(cluster: &Cluster) -> String {
-    let places: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
-    format!("redis-cluster://{}", places.join(","))
+    let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis-cluster://{}", addresses.join(","))
 }
 
 async fn limiter(cluster: &Cluster, options: Options) -> Limiter {
@@ -40,12 +40,12 @@ fn limit() -> Limit {
 struct Caller {
     key: String,
     stop: Arc<AtomicBool>,
-    task: tokio::task::JoinHandle<Told>,
+    task: tokio::task::JoinHandle<CallerRecord>,
 }
 
 /// What a caller was told.
 #[derive(Debug, Default)]
-struct Told {
+struct CallerRecord {
     admitted: u64,
     /// By somebody else than the store, and why.
     degraded: Vec<String>,
@@ -57,7 +57,7 @@ impl Caller {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, limiter, asked) = (Arc::clone(&stop), limiter.clone(), key.clone());
         let task = tokio::spawn(async move {
-            let mut told = Told::default();
+            let mut told = CallerRecord::default();
             while !stopped.load(Ordering::Relaxed) {
                 let begun = Instant::now();
                 let decision = limiter.check_key(&asked, &limit(), 1.into()).await.unwrap();
@@ -73,24 +73,24 @@ impl Caller {
         Self { key, stop, task }
     }
 
-    async fn finish(self) -> (String, Told) {
+    async fn finish(self) -> (String, CallerRecord) {
         self.stop.store(true, Ordering::Relaxed);
         (self.key, self.task.await.unwrap())
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_three_primaries_that_dies_disturbs_nobody_who_needs_another() {
-    let _alone = alone().await;
+async fn a_dead_primary_does_not_affect_calls_to_other_primaries() {
+    let _exclusive = run_exclusively().await;
     let setup = Setup::new(Flavor::Redis7).coverage(Coverage::Partial).node_timeout(NODE_TIMEOUT);
     let mut cluster = block_in_place(|| setup.start());
     let limiter = limiter(&cluster, OPTIONS).await;
-    let [dead, well, other] = [0, 1, 2].map(|node| block_in_place(|| cluster.identity_at(node)));
+    let [dead, well, other] = [0, 1, 2].map(|node| block_in_place(|| cluster.limiter_key_on(node)));
     for key in [&dead, &well, &other] {
         assert_eq!(limiter.check_key(key, &limit(), 1.into()).await.unwrap().source, Source::Store);
     }
 
-    block_in_place(|| cluster.node_mut(0).stop_hard());
+    block_in_place(|| cluster.node_mut(0).kill());
     let harmed = Caller::start(&limiter, dead.clone());
     let unharmed = [&well, &other, &well, &other].map(|key| Caller::start(&limiter, key.clone()));
     tokio::time::sleep(2 * NODE_TIMEOUT + Duration::from_secs(1)).await;
@@ -106,14 +106,14 @@ async fn one_of_three_primaries_that_dies_disturbs_nobody_who_needs_another() {
     block_in_place(|| cluster.node_mut(0).restart());
     let restarted = Instant::now();
     while limiter.check_key(&dead, &limit(), 1.into()).await.unwrap().source != Source::Store {
-        assert!(restarted.elapsed() < BACK, "not decided after {:?}", restarted.elapsed());
+        assert!(restarted.elapsed() < RECOVERY_TIME, "not decided after {:?}", restarted.elapsed());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_slots_of_a_node_move_to_another_and_back_and_no_caller_hears_of_it() {
-    let _alone = alone().await;
+async fn moving_all_slots_of_a_node_is_invisible_to_callers() {
+    let _exclusive = run_exclusively().await;
     // or a node without slots becomes a replica, and one that is busy with thousands of them is taken for dead
     let setup = Setup::new(Flavor::Redis7).args(&["--cluster-allow-replica-migration", "no"]);
     let cluster = block_in_place(|| setup.node_timeout(Duration::from_secs(30)).start());
@@ -121,10 +121,10 @@ async fn all_slots_of_a_node_move_to_another_and_back_and_no_caller_hears_of_it(
     let patient = Options { deadline: Duration::from_secs(20), ..OPTIONS };
     let limiter = limiter(&cluster, patient).await;
     let keys = (0..12).map(|number| format!("key-{number}"));
-    let keys = keys.chain([0, 1, 2].map(|node| block_in_place(|| cluster.identity_at(node))));
+    let keys = keys.chain([0, 1, 2].map(|node| block_in_place(|| cluster.limiter_key_on(node))));
     let callers: Vec<Caller> = keys.map(|key| Caller::start(&limiter, key)).collect();
     for (from, to) in [(0, 1), (1, 0), (2, 1)] {
-        block_in_place(|| cluster.move_every_slot(from, to));
+        block_in_place(|| cluster.move_all_slots(from, to));
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     for caller in callers {

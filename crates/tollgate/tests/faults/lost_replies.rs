@@ -7,11 +7,11 @@ use tollgate::{Limiter, RedisStore, Source, StoreError};
 use tollgate_testkit::{
     cluster::Cluster,
     delay_proxy::DelayProxy,
-    proxy::{Proxy, Requests},
+    proxy::{Proxy, RequestFilter},
     server::{Flavor, Server},
 };
 
-use crate::bench::{MANY, Mixture, OPTIONS, alone, check, rules};
+use crate::scenario::{MANY, OPTIONS, RuleMix, check, rules, run_exclusively};
 
 /// Each asks one question after the other: a thousand in all.
 const INSTANCES: u32 = 8;
@@ -26,12 +26,14 @@ async fn connected(url: &str) -> Limiter {
 
 /// Asks a thousand times while every tenth reply is lost, and compares with what was charged.
 async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
-    let labels = Mixture::OPEN.labels("lost");
+    let labels = RuleMix::OPEN.labels("lost");
     let mut limiters = Vec::new();
     for _ in 0..INSTANCES {
         limiters.push(connected(url).await);
     }
-    proxies.iter().for_each(|proxy| block_in_place(|| proxy.swallow_every(10, Requests::SCRIPTS)));
+    proxies
+        .iter()
+        .for_each(|proxy| block_in_place(|| proxy.drop_every_nth_reply(10, RequestFilter::SCRIPTS)));
     let mut instances = JoinSet::new();
     for limiter in limiters {
         let labels = labels.clone();
@@ -56,7 +58,7 @@ async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
     }
     let told = instances.join_all().await;
     let (admitted, unknown) = told.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    let lost: u64 = proxies.iter().map(|proxy| proxy.counters().swallowed).sum();
+    let lost: u64 = proxies.iter().map(|proxy| proxy.counters().dropped_replies).sum();
     proxies.iter().for_each(|proxy| block_in_place(|| proxy.pass()));
 
     let peeked = connected(url).await.peek(&labels, 1).await.unwrap();
@@ -69,16 +71,16 @@ async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_each() {
-    let _alone = alone().await;
+async fn a_thousand_calls_with_every_tenth_reply_lost_are_charged_once_each() {
+    let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     lose_every_tenth_reply(&proxy.url(), std::slice::from_ref(&proxy)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_each_over_a_network() {
-    let _alone = alone().await;
+async fn a_thousand_calls_with_every_tenth_reply_lost_are_charged_once_each_over_a_network() {
+    let _exclusive = run_exclusively().await;
     for round_trip in [1, 5].map(Duration::from_millis) {
         let server = Server::start(Flavor::Redis7);
         let delay_proxy = DelayProxy::start(server.addr(), round_trip);
@@ -88,10 +90,10 @@ async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_ea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_calls_of_which_every_tenth_reply_is_lost_are_charged_once_each_on_a_cluster() {
-    let _alone = alone().await;
+async fn a_thousand_calls_with_every_tenth_reply_lost_are_charged_once_each_on_a_cluster() {
+    let _exclusive = run_exclusively().await;
     let cluster = block_in_place(|| Cluster::start(Flavor::Redis7));
-    let proxies = block_in_place(|| cluster.behind_proxies());
-    let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
-    lose_every_tenth_reply(&format!("redis-cluster://{}", places.join(",")), &proxies).await;
+    let proxies = block_in_place(|| cluster.start_proxies());
+    let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+    lose_every_tenth_reply(&format!("redis-cluster://{}", addresses.join(",")), &proxies).await;
 }

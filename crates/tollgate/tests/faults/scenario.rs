@@ -9,7 +9,7 @@ use tokio::{
 use tollgate::{Decision, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
 use tollgate_testkit::{oracle::Admitted, server::Server};
 
-use crate::pulse;
+use crate::machine_pauses;
 
 /// How long a decision may take.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
@@ -20,11 +20,11 @@ pub(crate) const RECOVERY: Duration = Duration::from_millis(2_000 + 1_000);
 /// A window that does not end during a test.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
-static ALONE: Mutex<()> = Mutex::const_new(());
+static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
 /// Waits until no other test of this file runs.
-pub(crate) async fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().await
+pub(crate) async fn run_exclusively() -> MutexGuard<'static, ()> {
+    EXCLUSIVE.lock().await
 }
 
 /// What a rule with the policy `local` lets pass of each user.
@@ -54,9 +54,9 @@ pub(crate) async fn limiter(url: &str) -> Limiter {
 
 /// Which rules a request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mixture(pub(crate) &'static [&'static str]);
+pub(crate) struct RuleMix(pub(crate) &'static [&'static str]);
 
-impl Mixture {
+impl RuleMix {
     pub(crate) const OPEN: Self = Self(&["open"]);
     pub(crate) const ALL: [Self; 5] = [
         Self::OPEN,
@@ -73,8 +73,8 @@ impl Mixture {
     }
 
     /// Asserts that a decision without the store is the one of these rules' policies. So many passed so before.
-    pub(crate) fn assert_degraded_right(self, decision: &Decision, passed_before: u64, context: &str) {
-        let (source, rule) = self.without_store();
+    pub(crate) fn assert_degraded_decision(self, decision: &Decision, passed_before: u64, context: &str) {
+        let (source, rule) = self.degraded_outcome();
         let passes = match source {
             Source::Closed => false,
             Source::Fallback => passed_before < LOCAL_AMOUNT,
@@ -86,7 +86,7 @@ impl Mixture {
     }
 
     /// Who decides without the store, and by which rule.
-    pub(crate) fn without_store(self) -> (Source, Option<&'static str>) {
+    pub(crate) fn degraded_outcome(self) -> (Source, Option<&'static str>) {
         if self.0.contains(&"closed") {
             (Source::Closed, Some("closed"))
         } else if self.0.contains(&"local") {
@@ -99,13 +99,13 @@ impl Mixture {
 
 /// Asks once, and holds the call to its time.
 pub(crate) async fn check(limiter: &Limiter, labels: &Labels, context: &str) -> Decision {
-    let (begun, stood_still) = (Instant::now(), pulse::stood_still());
+    let (begun, total_pause) = (Instant::now(), machine_pauses::total_pause());
     let decision = limiter.check(labels, 1).await.unwrap();
     let took = begun.elapsed();
     if took > LONGEST_CALL {
         // until the machine's pulse has been felt again
         tokio::time::sleep(LONGEST_CALL).await;
-        let paused = pulse::stood_still() - stood_still;
+        let paused = machine_pauses::total_pause() - total_pause;
         assert!(took <= LONGEST_CALL + paused, "{context}: a call took {took:?}, {decision:?}");
     }
     decision

@@ -9,7 +9,7 @@ use tollgate::{
 };
 use tollgate_testkit::{
     server::{Flavor, Server, Setup},
-    subject::DecideAll,
+    store_fixture::DecideAll,
     tls::ClientCertificates,
 };
 
@@ -37,7 +37,7 @@ async fn refusal(url: &str, settings: &RedisSettings) -> String {
 }
 
 #[tokio::test]
-async fn a_private_authority_is_trusted_when_given_and_no_other_is() {
+async fn only_the_configured_authority_is_trusted() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     let trusting = RedisSettings::default().authority(pem(&server.tls().authority));
     let store = RedisStore::connect_with(&server.url(), &trusting).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_private_authority_is_trusted_when_given_and_no_other_is() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_a_client_certificate_gets_it() {
+async fn a_client_certificate_is_presented_when_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     let files = server.tls();
     let unknown = RedisSettings::default().authority(pem(&files.authority));
@@ -104,7 +104,7 @@ async fn user_password_database_and_name_reach_the_server() {
 }
 
 #[tokio::test]
-async fn the_users_of_the_documentation_may_do_all_that_is_needed_and_nothing_else() {
+async fn the_documented_acl_user_has_exactly_the_needed_permissions() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let line = PAGE.lines().find_map(|line| line.strip_prefix("user tollgate ")).unwrap();
@@ -148,8 +148,7 @@ async fn the_users_of_the_documentation_may_do_all_that_is_needed_and_nothing_el
 }
 
 #[tokio::test]
-async fn the_user_of_the_documentation_suffices_on_a_cluster_whose_one_node_speaks_tls_and_knows_no_address()
-{
+async fn the_documented_acl_user_suffices_on_a_tls_cluster_of_one_node_without_an_announced_address() {
     let node = Setup::new(Flavor::Redis7)
         .tls(ClientCertificates::Ignored)
         .args(&["--cluster-enabled", "yes", "--tls-cluster", "yes"])
@@ -175,7 +174,7 @@ async fn the_user_of_the_documentation_suffices_on_a_cluster_whose_one_node_spea
 }
 
 #[tokio::test]
-async fn no_password_and_no_key_is_ever_shown() {
+async fn passwords_and_keys_are_never_printed() {
     let server = Setup::new(Flavor::Redis7).password("right").start();
     let place = server.addr();
     let mut shown = Vec::new();

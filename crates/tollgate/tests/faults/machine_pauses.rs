@@ -12,27 +12,27 @@ use std::{
 
 use tokio::time::Instant;
 
-const BEAT: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(5);
 /// What a beat may be late without being counted.
-const LATE: Duration = Duration::from_millis(50);
+const TOLERANCE: Duration = Duration::from_millis(50);
 
-static BEATS: Once = Once::new();
-static STOOD_STILL_MILLIS: AtomicU64 = AtomicU64::new(0);
+static MONITOR: Once = Once::new();
+static TOTAL_PAUSE_MILLIS: AtomicU64 = AtomicU64::new(0);
 
 /// For how long the machine has stood still up to now, since this was first asked.
-pub(crate) fn stood_still() -> Duration {
-    BEATS.call_once(|| drop(thread::spawn(beat)));
-    Duration::from_millis(STOOD_STILL_MILLIS.load(Ordering::Relaxed))
+pub(crate) fn total_pause() -> Duration {
+    MONITOR.call_once(|| drop(thread::spawn(monitor)));
+    Duration::from_millis(TOTAL_PAUSE_MILLIS.load(Ordering::Relaxed))
 }
 
-fn beat() {
+fn monitor() {
     let mut last = Instant::now();
     loop {
-        thread::park_timeout(BEAT);
+        thread::park_timeout(INTERVAL);
         let now = Instant::now();
-        if now - last > LATE {
+        if now - last > TOLERANCE {
             let millis = u64::try_from((now - last).as_millis()).unwrap();
-            STOOD_STILL_MILLIS.fetch_add(millis, Ordering::Relaxed);
+            TOTAL_PAUSE_MILLIS.fetch_add(millis, Ordering::Relaxed);
         }
         last = now;
     }
