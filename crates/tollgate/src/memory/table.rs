@@ -1,8 +1,8 @@
-//! The table: shards behind locks, and the order in which they are taken.
+//! The table: shards behind locks, and the lock order.
 //!
-//! A check over several counters takes the locks of all their shards before it looks at any, always in the
-//! order of the shards, so that two checks never wait for each other in a circle. Requests that are checked beside each other
-//! take those that are open, and wait for another one only without any.
+//! A check over several counters locks all their shards before it reads any of them, always in the order of the shards, so that
+//! checks never deadlock. Independent requests that are checked together take only locks that are free, and wait for a lock
+//! only while they hold none.
 
 use std::{
     num::NonZero,
@@ -26,24 +26,24 @@ use crate::{
     store::CounterSnapshot,
 };
 
-/// How many shards, and so how many decisions can be under way at once. A power of two.
+/// Number of shards, and so of concurrent decisions. A power of two.
 const SHARDS: usize = 64;
-const _: () = assert!(SHARDS <= u64::BITS as usize, "those that are busy are bits of a number");
-/// Which part of the memory is set aside for coarse counters: one in so many.
+const _: () = assert!(SHARDS <= u64::BITS as usize, "busy shards are the bits of one number");
+/// One part in this many of the memory is reserved for overflow counters.
 const OVERFLOW_SHARE: usize = 16;
 
-/// A mutual exclusion lock: real in the store, simulated where its use is checked.
+/// A mutex: the real one in the store, a simulated one in concurrency tests.
 pub(super) trait Lock<T> {
-    /// What holding the lock gives.
+    /// The guard of a held lock.
     type Guard<'a>: DerefMut<Target = T>
     where
         Self: 'a,
         T: 'a;
-    /// An open lock.
+    /// Creates an unlocked mutex.
     fn new(value: T) -> Self;
-    /// Waits for the lock and takes it.
+    /// Acquires the lock, blocking.
     fn lock(&self) -> Self::Guard<'_>;
-    /// Takes the lock if it is open.
+    /// Acquires the lock if it is free.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
@@ -66,26 +66,27 @@ impl<T> Lock<T> for parking_lot::Mutex<T> {
     }
 }
 
-/// How many counters are checked before their answers are told.
-const MAX_ASKED: usize = 32;
-/// How many shards one thread holds at most to check several counters.
-pub(super) const MAX_AT_ONCE: usize = 8;
-/// Which part of the shards all threads together hold then, at most: one in so many.
-const AT_ONCE_SHARE: usize = 8;
+/// Number of counters that are checked before their answers are emitted.
+const PENDING_CHUNK: usize = 32;
+/// Largest number of shards that one thread locks to check several counters.
+pub(super) const MAX_PREFETCH: usize = 8;
+/// All threads together lock at most one part in this many of the shards.
+const PREFETCH_SHARE: usize = 8;
 
 pub(super) struct Table<L> {
     shards: Box<[CachePadded<L>]>,
     hashing: Hashing,
     budget: Budget,
-    /// How many shards one thread may hold to check several counters.
-    pub(super) at_once: usize,
-    /// Which shard makes room next, and how many are still to do so.
-    next_to_search: AtomicUsize,
-    left_to_search: AtomicUsize,
+    /// Number of shards that one thread may lock to check several counters.
+    pub(super) prefetch_width: usize,
+    /// The next shard to sweep.
+    next_to_sweep: AtomicUsize,
+    /// Number of shards that remain to be swept.
+    left_to_sweep: AtomicUsize,
 }
 
-/// A lock on cache lines of its own, which processors fetch in pairs: threads in different shards do not slow
-/// each other down.
+/// A value on its own pair of cache lines, which processors fetch together, so that threads in different shards do not share
+/// lines.
 #[repr(align(128))]
 struct CachePadded<L>(L);
 
@@ -102,14 +103,14 @@ impl<L: Lock<Shard>> Table<L> {
             shards,
             hashing,
             budget,
-            at_once: (SHARDS / AT_ONCE_SHARE / threads).clamp(1, MAX_AT_ONCE),
-            next_to_search: AtomicUsize::new(0),
-            left_to_search: AtomicUsize::new(0),
+            prefetch_width: (SHARDS / PREFETCH_SHARE / threads).clamp(1, MAX_PREFETCH),
+            next_to_sweep: AtomicUsize::new(0),
+            left_to_sweep: AtomicUsize::new(0),
         }
     }
 
-    /// Decides over one counter. The clock is read once its lock is held: a time read before may be older, by the
-    /// time it counts, than what others have charged meanwhile.
+    /// Decides a check of one counter. The clock is read while the lock is held: an earlier reading may be older than charges
+    /// by other threads in the meantime.
     #[inline(always)]
     pub(super) fn decide_one(
         &self,
@@ -119,55 +120,55 @@ impl<L: Lock<Shard>> Table<L> {
         count: u32,
         clock: impl Fn() -> Timestamp,
     ) -> (Answer, Timestamp) {
-        let (shard, hash) = self.place(key, terms.limit.algorithm());
+        let (shard, hash) = self.locate(key, terms.limit.algorithm());
         let lookup = Lookup { key, hash, limit: &terms.limit, operation };
         let mut shard = self.shards[shard].0.lock();
         let now = clock();
-        if self.budget.is_tight() {
-            shard.make_room(&self.budget, now);
+        if self.budget.is_nearly_full() {
+            shard.sweep(&self.budget, now);
         }
         let answer = shard.decide(&lookup, terms, count, &self.budget, now);
         drop(shard);
-        self.make_room_elsewhere(now);
+        self.sweep_next_shard(now);
         (answer, now)
     }
 
-    /// Checks one counter after the other, each for a request of its own.
+    /// Checks counters in order, each for a separate request.
     pub(super) fn check_each(
         &self,
         tiers: &[Tier],
         clock: impl Fn() -> Timestamp,
         mut emit: impl FnMut(&Answer),
     ) {
-        if self.at_once == 1 || tiers.len() == 1 {
+        if self.prefetch_width == 1 || tiers.len() == 1 {
             for Tier { key, terms } in tiers {
                 emit(&self.decide_one(key, terms, Operation::Check, 1, &clock).0);
             }
             return;
         }
-        for tiers in tiers.chunks(MAX_ASKED) {
-            // filled where it is: it is large
-            let mut asked = SmallVec::<[PendingCheck<'_>; MAX_ASKED]>::new();
-            asked.extend(tiers.iter().map(|tier| self.asked(tier)));
+        for tiers in tiers.chunks(PENDING_CHUNK) {
+            // filled in index: it is large
+            let mut pending = SmallVec::<[PendingCheck<'_>; PENDING_CHUNK]>::new();
+            pending.extend(tiers.iter().map(|tier| self.pending_check(tier)));
             let mut first = 0;
-            while first < asked.len() {
-                self.check_at_once(&mut asked[first..], &clock);
-                first += asked[first..].iter().take_while(|one| one.answer.is_some()).count();
+            while first < pending.len() {
+                self.check_prefetched(&mut pending[first..], &clock);
+                first += pending[first..].iter().take_while(|one| one.answer.is_some()).count();
             }
-            asked.iter().filter_map(|one| one.answer.as_ref()).for_each(&mut emit);
+            pending.iter().filter_map(|one| one.answer.as_ref()).for_each(&mut emit);
         }
     }
 
-    /// Checks some of these counters, of which the first is not checked yet. Several are locked together before any is looked
-    /// at, so that the processor waits for the memory of all of them at the same time.
+    /// Checks some of these counters, including the first one. Several are locked before any is read, so that the processor
+    /// loads the memory of all of them at the same time.
     ///
-    /// Those whose lock somebody else holds are left for later: by then it mostly is open, and a thread that waited with locks in
-    /// its hands would have others wait for it. It waits only when there is nothing else to do, and holds nothing then.
-    fn check_at_once(&self, asked: &mut [PendingCheck<'_>], clock: impl Fn() -> Timestamp) {
-        let mut held = SmallVec::<[(usize, L::Guard<'_>); MAX_AT_ONCE]>::new();
-        let mut chosen = SmallVec::<[usize; MAX_AT_ONCE]>::new();
+    /// Counters whose lock another thread holds are skipped for now: a thread that waited with locks would block others. It waits
+    /// only if it could take no lock, and holds none then.
+    fn check_prefetched(&self, pending: &mut [PendingCheck<'_>], clock: impl Fn() -> Timestamp) {
+        let mut held = SmallVec::<[(usize, L::Guard<'_>); MAX_PREFETCH]>::new();
+        let mut selected = SmallVec::<[usize; MAX_PREFETCH]>::new();
         let mut busy = 0_u64;
-        for (place, one) in asked.iter_mut().enumerate() {
+        for (index, one) in pending.iter_mut().enumerate() {
             if one.answer.is_some() || busy & (1 << one.shard) != 0 {
                 continue;
             }
@@ -179,51 +180,51 @@ impl<L: Lock<Shard>> Table<L> {
                         held.len() - 1
                     }
                     None => {
-                        // also for those that follow: what comes first in a shard is decided first
+                        // also skips later counters of this shard, so that their order is kept
                         busy |= 1 << one.shard;
                         continue;
                     }
                 },
             };
-            chosen.push(place);
-            if chosen.len() == self.at_once {
+            selected.push(index);
+            if selected.len() == self.prefetch_width {
                 break;
             }
         }
-        if chosen.is_empty() {
-            held.push((asked[0].shard, self.shards[asked[0].shard].0.lock()));
-            chosen.push(0);
-            asked[0].held = 0;
+        if selected.is_empty() {
+            held.push((pending[0].shard, self.shards[pending[0].shard].0.lock()));
+            selected.push(0);
+            pending[0].held = 0;
         }
         let now = clock();
-        if self.budget.is_tight() {
-            held.iter_mut().for_each(|(_, shard)| shard.make_room(&self.budget, now));
+        if self.budget.is_nearly_full() {
+            held.iter_mut().for_each(|(_, shard)| shard.sweep(&self.budget, now));
         }
-        for &place in &chosen {
-            let one = &mut asked[place];
-            one.likely = held[one.held].1.likely(one.hash);
+        for &index in &selected {
+            let one = &mut pending[index];
+            one.probable_id = held[one.held].1.probable_id(one.hash);
         }
-        for &place in &chosen {
-            let PendingCheck { held: at, likely, .. } = asked[place];
-            held[at].1.fetch(likely);
+        for &index in &selected {
+            let PendingCheck { held: at, probable_id, .. } = pending[index];
+            held[at].1.prefetch(probable_id);
         }
-        for &place in &chosen {
-            let one = &mut asked[place];
+        for &index in &selected {
+            let one = &mut pending[index];
             let Tier { key, terms } = one.tier;
             let lookup = Lookup { key, hash: one.hash, limit: &terms.limit, operation: Operation::Check };
             one.answer = Some(held[one.held].1.decide(&lookup, terms, 1, &self.budget, now));
         }
         drop(held);
-        self.make_room_elsewhere(now);
+        self.sweep_next_shard(now);
     }
 
     #[inline]
-    fn asked<'a>(&self, tier: &'a Tier) -> PendingCheck<'a> {
-        let (shard, hash) = self.place(&tier.key, tier.terms.limit.algorithm());
-        PendingCheck { tier, shard, hash, held: 0, likely: None, answer: None }
+    fn pending_check<'a>(&self, tier: &'a Tier) -> PendingCheck<'a> {
+        let (shard, hash) = self.locate(&tier.key, tier.terms.limit.algorithm());
+        PendingCheck { tier, shard, hash, held: 0, probable_id: None, answer: None }
     }
 
-    /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
+    /// Decides checks in order, at one moment: every shard involved is locked before the clock is read.
     pub(super) fn decide(
         &self,
         checks: &[Check],
@@ -237,60 +238,60 @@ impl<L: Lock<Shard>> Table<L> {
             return (vec![vec![answer]], now);
         }
         let tiers = checks.iter().flat_map(Check::tiers);
-        let places: Vec<(usize, u64)> =
-            tiers.map(|tier| self.place(&tier.key, tier.terms.limit.algorithm())).collect();
-        let mut order: Vec<usize> = places.iter().map(|(shard, _)| *shard).collect();
+        let locations: Vec<(usize, u64)> =
+            tiers.map(|tier| self.locate(&tier.key, tier.terms.limit.algorithm())).collect();
+        let mut order: Vec<usize> = locations.iter().map(|(shard, _)| *shard).collect();
         order.sort_unstable();
         order.dedup();
         let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].0.lock()).collect();
         let now = clock();
-        if self.budget.is_tight() {
-            guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
+        if self.budget.is_nearly_full() {
+            guards.iter_mut().for_each(|shard| shard.sweep(&self.budget, now));
         }
         let mut locked = Locked { order: &order, guards: &mut guards, budget: &self.budget, now };
-        let mut places = &*places;
+        let mut locations = &*locations;
         let answers = checks.iter().map(|check| {
-            let (own, rest) = places.split_at(check.tiers().len());
-            places = rest;
+            let (own, rest) = locations.split_at(check.tiers().len());
+            locations = rest;
             locked.decide(check, own)
         });
         let answers = answers.collect();
         drop(guards);
-        self.make_room_elsewhere(now);
+        self.sweep_next_shard(now);
         (answers, now)
     }
 
-    /// Once memory is tight, lets one shard after the other forget what it can, whoever is busy with which: all of them,
-    /// also when the first ones make room enough. What lies between what was forgotten is of no use to the allocator.
+    /// Once memory is nearly full, sweeps one shard per decision until all shards were swept, even if the first ones free
+    /// enough: the allocator cannot use scattered free memory.
     #[inline]
-    fn make_room_elsewhere(&self, now: Timestamp) {
-        if self.budget.is_tight() {
-            self.left_to_search.store(SHARDS, Ordering::Relaxed);
+    fn sweep_next_shard(&self, now: Timestamp) {
+        if self.budget.is_nearly_full() {
+            self.left_to_sweep.store(SHARDS, Ordering::Relaxed);
         }
-        if self.left_to_search.load(Ordering::Relaxed) > 0 {
-            self.search_next(now);
+        if self.left_to_sweep.load(Ordering::Relaxed) > 0 {
+            self.sweep_one(now);
         }
     }
 
     #[cold]
-    fn search_next(&self, now: Timestamp) {
-        // threads that count at once may search one shard more than they need to
-        let left = self.left_to_search.load(Ordering::Relaxed).saturating_sub(1);
-        self.left_to_search.store(left, Ordering::Relaxed);
-        let next = self.next_to_search.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    fn sweep_one(&self, now: Timestamp) {
+        // concurrent threads may sweep one shard more than needed
+        let left = self.left_to_sweep.load(Ordering::Relaxed).saturating_sub(1);
+        self.left_to_sweep.store(left, Ordering::Relaxed);
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % SHARDS;
         if let Some(mut shard) = self.shards[next].0.try_lock() {
-            shard.make_room(&self.budget, now);
+            shard.sweep(&self.budget, now);
         }
     }
 
-    pub(super) fn forget(&self, key: &Key, algorithm: Algorithm) -> bool {
-        let (shard, hash) = self.place(key, algorithm);
-        self.shards[shard].0.lock().forget(key, hash, algorithm, &self.budget)
+    pub(super) fn remove_counter(&self, key: &Key, algorithm: Algorithm) -> bool {
+        let (shard, hash) = self.locate(key, algorithm);
+        self.shards[shard].0.lock().remove_counter(key, hash, algorithm, &self.budget)
     }
 
-    /// What a counter holds; nothing, if it has none of its own.
+    /// Returns the snapshot of a counter; that of a fresh one if it does not exist.
     pub(super) fn inspect(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
-        let (shard, hash) = self.place(key, limit.algorithm());
+        let (shard, hash) = self.locate(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
         CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
@@ -305,28 +306,28 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     #[inline]
-    fn place(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
+    fn locate(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
         let hash = self.hashing.of_key(key, algorithm);
-        // bits from the middle: the index in a shard tells its counters apart by the low ones and the highest eight
+        // bits from the middle: the index of a shard uses the low bits and the highest eight
         let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
         (shard, hash)
     }
 }
 
-/// A counter that is checked beside others.
+/// The check of one counter among others.
 struct PendingCheck<'a> {
     tier: &'a Tier,
     shard: usize,
     hash: u64,
-    /// Which of the locks that are held is its shard's.
+    /// Index of the lock of its shard among the held locks.
     held: usize,
-    /// Where it lies there, most likely.
-    likely: Option<u32>,
-    /// What it says, once it is checked.
+    /// Its probable id in the shard.
+    probable_id: Option<u32>,
+    /// The answer, once checked.
     answer: Option<Answer>,
 }
 
-/// All shards that a batch touches, held together.
+/// All locked shards of a batch.
 struct Locked<'a, G> {
     order: &'a [usize],
     guards: &'a mut [G],
@@ -335,19 +336,19 @@ struct Locked<'a, G> {
 }
 
 impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
-    /// Decides one check, whose tiers have these places.
-    fn decide(&mut self, check: &Check, places: &[(usize, u64)]) -> Vec<Answer> {
+    /// Decides one check, whose tiers have these locations.
+    fn decide(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
         let (operation, count, now) = (check.operation(), check.count(), self.now);
-        let tiers = || check.tiers().iter().zip(places);
+        let tiers = || check.tiers().iter().zip(locations);
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
-            let adjusted = tiers().map(|(tier, place)| {
-                self.with(operation, tier, place, |state| tier.terms.adjust(state, operation, count, now))
+            let adjusted = tiers().map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.adjust(state, operation, count, now))
             });
             return adjusted.collect();
         }
         let passes: Vec<u32> = tiers()
-            .map(|(tier, place)| {
-                self.with(operation, tier, place, |state| tier.terms.passes(state, count, now))
+            .map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.passes(state, count, now))
             })
             .collect();
         let granted = match operation {
@@ -356,8 +357,10 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             }
             _ => 0,
         };
-        let settled = tiers().zip(passes).map(|((tier, place), passes)| {
-            self.with(operation, tier, place, |state| tier.terms.settle(state, passes, granted, count, now))
+        let settled = tiers().zip(passes).map(|((tier, location), passes)| {
+            self.with(operation, tier, location, |state| {
+                tier.terms.settle(state, passes, granted, count, now)
+            })
         });
         settled.collect()
     }
@@ -369,7 +372,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         &(shard, hash): &(usize, u64),
         mut act: impl FnMut(&mut tollgate_core::State) -> R,
     ) -> R {
-        let held = self.order.binary_search(&shard).expect("every tier's shard has been locked");
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
         let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
         self.guards[held].with(&lookup, self.budget, self.now, &mut act)
     }
