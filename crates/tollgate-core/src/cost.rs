@@ -1,4 +1,4 @@
-//! How much one request takes from a limit.
+//! The cost of one request.
 
 use crate::time::MAX_EXACT;
 
@@ -15,28 +15,28 @@ use crate::time::MAX_EXACT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cost(u64);
 
-/// A cost that no store could hold exactly.
+/// A cost that no store can represent exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cost {0} is too large: use a whole number from 0 to {MAX_EXACT}")]
 pub struct CostError(pub u64);
 
 impl Cost {
-    /// Takes nothing: reads, and is refused only in debt.
+    /// No units: a read, which is denied only by a counter in debt.
     pub const ZERO: Self = Self(0);
-    /// Takes one unit.
+    /// One unit.
     pub const ONE: Self = Self(1);
     /// The largest cost.
     pub const MAX: Self = Self(MAX_EXACT);
 
-    /// A cost of `units`.
+    /// Creates a cost of `units`.
     ///
     /// # Errors
-    /// When `units` is above 2^53 - 1.
+    /// If `units` is above 2^53 - 1.
     pub const fn new(units: u64) -> Result<Self, CostError> {
         if units > MAX_EXACT { Err(CostError(units)) } else { Ok(Self(units)) }
     }
 
-    /// The number of units.
+    /// Returns the number of units.
     pub const fn units(self) -> u64 {
         self.0
     }

@@ -1,15 +1,15 @@
-//! The answer's vocabulary, and the one place where waits are rounded for people and headers.
+//! The parts of a decision, and the only place where waits are rounded for display and headers.
 
 use std::time::Duration;
 
-/// Whether a request may pass.
+/// Whether a request is allowed.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tollgate_core::{Outcome, Retry, decision::whole_seconds_up};
 ///
-/// let refused = Outcome::Denied { retry: Retry::After(Duration::from_millis(1_400)) };
-/// let status = match refused {
+/// let denied = Outcome::Denied { retry: Retry::After(Duration::from_millis(1_400)) };
+/// let status = match denied {
 ///     Outcome::Allowed => "200".to_owned(),
 ///     Outcome::Denied { retry: Retry::After(wait) } => format!("429, Retry-After: {}", whole_seconds_up(wait)),
 ///     Outcome::Denied { retry: Retry::Never } => "429".to_owned(),
@@ -18,37 +18,37 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It may. A check has charged it.
+    /// The request is allowed. A check has charged it.
     Allowed,
-    /// It may not.
+    /// The request is denied.
     Denied {
-        /// When to come back.
+        /// When a retry would be allowed.
         retry: Retry,
     },
 }
 
 impl Outcome {
-    /// Whether the request may pass.
+    /// Returns whether the request is allowed.
     pub const fn is_allowed(self) -> bool {
         matches!(self, Self::Allowed)
     }
 }
 
-/// When a refused request would pass if nobody else came.
+/// When a denied request would be allowed, without other requests in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
     /// After this wait, to the microsecond; never zero.
     After(Duration),
-    /// Never: it costs more than the limit can ever hold.
+    /// Never: the cost exceeds the capacity of the limit.
     Never,
 }
 
-/// A wait in whole seconds, rounded up: nobody is invited back too early.
+/// Returns a wait in whole seconds, rounded up, so that no client retries too early.
 pub fn whole_seconds_up(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
-/// A wait in whole milliseconds, rounded up; what does not fit counts as the largest.
+/// Returns a wait in whole milliseconds, rounded up and saturating.
 pub fn whole_millis_up(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
-//! The pure core of tollgate: what a limit is, how each algorithm decides, what an answer says.
+//! The pure core of tollgate: limits, algorithms and decisions.
 //!
-//! Everything here is a function of state and time. There is no IO, no clock, no lock and no async:
-//! a store reads its own clock, hands the time in, and keeps what comes back.
+//! Everything here is a function of state and time, without I/O, clock, lock or async code. A store reads its own
+//! clock, passes the time in, and keeps the returned state.
 //!
 //! ```
 //! use std::time::Duration;
@@ -20,30 +20,34 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! To limit requests, use the crate `tollgate`, which brings stores, rules and a clock; this one is for whoever builds something
-//! of their own on the same algorithms.
+//! To limit requests, use the crate `tollgate`, which adds stores, rules and a clock. Use this crate to build another limiter on
+//! the same algorithms.
 //!
-//! * [`limit`]: how much and how fast; impossible to build wrong
-//! * [`cost`]: how much one request takes
-//! * [`time`]: a moment on a store's clock
-//! * [`algorithm`]: the state of each algorithm and what it does with a charge
-//! * [`step`]: many identical requests against one counter, decided at once
-//! * [`decision`]: the answer, and the only place where it is rounded for people
-//! * [`oracle`]: whether what was admitted keeps to a limit, from nothing but the callers' clocks
+//! * [`limit`]: amount, window and algorithm, validated on construction
+//! * [`cost`]: the cost of one request
+//! * [`time`]: a moment of a store's clock
+//! * [`algorithm`]: the algorithms, their states, and the table that registers them
+//! * [`step`]: the decision for many identical requests on one counter
+//! * [`packed`]: states in three numbers
+//! * [`decision`]: the outcome, and the only place where waits are rounded for display
+//! * [`snapshot`]: the state of a counter, for display
+//! * [`oracle`]: checks from the callers' clocks alone whether the admitted calls keep to a limit
 
 pub mod algorithm;
 pub mod cost;
 pub mod decision;
 pub mod limit;
 pub mod oracle;
+pub mod packed;
 pub mod snapshot;
 pub mod step;
 pub mod time;
 
-pub use algorithm::State;
+pub use algorithm::{Algorithm, Bound, State};
 pub use cost::{Cost, CostError};
 pub use decision::{Outcome, Retry};
-pub use limit::{Algorithm, Limit, LimitError};
+pub use limit::{Limit, LimitError};
+pub use packed::Scale;
 pub use snapshot::Snapshot;
 pub use step::{Answer, Operation, Terms};
 pub use time::Timestamp;

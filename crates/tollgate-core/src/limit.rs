@@ -1,113 +1,49 @@
-//! How much and how fast: a [`Limit`], checked once when it is built and trusted ever after.
+//! A [`Limit`]: amount, window and algorithm, validated on construction.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
-/// The largest amount, and the largest burst, of every algorithm but the sliding log.
+use crate::algorithm::Algorithm;
+
+/// The largest amount and the largest burst of every algorithm except the sliding log.
 pub const MAX_AMOUNT: u64 = 1_000_000_000;
-/// The largest amount of a sliding log, which remembers each accepted request.
+/// The largest amount of a sliding log, which stores each accepted request.
 pub const MAX_LOG_AMOUNT: u64 = 1_000_000;
 /// The shortest window.
 pub const MIN_WINDOW: Duration = Duration::from_millis(1);
 /// The longest window: ten years of 365 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The ways to count.
-///
-/// ```
-/// use tollgate_core::Algorithm;
-///
-/// assert_eq!("sliding-log".parse(), Ok(Algorithm::SlidingLog));
-/// assert_eq!("gcra".parse(), Ok(Algorithm::TokenBucket));
-/// assert_eq!(Algorithm::TokenBucket.to_string(), "token-bucket");
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// One counter per window of the clock.
-    FixedWindow,
-    /// The exact times of what was accepted.
-    SlidingLog,
-    /// Two counters, the older one fading out.
-    SlidingCounter,
-    /// A level that drains at a steady rate.
-    TokenBucket,
-}
-
-impl Algorithm {
-    /// Every algorithm, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::FixedWindow, Self::SlidingLog, Self::SlidingCounter, Self::TokenBucket];
-
-    /// The name used in configuration, keys and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::FixedWindow => "fixed-window",
-            Self::SlidingLog => "sliding-log",
-            Self::SlidingCounter => "sliding-counter",
-            Self::TokenBucket => "token-bucket",
-        }
-    }
-
-    /// The largest amount this algorithm counts exactly.
-    pub const fn max_amount(self) -> u64 {
-        match self {
-            Self::SlidingLog => MAX_LOG_AMOUNT,
-            Self::FixedWindow | Self::SlidingCounter | Self::TokenBucket => MAX_AMOUNT,
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = LimitError;
-
-    fn from_str(name: &str) -> Result<Self, LimitError> {
-        match name {
-            "gcra" => Ok(Self::TokenBucket),
-            _ => Self::ALL
-                .into_iter()
-                .find(|algorithm| algorithm.name() == name)
-                .ok_or_else(|| LimitError::UnknownAlgorithm(name.to_owned())),
-        }
-    }
-}
-
-/// Why a limit cannot be built; each message says what would be right.
+/// Why a limit is invalid. Each message names the accepted range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
     /// No algorithm has this name.
-    #[error(
-        "unknown algorithm {0:?}: use fixed-window, sliding-log, sliding-counter or token-bucket (alias gcra)"
-    )]
+    #[error("unknown algorithm {0:?}: use {names}", names = Algorithm::list())]
     UnknownAlgorithm(String),
     /// The amount is zero, or more than the algorithm counts exactly.
-    #[error("amount {amount} is out of range: {algorithm} takes 1 to {max}")]
+    #[error("amount {amount} is out of range: {algorithm} accepts 1 to {max}")]
     Amount {
-        /// The algorithm asked for.
+        /// The algorithm.
         algorithm: Algorithm,
-        /// The amount asked for.
+        /// The amount.
         amount: u64,
-        /// The largest amount it takes.
+        /// The largest amount that it accepts.
         max: u64,
     },
     /// The window is shorter than a millisecond or longer than ten years.
     #[error("window {0:?} is out of range: use 1ms to 10 years (3650 days)")]
     Window(Duration),
     /// The window has a fraction of a microsecond.
-    #[error("window {0:?} is too fine: use whole microseconds")]
+    #[error("window {0:?} has a fraction of a microsecond: use whole microseconds")]
     WindowTooFine(Duration),
     /// The burst is zero or too large.
     #[error("burst {0} is out of range: use 1 to {MAX_AMOUNT}")]
     Burst(u64),
     /// Only a token bucket has a burst.
-    #[error("{0} has no burst: only token-bucket does, leave it out")]
+    #[error("{0} has no burst: remove it, or use token-bucket")]
     BurstNotSupported(Algorithm),
     /// Only a fixed window has a phase.
-    #[error("{0} has no phase: only fixed-window does, leave it out")]
+    #[error("{0} has no phase: remove it, or use fixed-window")]
     PhaseNotSupported(Algorithm),
 }
 
@@ -135,9 +71,9 @@ pub struct Limit {
 /// `units` per `micros`, in lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// Numerator: at most the largest amount.
+    /// Numerator; at most the largest amount.
     pub units: u64,
-    /// Denominator: at most the longest window.
+    /// Denominator; at most the longest window.
     pub micros: u64,
 }
 
@@ -147,17 +83,17 @@ impl Rate {
         Self { units: amount / divisor, micros: window_us / divisor }
     }
 
-    /// Whether this rate gives more per time than `other`.
+    /// Returns whether this rate is higher than `other`.
     pub fn is_faster_than(self, other: Self) -> bool {
         u128::from(self.units) * u128::from(other.micros) > u128::from(other.units) * u128::from(self.micros)
     }
 }
 
 impl Limit {
-    /// `amount` per `window`, counted by `algorithm`, with its defaults.
+    /// Creates a limit of `amount` per `window` with the defaults of the algorithm.
     ///
     /// # Errors
-    /// When the amount or the window is out of the range in which the algorithm is exact.
+    /// If the amount or the window is outside of the range in which the algorithm is exact.
     pub fn new(algorithm: Algorithm, amount: u64, window: Duration) -> Result<Self, LimitError> {
         let max = algorithm.max_amount();
         if amount == 0 || amount > max {
@@ -174,44 +110,12 @@ impl Limit {
         Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate })
     }
 
-    /// At most `amount` in each window of the clock, and so up to twice that across an edge.
+    /// Returns the same limit with another burst: the units that an idle caller may use at once.
     ///
     /// # Errors
-    /// As [`Limit::new`].
-    pub fn fixed_window(amount: u64, window: Duration) -> Result<Self, LimitError> {
-        Self::new(Algorithm::FixedWindow, amount, window)
-    }
-
-    /// At most `amount` in any window, exactly.
-    ///
-    /// # Errors
-    /// As [`Limit::new`].
-    pub fn sliding_log(amount: u64, window: Duration) -> Result<Self, LimitError> {
-        Self::new(Algorithm::SlidingLog, amount, window)
-    }
-
-    /// About `amount` in any window, in constant memory.
-    ///
-    /// # Errors
-    /// As [`Limit::new`].
-    pub fn sliding_counter(amount: u64, window: Duration) -> Result<Self, LimitError> {
-        Self::new(Algorithm::SlidingCounter, amount, window)
-    }
-
-    /// A steady `amount` per `window`, with a burst of as much at once.
-    ///
-    /// # Errors
-    /// As [`Limit::new`].
-    pub fn token_bucket(amount: u64, window: Duration) -> Result<Self, LimitError> {
-        Self::new(Algorithm::TokenBucket, amount, window)
-    }
-
-    /// The same limit with another burst: how much a rested caller may take at once.
-    ///
-    /// # Errors
-    /// When the burst is out of range or the algorithm has none.
+    /// If the burst is out of range or the algorithm has none.
     pub fn with_burst(mut self, burst: u64) -> Result<Self, LimitError> {
-        if self.algorithm != Algorithm::TokenBucket {
+        if !self.algorithm.properties().has_burst {
             return Err(LimitError::BurstNotSupported(self.algorithm));
         }
         if burst == 0 || burst > MAX_AMOUNT {
@@ -221,13 +125,13 @@ impl Limit {
         Ok(self)
     }
 
-    /// The same limit with its windows moved: they begin `phase` after those of the epoch, so that not
-    /// everybody's window ends in the same instant. A phase beyond the window wraps round.
+    /// Returns the same limit with shifted windows: they start `phase` after those aligned to the epoch, so that the
+    /// windows of different keys end at different times. A phase beyond the window wraps around.
     ///
     /// # Errors
-    /// When the algorithm is not a fixed window.
+    /// If the algorithm has no phase.
     pub fn with_phase(mut self, phase: Duration) -> Result<Self, LimitError> {
-        if self.algorithm != Algorithm::FixedWindow {
+        if !self.algorithm.properties().has_phase {
             return Err(LimitError::PhaseNotSupported(self.algorithm));
         }
         let wrapped = phase.as_micros() % u128::from(self.window_us);
@@ -235,8 +139,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// An equal part of it for each of `count`, in the same window: rounded down, so that all parts together
-    /// never exceed it, but at least 1.
+    /// Divides the limit into `count` equal parts of the same window. A part is rounded down, so that all parts together never exceed
+    /// the limit, but is at least 1.
     #[must_use]
     pub fn share_of(mut self, count: u32) -> Self {
         let part = |units: u64| (units / u64::from(count.max(1))).max(1);
@@ -245,37 +149,37 @@ impl Limit {
         self
     }
 
-    /// How it counts.
+    /// Returns the algorithm.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// How much per window.
+    /// Returns the units per window.
     pub const fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// The window.
+    /// Returns the window.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// The window in microseconds.
+    /// Returns the window in microseconds.
     pub const fn window_us(&self) -> u64 {
         self.window_us
     }
 
-    /// The most that can pass at once: the burst of a bucket, else the amount.
+    /// Returns the largest number of units that can pass at once: the burst of a token bucket, otherwise the amount.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Where the windows of a fixed window begin, in microseconds after those of the epoch.
+    /// Returns the shift of the windows of a fixed window in microseconds.
     pub const fn phase_us(&self) -> u64 {
         self.phase_us
     }
 
-    /// Amount per window in lowest terms.
+    /// Returns the amount per window in lowest terms.
     pub const fn rate(&self) -> Rate {
         self.rate
     }
@@ -295,7 +199,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_ends_of_the_range_can_be_built_and_one_beyond_cannot() {
+    fn the_ends_of_each_range_are_valid_and_one_beyond_is_not() {
         for algorithm in Algorithm::ALL {
             let max = algorithm.max_amount();
             for window in [MIN_WINDOW, MAX_WINDOW] {
@@ -316,25 +220,26 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_belongs_to_a_bucket_and_a_phase_to_a_fixed_window() {
+    fn only_a_token_bucket_has_a_burst_and_only_a_fixed_window_a_phase() {
         assert_eq!(Limit::token_bucket(5, MINUTE).unwrap().with_burst(9).unwrap().capacity(), 9);
         assert_eq!(Limit::token_bucket(5, MINUTE).unwrap().with_burst(0), Err(LimitError::Burst(0)));
         let log = Limit::sliding_log(5, MINUTE).unwrap();
         assert_eq!(log.with_burst(9), Err(LimitError::BurstNotSupported(Algorithm::SlidingLog)));
         assert_eq!(log.with_phase(MINUTE), Err(LimitError::PhaseNotSupported(Algorithm::SlidingLog)));
-        let moved =
+        let shifted =
             Limit::fixed_window(5, MINUTE).unwrap().with_phase(MINUTE + Duration::from_micros(7)).unwrap();
-        assert_eq!(moved.phase_us(), 7);
+        assert_eq!(shifted.phase_us(), 7);
     }
 
     #[test]
-    fn names_are_read_back_and_gcra_is_an_alias() {
+    fn names_round_trip_and_gcra_is_an_alias() {
         for algorithm in Algorithm::ALL {
             assert_eq!(algorithm.name().parse(), Ok(algorithm));
         }
         assert_eq!("gcra".parse(), Ok(Algorithm::TokenBucket));
         let error = "leaky".parse::<Algorithm>().unwrap_err().to_string();
-        assert!(error.contains("leaky") && error.contains("sliding-log"), "{error}");
+        let expected = "unknown algorithm \"leaky\": use fixed-window, sliding-log, sliding-counter or token-bucket (alias gcra)";
+        assert_eq!(error, expected);
     }
 
     #[test]

@@ -1,44 +1,43 @@
-//! Judges whether what was admitted keeps to a limit, from nothing but the callers' own clocks.
+//! Checks from the callers' own clocks alone whether the admitted calls keep to a limit.
 //!
-//! A decision was taken at some unknown moment between the send and the receipt of its call. Calls that were
-//! certainly decided inside one interval are counted against what that interval allows; calls that might lie
-//! outside are left out. So an alarm is a real violation, never a false one, and the more calls overlap, the less
-//! is noticed.
+//! A decision was made at an unknown moment between sending and receiving its call. Calls that were certainly decided
+//! inside one interval are counted against the bound of that interval; calls that may lie outside are left out. A reported
+//! violation is therefore never a false alarm, and the more calls overlap, the fewer violations are detected.
 //!
-//! The oracle knows no store, no algorithm and no clock. All times are measured from one origin on one monotonic
-//! clock; calls of several processes must be brought onto it before.
+//! The oracle is independent of stores, algorithms and clocks. All times are measured from one origin on one monotonic
+//! clock; the caller converts the times of several processes.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-/// What the store's clock may gain on the callers' within one window, before anything is called a violation.
+/// How much the store's clock may gain on the callers' clock within one window without a violation.
 const WINDOW_SLACK: Duration = Duration::from_millis(2);
 
-/// One tick of the store's clock. Times cut down to whole ticks can lie up to one tick further apart than the
-/// moments themselves, and a bucket fills for that tick too.
+/// One tick of the store's clock. Times truncated to whole ticks can be up to one tick further apart than the
+/// moments themselves, and a bucket refills for that tick too.
 const STORE_TICK: Duration = Duration::from_micros(1);
 
-/// A call that was admitted.
+/// An admitted call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// The moment just before the call was sent.
+    /// Just before the call was sent.
     pub sent: Duration,
-    /// The moment just after its answer arrived; not before `sent`.
+    /// Just after the answer arrived; not before `sent`.
     pub received: Duration,
-    /// What the call was charged.
+    /// The charged units.
     pub cost: u64,
 }
 
-/// An interval in which more was admitted than the limit allows; of several, the one that exceeds it most.
+/// An interval in which more was admitted than the limit allows. Of several, the one with the largest excess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Start of the interval: no call counted was sent earlier.
+    /// Start of the interval. No counted call was sent earlier.
     pub from: Duration,
-    /// End of the interval: every call counted was answered by then.
+    /// End of the interval. Every counted call was answered by then.
     pub until: Duration,
-    /// Cost certainly admitted within.
+    /// Units that were certainly admitted within.
     pub admitted: u128,
-    /// The most the limit allows within, in whole units.
+    /// Units that the limit allows within.
     pub allowed: u128,
 }
 
@@ -46,22 +45,18 @@ impl Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Violation { from, until, admitted, allowed } = self;
         let length = until.saturating_sub(*from);
-        write!(
-            f,
-            "admitted {admitted} where {allowed} are allowed, from {from:?} until {until:?} ({length:?})"
-        )
+        write!(f, "admitted {admitted} units, allowed {allowed}, from {from:?} until {until:?} ({length:?})")
     }
 }
 
-/// Looks for an interval of length `window`, less 2 ms, in which more than `amount` was admitted. Takes
-/// O(n log n).
+/// Searches for an interval of length `window`, less 2 ms, in which more than `amount` was admitted, in O(n log n).
 ///
-/// An interval that starts at a send is enough: any other can move its start up to the first send it holds, and
-/// loses no call.
+/// Intervals that start at a send are sufficient: the start of any other interval can move to its first send without losing
+/// a call.
 ///
 /// # Panics
 ///
-/// When a call was received before it was sent.
+/// If a call was received before it was sent.
 #[must_use]
 pub fn window_violation(calls: &[Admitted], amount: u64, window: Duration) -> Option<Violation> {
     let length = window.saturating_sub(WINDOW_SLACK);
@@ -81,19 +76,18 @@ pub fn window_violation(calls: &[Admitted], amount: u64, window: Duration) -> Op
     worst
 }
 
-/// Looks for a send and a later receipt between which more was admitted than `burst` and what `amount` per
-/// `window` adds in the time between them (and in one microsecond, the tick of the store's clock). Takes
-/// O(n log n); the comparison is exact, nothing is rounded.
+/// Searches for a send and a later receipt between which more was admitted than `burst` plus `amount` per `window` of the
+/// time between them (plus one microsecond, the tick of the store's clock), in O(n log n). The comparison is exact.
 ///
 /// # Panics
 ///
-/// When a call was received before it was sent, the window is zero, or the numbers exceed 127 bits: cost times
+/// If a call was received before it was sent, the window is zero, or the numbers exceed 127 bits: cost times
 /// nanoseconds of the window, or amount times nanoseconds of the whole history.
 #[must_use]
 pub fn bucket_violation(calls: &[Admitted], burst: u64, amount: u64, window: Duration) -> Option<Violation> {
-    assert!(!window.is_zero(), "a rate needs a window that is not zero");
+    assert!(!window.is_zero(), "the window of a rate must not be zero");
     let receipts = sorted_receipts(calls);
-    // All is multiplied by the window, so that the rate is the whole number `amount` per nanosecond.
+    // Everything is multiplied by the window, so that the rate is the whole number `amount` per nanosecond.
     let window = nanos(window);
     let refill = |elapsed: i128| exact(elapsed.checked_mul(i128::from(amount)));
     let full = exact(exact(window.checked_mul(i128::from(burst))).checked_add(refill(nanos(STORE_TICK))));
@@ -105,7 +99,7 @@ pub fn bucket_violation(calls: &[Admitted], burst: u64, amount: u64, window: Dur
     for call in latest_sends_first(calls) {
         excess.add(rank(&receipts, call.received), call.cost);
         let from = call.sent;
-        let best = excess.greatest();
+        let best = excess.maximum();
         // cost x window - amount x (until - from) - burst x window: above zero is a violation.
         let over = exact(exact(best.value.checked_add(refill(nanos(from)))).checked_sub(full));
         if over > worst.as_ref().map_or(0, |(most, _)| *most) {
@@ -120,7 +114,7 @@ pub fn bucket_violation(calls: &[Admitted], burst: u64, amount: u64, window: Dur
     worst.map(|(_, violation)| violation)
 }
 
-/// Returns the distinct receipts in order; a call's place among them is its rank.
+/// Returns the distinct receipts in order. The index of a receipt is its rank.
 fn sorted_receipts(calls: &[Admitted]) -> Vec<Duration> {
     let mut receipts: Vec<Duration> = calls.iter().map(|call| call.received).collect();
     receipts.sort_unstable();
@@ -128,8 +122,8 @@ fn sorted_receipts(calls: &[Admitted]) -> Vec<Duration> {
     receipts
 }
 
-/// Returns the calls in the order in which both oracles add and judge them. Of calls sent at one moment the last
-/// sees them all, and what the others see is less: they raise no false alarm.
+/// Returns the calls in the order in which both searches add them. Of calls sent at one moment, the last one includes all of
+/// them; the others include fewer, so they raise no false alarm.
 fn latest_sends_first(calls: &[Admitted]) -> Vec<Admitted> {
     let mut calls = calls.to_vec();
     for call in &calls {
@@ -139,7 +133,7 @@ fn latest_sends_first(calls: &[Admitted]) -> Vec<Admitted> {
     calls
 }
 
-/// Counts the receipts before a moment.
+/// Returns the number of receipts before a moment.
 fn rank(receipts: &[Duration], moment: Duration) -> usize {
     receipts.partition_point(|receipt| *receipt < moment)
 }
@@ -153,7 +147,7 @@ fn exact(result: Option<i128>) -> i128 {
     result.expect("cost and amount times nanoseconds fit 127 bits")
 }
 
-/// A Fenwick tree: costs by rank, and their sum below a rank in O(log n).
+/// A Fenwick tree of costs by rank: their sum below a rank in O(log n).
 struct PrefixSums {
     tree: Vec<u128>,
 }
@@ -186,11 +180,11 @@ fn lowest_bit(n: usize) -> usize {
     n & n.wrapping_neg()
 }
 
-/// A segment tree over the receipts: for each one that has a call, the cost up to it times the window, less the
-/// refill up to it. The greatest of these is at the root, a new call costs O(log n).
+/// A segment tree over the receipts. It holds, for each receipt with a call, the cost up to it times the window, less the
+/// refill up to it. The root holds the maximum; adding a call takes O(log n).
 ///
-/// Receipts without a call so far stay out: they are either those of calls sent earlier, which could only add
-/// refill, or lie before the interval begins.
+/// Receipts without a call so far are excluded: they belong to calls sent earlier, which could only add refill, or lie
+/// before the start of the interval.
 struct PrefixExcess {
     /// The tree as an array: node `n` has children `2n` and `2n + 1`, the leaves are the second half.
     nodes: Vec<Node>,
@@ -223,12 +217,12 @@ impl PrefixExcess {
         self.nodes[node] = Node { cost: leaf_cost, best: Some(Best { value, rank }) };
         while node > 1 {
             node /= 2;
-            self.nodes[node] = self.joined(self.nodes[2 * node], self.nodes[2 * node + 1]);
+            self.nodes[node] = self.combine(self.nodes[2 * node], self.nodes[2 * node + 1]);
         }
     }
 
-    /// The best of two neighbours: whatever lies right has the cost of all that lies left before it.
-    fn joined(&self, left: Node, right: Node) -> Node {
+    /// Combines two neighbours. The left cost precedes everything on the right.
+    fn combine(&self, left: Node, right: Node) -> Node {
         let right_best = right
             .best
             .map(|best| Best { value: exact(best.value.checked_add(self.scaled(left.cost))), ..best });
@@ -236,8 +230,8 @@ impl PrefixExcess {
         Node { cost: left.cost + right.cost, best }
     }
 
-    fn greatest(&self) -> Best {
-        self.nodes[1].best.expect("a call was added before the greatest is asked for")
+    fn maximum(&self) -> Best {
+        self.nodes[1].best.expect("a call was added before the maximum is read")
     }
 
     fn scaled(&self, cost: u128) -> i128 {
@@ -269,7 +263,7 @@ mod tests {
         calls.push(call(ms(990), ms(991), 1));
         let violation = window_violation(&calls, 100, SECOND).unwrap();
         assert_eq!(violation, Violation { from: ms(0), until: ms(998), admitted: 101, allowed: 100 });
-        assert_eq!(violation.to_string(), "admitted 101 where 100 are allowed, from 0ns until 998ms (998ms)");
+        assert_eq!(violation.to_string(), "admitted 101 units, allowed 100, from 0ns until 998ms (998ms)");
     }
 
     #[test]
@@ -281,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_sent_before_the_window_does_not_count_however_late_its_answer() {
+    fn a_call_sent_before_the_window_does_not_count_even_if_answered_inside() {
         let calls = [call(ms(0), ms(1_500), 1), call(ms(600), ms(601), 10)];
         assert_eq!(window_violation(&calls, 10, SECOND), None);
     }
 
     #[test]
-    fn calls_sent_at_one_moment_count_together() {
+    fn calls_sent_at_the_same_moment_count_together() {
         let calls = [call(ms(3), ms(4), 6), call(ms(3), ms(9), 5), call(ms(3), ms(4), 1)];
         assert_eq!(window_violation(&calls, 12, SECOND), None);
         assert_eq!(window_violation(&calls, 11, SECOND).unwrap().admitted, 12);
@@ -302,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_may_give_its_burst_and_refill_and_not_one_more() {
-        // 100 per second: the burst at once, then one every 10 ms, each the moment it is refilled.
+    fn a_bucket_may_admit_its_burst_and_refill_and_not_one_more() {
+        // 100 per second: the burst at once, then one call every 10 ms, exactly when it is refilled
         let mut calls = vec![call(ms(0), ms(0), 10)];
         calls.extend((1..=50).map(|n| call(ms(10 * n), ms(10 * n), 1)));
         assert_eq!(bucket_violation(&calls, 10, 100, SECOND), None);
@@ -318,8 +312,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_granted_one_tick_of_the_store_and_no_more() {
-        // One unit per 10 ms: the second call comes early by a tick, then by a nanosecond more.
+    fn a_bucket_tolerates_one_tick_of_the_store_clock_and_no_more() {
+        // one unit per 10 ms: the second call is early by a tick, then by a nanosecond more
         let early = |by| [call(ms(0), ms(0), 10), call(ms(10) - by, ms(10) - by, 1)];
         let tick = Duration::from_micros(1);
         assert_eq!(bucket_violation(&early(tick), 10, 100, SECOND), None);
@@ -329,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_bucket_counts_no_refill_outside_the_interval() {
-        // A long silence before and after must not hide the burst between.
+        // idle time before and after must not hide the burst
         let calls =
             [call(ms(0), ms(1), 1), call(ms(90_000), ms(90_001), 11), call(ms(500_000), ms(500_001), 1)];
         assert_eq!(bucket_violation(&calls, 11, 100, SECOND), None);
@@ -338,11 +332,11 @@ mod tests {
     }
 
     #[test]
-    fn both_oracles_agree_with_the_definition_on_random_histories() {
+    fn both_searches_agree_with_the_definition_on_random_histories() {
         let (mut windows, mut buckets) = (Tally::default(), Tally::default());
         for seed in 0..3_000 {
             let mut random = StdRng::seed_from_u64(seed);
-            // Whole milliseconds in a short span: equal times and exact edges are frequent.
+            // whole milliseconds in a short span: equal times and exact edges are frequent
             let span = random.random_range(1..60);
             let calls: Vec<_> = (0..random.random_range(0..24))
                 .map(|_| {
@@ -373,15 +367,15 @@ mod tests {
             }
             buckets.count(found);
         }
-        // Both verdicts were common, so agreement means something.
+        // both outcomes were frequent, so the agreement is meaningful
         for tally in [windows, buckets] {
             assert!(tally.violated > 300 && tally.kept > 300, "{tally:?}");
         }
     }
 
     #[test]
-    fn a_long_history_is_judged_exactly() {
-        // 20,000 calls, at exactly the limit everywhere.
+    fn a_long_history_is_checked_exactly() {
+        // 20,000 calls, exactly at the limit everywhere
         let calls: Vec<_> = (0..20_000).map(|n| call(ms(10 * n), ms(10 * n), 1)).collect();
         assert_eq!(window_violation(&calls, 100, SECOND + WINDOW_SLACK), None);
         assert_eq!(window_violation(&calls, 99, SECOND + WINDOW_SLACK).unwrap().admitted, 100);
@@ -405,7 +399,7 @@ mod tests {
         calls.iter().filter(|call| counts(call)).map(|call| u128::from(call.cost)).sum()
     }
 
-    /// The greatest cost in any window, as the definition says it.
+    /// Returns the largest cost in any window, computed from the definition.
     fn naive_window(calls: &[Admitted], window: Duration) -> Option<u128> {
         let sum_from = |s: Duration| {
             naive_sum(calls, |call| call.sent >= s && call.received + WINDOW_SLACK < s + window)
@@ -413,7 +407,7 @@ mod tests {
         calls.iter().map(|call| sum_from(call.sent)).max()
     }
 
-    /// The greatest excess over a bucket's bound between any send and any later receipt.
+    /// Returns the largest excess over the bound of a bucket between any send and any later receipt.
     fn naive_bucket(calls: &[Admitted], burst: u64, amount: u64, window: Duration) -> Option<i128> {
         let pairs = calls.iter().flat_map(|a| calls.iter().map(|b| (a.sent, b.received)));
         pairs
@@ -425,7 +419,7 @@ mod tests {
             .max()
     }
 
-    /// Admitted, less what the bucket allows in the time and a tick, times the window in nanoseconds.
+    /// Returns the admitted units less those that the bucket allows in the time and a tick, times the window in nanoseconds.
     fn excess(admitted: u128, burst: u64, amount: u64, window: Duration, elapsed: Duration) -> i128 {
         let window = nanos(window);
         let above_burst = i128::try_from(admitted).unwrap() - i128::from(burst);

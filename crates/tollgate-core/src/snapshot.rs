@@ -1,39 +1,38 @@
-//! What a counter holds at one moment, for people to look at. Nothing is decided by it.
+//! The state of a counter at one moment, for display. No decision depends on it.
 
 use crate::algorithm::token_bucket::Level;
 
-/// The most charges of a sliding log that a snapshot shows: the newest ones.
+/// The largest number of charges in the snapshot of a sliding log. It contains the newest ones.
 pub const MAX_CHARGES: usize = 500;
 
-/// What counts at one moment. Times are microseconds since the epoch.
+/// The units that count at one moment. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Snapshot {
-    /// One window: what was charged in it counts in full until its end.
+    /// One window. The units charged in it count in full until its end.
     FixedWindow(Span),
-    /// The newest charges that count, oldest first, at most [`MAX_CHARGES`]: each from when it was made until it stops
-    /// counting.
+    /// The newest charges that count, oldest first, at most [`MAX_CHARGES`]. Each span reaches from the charge until it
+    /// stops counting.
     SlidingLog(Vec<Span>),
-    /// The window before, of which less counts as time passes, and the one under way, of which less counts once it
-    /// is over.
+    /// The previous window, which fades out, and the current one, which fades out once it has ended.
     SlidingCounter {
-        /// The window before.
+        /// The previous window.
         previous: Span,
-        /// The window under way.
+        /// The current window.
         current: Span,
-        /// When nothing counts any more; 0 when nothing does.
+        /// When no units count any more; 0 if none count now.
         ends_us: u64,
     },
-    /// What is in the bucket, and how fast it drains.
+    /// The level of the bucket and the rate at which it drains.
     TokenBucket(Level),
 }
 
-/// Units that were charged in some time.
+/// Units and the interval in which they were charged or count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its beginning.
+    /// Start.
     pub from_us: u64,
-    /// Its end.
+    /// End.
     pub until_us: u64,
-    /// How many.
+    /// Number of units.
     pub units: u64,
 }

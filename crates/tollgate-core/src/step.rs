@@ -1,120 +1,120 @@
-//! The decision itself: how many of `count` identical requests may pass one counter, or several at once.
+//! The decision: how many of `count` identical requests pass one counter, or several counters together.
 //!
-//! A store that keeps several counters decides a check in two passes over its tiers, so that all are
-//! charged or none: ask each how many would pass ([`Terms::passes`]), then charge each what all of
-//! them grant ([`Terms::settle`]). [`step`] is both passes for a single counter.
+//! A store decides a check over several counters in two passes, so that it charges all of them or none. The first pass computes
+//! how many requests each counter admits ([`Terms::passes`]), the second one charges the requests that all of them
+//! admit ([`Terms::settle`]). [`step`] is both passes for a single counter.
 
 use std::time::Duration;
 
 use crate::{
-    algorithm::{Counter, State, each},
+    algorithm::{Counter, State, with_counter},
     cost::Cost,
     decision::Retry,
     limit::Limit,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
 
-/// What is done to the counters of a check.
+/// The operation of a check on its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Decide, and charge what passes.
+    /// Decide, and charge the admitted requests.
     Check,
-    /// Decide as if checking, and change nothing.
+    /// Decide like a check, without a change.
     Peek,
-    /// Charge, whatever the limits say: usage that is known only afterwards.
+    /// Charge regardless of the limits: usage that is known only afterwards.
     Charge,
-    /// Take back at most what counts now: the newest charges, or exactly the one made `at` that time.
+    /// Refund at most the units that count now: the newest charges, or exactly the one made `at` that time.
     Refund {
-        /// The store time of the charge to take back.
+        /// Store time of the charge to refund.
         at: Option<Timestamp>,
     },
 }
 
-/// What one check asks of one counter.
+/// The terms under which a check uses one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// How much and how fast.
+    /// The limit.
     pub limit: Limit,
-    /// What one request takes.
+    /// The cost of one request.
     pub cost: Cost,
-    /// Whether this counter can refuse.
+    /// Whether the counter can deny.
     pub mode: Mode,
-    /// What must be free for a request to pass.
+    /// How many units must be free for a request to pass.
     pub admission: Admission,
 }
 
-/// Whether a counter can refuse a request.
+/// Whether a counter can deny a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// It refuses what does not fit.
+    /// It denies requests that exceed the limit.
     #[default]
     Enforced,
-    /// It never refuses. It is charged only when the request is admitted and it would have admitted it.
+    /// It never denies. It is charged only if the request is admitted and this counter would have admitted it.
     Shadow,
 }
 
-/// What must be free for a request to pass.
+/// How many units must be free for a request to pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Admission {
-    /// All that it costs.
+    /// Its full cost.
     #[default]
     InFull,
-    /// One unit: it is then charged in full, into debt.
+    /// One unit. The full cost is then charged, into debt.
     Overdraft,
 }
 
-/// What one counter says to `count` identical requests, after those that were granted were charged.
+/// The answer of one counter to `count` identical requests, after the granted ones were charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// How many of them this counter alone would let pass.
+    /// How many of them this counter alone admits.
     pub passes: u32,
-    /// How many of them passed and were charged to it; 0 for a charge or a refund, which nobody has to pass.
+    /// How many of them passed and were charged; 0 for a charge or a refund, which are unconditional.
     pub charged: u32,
-    /// Whole units free now; below zero is debt.
+    /// Whole units that are free now; negative in debt.
     pub available: i64,
-    /// When the next one would pass; absent when it would pass now or nobody is left to ask.
+    /// When the next request would pass; absent if it would pass now or none is left.
     pub retry: Option<Retry>,
-    /// Microseconds until nothing counts any more.
+    /// Microseconds until no units count any more.
     pub reset_after_us: u64,
-    /// How much of the last of those microseconds is surplus, in parts of `1 / rate.units`.
+    /// The unused part of the last of these microseconds, in units of `1 / rate.units`.
     pub spare: u64,
 }
 
-/// What one counter says to one of the requests that an [`Answer`] is for.
+/// The answer of one counter to one of the requests of an [`Answer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whether this counter alone would have let it pass.
+    /// Whether this counter alone admits the request.
     pub passes: bool,
-    /// Whole units free now, as this request saw it.
+    /// Whole units that are free after this request.
     pub remaining: u64,
-    /// When to come back, if this counter refuses.
+    /// When a retry would pass, if this counter denies.
     pub retry: Option<Retry>,
-    /// Until nothing counts any more.
+    /// Time until no units count any more.
     pub reset_after: Duration,
 }
 
 impl Share {
-    /// A refusal by somebody who knows no more than when to come back.
+    /// Creates a denial of which only the wait is known.
     pub const fn denied_for(wait: Duration) -> Self {
         Self { passes: false, remaining: 0, retry: Some(Retry::After(wait)), reset_after: Duration::ZERO }
     }
 }
 
 impl Terms {
-    /// Enforced and in full.
+    /// Creates enforced terms with admission in full.
     pub fn new(limit: Limit, cost: Cost) -> Self {
         Self { limit, cost, mode: Mode::default(), admission: Admission::default() }
     }
 
-    /// How many of `count` requests this counter alone would let pass now.
+    /// Returns how many of `count` requests this counter alone admits now.
     pub fn passes(&self, state: &State, count: u32, now: Timestamp) -> u32 {
-        self.passes_beside(state.used(&self.limit, now), count)
+        self.passes_with(state.used(&self.limit, now), count)
     }
 
-    /// Charges what was granted, and says what the counter is like then. `passes` is what
-    /// [`Terms::passes`] said, `granted` how many requests passed all counters that can refuse.
+    /// Charges the granted requests and returns the resulting answer. `passes` is the result of [`Terms::passes`], `granted`
+    /// the number of requests that all enforced counters admit.
     pub fn settle(&self, state: &mut State, passes: u32, granted: u32, count: u32, now: Timestamp) -> Answer {
-        each!(state, counter => {
+        with_counter!(state, counter => {
             let view = counter.view(&self.limit, now.as_micros());
             self.settle_on(counter, view, passes, granted, count)
         })
@@ -122,7 +122,7 @@ impl Terms {
 
     /// Applies an unconditional operation.
     pub fn adjust(&self, state: &mut State, operation: Operation, count: u32, now: Timestamp) -> Answer {
-        each!(state, counter => self.adjust_one(counter, operation, count, now))
+        with_counter!(state, counter => self.adjust_one(counter, operation, count, now))
     }
 
     fn adjust_one<C: Counter>(
@@ -145,9 +145,9 @@ impl Terms {
         self.answer(counter, &view, count, 0, None)
     }
 
-    /// Both passes over a single counter, on one view of it: [`step`] for a check or a peek, where the algorithm is
-    /// known. Inlined with all that it needs, its state and its view are a few registers; behind calls they would be
-    /// written to memory and read back in other sizes, which takes longer than the decision.
+    /// Decides a check or a peek of a single counter on one view: [`step`] for a known algorithm. Inlined, state and view
+    /// stay in registers. Behind calls they would be written to memory and read back in other sizes, which takes longer than the
+    /// decision.
     #[inline(always)]
     pub fn check<C: Counter>(
         &self,
@@ -157,16 +157,16 @@ impl Terms {
         now: Timestamp,
     ) -> Answer {
         let view = counter.view(&self.limit, now.as_micros());
-        let passes = self.passes_beside(C::used(&view), count);
+        let passes = self.passes_with(C::used(&view), count);
         let granted = if operation == Operation::Check { granted(count, [(self, passes)]) } else { 0 };
         self.settle_on(counter, view, passes, granted, count)
     }
 
-    /// How many of `count` requests pass where `used` units count.
+    /// Returns how many of `count` requests pass if `used` units count.
     #[inline]
-    fn passes_beside(&self, used: u64, count: u32) -> u32 {
+    fn passes_with(&self, used: u64, count: u32) -> u32 {
         let Ok(free) = u64::try_from(self.available(used)) else { return 0 };
-        if free < self.must_be_free() {
+        if free < self.required_units() {
             return 0;
         }
         let fit = match (self.cost.units(), self.admission) {
@@ -192,8 +192,8 @@ impl Terms {
         if units > 0 {
             counter.charge(&mut view, &self.limit, units);
         }
-        let refuses_next = passes < count && charged == passes;
-        let retry = refuses_next.then(|| self.retry(counter, &view));
+        let denies_next = passes < count && charged == passes;
+        let retry = denies_next.then(|| self.retry(counter, &view));
         self.answer(counter, &view, passes, charged, retry)
     }
 
@@ -222,9 +222,9 @@ impl Terms {
         signed(self.limit.capacity()) - signed(used)
     }
 
-    /// What must be free for the next request to pass.
+    /// Returns how many units must be free for the next request to pass.
     #[inline]
-    fn must_be_free(&self) -> u64 {
+    fn required_units(&self) -> u64 {
         match self.admission {
             Admission::InFull => self.cost.units(),
             Admission::Overdraft => self.cost.units().min(1),
@@ -233,18 +233,18 @@ impl Terms {
 
     #[inline(always)]
     fn retry<C: Counter>(&self, counter: &C, view: &C::View) -> Retry {
-        match self.limit.capacity().checked_sub(self.must_be_free()) {
-            // two tiers of a check on one state: the other has just made room
-            Some(room) if C::used(view) <= room => Retry::After(Duration::from_micros(1)),
-            Some(room) => Retry::After(Duration::from_micros(counter.wait_us(view, room))),
+        match self.limit.capacity().checked_sub(self.required_units()) {
+            // two tiers of a check on one state: the other tier has just freed units
+            Some(max_used) if C::used(view) <= max_used => Retry::After(Duration::from_micros(1)),
+            Some(max_used) => Retry::After(Duration::from_micros(counter.wait_us(view, max_used))),
             None => Retry::Never,
         }
     }
 }
 
 impl Answer {
-    /// What this counter says to the request in place `index` (from 0, first come first served) when
-    /// `granted` of them passed all counters that can refuse.
+    /// Returns the answer to the request at `index` (from 0, in order of arrival) if `granted` of the requests passed all
+    /// enforced counters.
     #[inline]
     pub fn share(&self, terms: &Terms, index: u32, granted: u32) -> Share {
         let passes = self.passes > index.min(granted);
@@ -256,16 +256,16 @@ impl Answer {
             remaining,
             retry: if passes { None } else { self.retry },
             reset_after: Duration::from_micros(
-                self.reset_after_us.saturating_sub(self.drained_by(terms, later_units)),
+                self.reset_after_us.saturating_sub(self.earlier_reset_us(terms, later_units)),
             ),
         }
     }
 
-    /// By how many microseconds the reset comes sooner without `units` that were charged later.
+    /// Returns by how many microseconds the reset is earlier without `units` that were charged later.
     #[inline]
-    fn drained_by(&self, terms: &Terms, units: u64) -> u64 {
-        let by_level = terms.limit.algorithm() == crate::Algorithm::TokenBucket;
-        if !by_level || units == 0 || self.reset_after_us >= MAX_WAIT_US {
+    fn earlier_reset_us(&self, terms: &Terms, units: u64) -> u64 {
+        let is_bucket = terms.limit.algorithm() == crate::Algorithm::TokenBucket;
+        if !is_bucket || units == 0 || self.reset_after_us >= MAX_WAIT_US {
             return 0;
         }
         let rate = terms.limit.rate();
@@ -274,14 +274,14 @@ impl Answer {
     }
 }
 
-/// How many requests pass all counters that can refuse.
+/// Returns how many requests pass all enforced counters.
 #[inline]
 pub fn granted<'a>(count: u32, tiers: impl IntoIterator<Item = (&'a Terms, u32)>) -> u32 {
     let enforced = tiers.into_iter().filter(|(terms, _)| terms.mode == Mode::Enforced);
     enforced.map(|(_, passes)| passes).fold(count, u32::min)
 }
 
-/// One operation of `count` identical requests on a single counter.
+/// Applies the operation of `count` identical requests to a single counter.
 ///
 /// ```
 /// use std::time::Duration;
@@ -298,7 +298,7 @@ pub fn granted<'a>(count: u32, tiers: impl IntoIterator<Item = (&'a Terms, u32)>
 pub fn step(state: &mut State, terms: &Terms, operation: Operation, count: u32, now: Timestamp) -> Answer {
     match operation {
         Operation::Check | Operation::Peek => {
-            each!(state, counter => terms.check(counter, operation, count, now))
+            with_counter!(state, counter => terms.check(counter, operation, count, now))
         }
         Operation::Charge | Operation::Refund { .. } => terms.adjust(state, operation, count, now),
     }

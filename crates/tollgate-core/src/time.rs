@@ -1,11 +1,11 @@
-//! Time as a value: whole microseconds, handed in by whoever owns the clock.
+//! Time as a value in whole microseconds. The store that owns the clock passes it in.
 
 use std::time::Duration;
 
-/// The largest number that a Redis script holds exactly, and so the largest count, cost and time here.
+/// The largest number that a Redis script represents exactly, and so the largest count, cost and time.
 pub const MAX_EXACT: u64 = (1 << 53) - 1;
 
-/// The longest wait that is told apart; longer ones are reported as this (285 years).
+/// The longest wait, 285 years. Longer ones are reported as this one.
 pub const MAX_WAIT_US: u64 = MAX_EXACT;
 
 /// A moment on a store's clock: whole microseconds since the Unix epoch.
@@ -22,22 +22,22 @@ pub const MAX_WAIT_US: u64 = MAX_EXACT;
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The moment `micros` after the epoch; what lies after the year 2255 counts as that year.
+    /// Creates the moment `micros` after the epoch, saturating in the year 2255.
     pub const fn from_micros(micros: u64) -> Self {
         Self(if micros > MAX_EXACT { MAX_EXACT } else { micros })
     }
 
-    /// Whole microseconds since the epoch.
+    /// Returns the whole microseconds since the epoch.
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// This moment moved forward, never beyond the end of the range.
+    /// Adds a duration, saturating at the end of the range.
     pub fn plus(self, duration: Duration) -> Self {
         Self::from_micros(self.0.saturating_add(duration.as_micros().try_into().unwrap_or(u64::MAX)))
     }
 
-    /// This moment moved back, never before the epoch.
+    /// Subtracts a duration, saturating at the epoch.
     pub fn minus(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(duration.as_micros().try_into().unwrap_or(u64::MAX)))
     }

@@ -1,42 +1,54 @@
 #![doc = include_str!("../../docs/algorithms/fixed-window.md")]
 
-use super::{Counter, Reset, add_up_to_max, capped, key_time};
+use std::time::Duration;
+
+use super::{
+    Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, cap_wait, effective_time,
+};
 use crate::{
-    limit::Limit,
+    limit::{Limit, LimitError, MAX_AMOUNT},
     snapshot::{Snapshot, Span},
 };
 
-/// One counter and the window it belongs to.
+/// One counter and its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// When it was last charged.
+    /// Time of the last charge.
     pub last_us: u64,
-    /// When its window ends.
+    /// End of the window.
     pub end_us: u64,
-    /// How much was charged in that window.
+    /// Units charged in the window.
     pub used: u64,
-    /// The length of the window it was written under.
+    /// Length of the window that the state was written under.
     pub window_us: u64,
 }
 
-/// What counts at one moment, and until when.
+/// The units that count at one moment, and until when.
 pub struct View {
     now: u64,
-    /// The counter's own time.
+    /// Effective time of the counter.
     at: u64,
-    /// The end of the limit's own window then.
+    /// End of the limit's window at that time.
     end: u64,
     used: u64,
     until: u64,
 }
 
 impl Counter for State {
+    const PROPERTIES: Properties = Properties {
+        max_amount: MAX_AMOUNT,
+        has_burst: false,
+        has_phase: true,
+        has_sliding_window: false,
+        is_log: false,
+        script_code: 1,
+    };
     type View = View;
 
     #[inline]
     fn view(&self, limit: &Limit, now: u64) -> View {
         let window = limit.window_us();
-        let Some(at) = key_time(self.last_us, window, now) else {
+        let Some(at) = effective_time(self.last_us, window, now) else {
             return Self::default().view(limit, now);
         };
         let end = window_end(limit, at);
@@ -55,19 +67,19 @@ impl Counter for State {
 
     #[inline]
     fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
-        view.used = add_up_to_max(view.used, units);
+        view.used = add_capped(view.used, units);
         view.until = view.end;
         *self = Self { last_us: view.at, end_us: view.end, used: view.used, window_us: limit.window_us() };
     }
 
     #[inline]
-    fn wait_us(&self, view: &View, _room: u64) -> u64 {
-        capped(view.until - view.now)
+    fn wait_us(&self, view: &View, _max_used: u64) -> u64 {
+        cap_wait(view.until - view.now)
     }
 
     #[inline]
     fn reset(&self, view: &View) -> Reset {
-        Reset::after(if view.used == 0 { 0 } else { capped(view.until - view.now) })
+        Reset::after(if view.used == 0 { 0 } else { cap_wait(view.until - view.now) })
     }
 
     fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
@@ -75,9 +87,9 @@ impl Counter for State {
         if at.is_some_and(|at| !counted.contains(&at)) {
             return false;
         }
-        let back = units.min(view.used);
-        self.used -= back;
-        back > 0
+        let refunded = units.min(view.used);
+        self.used -= refunded;
+        refunded > 0
     }
 
     fn expires_at_us(&self) -> u64 {
@@ -91,6 +103,45 @@ impl Counter for State {
             (self.end_us.saturating_sub(self.window_us), view.until)
         };
         Snapshot::FixedWindow(Span { from_us, until_us, units: view.used })
+    }
+
+    fn bound(limit: &Limit) -> Bound {
+        // all of one window at its end, all of the next one at its start
+        Bound::Window { most: 2 * limit.amount(), window: limit.window() }
+    }
+
+    fn from_stored(stored: &StoredState<'_>) -> Option<Self> {
+        match *stored.numbers {
+            [last_us, end_us, used, window_us, _ttl] if window_us > 0 => {
+                Some(Self { last_us, end_us, used, window_us })
+            }
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn scale(limit: &Limit) -> Option<[u64; 2]> {
+        Some([limit.window_us(), 0])
+    }
+
+    #[inline(always)]
+    fn pack(&self) -> Option<([u64; 2], [u64; 3])> {
+        Some(([self.window_us, 0], [self.last_us, self.end_us, self.used]))
+    }
+
+    #[inline(always)]
+    fn unpack([window_us, _]: [u64; 2], [last_us, end_us, used]: [u64; 3]) -> Self {
+        Self { last_us, end_us, used, window_us }
+    }
+}
+
+impl Limit {
+    /// Creates a limit: at most `amount` per window of the clock, and so up to twice that across the edge of two windows.
+    ///
+    /// # Errors
+    /// As [`Limit::new`].
+    pub fn fixed_window(amount: u64, window: Duration) -> Result<Self, LimitError> {
+        Self::new(Algorithm::FixedWindow, amount, window)
     }
 }
 

@@ -1,24 +1,26 @@
 #![doc = include_str!("../../docs/algorithms/sliding-log.md")]
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
-use super::{Counter, Reset, add_up_to_max, before_cut, key_time};
+use super::{
+    Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, effective_time, wait_until,
+};
 use crate::{
-    limit::Limit,
+    limit::{Limit, LimitError, MAX_LOG_AMOUNT},
     snapshot::{MAX_CHARGES, Snapshot, Span},
 };
 
-/// When what was charged, oldest first. Each entry carries the running total, so that how much counts
-/// from any moment on is one subtraction; totals wrap round, and only their differences mean anything.
+/// The charges with their times, oldest first. Each entry holds the running total, so that the units charged since any
+/// moment are one subtraction. Totals wrap around; only their differences are meaningful.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The length of the window it was written under.
+    /// Length of the window that the state was written under.
     pub window_us: u64,
-    /// The running total before the first entry.
+    /// Running total before the first entry.
     pub base: u64,
-    /// Times strictly ascending, totals ascending by at least one; at most `amount` entries.
+    /// Times are strictly ascending, totals ascend by at least one. At most `amount` entries.
     pub entries: VecDeque<Entry>,
-    /// How many entries its store has room for, where that is less than `amount`.
+    /// Largest number of entries that the store allows, if less than `amount`.
     pub max_entries: usize,
 }
 
@@ -28,43 +30,51 @@ impl Default for State {
     }
 }
 
-/// What was charged in one microsecond.
+/// The units charged in one microsecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When.
+    /// Time of the charge.
     pub time_us: u64,
-    /// The running total after it.
+    /// Running total after the charge.
     pub total: u64,
 }
 
 /// The part of the log that counts at one moment.
 pub struct View {
     now: u64,
-    /// The counter's own time.
+    /// Effective time of the counter.
     at: u64,
-    /// The index of the oldest entry that counts.
+    /// Index of the oldest entry that counts.
     first: usize,
     used: u64,
-    /// When all of it stops counting because the limit has another window now.
-    cut: Option<u64>,
+    /// When all units stop counting, because the limit has another window now.
+    cutoff: Option<u64>,
 }
 
 impl Counter for State {
+    const PROPERTIES: Properties = Properties {
+        max_amount: MAX_LOG_AMOUNT,
+        has_burst: false,
+        has_phase: false,
+        has_sliding_window: true,
+        is_log: true,
+        script_code: 4,
+    };
     type View = View;
 
     #[inline]
     fn view(&self, limit: &Limit, now: u64) -> View {
-        let none = |at| View { now, at, first: self.entries.len(), used: 0, cut: None };
-        let Some(at) = key_time(self.last_us(), limit.window_us(), now) else {
+        let none = |at| View { now, at, first: self.entries.len(), used: 0, cutoff: None };
+        let Some(at) = effective_time(self.last_us(), limit.window_us(), now) else {
             return none(now);
         };
         let changed = self.window_us != limit.window_us();
-        let cut = changed.then_some(self.last_us() + limit.window_us());
-        if cut.is_some_and(|cut| at >= cut) {
+        let cutoff = changed.then_some(self.last_us() + limit.window_us());
+        if cutoff.is_some_and(|cutoff| at >= cutoff) {
             return none(at);
         }
         let first = self.entries.partition_point(|entry| entry.time_us + self.window_us <= at);
-        View { now, at, first, used: self.total().wrapping_sub(self.total_before(first)), cut }
+        View { now, at, first, used: self.total().wrapping_sub(self.total_before(first)), cutoff }
     }
 
     #[inline]
@@ -74,8 +84,8 @@ impl Counter for State {
 
     #[inline]
     fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
-        let used = add_up_to_max(view.used, units);
-        if view.cut.is_some() || view.used == 0 {
+        let used = add_capped(view.used, units);
+        if view.cutoff.is_some() || view.used == 0 {
             self.window_us = limit.window_us();
             self.base = 0;
             self.entries.clear();
@@ -85,24 +95,24 @@ impl Counter for State {
             self.entries.drain(..view.first);
             self.push(view.at, used - view.used, limit);
         }
-        *view = View { first: 0, used, cut: None, ..*view };
+        *view = View { first: 0, used, cutoff: None, ..*view };
     }
 
-    fn wait_us(&self, view: &View, room: u64) -> u64 {
+    fn wait_us(&self, view: &View, max_used: u64) -> u64 {
         let before = self.total_before(view.first);
-        let must_go = view.used - room;
-        let last_to_go = self.entries.partition_point(|entry| {
-            let gone = entry.total.wrapping_sub(before);
-            // entries before the first that counts lie behind `before`: their difference wraps round
-            gone < must_go || gone > view.used
+        let to_expire = view.used - max_used;
+        let last_to_expire = self.entries.partition_point(|entry| {
+            let expired = entry.total.wrapping_sub(before);
+            // for entries before the first one that counts, the difference wraps around
+            expired < to_expire || expired > view.used
         });
-        before_cut(self.entries[last_to_go].time_us + self.window_us, view.cut, view.now)
+        wait_until(self.entries[last_to_expire].time_us + self.window_us, view.cutoff, view.now)
     }
 
     #[inline]
     fn reset(&self, view: &View) -> Reset {
         let ends_us = self.last_us() + self.window_us;
-        Reset::after(if view.used == 0 { 0 } else { before_cut(ends_us, view.cut, view.now) })
+        Reset::after(if view.used == 0 { 0 } else { wait_until(ends_us, view.cutoff, view.now) })
     }
 
     fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
@@ -128,11 +138,56 @@ impl Counter for State {
             let Entry { time_us, total } = self.entries[index];
             Span {
                 from_us: time_us,
-                until_us: view.now + before_cut(time_us + self.window_us, view.cut, view.now),
+                until_us: view.now + wait_until(time_us + self.window_us, view.cutoff, view.now),
                 units: total.wrapping_sub(self.total_before(index)),
             }
         });
         Snapshot::SlidingLog(charges.collect())
+    }
+
+    fn bound(limit: &Limit) -> Bound {
+        Bound::Window { most: limit.amount(), window: limit.window() }
+    }
+
+    fn from_stored(stored: &StoredState<'_>) -> Option<Self> {
+        match *stored.numbers {
+            [_last, base, _total, _oldest, _head, length, _ttl, window_us, _capacity, width]
+                if window_us > 0 =>
+            {
+                let entries = StoredEntries { base, length, width };
+                Some(Self { window_us, entries: entries.read(stored.entries)?, ..Self::default() })
+            }
+            _ => None,
+        }
+    }
+
+    fn scale(_: &Limit) -> Option<[u64; 2]> {
+        None
+    }
+
+    fn pack(&self) -> Option<([u64; 2], [u64; 3])> {
+        None
+    }
+
+    fn unpack(_: [u64; 2], _: [u64; 3]) -> Self {
+        unreachable!("a log has no scale")
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+    }
+
+    fn next_growth_bytes(&self) -> Option<usize> {
+        let is_full = self.entries.len() == self.entries.capacity();
+        is_full.then(|| self.heap_bytes().max(4 * size_of::<Entry>()))
+    }
+
+    fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn set_max_entries(&mut self, max_entries: usize) {
+        self.max_entries = max_entries;
     }
 }
 
@@ -145,20 +200,20 @@ impl State {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
-    /// The running total before the entry at `index`.
+    /// Returns the running total before the entry at `index`.
     fn total_before(&self, index: usize) -> u64 {
         if index == 0 { self.base } else { self.entries[index - 1].total }
     }
 
-    /// Appends a charge. One of the same microsecond, or one that there is no room for, as a rule because
-    /// the log is in debt already, joins the newest entry, which then counts from the later time.
+    /// Appends a charge. A charge in the same microsecond, or one that does not fit (usually because the log is already in
+    /// debt), is added to the newest entry, which then counts from the later time.
     fn push(&mut self, now: u64, units: u64, limit: &Limit) {
         let total = self.total().wrapping_add(units);
-        let room = usize::try_from(limit.amount()).unwrap_or(usize::MAX).min(self.max_entries);
-        let full = self.entries.len() >= room;
+        let max_entries = usize::try_from(limit.amount()).unwrap_or(usize::MAX).min(self.max_entries);
+        let is_full = self.entries.len() >= max_entries;
         match self.entries.back_mut() {
             _ if units == 0 => {}
-            Some(newest) if newest.time_us == now || full => *newest = Entry { time_us: now, total },
+            Some(newest) if newest.time_us == now || is_full => *newest = Entry { time_us: now, total },
             _ => self.entries.push_back(Entry { time_us: now, total }),
         }
     }
@@ -186,22 +241,70 @@ impl State {
             return false;
         }
         let held = self.entries[index].total.wrapping_sub(self.total_before(index));
-        let back = units.min(held);
+        let refunded = units.min(held);
         for entry in self.entries.range_mut(index..) {
-            entry.total = entry.total.wrapping_sub(back);
+            entry.total = entry.total.wrapping_sub(refunded);
         }
-        if back == held {
+        if refunded == held {
             self.entries.remove(index);
         }
         true
     }
+}
 
-    pub(super) fn heap_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+/// The header fields that describe the stored entries of a log.
+struct StoredEntries {
+    base: u64,
+    length: u64,
+    /// Bytes of each running total.
+    width: u64,
+}
+
+impl StoredEntries {
+    /// Bytes of the time of an entry.
+    const TIME_BYTES: usize = 7;
+
+    /// Reads the newest entries. Stored totals wrap around at their width; the returned ones do not.
+    fn read(&self, entries: &[u8]) -> Option<VecDeque<Entry>> {
+        let (width, wrap) = match self.width {
+            3 => (3, 1 << 24),
+            7 => (7, 1 << 53),
+            _ => return None,
+        };
+        let stored = entries.chunks_exact(Self::TIME_BYTES + width);
+        let fetched = self.length.min(MAX_CHARGES as u64 + 1);
+        if stored.len() as u64 != fetched || !stored.remainder().is_empty() {
+            return None;
+        }
+        let mut stored = stored.map(|entry| {
+            let (time, total) = entry.split_at(Self::TIME_BYTES);
+            (little_endian(time), little_endian(total))
+        });
+        let has_more = self.length > MAX_CHARGES as u64;
+        let mut before = if has_more { stored.next()?.1 } else { self.base };
+        let (mut read, mut last_us, mut total) = (VecDeque::new(), 0, 0);
+        for (time_us, after) in stored {
+            if time_us < last_us || before >= wrap || after >= wrap {
+                return None;
+            }
+            total += (after + wrap - before) % wrap;
+            (last_us, before) = (time_us, after);
+            read.push_back(Entry { time_us, total });
+        }
+        Some(read)
     }
+}
 
-    pub(super) fn next_growth_bytes(&self) -> Option<usize> {
-        let full = self.entries.len() == self.entries.capacity();
-        full.then(|| self.heap_bytes().max(4 * size_of::<Entry>()))
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+impl Limit {
+    /// Creates a limit: at most `amount` in any window, exactly.
+    ///
+    /// # Errors
+    /// As [`Limit::new`].
+    pub fn sliding_log(amount: u64, window: Duration) -> Result<Self, LimitError> {
+        Self::new(Algorithm::SlidingLog, amount, window)
     }
 }

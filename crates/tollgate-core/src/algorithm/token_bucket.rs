@@ -1,18 +1,22 @@
 #![doc = include_str!("../../docs/algorithms/token-bucket.md")]
 
-use super::{Counter, Reset, capped, key_time, multiply_divide};
+use std::time::Duration;
+
+use super::{
+    Algorithm, Bound, Counter, Properties, Reset, StoredState, cap_wait, effective_time, multiply_divide,
+};
 use crate::{
-    limit::{Limit, Rate},
+    limit::{Limit, LimitError, MAX_AMOUNT, Rate},
     snapshot::Snapshot,
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
-/// How full the bucket is, and when that was so.
+/// The level of the bucket at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// When the level was taken.
+    /// Time of the level.
     pub last_us: u64,
-    /// The level: what has been charged and has not drained yet.
+    /// The charged units that have not drained yet.
     pub level: Level,
 }
 
@@ -22,15 +26,14 @@ impl Default for State {
     }
 }
 
-/// `whole + part / rate.micros` units, which drain at `rate`. Exact: nothing is ever rounded while the
-/// rate stays the same.
+/// `whole + part / rate.micros` units, which drain at `rate`. Exact: nothing is rounded while the rate stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     /// Whole units.
     pub whole: u64,
-    /// The rest, in parts of a unit; below `rate.micros`.
+    /// The fraction, in parts of a unit; below `rate.micros`.
     pub part: u64,
-    /// How fast it drains.
+    /// The rate at which it drains.
     pub rate: Rate,
 }
 
@@ -41,12 +44,12 @@ impl Level {
     }
 
     #[inline]
-    fn units_up(&self) -> u64 {
+    fn units_rounded_up(&self) -> u64 {
         self.whole + u64::from(self.part > 0)
     }
 
     #[inline(always)]
-    fn drained(self, elapsed_us: u64) -> Self {
+    fn drain(self, elapsed_us: u64) -> Self {
         if elapsed_us == 0 {
             return self;
         }
@@ -54,12 +57,12 @@ impl Level {
         if whole > self.whole {
             return Self::empty(self.rate);
         }
-        self.without(Self { whole, part, rate: self.rate })
+        self.minus(Self { whole, part, rate: self.rate })
     }
 
-    /// This level without another one of the same rate.
+    /// Subtracts another level of the same rate, down to zero.
     #[inline(always)]
-    fn without(self, other: Self) -> Self {
+    fn minus(self, other: Self) -> Self {
         let borrow = other.part > self.part;
         if other.whole + u64::from(borrow) > self.whole {
             return Self::empty(self.rate);
@@ -71,14 +74,14 @@ impl Level {
         }
     }
 
-    /// The same level in parts of another rate, the last part rounded up.
+    /// Returns the same level in parts of another rate, rounded up.
     #[inline(always)]
-    fn at_rate(self, rate: Rate) -> Self {
-        let (carry, part) = part_at_rate(self.part, self.rate, rate);
+    fn convert_to(self, rate: Rate) -> Self {
+        let (carry, part) = convert_part(self.part, self.rate, rate);
         Self { whole: self.whole + carry, part, rate }
     }
 
-    /// Microseconds until all of it has drained, and how many parts of the last one are left over.
+    /// Returns the microseconds until the level has drained, and the unused parts of the last one.
     #[inline(always)]
     fn drain_time(self) -> (u64, u64) {
         let (micros, rest) = multiply_divide(self.whole, self.rate.micros, self.rate.units);
@@ -89,79 +92,87 @@ impl Level {
     }
 }
 
-/// Part of a unit in parts of another rate, rounded up, and the whole unit that it may have become.
-// apart, and by number: a level that is passed by reference would be kept in memory wherever it is used
+/// Converts a part of a unit to parts of another rate, rounded up. Returns the carried unit and the part.
+// A separate function of numbers: a level passed by reference would be kept in memory wherever it is used.
 #[cold]
-fn part_at_rate(part: u64, from: Rate, to: Rate) -> (u64, u64) {
+fn convert_part(part: u64, from: Rate, to: Rate) -> (u64, u64) {
     let (part, rest) = multiply_divide(part, to.micros, from.micros);
     let part = part + u64::from(rest > 0);
     if part == to.micros { (1, 0) } else { (0, part) }
 }
 
-/// The level at one moment, draining at the faster of the old rate and the new.
+/// The level at one moment. It drains at the faster of the old and the new rate.
 pub struct View {
     now: u64,
-    /// The counter's own time.
+    /// Effective time of the counter.
     at: u64,
     level: Level,
 }
 
 impl Counter for State {
+    const PROPERTIES: Properties = Properties {
+        max_amount: MAX_AMOUNT,
+        has_burst: true,
+        has_phase: false,
+        has_sliding_window: false,
+        is_log: false,
+        script_code: 3,
+    };
     type View = View;
 
     #[inline(always)]
     fn view(&self, limit: &Limit, now: u64) -> View {
-        let Some(at) = key_time(self.last_us, limit.window_us(), now) else {
+        let Some(at) = effective_time(self.last_us, limit.window_us(), now) else {
             return View { now, at: now, level: Level::empty(limit.rate()) };
         };
         let mut level = self.level;
         if level.rate != limit.rate() && limit.rate().is_faster_than(level.rate) {
-            level = level.at_rate(limit.rate());
+            level = level.convert_to(limit.rate());
         }
-        View { now, at, level: level.drained(at - self.last_us) }
+        View { now, at, level: level.drain(at - self.last_us) }
     }
 
     #[inline]
     fn used(view: &View) -> u64 {
-        view.level.units_up()
+        view.level.units_rounded_up()
     }
 
     #[inline(always)]
     fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
         if view.level.rate != limit.rate() {
-            view.level = view.level.at_rate(limit.rate());
+            view.level = view.level.convert_to(limit.rate());
         }
-        view.level.whole += units.min(MAX_EXACT - view.level.units_up());
+        view.level.whole += units.min(MAX_EXACT - view.level.units_rounded_up());
         *self = Self { last_us: view.at, level: view.level };
     }
 
     #[inline(always)]
-    fn wait_us(&self, view: &View, room: u64) -> u64 {
-        let excess = Level { whole: view.level.whole - room, ..view.level };
-        capped(view.at - view.now + excess.drain_time().0)
+    fn wait_us(&self, view: &View, max_used: u64) -> u64 {
+        let excess = Level { whole: view.level.whole - max_used, ..view.level };
+        cap_wait(view.at - view.now + excess.drain_time().0)
     }
 
     #[inline(always)]
     fn reset(&self, view: &View) -> Reset {
-        if view.level.units_up() == 0 {
+        if view.level.units_rounded_up() == 0 {
             return Reset::default();
         }
         let (wait, spare) = view.level.drain_time();
-        Reset { after_us: capped(view.at - view.now + wait), spare }
+        Reset { after_us: cap_wait(view.at - view.now + wait), spare }
     }
 
     fn refund(&mut self, view: &View, limit: &Limit, units: u64, at: Option<u64>) -> bool {
         let charge = Level { whole: units, part: 0, rate: view.level.rate };
-        let back = match at {
+        let refund = match at {
             None => charge,
             Some(at) if at > view.at || view.at - at >= limit.window_us() => return false,
-            // what would be left of that charge, had it been the only one: no more of it can still count
-            Some(at) => charge.drained(view.at - at),
+            // what is left of that charge if it was the only one: no more of it can still count
+            Some(at) => charge.drain(view.at - at),
         };
-        if view.level.units_up() == 0 || back.units_up() == 0 {
+        if view.level.units_rounded_up() == 0 || refund.units_rounded_up() == 0 {
             return false;
         }
-        *self = Self { last_us: view.at, level: view.level.without(back) };
+        *self = Self { last_us: view.at, level: view.level.minus(refund) };
         true
     }
 
@@ -171,5 +182,49 @@ impl Counter for State {
 
     fn snapshot(&self, view: &View, _: &Limit) -> Snapshot {
         Snapshot::TokenBucket(view.level)
+    }
+
+    fn bound(limit: &Limit) -> Bound {
+        Bound::Bucket { burst: limit.capacity(), amount: limit.amount(), window: limit.window() }
+    }
+
+    fn from_stored(stored: &StoredState<'_>) -> Option<Self> {
+        match *stored.numbers {
+            [last_us, whole, part, units, micros, _ttl] if units > 0 && part < micros => {
+                Some(Self { last_us, level: Level { whole, part, rate: Rate { units, micros } } })
+            }
+            _ => None,
+        }
+    }
+
+    fn from_level(limit: &Limit, at: u64, level: u64) -> Self {
+        let rate = limit.rate();
+        Self { last_us: at, level: Level { whole: level / rate.micros, part: level % rate.micros, rate } }
+    }
+
+    #[inline(always)]
+    fn scale(limit: &Limit) -> Option<[u64; 2]> {
+        Some([limit.rate().units, limit.rate().micros])
+    }
+
+    #[inline(always)]
+    fn pack(&self) -> Option<([u64; 2], [u64; 3])> {
+        let Level { whole, part, rate } = self.level;
+        Some(([rate.units, rate.micros], [self.last_us, whole, part]))
+    }
+
+    #[inline(always)]
+    fn unpack([units, micros]: [u64; 2], [last_us, whole, part]: [u64; 3]) -> Self {
+        Self { last_us, level: Level { whole, part, rate: Rate { units, micros } } }
+    }
+}
+
+impl Limit {
+    /// Creates a limit: a steady `amount` per `window`, with a burst of the same size.
+    ///
+    /// # Errors
+    /// As [`Limit::new`].
+    pub fn token_bucket(amount: u64, window: Duration) -> Result<Self, LimitError> {
+        Self::new(Algorithm::TokenBucket, amount, window)
     }
 }

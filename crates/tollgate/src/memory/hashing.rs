@@ -1,4 +1,4 @@
-//! The hash of a counter's name.
+//! The hash of a counter.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -6,7 +6,7 @@ use tollgate_core::Algorithm;
 
 use crate::{hashing::RandomKeyedHash, key::Key};
 
-/// How one store hashes.
+/// The hash function of one store.
 #[derive(Clone)]
 pub(super) struct Hashing(RandomKeyedHash);
 
@@ -15,12 +15,12 @@ impl Hashing {
         Self(RandomKeyedHash::default())
     }
 
-    /// The hash of a key's counter.
+    /// Returns the hash of the counter of a key.
     pub(super) fn of_key(&self, key: &Key, algorithm: Algorithm) -> u64 {
         self.of(key.shared_rule().map(|rule| &**rule), key.identity_bytes(), algorithm)
     }
 
-    /// The hash of the counter that `rule` has for `identity`.
+    /// Returns the hash of the counter of `rule` for `identity`.
     pub(super) fn of(&self, rule: Option<&str>, identity: &[u8], algorithm: Algorithm) -> u64 {
         let mut hasher = self.0.build_hasher();
         hasher.write(identity);

@@ -1,18 +1,18 @@
-//! Where values lie, by their hash: four bytes a value, found in one line of memory.
+//! A hash index of slab ids: four bytes per value, found within one cache line.
 //!
-//! A slot is a byte of the hash and a place. Slots are tried one after the other from where the hash points to, so a
-//! lookup waits for memory once, then once more for the value itself; a table that keeps its tags apart, as
-//! hashbrown's does, waits three times. Removing moves what follows up, so that nothing marks where something was.
+//! A slot holds one byte of the hash and an id, with linear probing. A lookup waits for memory once, and once more for the value
+//! itself; a table with separate tags, such as hashbrown's, waits three times. A removal shifts the following slots back, so that no
+//! tombstones remain.
 
 use super::budget::allocated;
 
-/// The most values that can be named.
+/// The largest number of values.
 pub(super) const MAX_IDS: usize = ID_MASK as usize;
 
 const ID_MASK: u32 = (1 << 24) - 1;
-/// How many slots there are at first. A power of two, as all sizes are.
+/// Initial number of slots. All sizes are powers of two.
 const MIN_SLOTS: usize = 8;
-/// A slot that nothing is in: places count from one within a slot.
+/// An empty slot. Ids are stored plus one.
 const EMPTY: u32 = 0;
 
 pub(super) struct Index {
@@ -22,45 +22,45 @@ pub(super) struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        Self::with_room_for(0)
+        Self::with_capacity(0)
     }
 }
 
 impl Index {
-    /// An empty index that takes `len` values before it is full.
-    pub(super) fn with_room_for(len: usize) -> Self {
+    /// Creates an empty index that holds `len` values before it is full.
+    pub(super) fn with_capacity(len: usize) -> Self {
         let slots = (2 * len + 1).next_power_of_two().max(MIN_SLOTS);
         Self { slots: vec![EMPTY; slots].into(), len: 0 }
     }
 
-    /// Whether it has to [`Index::grow`] before another value. Half of the slots stay empty: most lookups end at their
-    /// first slot, and the processor foresees it.
+    /// Returns whether it must [`Index::grow`] before the next insert. Half of the slots stay empty, so that most lookups end at
+    /// their first slot and the branch is predicted.
     pub(super) fn is_full(&self) -> bool {
         self.len >= self.slots.len() / 2
     }
 
-    /// Whether less than an eighth more is all that it takes before it is full.
+    /// Returns whether it holds at least 7/8 of the values that fill it.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.len >= self.slots.len() / 16 * 7
     }
 
-    /// The value of this hash that `is_it`.
+    /// Returns the value of this hash for which `is_match` is true.
     #[inline(always)]
-    pub(super) fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(super) fn find(&self, hash: u64, is_match: impl Fn(u32) -> bool) -> Option<u32> {
         let mut at = self.home(hash);
         loop {
             let slot = self.slots[at];
             if slot == EMPTY {
                 return None;
             }
-            if slot & !ID_MASK == tag(hash) && is_it(id_in(slot)) {
+            if slot & !ID_MASK == tag(hash) && is_match(id_in(slot)) {
                 return Some(id_in(slot));
             }
             at = self.after(at);
         }
     }
 
-    /// Adds a value to an index that is not full.
+    /// Inserts a value. The index must not be full.
     pub(super) fn insert(&mut self, hash: u64, id: u32) {
         debug_assert!(!self.is_full() && id < ID_MASK);
         let mut at = self.home(hash);
@@ -71,7 +71,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Removes a value that is there.
+    /// Removes a value. It must be present.
     pub(super) fn remove(&mut self, hash: u64, id: u32, hash_of: impl Fn(u32) -> u64) {
         let mut hole = self.home(hash);
         while self.slots[hole] != tag(hash) | (id + 1) {
@@ -79,7 +79,7 @@ impl Index {
         }
         let mut at = self.after(hole);
         while self.slots[at] != EMPTY {
-            // what is as far from its home as the hole is, or farther, may move there and is still found
+            // a value at least as far from its home as from the hole can move there and is still found
             let distance = |from: usize| at.wrapping_sub(from) & (self.slots.len() - 1);
             if distance(self.home(hash_of(id_in(self.slots[at])))) >= distance(hole) {
                 self.slots[hole] = self.slots[at];
@@ -100,17 +100,17 @@ impl Index {
         }
     }
 
-    /// What it takes.
+    /// Returns the bytes in use.
     pub(super) fn bytes(&self) -> usize {
         allocated(size_of_val(&*self.slots))
     }
 
-    /// What the next value may add to that.
+    /// Returns the bytes that the next value may add.
     pub(super) fn growth_bytes(&self) -> usize {
         if self.is_full() { self.bytes() } else { 0 }
     }
 
-    /// Where a hash points to, by its low bits.
+    /// Returns the home slot of a hash: its low bits.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         hash as usize & (self.slots.len() - 1)
@@ -122,7 +122,7 @@ impl Index {
     }
 }
 
-/// The highest byte of a hash, where it stands in a slot.
+/// Returns the highest byte of a hash at its position in a slot.
 #[inline]
 fn tag(hash: u64) -> u32 {
     (hash >> 32) as u32 & !ID_MASK
@@ -141,15 +141,15 @@ mod tests {
 
     use super::*;
 
-    /// Hashes that meet: few homes, few tags.
+    /// Hashes with many collisions: few home slots, few tags.
     fn hash_of(id: u32) -> u64 {
         (u64::from(id % 7) * 5) | (u64::from(id % 3) << 56)
     }
 
     proptest! {
-        /// Against a map, with hashes that collide wherever they can.
+        /// Compares the index with a map, with colliding hashes.
         #[test]
-        fn what_is_there_is_found_and_nothing_else(ids in prop::collection::vec(0_u32..60, 1..300)) {
+        fn exactly_the_inserted_values_are_found(ids in prop::collection::vec(0_u32..60, 1..300)) {
             let (mut index, mut model) = (Index::default(), HashMap::new());
             for id in ids {
                 if model.remove(&id).is_some() {
@@ -172,9 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn room_that_was_asked_for_is_there() {
+    fn the_requested_capacity_is_available() {
         for len in 0..2_000 {
-            let mut index = Index::with_room_for(len);
+            let mut index = Index::with_capacity(len);
             for id in (0..).take(len) {
                 assert!(!index.is_full(), "{id} of {len}");
                 index.insert(u64::from(id), id);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_place_fits() {
+    fn the_largest_id_fits() {
         let mut index = Index::default();
         let last = ID_MASK - 1;
         index.insert(u64::MAX, last);

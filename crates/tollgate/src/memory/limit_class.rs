@@ -1,34 +1,35 @@
-//! What many counters of a shard have in common, kept once: their rule, and the window or rate they were
-//! written under.
+//! Limit classes: the rule and the window or rate that many counters of a shard share, stored once.
 //!
-//! A class lives as long as a counter is of it, so there are never more classes than counters.
+//! A class exists as long as a counter refers to it, so there are never more classes than counters.
 
 use std::sync::Arc;
 
-use super::{entry::Scale, hashing::Hashing, index::Index, slab::Slab};
+use tollgate_core::Scale;
 
-/// How many classes an allocation holds: most shards see few.
+use super::{hashing::Hashing, index::Index, slab::Slab};
+
+/// Number of classes per allocation; most shards have few.
 const CHUNK: usize = 4;
 
-/// The classes of the counters in one shard.
+/// The limit classes of one shard.
 #[derive(Default)]
 pub(super) struct LimitClasses {
     classes: Slab<LimitClass, CHUNK>,
     index: Index,
 }
 
-/// What counters have in common.
+/// The parameters that several counters share.
 pub(super) struct LimitClass {
-    /// Absent where counters have none.
+    /// Absent for counters without a rule.
     pub(super) rule: Option<Arc<str>>,
-    /// How their numbers are to be read.
+    /// The scale of their numbers.
     pub(super) scale: Scale,
     counters: usize,
 }
 
 impl LimitClass {
     fn is(&self, rule: Option<&Arc<str>>, scale: Scale) -> bool {
-        self.scale == scale && is_same(self.rule.as_ref(), rule)
+        self.scale == scale && is_same_rule(self.rule.as_ref(), rule)
     }
 
     fn hash(&self, hashing: &Hashing) -> u64 {
@@ -36,8 +37,8 @@ impl LimitClass {
     }
 }
 
-/// Whether two names of rules are the same, mostly without reading them.
-pub(super) fn is_same(one: Option<&Arc<str>>, other: Option<&Arc<str>>) -> bool {
+/// Returns whether two rule names are equal, usually by comparing pointers only.
+pub(super) fn is_same_rule(one: Option<&Arc<str>>, other: Option<&Arc<str>>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
         (None, None) => true,
@@ -50,8 +51,8 @@ impl LimitClasses {
         self.classes.get(id)
     }
 
-    /// The class for one more counter.
-    pub(super) fn join(&mut self, rule: Option<&Arc<str>>, scale: Scale, hashing: &Hashing) -> u32 {
+    /// Returns the class of a new counter and counts the reference.
+    pub(super) fn acquire(&mut self, rule: Option<&Arc<str>>, scale: Scale, hashing: &Hashing) -> u32 {
         let hash = hash_of(rule, scale, hashing);
         let known = self.index.find(hash, |id| self.classes.get(id).is(rule, scale));
         let id = known.unwrap_or_else(|| {
@@ -66,8 +67,8 @@ impl LimitClasses {
         id
     }
 
-    /// One counter less is of this class.
-    pub(super) fn leave(&mut self, id: u32, hashing: &Hashing) {
+    /// Releases the reference of one counter.
+    pub(super) fn release(&mut self, id: u32, hashing: &Hashing) {
         let class = self.classes.get_mut(id);
         class.counters -= 1;
         if class.counters == 0 {
@@ -77,12 +78,12 @@ impl LimitClasses {
         }
     }
 
-    /// What they take.
+    /// Returns the bytes in use.
     pub(super) fn bytes(&self) -> usize {
         self.classes.bytes() + self.index.bytes()
     }
 
-    /// What another class may add to that.
+    /// Returns the bytes that another class may add.
     pub(super) fn growth_bytes(&self) -> usize {
         self.classes.growth_bytes() + self.index.growth_bytes()
     }
@@ -94,34 +95,42 @@ fn hash_of(rule: Option<&Arc<str>>, scale: Scale, hashing: &Hashing) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tollgate_core::{Algorithm, Limit};
+
     use super::*;
 
+    fn scale(algorithm: Algorithm, window_ms: u64) -> Scale {
+        Scale::of(&Limit::new(algorithm, 1, Duration::from_millis(window_ms)).unwrap()).unwrap()
+    }
+
     #[test]
-    fn a_kind_is_kept_once_and_as_long_as_a_counter_is_of_it() {
+    fn a_class_is_stored_once_and_as_long_as_a_counter_refers_to_it() {
         let (mut classes, hashing) = (LimitClasses::default(), Hashing::new());
-        let scale = |window_us| Scale::FixedWindow { window_us };
+        let fixed = |window_ms| scale(Algorithm::FixedWindow, window_ms);
         let (rule, same): (Arc<str>, Arc<str>) = ("rule".into(), "rule".into());
-        let one = classes.join(Some(&rule), scale(1), &hashing);
-        assert_eq!(classes.join(Some(&same), scale(1), &hashing), one);
+        let one = classes.acquire(Some(&rule), fixed(1), &hashing);
+        assert_eq!(classes.acquire(Some(&same), fixed(1), &hashing), one);
         let others = [
-            classes.join(Some(&rule), scale(2), &hashing),
-            classes.join(None, scale(1), &hashing),
-            classes.join(Some(&rule), Scale::SlidingCounter { window_us: 1 }, &hashing),
+            classes.acquire(Some(&rule), fixed(2), &hashing),
+            classes.acquire(None, fixed(1), &hashing),
+            classes.acquire(Some(&rule), scale(Algorithm::SlidingCounter, 1), &hashing),
         ];
         assert_eq!(classes.classes.len(), 4);
-        others.into_iter().chain([one, one]).for_each(|id| classes.leave(id, &hashing));
+        others.into_iter().chain([one, one]).for_each(|id| classes.release(id, &hashing));
         assert_eq!(classes.classes.len(), 0);
     }
 
     #[test]
-    fn kinds_that_come_and_go_take_no_more_memory_than_those_that_are_there() {
+    fn released_classes_use_no_memory() {
         let (mut classes, hashing) = (LimitClasses::default(), Hashing::new());
-        for window_us in 0..10_000 {
+        for window_ms in 1..=10_000 {
             let allowed = classes.bytes() + classes.growth_bytes();
-            let id = classes.join(None, Scale::FixedWindow { window_us }, &hashing);
+            let id = classes.acquire(None, scale(Algorithm::FixedWindow, window_ms), &hashing);
             assert!(classes.bytes() <= allowed);
-            if window_us >= 10 {
-                classes.leave(id, &hashing);
+            if window_ms > 10 {
+                classes.release(id, &hashing);
             }
         }
         assert_eq!(classes.classes.len(), 10);

@@ -1,8 +1,8 @@
-//! The memory store: counters in this process, decided under a lock, within a hard bound of memory.
+//! The memory store: counters in this process, decided under a lock, within a hard memory bound.
 //!
-//! A counter is forgotten only when it equals a fresh one. When the bound is reached and nothing can be
-//! forgotten, *new* keys of a rule share coarse counters, and are refused together once those are used up:
-//! memory stays bounded, and flooding the store with keys never frees anybody.
+//! A counter is removed only when it equals a fresh one. When the bound is reached and no counter can be removed, *new* keys of a
+//! rule share overflow counters, and are denied together once those are exhausted. Memory stays bounded, and a flood of keys
+//! never resets the limit of any key.
 
 mod budget;
 mod entry;
@@ -28,9 +28,9 @@ use crate::{
     store::{CounterSnapshot, Decided},
 };
 
-/// The bound on memory unless another is set: 256 MiB.
+/// The default memory bound: 256 MiB.
 pub const DEFAULT_MAX_MEMORY: usize = 256 << 20;
-/// The smallest bound on memory: 1 MiB.
+/// The smallest memory bound: 1 MiB.
 pub const MIN_MAX_MEMORY: usize = 1 << 20;
 
 /// Counters in this process.
@@ -51,7 +51,7 @@ pub struct MemoryStore {
     clock: Clock,
 }
 
-/// A bound on memory that is too small to work with.
+/// A memory bound that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("max_memory of {0} bytes is too small: use at least {MIN_MAX_MEMORY} (1 MiB)")]
 pub struct MemoryBoundError(pub usize);
@@ -73,15 +73,15 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store with the default bound, on this machine's clock.
+    /// Creates an empty store with the default bound, on this machine's clock.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty store that holds at most `bytes`.
+    /// Returns an empty store that uses at most `bytes`.
     ///
     /// # Errors
-    /// When the bound is below 1 MiB.
+    /// If the bound is below 1 MiB.
     pub fn with_max_memory(self, bytes: usize) -> Result<Self, MemoryBoundError> {
         if bytes < MIN_MAX_MEMORY {
             return Err(MemoryBoundError(bytes));
@@ -89,12 +89,12 @@ impl MemoryStore {
         Ok(Self { table: Table::new(bytes), clock: self.clock })
     }
 
-    /// The same store on a clock that is moved by hand: for tests and replays.
+    /// Returns the same store on a manual clock, for tests and replays.
     pub fn with_clock(self, clock: ManualClock) -> Self {
         Self { clock: Clock::Manual(clock), ..self }
     }
 
-    /// Decides over a single counter, without allocating unless the counter is new.
+    /// Decides a check of a single counter, without an allocation unless the counter is new.
     pub fn decide_one(
         &self,
         key: &Key,
@@ -111,9 +111,9 @@ impl MemoryStore {
         Decided { at, answers }
     }
 
-    /// Forgets these counters. How many of them were there.
+    /// Removes these counters, and returns how many existed.
     pub fn forget(&self, counters: &[(Key, Algorithm)]) -> u64 {
-        counters.iter().map(|(key, algorithm)| u64::from(self.table.forget(key, *algorithm))).sum()
+        counters.iter().map(|(key, algorithm)| u64::from(self.table.remove_counter(key, *algorithm))).sum()
     }
 
     /// Returns the state of these counters, each at a moment of its own.
@@ -121,23 +121,23 @@ impl MemoryStore {
         counters.iter().map(|(key, limit)| self.table.inspect(key, limit, || self.clock.now())).collect()
     }
 
-    /// The store's clock.
+    /// Returns the time of the store's clock.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// How many counters it holds.
+    /// Returns the number of counters.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether it holds no counter.
+    /// Returns whether the store holds no counter.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How much memory it has asked the allocator for, or set aside: never more than its bound. What the allocator
-    /// itself needs is not in it; an eighth of the bound is left for that.
+    /// Returns the memory that is allocated or reserved, in bytes; never more than the bound. It excludes the overhead of the
+    /// allocator, for which an eighth of the bound is kept free.
     pub fn memory_bytes(&self) -> usize {
         self.table.memory_bytes()
     }

@@ -1,30 +1,32 @@
-//! One shard: a table of counters, what they cost, and what may be forgotten.
+//! One shard: a table of counters, its memory use, and the removal of expired counters.
 //!
-//! The counters lie in a slab; an index of their places, four bytes each, finds them by hash. Few lines of
-//! memory are touched per decision, and growing moves the index only.
+//! The counters are in a slab. An index with four bytes per counter finds them by hash. A decision touches few cache lines, and
+//! growing moves only the index.
 
-use tollgate_core::{Algorithm, Answer, Limit, Operation, Snapshot, State, Terms, Timestamp, step::step};
+use tollgate_core::{
+    Algorithm, Answer, Limit, Operation, Scale, Snapshot, State, Terms, Timestamp, step::step,
+};
 
 use super::{
     budget::Budget,
-    entry::{Entry, Log, Scale, pack},
+    entry::{Entry, Log},
     hashing::Hashing,
     index::{Index, MAX_IDS},
-    limit_class::{LimitClasses, is_same},
+    limit_class::{LimitClasses, is_same_rule},
     overflow::{OverflowCounters, with_exhausted_state},
     slab::Slab,
 };
 use crate::key::Key;
 
-/// How long a counter stays after it equals a fresh one, while there is room: so that a clock that is set
-/// back finds it again.
+/// How long a counter is kept after it equals a fresh one, if memory allows, so that it still exists if the clock is set
+/// back.
 const GRACE_US: u64 = 60 * 1_000_000;
-/// How long a shard is not searched again for something to forget.
-const SEARCH_PAUSE_US: u64 = 100_000;
-/// How many counters an allocation holds: 3 KiB.
+/// Minimum time between two sweeps of a shard for expired counters.
+const SWEEP_INTERVAL_US: u64 = 100_000;
+/// Number of counters per allocation: 3 KiB.
 const CHUNK: usize = 64;
 
-/// In this order, so that what every decision reads lies next to the lock.
+/// In this order, so that the fields that every decision reads are next to the lock.
 #[repr(C)]
 pub(super) struct Shard {
     index: Index,
@@ -32,13 +34,13 @@ pub(super) struct Shard {
     classes: LimitClasses,
     hashing: Hashing,
     overflow: OverflowCounters,
-    /// What index, entries and classes were last counted as.
-    counted_bytes: usize,
-    /// Before this moment the shard is not searched for something to forget.
-    search_from_us: u64,
+    /// Bytes of index, entries and classes that the budget includes.
+    accounted_bytes: usize,
+    /// Earliest time of the next sweep.
+    next_sweep_us: u64,
 }
 
-/// A counter that is looked for, and what for.
+/// The lookup of a counter for an operation.
 pub(super) struct Lookup<'a> {
     pub(super) key: &'a Key,
     pub(super) hash: u64,
@@ -47,7 +49,7 @@ pub(super) struct Lookup<'a> {
 }
 
 impl Shard {
-    /// An empty shard that has room set aside for so many coarse counters.
+    /// Creates an empty shard with memory reserved for `max_overflow` overflow counters.
     pub(super) fn new(max_overflow: usize, hashing: Hashing) -> Self {
         Self {
             index: Index::default(),
@@ -55,8 +57,8 @@ impl Shard {
             classes: LimitClasses::default(),
             hashing,
             overflow: OverflowCounters::new(max_overflow),
-            counted_bytes: 0,
-            search_from_us: 0,
+            accounted_bytes: 0,
+            next_sweep_us: 0,
         }
     }
 
@@ -64,10 +66,10 @@ impl Shard {
         self.entries.len()
     }
 
-    /// The counter, if it is to be checked or peeked at, is there, and was written under the limit's own window or
-    /// rate: then a decision changes nothing but its numbers. That is so nearly always, and so has a short way.
+    /// Returns the counter of a check or peek if it exists and was written under the window or rate of the limit. A decision
+    /// then changes only its numbers. This is the fast path of nearly every decision.
     #[inline(always)]
-    fn numbers_to_check(&mut self, lookup: &Lookup<'_>) -> Option<(Scale, &mut [u64; 3])> {
+    fn packed_counter(&mut self, lookup: &Lookup<'_>) -> Option<(Scale, &mut [u64; 3])> {
         if !matches!(lookup.operation, Operation::Check | Operation::Peek) {
             return None;
         }
@@ -92,13 +94,13 @@ impl Shard {
         now: Timestamp,
     ) -> Answer {
         let operation = lookup.operation;
-        match self.numbers_to_check(lookup) {
+        match self.packed_counter(lookup) {
             Some((scale, numbers)) => scale.check(numbers, terms, operation, count, now),
             None => self.with(lookup, budget, now, &mut |state| step(state, terms, operation, count, now)),
         }
     }
 
-    /// Runs `act` on the state of a counter, once.
+    /// Runs `act` once on the state of a counter.
     pub(super) fn with<R>(
         &mut self,
         lookup: &Lookup<'_>,
@@ -118,13 +120,13 @@ impl Shard {
                 }
                 let mut state = scale.unpack(*numbers);
                 let result = act(&mut state);
-                *numbers = pack(&state).1;
+                *numbers = packed(&state).1;
                 result
             }
         }
     }
 
-    /// What a counter holds at `now`; nothing, if it is not there.
+    /// Returns the snapshot of a counter at `now`; that of a fresh one if it does not exist.
     pub(super) fn snapshot(&self, key: &Key, hash: u64, limit: &Limit, now: Timestamp) -> Snapshot {
         let Some(id) = self.find(key, hash, limit.algorithm()) else {
             return State::fresh(limit.algorithm()).snapshot(limit, now);
@@ -137,7 +139,13 @@ impl Shard {
         }
     }
 
-    pub(super) fn forget(&mut self, key: &Key, hash: u64, algorithm: Algorithm, budget: &Budget) -> bool {
+    pub(super) fn remove_counter(
+        &mut self,
+        key: &Key,
+        hash: u64,
+        algorithm: Algorithm,
+        budget: &Budget,
+    ) -> bool {
         let found = self.find(key, hash, algorithm);
         if let Some(id) = found {
             self.remove(id, budget);
@@ -145,10 +153,10 @@ impl Shard {
         found.is_some()
     }
 
-    /// Forgets what equals a fresh counter, unless that was done a moment ago. For when memory gets tight.
-    pub(super) fn make_room(&mut self, budget: &Budget, now: Timestamp) {
-        if now.as_micros() >= self.search_from_us {
-            self.search_from_us = now.as_micros() + SEARCH_PAUSE_US;
+    /// Removes expired counters, unless that was done less than [`SWEEP_INTERVAL_US`] ago. Called when memory is nearly full.
+    pub(super) fn sweep(&mut self, budget: &Budget, now: Timestamp) {
+        if now.as_micros() >= self.next_sweep_us {
+            self.next_sweep_us = now.as_micros() + SWEEP_INTERVAL_US;
             self.remove_expired(now.as_micros(), budget);
         }
     }
@@ -157,18 +165,20 @@ impl Shard {
     fn find(&self, key: &Key, hash: u64, algorithm: Algorithm) -> Option<u32> {
         self.index.find(hash, |id| {
             let entry = self.entries.get(id);
-            let (rule, of) = match entry {
+            let (rule, entry_algorithm) = match entry {
                 Entry::Short { class, .. } | Entry::Long { class, .. } => {
                     let class = self.classes.get(*class);
                     (class.rule.as_ref(), class.scale.algorithm())
                 }
                 Entry::Log(log) => (log.key.shared_rule(), Algorithm::SlidingLog),
             };
-            entry.identity() == key.identity_bytes() && of == algorithm && is_same(rule, key.shared_rule())
+            entry.identity() == key.identity_bytes()
+                && entry_algorithm == algorithm
+                && is_same_rule(rule, key.shared_rule())
         })
     }
 
-    /// Runs `act` on a counter that is not there, and keeps it if it is no longer what it began as.
+    /// Runs `act` on a counter that does not exist, and inserts it if its state changed.
     #[cold]
     fn with_new<R>(
         &mut self,
@@ -177,25 +187,25 @@ impl Shard {
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let bytes = Entry::first_heap_bytes(lookup.key, lookup.limit.algorithm())
+        let bytes = Entry::initial_heap_bytes(lookup.key, lookup.limit.algorithm())
             + self.entries.growth_bytes()
             + self.classes.growth_bytes()
             + self.index.growth_bytes();
-        if self.entries.len() == MAX_IDS || !budget.take(bytes) {
+        if self.entries.len() == MAX_IDS || !budget.reserve(bytes) {
             return self.overflow.with(lookup, now, act);
         }
-        let first = self.overflow.first_state(lookup, now);
+        let first = self.overflow.initial_state(lookup, now);
         let mut state = first.clone();
         let result = act(&mut state);
         if state != first {
             self.insert(lookup, state, budget, now);
         }
-        budget.give_back(bytes);
+        budget.release(bytes);
         result
     }
 
-    /// Runs `act` on a counter that was written under another window or rate: once it is charged, it is of another
-    /// class. Where there is no room for that class, it finds its limit used up.
+    /// Runs `act` on a counter that was written under another window or rate and moves it to its new class. Without memory for
+    /// that class, the limit is exhausted.
     fn with_changed_limit<R>(
         &mut self,
         id: u32,
@@ -205,58 +215,58 @@ impl Shard {
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
         let bytes = self.classes.growth_bytes();
-        if !budget.take(bytes) {
+        if !budget.reserve(bytes) {
             return with_exhausted_state(lookup, now, act);
         }
         let entry = self.entries.get_mut(id);
         let (Entry::Short { class, numbers, .. } | Entry::Long { class, numbers, .. }) = entry else {
-            unreachable!("a log is the same under every limit");
+            unreachable!("a log has no limit class");
         };
         let mut state = self.classes.get(*class).scale.unpack(*numbers);
         let result = act(&mut state);
-        let (scale, packed) = pack(&state);
-        let new_class = self.classes.join(lookup.key.shared_rule(), scale, &self.hashing);
-        self.classes.leave(*class, &self.hashing);
-        (*class, *numbers) = (new_class, packed);
-        self.count_bytes(budget);
-        budget.give_back(bytes);
+        let (scale, new_numbers) = packed(&state);
+        let new_class = self.classes.acquire(lookup.key.shared_rule(), scale, &self.hashing);
+        self.classes.release(*class, &self.hashing);
+        (*class, *numbers) = (new_class, new_numbers);
+        self.update_budget(budget);
+        budget.release(bytes);
         result
     }
 
     fn insert(&mut self, lookup: &Lookup<'_>, state: State, budget: &Budget, now: Timestamp) {
         if self.index.is_full() {
             self.remove_expired(now.as_micros().saturating_sub(GRACE_US), budget);
-            // it grows unless there is room for a while: else the next insert would search all of it again
+            // grow unless many slots are free: otherwise the next insert would sweep again
             if self.index.is_nearly_full() {
                 self.index.grow(|id| hash_of(self.entries.get(id), &self.classes, &self.hashing));
             }
         }
-        let entry = if lookup.limit.algorithm() == Algorithm::SlidingLog {
+        let entry = if lookup.limit.algorithm().properties().is_log {
             Entry::Log(Box::new(Log { key: lookup.key.clone(), state }))
         } else {
-            let (scale, numbers) = pack(&state);
-            let class = self.classes.join(lookup.key.shared_rule(), scale, &self.hashing);
+            let (scale, numbers) = packed(&state);
+            let class = self.classes.acquire(lookup.key.shared_rule(), scale, &self.hashing);
             Entry::new(lookup.key.identity_bytes(), class, numbers)
         };
-        budget.take_anyway(entry.heap_bytes());
+        budget.reserve_unchecked(entry.heap_bytes());
         let id = self.entries.insert(entry);
         self.index.insert(lookup.hash, id);
-        self.count_bytes(budget);
+        self.update_budget(budget);
     }
 
     fn remove(&mut self, id: u32, budget: &Budget) {
         let hash_of = |id| hash_of(self.entries.get(id), &self.classes, &self.hashing);
         self.index.remove(hash_of(id), id, hash_of);
         let entry = self.entries.remove(id);
-        budget.give_back(entry.heap_bytes());
+        budget.release(entry.heap_bytes());
         if let Entry::Short { class, .. } | Entry::Long { class, .. } = entry {
-            self.classes.leave(class, &self.hashing);
+            self.classes.release(class, &self.hashing);
         }
     }
 
-    /// Forgets every counter that has equalled a fresh one since `moment_us`, and gives memory back when more than
-    /// half of it has come free.
-    fn remove_expired(&mut self, moment_us: u64, budget: &Budget) {
+    /// Removes every counter that has equalled a fresh one since `since_us`, and releases memory if more than half of it is
+    /// free.
+    fn remove_expired(&mut self, since_us: u64, budget: &Budget) {
         let classes = &self.classes;
         let is_fresh = |entry: &Entry| {
             let expires_at = match entry {
@@ -265,32 +275,32 @@ impl Shard {
                 }
                 Entry::Log(log) => log.state.expires_at(),
             };
-            expires_at.as_micros() <= moment_us
+            expires_at.as_micros() <= since_us
         };
         for id in self.entries.find_all(is_fresh) {
             self.remove(id, budget);
         }
-        if self.entries.places() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
+        if self.entries.slots() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
             self.compact();
         }
-        self.count_bytes(budget);
+        self.update_budget(budget);
     }
 
-    /// Moves all counters together, into as few chunks as hold them.
+    /// Moves all counters into as few chunks as possible.
     fn compact(&mut self) {
         let entries = std::mem::take(&mut self.entries);
-        self.index = Index::with_room_for(entries.len() + entries.len() / 2);
+        self.index = Index::with_capacity(entries.len() + entries.len() / 2);
         for entry in entries.into_values() {
             let hash = hash_of(&entry, &self.classes, &self.hashing);
             self.index.insert(hash, self.entries.insert(entry));
         }
     }
 
-    /// Has the budget know what index, entries and classes take now.
-    fn count_bytes(&mut self, budget: &Budget) {
+    /// Updates the budget with the current size of index, entries and classes.
+    fn update_budget(&mut self, budget: &Budget) {
         let bytes = self.index.bytes() + self.entries.bytes() + self.classes.bytes();
-        budget.correct(self.counted_bytes, bytes);
-        self.counted_bytes = bytes;
+        budget.replace(self.accounted_bytes, bytes);
+        self.accounted_bytes = bytes;
     }
 }
 
@@ -304,19 +314,24 @@ fn hash_of(entry: &Entry, classes: &LimitClasses, hashing: &Hashing) -> u64 {
     }
 }
 
-/// Runs `act` on a log that is there; it grows only as far as memory allows, and counts more coarsely,
-/// never less, beyond that.
+/// Returns the packed form of a state that is not a log.
+fn packed(state: &State) -> (Scale, [u64; 3]) {
+    state.pack().expect("a log is stored as it is")
+}
+
+/// Runs `act` on an existing log. It grows only as far as memory allows; beyond that, it merges entries and never counts
+/// less.
 fn within_budget<R>(state: &mut State, budget: &Budget, act: &mut dyn FnMut(&mut State) -> R) -> R {
     let Some(growth) = state.next_growth_bytes() else {
         return act(state);
     };
     let before = state.heap_bytes();
-    let has_room = budget.take(growth);
-    state.limit_entries(if has_room { usize::MAX } else { state.entries() });
+    let is_reserved = budget.reserve(growth);
+    state.set_max_entries(if is_reserved { usize::MAX } else { state.entries() });
     let result = act(state);
-    if has_room {
-        budget.take_anyway(state.heap_bytes().saturating_sub(before));
-        budget.give_back(growth);
+    if is_reserved {
+        budget.reserve_unchecked(state.heap_bytes().saturating_sub(before));
+        budget.release(growth);
     }
     result
 }

@@ -1,22 +1,21 @@
-//! Values in numbered places: what is removed leaves a place for the next, and nothing ever moves.
+//! A slab: values in numbered slots that are reused after a removal. Values never move.
 //!
-//! The places come in chunks of a fixed size. A vector would have to be copied, and would stand half empty,
-//! whenever it has just doubled.
+//! Slots are allocated in chunks of a fixed size. A vector would be copied, and left half empty, whenever it doubles.
 
 use std::{array, iter};
 
 use super::budget::allocated;
 
-/// Values in places, `CHUNK` places to an allocation.
+/// Values in slots, `CHUNK` slots per allocation.
 pub(super) struct Slab<T, const CHUNK: usize> {
-    chunks: Vec<Box<[Place<T>; CHUNK]>>,
-    /// The first of the free places, each of which names the next.
+    chunks: Vec<Box<[Slot<T>; CHUNK]>>,
+    /// Head of the list of free slots.
     free: Option<u32>,
     len: usize,
 }
 
-enum Place<T> {
-    Taken(T),
+enum Slot<T> {
+    Occupied(T),
     Free { next: Option<u32> },
 }
 
@@ -27,101 +26,101 @@ impl<T, const CHUNK: usize> Default for Slab<T, CHUNK> {
 }
 
 impl<T, const CHUNK: usize> Slab<T, CHUNK> {
-    const CHUNK_BYTES: usize = allocated(size_of::<[Place<T>; CHUNK]>());
-    /// How many chunks are named when the first is made.
+    const CHUNK_BYTES: usize = allocated(size_of::<[Slot<T>; CHUNK]>());
+    /// Capacity of the list of chunks after the first insert.
     const FIRST_CHUNKS: usize = 4;
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// How many places there are, taken or free.
-    pub(super) fn places(&self) -> usize {
+    /// Returns the number of slots, occupied or free.
+    pub(super) fn slots(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
-    /// The value in a place that is taken.
+    /// Returns the value of an occupied slot.
     pub(super) fn get(&self, id: u32) -> &T {
         match &self.chunks[id as usize / CHUNK][id as usize % CHUNK] {
-            Place::Taken(value) => value,
-            Place::Free { .. } => unreachable!("only places that are taken are named"),
+            Slot::Occupied(value) => value,
+            Slot::Free { .. } => unreachable!("ids refer to occupied slots"),
         }
     }
 
-    /// The value in a place that is taken.
+    /// Returns the value of an occupied slot.
     pub(super) fn get_mut(&mut self, id: u32) -> &mut T {
         match &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK] {
-            Place::Taken(value) => value,
-            Place::Free { .. } => unreachable!("only places that are taken are named"),
+            Slot::Occupied(value) => value,
+            Slot::Free { .. } => unreachable!("ids refer to occupied slots"),
         }
     }
 
-    /// Puts a value into a free place.
+    /// Inserts a value and returns its id.
     pub(super) fn insert(&mut self, value: T) -> u32 {
         let id = self.free.unwrap_or_else(|| self.add_chunk());
-        let place = &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK];
-        let Place::Free { next } = *place else { unreachable!("free places are free") };
+        let slot = &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK];
+        let Slot::Free { next } = *slot else { unreachable!("the free list contains free slots") };
         self.free = next;
-        *place = Place::Taken(value);
+        *slot = Slot::Occupied(value);
         self.len += 1;
         id
     }
 
-    /// Takes a value out.
+    /// Removes a value.
     pub(super) fn remove(&mut self, id: u32) -> T {
-        let place = &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK];
-        match std::mem::replace(place, Place::Free { next: self.free }) {
-            Place::Taken(value) => {
+        let slot = &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK];
+        match std::mem::replace(slot, Slot::Free { next: self.free }) {
+            Slot::Occupied(value) => {
                 self.free = Some(id);
                 self.len -= 1;
                 value
             }
-            Place::Free { .. } => unreachable!("only places that are taken are named"),
+            Slot::Free { .. } => unreachable!("ids refer to occupied slots"),
         }
     }
 
-    /// The places of all values that `choose` picks.
-    pub(super) fn find_all(&self, choose: impl Fn(&T) -> bool) -> Vec<u32> {
-        let places = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        let taken = iter::zip(0.., places).filter(|(_, place)| match place {
-            Place::Taken(value) => choose(value),
-            Place::Free { .. } => false,
+    /// Returns the ids of all values for which `is_match` is true.
+    pub(super) fn find_all(&self, is_match: impl Fn(&T) -> bool) -> Vec<u32> {
+        let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let occupied = iter::zip(0.., slots).filter(|(_, slot)| match slot {
+            Slot::Occupied(value) => is_match(value),
+            Slot::Free { .. } => false,
         });
-        taken.map(|(id, _)| id).collect()
+        occupied.map(|(id, _)| id).collect()
     }
 
-    /// All values; each chunk is gone once its values are.
+    /// Returns all values. Each chunk is freed once its values are consumed.
     pub(super) fn into_values(self) -> impl Iterator<Item = T> {
-        let places = self.chunks.into_iter().flat_map(|chunk| *chunk);
-        places.filter_map(|place| match place {
-            Place::Taken(value) => Some(value),
-            Place::Free { .. } => None,
+        let slots = self.chunks.into_iter().flat_map(|chunk| *chunk);
+        slots.filter_map(|slot| match slot {
+            Slot::Occupied(value) => Some(value),
+            Slot::Free { .. } => None,
         })
     }
 
-    /// What it takes.
+    /// Returns the bytes in use.
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * Self::CHUNK_BYTES + self.chunks.capacity() * size_of::<usize>()
     }
 
-    /// What the next value may add to that.
+    /// Returns the bytes that the next value may add.
     pub(super) fn growth_bytes(&self) -> usize {
         if self.free.is_some() {
             return 0;
         }
-        let full = self.chunks.len() == self.chunks.capacity();
-        let names = if full { self.chunks.capacity().max(Self::FIRST_CHUNKS) } else { 0 };
-        Self::CHUNK_BYTES + names * size_of::<usize>()
+        let is_full = self.chunks.len() == self.chunks.capacity();
+        let pointers = if is_full { self.chunks.capacity().max(Self::FIRST_CHUNKS) } else { 0 };
+        Self::CHUNK_BYTES + pointers * size_of::<usize>()
     }
 
-    /// Adds a chunk of free places and gives the first of them.
+    /// Adds a chunk of free slots and returns the first id.
     #[cold]
     fn add_chunk(&mut self) -> u32 {
-        let id = |place: usize| u32::try_from(place).expect("memory ends long before 2^32 places");
-        let first = self.places();
+        let id = |slot: usize| u32::try_from(slot).expect("memory ends long before 2^32 slots");
+        let first = self.slots();
         let next = |index: usize| (index + 1 < CHUNK).then(|| id(first + index + 1));
-        self.chunks.push(Box::new(array::from_fn(|index| Place::Free { next: next(index) })));
+        self.chunks.push(Box::new(array::from_fn(|index| Slot::Free { next: next(index) })));
         id(first)
     }
 }
@@ -131,10 +130,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_taken_again_before_another_chunk_is_made() {
+    fn free_slots_are_reused_before_another_chunk_is_allocated() {
         let mut slab = Slab::<String, 4>::default();
         let ids: Vec<u32> = (0..6).map(|value| slab.insert(value.to_string())).collect();
-        assert_eq!((ids, slab.places()), ((0..6).collect(), 8));
+        assert_eq!((ids, slab.slots()), ((0..6).collect(), 8));
         assert_eq!([slab.remove(1), slab.remove(4)], ["1", "4"]);
         assert_eq!((slab.len(), slab.growth_bytes()), (4, 0));
         let before = slab.bytes();
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_grows_by_more_than_it_said() {
+    fn it_never_grows_by_more_than_announced() {
         let mut slab = Slab::<u64, 8>::default();
         for value in 0..1_000 {
             let allowed = slab.bytes() + slab.growth_bytes();

@@ -1,7 +1,7 @@
-//! The table: shards behind locks, and the order in which they are taken.
+//! The table: shards behind locks, and the lock order.
 //!
-//! A check over several counters takes the locks of all their shards before it looks at any, always in the
-//! order of the shards, so that two checks never wait for each other in a circle.
+//! A check over several counters locks all their shards before it reads any of them, always in the order of the shards, so that
+//! checks never deadlock.
 
 use std::{
     ops::DerefMut,
@@ -22,23 +22,23 @@ use crate::{
     store::CounterSnapshot,
 };
 
-/// How many shards, and so how many decisions can be under way at once. A power of two.
+/// Number of shards, and so of concurrent decisions. A power of two.
 const SHARDS: usize = 64;
-/// Which part of the memory is set aside for coarse counters: one in so many.
+/// One part in this many of the memory is reserved for overflow counters.
 const OVERFLOW_SHARE: usize = 16;
 
-/// A mutual exclusion lock: real in the store, simulated where its use is checked.
+/// A mutex: the real one in the store, a simulated one in concurrency tests.
 pub(super) trait Lock<T> {
-    /// What holding the lock gives.
+    /// The guard of a held lock.
     type Guard<'a>: DerefMut<Target = T>
     where
         Self: 'a,
         T: 'a;
-    /// An open lock.
+    /// Creates an unlocked mutex.
     fn new(value: T) -> Self;
-    /// Waits for the lock and takes it.
+    /// Acquires the lock, blocking.
     fn lock(&self) -> Self::Guard<'_>;
-    /// Takes the lock if it is open.
+    /// Acquires the lock if it is free.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
@@ -65,13 +65,14 @@ pub(super) struct Table<L> {
     shards: Box<[CachePadded<L>]>,
     hashing: Hashing,
     budget: Budget,
-    /// Which shard makes room next, and how many are still to do so.
-    next_to_search: AtomicUsize,
-    left_to_search: AtomicUsize,
+    /// The next shard to sweep.
+    next_to_sweep: AtomicUsize,
+    /// Number of shards that remain to be swept.
+    left_to_sweep: AtomicUsize,
 }
 
-/// A lock on cache lines of its own, which processors fetch in pairs: threads in different shards do not slow
-/// each other down.
+/// A value on its own pair of cache lines, which processors fetch together, so that threads in different shards do not share
+/// lines.
 #[repr(align(128))]
 struct CachePadded<L>(L);
 
@@ -87,13 +88,13 @@ impl<L: Lock<Shard>> Table<L> {
             shards,
             hashing,
             budget,
-            next_to_search: AtomicUsize::new(0),
-            left_to_search: AtomicUsize::new(0),
+            next_to_sweep: AtomicUsize::new(0),
+            left_to_sweep: AtomicUsize::new(0),
         }
     }
 
-    /// Decides over one counter. The clock is read once its lock is held: a time read before may be older, by the
-    /// time it counts, than what others have charged meanwhile.
+    /// Decides a check of one counter. The clock is read while the lock is held: an earlier reading may be older than charges
+    /// by other threads in the meantime.
     #[inline(always)]
     pub(super) fn decide_one(
         &self,
@@ -103,20 +104,20 @@ impl<L: Lock<Shard>> Table<L> {
         count: u32,
         clock: impl Fn() -> Timestamp,
     ) -> (Answer, Timestamp) {
-        let (shard, hash) = self.place(key, terms.limit.algorithm());
+        let (shard, hash) = self.locate(key, terms.limit.algorithm());
         let lookup = Lookup { key, hash, limit: &terms.limit, operation };
         let mut shard = self.shards[shard].0.lock();
         let now = clock();
-        if self.budget.is_tight() {
-            shard.make_room(&self.budget, now);
+        if self.budget.is_nearly_full() {
+            shard.sweep(&self.budget, now);
         }
         let answer = shard.decide(&lookup, terms, count, &self.budget, now);
         drop(shard);
-        self.make_room_elsewhere(now);
+        self.sweep_next_shard(now);
         (answer, now)
     }
 
-    /// Decides checks in order, all at one moment: every shard that they touch is locked before the clock is read.
+    /// Decides checks in order, at one moment: every shard involved is locked before the clock is read.
     pub(super) fn decide(
         &self,
         checks: &[Check],
@@ -130,60 +131,60 @@ impl<L: Lock<Shard>> Table<L> {
             return (vec![vec![answer]], now);
         }
         let tiers = checks.iter().flat_map(Check::tiers);
-        let places: Vec<(usize, u64)> =
-            tiers.map(|tier| self.place(&tier.key, tier.terms.limit.algorithm())).collect();
-        let mut order: Vec<usize> = places.iter().map(|(shard, _)| *shard).collect();
+        let locations: Vec<(usize, u64)> =
+            tiers.map(|tier| self.locate(&tier.key, tier.terms.limit.algorithm())).collect();
+        let mut order: Vec<usize> = locations.iter().map(|(shard, _)| *shard).collect();
         order.sort_unstable();
         order.dedup();
         let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].0.lock()).collect();
         let now = clock();
-        if self.budget.is_tight() {
-            guards.iter_mut().for_each(|shard| shard.make_room(&self.budget, now));
+        if self.budget.is_nearly_full() {
+            guards.iter_mut().for_each(|shard| shard.sweep(&self.budget, now));
         }
         let mut locked = Locked { order: &order, guards: &mut guards, budget: &self.budget, now };
-        let mut places = &*places;
+        let mut locations = &*locations;
         let answers = checks.iter().map(|check| {
-            let (own, rest) = places.split_at(check.tiers().len());
-            places = rest;
+            let (own, rest) = locations.split_at(check.tiers().len());
+            locations = rest;
             locked.decide(check, own)
         });
         let answers = answers.collect();
         drop(guards);
-        self.make_room_elsewhere(now);
+        self.sweep_next_shard(now);
         (answers, now)
     }
 
-    /// Once memory is tight, lets one shard after the other forget what it can, whoever is busy with which: all of them,
-    /// also when the first ones make room enough. What lies between what was forgotten is of no use to the allocator.
+    /// Once memory is nearly full, sweeps one shard per decision until all shards were swept, even if the first ones free
+    /// enough: the allocator cannot use scattered free memory.
     #[inline]
-    fn make_room_elsewhere(&self, now: Timestamp) {
-        if self.budget.is_tight() {
-            self.left_to_search.store(SHARDS, Ordering::Relaxed);
+    fn sweep_next_shard(&self, now: Timestamp) {
+        if self.budget.is_nearly_full() {
+            self.left_to_sweep.store(SHARDS, Ordering::Relaxed);
         }
-        if self.left_to_search.load(Ordering::Relaxed) > 0 {
-            self.search_next(now);
+        if self.left_to_sweep.load(Ordering::Relaxed) > 0 {
+            self.sweep_one(now);
         }
     }
 
     #[cold]
-    fn search_next(&self, now: Timestamp) {
-        // threads that count at once may search one shard more than they need to
-        let left = self.left_to_search.load(Ordering::Relaxed).saturating_sub(1);
-        self.left_to_search.store(left, Ordering::Relaxed);
-        let next = self.next_to_search.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    fn sweep_one(&self, now: Timestamp) {
+        // concurrent threads may sweep one shard more than needed
+        let left = self.left_to_sweep.load(Ordering::Relaxed).saturating_sub(1);
+        self.left_to_sweep.store(left, Ordering::Relaxed);
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % SHARDS;
         if let Some(mut shard) = self.shards[next].0.try_lock() {
-            shard.make_room(&self.budget, now);
+            shard.sweep(&self.budget, now);
         }
     }
 
-    pub(super) fn forget(&self, key: &Key, algorithm: Algorithm) -> bool {
-        let (shard, hash) = self.place(key, algorithm);
-        self.shards[shard].0.lock().forget(key, hash, algorithm, &self.budget)
+    pub(super) fn remove_counter(&self, key: &Key, algorithm: Algorithm) -> bool {
+        let (shard, hash) = self.locate(key, algorithm);
+        self.shards[shard].0.lock().remove_counter(key, hash, algorithm, &self.budget)
     }
 
-    /// What a counter holds; nothing, if it has none of its own.
+    /// Returns the snapshot of a counter; that of a fresh one if it does not exist.
     pub(super) fn inspect(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
-        let (shard, hash) = self.place(key, limit.algorithm());
+        let (shard, hash) = self.locate(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
         CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
@@ -198,15 +199,15 @@ impl<L: Lock<Shard>> Table<L> {
     }
 
     #[inline]
-    fn place(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
+    fn locate(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
         let hash = self.hashing.of_key(key, algorithm);
-        // bits from the middle: the index in a shard tells its counters apart by the low ones and the highest eight
+        // bits from the middle: the index of a shard uses the low bits and the highest eight
         let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
         (shard, hash)
     }
 }
 
-/// All shards that a batch touches, held together.
+/// All locked shards of a batch.
 struct Locked<'a, G> {
     order: &'a [usize],
     guards: &'a mut [G],
@@ -215,19 +216,19 @@ struct Locked<'a, G> {
 }
 
 impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
-    /// Decides one check, whose tiers have these places.
-    fn decide(&mut self, check: &Check, places: &[(usize, u64)]) -> Vec<Answer> {
+    /// Decides one check, whose tiers have these locations.
+    fn decide(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
         let (operation, count, now) = (check.operation(), check.count(), self.now);
-        let tiers = || check.tiers().iter().zip(places);
+        let tiers = || check.tiers().iter().zip(locations);
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
-            let adjusted = tiers().map(|(tier, place)| {
-                self.with(operation, tier, place, |state| tier.terms.adjust(state, operation, count, now))
+            let adjusted = tiers().map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.adjust(state, operation, count, now))
             });
             return adjusted.collect();
         }
         let passes: Vec<u32> = tiers()
-            .map(|(tier, place)| {
-                self.with(operation, tier, place, |state| tier.terms.passes(state, count, now))
+            .map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.passes(state, count, now))
             })
             .collect();
         let granted = match operation {
@@ -236,8 +237,10 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             }
             _ => 0,
         };
-        let settled = tiers().zip(passes).map(|((tier, place), passes)| {
-            self.with(operation, tier, place, |state| tier.terms.settle(state, passes, granted, count, now))
+        let settled = tiers().zip(passes).map(|((tier, location), passes)| {
+            self.with(operation, tier, location, |state| {
+                tier.terms.settle(state, passes, granted, count, now)
+            })
         });
         settled.collect()
     }
@@ -249,7 +252,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         &(shard, hash): &(usize, u64),
         mut act: impl FnMut(&mut tollgate_core::State) -> R,
     ) -> R {
-        let held = self.order.binary_search(&shard).expect("every tier's shard has been locked");
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
         let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
         self.guards[held].with(&lookup, self.budget, self.now, &mut act)
     }

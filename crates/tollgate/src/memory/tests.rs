@@ -1,4 +1,4 @@
-//! The bound on memory, and the locks under every order of threads that the scheduler can think of.
+//! The memory bound, and the locks under many thread schedules.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ fn limits(amount: u64, window: Duration) -> [Limit; 4] {
 }
 
 #[test]
-fn a_flood_of_keys_stays_under_the_bound_and_frees_nobody() {
+fn a_flood_of_keys_stays_under_the_bound_and_resets_no_limit() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         for _ in 0..3 {
@@ -53,19 +53,19 @@ fn a_flood_of_keys_stays_under_the_bound_and_frees_nobody() {
 }
 
 #[test]
-fn keys_beyond_the_bound_share_and_so_never_get_more_than_their_own_limit() {
+fn keys_beyond_the_bound_share_a_counter_and_never_exceed_their_own_limit() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         (0..30_000).for_each(|flood| {
             check(&store, &format!("flood:{flood}"), &limit);
         });
         let admitted = (0..1_000).filter(|_| check(&store, "late", &limit).charged == 1).count();
-        assert_eq!(admitted, 0, "{limit:?}: the flood has used up what the late share");
+        assert_eq!(admitted, 0, "{limit:?}: the flood has exhausted the shared counter");
     }
 }
 
 #[test]
-fn memory_that_comes_free_grants_nothing() {
+fn freed_memory_admits_no_additional_requests() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         let mut kept = Vec::new();
@@ -83,12 +83,12 @@ fn memory_that_comes_free_grants_nothing() {
         });
         assert_eq!(store.forget(&kept), kept.len() as u64);
         let admitted: u32 = late.iter().map(|key| check(&store, key, &limit).charged).sum();
-        assert_eq!(admitted, 0, "{limit:?}: who was counted coarsely stays counted");
+        assert_eq!(admitted, 0, "{limit:?}: units in an overflow counter stay counted");
     }
 }
 
 #[test]
-fn counters_that_count_nothing_make_room() {
+fn expired_counters_are_removed_for_new_ones() {
     for limit in limits(3, Duration::from_secs(1)) {
         let (store, clock) = small_store();
         for flood in 0..40_000 {
@@ -106,7 +106,7 @@ fn counters_that_count_nothing_make_room() {
 }
 
 #[test]
-fn logs_without_room_count_more_coarsely_and_never_less() {
+fn logs_without_memory_merge_entries_and_never_count_less() {
     let (store, clock) = small_store();
     let limit = Limit::sliding_log(1_000_000, HOUR).unwrap();
     let small = Limit::sliding_log(50, HOUR).unwrap();
@@ -128,20 +128,20 @@ fn logs_without_room_count_more_coarsely_and_never_less() {
     assert_eq!(admitted, 49);
 }
 
-/// Fills the store with keys of one rule, until no shard takes another.
+/// Fills the store with keys of one rule until no shard accepts another one.
 fn fill(store: &MemoryStore, limit: &Limit) {
-    let mut in_vain = 0;
+    let mut without_insert = 0;
     for flood in 0.. {
         let before = store.len();
         check(store, &format!("flood:{flood}"), limit);
-        in_vain = if store.len() > before { 0 } else { in_vain + 1 };
-        if in_vain == 5_000 {
+        without_insert = if store.len() > before { 0 } else { without_insert + 1 };
+        if without_insert == 5_000 {
             return;
         }
     }
 }
 
-/// Fills a store, then asks for new keys of many rules.
+/// Fills a store, then checks new keys of many rules.
 fn admitted_by_rule(max_memory: usize, rules: usize) -> Vec<u32> {
     let clock = ManualClock::new(START);
     let store = MemoryStore::new().with_max_memory(max_memory).unwrap().with_clock(clock);
@@ -160,18 +160,18 @@ fn admitted_by_rule(max_memory: usize, rules: usize) -> Vec<u32> {
 }
 
 #[test]
-fn rules_have_coarse_counters_of_their_own_while_there_is_room_and_then_none() {
+fn each_rule_has_its_own_overflow_counters_up_to_the_reserved_number() {
     assert_eq!(admitted_by_rule(8 << 20, 5), [64; 5], "one in each of 64 shards, for each rule");
     let admitted = admitted_by_rule(MIN_MAX_MEMORY, 12);
     assert_eq!(
         admitted,
         [64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0],
-        "eight in each shard, one of them the flood's"
+        "eight in each shard, one of them for the flood"
     );
 }
 
 #[test]
-fn a_short_window_does_not_free_who_is_counted_coarsely_under_a_long_one() {
+fn a_short_window_does_not_expire_overflow_counters_of_a_long_window() {
     for (long, short) in limits(3, HOUR).into_iter().zip(limits(1_000, Duration::from_millis(1))) {
         let (store, clock) = small_store();
         fill(&store, &long);
@@ -188,7 +188,7 @@ fn a_short_window_does_not_free_who_is_counted_coarsely_under_a_long_one() {
 }
 
 #[test]
-fn a_refund_by_a_key_that_was_counted_coarsely_frees_nobody_else() {
+fn a_refund_of_a_key_in_an_overflow_counter_does_not_affect_other_keys() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         fill(&store, &limit);
@@ -203,7 +203,7 @@ fn a_refund_by_a_key_that_was_counted_coarsely_frees_nobody_else() {
 }
 
 #[test]
-fn two_tiers_on_one_coarse_counter_are_decided_without_a_panic() {
+fn two_tiers_on_one_overflow_counter_do_not_panic() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         fill(&store, &limit);
@@ -220,28 +220,29 @@ fn two_tiers_on_one_coarse_counter_are_decided_without_a_panic() {
 }
 
 #[test]
-fn reads_and_refusals_on_a_full_store_leave_no_counter_behind() {
+fn reads_and_denials_on_a_full_store_insert_no_counter() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         let names: Vec<Key> =
             (0..30_000).map(|key| Key::without_rule(format!("flood:{key}")).unwrap()).collect();
-        let ask = |key: &Key, operation| store.decide_one(key, &Terms::new(limit, Cost::ONE), operation, 1).0;
+        let apply =
+            |key: &Key, operation| store.decide_one(key, &Terms::new(limit, Cost::ONE), operation, 1).0;
         names.iter().for_each(|key| {
-            ask(key, Operation::Check);
+            apply(key, Operation::Check);
         });
         store.forget(&names.iter().map(|key| (key.clone(), limit.algorithm())).collect::<Vec<_>>());
         assert!(store.is_empty());
         for late in 0..2_000 {
             let key = Key::without_rule(format!("late:{late}")).unwrap();
-            ask(&key, Operation::Peek);
-            assert_eq!(ask(&key, Operation::Check).charged, 0, "{limit:?}");
+            apply(&key, Operation::Peek);
+            assert_eq!(apply(&key, Operation::Check).charged, 0, "{limit:?}");
         }
         assert!(store.is_empty(), "{limit:?}: {} counters", store.len());
     }
 }
 
 #[test]
-fn what_expired_long_ago_makes_room_for_logs_wherever_it_is() {
+fn expired_counters_in_any_shard_are_removed_for_growing_logs() {
     let (store, clock) = small_store();
     let log = Limit::sliding_log(100, Duration::from_secs(10)).unwrap();
     let names: Vec<String> = (0..20).map(|key| format!("log:{key}")).collect();
@@ -259,7 +260,7 @@ fn what_expired_long_ago_makes_room_for_logs_wherever_it_is() {
 }
 
 #[test]
-fn a_limit_of_its_own_for_every_key_stays_under_the_bound_and_grants_nothing() {
+fn a_different_limit_for_every_key_stays_under_the_bound_and_exceeds_no_limit() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         fill(&store, &limit);
@@ -271,14 +272,14 @@ fn a_limit_of_its_own_for_every_key_stays_under_the_bound_and_grants_nothing() {
             assert!(store.memory_bytes() <= MIN_MAX_MEMORY, "{limit:?}");
         }
         let before = store.len();
-        let used_up = (0..before).filter(|key| check(&store, &format!("flood:{key}"), &limit).charged == 0);
-        assert!(used_up.count() > 0 && admitted > 0, "{limit:?}: {admitted} admitted");
+        let exhausted = (0..before).filter(|key| check(&store, &format!("flood:{key}"), &limit).charged == 0);
+        assert!(exhausted.count() > 0 && admitted > 0, "{limit:?}: {admitted} admitted");
         assert_eq!(store.len(), before);
     }
 }
 
 #[test]
-fn a_changed_limit_finds_the_same_counter() {
+fn a_changed_limit_uses_the_same_counter() {
     for (minute, hour) in limits(3, HOUR / 60).into_iter().zip(limits(3, HOUR)) {
         let (store, _) = small_store();
         let available: Vec<i64> =
@@ -289,7 +290,7 @@ fn a_changed_limit_finds_the_same_counter() {
 }
 
 #[test]
-fn places_of_forgotten_counters_are_taken_again() {
+fn slots_of_removed_counters_are_reused() {
     for limit in limits(3, HOUR) {
         let (store, _) = small_store();
         let keys: Vec<Key> = (0..2_000).map(|key| Key::without_rule(format!("k:{key}")).unwrap()).collect();
@@ -310,13 +311,13 @@ fn places_of_forgotten_counters_are_taken_again() {
 }
 
 #[test]
-fn a_bound_too_small_to_work_with_is_refused() {
+fn a_bound_that_is_too_small_is_rejected() {
     let error = MemoryStore::new().with_max_memory(MIN_MAX_MEMORY - 1).err();
     assert_eq!(error, Some(MemoryBoundError(MIN_MAX_MEMORY - 1)));
 }
 
 #[test]
-fn reads_and_refusals_leave_no_counter_behind() {
+fn reads_and_denials_insert_no_counter() {
     let (store, _) = small_store();
     for limit in limits(3, HOUR) {
         let terms = Terms::new(limit, Cost::from(4));
@@ -347,10 +348,10 @@ impl<T> Lock<T> for shuttle::sync::Mutex<T> {
     }
 }
 
-/// A clock that goes on with every look at it, two looks to a window: a thread that looks before it waits for a lock
-/// decides in the past, and finds newer state dated too far ahead to count.
+/// The clock advances with every reading, two readings per window. A thread that reads it before it waits for a lock would decide
+/// in the past, where newer state is dated too far ahead to count.
 #[test]
-fn no_order_of_threads_decides_in_the_past() {
+fn no_thread_schedule_decides_in_the_past() {
     shuttle::check_random(
         || {
             let table: Arc<Table<shuttle::sync::Mutex<Shard>>> = Arc::new(Table::new(MIN_MAX_MEMORY));
@@ -362,11 +363,11 @@ fn no_order_of_threads_decides_in_the_past() {
                         let terms =
                             Terms::new(Limit::sliding_log(1, Duration::from_millis(1)).unwrap(), Cost::ONE);
                         let key = Key::without_rule("k").unwrap();
-                        let look = || {
+                        let read_clock = || {
                             shuttle::thread::yield_now();
                             Timestamp::from_micros(clock.fetch_add(600, std::sync::atomic::Ordering::SeqCst))
                         };
-                        let decide = || table.decide_one(&key, &terms, Operation::Check, 1, look);
+                        let decide = || table.decide_one(&key, &terms, Operation::Check, 1, read_clock);
                         let decided: Vec<_> = (0..4).map(|_| decide()).collect();
                         decided
                             .into_iter()
@@ -384,10 +385,10 @@ fn no_order_of_threads_decides_in_the_past() {
     );
 }
 
-/// Three threads check the same tiers in different orders. None waits for ever, the limit is never passed, and
-/// both tiers are charged the same.
+/// Three threads check the same tiers in different orders. No deadlock occurs, no limit is exceeded, and all tiers are charged
+/// equally.
 #[test]
-fn no_order_of_threads_deadlocks_or_splits_a_check() {
+fn no_thread_schedule_deadlocks_or_splits_a_check() {
     const THREADS: usize = 3;
     const CALLS: usize = 3;
     let amount = (THREADS * CALLS) as u64 - 2;
