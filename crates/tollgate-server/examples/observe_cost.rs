@@ -14,11 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule, RuleSet};
-use tollgate_server::{
-    desk::Transport,
-    observe::{About, Observer},
-};
+use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule, RuleSet};
+use tollgate_server::{engine::Transport, observe::Observer};
 
 const KEYS: usize = 1 << 16;
 const DECISIONS: u32 = 5_000_000;
@@ -47,15 +44,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
 #[expect(clippy::disallowed_methods, reason = "measures")]
 fn measure(threads: u32, rules: &Arc<RuleSet>, labels: &[Labels], decision: &tollgate::Decision) -> Duration {
     let observer = Observer::new(Arc::clone(rules));
-    let costs = Costs::from(Cost::ONE);
     let started = Instant::now();
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 for labels in labels.iter().cycle().take(DECISIONS as usize) {
-                    let pending = observer.begin(Transport::Http);
-                    let about = About::Rules { labels, costs: &costs };
-                    pending.decided(Operation::Check, about, black_box(decision), || Arc::clone(rules));
+                    let observation = observer.begin(Transport::Http);
+                    let request = Request::new(labels, Cost::ONE);
+                    observation.decided(&request, black_box(decision), || Arc::clone(rules));
                 }
             });
         }

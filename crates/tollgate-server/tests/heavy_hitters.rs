@@ -6,16 +6,14 @@
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
+use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Operation, Request, Rule};
 use tollgate_server::{
-    desk::{Caller, Desk, Subject, Transport},
+    engine::{Engine, Transport},
     observe::heavy_hitters::{
         ERROR_SHARE, EXACT, HeavyHitter, HeavyHitterSnapshot, HeavyHitters, KeyOutcome, KeyedRule, MAX_KEYS,
         SAMPLED, WINDOW,
     },
 };
-
-const CALLER: Caller = Caller::at(Transport::Http);
 
 fn rule() -> Arc<KeyedRule> {
     Arc::new(KeyedRule::new("per-ip".into(), &["ip".into()]))
@@ -147,28 +145,28 @@ fn old_checks_expire_even_without_new_ones() {
 }
 
 #[tokio::test]
-async fn the_desk_records_checks_and_denials_by_rule_and_key() {
+async fn the_engine_records_checks_and_denials_by_rule_and_key() {
     let minute = |amount| Limit::sliding_log(amount, Duration::from_secs(60)).unwrap();
     let rules = [
         Rule::new("per-user", minute(3)).per(["tenant", "user"]),
         Rule::new("all", minute(1_000)),
         Rule::new("shadow", minute(1)).shadow(),
     ];
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap());
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
     let ask = async |operation, tenant: &str, user: &str| {
         let labels = Labels::new([("user", user), ("tenant", tenant)]).unwrap();
-        let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
-        desk.decide(CALLER, operation, &subject).await.unwrap();
+        let request = Request::new(labels, Cost::ONE).operation(operation);
+        engine.decide(Transport::Http, &request).await.unwrap();
     };
     for _ in 0..5 {
         ask(Operation::Check, "acme", "eve").await;
     }
     ask(Operation::Check, "acme", "bob").await;
     ask(Operation::Peek, "acme", "peeks only").await;
-    let subject = Subject::Key { key: b"user:42".into(), limit: minute(5), cost: Cost::ONE };
-    desk.decide(CALLER, Operation::Check, &subject).await.unwrap();
+    let request = Request::for_key(&b"user:42"[..], minute(5), Cost::ONE);
+    engine.decide(Transport::Http, &request).await.unwrap();
 
-    let snapshot = desk.observer().top(10);
+    let snapshot = engine.observer().top(10);
     let eve = key("per-user", "tenant=acme user=eve", 5, 2);
     assert_eq!((snapshot.error, snapshot.denied_error), (0, 0));
     assert_eq!(snapshot.most_denied, std::slice::from_ref(&eve));
@@ -179,7 +177,7 @@ async fn the_desk_records_checks_and_denials_by_rule_and_key() {
     for key in [eve, key("per-user", "tenant=acme user=bob", 1, 0), key("!key", "user:42", 1, 0)] {
         assert!(heaviest.contains(&key), "{key:?}");
     }
-    assert_eq!(desk.observer().top(1).heaviest.len(), 1);
+    assert_eq!(engine.observer().top(1).heaviest.len(), 1);
 }
 
 #[test]

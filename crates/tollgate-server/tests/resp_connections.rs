@@ -16,8 +16,8 @@ use tokio::{
 };
 use tollgate::{Limiter, MemoryStore};
 use tollgate_server::{
-    access::Access,
-    desk::Desk,
+    auth::Access,
+    engine::Engine,
     net::{
         acceptor::AcceptConfig,
         connection_limit::REAP_INTERVAL,
@@ -43,14 +43,14 @@ struct Running {
 }
 
 async fn start() -> Running {
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(2 * CLIENTS as u32).unwrap();
     let address = listener.local_addr().unwrap();
     let config = AcceptConfig::default();
     let shutdown = config.shutdown.clone();
-    let endpoint = Endpoint::new(desk, Access::default());
+    let endpoint = Endpoint::new(engine, Access::default());
     let server = tokio::spawn(resp::server::run(listener, endpoint, config));
     Running { address, shutdown, server }
 }

@@ -17,6 +17,7 @@ pub mod conformance;
 pub mod delay_proxy;
 pub mod failing_store;
 pub mod faults;
+pub mod gated_store;
 pub mod gateway;
 pub mod hammer;
 pub mod history;

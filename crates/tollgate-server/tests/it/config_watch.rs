@@ -226,13 +226,13 @@ async fn a_thousand_reloads_each_return_the_current_file() {
         // An event of the previous change may cause one more reload of the same content.
         while amount(&changed(&mut watcher).await.0) != number {}
     }
-    // watches of files that were replaced are let go of by a thread of their own
-    let let_go = async {
+    // a separate thread closes the watches of replaced files
+    let closed = async {
         while open_files(directory.path()) > files_before + 8 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let outcome = timeout(SOON, let_go).await;
+    let outcome = timeout(TIMEOUT, closed).await;
     assert!(outcome.is_ok(), "{files_before} files were open, now {}", open_files(directory.path()));
 }
 

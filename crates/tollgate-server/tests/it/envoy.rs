@@ -18,7 +18,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source};
-use tollgate_server::{grpc::Settings, http, net::acceptor::AcceptConfig};
+use tollgate_server::grpc::Settings;
 use tollgate_testkit::{
     server::{Flavor, Server as Redis},
     wait,
@@ -92,7 +92,7 @@ impl Envoy {
             .spawn()
             .unwrap();
         let hello = Router::new().fallback(get(|| async { "hello" }));
-        let application = tokio::spawn(http::server::run(application, hello, AcceptConfig::default()));
+        let application = tokio::spawn(async move { axum::serve(application, hello).await.unwrap() });
         let admin = admin_address(&admin).await;
         let mut envoy = Self {
             process,

@@ -22,11 +22,12 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use tokio::{net::TcpListener, task::JoinHandle};
-use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
+use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule};
+use tollgate_server::http::HttpService;
 use tollgate_server::{
     auth::Access,
     config::{Scopes, Token, live},
-    desk::Desk,
+    engine::Engine,
     forward_auth, http,
     labels::{HashSecret, LabelPolicy, LabelSettings},
     net::acceptor::AcceptConfig,
@@ -71,11 +72,11 @@ impl Chain {
         let asked = listener.local_addr().unwrap();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
-        let desk = Desk::new(limiter);
+        let engine = Engine::new(limiter);
         let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
-        desk.clean_labels_by(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
-        let forward_auth = forward_auth::router(desk.clone(), live(settings));
-        let api = http::service(desk, http::Settings { access, ..Default::default() }, forward_auth);
+        engine.set_label_policy(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
+        let settings = http::Settings { access, forward_auth: live(settings), ..Default::default() };
+        let api = HttpService::new(engine, settings);
         let tollgate = tokio::spawn(http::server::run(listener, api, AcceptConfig::default()));
 
         let served = Arc::new(AtomicU32::new(0));

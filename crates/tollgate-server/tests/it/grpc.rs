@@ -2,11 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
-use std::{
-    convert::Infallible,
-    future::{pending, poll_fn},
-    time::Duration,
-};
+use std::{convert::Infallible, future::poll_fn, time::Duration};
 
 use axum::body::Bytes;
 use http::HeaderMap;
@@ -15,8 +11,8 @@ use hyper::body::Frame;
 use prost::Message;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tollgate::{
-    Algorithm, Check, Cost, Deadline, Decided, Decision, Hits, Key, Labels, Limit, Limiter, Numbers,
-    OnStoreFailure, Options, Override, Pattern, Request, Rule, Source, Store, StoreError,
+    Cost, Decision, Labels, Limit, LimitOverride, Limiter, OnStoreFailure, Operation, Options, Override,
+    Pattern, Request, Rule, Source, Subject,
 };
 use tollgate_server::{
     grpc::{
@@ -30,6 +26,7 @@ use tollgate_server::{
     },
     labels::{HashSecret, LabelKind, LabelPolicy, LabelSettings},
 };
+use tollgate_testkit::gated_store::GatedStore;
 use tollgate_testkit::{
     failing_store::FailingStore,
     wait::{PATIENCE, until_async},
@@ -341,7 +338,7 @@ async fn a_request_that_cannot_be_decided_is_denied_and_charges_nothing() {
     });
     let mut envoy = OnMemory::start([log, dear].into_iter().chain(many)).await;
     let labels = [LabelSettings { kind: LabelKind::Ip, ..LabelSettings::new("client") }];
-    envoy.desk.clean_labels_by(LabelPolicy::new(labels.into(), HashSecret::new("key")));
+    envoy.engine.set_label_policy(LabelPolicy::new(labels.into(), HashSecret::new("key")));
     let a = || descriptor([("a", "x")]);
     let mut wide = a();
     wide.entries.extend((0..64).map(|label| Entry { key: label.to_string(), value: Vec::new() }));
@@ -524,39 +521,10 @@ async fn without_the_store_each_rules_policy_is_the_answer() {
     assert_eq!(ask(&mut front, &["local"]).await.0, Code::OverLimit, "this one was counted");
 }
 
-/// A store that takes every question and answers none.
-struct Silent;
-
-impl Store for Silent {
-    async fn decide(&self, _: &[Check], _: Option<Deadline>) -> Result<Decided, StoreError> {
-        pending().await
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        pending().await
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        pending().await
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        pending().await
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_callers_own_time_shortens_the_deadline() {
     let options = Options { deadline: HOUR, ..Options::default() };
-    let limiter = Limiter::with_options(Silent, rule_for_each_policy(), options).unwrap();
+    let limiter = Limiter::with_options(GatedStore::closed(), rule_for_each_policy(), options).unwrap();
     let mut front = Front::start(limiter, Settings::default()).await;
     for (timeout, took) in [(20, 15), (1_000, 995)] {
         let begun = tokio::time::Instant::now();
@@ -757,15 +725,13 @@ async fn the_same_history_has_the_same_decisions_over_grpc_as_in_the_library() {
                     unit: RateLimitUnit::Second.into(),
                 }),
             });
-            requests.push(Request {
-                labels: Labels::new(entries.iter().copied().chain([("domain", "d")])).unwrap(),
-                costs: Cost::from(cost).into(),
-                hits: if is_given_back { Hits::GivenBack } else { Hits::Taken },
-                numbers: numbers.map(|amount| Numbers { amount: amount.into(), window: SECOND }),
-            });
+            let labels = Labels::new(entries.iter().copied().chain([("domain", "d")])).unwrap();
+            let operation = if is_given_back { Operation::Refund { at: None } } else { Operation::Check };
+            let limit = numbers.map(|amount| LimitOverride { amount: amount.into(), window: SECOND });
+            requests.push(Request::new(labels, Cost::from(cost)).operation(operation).limit(limit));
         }
         let answer = envoy.ask("d", descriptors).await;
-        let decided = library.check_together(&requests).await.unwrap();
+        let decided = library.check_group(&requests).await.unwrap();
         let code = |decision: &Decision| if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
         assert_eq!(answer.overall_code(), code(&decided.overall), "step {step} of seed {seed}");
         assert_eq!(answer.statuses.len(), decided.each.len());
@@ -777,12 +743,12 @@ async fn the_same_history_has_the_same_decisions_over_grpc_as_in_the_library() {
             assert_eq!(rule, decision.rule(), "step {step} of seed {seed}");
         }
         // one descriptor that takes something is the library's plain check
-        if let ([one], Source::Store) = (&*requests, decided.overall.source)
-            && one.numbers.is_none()
-            && one.hits == Hits::Taken
+        if let ([one], Source::Memory) = (&*requests, decided.overall.source)
+            && one.operation == Operation::Check
+            && let Subject::Labels { labels, limit: None, .. } = &one.subject
         {
             let (before, plain) =
-                (decided.overall.is_allowed(), library.peek(&one.labels, Cost::ZERO).await.unwrap());
+                (decided.overall.is_allowed(), library.peek(labels, Cost::ZERO).await.unwrap());
             assert_eq!(plain.tiers.len(), decided.overall.tiers.len());
             if before {
                 let left = |decision: &Decision| {

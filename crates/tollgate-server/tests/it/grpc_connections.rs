@@ -16,12 +16,9 @@ use hyper::body::Frame;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    sync::Semaphore,
     time::{Instant, timeout},
 };
-use tollgate::{
-    Algorithm, Check, Deadline, Decided, Key, Limit, Limiter, MemoryStore, Options, Rule, Store, StoreError,
-};
+use tollgate::{Limit, Limiter, Options, Rule};
 use tollgate_server::{
     grpc::{
         MAX_SMALL_MESSAGE, Settings,
@@ -36,6 +33,7 @@ use tollgate_server::{
         stream::WRITE_TIMEOUT,
     },
 };
+use tollgate_testkit::gated_store::GatedStore;
 use tollgate_testkit::wait::{PATIENCE, until_async};
 use tonic::codegen::Service;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -261,55 +259,20 @@ async fn a_head_over_its_limit_is_rejected_and_the_next_call_is_answered() {
 /// The grace of connections that have not sent a call.
 const QUIET_GRACE: Duration = Duration::from_secs(1);
 
-/// A store that decides when the test permits it.
-struct Gated {
-    asked: Arc<Semaphore>,
-    let_on: Arc<Semaphore>,
-    memory: MemoryStore,
-}
-
-impl Store for Gated {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        self.asked.add_permits(1);
-        self.let_on.acquire().await.unwrap().forget();
-        self.memory.decide(checks, deadline).await
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        false
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(1)
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Ok(0)
-    }
-}
-
 #[tokio::test]
 async fn a_shutdown_finishes_calls_in_flight_and_rejects_connections() {
-    let (asked, let_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let store = Gated { asked: Arc::clone(&asked), let_on: Arc::clone(&let_on), memory: MemoryStore::new() };
+    let store = GatedStore::closed();
     let rules = [Rule::new("r", Limit::sliding_log(5, Duration::from_secs(60)).unwrap())];
     let options = Options { deadline: SHUTDOWN_GRACE, ..Options::default() };
     let mut front =
-        Front::start(Limiter::with_options(store, rules, options).unwrap(), Settings::default()).await;
+        Front::start(Limiter::with_options(Arc::clone(&store), rules, options).unwrap(), Settings::default())
+            .await;
     let mut client = front.client.clone();
     let call =
         tokio::spawn(
             async move { client.should_rate_limit(request("d", vec![descriptor([("a", "x")])])).await },
         );
-    asked.acquire().await.unwrap().forget();
+    store.received().await;
 
     front.shutdown.stop();
     let rejected = async {
@@ -323,7 +286,7 @@ async fn a_shutdown_finishes_calls_in_flight_and_rejects_connections() {
     tokio::time::advance(2 * QUIET_GRACE).await;
     tokio::time::resume();
     assert!(!front.server.is_finished());
-    let_on.add_permits(1);
+    store.permit(1);
     let answer = call.await.unwrap().unwrap().into_inner();
     assert_eq!((answer.overall_code(), answer.statuses[0].limit_remaining), (Code::Ok, 4));
     tokio::time::timeout(SHUTDOWN_GRACE / 2, &mut front.server).await.unwrap().unwrap();

@@ -5,11 +5,11 @@
 use std::{net::SocketAddr, time::Duration};
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Store, Timestamp};
+use tollgate::{Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
     auth::Access,
     config::live,
-    desk::Desk,
+    engine::Engine,
     grpc::{
         Services, Settings,
         messages::{
@@ -36,15 +36,15 @@ pub(crate) struct OnMemory {
     pub(crate) front: Front,
     pub(crate) clock: ManualClock,
     pub(crate) limiter: Limiter,
-    pub(crate) desk: Desk,
+    pub(crate) engine: Engine,
 }
 
 impl OnMemory {
     pub(crate) async fn start(rules: impl IntoIterator<Item = Rule>) -> Self {
         let (limiter, clock) = on_memory(rules);
-        let desk = Desk::new(limiter.clone());
-        let front = Front::of(desk.clone(), Settings::default()).await;
-        Self { front, clock, limiter, desk }
+        let engine = Engine::new(limiter.clone());
+        let front = Front::of(engine.clone(), Settings::default()).await;
+        Self { front, clock, limiter, engine }
     }
 
     pub(crate) async fn ask(
@@ -72,15 +72,15 @@ pub(crate) fn on_memory(rules: impl IntoIterator<Item = Rule>) -> (Limiter, Manu
 
 impl Front {
     pub(crate) async fn start(limiter: Limiter, settings: Settings) -> Self {
-        Self::of(Desk::new(limiter), settings).await
+        Self::of(Engine::new(limiter), settings).await
     }
 
-    pub(crate) async fn of(desk: Desk, settings: Settings) -> Self {
+    pub(crate) async fn of(engine: Engine, settings: Settings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let config = AcceptConfig::default();
         let shutdown = config.shutdown.clone();
-        let services = Services::new(desk, live(settings), Access::default()).await;
+        let services = Services::new(engine, live(settings), Access::default()).await;
         let server = tokio::spawn(server::run(listener, services, config));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let client = RateLimitServiceClient::new(channel.clone());

@@ -2,47 +2,40 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::{
     convert::Infallible,
-    future::pending,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{
-    Router,
     body::{Body, Bytes, HttpBody, to_bytes},
     http::{Request, StatusCode, header},
 };
 use hyper::body::Frame;
 use tokio::time::Instant;
-use tollgate::{
-    Algorithm, Check, CounterSnapshot, Deadline, Decided, Key, Limit, Limiter, ManualClock, MemoryStore,
-    OnStoreFailure, Rule, Store, StoreError, Timestamp,
-};
+use tollgate::{Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store, Timestamp};
 use tollgate_server::{
     auth::Access,
     config::{Scopes, Token},
     demo,
-    desk::Desk,
-    http::server::HttpService,
-    http::{BODY_TIMEOUT, MAX_BATCH_BODY, MAX_BODY, Settings, guarded, router, service},
+    engine::Engine,
+    http::{BODY_TIMEOUT, HttpService, MAX_BATCH_BODY, MAX_BODY, Settings},
 };
 use tollgate_testkit::failing_store::FailingStore;
-use tower::ServiceExt;
+use tollgate_testkit::gated_store::GatedStore;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const NOW_US: u64 = 1_794_765_441_799_839;
 const LOGIN: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 const CALLS: [&str; 5] = ["/v1/check", "/v1/peek", "/v1/charge", "/v1/refund", "/v1/reset"];
 
 struct Api {
-    routes: Router,
+    service: HttpService,
     clock: ManualClock,
 }
 
@@ -53,11 +46,15 @@ struct Reply {
     body: String,
 }
 
+fn service(limiter: Limiter) -> HttpService {
+    HttpService::new(Engine::new(limiter), Settings::default())
+}
+
 impl Api {
     fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
         let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
         let store = MemoryStore::new().with_clock(clock.clone());
-        Self { routes: router(Desk::new(Limiter::new(store, rules).unwrap())), clock }
+        Self { service: service(Limiter::new(store, rules).unwrap()), clock }
     }
 
     /// Two logins a minute for each address.
@@ -67,7 +64,7 @@ impl Api {
     }
 
     async fn send(&self, request: Request<Body>) -> Reply {
-        let response = self.routes.clone().oneshot(request).await.unwrap();
+        let response = self.service.respond(PEER, request).await;
         let text = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         let (content_type, allow) = (text(header::CONTENT_TYPE).unwrap(), text(header::ALLOW));
         let status = response.status();
@@ -445,10 +442,7 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-    let api = Api {
-        routes: router(Desk::new(Limiter::new(FailingStore::not_run(), [open, closed]).unwrap())),
-        clock,
-    };
+    let api = Api { service: service(Limiter::new(FailingStore::not_run(), [open, closed]).unwrap()), clock };
     assert_eq!(
         api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#
@@ -529,9 +523,8 @@ async fn a_deadline_of_nothing_is_refused() {
     }
 }
 
-/// A server's own way for checks, and the route that all tests here ask.
 #[tokio::test]
-async fn a_check_by_the_shorter_way_is_answered_as_by_its_route() {
+async fn a_check_is_guarded_by_method_site_token_and_size() {
     let requests = || {
         let post = |body: &'static str| Request::post("/v1/check").body(Body::from(body)).unwrap();
         let with = |name: &'static str, value: &'static str| {
@@ -557,32 +550,15 @@ async fn a_check_by_the_shorter_way_is_answered_as_by_its_route() {
                 .unwrap(),
         ]
     };
-    let prepared = || {
-        let limit = Limit::sliding_log(2, MINUTE).unwrap();
-        let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
-        let store = MemoryStore::new().with_clock(clock);
-        let limiter = Limiter::new(store, [Rule::new("login", limit).when("route", "login")]).unwrap();
-        let may_check = Scopes { check: true, adjust: false, admin: false };
-        let access = Access::new(vec![Token::new("app", b"app", may_check)]);
-        (Desk::new(limiter), Settings { access, ..Settings::default() })
-    };
-    let (desk, settings) = prepared();
-    let route = guarded(desk, settings, Router::new());
-    let (desk, settings) = prepared();
-    let shorter = service(desk, settings, Router::new());
+    let limit = Limit::sliding_log(2, MINUTE).unwrap();
+    let limiter =
+        Limiter::new(MemoryStore::new(), [Rule::new("login", limit).when("route", "login")]).unwrap();
+    let may_check = Scopes { check: true, adjust: false, admin: false };
+    let access = Access::new(vec![Token::new("app", b"app", may_check)]);
+    let service = HttpService::new(Engine::new(limiter), Settings { access, ..Settings::default() });
     let mut statuses = Vec::new();
-    for (one, other) in requests().into_iter().zip(requests()) {
-        let (one, other) = (
-            route.clone().oneshot(one).await.unwrap(),
-            shorter.respond(([127, 0, 0, 1], 1).into(), other).await,
-        );
-        let (head, other_head) = (one.headers().get("content-type"), other.headers().get("content-type"));
-        assert_eq!((one.status(), head), (other.status(), other_head));
-        statuses.push(one.status().as_u16());
-        let bodies =
-            [to_bytes(one.into_body(), usize::MAX).await, to_bytes(other.into_body(), usize::MAX).await];
-        let [one, other] = bodies.map(Result::unwrap);
-        assert_eq!(one, other);
+    for request in requests() {
+        statuses.push(service.respond(PEER, request).await.status().as_u16());
     }
     assert_eq!(statuses, [200, 200, 200, 403, 403, 401, 401, 405, 404, 200, 413]);
 }
@@ -595,9 +571,9 @@ async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
     let may_check = Scopes { check: true, adjust: false, admin: false };
     let tokens = vec![Token::new("app", b"app", may_check), Token::new("ops", b"ops", Scopes::ALL)];
     let settings = Settings { access: Access::new(tokens), ..Settings::default() };
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap());
-    let routes = guarded(desk, settings, Router::new());
-    let api = Api { routes, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
+    let service = HttpService::new(engine, settings);
+    let api = Api { service, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
     let unmet = serde_json::json!([{"rule": "pay", "because": "route is not pay"}]);
     for (secret, others, more) in [("app", serde_json::json!([]), 1), ("ops", unmet, 0)] {
         let question = Request::post("/v1/explain").header("authorization", format!("Bearer {secret}"));
@@ -606,69 +582,28 @@ async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
         assert_eq!((&told["others"], &told["more_others"]), (&others, &more.into()), "{secret}");
         let applying = &told["applies"][0];
         assert_eq!(
-            (&applying["rule"], &applying["picture"]["kind"]),
+            (&applying["rule"], &applying["snapshot"]["kind"]),
             (&"login".into(), &"sliding-log".into())
         );
     }
 }
 
-/// A store in memory that never shows its counters, and may be away.
-struct Coy {
-    memory: MemoryStore,
-    is_away: bool,
-    looks: Arc<AtomicU32>,
-}
-
-impl Store for Coy {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        if self.is_away {
-            return Err(StoreError::NotRun("away".to_owned()));
-        }
-        self.memory.decide(checks, deadline).await
-    }
-
-    async fn inspect(&self, _: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
-        self.looks.fetch_add(1, Ordering::Relaxed);
-        pending().await
-    }
-
-    fn lane(&self, _: &Check) -> u64 {
-        0
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    async fn probe(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(1)
-    }
-
-    async fn reset(&self, _: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        Ok(0)
-    }
-}
-
 #[tokio::test(start_paused = true)]
-async fn an_explanation_draws_in_the_callers_time_and_not_without_the_store() {
+async fn snapshots_are_read_within_the_callers_deadline_and_not_without_the_store() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
-    for (is_away, looked, took_ms) in [(false, 1, 50), (true, 0, 0)] {
-        let looks = Arc::<AtomicU32>::default();
-        let store = Coy { memory: MemoryStore::new(), is_away, looks: Arc::clone(&looks) };
-        let routes = router(Desk::new(Limiter::new(store, [Rule::new("r", limit)]).unwrap()));
-        let api = Api { routes, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
+    let explain = async |store: Store| {
+        let service = service(Limiter::new(store, [Rule::new("r", limit)]).unwrap());
+        let api = Api { service, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
         let begun = Instant::now();
-        let told = api.field("applies", "/v1/explain", r#"{"labels":{},"deadline_ms":50}"#).await;
-        assert_eq!((&told[0]["rule"], &told[0]["picture"]), (&"r".into(), &serde_json::Value::Null));
-        assert_eq!(looks.load(Ordering::Relaxed), looked);
-        // timers fire on whole milliseconds
-        let took = begun.elapsed().as_millis();
-        assert!((took_ms..=took_ms + 1).contains(&took), "{took} ms");
-    }
+        let applies = api.field("applies", "/v1/explain", r#"{"labels":{},"deadline_ms":50}"#).await;
+        assert_eq!((&applies[0]["rule"], &applies[0]["snapshot"]), (&"r".into(), &serde_json::Value::Null));
+        begun.elapsed().as_millis()
+    };
+    let store = GatedStore::open();
+    let took_ms = explain(Arc::clone(&store).into()).await;
+    // timers fire on whole milliseconds
+    assert!((50..=51).contains(&took_ms) && store.inspections() == 1, "{took_ms} ms");
+    assert!(explain(FailingStore::not_run().into()).await <= 1);
 }
 
 #[tokio::test]
@@ -691,7 +626,7 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
                 "limit": {"algorithm": "sliding-log", "amount": 2, "window": "1m", "capacity": 2, "shadow": false},
                 "state": {"used": 1, "remaining": 1, "reset_after_ms": 45000},
                 "arithmetic": "1 used + 2 asked = 3 of 2: fits in 45s",
-                "picture": {
+                "snapshot": {
                     "at_us": NOW_US + 15_000_000, "kind": "sliding-log", "older_units": 0,
                     "charges": [{"from_us": NOW_US, "until_us": NOW_US + 60_000_000, "units": 1}],
                 },
@@ -715,5 +650,5 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
     let now = NOW_US + 15_100_000;
     let picture =
         serde_json::json!({"at_us": now, "kind": "token-bucket", "level": 1.7, "drains_per_second": 3.0});
-    assert_eq!(told[0]["picture"], picture);
+    assert_eq!(told[0]["snapshot"], picture);
 }

@@ -3,33 +3,25 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
 use std::{
-    convert::Infallible,
     fs,
-    future::{self, pending},
     io::ErrorKind,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
-use axum::{Router, body::Body, routing::get};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::mpsc,
     task::{JoinHandle, yield_now},
     time::{Instant, timeout},
 };
-use tokio_stream::wrappers::ReceiverStream;
-use tollgate::{Limiter, MemoryStore};
+use tollgate::{Limiter, MemoryStore, Options};
 use tollgate_server::{
     config::Tls,
     demo,
-    desk::Desk,
-    http::{
-        self,
-        server::{HEAD_TIMEOUT, HttpService},
-    },
+    engine::Engine,
+    http::{self, HttpService, server::HEAD_TIMEOUT},
     net::{
         acceptor::AcceptConfig,
         connection_limit::REAP_INTERVAL,
@@ -38,6 +30,7 @@ use tollgate_server::{
         tls::{HANDSHAKE_TIMEOUT, TlsAcceptor},
     },
 };
+use tollgate_testkit::gated_store::GatedStore;
 use tollgate_testkit::tls::Certificates;
 
 /// Timers fire on whole milliseconds.
@@ -50,12 +43,23 @@ struct Running {
 }
 
 async fn start() -> Running {
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
-    let service = http::service(desk, http::Settings::default(), Router::new());
-    run(service, AcceptConfig::default()).await
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
 }
 
-async fn run(service: impl HttpService, config: AcceptConfig) -> Running {
+/// A server whose checks a remote store decides when the test permits it.
+async fn start_gated(store: &Arc<GatedStore>) -> Running {
+    let options = Options { deadline: 10 * HEAD_TIMEOUT, ..Options::default() };
+    let engine = Engine::new(Limiter::with_options(Arc::clone(store), demo::rules(), options).unwrap());
+    run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
+}
+
+fn login() -> String {
+    let body = demo::LOGIN;
+    format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn run(service: HttpService, config: AcceptConfig) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, shutdown) = (listener.local_addr().unwrap(), config.shutdown.clone());
     let server = tokio::spawn(http::server::run(listener, service, config));
@@ -111,23 +115,17 @@ async fn an_idle_connection_is_closed_and_a_used_one_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_may_take_longer_than_the_next_head() {
-    let (events, body) = mpsc::channel::<Result<&str, Infallible>>(1);
-    let body = Arc::new(Mutex::new(Some(ReceiverStream::new(body))));
-    let stream_events =
-        move || future::ready(Body::from_stream(body.lock().unwrap().take().expect("one request")));
-    let service = Router::new().route("/", get(stream_events));
-    let running = run(service, AcceptConfig::default()).await;
-    let mut stream = send(running.address, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    for _ in 0..3 {
-        tokio::time::sleep(2 * HEAD_TIMEOUT).await;
-        events.send(Ok("event")).await.unwrap();
-    }
-    drop(events);
+    let store = GatedStore::closed();
+    let running = start_gated(&store).await;
+    let mut stream = send(running.address, &login()).await;
+    store.received().await;
+    tokio::time::sleep(3 * HEAD_TIMEOUT).await;
+    store.permit(1);
     let mut response = Vec::new();
-    while !response.ends_with(b"\r\n0\r\n\r\n") {
+    while !response.ends_with(b"}]}") {
         assert_ne!(stream.read_buf(&mut response).await.unwrap(), 0, "the connection is open");
     }
-    assert_eq!(response.windows(5).filter(|window| window == b"event").count(), 3);
+    assert!(response.starts_with(b"HTTP/1.1 200 OK"));
     assert_timed_out(time_to_close(&mut stream).await);
 }
 
@@ -179,14 +177,10 @@ async fn a_shutdown_finishes_requests_in_flight_and_rejects_connections() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_after_its_grace() {
-    let (received, mut receipt) = mpsc::channel(1);
-    let never = async move || {
-        received.send(()).await.unwrap();
-        pending::<()>().await;
-    };
-    let running = run(Router::new().route("/", get(never)), AcceptConfig::default()).await;
-    let _stream = send(running.address, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    receipt.recv().await.unwrap();
+    let store = GatedStore::closed();
+    let running = start_gated(&store).await;
+    let _stream = send(running.address, &login()).await;
+    store.received().await;
     let begin = Instant::now();
     running.shutdown.stop();
     running.server.await.unwrap();
@@ -200,7 +194,9 @@ async fn an_incomplete_handshake_does_not_delay_a_shutdown() {
     let files = Certificates::issue(directory.path(), IpAddr::from([127, 0, 0, 1]));
     let (cert, key) = (fs::read(files.server_certificate).unwrap(), fs::read(files.server_key).unwrap());
     let tls = TlsAcceptor::new(Some(&Tls { cert, key, client_ca: None })).unwrap();
-    let running = run(Router::new(), AcceptConfig { tls, ..AcceptConfig::default() }).await;
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let service = HttpService::new(engine, http::Settings::default());
+    let running = run(service, AcceptConfig { tls, ..AcceptConfig::default() }).await;
     // The beginning of a record of 512 bytes.
     let mut stream = send(running.address, "\x16\x03\x01\x02\x00\x01").await;
     let begin = Instant::now();
@@ -224,10 +220,11 @@ async fn an_idle_connection_does_not_delay_a_shutdown() {
 
 #[tokio::test]
 async fn a_large_batch_yields_to_other_tasks() {
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
     let checks = vec![r#"{"key":"k","limit":{"amount":1,"window":"1s"}}"#; http::MAX_CHECKS].join(",");
     let body = format!(r#"{{"checks":[{checks}]}}"#).into_bytes();
-    let batch = tokio::spawn(async move { http::call(desk, "/v1/check", body).await });
+    let service = HttpService::new(engine, http::Settings::default());
+    let batch = tokio::spawn(async move { service.post("/v1/check", body).await });
     // The batch runs first, then this task.
     yield_now().await;
     assert!(!batch.is_finished());

@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use axum::{
-    Router,
     body::{Body, BodyDataStream, to_bytes},
     http::{Request, Response, StatusCode, header},
 };
@@ -16,12 +16,13 @@ use tokio::{
     time::timeout,
 };
 use tokio_stream::StreamExt;
-use tollgate::{Cost, Costs, Labels, Limiter, MemoryStore, Operation, Rule};
+use tollgate::{Cost, Labels, Limiter, MemoryStore, Rule};
+use tollgate_server::http::HttpService;
 use tollgate_server::{
     auth::Access,
     config::{Scopes, Token},
     demo,
-    desk::{Caller, Desk, Subject, Transport},
+    engine::{Engine, Transport},
     http::{
         self,
         live::{MAX_LISTENERS, MAX_SECONDS},
@@ -31,15 +32,15 @@ use tollgate_server::{
     observe::history::SECONDS,
 };
 use tollgate_testkit::wait::PATIENCE;
-use tower::ServiceExt;
 
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 const CHECK: Scopes = Scopes { check: true, adjust: false, admin: false };
 
 /// A server with manually recorded seconds.
 struct Subjected {
-    desk: Desk,
+    engine: Engine,
     settings: http::Settings,
-    routes: Router,
+    service: HttpService,
 }
 
 /// One event.
@@ -58,22 +59,21 @@ struct Events {
 
 impl Subjected {
     fn new(tokens: Vec<Token>) -> Self {
-        let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+        let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
         let settings = http::Settings { access: Access::new(tokens), ..http::Settings::default() };
-        let routes = http::guarded(desk.clone(), settings.clone(), Router::new());
-        Self { desk, settings, routes }
+        let service = HttpService::new(engine.clone(), settings.clone());
+        Self { engine, settings, service }
     }
 
     fn pass_seconds(&self, count: usize) {
         for _ in 0..count {
-            self.desk.observer().keep_second(&self.desk.limiter().stats());
+            self.engine.observer().keep_second(&self.engine.limiter().stats());
         }
     }
 
     async fn check(&self) {
         let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")]).unwrap();
-        let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
-        self.desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
+        self.engine.decide(Transport::Http, &tollgate::Request::new(labels, Cost::ONE)).await.unwrap();
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Body> {
@@ -81,7 +81,7 @@ impl Subjected {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        self.routes.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+        self.service.respond(PEER, request.body(Body::empty()).unwrap()).await
     }
 
     async fn listen(&self, headers: &[(&str, &str)]) -> Events {
@@ -221,8 +221,8 @@ async fn changed_rules_are_sent_when_they_become_active() {
     let mut events = server.listen(&[]).await;
     let before = events.next_of("rules").await.data["fingerprint"].clone();
     events.next_of("seconds").await;
-    server.desk.limiter().reconfigure(demo::rules().into_iter().take(1)).unwrap();
-    server.desk.observer().reloads().failed();
+    server.engine.limiter().reconfigure(demo::rules().into_iter().take(1)).unwrap();
+    server.engine.observer().reloads().failed();
     server.pass_seconds(1);
     let rules = events.next_of("rules").await;
     assert_eq!(rules.data["rules"].as_array().unwrap().len(), 1);
@@ -259,7 +259,7 @@ async fn a_client_that_does_not_read_loses_its_connection_and_slot() {
     let subjected = Subjected::new(Vec::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(server::run(listener, subjected.routes.clone(), AcceptConfig::default()));
+    tokio::spawn(server::run(listener, subjected.service.clone(), AcceptConfig::default()));
     let mut deaf = TcpStream::connect(address).await.unwrap();
     deaf.write_all(b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     deaf.read_exact(&mut [0; 12]).await.unwrap();
@@ -270,7 +270,7 @@ async fn a_client_that_does_not_read_loses_its_connection_and_slot() {
     let limit = demo::rules().remove(0).limit;
     for _ in 0..EVENTS {
         let rules = (0..RULES).map(|number| Rule::new(&format!("rule-{number}"), limit));
-        subjected.desk.limiter().reconfigure(rules).unwrap();
+        subjected.engine.limiter().reconfigure(rules).unwrap();
         subjected.pass_seconds(1);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -300,7 +300,7 @@ async fn open_streams_do_not_delay_the_shutdown() {
     let address = listener.local_addr().unwrap();
     let shutdown = subjected.settings.shutdown.clone();
     let config = AcceptConfig { shutdown: shutdown.clone(), ..AcceptConfig::default() };
-    let running = tokio::spawn(server::run(listener, subjected.routes.clone(), config));
+    let running = tokio::spawn(server::run(listener, subjected.service.clone(), config));
     let mut streams = Vec::new();
     for _ in 0..5 {
         let mut stream = TcpStream::connect(address).await.unwrap();

@@ -9,16 +9,16 @@ use std::{
 };
 
 use tollgate::{
-    Algorithm, Check, Cost, Costs, Deadline, Decided, Hits, Key, Limit, Limiter, MemoryStore, OnStoreFailure,
-    Operation, Override, Request, Rule, Store, StoreError, Terms, Tier,
+    Cost, Decision, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Progress, Request, Rule,
 };
 use tollgate_server::{
-    desk::{Caller, Desk, Subject, Transport},
+    engine::{Engine, Transport},
     observe::metrics::MAX_COUNTED_RULES,
 };
 use tollgate_testkit::failing_store::FailingStore;
+use tollgate_testkit::gated_store::GatedStore;
 
-const CALLER: Caller = Caller::at(Transport::Http);
+const CALLER: Transport = Transport::Http;
 const DOCS: &str = include_str!("../../../../docs/metrics.md");
 
 fn minute(amount: u64) -> Limit {
@@ -30,17 +30,24 @@ fn bucket(amount: u64) -> Limit {
     Limit::token_bucket(amount, Duration::from_secs(60 * 60)).unwrap()
 }
 
-fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk {
-    Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
+fn engine(rules: impl IntoIterator<Item = Rule>) -> Engine {
+    Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap())
 }
 
-fn subject(labels: &[(&str, &str)], cost: u64) -> Subject {
+fn request(labels: &[(&str, &str)], cost: u64) -> Request<'static> {
     let labels = tollgate::Labels::new(labels.iter().copied()).unwrap();
-    Subject::Rules { labels, costs: Costs::from(Cost::new(cost).unwrap()), only: None }
+    Request::new(labels, Cost::new(cost).unwrap())
 }
 
-async fn check(desk: &Desk, labels: &[(&str, &str)], cost: u64) -> bool {
-    desk.decide(CALLER, Operation::Check, &subject(labels, cost)).await.unwrap().is_allowed()
+fn decided(engine: &Engine, request: &Request<'_>) -> Decision {
+    let Progress::Decided(decision) = engine.start(CALLER, request).unwrap() else {
+        panic!("memory never waits")
+    };
+    decision
+}
+
+async fn check(engine: &Engine, labels: &[(&str, &str)], cost: u64) -> bool {
+    engine.decide(CALLER, &request(labels, cost)).await.unwrap().is_allowed()
 }
 
 /// The value of a series, given its name and labels as in the text.
@@ -69,27 +76,27 @@ fn series(text: &str) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn every_series_exists_from_the_start_and_traffic_adds_none() {
-    let desk = desk([Rule::new("per-ip", minute(1)).per(["ip"])]);
-    let before = desk.metrics();
+    let engine = engine([Rule::new("per-ip", minute(1)).per(["ip"])]);
+    let before = engine.metrics();
     assert!(before.ends_with("# EOF\n"));
     assert_eq!(decisions(&before, "per-ip", "denied"), 0.0);
-    check(&desk, &[("ip", "a")], 1).await;
-    check(&desk, &[("ip", "a")], 1).await;
-    check(&desk, &[], 1).await;
-    assert_eq!(series(&before), series(&desk.metrics()));
+    check(&engine, &[("ip", "a")], 1).await;
+    check(&engine, &[("ip", "a")], 1).await;
+    check(&engine, &[], 1).await;
+    assert_eq!(series(&before), series(&engine.metrics()));
 }
 
 #[tokio::test]
 async fn each_rule_counts_a_request_by_its_own_outcome() {
-    let desk = desk([
+    let engine = engine([
         Rule::new("narrow", minute(3)).per(["user"]),
         Rule::new("wide", minute(100)),
         Rule::new("shadow", minute(2)).shadow(),
     ]);
-    assert!(check(&desk, &[("user", "a")], 2).await);
-    assert!(!check(&desk, &[("user", "a")], 2).await);
-    assert!(check(&desk, &[], 5).await);
-    let text = desk.metrics();
+    assert!(check(&engine, &[("user", "a")], 2).await);
+    assert!(!check(&engine, &[("user", "a")], 2).await);
+    assert!(check(&engine, &[], 5).await);
+    let text = engine.metrics();
     assert_eq!((decisions(&text, "narrow", "allowed"), cost(&text, "narrow", "allowed")), (1.0, 2.0));
     assert_eq!((decisions(&text, "narrow", "denied"), cost(&text, "narrow", "denied")), (1.0, 2.0));
     assert_eq!((decisions(&text, "wide", "allowed"), cost(&text, "wide", "allowed")), (2.0, 7.0));
@@ -104,13 +111,13 @@ async fn each_rule_counts_a_request_by_its_own_outcome() {
 #[test]
 fn costs_of_several_threads_wrap_at_64_bits() {
     const TIMES: u64 = 1_100;
-    let desk = desk([Rule::new("narrow", minute(1))]);
-    let asked = subject(&[], Cost::MAX.units());
+    let engine = engine([Rule::new("narrow", minute(1))]);
+    let request = request(&[], Cost::MAX.units());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..TIMES {
-                    assert!(!desk.check_here(Transport::Http, &asked).unwrap().unwrap().is_allowed());
+                    assert!(!decided(&engine, &request).is_allowed());
                 }
             });
         }
@@ -118,7 +125,7 @@ fn costs_of_several_threads_wrap_at_64_bits() {
     let total = (2 * TIMES).wrapping_mul(Cost::MAX.units());
     assert!(u128::from(total) < u128::from(2 * TIMES) * u128::from(Cost::MAX.units()));
     for scrape in 1..=2 {
-        let text = desk.metrics();
+        let text = engine.metrics();
         assert_eq!(decisions(&text, "narrow", "denied"), 2_200.0, "scrape {scrape}");
         assert_eq!(cost(&text, "narrow", "denied"), total as f64, "scrape {scrape}");
     }
@@ -126,22 +133,18 @@ fn costs_of_several_threads_wrap_at_64_bits() {
 
 #[tokio::test]
 async fn a_group_counts_as_one_request_by_its_overall_outcome() {
-    let desk = desk([
+    let engine = engine([
         Rule::new("per-user", minute(9)).per(["user"]),
         Rule::new("per-ip", minute(1)).per(["ip"]),
         Rule::new("per-job", minute(9)).per(["job"]),
     ]);
-    let request = |label: &str, hits| Request {
-        labels: tollgate::Labels::new([(label, "a")]).unwrap(),
-        costs: Costs::from(Cost::new(2).unwrap()),
-        hits,
-        numbers: None,
-    };
-    let both = [request("user", Hits::Taken), request("job", Hits::GivenBack)];
-    assert!(desk.decide_together(CALLER, &both).await.unwrap().overall.is_allowed());
-    let all = [request("user", Hits::Taken), request("ip", Hits::Taken), request("job", Hits::GivenBack)];
-    assert!(!desk.decide_together(CALLER, &all).await.unwrap().overall.is_allowed());
-    let text = desk.metrics();
+    let request = |label: &str, operation| request(&[(label, "a")], 2).operation(operation);
+    let refund = Operation::Refund { at: None };
+    let both = [request("user", Operation::Check), request("job", refund)];
+    assert!(engine.decide_group(CALLER, &both, None).await.unwrap().overall.is_allowed());
+    let all = [request("user", Operation::Check), request("ip", Operation::Check), request("job", refund)];
+    assert!(!engine.decide_group(CALLER, &all, None).await.unwrap().overall.is_allowed());
+    let text = engine.metrics();
     assert_eq!((requests(&text, "check", "allowed"), requests(&text, "check", "denied")), (1.0, 1.0));
     assert_eq!(
         (decisions(&text, "per-user", "allowed"), decisions(&text, "per-user", "overruled")),
@@ -153,22 +156,20 @@ async fn a_group_counts_as_one_request_by_its_overall_outcome() {
 
 #[tokio::test]
 async fn other_operations_count_as_requests_and_by_cost_only() {
-    let desk = desk([Rule::new("per-ip", minute(10)).per(["ip"])]);
-    let about = subject(&[("ip", "a")], 4);
-    desk.decide(CALLER, Operation::Peek, &about).await.unwrap();
-    desk.decide(CALLER, Operation::Charge, &about).await.unwrap();
-    desk.decide(CALLER, Operation::Refund { at: None }, &about).await.unwrap();
-    assert_eq!(desk.reset(CALLER, &about).await.unwrap(), 1);
-    let unknown = Some(vec!["nobody".to_owned()]);
-    let Subject::Rules { labels, costs, .. } = about else { unreachable!() };
-    let wrong = Subject::Rules { labels, costs, only: unknown };
-    desk.decide(CALLER, Operation::Charge, &wrong).await.unwrap_err();
-    let key = Subject::Key { key: b"user:42".into(), limit: minute(1), cost: Cost::ONE };
-    desk.decide(CALLER, Operation::Check, &key).await.unwrap();
-    desk.decide(CALLER, Operation::Check, &key).await.unwrap();
-    check(&desk, &[("other", "a")], 1).await;
+    let engine = engine([Rule::new("per-ip", minute(10)).per(["ip"])]);
+    let request = request(&[("ip", "a")], 4);
+    for operation in [Operation::Peek, Operation::Charge, Operation::Refund { at: None }] {
+        engine.decide(CALLER, &request.clone().operation(operation)).await.unwrap();
+    }
+    assert_eq!(engine.reset(CALLER, &request).await.unwrap(), 1);
+    let unknown = request.operation(Operation::Charge).only(Some(vec!["unknown".to_owned()]));
+    engine.decide(CALLER, &unknown).await.unwrap_err();
+    let key = Request::for_key(&b"user:42"[..], minute(1), Cost::ONE);
+    engine.decide(CALLER, &key).await.unwrap();
+    engine.decide(CALLER, &key).await.unwrap();
+    check(&engine, &[("other", "a")], 1).await;
 
-    let text = desk.metrics();
+    let text = engine.metrics();
     assert_eq!((requests(&text, "peek", "allowed"), requests(&text, "charge", "allowed")), (1.0, 1.0));
     assert_eq!((requests(&text, "refund", "allowed"), requests(&text, "reset", "allowed")), (1.0, 1.0));
     assert_eq!((requests(&text, "charge", "invalid"), requests(&text, "check", "unmatched")), (1.0, 1.0));
@@ -186,17 +187,17 @@ async fn without_the_store_each_rule_counts_by_its_failure_policy() {
         rule("closed", "pay").on_store_failure(OnStoreFailure::Closed),
         rule("local", "login").on_store_failure(OnStoreFailure::Local),
     ];
-    let desk = Desk::new(Limiter::new(FailingStore::ambiguous(), rules).unwrap());
-    assert!(check(&desk, &[("route", "home")], 1).await);
-    assert!(!check(&desk, &[("route", "pay")], 1).await);
-    assert!(check(&desk, &[("route", "login")], 1).await);
-    assert!(!check(&desk, &[("route", "login")], 1).await);
-    let key = Subject::Key { key: b"user:42".into(), limit: minute(1), cost: Cost::ONE };
-    assert!(desk.decide(CALLER, Operation::Check, &key).await.unwrap().is_allowed());
-    desk.decide(CALLER, Operation::Charge, &key).await.unwrap_err();
-    desk.reset(CALLER, &key).await.unwrap_err();
+    let engine = Engine::new(Limiter::new(FailingStore::ambiguous(), rules).unwrap());
+    assert!(check(&engine, &[("route", "home")], 1).await);
+    assert!(!check(&engine, &[("route", "pay")], 1).await);
+    assert!(check(&engine, &[("route", "login")], 1).await);
+    assert!(!check(&engine, &[("route", "login")], 1).await);
+    let key = Request::for_key(&b"user:42"[..], minute(1), Cost::ONE);
+    assert!(engine.decide(CALLER, &key).await.unwrap().is_allowed());
+    engine.decide(CALLER, &key.clone().operation(Operation::Charge)).await.unwrap_err();
+    engine.reset(CALLER, &key).await.unwrap_err();
 
-    let text = desk.metrics();
+    let text = engine.metrics();
     assert_eq!((decisions(&text, "open", "failed_open"), decisions(&text, "open", "overruled")), (2.0, 2.0));
     assert_eq!(
         (decisions(&text, "closed", "failed_closed"), cost(&text, "closed", "failed_closed")),
@@ -213,13 +214,14 @@ async fn without_the_store_each_rule_counts_by_its_failure_policy() {
 
 #[tokio::test]
 async fn a_rule_keeps_its_counters_when_other_rules_change() {
-    let desk = desk([Rule::new("stays", minute(9)), Rule::new("goes", minute(9))]);
-    check(&desk, &[], 1).await;
-    desk.limiter()
+    let engine = engine([Rule::new("stays", minute(9)), Rule::new("goes", minute(9))]);
+    check(&engine, &[], 1).await;
+    engine
+        .limiter()
         .reconfigure([Rule::new("comes", minute(9)), Rule::new("stays", minute(5)).per(["ip"])])
         .unwrap();
-    check(&desk, &[("ip", "a")], 1).await;
-    let text = desk.metrics();
+    check(&engine, &[("ip", "a")], 1).await;
+    let text = engine.metrics();
     assert_eq!((decisions(&text, "stays", "allowed"), decisions(&text, "comes", "allowed")), (2.0, 1.0));
     assert!(!text.contains("\"goes\""), "a removed rule is not listed");
     assert_eq!(decisions(&text, "!other", "allowed"), 0.0);
@@ -231,14 +233,13 @@ async fn a_million_keys_do_not_lengthen_the_text() {
     const KEYS: u32 = 1_000_000;
     /// Maximum growth of a value, in digits.
     const DIGITS: usize = 20;
-    let desk = desk([Rule::new("per-ip", bucket(1)).per(["ip"])]);
-    let before = desk.metrics();
+    let engine = engine([Rule::new("per-ip", bucket(1)).per(["ip"])]);
+    let before = engine.metrics();
     for n in 0..KEYS {
         let labels = tollgate::Labels::new([("ip", n.to_be_bytes())]).unwrap();
-        let subject = Subject::Rules { labels, costs: Cost::ONE.into(), only: None };
-        assert!(desk.check_here(Transport::Http, &subject).unwrap().unwrap().is_allowed());
+        assert!(decided(&engine, &Request::new(labels, Cost::ONE)).is_allowed());
     }
-    let text = desk.metrics();
+    let text = engine.metrics();
     assert_eq!(series(&text), series(&before));
     assert!(text.len() <= before.len() + DIGITS * series(&before).len(), "{} bytes", text.len());
     assert_eq!(decisions(&text, "per-ip", "allowed"), f64::from(KEYS));
@@ -250,11 +251,11 @@ async fn a_million_keys_do_not_lengthen_the_text() {
 async fn rules_beyond_the_limit_are_counted_together() {
     let rule = |n: usize| Rule::new(&format!("rule {n} \"quoted\""), minute(1));
     let count = MAX_COUNTED_RULES + 20;
-    let desk = desk((0..count).map(|n| rule(n).when("n", n.to_string().as_str())));
+    let engine = engine((0..count).map(|n| rule(n).when("n", n.to_string().as_str())));
     for n in [0, MAX_COUNTED_RULES - 1, MAX_COUNTED_RULES, count - 1] {
-        check(&desk, &[("n", &n.to_string())], 1).await;
+        check(&engine, &[("n", &n.to_string())], 1).await;
     }
-    let text = desk.metrics();
+    let text = engine.metrics();
     let named = |n: usize| format!("rule {n} \\\"quoted\\\"");
     assert_eq!(decisions(&text, &named(0), "allowed"), 1.0);
     assert_eq!(decisions(&text, &named(MAX_COUNTED_RULES - 1), "allowed"), 1.0);
@@ -264,99 +265,44 @@ async fn rules_beyond_the_limit_are_counted_together() {
 
 #[tokio::test]
 async fn reloads_are_counted_by_result() {
-    let desk = desk([]);
+    let engine = engine([]);
     let stale = |text: &str| value(text, "tollgate_config_last_reload_successful");
-    assert_eq!((stale(&desk.metrics()), desk.observer().reloads().is_stale()), (1.0, false));
-    desk.observer().reloads().succeeded();
-    desk.observer().reloads().failed();
-    let text = desk.metrics();
-    assert_eq!((stale(&text), desk.observer().reloads().is_stale()), (0.0, true));
+    assert_eq!((stale(&engine.metrics()), engine.observer().reloads().is_stale()), (1.0, false));
+    engine.observer().reloads().succeeded();
+    engine.observer().reloads().failed();
+    let text = engine.metrics();
+    assert_eq!((stale(&text), engine.observer().reloads().is_stale()), (0.0, true));
     assert!(value(&text, "tollgate_config_last_reload_success_timestamp_seconds") > 1.7e9);
     let reloads = |result| value(&text, &format!("tollgate_config_reloads_total{{result=\"{result}\"}}"));
     assert_eq!((reloads("success"), reloads("failure")), (1.0, 1.0));
-    desk.observer().reloads().succeeded();
-    assert_eq!(stale(&desk.metrics()), 1.0);
+    engine.observer().reloads().succeeded();
+    assert_eq!(stale(&engine.metrics()), 1.0);
 }
 
 #[tokio::test]
 async fn a_request_of_a_disconnected_caller_is_not_in_flight() {
     let limiter = Limiter::new(MemoryStore::new(), []).unwrap();
-    let desk = Arc::new(Desk::new(limiter));
-    let pending = desk.observer().begin(Transport::Resp);
-    let under_way = || value(&desk.metrics(), "tollgate_inflight_requests{transport=\"resp\"}");
+    let engine = Arc::new(Engine::new(limiter));
+    let pending = engine.observer().begin(Transport::Resp);
+    let under_way = || value(&engine.metrics(), "tollgate_inflight_requests{transport=\"resp\"}");
     assert_eq!(under_way(), 1.0);
     drop(pending);
     assert_eq!(under_way(), 0.0);
 }
 
-/// A local store that cannot decide synchronously.
-struct Waited(MemoryStore);
-
-impl Store for Waited {
-    async fn decide(&self, checks: &[Check], deadline: Option<Deadline>) -> Result<Decided, StoreError> {
-        self.0.decide(checks, deadline).await
-    }
-
-    fn is_remote(&self) -> bool {
-        false
-    }
-
-    fn lane(&self, check: &Check) -> u64 {
-        self.0.lane(check)
-    }
-
-    async fn probe(&self, lane: u64) -> Result<(), StoreError> {
-        self.0.probe(lane).await
-    }
-
-    async fn announce(&self, instance: u64, lifetime: Duration) -> Result<u32, StoreError> {
-        self.0.announce(instance, lifetime).await
-    }
-
-    async fn reset(&self, counters: &[(Key, Algorithm)]) -> Result<u64, StoreError> {
-        self.0.reset(counters).await
-    }
-}
-
 #[tokio::test]
-async fn a_check_that_is_not_decided_synchronously_is_counted_once() {
-    let desk = Desk::new(Limiter::new(Waited(MemoryStore::new()), [Rule::new("r", minute(1))]).unwrap());
-    assert!(desk.check_here(Transport::Http, &subject(&[], 1)).is_none());
-    assert!(check(&desk, &[], 1).await);
-    let text = desk.metrics();
-    assert_eq!(value(&text, "tollgate_decision_duration_seconds_count{transport=\"http\"}"), 1.0);
-    assert_eq!((decisions(&text, "r", "allowed"), requests(&text, "check", "allowed")), (1.0, 1.0));
-}
-
-#[tokio::test]
-async fn a_key_is_counted_equally_by_both_ways_to_check_it() {
-    let (short, long) = (desk([]), desk([]));
-    let limit = minute(5);
-    for (key, cost) in [("a", 3), ("a", 2), ("b", 0), ("a", 1), ("a", 6)] {
-        let cost = Cost::new(cost).unwrap();
-        let tier = Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, cost) };
-        let mut said = None;
-        short.check_keys_here(Transport::Resp, |_| key.as_bytes(), &[tier], |_, share| said = Some(*share));
-        let subject = Subject::Key { key: key.into(), limit, cost };
-        let decision = long.decide(Caller::at(Transport::Resp), Operation::Check, &subject).await.unwrap();
-        let said = said.map(|share| (share.passes, share.remaining, share.retry.is_some()));
-        assert_eq!(
-            said,
-            Some((decision.is_allowed(), decision.remaining().unwrap(), !decision.is_allowed()))
-        );
-    }
-    let counted = |desk: &Desk| -> Vec<String> {
-        let text = desk.metrics();
-        let is_count = |line: &&str| {
-            let is_about_time = ["_bucket{", "_sum{", "seconds "].iter().any(|part| line.contains(part));
-            !is_about_time && !line.starts_with("tollgate_store_")
-        };
-        text.lines().filter(is_count).map(str::to_owned).collect()
+async fn a_pending_check_is_counted_once_when_it_is_decided() {
+    let store = GatedStore::open();
+    let engine = Engine::new(Limiter::new(store, [Rule::new("r", minute(1))]).unwrap());
+    let Progress::Pending(pending) = engine.start(CALLER, &request(&[], 1)).unwrap() else {
+        panic!("a remote store decides")
     };
-    assert_eq!(counted(&short), counted(&long));
-    assert_eq!(decisions(&short.metrics(), "!key", "denied"), 2.0);
-    let top = |desk: &Desk| desk.observer().top(10);
-    assert_eq!((top(&short).heaviest, top(&short).refused), (top(&long).heaviest, top(&long).refused));
+    let count = "tollgate_decision_duration_seconds_count{transport=\"http\"}";
+    assert_eq!(value(&engine.metrics(), count), 0.0);
+    assert!(pending.await.unwrap().is_allowed());
+    let text = engine.metrics();
+    assert_eq!(value(&text, count), 1.0);
+    assert_eq!((decisions(&text, "r", "allowed"), requests(&text, "check", "allowed")), (1.0, 1.0));
 }
 
 /// Name and labels of each metric, and its type.
@@ -381,14 +327,14 @@ fn listed(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
 
 #[tokio::test]
 async fn the_documentation_lists_every_metric_with_its_type_and_labels() {
-    let desk = desk([Rule::new("per-ip", minute(1)).per(["ip"]).with_override(Override::when("a", "b"))]);
+    let engine = engine([Rule::new("per-ip", minute(1)).per(["ip"]).with_override(Override::when("a", "b"))]);
     let mut documented = BTreeMap::new();
     for line in DOCS.lines().filter(|line| line.starts_with("| `tollgate_")) {
         let cells: Vec<_> = line.split('|').map(|cell| cell.trim().replace('`', "")).collect();
         let labels = cells[3].split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
         documented.insert(cells[1].clone(), (cells[2].clone(), labels));
     }
-    assert_eq!(documented, listed(&desk.metrics()));
+    assert_eq!(documented, listed(&engine.metrics()));
     for outcome in ["overruled", "shadow_denied", "fallback_allowed", "failed_open", "charged", "unmatched"] {
         assert!(DOCS.contains(&format!("`{outcome}`")), "{outcome} is explained");
     }

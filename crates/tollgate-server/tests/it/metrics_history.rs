@@ -4,68 +4,69 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
+use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
 use tollgate_server::{
-    desk::{Caller, Desk, Subject, Transport},
+    engine::{Engine, Transport},
     observe::history::{MAX_RULES, RuleSecond, SECONDS, Second},
 };
 
-fn desk(rules: impl IntoIterator<Item = Rule>) -> Desk {
-    Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap())
+fn engine(rules: impl IntoIterator<Item = Rule>) -> Engine {
+    Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap())
 }
 
 fn rule(name: &str, amount: u64) -> Rule {
     Rule::new(name, Limit::sliding_log(amount, Duration::from_secs(60)).unwrap())
 }
 
-async fn check(desk: &Desk, labels: &[(&str, &str)]) {
+async fn check(engine: &Engine, labels: &[(&str, &str)]) {
     let labels = Labels::new(labels.iter().copied()).unwrap();
-    let subject = Subject::Rules { labels, costs: Costs::from(Cost::ONE), only: None };
-    desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
+    engine.decide(Transport::Http, &Request::new(labels, Cost::ONE)).await.unwrap();
 }
 
-fn keep(desk: &Desk) -> Arc<Second> {
-    desk.observer().keep_second(&desk.limiter().stats());
-    desk.observer().history().since(0).pop().unwrap()
+fn keep(engine: &Engine) -> Arc<Second> {
+    engine.observer().keep_second(&engine.limiter().stats());
+    engine.observer().history().since(0).pop().unwrap()
 }
 
 #[tokio::test]
 async fn a_second_has_its_decisions_in_total_and_by_rule() {
-    let desk = desk([rule("login", 1).when("route", "login"), rule("shadow", 1).when("route", "*").shadow()]);
+    let engine =
+        engine([rule("login", 1).when("route", "login"), rule("shadow", 1).when("route", "*").shadow()]);
     for route in ["login", "login", "home"] {
-        check(&desk, &[("route", route)]).await;
+        check(&engine, &[("route", route)]).await;
     }
-    check(&desk, &[]).await;
+    check(&engine, &[]).await;
     let of = |rule: &str, allowed, denied, shadow_denied| RuleSecond {
         rule: rule.into(),
         allowed,
         denied,
         shadow_denied,
     };
-    let first = keep(&desk);
+    let first = keep(&engine);
     assert_eq!((first.number, first.allowed, first.denied, first.unmatched), (1, 2, 1, 1));
     assert_eq!(first.rules, [of("shadow", 1, 0, 2), of("login", 1, 1, 0)]);
-    let second = keep(&desk);
+    let second = keep(&engine);
     assert_eq!(*second, Second { number: 2, at_ms: second.at_ms, ..Second::default() });
     assert!(second.at_ms >= first.at_ms && first.at_ms > 0);
-    check(&desk, &[("route", "login")]).await;
-    let third = keep(&desk);
+    check(&engine, &[("route", "login")]).await;
+    let third = keep(&engine);
     assert_eq!((third.allowed, third.denied, third.degraded, third.store_errors), (0, 1, 0, 0));
     assert_eq!(third.rules[0].denied, 1);
-    let numbers: Vec<_> = desk.observer().history().since(1).iter().map(|second| second.number).collect();
+    let numbers: Vec<_> = engine.observer().history().since(1).iter().map(|second| second.number).collect();
     assert_eq!(numbers, [2, 3]);
 }
 
 #[tokio::test]
 async fn an_hour_is_kept_with_the_busiest_rules_of_each_second() {
     let count = MAX_RULES + 3;
-    let desk = desk((0..count).map(|n| rule(&format!("rule-{n}"), 100).when("n", n.to_string().as_str())));
+    let engine =
+        engine((0..count).map(|n| rule(&format!("rule-{n}"), 100).when("n", n.to_string().as_str())));
     for n in 0..count {
         for _ in 0..=usize::from(n == 1) {
-            check(&desk, &[("n", &n.to_string())]).await;
+            check(&engine, &[("n", &n.to_string())]).await;
         }
     }
-    let second = keep(&desk);
+    let second = keep(&engine);
     assert_eq!(
         (second.rules.len(), &*second.rules[0].rule, second.rules[0].allowed),
         (MAX_RULES + 1, "rule-1", 2)
@@ -73,22 +74,22 @@ async fn an_hour_is_kept_with_the_busiest_rules_of_each_second() {
     let others = second.rules.last().unwrap();
     assert_eq!((&*others.rule, others.allowed), ("!other", 3));
     for _ in 0..SECONDS {
-        keep(&desk);
+        keep(&engine);
     }
-    let kept = desk.observer().history().since(0);
+    let kept = engine.observer().history().since(0);
     assert_eq!((kept.len(), kept[0].number), (SECONDS, 2));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_receives_each_second() {
-    let desk = desk([rule("login", 1)]);
-    let mut follow = desk.observer().history().follow();
-    let keeping = desk.clone();
+    let engine = engine([rule("login", 1)]);
+    let mut follow = engine.observer().history().follow();
+    let keeping = engine.clone();
     let keeper = tokio::spawn(async move { keeping.keep_history().await });
     follow.wait_for(|number| *number >= 2).await.unwrap();
-    check(&desk, &[]).await;
+    check(&engine, &[]).await;
     let last = *follow.wait_for(|number| *number >= 4).await.unwrap();
-    let seconds = desk.observer().history().since(2);
+    let seconds = engine.observer().history().since(2);
     assert_eq!((last, seconds.len(), seconds[0].allowed), (4, 2, 1));
     keeper.abort();
 }

@@ -11,25 +11,23 @@ use std::{
 };
 
 use axum::{
-    Router,
     body::{Body, to_bytes},
-    extract::ConnectInfo,
     http::{Method, Request, StatusCode, header},
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tollgate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
 use tollgate_core::snapshot;
+use tollgate_server::http::HttpService;
 use tollgate_server::{
     auth::Access,
-    config::{Scopes, Token, live},
+    config::{Scopes, Token},
     demo,
-    desk::Desk,
+    engine::Engine,
     forward_auth,
     http::{self, MAX_CHECKS, openapi::DOCUMENT, server},
     net::acceptor::AcceptConfig,
 };
-use tower::ServiceExt;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const TOKEN: &str = "s3cret";
@@ -58,7 +56,7 @@ fn document() -> Value {
 }
 
 /// The whole server, with rules of all kinds, of which some soon refuse.
-fn routes() -> Router {
+fn service() -> HttpService {
     let per_minute = |amount| Limit::sliding_counter(amount, MINUTE).unwrap();
     let more = [
         Rule::new("clients", per_minute(100)).per(["ip"]).when("method", "*"),
@@ -66,18 +64,16 @@ fn routes() -> Router {
         Rule::new("watched", per_minute(10)).shadow(),
     ];
     let rules = demo::rules().into_iter().chain(more);
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), rules).unwrap());
-    let gatehouse = forward_auth::router(desk.clone(), live(forward_auth::Settings::default()));
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
     let access = Access::new(vec![Token::new("test", TOKEN.as_bytes(), Scopes::ALL)]);
-    http::guarded(desk, http::Settings { access, ..http::Settings::default() }, gatehouse)
+    HttpService::new(engine, http::Settings { access, ..http::Settings::default() })
 }
 
-async fn send(routes: &Router, method: Method, path: &str, body: String) -> (StatusCode, Vec<u8>) {
+async fn send(service: &HttpService, method: Method, path: &str, body: String) -> (StatusCode, Vec<u8>) {
     let request = Request::builder().method(method).uri(path);
     let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
-    let request =
-        request.header(header::AUTHORIZATION, format!("Bearer {TOKEN}")).extension(ConnectInfo(peer));
-    let response = routes.clone().oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+    let request = request.header(header::AUTHORIZATION, format!("Bearer {TOKEN}"));
+    let response = service.respond(peer, request.body(Body::from(body)).unwrap()).await;
     let status = response.status();
     if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream") {
         return (status, Vec::new()); // it has no end
@@ -99,21 +95,22 @@ fn described(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn what_is_routed_is_described_and_the_other_way_round() {
-    let sources = [include_str!("../../src/http/mod.rs"), include_str!("../../src/forward_auth.rs")];
+    let sources = [include_str!("../../src/http/routes.rs")];
     let routed: BTreeSet<_> = sources
         .iter()
         .flat_map(|source| source.split(".route(\"").skip(1))
         .map(|rest| rest.split('"').next().unwrap().to_owned())
+        .chain(["/v1/check".to_owned(), forward_auth::PATH.to_owned()])
         .collect();
     assert_eq!(described(&document()).into_keys().collect::<BTreeSet<_>>(), routed);
 }
 
 #[tokio::test]
 async fn exactly_the_described_methods_are_taken() {
-    let routes = routes();
+    let service = service();
     for (path, described) in described(&document()) {
         for method in METHODS {
-            let (status, _) = send(&routes, method.clone(), &path, String::new()).await;
+            let (status, _) = send(&service, method.clone(), &path, String::new()).await;
             assert_ne!(status, StatusCode::NOT_FOUND, "{path}");
             let name = method.as_str().to_lowercase();
             // what can be got can be asked for without its body
@@ -125,15 +122,15 @@ async fn exactly_the_described_methods_are_taken() {
 
 #[tokio::test]
 async fn it_is_served_to_everybody() {
-    let open = http::guarded(
-        Desk::new(Limiter::new(MemoryStore::new(), []).unwrap()),
+    let open = HttpService::new(
+        Engine::new(Limiter::new(MemoryStore::new(), []).unwrap()),
         http::Settings {
             access: Access::new(vec![Token::new("test", b"other", Scopes::ALL)]),
             ..http::Settings::default()
         },
-        Router::new(),
     );
-    let response = open.oneshot(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.unwrap();
+    let request = Request::get("/openapi.json").body(Body::empty()).unwrap();
+    let response = open.respond(SocketAddr::from(([127, 0, 0, 1], 4711)), request).await;
     assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
     assert_eq!(to_bytes(response.into_body(), 1 << 20).await.unwrap(), DOCUMENT.as_bytes());
 }
@@ -154,7 +151,7 @@ fn validate(document: &Value, schema: &Value, value: &Value) {
 
 #[tokio::test]
 async fn the_examples_are_as_described_and_are_accepted_and_so_are_the_answers() {
-    let (document, routes) = (document(), routes());
+    let (document, service) = (document(), service());
     let mut count = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         let Some(body) = item["post"].get("requestBody") else { continue };
@@ -162,7 +159,7 @@ async fn the_examples_are_as_described_and_are_accepted_and_so_are_the_answers()
         for (name, example) in json["examples"].as_object().unwrap() {
             let example = &example["value"];
             validate(&document, &json["schema"], example);
-            let (status, answer) = send(&routes, Method::POST, path, example.to_string()).await;
+            let (status, answer) = send(&service, Method::POST, path, example.to_string()).await;
             let answer: Value = serde_json::from_slice(&answer).unwrap();
             assert_eq!(status, StatusCode::OK, "{path} {name}: {answer}");
             let answers = resolved(&document, &item["post"]["responses"]["200"]);
@@ -196,7 +193,7 @@ fn the_bounds_are_those_of_the_code() {
 async fn schemathesis_finds_no_answer_that_is_not_described() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let running = tokio::spawn(server::run(listener, routes(), AcceptConfig::default()));
+    let running = tokio::spawn(server::run(listener, service(), AcceptConfig::default()));
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers/schemathesis");
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");

@@ -12,12 +12,12 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
 use serde_json::Value;
 use tempfile::TempDir;
-use tollgate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Operation, Rule};
+use tollgate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+use tollgate_server::http::HttpService;
 use tollgate_server::{
-    desk::{Caller, Desk, Subject, Transport},
+    engine::{Engine, Transport},
     http,
     net::acceptor::AcceptConfig,
 };
@@ -183,22 +183,22 @@ fn metric_names(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("tollgate_")).map(str::to_owned).collect()
 }
 
-async fn serve() -> (SocketAddr, Desk) {
+async fn serve() -> (SocketAddr, Engine) {
     let limit = Limit::sliding_log(2, Duration::from_secs(60)).unwrap();
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), [Rule::new("login \"per\\ip\"", limit)]).unwrap());
+    let engine =
+        Engine::new(Limiter::new(MemoryStore::new(), [Rule::new("login \"per\\ip\"", limit)]).unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let service = http::service(desk.clone(), http::Settings::default(), Router::new());
+    let service = HttpService::new(engine.clone(), http::Settings::default());
     tokio::spawn(http::server::run(listener, service, AcceptConfig::default()));
-    (address, desk)
+    (address, engine)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_scrapes_every_metric_that_alerts_and_dashboard_use() {
-    let (address, desk) = serve().await;
-    let subject = Subject::Rules { labels: Labels::default(), costs: Costs::from(Cost::ONE), only: None };
+    let (address, engine) = serve().await;
     for _ in 0..3 {
-        desk.decide(Caller::at(Transport::Http), Operation::Check, &subject).await.unwrap();
+        engine.decide(Transport::Http, &Request::new(Labels::default(), Cost::ONE)).await.unwrap();
     }
     let prometheus = Prometheus::start(address);
     wait::until("the server was scraped", wait::PATIENCE, || {

@@ -12,7 +12,7 @@ use tollgate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
 use tollgate_server::{
     auth::Access,
     config::{Scopes, Token},
-    desk::Desk,
+    engine::Engine,
     resp::Endpoint,
 };
 
@@ -31,8 +31,8 @@ impl Api {
     fn new(rules: impl IntoIterator<Item = Rule>, access: Access) -> Self {
         let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
         let store = MemoryStore::new().with_clock(clock.clone());
-        let desk = Desk::new(Limiter::new(store, rules).unwrap());
-        Self { endpoint: Endpoint::new(desk, access), clock }
+        let engine = Engine::new(Limiter::new(store, rules).unwrap());
+        Self { endpoint: Endpoint::new(engine, access), clock }
     }
 
     fn without_rules() -> Self {

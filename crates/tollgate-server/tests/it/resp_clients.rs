@@ -15,18 +15,18 @@ use tollgate_server::{
     auth::Access,
     config::{Scopes, Token},
     demo,
-    desk::Desk,
+    engine::Engine,
     net::acceptor::AcceptConfig,
     resp::{self, Endpoint},
 };
 
 /// A server with the demo's rules and one user. Its port.
 async fn start() -> u16 {
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
     let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(resp::server::run(listener, Endpoint::new(desk, access), AcceptConfig::default()));
+    tokio::spawn(resp::server::run(listener, Endpoint::new(engine, access), AcceptConfig::default()));
     port
 }
 

@@ -8,8 +8,8 @@ use redis::{Value, aio::MultiplexedConnection};
 use tokio::net::TcpListener;
 use tollgate::{Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_server::{
-    access::Access,
-    desk::Desk,
+    auth::Access,
+    engine::Engine,
     net::acceptor::AcceptConfig,
     resp::{self, Endpoint},
 };
@@ -30,12 +30,12 @@ async fn client(
 ) -> MultiplexedConnection {
     let store = RedisStore::connect(url).await.unwrap();
     let options = Options { deadline, ..Options::default() };
-    let desk = Desk::new(Limiter::with_options(store, rules, options).unwrap());
+    let engine = Engine::new(Limiter::with_options(store, rules, options).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(resp::server::run(
         listener,
-        Endpoint::new(desk, Access::default()),
+        Endpoint::new(engine, Access::default()),
         AcceptConfig::default(),
     ));
     let client = redis::Client::open(format!("redis://{address}/")).unwrap();

@@ -5,24 +5,24 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::{net::SocketAddr, time::Duration};
 
 use crate::grpc_front::{Front, descriptor, hits, on_memory, request};
 use axum::{
-    Router,
     body::{Body, to_bytes},
-    extract::ConnectInfo,
     http::{Request, StatusCode},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tollgate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, Rule};
+use tollgate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule};
 use tollgate_core::decision::{whole_millis_up, whole_seconds_up};
+use tollgate_server::http::HttpService;
 use tollgate_server::{
     auth::Access,
     config::live,
-    desk::Desk,
+    engine::Engine,
     forward_auth, grpc,
     grpc::messages::{Code, RateLimitResponse},
     http,
@@ -30,7 +30,6 @@ use tollgate_server::{
 };
 use tollgate_tower::headers::Dialect;
 use tonic::Status;
-use tower::ServiceExt;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -38,6 +37,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// How many histories there are, and how long each is.
 const HISTORIES: u64 = 8;
 const STEPS: usize = 250;
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 4711);
 
 /// More than any reply has.
 const PIPE: usize = 64 << 10;
@@ -46,19 +46,19 @@ const PIPE: usize = 64 << 10;
 struct Fronts {
     clocks: Vec<ManualClock>,
     library: Limiter,
-    desks: Desks,
-    http: Router,
-    auth: Router,
+    engines: Engines,
+    http: HttpService,
+    auth: HttpService,
     resp: DuplexStream,
     grpc: Front,
 }
 
 /// Where each front end asks.
-struct Desks {
-    http: Desk,
-    auth: Desk,
-    resp: Desk,
-    grpc: Desk,
+struct Engines {
+    http: Engine,
+    auth: Engine,
+    resp: Engine,
+    grpc: Engine,
 }
 
 /// What is asked.
@@ -78,16 +78,17 @@ impl Fronts {
             limiter
         };
         let library = limiter();
-        let mut desk = || Desk::new(limiter());
-        let desks = Desks { http: desk(), auth: desk(), resp: desk(), grpc: desk() };
-        let http = http::router(desks.http.clone());
+        let mut engine = || Engine::new(limiter());
+        let engines = Engines { http: engine(), auth: engine(), resp: engine(), grpc: engine() };
+        let http = HttpService::new(engines.http.clone(), http::Settings::default());
         let settings = forward_auth::Settings { dialect: Dialect::XRateLimit, ..Default::default() };
-        let auth = forward_auth::router(desks.auth.clone(), live(settings));
-        let endpoint = Endpoint::new(desks.resp.clone(), Access::default());
-        let grpc = Front::of(desks.grpc.clone(), grpc::Settings::default()).await;
+        let settings = http::Settings { forward_auth: live(settings), ..http::Settings::default() };
+        let auth = HttpService::new(engines.auth.clone(), settings);
+        let endpoint = Endpoint::new(engines.resp.clone(), Access::default());
+        let grpc = Front::of(engines.grpc.clone(), grpc::Settings::default()).await;
         let (resp, served) = duplex(PIPE);
         tokio::spawn(async move { endpoint.serve(served).await });
-        Self { clocks, library, desks, http, auth, resp, grpc }
+        Self { clocks, library, engines, http, auth, resp, grpc }
     }
 
     fn advance(&self, time: Duration) {
@@ -111,7 +112,7 @@ impl Fronts {
 
     async fn post(&self, path: &str, body: String) -> (StatusCode, Value) {
         let request = Request::post(path).body(Body::from(body)).unwrap();
-        let response = self.http.clone().oneshot(request).await.unwrap();
+        let response = self.http.respond(PEER, request).await;
         let status = response.status();
         let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
         (status, serde_json::from_slice(&body).unwrap())
@@ -124,9 +125,8 @@ impl Fronts {
 
     /// The status, and the limit, what remains, and when to come back, in seconds.
     async fn get(&self, query: &str) -> (StatusCode, [Option<u64>; 3]) {
-        let peer = SocketAddr::from(([203, 0, 113, 9], 4711));
-        let request = Request::get(format!("/v1/auth{query}")).extension(ConnectInfo(peer));
-        let response = self.auth.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let request = Request::get(format!("/v1/auth{query}")).body(Body::empty()).unwrap();
+        let response = self.auth.respond(PEER, request).await;
         let field = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().parse().unwrap());
         let fields = [field("x-ratelimit-limit"), field("x-ratelimit-remaining"), field("retry-after")];
         (response.status(), fields)
@@ -369,8 +369,8 @@ fn shows(response: &RateLimitResponse, decision: &Decision, place: &str) {
 }
 
 /// How many requests could not be asked about, as the metrics have it.
-fn invalid(desk: &Desk) -> u64 {
-    let metrics = desk.metrics();
+fn invalid(engine: &Engine) -> u64 {
+    let metrics = engine.metrics();
     let of_invalid = |line: &str| Some(line.split_once("outcome=\"invalid\"} ")?.1.parse::<u64>().unwrap());
     metrics.lines().filter(|line| line.starts_with("tollgate_requests_total")).filter_map(of_invalid).sum()
 }
@@ -433,7 +433,7 @@ async fn a_number_that_is_no_cost_is_rejected_on_every_front_end_and_nothing_is_
         assert!(Cost::new(hits_addend).is_err());
     }
 
-    let Desks { http, auth, resp, grpc } = &fronts.desks;
+    let Engines { http, auth, resp, grpc } = &fronts.engines;
     assert_eq!([http, auth, resp, grpc].map(invalid), [by_http, by_auth, by_resp, 0]);
 
     let free = Asked { route: "a", user: "1", cost: 0 };

@@ -15,10 +15,9 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tollgate::{Limit, Limiter, MemoryStore, Rule};
 use tollgate_server::{
-    desk::{Desk, Transport},
-    grpc,
-    http::server::HttpService,
-    http::{self, service},
+    engine::{Engine, Transport},
+    grpc, http,
+    http::HttpService,
     observe::{
         logs::{Audit, Format, Logs, Settings, audit},
         trace::RequestSpans,
@@ -85,12 +84,11 @@ fn logged(settings: &Settings, act: impl FnOnce()) -> Lines {
     lines
 }
 
-/// What a server answers with.
-fn routes() -> impl HttpService {
+fn service() -> HttpService {
     let limit = Limit::sliding_log(1, Duration::from_secs(60)).unwrap();
     let rule = Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]);
-    let desk = Desk::new(Limiter::new(MemoryStore::new(), [rule]).unwrap());
-    service(desk, http::Settings::default(), Router::new())
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), [rule]).unwrap());
+    HttpService::new(engine, http::Settings::default())
 }
 
 fn login() -> Request<Body> {
@@ -195,7 +193,7 @@ async fn at_the_default_level_requests_log_nothing() {
     let writer = lines.clone();
     let (subscriber, logs) = subscriber(&Settings::default(), move || writer.clone());
     let _guard = set_default(subscriber);
-    routes().respond(CLIENT, login()).await;
+    service().respond(CLIENT, login()).await;
     logs.stop();
     assert_eq!(lines.text(), "");
 }
@@ -211,7 +209,7 @@ mod otlp {
         trace::v1::Span,
     };
     use tokio::{io::AsyncWriteExt, net::TcpListener};
-    use tollgate_server::{access::Access, observe::otlp::Collector, resp::Endpoint};
+    use tollgate_server::{auth::Access, observe::otlp::Collector, resp::Endpoint};
     use tonic::{Response, Status, transport::server::TcpIncoming};
 
     use super::*;
@@ -270,9 +268,9 @@ mod otlp {
         let (subscriber, logs) = subscriber(&Settings { otlp, ..Settings::default() }, io::sink);
         {
             let _guard = set_default(subscriber);
-            let routes = routes();
+            let service = service();
             for request in requests {
-                routes.respond(CLIENT, request).await;
+                service.respond(CLIENT, request).await;
             }
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
@@ -321,11 +319,11 @@ mod otlp {
         let (subscriber, logs) = subscriber(&Settings { otlp, ..Settings::default() }, io::sink);
         {
             let _guard = set_default(subscriber);
-            let desk = Desk::new(Limiter::new(MemoryStore::new(), []).unwrap());
+            let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
             let (mut client, server) = tokio::io::duplex(1024);
             client.write_all(b"CL.THROTTLE k 0 1 60\r\nQUIT\r\n").await.unwrap();
             client.shutdown().await.unwrap();
-            Endpoint::new(desk, Access::default()).serve(server).await;
+            Endpoint::new(engine, Access::default()).serve(server).await;
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
         let spans = received.spans();
@@ -353,7 +351,7 @@ mod otlp {
         let (subscriber, logs) = subscriber(&Settings { otlp, ..Settings::default() }, io::sink);
         {
             let _guard = set_default(subscriber);
-            assert!(routes().respond(CLIENT, login()).await.status().is_success());
+            assert!(service().respond(CLIENT, login()).await.status().is_success());
         }
         tokio::task::spawn_blocking(|| logs.stop()).await.unwrap();
 

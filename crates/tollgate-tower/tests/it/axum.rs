@@ -22,7 +22,6 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::net::TcpListener;
 use tollgate::{
     Cost, Decision, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source,
-    Store,
 };
 use tollgate_testkit::{
     server::{Flavor, Server},

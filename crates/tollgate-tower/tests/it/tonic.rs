@@ -5,7 +5,7 @@ use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use http::HeaderName;
 use tokio::net::TcpListener;
-use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Store};
+use tollgate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule};
 use tollgate_testkit::{
     proxy::Proxy,
     server::{Flavor, Server as Redis},
