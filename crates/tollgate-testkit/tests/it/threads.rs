@@ -182,14 +182,14 @@ impl Counters {
     }
 
     /// A check of two counters and, if it is admitted, a note of it.
-    async fn check_two(&self, store: &impl Store) {
+    async fn check_two(&self, store: &Store) {
         let places: Vec<usize> = (0..self.tiers.len()).collect();
         let pair: Vec<usize> = places.choose_multiple(&mut rand::rng(), 2).copied().collect();
         // choose_multiple does not promise an order: give both directions their share
         let pair = if rand::random() { pair } else { pair.into_iter().rev().collect() };
         let tiers = pair.iter().map(|place| self.tiers[*place].clone()).collect();
         let check = Check::new(Operation::Check, tiers).expect("tiers are on different keys");
-        let decided = store.decide_all(&[check], None).await.expect("the store answers");
+        let decided = decide(store, &[check], None).await.expect("the store answers");
         let answers = &decided.answers[0];
         let passes = answers.iter().all(|answer| answer.passes == 1);
         for (place, answer) in pair.into_iter().zip(answers) {
@@ -199,12 +199,11 @@ impl Counters {
     }
 
     /// Asserts that each counter holds what was admitted to it, and that most are as full as can be.
-    async fn assert_consistent(&self, store: &impl Store) {
+    async fn assert_consistent(&self, store: &Store) {
         let mut full = 0;
         for (tier, admitted) in self.tiers.iter().zip(&self.admitted) {
             let peek = Check::new(Operation::Peek, vec![tier.clone()]).expect("one tier is a check");
-            let free =
-                store.decide_all(&[peek], None).await.expect("the store answers").answers[0][0].available;
+            let free = decide(store, &[peek], None).await.expect("the store answers").answers[0][0].available;
             let capacity = tier.terms.limit.capacity();
             let used = capacity - u64::try_from(free).expect("nobody is in debt");
             assert_eq!(used, admitted.load(Ordering::Relaxed), "used and admitted of {}", tier.key);
@@ -218,7 +217,7 @@ impl Counters {
 fn two_tiers_in_opposite_orders_from_many_threads_neither_deadlock_nor_miscount() {
     const CALLS: usize = 20_000;
     within_bound(|| {
-        let store = MemoryStore::new();
+        let store = Store::from(MemoryStore::new());
         let counters = Counters::new();
         let barrier = Barrier::new(THREADS);
         thread::scope(|scope| {
@@ -242,11 +241,11 @@ fn two_tiers_in_opposite_orders_from_many_tasks_neither_deadlock_nor_miscount_in
     let url = server.url();
     within_bound(move || {
         tasks().block_on(async {
-            let store = RedisStore::connect(&url).await.unwrap();
+            let store = Arc::new(Store::from(RedisStore::connect(&url).await.unwrap()));
             let counters = Counters::new();
             let mut running = JoinSet::new();
             for _ in 0..64 {
-                let (store, counters) = (store.clone(), Arc::clone(&counters));
+                let (store, counters) = (Arc::clone(&store), Arc::clone(&counters));
                 running.spawn(async move {
                     for _ in 0..60 {
                         counters.check_two(&store).await;
