@@ -1,10 +1,10 @@
-//! Several processes hammer the same counters of a Redis through the library, and tell what was admitted.
+//! Several processes that call the library on the same counters of one Redis, and report what was admitted.
 //!
-//! A [`Hammer`] is what one process does, as its command line says it; `bin/hammer.rs` does it, a line of
-//! output for each admitted call; [`run`] starts several of them, lets them go at one moment and collects the
-//! lines. [`check_snapshot`] is the judge of a single reply; over many, the [`oracle`](crate::oracle) judges.
+//! A [`Hammer`] describes one process, and is passed on its command line. `bin/hammer.rs` runs it and prints a line
+//! for each admitted call. [`run`] starts several of them at the same time and collects the lines. [`check_snapshot`]
+//! verifies a single reply; the [`oracle`](crate::oracle) verifies all calls together.
 //!
-//! Nothing here knows how a limit is kept: a process sees the library's public face only.
+//! The processes use only the public API of the library.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -17,45 +17,44 @@ use tollgate::{Algorithm, Cost, Decision, Labels, Limit, Outcome, Retry, Rule, S
 
 use crate::oracle::Admitted;
 
-/// Bounds a process from its start to its end: several times what the slowest test needs on a busy machine.
+/// Timeout of a process: several times what the slowest test needs on a busy machine.
 const PROCESS_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a process says when it is connected and waits for the end of its input.
+/// The line that a process prints when it is connected and waits for the end of its input.
 const READY: &str = "ready";
 
-/// What one process does.
+/// The work of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hammer {
-    /// The Redis.
+    /// The URL of the Redis.
     pub url: String,
     /// The limit of each key.
     pub limit: Limit,
-    /// The keys, taken in turn; without white space.
+    /// The keys, used in turn; without white space.
     pub keys: Vec<String>,
-    /// A second tier: who is counted apart, without white space, and under which limit.
+    /// A second tier: a user without white space, and its limit.
     pub user: Option<(String, Limit)>,
-    /// What the calls cost, taken in turn.
+    /// The costs of the calls, used in turn.
     pub costs: Vec<u64>,
-    /// How many calls are under way at once.
+    /// Number of concurrent calls.
     pub callers: usize,
-    /// How much is done.
+    /// When the process stops.
     pub workload: Workload,
-    /// What is wrong with the clock of the process, if anything.
+    /// A skewed clock of the process, if any.
     pub clock: Option<SkewedClock>,
 }
 
-/// A clock that is not the machine's, for one process: its offset, and how fast it goes. Its reports are then on that clock, but
-/// for what the store says.
+/// A skewed clock of one process. Its reported times are on that clock, except for the times of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkewedClock {
-    /// Seconds that it is ahead, or behind.
+    /// Offset in seconds.
     pub offset_seconds: i64,
-    /// How many of its seconds pass in ten of the machine's.
+    /// Number of its seconds in ten real seconds.
     pub seconds_in_ten: u32,
 }
 
 impl SkewedClock {
-    /// Returns what libfaketime wants to be told.
+    /// Returns the setting of libfaketime.
     fn setting(&self) -> String {
         let SkewedClock { offset_seconds, seconds_in_ten } = self;
         format!("{offset_seconds:+} x{}.{}", seconds_in_ten / 10, seconds_in_ten % 10)
@@ -70,7 +69,7 @@ impl SkewedClock {
         Some(SkewedClock { offset_seconds: offset.parse().ok()?, seconds_in_ten: speed.parse().ok()? })
     }
 
-    /// Has a process live by this clock.
+    /// Runs a process with this clock.
     ///
     /// # Panics
     ///
@@ -84,52 +83,52 @@ impl SkewedClock {
     }
 }
 
-/// How much a process does.
+/// When a process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// So many calls, of all callers together.
+    /// After this many calls of all callers together.
     Calls(u64),
-    /// Calls are made for so long.
+    /// After this time.
     Time(Duration),
 }
 
-/// What one process told.
+/// The report of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HammerReport {
     /// The calls that were admitted.
     pub admitted: Vec<AdmittedCall>,
-    /// How many calls were made; unknown when the process was killed.
+    /// Number of calls; unknown if the process was killed.
     pub calls: Option<u64>,
 }
 
 /// A call that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdmittedCall {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// When it was under way, since the epoch on the clock of this machine, and its cost.
+    /// When it was sent and received, since the epoch on the system clock, and its cost.
     pub call: Admitted,
-    /// When the store says it was decided.
+    /// The time of the decision on the clock of the store.
     pub at: Duration,
 }
 
-/// Lets the processes hammer at the same time, and returns what each of them told, in their order.
+/// Runs the processes at the same time, and returns their reports in order.
 ///
-/// `program` is the path of `bin/hammer.rs`, built: `env!("CARGO_BIN_EXE_hammer")`.
+/// `program` is the path of the built `bin/hammer.rs`: `env!("CARGO_BIN_EXE_hammer")`.
 ///
 /// # Panics
 ///
-/// When one fails, finds a reply that does not fit together, or does not end in time.
+/// When a process fails, finds an inconsistent reply, or times out.
 #[must_use]
 pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerReport> {
     start(program, hammers).into_iter().map(HammerProcess::finish).collect()
 }
 
-/// Starts the processes and lets them go once all are ready.
+/// Starts the processes, and lets them begin once all are ready.
 ///
 /// # Panics
 ///
-/// When one does not start in time.
+/// When a process does not start in time.
 #[must_use]
 pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerProcess> {
     let mut processes: Vec<_> =
@@ -144,7 +143,7 @@ pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerProcess
     processes
 }
 
-/// A hammer that runs; killed when it is dropped.
+/// A running process, killed on drop.
 #[derive(Debug)]
 pub struct HammerProcess {
     child: Child,
@@ -164,7 +163,7 @@ impl HammerProcess {
             command.spawn().unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
         let output = BufReader::new(child.stdout.take().expect("the output is a pipe"));
         let (tell, lines) = channel();
-        // A read cannot be given a deadline, a channel can. The thread ends with the process.
+        // A read has no timeout, but a channel has. The thread ends with the process.
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
         HammerProcess {
             child,
@@ -174,33 +173,33 @@ impl HammerProcess {
         }
     }
 
-    /// Waits until so many calls have been admitted, or the process has ended.
+    /// Waits until this many calls have been admitted, or the process has ended.
     ///
     /// # Panics
     ///
-    /// When it fails or the time is up.
+    /// When the process fails or times out.
     pub fn wait_for_admitted(&mut self, admitted: usize) {
         while self.report.admitted.len() < admitted && self.read() {}
     }
 
-    /// Kills the process with SIGKILL, and returns what it told before.
+    /// Kills the process with SIGKILL, and returns its report up to then.
     ///
     /// # Panics
     ///
     /// When it failed before.
     #[must_use]
     pub fn kill(mut self) -> HammerReport {
-        // An error means that it has ended already.
+        // An error means that the process has ended already.
         let _ = self.child.kill();
         while self.read() {}
         std::mem::take(&mut self.report)
     }
 
-    /// Waits until the process ends, and returns what it told.
+    /// Waits until the process ends, and returns its report.
     ///
     /// # Panics
     ///
-    /// When it fails or the time is up.
+    /// When the process fails or times out.
     #[must_use]
     pub fn finish(mut self) -> HammerReport {
         while self.read() {}
@@ -209,14 +208,14 @@ impl HammerProcess {
         std::mem::take(&mut self.report)
     }
 
-    /// Takes up a line; false when there are no more.
+    /// Reads a line of the report. Returns `false` at the end.
     fn read(&mut self) -> bool {
         let Some(line) = self.next_line() else { return false };
         match ReportLine::parse(&line) {
             Some(ReportLine::AdmittedCall(call)) => self.report.admitted.push(call),
             Some(ReportLine::Done(calls)) => self.report.calls = Some(calls),
             Some(ReportLine::Failed(reason)) => panic!("a hammer failed: {reason}"),
-            None => panic!("a hammer said {line:?}"),
+            None => panic!("unexpected output of a hammer: {line:?}"),
         }
         true
     }
@@ -237,19 +236,19 @@ impl Drop for HammerProcess {
     }
 }
 
-/// A line that a process says once it is ready.
+/// A line that a process prints once it is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReportLine {
     /// A call was admitted.
     AdmittedCall(AdmittedCall),
-    /// It is over; so many calls were made.
+    /// The process is done, after this many calls.
     Done(u64),
-    /// It gave up, and why.
+    /// The process failed with this error.
     Failed(String),
 }
 
 impl ReportLine {
-    /// Returns the line, its end included.
+    /// Returns the line, including the line break.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -287,7 +286,7 @@ impl Hammer {
         [self.limit].into_iter().chain(self.user.as_ref().map(|(_, limit)| *limit)).collect()
     }
 
-    /// Returns the rules the process decides by.
+    /// Returns the rules of the process.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         let per_user = self.user.as_ref().map(|(_, limit)| Rule::new("per-user", *limit).per(["user"]));
@@ -324,7 +323,7 @@ impl Hammer {
         args
     }
 
-    /// Reads a command line:
+    /// Parses a command line:
     ///
     /// ```text
     /// --url=URL --limit=ALGORITHM:AMOUNT:WINDOW_MS[:BURST] --key=KEY... --cost=COST... --callers=COUNT
@@ -333,7 +332,7 @@ impl Hammer {
     ///
     /// # Errors
     ///
-    /// When an argument is unknown, wrong or missing; the text says which.
+    /// When an argument is unknown, invalid or missing.
     pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Hammer, String> {
         let (mut url, mut limit, mut callers, mut workload) = (None, None, None, None);
         let (mut user, mut user_limit, mut clock) = (None, None, None);
@@ -355,7 +354,7 @@ impl Hammer {
                     let parsed = SkewedClock::parse(value);
                     clock = Some(parsed.ok_or_else(|| format!("{arg}: not OFFSET:SPEED"))?);
                 }
-                _ => return Err(format!("{arg}: there is no such argument")),
+                _ => return Err(format!("{arg}: unknown argument")),
             }
         }
         if keys.is_empty() || costs.is_empty() || user.is_some() != user_limit.is_some() {
@@ -400,11 +399,10 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Reads the clock that all processes of this machine share, in whole microseconds since the epoch.
+/// Returns the system time, in whole microseconds since the epoch.
 ///
-/// `Instant` is steady, but its value cannot be told to another process. This one can, and on one machine it is
-/// also the clock of Redis: a decision must lie between the send and the receipt of its call, and if somebody
-/// sets the clock in mid-test, both sides see it.
+/// An `Instant` cannot be compared across processes. On one machine the system clock is also the clock of Redis: a decision must lie
+/// between the send and the receipt of its call.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "no other clock can be compared across processes")]
 pub fn system_time() -> Duration {
@@ -412,15 +410,15 @@ pub fn system_time() -> Duration {
     Duration::new(since_epoch.as_secs(), since_epoch.subsec_micros() * 1_000)
 }
 
-/// Checks that all parts of a reply come from one moment of the store: outcome, remaining, retry and reset agree,
-/// in each tier and between them. For rules that are enforced, in full and never in debt.
+/// Checks that all fields of a reply are consistent: outcome, remaining, retry and reset, in each tier and between tiers. Applies to
+/// enforced rules without overdraft and debt.
 ///
-/// `ahead` is how far a counter may be dated ahead of a decision on it: nothing in Redis, where one clock is read
-/// by one thread; in memory, as long as a thread can be held up between reading the clock and taking the lock.
+/// `ahead` is how far a counter may be dated ahead of a decision: zero in Redis, where one thread reads one clock; in memory, the time
+/// a thread may be suspended between reading the clock and taking the lock.
 ///
 /// # Errors
 ///
-/// What does not agree, with the reply.
+/// The inconsistency, with the reply.
 pub fn check_snapshot(
     decision: &Decision,
     limits: &[Limit],
@@ -432,14 +430,14 @@ pub fn check_snapshot(
     if decision.source == Source::Cache {
         return match is_cached_denial(decision, limits, cost) {
             true => Ok(()),
-            false => inconsistent("no whole refusal, and not decided by the store".to_owned()),
+            false => inconsistent("neither a cached denial nor decided by the store".to_owned()),
         };
     }
     let Some(at) = decision.at.filter(|_| matches!(decision.source, Source::Store | Source::Memory)) else {
         return inconsistent("not decided by the store".to_owned());
     };
     if decision.tiers.len() != limits.len() {
-        return inconsistent("another number of tiers".to_owned());
+        return inconsistent("wrong number of tiers".to_owned());
     }
     for (index, (tier, limit)) in decision.tiers.iter().zip(limits).enumerate() {
         let asked = TierCheck {
@@ -459,12 +457,12 @@ pub fn check_snapshot(
     });
     let expected = refusals.max().map_or(Outcome::Allowed, |retry| Outcome::Denied { retry });
     if decision.outcome != expected {
-        return inconsistent(format!("its tiers write_lines {expected:?}"));
+        return inconsistent(format!("its tiers imply {expected:?}"));
     }
     Ok(())
 }
 
-/// Whether a decision without the store is the refusal of some tiers, which waiting ends.
+/// Returns whether a decision without the store is a denial by some tiers with a retry_after.
 fn is_cached_denial(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
     let refuses = |tier: &TierDecision| {
         let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
@@ -475,7 +473,7 @@ fn is_cached_denial(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
     is_known && !decision.tiers.is_empty() && decision.tiers.iter().all(refuses)
 }
 
-/// What was asked of one tier, and what became of the whole check.
+/// The check of one tier, and whether the whole check was charged.
 struct TierCheck<'a> {
     limit: &'a Limit,
     cost: u64,
@@ -499,17 +497,20 @@ impl TierCheck<'_> {
         let reset_us = u64::try_from(tier.reset_after.as_micros()).unwrap_or(u64::MAX);
         [
             (tier.limit != self.limit.capacity(), "the limit is not the capacity"),
-            (tier.remaining > tier.limit, "more remains than there is"),
-            (retry_wrong, "the retry does not fit the outcome"),
-            (fits_wrong, "what remains does not fit the outcome"),
-            ((tier.remaining == tier.limit) != (reset_us == 0), "a reset and nothing used, or the reverse"),
-            (reset_us > 0 && !self.reset_is_possible(tier, reset_us), "the reset cannot be then"),
+            (tier.remaining > tier.limit, "more remains than the limit"),
+            (retry_wrong, "retry does not match the outcome"),
+            (fits_wrong, "remaining does not match the outcome"),
+            (
+                (tier.remaining == tier.limit) != (reset_us == 0),
+                "reset_after without usage, or usage without reset_after",
+            ),
+            (reset_us > 0 && !self.reset_is_possible(tier, reset_us), "reset_after is not possible"),
         ]
         .into_iter()
         .find_map(|(is_wrong, what)| is_wrong.then_some(what))
     }
 
-    /// Whether a reset after so long fits what is used, and what was charged just now.
+    /// Returns whether this reset_after is consistent with the usage and with the charge of this check.
     fn reset_is_possible(&self, tier: &TierDecision, reset_us: u64) -> bool {
         let window = self.limit.window_us();
         let just_charged = self.charged && self.cost > 0;
@@ -529,7 +530,7 @@ impl TierCheck<'_> {
         (shortest..=longest.saturating_add(ahead)).contains(&reset_us)
     }
 
-    /// How long a bucket takes to drain `units`, rounded up.
+    /// Returns how long a bucket takes to drain `units`, rounded up.
     fn drain_us(&self, units: u64) -> u64 {
         let micros = u128::from(units) * u128::from(self.limit.window_us());
         u64::try_from(micros.div_ceil(u128::from(self.limit.amount()))).unwrap_or(u64::MAX)
@@ -576,15 +577,17 @@ mod tests {
         let [sent, at, received] = [5, 6, 7].map(Duration::from_micros);
         let call = AdmittedCall { key: "k".to_owned(), call: Admitted { sent, received, cost: 2 }, at };
         assert_eq!(ReportLine::AdmittedCall(call.clone()).text(), "admitted 5 7 2 6 k\n");
-        for line in
-            [ReportLine::AdmittedCall(call), ReportLine::Done(8), ReportLine::Failed("it is away".to_owned())]
-        {
+        for line in [
+            ReportLine::AdmittedCall(call),
+            ReportLine::Done(8),
+            ReportLine::Failed("unreachable".to_owned()),
+        ] {
             assert_eq!(ReportLine::parse(line.text().trim_end()), Some(line));
         }
         assert_eq!(ReportLine::parse("admitted 5 7 2 6"), None);
     }
 
-    /// One admitted and one refused reply of each algorithm.
+    /// Returns one admitted and one denied reply of each algorithm.
     fn replies() -> Vec<(Limit, Decision)> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
@@ -629,7 +632,7 @@ mod tests {
                 let mut altered = reply.clone();
                 alter(&mut altered);
                 let verdict = check_snapshot(&altered, &[limit], cost, Duration::ZERO);
-                assert!(verdict.is_err(), "another {what} goes unnoticed: {altered:?}");
+                assert!(verdict.is_err(), "an altered {what} is not detected: {altered:?}");
             }
         }
     }

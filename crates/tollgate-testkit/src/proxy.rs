@@ -1,13 +1,10 @@
-//! A TCP proxy on loopback, between a client under test and a real server, which does to the traffic what a bad
-//! network does.
+//! A TCP proxy on loopback between a client under test and a real server, which injects network faults.
 //!
-//! It has a thread and a runtime of its own: a test may block, and may pause tokio's clock, without stopping it. What
-//! [`Proxy::set`] says holds for every byte that has not been passed on when it returns, on existing connections
-//! and on new ones.
+//! It has its own thread and runtime, so a test may block or pause tokio's clock. A mode set with [`Proxy::set`]
+//! applies to every byte that has not been forwarded when it returns, on existing and new connections.
 //!
-//! It understands where RESP frames begin and end, so that it loses exactly one reply and never shifts the others.
-//! It does not count on connections where replies do not follow requests one to one: TLS, subscriptions, `MONITOR`,
-//! `CLIENT REPLY OFF`.
+//! The proxy finds the boundaries of RESP frames, so that it drops exactly one reply and never shifts the others. It
+//! cannot do so where replies do not follow requests one to one: TLS, subscriptions, `MONITOR`, `CLIENT REPLY OFF`.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,71 +21,72 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::resp::Scanner;
 use crate::wait;
 
-/// Bounds the connections that are open at once; what comes beyond is reset.
+/// Maximum number of open connections; further ones are reset.
 pub const MAX_CONNECTIONS: usize = 512;
 
-/// Bounds what is read at once.
+/// Maximum number of bytes per read.
 const MAX_CHUNK_LEN: usize = 16 * 1024;
 
-/// Bounds the chunks held back in each direction of a connection; beyond, the sender's socket fills.
+/// Maximum number of chunks held back in each direction of a connection. Beyond that, the socket of the sender fills
+/// up.
 const MAX_CHUNKS_HELD: usize = 64;
 
-/// Bounds the requests of a connection that wait for a reply; beyond, further ones are held back.
+/// Maximum number of requests of a connection without a reply; further requests are held back.
 const MAX_IN_FLIGHT: usize = 65_536;
 
-/// Bounds the connections that wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: u32 = 1_024;
 
-/// What the proxy does to traffic.
+/// How the proxy treats traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Passes everything on.
+    /// Forwards everything.
     Pass,
-    /// Passes everything on, each byte this much later. A delay without end ([`Duration::MAX`]) stalls one direction.
+    /// Forwards each byte after this delay. A delay of [`Duration::MAX`] stalls one direction.
     Delay {
-        /// How much later requests arrive.
+        /// Delay of requests.
         requests: Duration,
-        /// How much later replies arrive.
+        /// Delay of replies.
         replies: Duration,
     },
-    /// Passes one byte at a time, in both directions.
+    /// Forwards one byte at a time in both directions.
     Trickle {
         /// The time between two bytes of a direction.
         pause: Duration,
     },
-    /// Accepts, reads and says nothing. What it held back is delivered when the mode changes, as a stopped server
-    /// would read it when it resumes, also if the client has gone away meanwhile.
+    /// Accepts and reads, but forwards nothing. The held bytes are delivered when the mode changes, as by a server
+    /// that resumes, even if the client has disconnected.
     Stall,
     /// Resets open connections, and each new one as soon as it is accepted.
     Cut,
     /// Resets open connections and stops listening: connecting fails with "connection refused".
     Refuse,
-    /// Delivers requests, and loses some of their replies.
+    /// Delivers requests and drops some of their replies.
     DropReplies(DropReplies),
 }
 
-/// Which replies are dropped, and what becomes of the connection. It cannot go on: replies are matched by their order.
+/// Which replies are dropped, and what happens to the connection. It cannot continue, as replies are matched by order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropReplies {
-    /// The requests that are counted.
+    /// The requests that count.
     pub requests: RequestFilter,
     /// Which of them lose their reply.
     pub occurrence: Occurrence,
-    /// What the client sees instead.
+    /// What happens to the connection.
     pub after: AfterDrop,
 }
 
-/// A kind of request.
+/// A set of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestFilter {
-    /// All of them, including those a client sends by itself when it connects.
+    /// All requests, including those that a client sends when it connects.
     Any,
-    /// Those whose command is one of these names, in upper case.
+    /// Requests with one of these command names, in upper case.
     Named(&'static [&'static str]),
 }
 
 impl RequestFilter {
-    /// Scripts, which is how tollgate decides.
+    /// Scripts, which tollgate uses for decisions.
     pub const SCRIPTS: RequestFilter = RequestFilter::Named(&["EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"]);
 
     fn matches(self, name: &str) -> bool {
@@ -99,21 +97,21 @@ impl RequestFilter {
     }
 }
 
-/// Which of the requests that count lose their reply.
+/// Which of the counted requests lose their reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occurrence {
-    /// The next one; after it, the mode is [`Mode::Pass`].
+    /// The next one. After it, the mode is [`Mode::Pass`].
     Next,
-    /// The n-th, the 2n-th and so on, over all connections, counted since the mode was set.
+    /// Every n-th, over all connections, counted since the mode was set.
     Every(u64),
 }
 
-/// What a client sees instead of a reply.
+/// What happens to a connection after a reply was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterDrop {
-    /// The end of the stream.
+    /// It is closed.
     Close,
-    /// Nothing, for as long as the connection lasts. Its later requests are delivered, their replies dropped too.
+    /// It stays open and silent. Later requests are delivered and their replies dropped.
     Stall,
 }
 
@@ -126,18 +124,18 @@ pub enum Direction {
     Replies,
 }
 
-/// What the proxy has seen since it started.
+/// Counters since the start of the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Connections accepted, also those that were reset at once.
+    /// Accepted connections, including those reset at once.
     pub accepted: u64,
-    /// Of these, the ones reset because [`MAX_CONNECTIONS`] were open.
+    /// Connections reset because [`MAX_CONNECTIONS`] were open.
     pub rejected: u64,
-    /// Connections open now. During [`Mode::Stall`] also those whose client has left.
+    /// Open connections. During [`Mode::Stall`] this includes connections whose client has disconnected.
     pub open: usize,
-    /// Whole requests delivered.
+    /// Complete requests delivered.
     pub requests: u64,
-    /// Replies that were passed on, or begun.
+    /// Replies forwarded, completely or in part.
     pub replies: u64,
     /// Replies dropped by [`Mode::DropReplies`].
     pub dropped_replies: u64,
@@ -147,22 +145,22 @@ pub struct Counters {
     pub bytes_down: u64,
 }
 
-/// A running proxy, which is also its remote control; it ends when dropped, and its connections with it.
+/// A running proxy. It stops on drop and closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
     state: Arc<watch::Sender<ProxyState>>,
-    /// Ends the thread when dropped.
+    /// Stops the thread when dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// Starts a proxy that passes everything on to the given address. It listens when this returns.
+    /// Starts a proxy that forwards everything to the given address. It listens when this returns.
     ///
     /// # Panics
     ///
-    /// When there is no free port, or no thread to be had.
+    /// When there is no free port or the thread cannot be started.
     #[must_use]
     pub fn start(upstream: SocketAddr) -> Proxy {
         let state = Arc::new(watch::Sender::new(ProxyState::new()));
@@ -185,27 +183,26 @@ impl Proxy {
         Proxy { addr, state, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Returns where clients connect to.
+    /// Returns the address that clients connect to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Returns where clients connect to, as `redis://127.0.0.1:port`.
+    /// Returns the URL that clients connect to, `redis://127.0.0.1:port`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }
 
-    /// Changes what is done to traffic from now on. With [`Mode::Cut`] and [`Mode::Refuse`], no connection is open when
-    /// this returns.
+    /// Changes the mode. With [`Mode::Cut`] and [`Mode::Refuse`], no connection is open when this returns.
     ///
     /// # Panics
     ///
-    /// When the mode loses every zeroth reply, or the proxy's thread has died.
+    /// When the mode drops every zeroth reply, or the thread of the proxy has panicked.
     pub fn set(&self, mode: Mode) {
         if let Mode::DropReplies(DropReplies { occurrence: Occurrence::Every(n), .. }) = mode {
-            assert_ne!(n, 0, "every zeroth reply is none: use Mode::Pass");
+            assert_ne!(n, 0, "every zeroth reply is not valid: use Mode::Pass");
         }
         self.state.send_modify(|state| {
             state.mode = mode;
@@ -216,22 +213,22 @@ impl Proxy {
         });
         self.wait_for_resets();
         let listening = mode != Mode::Refuse;
-        wait::until("the proxy listens, or no longer does", wait::PATIENCE, || {
+        wait::until("the proxy has started or stopped listening", wait::PATIENCE, || {
             self.state.borrow().listening == listening
         });
     }
 
-    /// Passes everything on.
+    /// Forwards everything.
     pub fn pass(&self) {
         self.set(Mode::Pass);
     }
 
-    /// Delays requests, and replies, by so much each.
+    /// Delays requests and replies by this time each.
     pub fn delay(&self, each_way: Duration) {
         self.set(Mode::Delay { requests: each_way, replies: each_way });
     }
 
-    /// Holds everything back, on open connections and on new ones.
+    /// Holds everything back, on open and new connections.
     pub fn stall(&self) {
         self.set(Mode::Stall);
     }
@@ -241,7 +238,7 @@ impl Proxy {
         self.set(Mode::Cut);
     }
 
-    /// Delivers all requests; the n-th that counts, the 2n-th and so on find the connection ended instead of a reply.
+    /// Delivers all requests, and closes the connection instead of forwarding every n-th reply.
     pub fn drop_every_nth_reply(&self, n: u64, requests: RequestFilter) {
         self.set(Mode::DropReplies(DropReplies {
             requests,
@@ -250,7 +247,8 @@ impl Proxy {
         }));
     }
 
-    /// Delivers the next request that counts and ends its connection instead of a reply; then passes everything on.
+    /// Delivers the next matching request and closes its connection instead of forwarding the reply. Forwards
+    /// everything after that.
     pub fn drop_next_reply(&self, requests: RequestFilter) {
         self.set(Mode::DropReplies(DropReplies {
             requests,
@@ -259,7 +257,7 @@ impl Proxy {
         }));
     }
 
-    /// Delivers the next request that counts, and leaves its connection silent for good; passes on everything else.
+    /// Delivers the next matching request, and leaves its connection silent permanently. Forwards everything else.
     pub fn drop_next_reply_and_stall(&self, requests: RequestFilter) {
         self.set(Mode::DropReplies(DropReplies {
             requests,
@@ -268,18 +266,19 @@ impl Proxy {
         }));
     }
 
-    /// Resets the connections that are open, once; new ones are treated as the mode says.
+    /// Resets the open connections once. New connections follow the mode.
     pub fn reset_connections(&self) {
         self.state.send_modify(|state| state.reset_below = state.next_id);
         self.wait_for_resets();
     }
 
-    /// Ends one direction of each open connection, as if the peer had shut it down for writing; the other goes on.
+    /// Closes one direction of each open connection, as if the peer had shut it down for writing. The other direction
+    /// continues.
     pub fn half_close(&self, direction: Direction) {
         self.state.send_modify(|state| state.ended_below[direction as usize] = state.next_id);
     }
 
-    /// Returns what was counted up to now.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let state = self.state.borrow();
@@ -306,16 +305,16 @@ impl Drop for Proxy {
     }
 }
 
-/// All that the remote control and the connections share. One lock keeps it consistent; only a change of state wakes
-/// the connections, not a count.
+/// State shared by the handle and the connections, behind one lock. Only a change of mode wakes the connections, not a
+/// changed counter.
 #[derive(Debug)]
 struct ProxyState {
     mode: Mode,
-    /// Requests that count for [`Mode::DropReplies`], since it was set.
+    /// Matching requests since [`Mode::DropReplies`] was set.
     matched: u64,
-    /// Connections below this are to be reset.
+    /// Connections with a lower id are to be reset.
     reset_below: u64,
-    /// Connections below this have the direction ended.
+    /// Connections with a lower id have this direction closed.
     ended_below: [u64; 2],
     next_id: u64,
     open: BTreeSet<u64>,
@@ -337,7 +336,7 @@ impl ProxyState {
         }
     }
 
-    /// Admits a connection under a number of its own, or says that it must be reset.
+    /// Registers a connection and returns its id, or `None` if it must be reset.
     fn open(&mut self) -> Option<u64> {
         self.counters.accepted += 1;
         if self.mode.closes_connections() {
@@ -353,7 +352,7 @@ impl ProxyState {
         Some(id)
     }
 
-    /// Counts a reply to the named request, and says whether it is dropped, and whether the mode changed by that.
+    /// Counts a reply to the named request. Returns whether it is dropped, and whether that changed the mode.
     fn reply(&mut self, name: &str) -> (Option<AfterDrop>, bool) {
         if let Mode::DropReplies(DropReplies { requests, occurrence, after }) = self.mode
             && requests.matches(name)
@@ -377,12 +376,12 @@ impl ProxyState {
 }
 
 impl Mode {
-    /// Tells whether no connection survives it.
+    /// Returns whether the mode closes all connections.
     fn closes_connections(self) -> bool {
         matches!(self, Mode::Cut | Mode::Refuse)
     }
 
-    /// Returns when bytes that arrived at the given time may go on; `None` means not in this mode.
+    /// Returns when bytes that arrived at the given time may be forwarded; `None` means not in this mode.
     fn release_time(self, direction: Direction, arrived: Instant) -> Option<Instant> {
         match (self, direction) {
             (Mode::Stall | Mode::Cut | Mode::Refuse, _) => None,
@@ -393,10 +392,10 @@ impl Mode {
     }
 }
 
-/// A port that stays ours while nothing listens on it.
+/// A port that stays reserved while the proxy does not listen on it.
 struct ReservedPort {
     addr: SocketAddr,
-    /// Bound and never listening: the kernel refuses connections, and gives the port to nobody else.
+    /// Bound but never listening: the kernel refuses connections and assigns the port to no other socket.
     _holder: TcpSocket,
     listener: Option<TcpListener>,
 }
@@ -412,7 +411,8 @@ impl ReservedPort {
 
     fn listen(&mut self) {
         if self.listener.is_none() {
-            self.listener = Some(bind(self.addr).listen(BACKLOG).expect("the proxy's port is its own"));
+            self.listener =
+                Some(bind(self.addr).listen(BACKLOG).expect("the port is reserved for the proxy"));
         }
     }
 
@@ -420,11 +420,11 @@ impl ReservedPort {
         self.listener = None;
     }
 
-    /// Returns the next connection; waits for ever while refusing.
+    /// Returns the next connection; waits forever while refusing.
     async fn accept(&self) -> TcpStream {
         let Some(listener) = &self.listener else { return std::future::pending().await };
         loop {
-            // An error is a client's that left before it was accepted.
+            // An error means that the client disconnected before it was accepted.
             if let Ok((client, _)) = listener.accept().await {
                 return client;
             }
@@ -432,7 +432,7 @@ impl ReservedPort {
     }
 }
 
-/// Binds a socket so that another of ours may have the same address.
+/// Binds a socket so that another socket of this process may have the same address.
 fn bind(addr: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().expect("a socket for the proxy");
     socket.set_reuseaddr(true).and_then(|()| socket.set_reuseport(true)).expect("a shared address");
@@ -470,13 +470,13 @@ async fn accept(mut port: ReservedPort, upstream: SocketAddr, shared: Arc<watch:
     }
 }
 
-/// Makes the drop of a socket a reset: no farewell, nothing that is still to be sent.
+/// Makes closing the socket send a reset and discard unsent bytes.
 fn reset(stream: &TcpStream) {
-    // Fails only on a socket that is gone.
+    // Fails only on a closed socket.
     let _ = stream.set_zero_linger();
 }
 
-/// Serves one connection until both directions have ended, or an order ends it.
+/// Serves one connection until both directions have ended or it is reset.
 async fn connection(
     id: u64,
     mut client: TcpStream,
@@ -512,7 +512,7 @@ async fn relay(
         Ok(stream) => server.insert(stream),
         Err(_) => return reset(client),
     };
-    // Small chunks leave at once, or a trickle would be a flood; fails only on a socket that is gone.
+    // Small chunks are sent at once, as trickling requires. Fails only on a closed socket.
     let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
 
     let cut = Notify::new();
@@ -536,14 +536,14 @@ async fn relay(
     }
 }
 
-/// Bytes as they arrived; none mean the end of the stream.
+/// Bytes as they arrived; an empty chunk is the end of the stream.
 struct Chunk {
     arrived: Instant,
     bytes: Vec<u8>,
 }
 
-/// Reads until the stream ends, and passes its end on too. A reset counts as an end: what was sent before it is still
-/// delivered, as the kernel of a real server would.
+/// Reads until the stream ends, and forwards the end too. A reset counts as an end: bytes sent before it are still
+/// delivered, as the kernel of a real server does.
 async fn read_chunks(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>) {
     let mut buffer = vec![0; MAX_CHUNK_LEN];
     loop {
@@ -555,7 +555,7 @@ async fn read_chunks(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>) {
     }
 }
 
-/// The writing side of one direction.
+/// Writes one direction of a connection.
 struct Forwarder<'a> {
     id: u64,
     direction: Direction,
@@ -564,21 +564,21 @@ struct Forwarder<'a> {
     state: watch::Receiver<ProxyState>,
 }
 
-/// The direction is over: by an order, by its end, or because nobody is there to write to.
+/// The direction has ended: by command, by the end of the stream, or because the peer is gone.
 struct DirectionEnded;
 
 impl Forwarder<'_> {
     async fn deliver_requests(mut self, mut chunks: mpsc::Receiver<Chunk>, names: mpsc::Sender<String>) {
         let mut scanner = Scanner::new();
         while let Ok(chunk) = self.next(&mut chunks).await {
-            // Named before they are sent, or the reply could be here first.
+            // Names are queued before the request is sent, as the reply could arrive first.
             let mut whole = 0;
             let mut rest = &chunk.bytes[..];
             while !rest.is_empty() {
                 rest = &rest[scanner.advance(rest)..];
                 if scanner.is_between_frames() {
                     whole += 1;
-                    // Nobody asks for the name any more if the replies have ended.
+                    // Fails if the replies have ended, in which case the name is not needed.
                     let _ = names.send(scanner.name()).await;
                 }
             }
@@ -601,7 +601,7 @@ impl Forwarder<'_> {
             let mut dropped = None;
             let mut position = 0;
             while position < chunk.bytes.len() {
-                // Pushed messages answer nobody.
+                // Push messages are not replies.
                 if scanner.is_between_frames()
                     && chunk.bytes[position] != b'>'
                     && let Ok(name) = names.try_recv()
@@ -635,7 +635,7 @@ impl Forwarder<'_> {
         dropped
     }
 
-    /// Returns the next bytes once they may go on.
+    /// Returns the next chunk once it may be forwarded.
     async fn next(&mut self, chunks: &mut mpsc::Receiver<Chunk>) -> Result<Chunk, DirectionEnded> {
         let chunk = loop {
             if self.is_ended() {
@@ -650,14 +650,14 @@ impl Forwarder<'_> {
         if chunk.bytes.is_empty() { Err(DirectionEnded) } else { Ok(chunk) }
     }
 
-    /// Tells the receiver that nothing more will come, and the sender nothing.
+    /// Closes the writing side, and discards the rest of the stream.
     async fn end(mut self, chunks: mpsc::Receiver<Chunk>) {
-        // Fails only on a socket that is gone.
+        // Fails only on a closed socket.
         let _ = self.to.shutdown().await;
         discard(chunks).await;
     }
 
-    /// Waits until the mode lets go of what arrived at the given time.
+    /// Waits until the mode releases bytes that arrived at the given time.
     async fn wait_until_released(&mut self, arrived: Instant) -> Result<(), DirectionEnded> {
         loop {
             if self.is_ended() {
@@ -679,7 +679,7 @@ impl Forwarder<'_> {
         self.state.borrow_and_update().ended_below[self.direction as usize] > self.id
     }
 
-    /// Writes the first bytes of a chunk, at the mode's pace.
+    /// Writes the first bytes of a chunk at the pace of the mode.
     async fn write(&mut self, chunk: &Chunk, len: usize) -> Result<(), DirectionEnded> {
         let mut rest = &chunk.bytes[..len];
         while !rest.is_empty() {
@@ -715,7 +715,7 @@ impl Forwarder<'_> {
     }
 }
 
-/// Reads on without passing anything on, so that the other side is not held up.
+/// Reads the rest of the stream without forwarding it, so that the sender is not blocked.
 async fn discard(mut chunks: mpsc::Receiver<Chunk>) {
     while chunks.recv().await.is_some_and(|chunk| !chunk.bytes.is_empty()) {}
 }

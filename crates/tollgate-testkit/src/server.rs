@@ -1,9 +1,8 @@
-//! Real Redis and Valkey processes, one per [`Server`], each with a directory, a unix socket and a loopback port
-//! of its own.
+//! Real Redis and Valkey processes, one per [`Server`], each with its own directory, unix socket and loopback port.
 //!
-//! A server that is dropped is first asked for keys that would never expire: a test that leaves one behind fails,
-//! without having to add so. What can be done to a running server is in [`crate::faults`]. This module installs
-//! nothing (`scripts/servers` does), keeps no server between tests and knows nothing of tollgate's keys or scripts.
+//! Dropping a server checks that all of its keys expire, so a test that leaves a key without TTL fails. Faults are in
+//! [`crate::faults`]. This module does not install servers (`scripts/servers` does) and does not depend on the key
+//! layout of tollgate.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -21,29 +20,29 @@ use tempfile::TempDir;
 use crate::namespace::Side;
 use crate::tls::{Certificates, ClientCertificates};
 
-/// Bounds each wait for an answer of a server that runs.
+/// Timeout of each call to a running server.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Time between two looks at a server that is starting.
+/// The time between two polls of a starting server.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Bounds the start of a server: 10 s of polling and more on a busy machine.
+/// Maximum number of polls of a starting server: 10 s, and more on a busy machine.
 const MAX_POLLS: u32 = 5_000;
 
-/// Bounds the search for a free port.
+/// Maximum number of ports tried.
 const MAX_STARTS: u32 = 20;
 
-/// Where ports are drawn from: below the range the kernel gives to outgoing connections, or a client could sit on
-/// a server's port between its stop and its restart.
+/// Ports are drawn below the range of outgoing connections, so that no client occupies the port of a server while it
+/// restarts.
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
 
-/// The ports of a cluster's nodes: low enough that the bus, [`BUS_OFFSET`] higher, is within [`PORTS`] too.
+/// The ports of cluster nodes: low enough that the bus, [`BUS_OFFSET`] higher, is within [`PORTS`] too.
 const NODE_PORTS: std::ops::Range<u16> = 10_000..20_000;
 
-/// How far above a node's port Redis puts the port of the cluster's bus.
+/// Offset of the cluster bus port from the port of a node.
 const BUS_OFFSET: u16 = 10_000;
 
-/// What a server may have written: snapshots, and append-only files of either layout.
+/// Files that a server may write: snapshots, and append-only files of either layout.
 const DATA_FILES: [&str; 3] = ["dump.rdb", "appendonly.aof", "appendonlydir"];
 
 /// The servers tollgate is tested against.
@@ -61,7 +60,7 @@ impl Flavor {
     /// Every flavor, oldest first.
     pub const ALL: [Flavor; 3] = [Flavor::Redis6, Flavor::Redis7, Flavor::Valkey9];
 
-    /// Names the program: a path, or a name to look up in `PATH`.
+    /// Returns the program: a path, or a name to look up in `PATH`.
     fn program(self) -> PathBuf {
         let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers");
         match self {
@@ -82,7 +81,7 @@ impl Display for Flavor {
     }
 }
 
-/// What a server is started with.
+/// The configuration of a server.
 ///
 /// ```no_run
 /// # use tollgate_testkit::server::{Flavor, Setup};
@@ -94,23 +93,23 @@ pub struct Setup {
     args: Vec<String>,
     password: Option<String>,
     tls: Option<ClientCertificates>,
-    /// Those of a group, if not its own.
+    /// Shared certificates of a group of servers.
     certificates: Option<Certificates>,
     side: Option<Side>,
     role: Role,
 }
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Role {
     Store,
     ClusterNode,
-    /// With the text of its configuration file, which it rewrites.
+    /// With the text of its configuration file, which the sentinel rewrites.
     Sentinel(String),
 }
 
 impl Setup {
-    /// Describes a server that writes nothing to disk, in the clear, for anybody.
+    /// Returns a configuration without persistence, TLS and authentication.
     #[must_use]
     pub fn new(flavor: Flavor) -> Setup {
         Setup {
@@ -131,37 +130,36 @@ impl Setup {
         self
     }
 
-    /// Demands this password of every client. [`Server::connection`] gives it; [`Server::url`] does not name it.
+    /// Requires this password of every client. [`Server::connection`] uses it; [`Server::url`] does not contain it.
     #[must_use]
     pub fn password(mut self, password: &str) -> Setup {
         self.password = Some(password.to_string());
         self
     }
 
-    /// Makes the port speak TLS only, with certificates of the server's own authority (see [`Server::tls`]). Only
-    /// Redis 7 can.
+    /// Makes the port accept only TLS, with certificates of the server's own authority (see [`Server::tls`]). Requires
+    /// Redis 7.
     #[must_use]
     pub fn tls(mut self, client_certificates: ClientCertificates) -> Setup {
         self.tls = Some(client_certificates);
         self
     }
 
-    /// Makes the port speak TLS only, with certificates that a group of servers shares and by which they also know each
-    /// other. Only Redis 7 can.
+    /// Makes the port accept only TLS, with certificates that a group of servers shares. Requires Redis 7.
     pub(crate) fn group_tls(mut self, certificates: &Certificates) -> Setup {
         self.tls = Some(ClientCertificates::Ignored);
         self.certificates = Some(certificates.clone());
         self.args(&["--tls-replication", "yes"])
     }
 
-    /// Runs the server in a network namespace; its address is that of the side.
+    /// Runs the server in a network namespace. Its address is that of the side.
     #[must_use]
     pub fn inside(mut self, side: &Side) -> Setup {
         self.side = Some(side.clone());
         self
     }
 
-    /// Makes it a node for a cluster.
+    /// Makes it a cluster node.
     pub(crate) fn cluster_node(mut self) -> Setup {
         self.role = Role::ClusterNode;
         self
@@ -177,29 +175,29 @@ impl Setup {
     ///
     /// # Panics
     ///
-    /// When the program is missing or does not start, or cannot do what is asked for.
+    /// When the program is missing, does not start, or does not support the configuration.
     #[must_use]
     pub fn start(self) -> Server {
         Server::from_setup(self)
     }
 }
 
-/// A server process that this test alone uses; it ends when the value is dropped, also by a panic.
+/// A server process used by one test. It ends on drop, also on panic.
 ///
-/// Dropping a running server calls [`Server::assert_every_key_expires`], unless the thread is panicking already. A
-/// suspended server is resumed for that. A test that ends with a server unable to answer (paused, locked by a
-/// password) either makes it answer again or ends it with [`Server::kill`].
+/// Dropping a running server calls [`Server::assert_every_key_expires`], unless the thread is panicking. A suspended
+/// server is resumed for that. A test that ends with a server that cannot answer (paused, locked by a password) either
+/// makes it answer again or ends it with [`Server::kill`].
 #[derive(Debug)]
 pub struct Server {
     setup: Setup,
     port: u16,
-    /// Keep the numbers from other tests while the server is down: UDP, so they leave the TCP ports to the server, and
-    /// the kernel releases them however the test ends.
+    /// Reserve the port numbers while the server is down. They are UDP sockets, so the TCP ports stay free for the
+    /// server, and the kernel releases them however the test ends.
     reservations: Vec<UdpSocket>,
     /// `None` once stopped.
     child: Option<Child>,
     certificates: Option<Certificates>,
-    /// Holds the socket, the log and whatever the server writes; removed on drop.
+    /// Contains the socket, the log and all files of the server; removed on drop.
     dir: TempDir,
 }
 
@@ -214,7 +212,7 @@ impl Server {
         Setup::new(flavor).start()
     }
 
-    /// Starts a server with further command line arguments, such as `["--maxmemory", "2mb"]`.
+    /// Starts a server with additional command line arguments, such as `["--maxmemory", "2mb"]`.
     ///
     /// # Panics
     ///
@@ -238,8 +236,8 @@ impl Server {
         }
         let mut server = Server { setup, port: 0, reservations: Vec::new(), child: None, certificates, dir };
 
-        // Whether a port is free is known only once the server holds it: any earlier probe races with others.
-        let mut failure = String::from("every port drawn belongs to another test");
+        // A port is known to be free only once the server has bound it; any earlier probe would be a race.
+        let mut failure = String::from("every drawn port is reserved by another test");
         for _ in 0..MAX_STARTS {
             if server.reserve_ports().is_err() {
                 continue;
@@ -252,7 +250,7 @@ impl Server {
         panic!("{flavor} did not start on any of {MAX_STARTS} ports; the last attempt: {failure}");
     }
 
-    /// Draws the server's port, and makes sure that no other test has drawn it.
+    /// Draws the port of the server and reserves it against other tests.
     fn reserve_ports(&mut self) -> std::io::Result<()> {
         let is_node = self.setup.role == Role::ClusterNode;
         self.reservations.clear();
@@ -264,32 +262,32 @@ impl Server {
         Ok(())
     }
 
-    /// Returns which server this is.
+    /// Returns the flavor of the server.
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.setup.flavor
     }
 
-    /// Returns the TCP port, which a restart keeps.
+    /// Returns the TCP port, which does not change on restart.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns the TCP address, which a restart keeps: on loopback, or in the namespace the server runs in.
+    /// Returns the TCP address, which does not change on restart: on loopback, or in the namespace of the server.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((ip(self.setup.side.as_ref()), self.port))
     }
 
-    /// Returns the address as clients want it, `redis://127.0.0.1:port`; `rediss` if the port speaks TLS.
+    /// Returns the URL, `redis://127.0.0.1:port`, or `rediss` if the port uses TLS.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.certificates.is_some() { "rediss" } else { "redis" };
         format!("{scheme}://{}", self.addr())
     }
 
-    /// Returns the files a client needs to connect by TLS.
+    /// Returns the files that a client needs to connect with TLS.
     ///
     /// # Panics
     ///
@@ -315,14 +313,14 @@ impl Server {
         self.child.as_ref().expect("a stopped server has no process").id()
     }
 
-    /// Tells whether there is a process, be it able to answer or not.
+    /// Returns whether the process exists, even if it cannot answer.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.child.is_some()
     }
 
-    /// Opens a new blocking connection whose calls fail after 5 s without an answer. It uses the unix socket, so that no
-    /// network that a test has broken, and no certificate, stands between a test and its server.
+    /// Opens a blocking connection whose calls time out after 5 s. It uses the unix socket, which no network fault and
+    /// no certificate affects.
     ///
     /// # Panics
     ///
@@ -332,11 +330,11 @@ impl Server {
         self.try_connection().unwrap_or_else(|error| panic!("{self} does not answer: {error}"))
     }
 
-    /// Opens such a connection to a server that may be unable to answer.
+    /// Opens such a connection to a server that may not answer.
     ///
     /// # Errors
     ///
-    /// What the client says of it.
+    /// The error of the client.
     pub fn try_connection(&self) -> RedisResult<redis::Connection> {
         let mut settings = RedisConnectionInfo::default();
         if let Some(password) = &self.setup.password {
@@ -349,17 +347,17 @@ impl Server {
         Ok(connection)
     }
 
-    /// Kills the process with SIGKILL and waits until it is gone; what it held in memory is lost.
+    /// Kills the process with SIGKILL and waits until it has ended. Data in memory is lost.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // An error means that it is gone already, which is what was wanted.
+            // An error means that the process has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Starts the server again, empty, killing it before if it runs: same port, socket, directory and arguments. A
-    /// cluster's node and a sentinel remember who the others are.
+    /// Restarts the server without data, with the same port, socket, directory and arguments, and kills it first if it
+    /// runs. Cluster nodes and sentinels keep their configuration files.
     ///
     /// # Panics
     ///
@@ -383,13 +381,12 @@ impl Server {
         self.query::<()>(&redis::cmd("SAVE"));
     }
 
-    /// Returns where [`Server::save`] writes to.
+    /// Returns the path that [`Server::save`] writes to.
     pub(crate) fn snapshot(&self) -> PathBuf {
         self.dir.path().join(DATA_FILES[0])
     }
 
-    /// Starts the server again with the data it last saved, killing it before if it runs. Without [`Server::save`]
-    /// before, nothing was saved.
+    /// Restarts the server with the data of the last [`Server::save`], and kills it first if it runs.
     ///
     /// # Panics
     ///
@@ -398,8 +395,8 @@ impl Server {
         self.relaunch(&[], READY);
     }
 
-    /// Restarts the server with what it last saved, and returns when it has begun to load that. It has these arguments
-    /// once only.
+    /// Restarts the server with its saved data, and returns when it has begun to load. The arguments apply to this
+    /// start only.
     pub(crate) fn relaunch_into_loading(&mut self, once: &[&str]) {
         self.relaunch(once, LOADING);
     }
@@ -413,22 +410,22 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When the server does not answer, with an error or at all.
+    /// When the server does not answer or replies with an error.
     pub(crate) fn query<T: FromRedisValue>(&self, command: &redis::Cmd) -> T {
         let reply = command.query(&mut self.connection());
-        reply.unwrap_or_else(|error| panic!("{self} does not do as it is told: {error}"))
+        reply.unwrap_or_else(|error| panic!("{self} replied with an error: {error}"))
     }
 
-    /// Sends one command, and returns what comes of it.
+    /// Sends one command, and returns the result.
     pub(crate) fn try_query<T: FromRedisValue>(&self, command: &redis::Cmd) -> RedisResult<T> {
         command.query(&mut self.try_connection()?)
     }
 
-    /// Asserts that each key, in every database, has a time to live.
+    /// Asserts that every key of every database has a TTL.
     ///
     /// # Panics
     ///
-    /// When some have none (the message lists them), or the server does not answer.
+    /// When a key has no TTL (the message lists such keys), or the server does not answer.
     pub fn assert_every_key_expires(&self) {
         self.check_every_key_expires().unwrap_or_else(|message| panic!("{message}"));
     }
@@ -436,7 +433,7 @@ impl Server {
     fn check_every_key_expires(&self) -> Result<(), String> {
         let keys = self.keys_without_ttl().map_err(|error| {
             format!(
-                "{self} could not be asked for keys without a TTL: {error}; \
+                "{self} could not be checked for keys without a TTL: {error}; \
                  let it answer again before the test ends, or end it with kill()"
             )
         })?;
@@ -452,7 +449,7 @@ impl Server {
 
         let mut offenders = Vec::new();
         for (database, without_ttl) in keyspace.lines().filter_map(count_without_ttl) {
-            // Enough to know on a cluster's node too, which will not add more of keys whose slot is on the move.
+            // The count suffices on a cluster node too, which does not report the TTL of keys in a migrating slot.
             if without_ttl == 0 {
                 continue;
             }
@@ -466,7 +463,8 @@ impl Server {
                     // No TTL. -2 is a key that has expired since the scan, 0 one in its last millisecond.
                     Ok(-1) => offenders.push(format!("{name:?} in database {database}")),
                     Ok(_) => {}
-                    // Some key has none, and a cluster's node does not add of keys in a slot it does not serve.
+                    // Some key has no TTL, but a cluster node does not report it for keys in a slot that it does not
+                    // serve.
                     Err(error) => {
                         offenders.push(format!("perhaps {name:?} in database {database} ({error})"))
                     }
@@ -476,13 +474,13 @@ impl Server {
         Ok(offenders)
     }
 
-    /// Starts the process on `self.port` and waits until it answers so, or says why it did not.
+    /// Starts the process on `self.port` and waits for the expected answer. An error contains the log.
     fn launch(&mut self, once: &[&str], awaited: &[&Answer]) -> Result<(), String> {
         let program = self.setup.flavor.program();
         let log_path = self.dir.path().join("log");
         let log = File::create(&log_path).expect("a log file in the server's directory");
         let socket = self.socket();
-        // What is left of a killed server: its own socket would refuse, but must not be taken for the new one.
+        // A socket left by a killed server would refuse, but must not be taken for the new one.
         let _ = fs::remove_file(&socket);
 
         let mut command = Command::new(&program);
@@ -529,7 +527,7 @@ impl Server {
                 add(&["--tls-ca-cert-file", &files.authority.display().to_string()]);
                 add(&["--tls-cert-file", &files.server_certificate.display().to_string()]);
                 add(&["--tls-key-file", &files.server_key.display().to_string()]);
-                // for what it asks of other servers
+                // For connections to other servers.
                 add(&["--tls-client-cert-file", &files.client_certificate.display().to_string()]);
                 add(&["--tls-client-key-file", &files.client_key.display().to_string()]);
                 add(&["--tls-auth-clients", clients.setting()]);
@@ -538,7 +536,7 @@ impl Server {
         }
         match side {
             None => add(&["--bind", "127.0.0.1"]),
-            // Nobody but the other side can reach it, so it need not fear strangers.
+            // Only the other side of the link can reach it.
             Some(side) => add(&["--bind", "127.0.0.1", &side.ip().to_string(), "--protected-mode", "no"]),
         }
         add(&["--unixsocket", &path("s"), "--dir", &path("")]);
@@ -553,7 +551,7 @@ impl Server {
     }
 }
 
-/// Names the server as messages do: `Redis 7 on port 12345`.
+/// Formats the server for messages: `Redis 7 on port 12345`.
 impl Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let role = match self.setup.role {
@@ -574,18 +572,18 @@ impl Drop for Server {
         } else {
             Ok(())
         };
-        // First the process, then the panic: a failed check leaves nothing running.
+        // The process ends before the panic, so a failed check leaves nothing running.
         self.kill();
         verdict.unwrap_or_else(|message| panic!("{message}"));
     }
 }
 
-/// Returns the address of a server that runs on this side, or on none.
+/// Returns the address of a server on this side, or on loopback.
 fn ip(side: Option<&Side>) -> Ipv4Addr {
     side.map_or(Ipv4Addr::LOCALHOST, Side::ip)
 }
 
-/// Reads a line of `INFO keyspace`, such as `db0:keys=3,expires=2,avg_ttl=0`: the database, and how many of its keys
+/// Parses a line of `INFO keyspace`, such as `db0:keys=3,expires=2,avg_ttl=0`: the database, and how many of its keys
 /// have no TTL.
 fn count_without_ttl(line: &str) -> Option<(&str, u64)> {
     let (database, counts) = line.strip_prefix("db")?.split_once(':')?;
@@ -595,18 +593,21 @@ fn count_without_ttl(line: &str) -> Option<(&str, u64)> {
     Some((database, count("keys=")? - count("expires=")?))
 }
 
-/// The beginning of an answer to `PING`.
+/// The first bytes of the answer to `PING`.
 type Answer = [u8; 5];
 
-/// What a server answers that is ready; it may want a password first.
+/// Answers of a server that is ready; it may require a password.
 const READY: &[&Answer] = &[b"+PONG", b"-NOAU"];
 
-/// What a server answers that is loading its data.
+/// Answers of a server that is loading its data.
 const LOADING: &[&Answer] = &[b"-LOAD"];
 
-/// Polls until the server answers on its socket. It opens the socket only after the port, so an answer means that
-/// the port is its own, whereas an answer on the port might come from somebody else's server.
-#[expect(clippy::disallowed_methods, reason = "another process starts in real time, and does not tell when")]
+/// Polls until the server answers on its socket. It opens the socket after the port, so an answer means that the port
+/// is its own. An answer on the port might come from another server.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "another process starts in real time and sends no notification"
+)]
 fn wait_for_answer(child: &mut Child, socket: &Path, awaited: &[&Answer]) -> Result<(), String> {
     for _ in 0..MAX_POLLS {
         if let Ok(Some(status)) = child.try_wait() {
@@ -629,7 +630,7 @@ fn ping(socket: &Path) -> std::io::Result<Answer> {
     Ok(answer)
 }
 
-/// Lists every key of the selected database; some twice, as SCAN does.
+/// Lists every key of the selected database, some of them twice, as `SCAN` does.
 fn scan(connection: &mut redis::Connection) -> RedisResult<Vec<Vec<u8>>> {
     let mut keys = Vec::new();
     let mut cursor = 0_u64;
