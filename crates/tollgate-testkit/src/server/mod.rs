@@ -4,6 +4,9 @@
 //! [`crate::faults`]. This module does not install servers (`scripts/servers` does) and does not depend on the key
 //! layout of tollgate.
 
+mod key_expiry;
+mod setup;
+
 use std::fmt::{self, Display};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -17,8 +20,11 @@ use std::time::Duration;
 use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
 use tempfile::TempDir;
 
+pub use self::setup::{Flavor, Setup};
+
+use self::setup::Role;
 use crate::namespace::Side;
-use crate::tls::{Certificates, ClientCertificates};
+use crate::tls::Certificates;
 
 /// Timeout of each call to a running server.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
@@ -44,143 +50,6 @@ const BUS_OFFSET: u16 = 10_000;
 
 /// Files that a server may write: snapshots, and append-only files of either layout.
 const DATA_FILES: [&str; 3] = ["dump.rdb", "appendonly.aof", "appendonlydir"];
-
-/// The servers tollgate is tested against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Flavor {
-    /// Redis 6.2, the oldest supported: no functions, no `EVAL_RO`.
-    Redis6,
-    /// Redis 7, as Debian packages it.
-    Redis7,
-    /// Valkey 9.
-    Valkey9,
-}
-
-impl Flavor {
-    /// Every flavor, oldest first.
-    pub const ALL: [Flavor; 3] = [Flavor::Redis6, Flavor::Redis7, Flavor::Valkey9];
-
-    /// Returns the program: a path, or a name to look up in `PATH`.
-    fn program(self) -> PathBuf {
-        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers");
-        match self {
-            Flavor::Redis6 => servers.join("redis-6.2/redis-server"),
-            Flavor::Redis7 => PathBuf::from("redis-server"),
-            Flavor::Valkey9 => servers.join("valkey-9.1/valkey-server"),
-        }
-    }
-}
-
-impl Display for Flavor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Flavor::Redis6 => "Redis 6.2",
-            Flavor::Redis7 => "Redis 7",
-            Flavor::Valkey9 => "Valkey 9",
-        })
-    }
-}
-
-/// The configuration of a server.
-///
-/// ```no_run
-/// # use tollgate_testkit::server::{Flavor, Setup};
-/// let server = Setup::new(Flavor::Redis7).password("secret").args(&["--maxmemory", "2mb"]).start();
-/// ```
-#[derive(Clone, Debug)]
-pub struct Setup {
-    flavor: Flavor,
-    args: Vec<String>,
-    password: Option<String>,
-    tls: Option<ClientCertificates>,
-    /// Shared certificates of a group of servers.
-    certificates: Option<Certificates>,
-    side: Option<Side>,
-    role: Role,
-}
-
-/// The role of a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Role {
-    Store,
-    ClusterNode,
-    /// With the text of its configuration file, which the sentinel rewrites.
-    Sentinel(String),
-}
-
-impl Setup {
-    /// Returns a configuration without persistence, TLS and authentication.
-    #[must_use]
-    pub fn new(flavor: Flavor) -> Setup {
-        Setup {
-            flavor,
-            args: Vec::new(),
-            password: None,
-            tls: None,
-            certificates: None,
-            side: None,
-            role: Role::Store,
-        }
-    }
-
-    /// Adds command line arguments, such as `["--maxmemory", "2mb"]`.
-    #[must_use]
-    pub fn args(mut self, args: &[&str]) -> Setup {
-        self.args.extend(args.iter().map(ToString::to_string));
-        self
-    }
-
-    /// Requires this password of every client. [`Server::connection`] uses it; [`Server::url`] does not contain it.
-    #[must_use]
-    pub fn password(mut self, password: &str) -> Setup {
-        self.password = Some(password.to_string());
-        self
-    }
-
-    /// Makes the port accept only TLS, with certificates of the server's own authority (see [`Server::tls`]). Requires
-    /// Redis 7.
-    #[must_use]
-    pub fn tls(mut self, client_certificates: ClientCertificates) -> Setup {
-        self.tls = Some(client_certificates);
-        self
-    }
-
-    /// Makes the port accept only TLS, with certificates that a group of servers shares. Requires Redis 7.
-    pub(crate) fn group_tls(mut self, certificates: &Certificates) -> Setup {
-        self.tls = Some(ClientCertificates::Ignored);
-        self.certificates = Some(certificates.clone());
-        self.args(&["--tls-replication", "yes"])
-    }
-
-    /// Runs the server in a network namespace. Its address is that of the side.
-    #[must_use]
-    pub fn inside(mut self, side: &Side) -> Setup {
-        self.side = Some(side.clone());
-        self
-    }
-
-    /// Makes it a cluster node.
-    pub(crate) fn cluster_node(mut self) -> Setup {
-        self.role = Role::ClusterNode;
-        self
-    }
-
-    /// Makes it a sentinel with this configuration.
-    pub(crate) fn sentinel(mut self, config: String) -> Setup {
-        self.role = Role::Sentinel(config);
-        self
-    }
-
-    /// Starts the server, and returns when it answers.
-    ///
-    /// # Panics
-    ///
-    /// When the program is missing, does not start, or does not support the configuration.
-    #[must_use]
-    pub fn start(self) -> Server {
-        Server::from_setup(self)
-    }
-}
 
 /// A server process used by one test. It ends on drop, also on panic.
 ///
@@ -421,59 +290,6 @@ impl Server {
         command.query(&mut self.try_connection()?)
     }
 
-    /// Asserts that every key of every database has a TTL.
-    ///
-    /// # Panics
-    ///
-    /// When a key has no TTL (the message lists such keys), or the server does not answer.
-    pub fn assert_every_key_expires(&self) {
-        self.check_every_key_expires().unwrap_or_else(|message| panic!("{message}"));
-    }
-
-    fn check_every_key_expires(&self) -> Result<(), String> {
-        let keys = self.keys_without_ttl().map_err(|error| {
-            format!(
-                "{self} could not be checked for keys without a TTL: {error}; \
-                 let it answer again before the test ends, or end it with kill()"
-            )
-        })?;
-        if keys.is_empty() {
-            return Ok(());
-        }
-        Err(format!("{self} holds {} keys without a TTL: {}", keys.len(), keys.join(", ")))
-    }
-
-    fn keys_without_ttl(&self) -> RedisResult<Vec<String>> {
-        let mut connection = self.try_connection()?;
-        let keyspace: String = redis::cmd("INFO").arg("keyspace").query(&mut connection)?;
-
-        let mut offenders = Vec::new();
-        for (database, without_ttl) in keyspace.lines().filter_map(count_without_ttl) {
-            // The count suffices on a cluster node too, which does not report the TTL of keys in a migrating slot.
-            if without_ttl == 0 {
-                continue;
-            }
-            if database != "0" {
-                redis::cmd("SELECT").arg(database).exec(&mut connection)?;
-            }
-            for key in scan(&mut connection)? {
-                let ttl_millis: RedisResult<i64> = redis::cmd("PTTL").arg(&key).query(&mut connection);
-                let name = String::from_utf8_lossy(&key);
-                match ttl_millis {
-                    // No TTL. -2 is a key that has expired since the scan, 0 one in its last millisecond.
-                    Ok(-1) => offenders.push(format!("{name:?} in database {database}")),
-                    Ok(_) => {}
-                    // Some key has no TTL, but a cluster node does not report it for keys in a slot that it does not
-                    // serve.
-                    Err(error) => {
-                        offenders.push(format!("perhaps {name:?} in database {database} ({error})"))
-                    }
-                }
-            }
-        }
-        Ok(offenders)
-    }
-
     /// Starts the process on `self.port` and waits for the expected answer. An error contains the log.
     fn launch(&mut self, once: &[&str], awaited: &[&Answer]) -> Result<(), String> {
         let program = self.setup.flavor.program();
@@ -583,16 +399,6 @@ fn ip(side: Option<&Side>) -> Ipv4Addr {
     side.map_or(Ipv4Addr::LOCALHOST, Side::ip)
 }
 
-/// Parses a line of `INFO keyspace`, such as `db0:keys=3,expires=2,avg_ttl=0`: the database, and how many of its keys
-/// have no TTL.
-fn count_without_ttl(line: &str) -> Option<(&str, u64)> {
-    let (database, counts) = line.strip_prefix("db")?.split_once(':')?;
-    let count = |name: &str| -> Option<u64> {
-        counts.split(',').find_map(|count| count.strip_prefix(name))?.parse().ok()
-    };
-    Some((database, count("keys=")? - count("expires=")?))
-}
-
 /// The first bytes of the answer to `PING`.
 type Answer = [u8; 5];
 
@@ -628,19 +434,4 @@ fn ping(socket: &Path) -> std::io::Result<Answer> {
     let mut answer = [0; 5];
     stream.read_exact(&mut answer)?;
     Ok(answer)
-}
-
-/// Lists every key of the selected database, some of them twice, as `SCAN` does.
-fn scan(connection: &mut redis::Connection) -> RedisResult<Vec<Vec<u8>>> {
-    let mut keys = Vec::new();
-    let mut cursor = 0_u64;
-    loop {
-        let (next, page): (u64, Vec<Vec<u8>>) =
-            redis::cmd("SCAN").arg(cursor).arg("COUNT").arg(1_000).query(connection)?;
-        keys.extend(page);
-        if next == 0 {
-            return Ok(keys);
-        }
-        cursor = next;
-    }
 }
