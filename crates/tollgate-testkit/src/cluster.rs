@@ -1,8 +1,7 @@
 //! A Redis Cluster of real processes: three primaries, with or without replicas.
 //!
-//! It is wired by `CLUSTER` commands directly, which is faster than `redis-cli --cluster create`; of the time it takes,
-//! two seconds are Redis's own, which keeps a fresh primary from writing for so long. What can be done to each node is
-//! in [`crate::faults`].
+//! The nodes are joined by `CLUSTER` commands, which is faster than `redis-cli --cluster create`. Two seconds of the
+//! start are Redis's own: a new primary rejects writes for that long. Faults of each node are in [`crate::faults`].
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,19 +15,19 @@ use crate::server::{self, Flavor, Server};
 use crate::tls::Certificates;
 use crate::wait;
 
-/// The number of hash slots of every cluster.
+/// Number of hash slots of every cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// How many primaries there are: the fewest that can agree on a failure.
+/// Number of primaries: the minimum that can agree on a failure.
 pub const PRIMARIES: usize = 3;
 
-/// Bounds the time a `MIGRATE` may take, in milliseconds.
+/// Timeout of `MIGRATE` in milliseconds.
 const MIGRATE_MILLIS: u32 = 5_000;
 
-/// How many slots a node is told about at once: clients do not wait until it knows of all.
+/// Number of slots per pipeline when all slots of a node move, so that clients are served in between.
 const SLOTS_AT_ONCE: usize = 256;
 
-/// What a cluster is started with.
+/// The configuration of a cluster.
 #[derive(Clone, Debug)]
 pub struct Setup {
     flavor: Flavor,
@@ -39,17 +38,18 @@ pub struct Setup {
     args: Vec<String>,
 }
 
-/// What a cluster does while some slots are not served: `cluster-require-full-coverage`.
+/// The behaviour while some slots are not served: `cluster-require-full-coverage`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// Serves nothing.
+    /// Serves no slot.
     Required,
-    /// Serves the other slots. For those that are not served, clients are still sent (`MOVED`) to the node that is gone.
+    /// Serves the other slots. For slots that are not served, clients are still redirected (`MOVED`) to the failed
+    /// node.
     Partial,
 }
 
 impl Setup {
-    /// Describes three primaries without replicas, which count a silent node as failed after 1 s.
+    /// Returns a configuration of three primaries without replicas. A silent node counts as failed after 1 s.
     #[must_use]
     pub fn new(flavor: Flavor) -> Setup {
         let node_timeout = Duration::from_secs(1);
@@ -57,29 +57,29 @@ impl Setup {
         Setup { flavor, replicas: 0, node_timeout, coverage, is_encrypted: false, args: Vec::new() }
     }
 
-    /// Gives each primary so many replicas.
+    /// Sets the number of replicas per primary.
     #[must_use]
     pub fn replicas(mut self, per_primary: usize) -> Setup {
         self.replicas = per_primary;
         self
     }
 
-    /// Sets after what time a silent node counts as failed.
+    /// Sets the time after which a silent node counts as failed.
     #[must_use]
     pub fn node_timeout(mut self, timeout: Duration) -> Setup {
         self.node_timeout = timeout;
         self
     }
 
-    /// Sets what happens while some slots are not served.
+    /// Sets the behaviour while some slots are not served.
     #[must_use]
     pub fn coverage(mut self, coverage: Coverage) -> Setup {
         self.coverage = coverage;
         self
     }
 
-    /// Makes every port speak TLS only, the bus included, with the certificates of one authority (see [`Server::tls`]). Only
-    /// Redis 7 can.
+    /// Makes every port accept only TLS, including the bus, with certificates of one authority (see [`Server::tls`]).
+    /// Requires Redis 7.
     #[must_use]
     pub fn tls(mut self) -> Setup {
         self.is_encrypted = true;
@@ -93,11 +93,11 @@ impl Setup {
         self
     }
 
-    /// Starts the cluster, and returns when every node serves and knows every other.
+    /// Starts the cluster, and returns when every node serves its slots and has discovered all others.
     ///
     /// # Panics
     ///
-    /// When a node does not start, or they do not find together.
+    /// When a node does not start, or discovery does not complete.
     #[must_use]
     pub fn start(self) -> Cluster {
         let timeout = self.node_timeout.as_millis().to_string();
@@ -125,14 +125,14 @@ impl Setup {
     }
 }
 
-/// A running cluster; its nodes end when it is dropped.
+/// A running cluster; its nodes end on drop.
 ///
-/// Nodes 0, 1 and 2 start as primaries of a third of the slots each, in order; nodes 3, 4 and 5 as their replicas,
-/// if there are any, and so on.
+/// Nodes 0, 1 and 2 start as primaries of a third of the slots each, in order. Nodes 3, 4 and 5 are their replicas, if
+/// any, and so on.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
-    /// Where those of all are, if they have any; removed on drop.
+    /// The directory of the shared certificates, if any; removed on drop.
     _certificates: Option<TempDir>,
 }
 
@@ -141,13 +141,13 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When a node does not start, or they do not find together.
+    /// When a node does not start, or discovery does not complete.
     #[must_use]
     pub fn start(flavor: Flavor) -> Cluster {
         Setup::new(flavor).start()
     }
 
-    /// Returns all nodes, also those that were stopped.
+    /// Returns all nodes, including stopped ones.
     #[must_use]
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
@@ -158,7 +158,7 @@ impl Cluster {
         &mut self.nodes[node]
     }
 
-    /// Returns the addresses of all nodes as clients want them.
+    /// Returns the URLs of all nodes.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Server::url).collect()
@@ -177,11 +177,11 @@ impl Cluster {
         slot.expect("a node that answers")
     }
 
-    /// Returns a key whose slot the node serves; none of its bytes needs escaping.
+    /// Returns a Redis key whose slot the node serves; none of its bytes needs escaping.
     ///
     /// # Panics
     ///
-    /// When the node serves too few slots for one to be found.
+    /// When the node serves too few slots.
     #[must_use]
     pub fn redis_key_on(&self, node: usize) -> String {
         let mut keys = (0..10_000).map(|number| format!("key-{number}"));
@@ -189,11 +189,11 @@ impl Cluster {
         key.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
     }
 
-    /// Returns what [`Key::without_rule`] makes a key of whose slot the node serves.
+    /// Returns an input of [`Key::without_rule`] whose slot the node serves.
     ///
     /// # Panics
     ///
-    /// When the node serves too few slots for one to be found.
+    /// When the node serves too few slots.
     #[must_use]
     pub fn limiter_key_on(&self, node: usize) -> String {
         let mut identities = (0..10_000).map(|number| format!("user-{number}"));
@@ -204,18 +204,18 @@ impl Cluster {
         identity.unwrap_or_else(|| panic!("node {node} serves no slot, or hardly any"))
     }
 
-    /// Puts a proxy before each node, in their order, and returns when all nodes send clients to the proxies.
+    /// Starts a proxy in front of each node, in order, and returns when all nodes redirect clients to the proxies.
     ///
     /// # Panics
     ///
-    /// When the nodes do not hear of it.
+    /// When the nodes do not announce the proxies.
     #[must_use]
     pub fn start_proxies(&self) -> Vec<Proxy> {
         let proxies: Vec<Proxy> = self.nodes.iter().map(|node| Proxy::start(node.addr())).collect();
         for (node, proxy) in self.nodes.iter().zip(&proxies) {
             node.config_set("cluster-announce-port", proxy.addr().port());
         }
-        wait::until("all nodes know the proxies", wait::PATIENCE, || {
+        wait::until("all nodes announce the proxies", wait::PATIENCE, || {
             self.nodes.iter().all(|node| {
                 let nodes: String = node.query(redis::cmd("CLUSTER").arg("NODES"));
                 proxies.iter().all(|proxy| nodes.contains(&format!(":{}@", proxy.addr().port())))
@@ -224,17 +224,18 @@ impl Cluster {
         proxies
     }
 
-    /// Returns the node that serves a slot, as the first node says that answers; none if it is known to have failed.
+    /// Returns the node that serves a slot according to the first node that answers, or `None` if that node has
+    /// failed.
     #[must_use]
     pub fn primary_of(&self, slot: u16) -> Option<usize> {
         self.nodes.iter().find_map(|observer| self.view(observer, slot))?
     }
 
-    /// Waits until all running nodes agree that another node than this one serves the slot, and returns it.
+    /// Waits until all running nodes agree that another node serves the slot, and returns it.
     ///
     /// # Panics
     ///
-    /// When they do not.
+    /// When they do not agree in time.
     pub fn wait_for_other_primary(&self, slot: u16, than: usize) -> usize {
         wait::for_some(format!("slot {slot} is served by another node than {than}"), wait::PATIENCE, || {
             let primary = self.agreed_primary(slot)?;
@@ -242,22 +243,22 @@ impl Cluster {
         })
     }
 
-    /// Waits until every running node says that the cluster is well, or that it is not.
+    /// Waits until every running node reports this state.
     ///
     /// # Panics
     ///
-    /// When they do not.
+    /// When they do not report it in time.
     pub fn wait_for_state(&self, state: ClusterState) {
         wait::until(format!("the cluster is {state:?}"), wait::PATIENCE, || {
             self.running().all(|node| node.cluster_info("cluster_state").as_deref() == Some(state.name()))
         });
     }
 
-    /// Has a replica take over from its primary, which goes on as a replica, and returns when all agree.
+    /// Makes a replica take over from its primary, which becomes a replica. Returns when all nodes agree.
     ///
     /// # Panics
     ///
-    /// When the node is no replica, or does not take over.
+    /// When the node is not a replica or does not take over.
     pub fn failover(&self, replica: usize) {
         self.nodes[replica].query::<()>(redis::cmd("CLUSTER").arg("FAILOVER"));
         wait::until(format!("node {replica} takes over"), wait::PATIENCE, || {
@@ -269,12 +270,12 @@ impl Cluster {
         });
     }
 
-    /// Begins to move a slot. From now on its old node answers `ASK` for keys that it does not have, and the new one
-    /// `TRYAGAIN` for several keys of which it does not have all.
+    /// Starts a migration of a slot. From now on the source answers `ASK` for keys that it does not have, and the
+    /// target `TRYAGAIN` for several keys of which it does not have all.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part, or nobody serves the slot.
+    /// When a node replies with an error, or no node serves the slot.
     #[must_use]
     pub fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
         let from = self.primary_of(slot).expect("a slot that is served");
@@ -283,17 +284,17 @@ impl Cluster {
             command.arg("SETSLOT").arg(slot).arg(state).arg(self.nodes[other].node_id());
             self.nodes[node].query::<()>(&command);
         };
-        // In this order, or the source would send clients to a node that sends them back.
+        // In this order: otherwise the source would redirect clients to a node that redirects them back.
         set(to, "IMPORTING", from);
         set(from, "MIGRATING", to);
         Migration { cluster: self, slot, from, to }
     }
 
-    /// Moves a slot by `CLUSTER MIGRATESLOTS`, which Valkey has since 9.0; returns when all nodes know.
+    /// Moves a slot with `CLUSTER MIGRATESLOTS` (Valkey 9.0 and later). Returns when all nodes have the new owner.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn migrate_atomically(&self, slot: u16, to: usize) {
         let from = self.primary_of(slot).expect("a slot that is served");
         let mut command = redis::cmd("CLUSTER");
@@ -304,11 +305,11 @@ impl Cluster {
         });
     }
 
-    /// Moves every slot of one node to another, all at the same time and with all keys; returns when all nodes know.
+    /// Moves all slots of one node to another, with all keys. Returns when all nodes have the new owner.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn move_all_slots(&self, from: usize, to: usize) {
         let lines = lines(&self.nodes[from]);
         let line = lines.into_iter().find(|line| line.port == self.nodes[from].port());
@@ -321,15 +322,15 @@ impl Cluster {
                 for slot in some {
                     commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(state).arg(id).ignore();
                 }
-                // an error for each slot
+                // The error lists every slot.
                 let first =
                     |error: redis::RedisError| error.to_string().chars().take(200).collect::<String>();
                 commands.exec(&mut connection).unwrap_or_else(|error| {
-                    panic!("{} does not do its part: {}", self.nodes[node], first(error))
+                    panic!("{} replied with an error: {}", self.nodes[node], first(error))
                 });
             }
         };
-        // in this order, as with a single slot
+        // In this order, as for a single slot.
         set(to, "IMPORTING", &ids[0]);
         set(from, "MIGRATING", &ids[1]);
         for slot in &slots {
@@ -348,11 +349,11 @@ impl Cluster {
         });
     }
 
-    /// Makes strangers a cluster.
+    /// Joins the nodes to a cluster.
     fn join(&self) {
         let (primaries, replicas) = self.nodes.split_at(PRIMARIES);
         for (number, node) in self.nodes.iter().enumerate() {
-            // Distinct from the start: otherwise they are made so one by one, when two are found equal.
+            // Distinct from the start: otherwise conflicts are resolved one by one.
             node.query::<()>(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(number + 1));
             for other in &self.nodes[..number] {
                 let addr = other.addr();
@@ -369,18 +370,18 @@ impl Cluster {
         for (number, replica) in replicas.iter().enumerate() {
             let primary = &primaries[number % PRIMARIES];
             let id = primary.node_id();
-            wait::until(format!("{replica} knows {primary}"), wait::PATIENCE, || {
+            wait::until(format!("{replica} replicates {primary}"), wait::PATIENCE, || {
                 replica.try_query::<()>(redis::cmd("CLUSTER").arg("REPLICATE").arg(&id)).is_ok()
             });
         }
         replicas.iter().for_each(Server::wait_for_link);
-        wait::until("all nodes know all nodes", wait::PATIENCE, || {
+        wait::until("all nodes have discovered each other", wait::PATIENCE, || {
             self.nodes.iter().all(|node| self.is_complete(node))
         });
         self.wait_for_state(ClusterState::Ok);
     }
 
-    /// Tells whether a node knows who all nodes are and what they do.
+    /// Returns whether a node has discovered all nodes and their roles.
     fn is_complete(&self, observer: &Server) -> bool {
         let lines = lines(observer);
         let primaries = lines.iter().filter(|line| line.is_primary() && !line.slots.is_empty()).count();
@@ -403,7 +404,8 @@ impl Cluster {
         views.all(|view| view == Some(first)).then_some(first)
     }
 
-    /// Returns who serves the slot as one node sees it; the outer option is whether that node answers.
+    /// Returns the node that serves the slot according to one node. The outer option is `None` if that node does not
+    /// answer.
     fn view(&self, observer: &Server, slot: u16) -> Option<Option<usize>> {
         let lines = lines(observer);
         if lines.is_empty() {
@@ -423,9 +425,9 @@ impl Cluster {
 /// Whether a cluster serves requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterState {
-    /// It does.
+    /// It serves requests.
     Ok,
-    /// It answers `CLUSTERDOWN`, whatever the slot.
+    /// It answers `CLUSTERDOWN` for every slot.
     Fail,
 }
 
@@ -438,7 +440,7 @@ impl ClusterState {
     }
 }
 
-/// A slot on its way from one node to another; it stays where it is when this is dropped.
+/// A slot migration in progress. Dropping it leaves the slot where it is.
 #[derive(Debug)]
 pub struct Migration<'a> {
     cluster: &'a Cluster,
@@ -448,17 +450,17 @@ pub struct Migration<'a> {
 }
 
 impl Migration<'_> {
-    /// Returns the node that the slot leaves.
+    /// Returns the source node.
     #[must_use]
     pub fn from(&self) -> usize {
         self.from
     }
 
-    /// Moves up to so many keys of the slot, and returns how many.
+    /// Moves at most this many keys of the slot, and returns how many were moved.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn move_keys(&self, at_most: u32) -> usize {
         let mut command = redis::cmd("CLUSTER");
         command.arg("GETKEYSINSLOT").arg(self.slot).arg(at_most);
@@ -467,11 +469,11 @@ impl Migration<'_> {
         keys.len()
     }
 
-    /// Moves one key; one that does not exist needs no moving.
+    /// Moves one key, if it exists.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn move_key(&self, key: impl ToRedisArgs) {
         let to = self.cluster.nodes[self.to].addr();
         let mut command = redis::cmd("MIGRATE");
@@ -479,16 +481,16 @@ impl Migration<'_> {
         self.source().query::<String>(&command);
     }
 
-    /// Moves all keys that are left and then the slot itself; returns when all nodes know.
+    /// Moves the remaining keys and then the slot itself. Returns when all nodes have the new owner.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn finish(self) {
         while self.move_keys(1_000) > 0 {}
         let Migration { cluster, slot, from, to } = self;
         let id = cluster.nodes[to].node_id();
-        // In this order, or the slot could for a moment belong to nobody.
+        // In this order, so that the slot always has an owner.
         let others = (0..cluster.nodes.len()).filter(|node| ![from, to].contains(node));
         for node in [to, from].into_iter().chain(others) {
             let node = &cluster.nodes[node];
@@ -501,11 +503,11 @@ impl Migration<'_> {
         });
     }
 
-    /// Leaves the slot where it was. Keys that were moved already are lost to clients.
+    /// Cancels the migration. Keys that were already moved are lost to clients.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// When a node replies with an error.
     pub fn abandon(self) {
         for node in [self.from, self.to] {
             let node = &self.cluster.nodes[node];
@@ -526,25 +528,25 @@ struct NodeLine {
 }
 
 impl NodeLine {
-    /// Tells whether the node serves its slots; `fail?` is a mere suspicion.
+    /// Returns whether the node serves its slots; `fail?` is only a suspicion.
     fn is_primary(&self) -> bool {
         let mut flags = self.flags.split(',');
         self.flags.contains("master") && !flags.any(|flag| flag == "fail")
     }
 }
 
-/// Returns what a node knows of the cluster; nothing if it does not answer.
+/// Returns the cluster as one node reports it; empty if the node does not answer.
 fn lines(observer: &Server) -> Vec<NodeLine> {
     let text: String = observer.try_query(redis::cmd("CLUSTER").arg("NODES")).unwrap_or_default();
     text.lines().filter_map(line).collect()
 }
 
-/// Reads `<id> <ip>:<port>@<bus> <flags> <primary> <ping> <pong> <epoch> <link> <slots> ...`.
+/// Parses `<id> <ip>:<port>@<bus> <flags> <primary> <ping> <pong> <epoch> <link> <slots> ...`.
 fn line(text: &str) -> Option<NodeLine> {
     let mut words = text.split(' ').skip(1);
     let (_, port) = words.next()?.split('@').next()?.rsplit_once(':')?;
     let flags = words.next()?.to_string();
-    // Slots on their way, such as `[93->-id]`, are named among the others too.
+    // Migrating slots, such as `[93->-id]`, are also listed as ordinary slots.
     let slots = words.skip(5).filter(|word| !word.starts_with('['));
     let slots = slots.filter_map(|word| {
         let (first, last) = word.split_once('-').unwrap_or((word, word));

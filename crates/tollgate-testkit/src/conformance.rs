@@ -1,7 +1,6 @@
-//! What every store must do, one function a promise; the macro `conformance!` makes each of them a test of a
-//! store.
+//! What every store must do, one function per property. The macro `conformance!` makes each of them a test of a store.
 //!
-//! Time is moved by hand. A fixture is a fresh store of its own for each test.
+//! Time is moved by hand. Each test has a new store.
 
 use std::time::Duration;
 
@@ -27,30 +26,30 @@ fn limits(amount: u64, window: Duration) -> [Limit; 4] {
 fn retry_after_of(share: &Share) -> Duration {
     match share.retry {
         Some(Retry::After(wait)) => wait,
-        other => panic!("expected a wait, found {other:?}"),
+        other => panic!("expected a retry_after, found {other:?}"),
     }
 }
 
-/// Promises that take three quarters of all calls.
+/// Tests that make three quarters of all calls.
 const SLOW: [&str; 2] = ["a_bucket_does_not_drift", "windows_end_on_time_under_constant_traffic"];
 
 macro_rules! conformance_tests {
     ($($(#[$doc:meta])* $name:ident($fixture:ident) $body:block)*) => {
         $($(#[$doc])* pub async fn $name($fixture: &StoreFixture) $body)*
 
-        /// Checks every promise in turn, each on a fixture that `make` makes for it: for stores that take long to start.
+        /// Runs all tests one after the other, each on a new fixture: for stores that take long to start.
         pub async fn all(mut make: impl AsyncFnMut() -> StoreFixture) {
             $($name(&make().await).await;)*
         }
 
-        /// Checks every promise in turn except the long ones, for stores whose every call takes a round trip.
+        /// Runs all tests except the slow ones, for stores with a network round trip per call.
         pub async fn all_but_slow(mut make: impl AsyncFnMut() -> StoreFixture) {
             $(if !SLOW.contains(&stringify!($name)) {
                 $name(&make().await).await;
             })*
         }
 
-        /// Makes a test of every promise, for the store that `$fixture().await` makes.
+        /// Declares every test for the store that `$fixture().await` returns.
         #[macro_export]
         macro_rules! conformance {
             ($make:expr) => {
@@ -64,7 +63,7 @@ macro_rules! conformance_tests {
 }
 
 conformance_tests! {
-    /// Allow within the limit, refuse the next.
+    /// Requests within the limit are allowed, and the next one is denied.
     requests_within_the_limit_pass_and_the_next_is_denied(fixture) {
         for limit in limits(5, MINUTE) {
             for _ in 0..5 {
@@ -74,7 +73,7 @@ conformance_tests! {
         }
     }
 
-    /// Remaining counts down, by the cost.
+    /// Remaining decreases by the cost.
     remaining_decreases_by_the_cost(fixture) {
         for limit in limits(10, MINUTE) {
             for (cost, left) in [(1, 9), (3, 6), (0, 6), (6, 0), (0, 0)] {
@@ -83,7 +82,7 @@ conformance_tests! {
         }
     }
 
-    /// Once everything has left, all of it is there again.
+    /// After `reset_after`, the full quota is available.
     the_full_quota_is_available_after_reset_after(fixture) {
         for limit in limits(5, MINUTE) {
             fixture.reset_clock();
@@ -97,19 +96,19 @@ conformance_tests! {
         }
     }
 
-    /// A reset restores the full quota, of that counter alone.
+    /// A reset restores the full quota of that counter only.
     a_reset_restores_the_full_quota(fixture) {
         for limit in limits(5, MINUTE) {
             fixture.check("k", &limit, 5).await;
             fixture.check("other", &limit, 5).await;
             assert_eq!(fixture.reset("k", &limit).await, 1);
-            assert_eq!(fixture.reset("k", &limit).await, 0, "it is gone already");
+            assert_eq!(fixture.reset("k", &limit).await, 0, "already reset");
             assert_eq!(fixture.admitted_now("k", &limit).await, 5);
             assert_eq!(fixture.admitted_now("other", &limit).await, 0);
         }
     }
 
-    /// Users do not affect each other.
+    /// Keys do not affect each other.
     keys_do_not_affect_each_other(fixture) {
         for limit in limits(2, MINUTE) {
             assert_eq!(fixture.admitted_now("a", &limit).await, 2);
@@ -125,7 +124,7 @@ conformance_tests! {
         }
     }
 
-    /// Waiting exactly as long as retry_after is admitted; a microsecond less is not. Also at odd rates, at the ends of
+    /// A request passes after exactly `retry_after`, and not a microsecond earlier. Also at odd rates, at the ends of
     /// the range, and for costs above one.
     a_retry_passes_after_retry_after_and_not_a_microsecond_earlier(fixture) {
         let table = [
@@ -142,12 +141,12 @@ conformance_tests! {
                     fixture.check("k", &limit, amount / 3).await;
                     let denied = fixture.check("k", &limit, cost).await;
                     if denied.passes {
-                        continue; // what was used has drained within those 137 us
+                        continue; // the usage has drained within those 137 us
                     }
                     let retry_after = retry_after_of(&denied);
                     fixture.clock.advance(retry_after - MICROSECOND);
                     let early = fixture.peek("k", &limit, cost).await;
-                    assert!(!early.passes, "{limit:?} cost {cost} came {retry_after:?} less a microsecond later");
+                    assert!(!early.passes, "{limit:?} cost {cost} passed a microsecond before {retry_after:?}");
                     assert_eq!(retry_after_of(&early), MICROSECOND, "{limit:?} cost {cost}");
                     fixture.clock.advance(MICROSECOND);
                     assert!(fixture.check("k", &limit, cost).await.passes, "{limit:?} cost {cost} waited {retry_after:?}");
@@ -156,7 +155,7 @@ conformance_tests! {
         }
     }
 
-    /// A caller who keeps trying while denied gets in as soon as one who does not.
+    /// A caller that retries while denied is admitted as early as one that does not.
     denied_attempts_do_not_delay_the_next_admission(fixture) {
         for limit in limits(3, SECOND) {
             fixture.reset_clock();
@@ -172,7 +171,7 @@ conformance_tests! {
         }
     }
 
-    /// What has expired refuses nobody.
+    /// Expired usage does not count.
     expired_usage_does_not_count(fixture) {
         for limit in limits(4, SECOND) {
             for _ in 0..20 {
@@ -192,7 +191,7 @@ conformance_tests! {
         }
     }
 
-    /// However long a key was idle, no more than the capacity passes at once.
+    /// However long a key was idle, at most the capacity passes at once.
     an_idle_key_never_admits_more_than_the_capacity(fixture) {
         for limit in limits(10, Duration::from_secs(10)) {
             fixture.reset_clock();
@@ -206,8 +205,8 @@ conformance_tests! {
         }
     }
 
-    /// Nothing drifts: at 7 a minute, a caller who comes as soon as retry_after gets exactly 10,080 in a day beyond
-    /// the burst; at 300,000 a second exactly 300,000.
+    /// A bucket does not drift: at 7 per minute, a caller that follows `retry_after` gets exactly 10,080 per day
+    /// beyond the burst; at 300,000 per second exactly 300,000.
     a_bucket_does_not_drift(fixture) {
         let slow = Limit::token_bucket(7, MINUTE).expect("valid").with_burst(2).expect("valid");
         let end = START.plus(Duration::from_secs(86_400));
@@ -217,7 +216,7 @@ conformance_tests! {
             let next = fixture.peek("slow", &slow, 1).await;
             fixture.clock.advance(retry_after_of(&next));
         }
-        assert_eq!(admitted, 2 + 10_080, "the burst and a day's worth");
+        assert_eq!(admitted, 2 + 10_080, "the burst and one day");
 
         let fast = Limit::token_bucket(300_000, SECOND).expect("valid").with_burst(3).expect("valid");
         fixture.reset_clock();
@@ -240,7 +239,7 @@ conformance_tests! {
         }
     }
 
-    /// A denied cost takes nothing, and less may still pass.
+    /// A denied check charges nothing, and a smaller cost may still pass.
     a_denied_check_charges_nothing(fixture) {
         for limit in limits(10, MINUTE) {
             fixture.check("k", &limit, 8).await;
@@ -252,7 +251,7 @@ conformance_tests! {
         }
     }
 
-    /// A cost above the capacity never passes, and says so; it takes nothing.
+    /// A cost above the capacity never passes, charges nothing, and returns `Retry::Never`.
     a_cost_above_the_capacity_never_passes(fixture) {
         for limit in limits(10, MINUTE) {
             for cost in [11, LARGEST] {
@@ -276,7 +275,7 @@ conformance_tests! {
     /// Under constant traffic every window ends on time, and admits as much as the one before.
     windows_end_on_time_under_constant_traffic(fixture) {
         for limit in limits(10, SECOND) {
-            // the first window is full from its beginning, and so the same state returns with each
+            // The first window is full from its start, so the same state returns with each window.
             fixture.clock.set(Timestamp::from_micros(1_794_765_441_000_000));
             let mut admitted = Vec::new();
             for _ in 0..20 {
@@ -287,7 +286,7 @@ conformance_tests! {
                 }
                 admitted.push(in_window);
             }
-            // a sliding counter that was full stays one short: what fades is rounded up
+            // A full sliding counter stays one short, as the weighted previous window is rounded up.
             let expected = if limit.algorithm() == Algorithm::SlidingCounter { 9 } else { 10 };
             assert!(admitted[1..].iter().all(|in_window| *in_window == expected), "{limit:?}: {admitted:?}");
         }
@@ -303,8 +302,7 @@ conformance_tests! {
         }
     }
 
-    /// A raised amount is there at once, less what was used; a lowered one leaves nothing, and no debt that
-    /// was not there.
+    /// A raised amount is available at once, less the usage. A lowered amount leaves nothing, and creates no debt.
     a_changed_amount_keeps_the_usage(fixture) {
         for algorithm in Algorithm::ALL {
             let limit = |amount| Limit::new(algorithm, amount, Duration::from_secs(3600)).expect("valid");
@@ -317,7 +315,7 @@ conformance_tests! {
         }
     }
 
-    /// A changed window keeps what was used, and a shorter one frees it after one new window at the latest.
+    /// A changed window keeps the usage, and a shorter one frees it after one new window at the latest.
     a_changed_window_keeps_the_usage(fixture) {
         for algorithm in Algorithm::ALL {
             fixture.reset_clock();
@@ -334,18 +332,18 @@ conformance_tests! {
         }
     }
 
-    /// Cost 0 reads, and is denied only in debt.
+    /// A cost of 0 reads, and is denied only in debt.
     a_cost_of_zero_is_denied_only_in_debt(fixture) {
         for limit in limits(10, MINUTE) {
             assert!(fixture.check("k", &limit, 0).await.passes);
             fixture.check("k", &limit, 10).await;
-            assert!(fixture.check("k", &limit, 0).await.passes, "{limit:?}: nothing left is no debt");
+            assert!(fixture.check("k", &limit, 0).await.passes, "{limit:?}: zero remaining is not debt");
             fixture.charge("k", &limit, 1).await;
             assert!(!fixture.check("k", &limit, 0).await.passes, "{limit:?}");
         }
     }
 
-    /// A charge is taken whatever the limit says, and paid off before anything passes.
+    /// A charge is always applied, and must be paid off before anything passes.
     a_charge_above_the_limit_creates_debt(fixture) {
         for limit in limits(10, MINUTE) {
             fixture.reset_clock();
@@ -355,15 +353,15 @@ conformance_tests! {
             fixture.clock.advance(retry_after);
             assert!(fixture.check("k", &limit, 1).await.passes, "{limit:?}");
             if limit.algorithm() == Algorithm::TokenBucket {
-                assert_eq!(retry_after, Duration::from_secs(16 * 6), "16 units too many, one leaves every 6 s");
+                assert_eq!(retry_after, Duration::from_secs(16 * 6), "16 units of debt, one drains every 6 s");
             }
         }
     }
 
-    /// A refund gives back at most what counts.
+    /// A refund returns at most the usage.
     a_refund_returns_at_most_the_usage(fixture) {
         for limit in limits(10, MINUTE) {
-            assert_eq!(fixture.refund("k", &limit, 5, None).await.remaining, 10, "{limit:?}: nothing to give back");
+            assert_eq!(fixture.refund("k", &limit, 5, None).await.remaining, 10, "{limit:?}: nothing to refund");
             fixture.check("k", &limit, 6).await;
             assert_eq!(fixture.refund("k", &limit, 2, None).await.remaining, 6, "{limit:?}");
             assert_eq!(fixture.refund("k", &limit, LARGEST, None).await.remaining, 10, "{limit:?}");
@@ -371,7 +369,7 @@ conformance_tests! {
         }
     }
 
-    /// A refund of one charge is exact, and does nothing once its window has passed.
+    /// A refund of one charge is exact, and has no effect once its window has passed.
     a_refund_of_one_charge_is_exact(fixture) {
         for limit in limits(10, MINUTE) {
             fixture.reset_clock();
@@ -406,7 +404,7 @@ conformance_tests! {
         }
     }
 
-    /// The largest debt drains to the unit, also at the fastest rate, whose products pass 2^53 by far.
+    /// The largest debt drains exactly, also at the fastest rate, where products are far above 2^53.
     the_largest_debt_drains_exactly(fixture) {
         let fast = Limit::token_bucket(999_999_999, Duration::from_millis(1)).expect("valid");
         fixture.charge("k", &fast, LARGEST).await;
@@ -421,7 +419,7 @@ conformance_tests! {
         assert_eq!(fixture.peek("k", &fast, 1).await.remaining, 999_999_999);
     }
 
-    /// An overdraft rule admits while anything remains, charges in full, and then waits for one whole unit.
+    /// An overdraft rule admits while any unit remains, charges the full cost, and then waits for one whole unit.
     overdraft_admits_while_any_unit_remains(fixture) {
         for limit in limits(10, MINUTE) {
             fixture.reset_clock();
@@ -438,7 +436,7 @@ conformance_tests! {
         }
     }
 
-    /// All tiers are charged or none: a refusal leaves every other tier as it was.
+    /// All tiers are charged or none: a denial leaves every other tier unchanged.
     a_denied_check_leaves_every_tier_unchanged(fixture) {
         let small = Limit::sliding_log(1, MINUTE).expect("valid");
         let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -458,7 +456,7 @@ conformance_tests! {
         }
     }
 
-    /// A shadow tier never refuses; it is charged only when the request passes and it would have let it.
+    /// A shadow tier never denies. It is charged only if the request passes and the tier has room.
     a_shadow_tier_never_denies_and_is_not_charged_for_a_denied_check(fixture) {
         for limit in limits(3, MINUTE) {
             let enforced = Terms::new(limit, Cost::ONE);
@@ -474,7 +472,7 @@ conformance_tests! {
         }
     }
 
-    /// A peek changes nothing and says what a check would.
+    /// A peek changes nothing and returns what a check would.
     a_peek_returns_what_a_check_would(fixture) {
         for limit in limits(3, MINUTE) {
             for left in [3, 2, 1] {
@@ -489,7 +487,7 @@ conformance_tests! {
         }
     }
 
-    /// "Up to n" is n requests one after the other.
+    /// A check with a count of n equals n single requests.
     a_count_of_n_equals_n_single_requests(fixture) {
         for limit in limits(10, MINUTE) {
             let terms = Terms::new(limit, Cost::from(3));
@@ -501,7 +499,7 @@ conformance_tests! {
         }
     }
 
-    /// A clock set back adds at most one quota and locks nobody out for longer than two windows.
+    /// A clock set back adds at most one quota, and denies for at most two windows.
     a_clock_set_back_grants_at_most_one_quota_and_denies_for_at_most_two_windows(fixture) {
         for limit in limits(5, MINUTE) {
             for back in [MICROSECOND, SECOND, MINUTE, 2 * MINUTE, 1000 * MINUTE] {
@@ -524,7 +522,7 @@ conformance_tests! {
     an_adversarial_caller_gets_exactly_the_documented_bound(fixture) {
         let (amount, window) = (100, SECOND);
         for limit in limits(amount, window) {
-            // all of one window in its last microsecond, then as fast as possible for one window
+            // All of one window in its last microsecond, then as fast as possible for one window.
             fixture.clock.set(Timestamp::from_micros(1_794_765_441_999_999));
             let mut admitted = fixture.admitted_now("k", &limit).await;
             for _ in 0..999 {
@@ -543,17 +541,17 @@ conformance_tests! {
         }
     }
 
-    /// Windows may be moved, so that not all of them end in the same instant.
+    /// Windows may be shifted, so that not all of them end at the same time.
     a_fixed_window_can_be_shifted_by_its_phase(fixture) {
         let limit = Limit::fixed_window(1, MINUTE).expect("valid");
         let moved = limit.with_phase(Duration::from_secs(50)).expect("valid");
         let (share, moved_share) = (fixture.check("k", &limit, 1).await, fixture.check("moved", &moved, 1).await);
         assert_eq!(share.reset_after, Duration::from_micros(38_200_161), "to the full minute");
         assert_eq!(moved_share.reset_after, Duration::from_micros(28_200_161), "to second 50");
-        assert!(!fixture.check("k", &moved, 1).await.passes, "what was used before the move is used after it");
+        assert!(!fixture.check("k", &moved, 1).await.passes, "the usage is kept when the window is shifted");
     }
 
-    /// A log that is never empty counts on, however much it has counted before.
+    /// A log that is never empty stays exact, however much it has counted before.
     a_log_that_is_never_empty_stays_exact(fixture) {
         let limit = Limit::sliding_log(1_000_000, MINUTE).expect("valid");
         for step in 0..120 {
@@ -565,7 +563,7 @@ conformance_tests! {
         }
     }
 
-    /// Checks of one batch see what the earlier ones charged.
+    /// Checks of one batch see the charges of earlier ones.
     checks_of_a_batch_see_earlier_charges(fixture) {
         for limit in limits(3, MINUTE) {
             let terms = Terms::new(limit, Cost::from(2));
@@ -578,13 +576,13 @@ conformance_tests! {
         }
     }
 
-    /// A look shows what counts, when it was charged and until when it counts, and changes nothing.
+    /// An inspection shows the usage, when it was charged and until when it counts, and changes nothing.
     an_inspection_shows_the_usage(fixture) {
         for limit in limits(10, MINUTE) {
             fixture.reset_clock();
             let inspect = async || fixture.inspect("k", &limit).await;
             let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
-            // a minute began 21.799839 s before
+            // A minute began 21.799839 s earlier.
             let minute = START.as_micros() - 21_799_839;
             let units = |snapshot: &Snapshot| match snapshot {
                 Snapshot::FixedWindow(span) => span.units,
@@ -611,14 +609,14 @@ conformance_tests! {
                     assert_eq!(previous, span(minute - 60_000_000, minute, 0));
                     assert_eq!((current, ends_us), (span(minute, minute + 60_000_000, 5), minute + 120_000_000));
                 }
-                // one unit in six seconds
+                // One unit per six seconds.
                 Snapshot::TokenBucket(level) => assert_eq!((level.whole, level.part), (4, 0)),
             }
             assert_eq!(fixture.peek("k", &limit, 1).await, before);
         }
     }
 
-    /// Of a long log, a look shows the newest charges, also once its entries have gone round.
+    /// An inspection of a long log shows the newest charges, also after its ring has wrapped around.
     an_inspection_shows_the_newest_charges(fixture) {
         let (limit, count) = (Limit::sliding_log(3_000, MINUTE).expect("a valid limit"), 2_500);
         for number in 0..count {

@@ -1,8 +1,8 @@
 //! Seeded random histories: every store must agree with the model on every field of every answer.
 //!
-//! A history mixes tiers, costs, operations, changed limits, equal times, times one microsecond before and at
-//! an notable_times, and clocks that are set back and forth. A failure names its seed; `TOLLGATE_SEED` replays it,
-//! and `TOLLGATE_STEPS` asks for longer histories.
+//! A history mixes tiers, costs, operations, changed limits, equal times, times one microsecond before and at a
+//! boundary, and clocks that are set back and forth. A failure prints its seed. `TOLLGATE_SEED` replays it, and
+//! `TOLLGATE_STEPS` sets the length.
 
 use std::{env, time::Duration};
 
@@ -20,44 +20,43 @@ use crate::{
     store_fixture::{decide, reset},
 };
 
-/// How many steps a history has unless `TOLLGATE_STEPS` says otherwise.
+/// Number of steps of a history unless `TOLLGATE_STEPS` is set.
 pub const STEPS: usize = 10_000;
 
-/// A moment with all digits in use.
+/// A time with all digits in use.
 const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
-/// Where a history is sent back to its start: 50 years later.
+/// A history that passes this time starts again at [`START`]: 50 years later.
 const END: Timestamp = Timestamp::from_micros(START.as_micros() + 50 * 365 * 86_400 * 1_000_000);
 const IDENTITIES: usize = 4;
 const MAX_TIERS: usize = 8;
 const LARGEST: u64 = (1 << 53) - 1;
 
-/// What a history is made of.
+/// The parameters of a history.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The algorithms of its counters.
     pub algorithms: Vec<Algorithm>,
-    /// How many checks.
+    /// Number of checks.
     pub steps: usize,
-    /// Where chance starts.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// What the limits are like.
+    /// The sizes of the limits.
     pub limits: Limits,
-    /// How many checks the store is given at once, at most.
+    /// Maximum number of checks per batch.
     pub largest_batch: usize,
 }
 
-/// What the limits of a history are like.
+/// The sizes of the limits of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
-    /// Of every size, mostly small: edges are reached often.
+    /// All sizes, mostly small, so that limits are reached often.
     Any,
-    /// From 20 to 400 in some seconds, asked for one at a time: sliding logs grow long, and go round their ring.
+    /// From 20 to 400 in some seconds, with costs of one: sliding logs grow long and wrap around their ring.
     Dense,
 }
 
 impl Plan {
-    /// A history of [`STEPS`] checks, or of as many as `TOLLGATE_STEPS` says, from `seed` or from
-    /// `TOLLGATE_SEED`.
+    /// Returns a history of [`STEPS`] or `TOLLGATE_STEPS` checks, from `seed` or `TOLLGATE_SEED`.
     pub fn new(algorithms: &[Algorithm], seed: u64) -> Self {
         let number = |name: &str| env::var(name).ok().and_then(|value| value.parse().ok());
         Self {
@@ -70,27 +69,27 @@ impl Plan {
         }
     }
 
-    /// The same history, one check after the other: where a check may span several stores, one that was refused has
-    /// taken back what it reserved only when the next one begins.
+    /// Returns the same history with one check per batch: where a check spans several nodes, a denied check has
+    /// released its reservations only when the next batch begins.
     pub fn one_at_a_time(self) -> Self {
         Self { largest_batch: 1, ..self }
     }
 
-    /// The same history with so many checks, unless `TOLLGATE_STEPS` says otherwise.
+    /// Returns the same history with this many checks, unless `TOLLGATE_STEPS` is set.
     pub fn steps(self, steps: usize) -> Self {
         if env::var_os("TOLLGATE_STEPS").is_some() { self } else { Self { steps, ..self } }
     }
 
-    /// The same history over limits that fill up slowly.
+    /// Returns the same history over limits that fill up slowly.
     pub fn dense(self) -> Self {
         Self { limits: Limits::Dense, ..self }
     }
 }
 
-/// Runs a history through a store whose clock is `clock`, and through the model.
+/// Runs a history on a store whose clock is `clock`, and on the model.
 ///
 /// # Panics
-/// When they disagree, naming the seed, the step and both answers.
+/// When they disagree. The message contains the seed, the step and both answers.
 pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClock, plan: &Plan) {
     let store = &store.into();
     let mut chance = StdRng::seed_from_u64(plan.seed);
@@ -108,7 +107,7 @@ pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClo
         let decided = decide(store, &checks, None).await.unwrap_or_else(|error| {
             panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
         });
-        assert_eq!(decided.at, now, "seed {} step {done}: the store is on another clock", plan.seed);
+        assert_eq!(decided.at, now, "seed {} step {done}: the store uses another clock", plan.seed);
         for (check, answers) in checks.iter().zip(&decided.answers) {
             let expected = model.decide(check, now);
             let granted = u32::try_from(expected.iter().filter(|one| one.granted).count()).expect("small");
@@ -120,7 +119,7 @@ pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClo
                     .map(|(answer, tier)| answer.share(&tier.terms, index, granted));
                 let mut found: Vec<_> = shares.collect();
                 for (found, expected) in found.iter_mut().zip(&expected.shares) {
-                    // a batch that fills a bucket for more than 285 years says so to all of its requests
+                    // A batch that fills a bucket for more than 285 years reports that to all of its requests.
                     if check.count() > 1 && found.reset_after == Duration::from_micros(MAX_WAIT_US) {
                         found.reset_after = expected.reset_after;
                     }
@@ -128,7 +127,7 @@ pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClo
                 assert_eq!(
                     found,
                     expected.shares,
-                    "seed {} step {done}, request {index} of {} at {now:?}: found (left) is not as expected (right)\n\
+                    "seed {} step {done}, request {index} of {} at {now:?}: found (left) differs from expected (right)\n\
                      {check:#?}\n{answers:#?}",
                     plan.seed,
                     check.count(),
@@ -163,7 +162,7 @@ fn counters(plan: &Plan, chance: &mut StdRng) -> Vec<Counter> {
     counters
 }
 
-/// Interesting moments: just before, at and after something changes.
+/// Times just before, at and after a change.
 #[derive(Default)]
 struct NotableTimes {
     moments: Vec<u64>,
@@ -303,7 +302,7 @@ fn random_check(
 fn random_cost(limit: &Limit, limits: Limits, operation: Operation, chance: &mut StdRng) -> Cost {
     let capacity = limit.capacity();
     let units = match chance.random_range(0..24) {
-        // one at a time, but for a rare charge that makes a log wide
+        // Costs of one, except for a rare charge that makes a log wide.
         1.. if limits == Limits::Dense => 1,
         _ if limits == Limits::Dense && operation == Operation::Charge => {
             *[2, 1 << 40].choose(chance).expect("not empty")

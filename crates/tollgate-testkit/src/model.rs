@@ -1,8 +1,7 @@
-//! The reference model: what the algorithms mean, written for reading and not for speed.
+//! The reference model: the algorithms, written for readability and not for speed.
 //!
-//! It keeps every charge, asks "how much counts at this moment?" by definition, and finds every wait by
-//! search: the smallest wait after which the answer would be another. It shares no arithmetic with the
-//! implementation.
+//! It keeps every charge, computes the usage at a time by definition, and finds every wait by binary search. It shares
+//! no arithmetic with the implementation.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -18,26 +17,26 @@ pub struct Model {
     counters: HashMap<(Key, Algorithm), Counter>,
 }
 
-/// What the model expects of one request: whether it passes, and what each tier says.
+/// The expected result of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Whether all tiers that can refuse let it pass.
+    /// Whether all enforced tiers let it pass.
     pub granted: bool,
-    /// What each tier says.
+    /// The expected share of each tier.
     pub shares: Vec<Share>,
 }
 
-/// One counter: a list of charges, or the level of a bucket, and the limit it was written under.
+/// One counter: a list of charges or the level of a bucket, and the limit it was written under.
 #[derive(Clone)]
 struct Counter {
     limit: Limit,
-    /// When it was last charged.
+    /// The time of the last charge.
     last: u64,
     charges: Vec<(u64, u64)>,
     level: Level,
 }
 
-/// `over / under` units that drain at `units / under` a microsecond.
+/// `over / under` units that drain at `units / under` per microsecond.
 #[derive(Clone, Copy)]
 struct Level {
     over: u128,
@@ -46,13 +45,13 @@ struct Level {
 }
 
 impl Model {
-    /// Decides one check, request by request; one expectation for each.
+    /// Decides one check, request by request, and returns one expectation for each.
     pub fn decide(&mut self, check: &Check, now: Timestamp) -> Vec<Expected> {
         let now = now.as_micros();
         (0..check.count()).map(|_| self.one_request(check, now)).collect()
     }
 
-    /// Forgets a counter.
+    /// Deletes a counter.
     pub fn reset(&mut self, key: &Key, algorithm: Algorithm) {
         self.counters.remove(&(key.clone(), algorithm));
     }
@@ -105,7 +104,7 @@ impl Model {
         Expected { granted, shares }
     }
 
-    /// How much counts against `limit` at `now`.
+    /// Returns the usage against `limit` at `now`.
     fn used(&self, key: &(Key, Algorithm), limit: &Limit, now: u64) -> u64 {
         self.counters.get(key).map_or(0, |counter| counter.used(limit, now))
     }
@@ -123,7 +122,7 @@ impl Model {
         let is_log = limit.algorithm() == Algorithm::SlidingLog;
         let full = is_log && counter.charges.len() >= usize::try_from(limit.amount()).expect("fits");
         match counter.charges.last_mut() {
-            // a log that can hold no more is dated by its newest entry
+            // A log that is full is dated by its newest entry.
             Some(newest) if is_log && units == 0 => counter.last = newest.0,
             Some(newest) if newest.0 == counter.last || full => *newest = (counter.last, newest.1 + units),
             _ => counter.charges.push((counter.last, units)),
@@ -150,12 +149,12 @@ impl Counter {
         Self { limit: *limit, last: now, charges: Vec::new(), level: Level::empty(limit) }
     }
 
-    /// Whether its date is so far ahead that the clock must have been set back.
+    /// Returns whether the counter is dated so far ahead that the clock must have been set back.
     fn is_absent(&self, limit: &Limit, now: u64) -> bool {
         self.last > now + limit.window_us()
     }
 
-    /// Whether the limit has other windows than those it was written under.
+    /// Returns whether the limit has other windows than the limit the counter was written under.
     fn changed(&self, limit: &Limit) -> bool {
         (self.limit.window_us(), self.limit.phase_us()) != (limit.window_us(), limit.phase_us())
     }
@@ -189,14 +188,14 @@ impl Counter {
         }
     }
 
-    /// A bucket's level, drained at the faster of its own rate and the limit's.
+    /// Returns the level of a bucket, drained at the faster of its own rate and the limit's.
     fn level_at(&self, limit: &Limit, at: u64) -> Level {
         let faster = Level::empty(limit).is_faster_than(&self.level);
         let level = if faster { self.level.at_rate_of(limit) } else { self.level };
         Level { over: level.over.saturating_sub(u128::from(at - self.last) * level.units), ..level }
     }
 
-    /// The same counter at `now`, as the next charge under `limit` finds it.
+    /// Returns the counter at `now` as the next charge under `limit` finds it.
     fn carried_over(&self, limit: &Limit, now: u64) -> Self {
         if self.is_absent(limit, now) {
             return Self::fresh(limit, now);
@@ -221,7 +220,7 @@ impl Counter {
             return;
         }
         let level = self.level_at(limit, last);
-        // what is left of a single charge has drained since it was made
+        // The rest of a single charge has drained since it was made.
         let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
         let back = (u128::from(units) * level.under).saturating_sub(drained);
         if back > 0 {
@@ -279,7 +278,7 @@ impl Level {
     }
 }
 
-/// The number of the window a time lies in.
+/// Returns the number of the window that contains a time.
 fn window_of(limit: &Limit, time: u64) -> u64 {
     (time + limit.window_us() - limit.phase_us()) / limit.window_us()
 }
@@ -291,8 +290,8 @@ fn must_be_free(terms: &Terms) -> u64 {
     }
 }
 
-/// The smallest wait at which `holds`. Unless it holds at once, it stays true once it does; a state that
-/// counts as absent because it is dated too far ahead may count later.
+/// Returns the smallest wait at which `holds`. Unless it holds at once, it stays true from then on: a state that is
+/// ignored because it is dated too far ahead may count later.
 fn first_moment(holds: impl Fn(u64) -> bool) -> Duration {
     if holds(0) {
         return Duration::ZERO;

@@ -1,6 +1,6 @@
 //! The memory store's bound, measured from outside: the resident memory of the process. A binary of its own, as other tests of
 //! the same process would change the figure.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::{fs, time::Duration};
 
@@ -48,8 +48,8 @@ fn a_million_keys_stay_within_the_configured_memory_under_eviction() {
         clock.advance(Duration::from_micros(1));
         store.decide_one(&names[charge % names.len()], &long, Operation::Check, 1);
         if charge % 250_000 == 0 {
-            // the allocator keeps some of what was freed
-            assert_within(max + max / 4, "logs grow where the keys were");
+            // the allocator keeps some freed memory
+            assert_within(max + max / 4, "logs replace the keys");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Hammers counters of a Redis through the library, as its arguments write_lines: see [`Hammer::from_args`].
+//! Calls the library on counters of a Redis as its arguments describe: see [`Hammer::from_args`].
 //!
-//! Says `ready` when it is connected and begins when its input ends. Each admitted call is a line of its own, written
-//! at once, so that a process that is killed has told all but the calls that were under way. The first reply that
-//! does not fit together ends it with a line that says so.
+//! Prints `ready` when it is connected, and begins when its input ends. Each admitted call is printed at once, so a
+//! killed process has reported all but the calls in flight. The first inconsistent reply ends the process with an
+//! error line.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use tollgate::{Cost, Limiter, Options, RedisStore};
 use tollgate_testkit::hammer::{AdmittedCall, Hammer, ReportLine, Workload, check_snapshot, system_time};
 use tollgate_testkit::oracle::Admitted;
 
-/// Generous: whether answers are in time is for other tests.
+/// Generous: other tests verify deadlines.
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
 fn main() -> ExitCode {
@@ -49,7 +49,7 @@ async fn run(hammer: Hammer) -> Result<u64, String> {
     Ok(calls)
 }
 
-/// What the callers share.
+/// State shared by the callers.
 struct Job {
     hammer: Hammer,
     limiter: Limiter,
@@ -59,7 +59,7 @@ struct Job {
 }
 
 impl Job {
-    /// Calls until nothing is left to do. How often.
+    /// Calls until the workload is done, and returns the number of calls.
     async fn call_until_done(self: Arc<Self>) -> Result<u64, String> {
         for calls in 0.. {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -72,12 +72,12 @@ impl Job {
             }
             self.call(number).await?;
         }
-        unreachable!("a range without end has no end")
+        unreachable!("the range is endless")
     }
 
     async fn call(&self, number: u64) -> Result<(), String> {
         let Hammer { keys, costs, .. } = &self.hammer;
-        let number = usize::try_from(number).expect("so many calls are never made");
+        let number = usize::try_from(number).expect("the number of calls fits");
         let cost = Cost::new(costs[number % costs.len()]).map_err(|error| error.to_string())?;
         // Each key in turn gets all costs.
         let key = &keys[number / costs.len() % keys.len()];
@@ -89,7 +89,7 @@ impl Job {
 
         check_snapshot(&decision, &self.hammer.limits(), cost, Duration::ZERO)?;
         let Some(at) = decision.at else {
-            // refused without the store: lets those who wait for it have their turn
+            // Denied without the store: lets calls that wait for the store proceed.
             tokio::task::yield_now().await;
             return Ok(());
         };
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// Writes whole lines, at once.
+/// Writes whole lines at once.
 fn write_lines(lines: &str) -> Result<(), String> {
     let mut output = io::stdout().lock();
     output.write_all(lines.as_bytes()).and_then(|()| output.flush()).map_err(|error| error.to_string())

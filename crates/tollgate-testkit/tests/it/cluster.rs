@@ -1,4 +1,4 @@
-//! Clusters of the testkit are whole when they start, and break as told.
+//! Clusters of the testkit are complete when they start, and fail on command.
 
 use redis::{Connection, RedisResult};
 use tollgate_testkit::cluster::{Cluster, ClusterState, Coverage, Setup};
@@ -10,8 +10,8 @@ fn set(node: &Server, key: &str) -> RedisResult<()> {
 }
 
 fn code<T>(outcome: RedisResult<T>) -> String {
-    let error = outcome.map(|_| ()).expect_err("should be refused");
-    error.code().unwrap_or_else(|| panic!("no answer but {error}")).to_string()
+    let error = outcome.map(|_| ()).expect_err("should be an error");
+    error.code().unwrap_or_else(|| panic!("no error code: {error}")).to_string()
 }
 
 fn get(connection: &mut Connection, keys: &[&str]) -> RedisResult<Vec<Option<u8>>> {
@@ -41,7 +41,7 @@ fn a_dead_primary_makes_its_own_slots_or_all_slots_unavailable() {
         let (dead, alive) = (cluster.redis_key_on(0), cluster.redis_key_on(1));
         let slot = cluster.slot_of(&dead);
         cluster.node_mut(0).kill();
-        wait::until("the death is noticed", wait::PATIENCE, || cluster.primary_of(slot).is_none());
+        wait::until("the failure is detected", wait::PATIENCE, || cluster.primary_of(slot).is_none());
         let node = &cluster.nodes()[1];
         match coverage {
             Coverage::Partial => {
@@ -77,7 +77,7 @@ fn a_replica_takes_over_when_its_primary_dies() {
     assert_eq!(get(&mut cluster.nodes()[5].connection(), &[&key]).unwrap(), [Some(1)]);
 
     cluster.node_mut(2).restart();
-    wait::until("the old primary follows", wait::PATIENCE, || !cluster.nodes()[2].is_primary());
+    wait::until("the old primary is a replica", wait::PATIENCE, || !cluster.nodes()[2].is_primary());
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_replica_takes_over_on_command() {
     cluster.failover(4);
     assert_eq!(cluster.primary_of(cluster.slot_of(&key)), Some(4));
     set(&cluster.nodes()[4], &key).unwrap();
-    wait::until("the old primary follows", wait::PATIENCE, || !cluster.nodes()[1].is_primary());
+    wait::until("the old primary is a replica", wait::PATIENCE, || !cluster.nodes()[1].is_primary());
     assert_eq!(code(set(&cluster.nodes()[1], &key)), "MOVED");
 }
 

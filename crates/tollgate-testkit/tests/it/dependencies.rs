@@ -1,10 +1,10 @@
-//! The direction of dependencies among our crates, and the lints each of them obeys.
+//! The direction of dependencies between the crates of the workspace, and the lints of each crate.
 
 use std::fs;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
-/// Our published crates: each may depend only on those before it.
+/// The published crates. Each may depend only on earlier ones.
 const LAYERS: [&str; 5] = ["tollgate-core", "tollgate", "tollgate-tower", "tollgate-server", "tollgate-cli"];
 
 const TESTKIT: &str = "tollgate-testkit";
@@ -37,7 +37,7 @@ fn dependencies_point_to_earlier_layers_only() {
 fn the_testkit_is_unpublished_and_only_ever_a_dev_dependency() {
     for package in &workspace().packages {
         if package.name.as_str() == TESTKIT {
-            assert_eq!(package.publish.as_deref(), Some(&[][..]), "{TESTKIT} must say publish = false");
+            assert_eq!(package.publish.as_deref(), Some(&[][..]), "{TESTKIT} must set publish = false");
         }
         assert!(
             !shipped_dependencies(package).any(|dependency| dependency == TESTKIT),
@@ -82,14 +82,14 @@ fn workspace() -> Metadata {
         .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
         .no_deps()
         .exec()
-        .expect("cargo metadata reads our manifests")
+        .expect("cargo metadata reads the manifests")
 }
 
 fn layer(name: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| *layer == name)
 }
 
-/// Names what a user of the package compiles: normal and build dependencies, under their real names.
+/// Returns the names of the normal and build dependencies, without renames.
 fn shipped_dependencies(package: &Package) -> impl Iterator<Item = &str> {
     let shipped =
         package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
@@ -100,7 +100,7 @@ fn manifest(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the lines between a header and the next.
+/// Returns the lines between a header and the next one.
 fn section<'a>(manifest: &'a str, header: &str) -> impl Iterator<Item = &'a str> {
     let mut lines = manifest.lines().map(str::trim);
     lines.by_ref().find(|line| *line == header);

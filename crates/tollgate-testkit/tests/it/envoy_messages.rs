@@ -1,5 +1,5 @@
-//! The server's messages of Envoy in `src/grpc/generated/` are what the files in its `proto/` say. It is tested here, as the
-//! server cannot be built while they are wrong.
+//! The generated Envoy messages of the server in `src/grpc/generated/` match the files in its `proto/`. The test is here because the
+//! server does not compile while they are wrong.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -11,12 +11,12 @@ use std::{
 use prost::Message;
 use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
 
-/// With this variable in the environment, the files are written instead of compared.
+/// If this variable is set, the files are written instead of compared.
 const GENERATE: &str = "TOLLGATE_GENERATE";
 
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 
-/// The messages as reflection shows them.
+/// The descriptors for server reflection.
 const DESCRIPTORS: &str = "descriptors.bin";
 
 #[test]
@@ -30,7 +30,7 @@ fn the_generated_code_matches_the_proto_files() {
             fs::copy(&file, checked_in.join(file.file_name().unwrap())).unwrap();
         }
     }
-    let remedy = format!("run this test with {GENERATE}=1, and check the files in");
+    let remedy = format!("run this test with {GENERATE}=1 and commit the files");
     let names = |directory: &Path| -> Vec<_> {
         files(directory).iter().map(|file| file.file_name().unwrap().to_owned()).collect()
     };
@@ -48,13 +48,13 @@ fn generate(protos: &Path, out: &Path) {
         file.source_code_info = None;
     }
     fs::write(out.join(DESCRIPTORS), files.encode_to_vec()).unwrap();
-    take_any_bytes_as_values(&mut files);
+    accept_any_bytes_as_values(&mut files);
     tonic_prost_build::configure().build_transport(false).out_dir(out).compile_fds(files).unwrap();
 }
 
-/// On the wire, a string is bytes that are text. Envoy takes values from what clients send, which need not be text: a
-/// request that could not be read would not be limited.
-fn take_any_bytes_as_values(files: &mut FileDescriptorSet) {
+/// Changes values from strings to bytes, which have the same encoding. Envoy takes values from requests, which need not be UTF-8, and
+/// a message that cannot be decoded would not be limited.
+fn accept_any_bytes_as_values(files: &mut FileDescriptorSet) {
     let messages = files.file.iter_mut().flat_map(|file| &mut file.message_type);
     let nested = messages
         .filter(|message| message.name() == "RateLimitDescriptor")

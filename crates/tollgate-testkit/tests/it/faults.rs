@@ -1,4 +1,4 @@
-//! Faults of a real server are in force when the testkit says so, and over when it says so.
+//! Faults of a real server are in effect when their method returns, and have ended when the method that ends them returns.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tollgate_testkit::server::{Flavor, Server, Setup};
 use tollgate_testkit::tls::{Certificates, ClientCertificates};
 use tollgate_testkit::wait;
 
-/// Connects as any client would, by TCP, with short patience.
+/// Connects over TCP with a short timeout.
 fn client(server: &Server) -> Connection {
     let client = redis::Client::open(server.url()).expect("a good address");
     let connection = client.get_connection_with_timeout(Duration::from_secs(5)).expect("the server accepts");
@@ -21,10 +21,10 @@ fn set(connection: &mut Connection, key: &str) -> RedisResult<()> {
     redis::cmd("SET").arg(key).arg(1).arg("EX").arg(60).exec(connection)
 }
 
-/// Returns the first word of the error that a write is answered with.
+/// Returns the error code of a write.
 fn error_code(server: &Server) -> String {
-    let error = set(&mut client(server), "refused").expect_err("the write should be refused");
-    error.code().unwrap_or_else(|| panic!("no answer but {error}")).to_string()
+    let error = set(&mut client(server), "refused").expect_err("the write should fail");
+    error.code().unwrap_or_else(|| panic!("no error code: {error}")).to_string()
 }
 
 fn keys(server: &Server) -> u64 {
@@ -85,7 +85,7 @@ fn a_restart_restores_the_saved_data_or_starts_empty() {
         assert_eq!(server.port(), port);
 
         server.restart();
-        assert_eq!(keys(&server), 0, "{flavor} has data after a restart without");
+        assert_eq!(keys(&server), 0, "{flavor} has data after a restart without data");
     }
 }
 
@@ -104,7 +104,7 @@ fn paused_clients_wait_and_reads_only_if_all_commands_are_paused() {
     server.pause_clients(Duration::from_millis(500), PausedCommands::All);
     assert!(redis::cmd("PING").exec(&mut client(&server)).unwrap_err().is_timeout());
     server.unpause_clients();
-    assert!(start.elapsed() >= Duration::from_millis(500), "a pause of all ended early");
+    assert!(start.elapsed() >= Duration::from_millis(500), "a pause of all commands ended early");
     redis::cmd("PING").exec(&mut client(&server)).unwrap();
 }
 
@@ -198,11 +198,11 @@ fn a_user_has_the_permissions_of_its_acl_rules() {
     let error = redis::Client::open(server.url()).unwrap().get_connection().map(|_| ());
     let error = error.and_then(|()| redis::cmd("PING").exec(&mut client(&server))).unwrap_err();
     assert_eq!(error.code(), Some("NOAUTH"));
-    // The testkit itself is locked out too.
-    drop_without_questions(server);
+    // The testkit cannot connect either.
+    drop_without_check(server);
 }
 
-fn drop_without_questions(mut server: Server) {
+fn drop_without_check(mut server: Server) {
     server.kill();
 }
 
@@ -221,8 +221,8 @@ fn a_replica_follows_rejects_writes_and_can_be_promoted() {
     }
 }
 
-/// Asks by TLS, with Debian's client.
-fn ping_by_tls(server: &Server, trusted: &Certificates, as_client: Option<&Certificates>) -> String {
+/// Pings over TLS with redis-cli.
+fn ping_over_tls(server: &Server, trusted: &Certificates, as_client: Option<&Certificates>) -> String {
     let mut command = Command::new("redis-cli");
     command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "--tls", "--cacert"]);
     command.arg(&trusted.authority);
@@ -237,12 +237,12 @@ fn ping_by_tls(server: &Server, trusted: &Certificates, as_client: Option<&Certi
 fn a_tls_port_is_verified_by_its_authority_and_rejects_plain_text() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     assert!(server.url().starts_with("rediss://127.0.0.1:"));
-    assert_eq!(ping_by_tls(&server, server.tls(), None), "PONG\n");
+    assert_eq!(ping_over_tls(&server, server.tls(), None), "PONG\n");
     set(&mut server.connection(), "key").unwrap();
 
     let dir = tempfile::tempdir().unwrap();
     let stranger = Certificates::issue(dir.path(), server.addr().ip());
-    let answer = ping_by_tls(&server, &stranger, None);
+    let answer = ping_over_tls(&server, &stranger, None);
     assert!(answer.contains("certificate verify failed"), "{answer}");
 
     let plain = redis::Client::open(format!("redis://{}", server.addr())).unwrap();
@@ -253,16 +253,16 @@ fn a_tls_port_is_verified_by_its_authority_and_rejects_plain_text() {
 #[test]
 fn a_client_certificate_can_be_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
-    assert_eq!(ping_by_tls(&server, server.tls(), Some(server.tls())), "PONG\n");
+    assert_eq!(ping_over_tls(&server, server.tls(), Some(server.tls())), "PONG\n");
     let dir = tempfile::tempdir().unwrap();
     let stranger = Certificates::issue(dir.path(), server.addr().ip());
     for as_client in [None, Some(&stranger)] {
-        let answer = ping_by_tls(&server, server.tls(), as_client);
+        let answer = ping_over_tls(&server, server.tls(), as_client);
         assert!(!answer.contains("PONG"), "{answer}");
     }
 
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Optional).start();
-    assert_eq!(ping_by_tls(&server, server.tls(), None), "PONG\n");
-    let answer = ping_by_tls(&server, server.tls(), Some(&stranger));
+    assert_eq!(ping_over_tls(&server, server.tls(), None), "PONG\n");
+    let answer = ping_over_tls(&server, server.tls(), Some(&stranger));
     assert!(!answer.contains("PONG"), "{answer}");
 }

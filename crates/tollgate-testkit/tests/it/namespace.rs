@@ -1,5 +1,5 @@
-//! Namespaces of the testkit are real networks: they connect, they part in silence, and they leave nothing behind.
-//! These tests need root and `ip`, and fail without.
+//! Namespaces of the testkit are real networks: they connect, lose packets without an error, and are removed. The tests require root
+//! and `ip`.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -11,10 +11,10 @@ use tollgate_testkit::proxy::Proxy;
 use tollgate_testkit::server::{Flavor, Server, Setup};
 use tollgate_testkit::wait;
 
-/// Long enough to see that nothing comes.
+/// Long enough to observe that nothing arrives.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// How many of these namespaces exist.
+/// Returns how many of these namespaces exist.
 fn existing(names: &[String]) -> usize {
     names.iter().filter(|name| Path::new("/run/netns").join(name).exists()).count()
 }
@@ -34,14 +34,14 @@ fn a_link_connects_partitions_and_removes_its_namespaces() {
     a_server_is_reachable_from_both_sides_only(&link);
     a_partition_drops_packets_silently_and_delivers_after_it_ends(&link);
 
-    let other = Link::create().expect("a second one beside the first");
+    let other = Link::create().expect("a second link");
     let other_names = other.namespaces().map(str::to_owned);
     assert_eq!(existing(&other_names), 3);
     drop(other);
     assert_eq!((existing(&other_names), existing(&names)), (0, 3));
     let panicked = std::thread::spawn(move || {
         let _link = link;
-        panic!("as a test does");
+        panic!("a failing test");
     });
     assert!(panicked.join().is_err());
     assert_eq!(existing(&names), 0);
@@ -54,13 +54,13 @@ fn a_server_is_reachable_from_both_sides_only(link: &Link) {
     for side in [link.left(), link.right()] {
         side.run(|| TcpStream::connect_timeout(&addr, wait::PATIENCE)).expect("a side of the link");
     }
-    // Loopback is each namespace's own.
+    // Each namespace has its own loopback.
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, addr.port()));
     link.left().run(|| TcpStream::connect(loopback)).expect("the server's own loopback");
     link.right().run(|| TcpStream::connect(loopback)).expect_err("the other side's loopback");
     TcpStream::connect(loopback).expect_err("the host's loopback");
 
-    // What starts inside stays inside, also a proxy with its thread.
+    // A proxy started inside stays inside, with its thread.
     let proxy = link.right().run(|| Proxy::start(addr));
     let client = redis::Client::open(proxy.url()).expect("a good address");
     let mut connection = link.right().run(|| client.get_connection()).expect("a proxy on its loopback");
@@ -75,17 +75,16 @@ fn a_partition_drops_packets_silently_and_delivers_after_it_ends(link: &Link) {
     link.down();
     before.set_read_timeout(Some(SILENCE)).expect("a time that is not zero");
     let write = redis::cmd("SET").arg("key").arg(1).arg("EX").arg(60).exec(&mut before);
-    assert!(write.expect_err("nobody is there").is_timeout());
-    let error = link
-        .right()
-        .run(|| TcpStream::connect_timeout(&server.addr(), SILENCE))
-        .expect_err("nobody is there");
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "the kernel knows of it");
-    let keys =
-        || redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).expect("the testkit is not cut off");
+    assert!(write.expect_err("a partition").is_timeout());
+    let error =
+        link.right().run(|| TcpStream::connect_timeout(&server.addr(), SILENCE)).expect_err("a partition");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "the kernel reports the partition");
+    let keys = || {
+        redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).expect("the testkit uses the unix socket")
+    };
     assert_eq!(keys(), 0);
 
     link.up();
-    wait::until("the kernel sends again", wait::PATIENCE, || keys() == 1);
-    redis::cmd("PING").exec(&mut connect(link, &server)).expect("a network that is whole again");
+    wait::until("the kernel retransmits", wait::PATIENCE, || keys() == 1);
+    redis::cmd("PING").exec(&mut connect(link, &server)).expect("a connected network");
 }

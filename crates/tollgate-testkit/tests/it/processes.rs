@@ -1,7 +1,7 @@
-//! Several processes hammer one Redis, and together they get what one alone would: no more, and no less.
+//! Several processes on one Redis together get exactly the limit.
 //!
-//! What was admitted is judged twice: by when the calls were under way, for which the callers' clock is the witness,
-//! and by when the store says it decided, which is sharper and which the callers' clock confirms.
+//! The admitted calls are verified twice: by their send and receive times on the clock of the callers, and by the decision times of the
+//! store, which are more precise and must lie between the former.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,16 +20,15 @@ const PROCESSES: usize = 4;
 const CALLERS: usize = 8;
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
-/// What Redis may keep a key longer than twice its window.
+/// How much longer than twice its window Redis may keep a key.
 const TTL_SLACK: Duration = Duration::from_secs(10);
 
-/// A limit that gives `capacity` once and, for as long as any test takes, nothing more: ten years have no edge soon,
-/// and a bucket has given its burst before the first unit has drained.
+/// Returns a limit that admits `capacity` once and nothing more during a test: its window is ten years.
 fn once(algorithm: Algorithm, capacity: u64) -> Limit {
     Limit::new(algorithm, capacity, MAX_WINDOW).expect("within the range")
 }
 
-/// Eight callers on the key `hot`, at a cost of 1.
+/// Returns a hammer of eight callers on the key `hot` at a cost of 1.
 fn hammer(server: &Server, limit: Limit, workload: Workload) -> Hammer {
     let keys = vec!["hot".to_owned()];
     Hammer {
@@ -44,7 +43,7 @@ fn hammer(server: &Server, limit: Limit, workload: Workload) -> Hammer {
     }
 }
 
-/// Lets four processes do the same.
+/// Runs four processes with the same work.
 fn run_together(hammer: &Hammer) -> Vec<AdmittedCall> {
     let reports = hammer::run(PROGRAM, &vec![hammer.clone(); PROCESSES]);
     reports.into_iter().flat_map(|report| report.admitted).collect()
@@ -54,7 +53,7 @@ fn cost_of<'a>(admitted: impl IntoIterator<Item = &'a AdmittedCall>) -> u64 {
     admitted.into_iter().map(|call| call.call.cost).sum()
 }
 
-/// Asks the store how much of each tier is used by a key.
+/// Returns the usage of each tier of a key.
 fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
     let peek = async {
         let store = RedisStore::connect(&hammer.url).await.expect("the server answers");
@@ -66,7 +65,7 @@ fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
     tokio::runtime::Runtime::new().expect("a runtime starts").block_on(peek)
 }
 
-/// Asserts that what was admitted on one key keeps to the bound of the limit's algorithm.
+/// Asserts that the admitted calls on one key are within the bound of the algorithm.
 fn assert_within(limit: &Limit, admitted: &[AdmittedCall]) {
     let calls: Vec<_> = admitted.iter().map(|call| call.call).collect();
     for (witness, calls) in [("the callers' clock", calls), ("the store's clock", decisions(admitted))] {
@@ -74,7 +73,7 @@ fn assert_within(limit: &Limit, admitted: &[AdmittedCall]) {
     }
 }
 
-/// The calls as the store's clock saw them.
+/// Returns the calls with the times of the store.
 fn decisions(admitted: &[AdmittedCall]) -> Vec<Admitted> {
     admitted.iter().map(|call| Admitted { sent: call.at, received: call.at, cost: call.call.cost }).collect()
 }
@@ -95,7 +94,7 @@ fn assert_calls_within(limit: &Limit, witness: &str, calls: &[Admitted]) {
     }
 }
 
-/// Counts the calls that were certainly decided within one window of the clock.
+/// Asserts the limit for calls that were certainly decided within one window of the clock.
 fn assert_within_aligned_windows(limit: &Limit, calls: &[Admitted]) {
     let window = |moment: Duration| moment.as_micros() / limit.window().as_micros();
     let mut admitted: HashMap<u128, u64> = HashMap::new();
@@ -160,7 +159,7 @@ fn processes_with_skewed_clocks_together_get_exactly_the_limit() {
         assert_eq!(cost_of(&admitted), AMOUNT, "{algorithm}");
         assert_eq!(used(&plan, "hot"), [AMOUNT], "{algorithm}");
 
-        // over many windows, which end for all of them at once
+        // over many windows, which end for all processes at the same time
         let short = Limit::new(algorithm, 50, Duration::from_millis(100)).expect("within the range");
         let plan = Hammer {
             keys: vec!["short".to_owned()],
@@ -171,7 +170,7 @@ fn processes_with_skewed_clocks_together_get_exactly_the_limit() {
         assert_calls_within(&short, "the store's clock", &decisions(&admitted));
         assert!(cost_of(&admitted) > short.amount(), "{algorithm} admits only {}", cost_of(&admitted));
 
-        // and they are wrong
+        // the clocks are indeed skewed
         let ahead =
             reports[0].admitted.iter().all(|call| call.call.sent > call.at + Duration::from_secs(3_000));
         let behind =
@@ -191,7 +190,7 @@ fn unlimited_demand_gets_at_least_99_percent_of_the_limit() {
         let reports = hammer::run(PROGRAM, &[plan]);
         let admitted = &reports[0].admitted;
         assert_calls_within(&limit, "the store's clock", &decisions(admitted));
-        // from the first call, or the first edge after it, three windows that were under demand from end to end
+        // three complete windows under demand, from the first call or the next window boundary
         let first = admitted[0].at;
         let from = match algorithm {
             Algorithm::SlidingLog | Algorithm::TokenBucket => first,
@@ -224,7 +223,7 @@ fn costs_of_several_units_fill_each_keys_limit_exactly() {
     }
 }
 
-/// Many windows pass under saturating demand: the bound holds in all of them, and each gives something.
+/// Asserts that the bound holds over many windows under saturating demand.
 fn keeps_its_bound_over_many_windows(algorithm: Algorithm) {
     const AMOUNT: u64 = 50;
     let server = Server::start(Flavor::Redis7);
@@ -263,7 +262,7 @@ fn the_usage_of_each_of_two_tiers_equals_what_was_admitted() {
     const AMOUNT: u64 = 300;
     let users_algorithms = Algorithm::ALL.into_iter().cycle().skip(1);
     for (algorithm, users_algorithm) in Algorithm::ALL.into_iter().zip(users_algorithms) {
-        // Four users could take 400: both tiers refuse, and the tier for all decides how much there is.
+        // Four users could take 400: both tiers deny, and the shared tier decides the total.
         for (costs, least) in [(vec![1], AMOUNT), (vec![2, 3], AMOUNT - 2)] {
             let server = Server::start(Flavor::Redis7);
             let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(250));
@@ -305,20 +304,20 @@ fn a_process_killed_at_any_time_leaves_expiring_keys_and_calls_charged_once() {
         let reports: Vec<HammerReport> = processes.into_iter().zip(moments).map(wait_and_kill).collect();
         settle(&server);
 
-        // Told are all but the calls under way: at most one of each caller, charged or not.
+        // All calls are reported except those in flight: at most one per caller, charged or not.
         let told: u64 = reports.iter().map(|report| cost_of(&report.admitted)).sum();
         let under_way = u64::try_from(moments.len() * CALLERS).unwrap();
         let [used] = used(&hammer, &key)[..] else { panic!("there is one tier") };
         assert!(reports.iter().all(|report| report.calls.is_none()), "a hammer ended before it was killed");
         assert!(
             (told..=told + under_way).contains(&used),
-            "{algorithm}: {used} used, {told} told and up to {under_way} more made; killed after {moments:?}"
+            "{algorithm}: {used} used, {told} reported and up to {under_way} in flight; killed after {moments:?}"
         );
         assert_every_key_expires_in_time(&server, 2 * limit.window() + TTL_SLACK);
     }
 }
 
-/// Waits until the server has done what the dead have sent: their connections are gone once it is.
+/// Waits until the server has executed all requests of the killed processes and closed their connections.
 fn settle(server: &Server) {
     let mut connection = server.connection();
     for _ in 0..100_000 {
@@ -328,7 +327,7 @@ fn settle(server: &Server) {
             return;
         }
     }
-    panic!("{server} does not notice that its clients are dead");
+    panic!("{server} still has connections of killed clients");
 }
 
 fn assert_every_key_expires_in_time(server: &Server, longest: Duration) {

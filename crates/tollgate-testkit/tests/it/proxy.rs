@@ -1,4 +1,4 @@
-//! The proxy does to a real server's traffic what it says, and nothing else.
+//! The proxy applies its mode to the traffic of a real server, and changes nothing else.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,7 +10,7 @@ use tollgate_testkit::proxy::{
 use tollgate_testkit::server::{Flavor, Server};
 use tollgate_testkit::wait;
 
-/// Long enough to see that nothing comes.
+/// Long enough to observe that nothing arrives.
 const SILENCE: Duration = Duration::from_millis(150);
 
 fn server_and_proxy() -> (Server, Proxy) {
@@ -51,7 +51,7 @@ impl Client {
 
     fn expect_silence(&mut self) {
         self.wait_for(SILENCE);
-        let error = self.0.read(&mut [0; 1]).expect_err("nothing should come, not even an end");
+        let error = self.0.read(&mut [0; 1]).expect_err("neither bytes nor an end of stream");
         assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
         self.wait_for(wait::PATIENCE);
     }
@@ -70,7 +70,7 @@ fn value(server: &Server, key: &str) -> u64 {
     redis::cmd("GET").arg(key).query::<Option<u64>>(&mut server.connection()).expect("a number").unwrap_or(0)
 }
 
-/// A request that charges, and leaves a key that expires.
+/// A request that increments a key and sets its TTL.
 const CHARGE: &str =
     "EVAL \"local n = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], 60) return n\" 1 used\r\n";
 
@@ -155,7 +155,7 @@ fn refusing_connections_differs_from_resetting_them_and_keeps_the_port() {
     client.ask("PING\r\n", "+PONG\r\n");
     for _ in 0..3 {
         proxy.set(Mode::Refuse);
-        let error = TcpStream::connect(proxy.addr()).expect_err("nobody should listen");
+        let error = TcpStream::connect(proxy.addr()).expect_err("a refused connection");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         proxy.pass();
         Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
@@ -188,7 +188,7 @@ fn a_stall_holds_back_all_bytes_and_delivers_them_when_it_ends() {
     gone.0.shutdown(Shutdown::Both).unwrap();
     old.expect_silence();
     new.expect_silence();
-    assert_eq!(value(&server, "used"), 0, "a request came through");
+    assert_eq!(value(&server, "used"), 0, "a request was delivered");
 
     proxy.pass();
     let replies = [&mut old, &mut new].map(|client| {
@@ -197,7 +197,7 @@ fn a_stall_holds_back_all_bytes_and_delivers_them_when_it_ends() {
         reply[1]
     });
     assert_ne!(replies[0], replies[1]);
-    wait::until("the request of the client that left is served too", wait::PATIENCE, || {
+    wait::until("the request of the disconnected client is executed too", wait::PATIENCE, || {
         value(&server, "used") == 3
     });
 }
@@ -210,9 +210,9 @@ fn one_direction_of_a_connection_can_be_closed() {
     proxy.half_close(Direction::Replies);
     client.expect_end();
     client.send(CHARGE);
-    wait::until("the request arrives nevertheless", wait::PATIENCE, || value(&server, "used") == 1);
+    wait::until("the request is delivered", wait::PATIENCE, || value(&server, "used") == 1);
 
-    // Redis ends a connection whose requests have ended, but answers what it has read before.
+    // Redis closes a connection whose requests have ended, after it has answered earlier requests.
     let mut client = Client::connect(&proxy);
     client.ask("PING\r\n", "+PONG\r\n");
     proxy.half_close(Direction::Requests);
@@ -226,7 +226,7 @@ fn every_third_reply_is_dropped_after_its_request_ran_and_no_other_reply_is_shif
     proxy.drop_every_nth_reply(3, RequestFilter::SCRIPTS);
     let mut client = Client::connect(&proxy);
     for call in 1..=9 {
-        // Other requests are neither counted nor touched, also in the same piece.
+        // Other requests are neither counted nor changed, also in the same chunk.
         client.send(&format!("PING\r\n{CHARGE}"));
         client.expect("+PONG\r\n");
         if call % 3 == 0 {
@@ -248,13 +248,13 @@ fn a_pipeline_is_answered_exactly_up_to_the_dropped_reply() {
         proxy.drop_every_nth_reply(4, RequestFilter::SCRIPTS);
         let mut client = Client::connect(&proxy);
         for piece in CHARGE.repeat(6).as_bytes().chunks(step) {
-            // The connection may have ended before the last piece.
+            // The connection may be closed before the last chunk.
             let _ = client.0.write_all(piece);
         }
         client.expect(":1\r\n:2\r\n:3\r\n");
         assert!(
             matches!(client.0.read(&mut [0; 1]), Ok(0) | Err(_)),
-            "a later reply in place of the lost one"
+            "a later reply instead of the dropped one"
         );
         assert!(value(&server, "used") >= 4, "the fourth request was not delivered");
     }
@@ -274,7 +274,7 @@ fn the_next_reply_is_dropped_as_a_whole_and_later_ones_pass() {
     let mut client = Client::connect(&proxy);
     client.send("GET long\r\n");
     client.expect_end();
-    assert_eq!(proxy.counters().bytes_down, 0, "a part of the lost reply came through");
+    assert_eq!(proxy.counters().bytes_down, 0, "a part of the dropped reply was forwarded");
     Client::connect(&proxy).ask("PING\r\n", "+PONG\r\n");
     assert_eq!(proxy.counters().dropped_replies, 1);
 }
@@ -286,10 +286,10 @@ fn a_dropped_reply_can_stall_its_connection_permanently() {
     client.ask("PING\r\n", "+PONG\r\n");
     proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
     client.send(CHARGE);
-    wait::until("the request is served", wait::PATIENCE, || value(&server, "used") == 1);
+    wait::until("the request is executed", wait::PATIENCE, || value(&server, "used") == 1);
     client.send(CHARGE);
     client.expect_silence();
-    wait::until("later requests are served too", wait::PATIENCE, || value(&server, "used") == 2);
+    wait::until("later requests are executed too", wait::PATIENCE, || value(&server, "used") == 2);
     Client::connect(&proxy).ask(CHARGE, ":3\r\n");
 
     proxy.pass();
@@ -325,7 +325,7 @@ fn push_messages_are_not_counted_as_replies() {
         client.0.read_exact(&mut byte).unwrap();
         seen.extend(byte);
     }
-    // With a request in flight, a push could be taken for its reply.
+    // With a request in flight, a push message could be mistaken for its reply.
     proxy.drop_next_reply(RequestFilter::Named(&["BLPOP"]));
     client.send("BLPOP list 60\r\n");
     wait::until("the request waits", wait::PATIENCE, || server.info("blocked_clients") == "1");
@@ -351,7 +351,7 @@ fn a_trickle_passes_one_byte_at_a_time_until_the_mode_changes() {
 
     proxy.set(Mode::Trickle { pause: Duration::from_secs(3_600) });
     client.send("PING\r\n");
-    wait::until("the first byte is through", wait::PATIENCE, || proxy.counters().bytes_up == 7);
+    wait::until("the first byte is forwarded", wait::PATIENCE, || proxy.counters().bytes_up == 7);
     proxy.pass();
     client.expect("+PONG\r\n");
 }
@@ -387,7 +387,7 @@ fn an_unreachable_server_resets_the_client_and_a_dropped_proxy_closes_everything
     let addr = proxy.addr();
     drop(proxy);
     assert!(matches!(client.0.read(&mut [0; 1]), Ok(0) | Err(_)));
-    assert!(TcpStream::connect(addr).is_err(), "something still listens");
+    assert!(TcpStream::connect(addr).is_err(), "the proxy still listens");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Sentinels of the testkit know each other when they start, and put another primary in place of a lost one.
+//! Sentinels of the testkit have discovered each other when they start, and replace a failed primary.
 
 use std::time::Duration;
 
@@ -23,7 +23,9 @@ fn a_killed_primary_is_replaced_and_comes_back_as_a_replica() {
         set(&sentinels.nodes()[1], "key").unwrap();
 
         sentinels.node_mut(0).restart();
-        wait::until("the old primary follows", 2 * wait::PATIENCE, || !sentinels.nodes()[0].is_primary());
+        wait::until("the old primary is a replica", 2 * wait::PATIENCE, || {
+            !sentinels.nodes()[0].is_primary()
+        });
         assert_eq!(sentinels.primary(), 1);
     }
 }
@@ -46,7 +48,7 @@ fn after_a_manual_failover_the_old_primary_stays_a_primary_for_a_while() {
     assert_ne!(new, 0);
     assert_eq!(sentinels.primary(), new);
     set(&sentinels.nodes()[new], "key").unwrap();
-    wait::until("the old primary follows", 2 * wait::PATIENCE, || {
+    wait::until("the old primary is a replica", 2 * wait::PATIENCE, || {
         set(&sentinels.nodes()[0], "key").is_err_and(|error| error.code() == Some("READONLY"))
     });
 }
@@ -82,12 +84,12 @@ fn a_partition_leaves_two_primaries_and_the_old_one_loses_its_writes() {
     });
     link.down();
     assert_eq!(sentinels.wait_for_other_primary(0), 1);
-    assert!(sentinels.nodes()[0].is_primary(), "nobody could tell it");
+    assert!(sentinels.nodes()[0].is_primary(), "the old primary is still a primary");
     set(&sentinels.nodes()[0], "lost").unwrap();
     set(&sentinels.nodes()[1], "kept").unwrap();
 
     link.up();
-    wait::until("the old primary follows", 3 * wait::PATIENCE, || {
+    wait::until("the old primary is a replica", 3 * wait::PATIENCE, || {
         !sentinels.nodes()[0].is_primary() && sentinels.nodes()[0].info("master_link_status") == "up"
     });
     for (key, expected) in [("before", true), ("lost", false), ("kept", true)] {

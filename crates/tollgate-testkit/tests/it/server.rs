@@ -1,4 +1,4 @@
-//! The servers of the testkit start, are what they say, and end.
+//! Servers of the testkit start with the requested version and end on drop.
 
 use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,10 @@ fn each_flavor_starts_with_its_version_and_ends_on_drop() {
             info.contains(&format!("process_id:{}\r\n", server.pid())),
             "{flavor}: another process answers"
         );
-        assert!(info.contains(&format!("tcp_port:{}\r\n", server.port())), "{flavor}: another port answers");
+        assert!(
+            info.contains(&format!("tcp_port:{}\r\n", server.port())),
+            "{flavor}: another server answers"
+        );
 
         let (port, socket) = (server.port(), server.socket());
         assert!(socket.exists());
@@ -71,7 +74,7 @@ fn keys_of_every_database_and_page_are_checked() {
 fn a_server_that_does_not_answer_fails_the_test_too() {
     let server = Server::start_with(Flavor::Redis7, &["--requirepass", "secret"]);
     let message = panic_message(|| drop(server));
-    assert!(message.contains("could not be asked"), "{message}");
+    assert!(message.contains("could not be checked"), "{message}");
 }
 
 #[test]
@@ -112,7 +115,7 @@ fn extra_arguments_reach_the_server_and_invalid_ones_are_reported() {
     assert!(message.contains("no-such-setting"), "{message}");
 }
 
-/// Runs what must panic, and returns the panic's message.
+/// Returns the message of the panic of `action`.
 fn panic_message(action: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(action)).expect_err("should have panicked");
     *payload.downcast::<String>().expect("a formatted panic message")

@@ -1,4 +1,4 @@
-//! Many threads and tasks of one process on the same counters, in memory and in Redis: the count stays exact.
+//! Many threads and tasks of one process on the same counters: the count is exact, in memory and in Redis.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -21,13 +21,13 @@ use tollgate_testkit::store_fixture::decide;
 const THREADS: usize = 4;
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
 
-/// Bounds a test that could come to a standstill.
+/// Timeout of a test that could deadlock.
 const STANDSTILL: Duration = Duration::from_secs(30);
 
-/// How long a thread may be held up between reading the memory store's clock and taking its lock.
+/// How long a thread may be suspended between reading the clock of the memory store and taking its lock.
 const HELD_UP: Duration = Duration::from_secs(10);
 
-/// A limit that gives `capacity` once and, for as long as any test takes, nothing more.
+/// Returns a limit that admits `capacity` once and nothing more during a test.
 fn once(algorithm: Algorithm, capacity: u64) -> Limit {
     Limit::new(algorithm, capacity, MAX_WINDOW).expect("within the range")
 }
@@ -36,7 +36,7 @@ fn tasks() -> Runtime {
     Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().expect("a runtime starts")
 }
 
-/// Waits for what runs in threads of its own; a standstill fails the test instead of holding it up for ever.
+/// Runs `work` on another thread. A deadlock fails the test.
 fn within_bound<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, done) = channel();
     let worker = thread::spawn(move || tell.send(work()).expect("the test waits"));
@@ -50,20 +50,20 @@ fn within_bound<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
     }
 }
 
-/// Accepts a reply that is one snapshot. Whether the call was admitted.
+/// Asserts that a reply is consistent, and returns whether the call was admitted.
 fn admitted(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
     check_snapshot(decision, limits, cost, HELD_UP).unwrap_or_else(|complaint| panic!("{complaint}"));
     decision.is_allowed()
 }
 
-/// Asks how much of a key is used.
+/// Returns the usage of a key.
 async fn used(limiter: &Limiter, key: &str, limit: &Limit) -> u64 {
     let peeked = limiter.peek_key(key, limit, Cost::ZERO).await.expect("the key is valid");
     assert!(!peeked.is_degraded());
     limit.capacity() - peeked.remaining().expect("one limit decides")
 }
 
-/// Lets so many tasks begin together, each with so many calls. How many calls were admitted.
+/// Starts tasks with several calls each at the same time, and returns how many calls were admitted.
 async fn hammer(limiter: &Limiter, limit: Limit, callers: usize, calls: usize) -> u64 {
     let barrier = Arc::new(tokio::sync::Barrier::new(callers));
     let mut running = JoinSet::new();
@@ -82,8 +82,7 @@ async fn hammer(limiter: &Limiter, limit: Limit, callers: usize, calls: usize) -
     running.join_all().await.iter().sum()
 }
 
-/// Lets callers make more calls than the limit has room for, under each algorithm, and asserts that exactly the limit
-/// was admitted and counted.
+/// Asserts that more calls than the limit allows admit and count exactly the limit, under each algorithm.
 async fn admits_exactly(limiter: &Limiter, amount: u64, callers: usize, calls: usize) {
     assert!(
         u64::try_from(callers * calls).expect("a small number") > amount,
@@ -103,7 +102,7 @@ async fn in_redis(server: &Server) -> Limiter {
 
 #[test]
 fn four_threads_on_the_memory_store_get_exactly_the_limit() {
-    // A race shows only where a limit runs out: many of them, each lasting until all threads are awake.
+    // A race shows only when a limit is exhausted: many limits, each lasting until all threads run.
     const ROUNDS: usize = 60;
     const AMOUNT: u64 = 200;
     for algorithm in Algorithm::ALL {
@@ -111,7 +110,7 @@ fn four_threads_on_the_memory_store_get_exactly_the_limit() {
         let limit = once(algorithm, AMOUNT);
         let barrier = Barrier::new(THREADS);
         let counts: Vec<_> = (0..ROUNDS).map(|_| AtomicU64::new(0)).collect();
-        // A thread that panicked would leave the others at the barrier.
+        // A thread that panics would leave the others waiting at the barrier.
         let complaint = OnceLock::new();
         let hammer = || {
             let runtime = Builder::new_current_thread().build().unwrap();
@@ -163,14 +162,14 @@ fn a_thousand_concurrent_callers_on_one_key_stay_exact_in_redis() {
     tasks().block_on(async { admits_exactly(&in_redis(&server).await, 1_500, 1_000, 3).await });
 }
 
-/// Counters that checks name in any order; how much was admitted to each is counted here too.
+/// Counters that checks use in any order, and how much was admitted to each.
 struct Counters {
     tiers: Vec<Tier>,
     admitted: Vec<AtomicU64>,
 }
 
 impl Counters {
-    /// A dozen counters of all algorithms, at a cost of 1. Some fill up long before others.
+    /// Returns a dozen counters of all algorithms at a cost of 1. Some fill up long before others.
     fn new() -> Arc<Counters> {
         let tier = |(index, algorithm): (u64, Algorithm)| {
             let key = Key::without_rule(format!("counter-{index}")).expect("a short key");
@@ -181,11 +180,11 @@ impl Counters {
         Arc::new(Counters { tiers, admitted })
     }
 
-    /// A check of two counters and, if it is admitted, a note of it.
+    /// Checks two counters and records whether they were admitted.
     async fn check_two(&self, store: &Store) {
         let places: Vec<usize> = (0..self.tiers.len()).collect();
         let pair: Vec<usize> = places.choose_multiple(&mut rand::rng(), 2).copied().collect();
-        // choose_multiple does not promise an order: give both directions their share
+        // choose_multiple does not guarantee an order: use both orders
         let pair = if rand::random() { pair } else { pair.into_iter().rev().collect() };
         let tiers = pair.iter().map(|place| self.tiers[*place].clone()).collect();
         let check = Check::new(Operation::Check, tiers).expect("tiers are on different keys");
@@ -198,18 +197,18 @@ impl Counters {
         }
     }
 
-    /// Asserts that each counter holds what was admitted to it, and that most are as full as can be.
+    /// Asserts that the usage of each counter equals what was admitted to it, and that some are full.
     async fn assert_consistent(&self, store: &Store) {
         let mut full = 0;
         for (tier, admitted) in self.tiers.iter().zip(&self.admitted) {
             let peek = Check::new(Operation::Peek, vec![tier.clone()]).expect("one tier is a check");
             let free = decide(store, &[peek], None).await.expect("the store answers").answers[0][0].available;
             let capacity = tier.terms.limit.capacity();
-            let used = capacity - u64::try_from(free).expect("nobody is in debt");
+            let used = capacity - u64::try_from(free).expect("no counter is in debt");
             assert_eq!(used, admitted.load(Ordering::Relaxed), "used and admitted of {}", tier.key);
             full += u32::from(used == capacity);
         }
-        assert!(full > 0, "the demand must fill some counters, or no check was refused");
+        assert!(full > 0, "no counter is full, so no check was denied");
     }
 }
 

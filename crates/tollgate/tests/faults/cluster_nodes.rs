@@ -1,4 +1,4 @@
-//! A Cluster of which one node dies, or all of whose slots move: who does not need that node notices nothing.
+//! A Cluster in which one node dies, or all slots of a node move: calls that do not need that node are not affected.
 
 use std::{
     sync::{
@@ -17,9 +17,9 @@ use tollgate_testkit::{
 
 use crate::scenario::{HOUR, LONGEST_CALL, MANY, OPTIONS, run_exclusively};
 
-/// How long the others take a silent node for alive.
+/// Time after which the other nodes consider a silent node dead.
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A node that is restarted without its data: what the others need to notice, three seconds, and slack.
+/// Recovery of a node restarted without data: the time of detection, three seconds, and slack.
 const RECOVERY_TIME: Duration = NODE_TIMEOUT.saturating_add(Duration::from_secs(3 + 2));
 
 fn url(cluster: &Cluster) -> String {
@@ -36,18 +36,18 @@ fn limit() -> Limit {
     Limit::sliding_log(MANY, HOUR).unwrap()
 }
 
-/// Somebody who asks for one key without end.
+/// A task that checks one key repeatedly.
 struct Caller {
     key: String,
     stop: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<CallerRecord>,
 }
 
-/// What a caller was told.
+/// The decisions of a caller.
 #[derive(Debug, Default)]
 struct CallerRecord {
     admitted: u64,
-    /// By somebody else than the store, and why.
+    /// Errors of decisions made without the store.
     degraded: Vec<String>,
     longest: Duration,
 }
@@ -57,18 +57,18 @@ impl Caller {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, limiter, asked) = (Arc::clone(&stop), limiter.clone(), key.clone());
         let task = tokio::spawn(async move {
-            let mut told = CallerRecord::default();
+            let mut record = CallerRecord::default();
             while !stopped.load(Ordering::Relaxed) {
                 let begun = Instant::now();
                 let decision = limiter.check_key(&asked, &limit(), 1.into()).await.unwrap();
-                told.longest = told.longest.max(begun.elapsed());
+                record.longest = record.longest.max(begun.elapsed());
                 match decision.source {
-                    Source::Store => told.admitted += 1,
-                    _ => told.degraded.push(decision.failure.unwrap().to_string()),
+                    Source::Store => record.admitted += 1,
+                    _ => record.degraded.push(decision.failure.unwrap().to_string()),
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            told
+            record
         });
         Self { key, stop, task }
     }
@@ -95,13 +95,13 @@ async fn a_dead_primary_does_not_affect_calls_to_other_primaries() {
     let unharmed = [&well, &other, &well, &other].map(|key| Caller::start(&limiter, key.clone()));
     tokio::time::sleep(2 * NODE_TIMEOUT + Duration::from_secs(1)).await;
     for caller in unharmed {
-        let (key, told) = caller.finish().await;
-        assert!(told.degraded.is_empty(), "{key}: {:?}", told.degraded[0]);
-        assert!(told.admitted > 50 && told.longest <= LONGEST_CALL, "{key}: {told:?}");
+        let (key, record) = caller.finish().await;
+        assert!(record.degraded.is_empty(), "{key}: {:?}", record.degraded[0]);
+        assert!(record.admitted > 50 && record.longest <= LONGEST_CALL, "{key}: {record:?}");
     }
-    let (_, told) = harmed.finish().await;
-    assert_eq!(told.admitted, 0, "nobody serves its slots");
-    assert!(told.longest <= LONGEST_CALL, "a call took {:?}", told.longest);
+    let (_, record) = harmed.finish().await;
+    assert_eq!(record.admitted, 0, "no node serves its slots");
+    assert!(record.longest <= LONGEST_CALL, "a call took {:?}", record.longest);
 
     block_in_place(|| cluster.node_mut(0).restart());
     let restarted = Instant::now();
@@ -114,10 +114,10 @@ async fn a_dead_primary_does_not_affect_calls_to_other_primaries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn moving_all_slots_of_a_node_is_invisible_to_callers() {
     let _exclusive = run_exclusively().await;
-    // or a node without slots becomes a replica, and one that is busy with thousands of them is taken for dead
+    // Otherwise a node without slots becomes a replica, and a node busy with thousands of slots is considered dead.
     let setup = Setup::new(Flavor::Redis7).args(&["--cluster-allow-replica-migration", "no"]);
     let cluster = block_in_place(|| setup.node_timeout(Duration::from_secs(30)).start());
-    // a caller waits as long as keys of its slot are on their way; how fast they are is not the question here
+    // A call waits while keys of its slot migrate; this test does not measure how long.
     let patient = Options { deadline: Duration::from_secs(20), ..OPTIONS };
     let limiter = limiter(&cluster, patient).await;
     let keys = (0..12).map(|number| format!("key-{number}"));
@@ -128,10 +128,10 @@ async fn moving_all_slots_of_a_node_is_invisible_to_callers() {
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     for caller in callers {
-        let (key, told) = caller.finish().await;
-        assert!(told.degraded.is_empty(), "{key}: {:?}", told.degraded[0]);
-        assert!(told.admitted > 50, "{key} was asked for {} times", told.admitted);
+        let (key, record) = caller.finish().await;
+        assert!(record.degraded.is_empty(), "{key}: {:?}", record.degraded[0]);
+        assert!(record.admitted > 50, "{key} was checked {} times", record.admitted);
         let left = limiter.peek_key(&key, &limit(), 1.into()).await.unwrap().remaining();
-        assert_eq!(left, Some(MANY - told.admitted), "{key}");
+        assert_eq!(left, Some(MANY - record.admitted), "{key}");
     }
 }

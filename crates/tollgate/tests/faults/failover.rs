@@ -1,4 +1,4 @@
-//! Sentinel: a primary that is replaced, by order or because it died, while two instances never stop asking.
+//! Sentinel: a primary is replaced, by a planned failover or after it died, while two instances keep calling.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use crate::{
     scenario::{RuleMix, check, limiter, run_exclusively, scripts_run},
 };
 
-/// By when everybody has left a primary that was replaced by order.
+/// Time by which all callers have left a primary after a planned failover.
 const SWITCH_TIME: Duration = Duration::from_secs(3);
-/// When sentinels notice that a primary is dead (the testkit's setting), what is promised after that, and slack.
+/// Detection of a dead primary (a setting of the testkit), the guaranteed recovery time, and slack.
 const RECOVERY_TIME: Duration = Duration::from_millis(500 + 3_000 + 1_500);
 
 pub(crate) fn url(sentinels: &Sentinels) -> String {
@@ -43,7 +43,7 @@ impl Instances {
             let (one, url) = (one.clone(), url(sentinels));
             running.spawn(async move { one.run(&url, &RedisSettings::default()).await });
         }
-        // until the limit has been reached, and has come free again
+        // Until the limit has been reached and capacity is available again.
         block_in_place(|| {
             wait::until("there is load", wait::PATIENCE, || {
                 watched.iter().map(|one| one.record().admitted.len()).sum::<usize>() as u64 > AMOUNT
@@ -52,7 +52,7 @@ impl Instances {
         Self { origin, watched, running }
     }
 
-    /// When the last of them was answered by the store again.
+    /// Returns when the last instance was served by the store again.
     fn decided_since(&self, moment: Duration) -> Duration {
         let decided = self.watched.iter().map(|one| one.wait_until_decided_since(moment));
         block_in_place(|| decided.max().unwrap())
@@ -72,7 +72,7 @@ async fn a_planned_failover_under_load_moves_every_caller_and_grants_at_most_two
     let _exclusive = run_exclusively().await;
     let sentinels = block_in_place(|| Sentinels::start(Flavor::Redis7));
     let instances = Instances::start(&sentinels);
-    assert_eq!(scripts_run(&sentinels.nodes()[1]), 0, "a replica is asked");
+    assert_eq!(scripts_run(&sentinels.nodes()[1]), 0, "a replica was called");
     let old = sentinels.primary();
     let new = block_in_place(|| sentinels.failover());
     let switched = instances.origin.elapsed();
@@ -82,9 +82,9 @@ async fn a_planned_failover_under_load_moves_every_caller_and_grants_at_most_two
     let before = scripts_run(&sentinels.nodes()[new]);
     let back = instances.decided_since(switched + SWITCH_TIME);
     assert!(back < switched + 2 * SWITCH_TIME, "switched at {switched:?}, decided at {back:?}");
-    assert!(sentinels.nodes()[old].is_primary(), "the old primary has not been told yet");
+    assert!(sentinels.nodes()[old].is_primary(), "the old primary has not been demoted yet");
     tokio::time::sleep(SWITCH_TIME).await;
-    assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "somebody stayed with the old primary");
+    assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "a caller still uses the old primary");
     assert!(scripts_run(&sentinels.nodes()[new]) > before);
     instances.finish().await;
 }
@@ -96,10 +96,10 @@ async fn a_primary_that_dies_under_load_is_replaced_in_time_and_grants_at_most_t
     let instances = Instances::start(&sentinels);
     let died = instances.origin.elapsed();
     let old = block_in_place(|| sentinels.kill_primary());
-    // whoever was answered in that moment
+    // Skips decisions made at that moment.
     let died = died + Duration::from_millis(100);
     let back = instances.decided_since(died);
-    assert!(back < died + RECOVERY_TIME, "it died at {died:?}, and all were answered at {back:?}");
+    assert!(back < died + RECOVERY_TIME, "died at {died:?}, recovered at {back:?}");
     let new = block_in_place(|| sentinels.wait_for_other_primary(old));
     assert!(scripts_run(&sentinels.nodes()[new]) > 0);
     instances.finish().await;
@@ -125,7 +125,7 @@ async fn without_a_primary_each_sentinel_gets_at_most_two_connections_per_second
         assert_eq!((decision.source, decision.is_allowed()), (Source::Open, true));
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    // one of them is the question itself
+    // One connection is the query itself.
     let most = 2 * LASTING.as_secs() + 1 + 1;
     for (before, after) in before.into_iter().zip(block_in_place(connections)) {
         assert!((before + 2..=before + most).contains(&after), "{} connections", after - before);

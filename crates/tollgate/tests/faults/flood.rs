@@ -1,4 +1,4 @@
-//! Many callers of a Redis that says nothing: nobody waits long, nothing piles up, and nothing is charged afterwards.
+//! Many callers of a silent Redis: no call waits long, no memory accumulates, and nothing is charged afterwards.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::scenario::{
     DEADLINE, LOCAL_AMOUNT, RECOVERY, RuleMix, check, limiter, resident_bytes, run_exclusively,
 };
 
-/// What memory may grow by, whatever happens.
+/// Maximum growth of memory.
 const MAX_GROWTH: u64 = 50 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,18 +44,22 @@ async fn a_redis_stopped_for_ten_seconds_under_load_delays_no_call_and_charges_n
         let limiter = limiter.clone();
         calls.spawn(async move { (mix, check(&limiter, &mix.labels("stop"), "stopped").await) });
     }
-    let told = calls.join_all().await;
+    let decisions = calls.join_all().await;
     let (grown, made) = (resident_bytes().saturating_sub(memory), proxy.counters().accepted - connections);
     block_in_place(|| server.resume());
     let resumed = Instant::now();
     while limiter.peek(&RuleMix::OPEN.labels("stop"), 1).await.unwrap().source != Source::Store {
-        assert!(resumed.elapsed() < RECOVERY, "nothing is decided {:?} after it goes on", resumed.elapsed());
+        assert!(
+            resumed.elapsed() < RECOVERY,
+            "no decision by the store {:?} after it resumed",
+            resumed.elapsed()
+        );
         tokio::time::sleep(BETWEEN_CALLS).await;
     }
 
-    assert!(told.len() > 4_000, "only {} calls were made", told.len());
+    assert!(decisions.len() > 4_000, "only {} calls were made", decisions.len());
     for mix in RuleMix::ALL {
-        let of_mixture = || told.iter().filter(|(other, _)| *other == mix).map(|(_, call)| call);
+        let of_mixture = || decisions.iter().filter(|(other, _)| *other == mix).map(|(_, call)| call);
         let (source, rule) = mix.degraded_outcome();
         for decision in of_mixture() {
             assert_eq!((decision.source, decision.rule()), (source, rule), "{mix:?}");
@@ -73,7 +77,7 @@ async fn a_redis_stopped_for_ten_seconds_under_load_delays_no_call_and_charges_n
     let most = 2 * STOPPED.as_secs() + 1;
     assert!(made <= most, "{made} connections were made in {STOPPED:?}");
 
-    // whatever reached Redis before it stopped ran when it went on, and found that it was late
+    // Requests that reached Redis before it stopped run when it resumes, and find that their deadline has passed.
     for mix in RuleMix::ALL {
         let peeked = limiter.peek(&mix.labels("stop"), 1).await.unwrap();
         for tier in peeked.tiers {
@@ -82,12 +86,12 @@ async fn a_redis_stopped_for_ten_seconds_under_load_delays_no_call_and_charges_n
     }
 }
 
-/// How many callers come at once: more than may wait for a store.
+/// Number of concurrent callers: more than the queue bound.
 const CALLERS: usize = 20_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_beyond_the_queue_bound_are_answered_and_leave_no_memory_behind() {
-    /// They all begin at once, on two cores: the last is asked late.
+    /// They all start at once on two cores, so the last ones start late.
     const TOGETHER: Duration = Duration::from_secs(5);
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
@@ -99,22 +103,22 @@ async fn callers_beyond_the_queue_bound_are_answered_and_leave_no_memory_behind(
         let (waited, rejected) = flood(&limiter).await;
         let took = begun.elapsed();
         block_in_place(|| server.resume());
-        assert!((DEADLINE..TOGETHER).contains(&took), "they took {took:?}");
-        // as many as may wait, and those of the batches that were sent meanwhile
-        assert!(waited <= 16_384 + 1_024 && rejected > 0, "{waited} waited, {rejected} did not");
+        assert!((DEADLINE..TOGETHER).contains(&took), "took {took:?}");
+        // The queue bound, and the batches sent meanwhile.
+        assert!(waited <= 16_384 + 1_024 && rejected > 0, "{waited} waited, {rejected} were rejected");
         memory.push(resident_bytes());
     }
-    // the first floods show what it takes, also the allocator's, the others that it is given back
+    // The first rounds show the peak, including the allocator's; the others that memory is released.
     let taken = memory[..3].iter().max().unwrap();
     assert!(memory[5] < taken + MAX_GROWTH, "{memory:?} bytes");
 }
 
-/// How many of all callers waited in vain, and how many were not let wait.
+/// Returns how many callers timed out, and how many were rejected at once.
 async fn flood(limiter: &Limiter) -> (usize, usize) {
     let mut calls = JoinSet::new();
     for caller in 0..CALLERS {
         let limiter = limiter.clone();
-        // each has a counter of its own, so that none can share another's answer
+        // Each caller has its own counter, so that no answer is shared.
         let labels = RuleMix::OPEN.labels(&caller.to_string());
         calls.spawn(async move { limiter.check(&labels, 1).await.unwrap() });
     }

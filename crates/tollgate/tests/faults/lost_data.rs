@@ -1,4 +1,4 @@
-//! A Redis that forgets: by an order, a restart, or for want of room. What that grants is bounded, and no more than that.
+//! A Redis that loses data, by command, by a restart or by eviction: the additional quota is bounded.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use tollgate_testkit::server::{Flavor, Server};
 
 use crate::scenario::{HOUR, RECOVERY, run_exclusively};
 
-/// Generous, and every refusal is Redis's own.
+/// Generous, and without a denial cache: every denial comes from Redis.
 const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
 
 async fn limiter(server: &Server) -> Limiter {
     Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()
 }
 
-/// Takes all that is to be had; how much that was.
+/// Checks until it is denied, and returns how many checks were admitted.
 async fn exhaust(limiter: &Limiter, key: &str, limit: &Limit) -> u64 {
     let begun = Instant::now();
     let mut admitted = 0;
@@ -39,7 +39,7 @@ async fn each_data_loss_grants_at_most_one_more_quota() {
     let mut server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server).await;
     for algorithm in tollgate::Algorithm::ALL {
-        // ten years have no edge soon, and a bucket fills by nothing
+        // A window of ten years does not end during the test, and a bucket does not refill.
         let limit = Limit::new(algorithm, AMOUNT, tollgate_core::limit::MAX_WINDOW).unwrap();
         let mut admitted = exhaust(&limiter, "k", &limit).await;
         assert_eq!(admitted, AMOUNT, "{algorithm}");

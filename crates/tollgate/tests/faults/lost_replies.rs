@@ -1,4 +1,5 @@
-//! Requests that run and whose replies are lost: nobody is charged twice, and nothing is admitted that was not charged.
+//! Requests that run and whose replies are lost: no call is charged twice, and nothing is admitted that was not
+//! charged.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tollgate_testkit::{
 
 use crate::scenario::{MANY, OPTIONS, RuleMix, check, rules, run_exclusively};
 
-/// Each asks one question after the other: a thousand in all.
+/// Each instance makes one call after the other: a thousand in total.
 const INSTANCES: u32 = 8;
 const CALLS_EACH: u32 = 125;
 /// Between two attempts that were not sent.
@@ -24,7 +25,7 @@ async fn connected(url: &str) -> Limiter {
     Limiter::with_options(store, rules(), OPTIONS).unwrap()
 }
 
-/// Asks a thousand times while every tenth reply is lost, and compares with what was charged.
+/// Makes a thousand calls while every tenth reply is lost, and compares with what was charged.
 async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
     let labels = RuleMix::OPEN.labels("lost");
     let mut limiters = Vec::new();
@@ -45,7 +46,7 @@ async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
                 match decision.failure {
                     None => admitted += 1,
                     Some(StoreError::Ambiguous(_)) => unknown += 1,
-                    // known not to have run, for want of a connection
+                    // Known not to have run, as there was no connection.
                     Some(_) => {
                         tokio::time::sleep(PAUSE).await;
                         continue;

@@ -1,5 +1,5 @@
-//! How long the machine stood still: on shared ones, whole processes do for seconds, which is nobody's fault here. A thread that
-//! does nothing but wake up notices it. It is none of the runtime's, so that a runtime that stands still is no excuse.
+//! Measures pauses of the machine: on shared machines, whole processes may stop for seconds. A thread outside the
+//! runtime wakes up at a fixed interval, so that a blocked runtime does not count as a pause.
 
 use std::{
     sync::{
@@ -13,13 +13,13 @@ use std::{
 use tokio::time::Instant;
 
 const INTERVAL: Duration = Duration::from_millis(5);
-/// What a beat may be late without being counted.
+/// Delay of a wake-up that is not counted.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
 static MONITOR: Once = Once::new();
 static TOTAL_PAUSE_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// For how long the machine has stood still up to now, since this was first asked.
+/// Returns the total time of pauses since the first call of this function.
 pub(crate) fn total_pause() -> Duration {
     MONITOR.call_once(|| drop(thread::spawn(monitor)));
     Duration::from_millis(TOTAL_PAUSE_MILLIS.load(Ordering::Relaxed))

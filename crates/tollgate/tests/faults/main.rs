@@ -1,21 +1,20 @@
-//! Everything that can go wrong with a Redis, done to real ones: what callers are told meanwhile, how long they wait, and
-//! that they notice nothing afterwards.
+//! Faults of real Redis servers: the decisions during a fault, their duration, and the recovery afterwards.
 //!
-//! * `table`: the faults, each with how it begins and ends; `policies` does every one of them to every policy
-//! * `flood`: many callers of a server that is silent
-//! * `replies`: requests that run, and whose replies are lost
-//! * `lost_data`, `full`: a Redis that forgets, and one that has no room
-//! * `failover`, `partition`: Sentinel, with processes that die and networks that part
-//! * `shards`: a Cluster, of which a part dies or moves
-//! * `short_deadlines`: callers that wait less than the deadline
-//! * `encrypted`: Sentinel and Cluster by TLS
+//! * `table`: the faults, each with its start and end; `policies` applies each of them to every failure policy
+//! * `flood`: many callers of a silent server
+//! * `lost_replies`: requests that run and whose replies are lost
+//! * `lost_data`, `out_of_memory`: data loss, and a server without memory
+//! * `failover`, `partition`: Sentinel, with processes that die and network partitions
+//! * `cluster_nodes`: a Cluster of which a node dies or all slots of a node move
+//! * `short_deadlines`: callers with a shorter deadline
+//! * `tls`: Sentinel and Cluster over TLS
 //!
-//! Times are asserted with much slack, and one test runs at a time: these are promises about what happens, not about speed.
+//! Times are asserted with much slack, and one test runs at a time.
 //!
-//! A binary of its own: the tests measure the memory of their process and the duration of outages. `cargo test` runs the tests
-//! of a binary side by side, but binaries one after the other.
+//! A binary of its own: the tests measure the memory of their process and the duration of outages. `cargo test` runs
+//! the tests of a binary in parallel, but one binary after the other.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod cluster_nodes;
 mod failover;

@@ -1,4 +1,4 @@
-//! Instances that never stop asking for the same counter, and a record of what each was told, and when.
+//! Instances that check the same counter repeatedly, and a record of their decisions.
 
 use std::{
     sync::{
@@ -22,29 +22,29 @@ use crate::{
     scenario::{LONGEST_CALL, OPTIONS, admitted},
 };
 
-/// What all instances together may admit in a window.
+/// Limit of all instances together per window.
 pub(crate) const AMOUNT: u64 = 50;
 pub(crate) const WINDOW: Duration = Duration::from_secs(2);
-/// How many callers an instance has.
+/// Number of callers of an instance.
 const CALLERS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// What one instance was told; all times since the origin.
+/// The decisions of one instance; all times since the origin.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) admitted: Vec<Admitted>,
-    /// When the store decided.
+    /// Times of decisions by the store.
     pub(crate) decided: Vec<Duration>,
-    /// When it did not, and why.
+    /// Times and errors of other decisions.
     pub(crate) failed: Vec<(Duration, String)>,
     pub(crate) longest: Duration,
 }
 
-/// An instance of which the record is kept.
+/// An instance with a record of its decisions.
 #[derive(Clone)]
 pub(crate) struct MonitoredInstance {
     origin: Instant,
-    /// For how long the machine had stood still then.
+    /// Total machine pauses at the start.
     total_pause: Duration,
     record: Arc<Mutex<Record>>,
     stop: Arc<AtomicBool>,
@@ -60,7 +60,7 @@ impl MonitoredInstance {
         }
     }
 
-    /// Asks until it is stopped. A store that is away refuses, so that all that is admitted was charged.
+    /// Checks until it is stopped. The failure policy is `closed`, so everything that is admitted was charged.
     pub(crate) async fn run(&self, url: &str, settings: &RedisSettings) {
         let store = RedisStore::connect_with(url, settings).await.unwrap();
         let limit = Limit::sliding_log(AMOUNT, WINDOW).unwrap();
@@ -94,7 +94,7 @@ impl MonitoredInstance {
                     record.admitted.push(call);
                 }
             }
-            // remembered from the store
+            // A cached denial.
             Source::Cache => assert!(!decision.is_allowed()),
             source => {
                 assert_eq!((source, decision.is_allowed()), (Source::Closed, false));
@@ -111,7 +111,7 @@ impl MonitoredInstance {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks until the store has decided again, for the first time since then; when that was.
+    /// Blocks until the first decision by the store after this time, and returns when it was.
     pub(crate) fn wait_until_decided_since(&self, moment: Duration) -> Duration {
         wait::for_some("the store decides", wait::PATIENCE, || {
             self.record().decided.iter().copied().find(|decided| *decided > moment)
@@ -119,8 +119,8 @@ impl MonitoredInstance {
     }
 }
 
-/// Asserts that all instances together were admitted at most so much in any window, that no call took too long, and that nobody
-/// heard of a replica.
+/// Asserts that all instances together admitted at most `most` in any window, that no call took too long, and that no
+/// call failed because of a replica.
 pub(crate) fn assert_bound(instances: &[&MonitoredInstance], most: u64) {
     let mut all = Vec::new();
     for instance in instances {

@@ -1,4 +1,4 @@
-//! A Redis whose memory ends in the middle of a call: all tiers are charged, or none.
+//! A Redis that runs out of memory during a call: all tiers are charged, or none.
 
 use tokio::task::block_in_place;
 use tollgate::{Algorithm, Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier};
@@ -9,11 +9,11 @@ use tollgate_testkit::{
 
 use crate::scenario::{HOUR, run_exclusively};
 
-/// How many tiers a call has: a few hundred bytes of memory each.
+/// Number of tiers of a call: a few hundred bytes of memory each.
 const TIERS: usize = 8;
 const AMOUNT: u64 = 10;
 
-/// A check of counters that do not exist yet, of all algorithms.
+/// Returns a check of new counters of all algorithms.
 fn check(operation: Operation, round: usize) -> Check {
     let algorithms = Algorithm::ALL.into_iter().cycle().take(TIERS).enumerate();
     let tiers = algorithms.map(|(place, algorithm)| {

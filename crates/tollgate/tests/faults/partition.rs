@@ -1,5 +1,5 @@
-//! A network that parts: the primary and one sentinel on one side, the replicas and the other sentinels on the other, and an
-//! instance on each. These tests need root, for network namespaces.
+//! A network partition: the primary and one sentinel on one side, the replicas and the other sentinels on the other,
+//! and an instance on each side. These tests require root for network namespaces.
 
 use std::{thread, time::Duration};
 
@@ -18,15 +18,15 @@ use crate::{
     scenario::{run_exclusively, scripts_run},
 };
 
-/// How long the network stays partitioned, at least: sentinels that do not agree at once need longer to name another primary.
+/// Minimum duration of the partition: sentinels that do not agree at once need longer to elect another primary.
 const PARTITION_TIME: Duration = Duration::from_secs(7);
-/// `min-replicas-max-lag`, and within which time after it a primary that is cut off decides nothing any more.
+/// `min-replicas-max-lag`, and the time after it by which a partitioned primary has stopped deciding.
 const MAX_LAG: Duration = Duration::from_secs(1);
 const STOP_TIME: Duration = MAX_LAG.saturating_add(Duration::from_secs(2 + 1));
-/// What is promised after sentinels have named another primary, and slack.
+/// The guaranteed recovery time after sentinels have elected another primary, and slack.
 const RECOVERY_TIME: Duration = Duration::from_millis(3_000 + 1_500);
 
-/// What an instance saw, before, during and after.
+/// The records of both instances, and the times of the partition.
 struct PartitionRecord {
     left: MonitoredInstance,
     right: MonitoredInstance,
@@ -36,13 +36,13 @@ struct PartitionRecord {
     healed: Duration,
 }
 
-/// Lets an instance on each side ask, parts the network, and heals it again.
+/// Runs an instance on each side, partitions the network, and reconnects it.
 fn partition(link: &Link, sentinels: &Sentinels) -> PartitionRecord {
     let origin = Instant::now();
     let (left, right) = (MonitoredInstance::new(origin), MonitoredInstance::new(origin));
     let url = url(sentinels);
     let run_in = |side: &Side, instance: &MonitoredInstance| {
-        // sockets belong to the namespace of the thread that opens them
+        // Sockets belong to the namespace of the thread that opens them.
         side.run(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
             runtime.unwrap().block_on(instance.run(&url, &RedisSettings::default()));
@@ -63,22 +63,22 @@ fn partition(link: &Link, sentinels: &Sentinels) -> PartitionRecord {
         wait_until(origin, partitioned + PARTITION_TIME);
         link.up();
         let healed = origin.elapsed();
-        wait::until("the old primary follows the new one", 2 * wait::PATIENCE, || {
+        wait::until("the old primary is a replica", 2 * wait::PATIENCE, || {
             !sentinels.nodes()[0].is_primary()
         });
         let whole = origin.elapsed();
         let (before, run) = (scripts_run(&sentinels.nodes()[new]), scripts_run(&sentinels.nodes()[0]));
         for one in [&left, &right] {
             let back = one.wait_until_decided_since(whole + WINDOW);
-            assert!(back < whole + WINDOW + RECOVERY_TIME, "whole at {whole:?}, and decided at {back:?}");
+            assert!(back < whole + WINDOW + RECOVERY_TIME, "reconnected at {whole:?}, decided at {back:?}");
         }
         assert!(scripts_run(&sentinels.nodes()[new]) > before);
-        assert!(scripts_run(&sentinels.nodes()[0]) <= run + 2, "a replica is asked");
+        assert!(scripts_run(&sentinels.nodes()[0]) <= run + 2, "a replica was called");
         PartitionRecord { left: left.clone(), right: right.clone(), origin, partitioned, switched, healed }
     })
 }
 
-/// Ends the instances also when the test fails: the scope waits for them.
+/// Stops the instances also when the test fails, as the scope waits for them.
 struct StopOnDrop<'a>(&'a MonitoredInstance, &'a MonitoredInstance);
 
 impl Drop for StopOnDrop<'_> {
@@ -93,7 +93,7 @@ fn wait_until(origin: Instant, moment: Duration) {
 }
 
 impl PartitionRecord {
-    /// Asserts what holds for whoever is with most of the sentinels.
+    /// Asserts the guarantees of the side with the majority of the sentinels.
     fn assert_majority_continues(&self) {
         let record = self.right.record();
         let back =
@@ -116,9 +116,9 @@ async fn a_network_partition_grants_at_most_two_quotas_and_both_sides_recover() 
         let seen = partition(&link, &sentinels);
         seen.assert_majority_continues();
         assert_bound(&[&seen.left, &seen.right], 2 * AMOUNT);
-        // each side has a primary of its own, and so a quota: nothing less could be promised
+        // Each side has its own primary and therefore its own quota.
         let late = seen.left.record().decided.iter().any(|moment| *moment > seen.partitioned + STOP_TIME);
-        assert!(late, "the side that was cut off decided nothing");
+        assert!(late, "the partitioned primary decided nothing");
     });
 }
 
@@ -136,6 +136,6 @@ async fn a_partitioned_primary_with_min_replicas_stops_deciding() {
         let cut_off = seen.partitioned + STOP_TIME..seen.healed;
         let record = seen.left.record();
         let admitted = record.admitted.iter().filter(|call| cut_off.contains(&call.sent)).count();
-        assert_eq!(admitted, 0, "the primary that was cut off still admits");
+        assert_eq!(admitted, 0, "the partitioned primary still admits");
     });
 }

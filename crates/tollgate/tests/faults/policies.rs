@@ -1,4 +1,5 @@
-//! Every fault, for rules of every policy: the outcome is the policy's, in time and marked, and afterwards all is as before.
+//! Every fault for rules of every failure policy: decisions follow the policy, in time and marked as degraded, and
+//! everything recovers.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,21 +18,21 @@ use crate::{
     },
 };
 
-/// How long a fault lasts: until the breaker has opened, and a connection that is silent is given up.
+/// Duration of a fault: until the breaker has opened and a silent connection has been replaced.
 const LASTING: Duration = Duration::from_millis(1_500);
 /// The pause between two requests of a caller.
 const PAUSE: Duration = Duration::from_millis(3);
-/// How many calls may reach a store that does not decide, until it is left alone.
+/// Maximum number of calls to a store that does not decide, until the breaker opens.
 const MAX_FAILED_CALLS: usize = 40;
-/// How many requests of each mix follow when all is well again.
+/// Number of requests of each mix after recovery.
 const CALLS_AFTERWARDS: usize = 10;
-/// How many of those, and of what a fault should leave run_exclusively, a busy machine may answer too late.
+/// Maximum number of late answers on a busy machine, afterwards and during invisible faults.
 const MAX_LATE: usize = 4;
 
-/// What callers were told, by what they asked for.
+/// The decisions, by rule mix.
 type Calls = HashMap<&'static [&'static str], Vec<Decision>>;
 
-/// All mixtures at once, each by a caller that never stops.
+/// Checks all mixes concurrently, each by its own caller.
 async fn check_repeatedly(lasting: Duration, limiter: &Limiter, context: &str) -> Calls {
     let begun = Instant::now();
     let callers = RuleMix::ALL.map(|mix| {
@@ -57,10 +58,10 @@ fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
     if fault.effect == Effect::Unavailable {
         let failures = calls.values().flatten().filter_map(|call| call.failure.as_ref());
         let told: Vec<String> = failures.map(ToString::to_string).collect();
-        let is_said = told.iter().any(|text| text.contains(fault.message));
-        assert!(is_said, "{context}: nobody hears of {:?}, but {:?}", fault.message, told[0]);
+        let is_reported = told.iter().any(|text| text.contains(fault.message));
+        assert!(is_reported, "{context}: no error contains {:?}; the first is {:?}", fault.message, told[0]);
         let asked = told.iter().filter(|text| !text.contains("circuit breaker open")).count();
-        assert!(asked <= MAX_FAILED_CALLS, "{context}: the store was asked {asked} times");
+        assert!(asked <= MAX_FAILED_CALLS, "{context}: the store was called {asked} times");
     }
     for mix in RuleMix::ALL {
         let calls = &calls[mix.0];
@@ -70,14 +71,14 @@ fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
             Effect::Invisible => assert!(degraded.len() <= MAX_LATE, "{context}: {:?}", degraded[0]),
             Effect::Intermittent => {}
         }
-        assert!(calls.len() >= 5, "{context}: {mix:?} was asked {} times", calls.len());
+        assert!(calls.len() >= 5, "{context}: {mix:?} was checked {} times", calls.len());
         for (passed, call) in (0..).zip(degraded) {
             mix.assert_degraded_decision(call, passed, context);
         }
     }
 }
 
-/// Waits until the store decides for everybody, and asserts that it goes on doing so.
+/// Waits until the store decides for every mix, and asserts that it continues to do so.
 async fn recover(limiter: &Limiter, context: &str) {
     let begun = Instant::now();
     let mut missing = RuleMix::ALL.to_vec();
@@ -103,7 +104,7 @@ async fn recover(limiter: &Limiter, context: &str) {
     assert!(late <= MAX_LATE, "{context}: {late} calls were not decided");
 }
 
-/// Asserts that what was admitted was charged, and that nothing was that nobody knows of.
+/// Asserts that everything admitted was charged, and nothing else except ambiguous calls.
 async fn assert_charged_correctly(limiter: &Limiter, fault: &Fault, calls: &Calls, context: &str) {
     let of_open = &calls[RuleMix::OPEN.0];
     let told = of_open.iter().filter(|call| call.source == Source::Store).count();
@@ -116,7 +117,7 @@ async fn assert_charged_correctly(limiter: &Limiter, fault: &Fault, calls: &Call
     assert!(is_right, "{context}: {used} used, {told} admitted, {unknown} unknown");
 }
 
-/// Does every fault to servers of these flavors, at the same time.
+/// Applies every fault to servers of these flavors concurrently.
 async fn assert_faults(faults: &'static [Fault], flavors: &[Flavor], credentials: &str) {
     let _exclusive = run_exclusively().await;
     for fault in faults {
@@ -134,27 +135,27 @@ async fn assert_fault(
     round_trip: Option<Duration>,
     credentials: String,
 ) {
-    let mut patient = block_in_place(|| FaultTarget::start(flavor, round_trip));
+    let mut target = block_in_place(|| FaultTarget::start(flavor, round_trip));
     let context = format!("{flavor} at {:?}, {}", round_trip.unwrap_or_default(), fault.name);
-    let limiter = limiter(&format!("redis://{credentials}{}", patient.proxy.addr())).await;
+    let limiter = limiter(&format!("redis://{credentials}{}", target.proxy.addr())).await;
     recover(&limiter, &context).await;
-    let (begun, before) = (Instant::now(), patient.proxy.counters().accepted);
+    let (begun, before) = (Instant::now(), target.proxy.counters().accepted);
 
-    block_in_place(|| (fault.begin)(&mut patient));
+    block_in_place(|| (fault.begin)(&mut target));
     let calls = check_repeatedly(LASTING, &limiter, &context).await;
-    block_in_place(|| (fault.end)(&mut patient));
+    block_in_place(|| (fault.end)(&mut target));
 
     assert_effect(fault, &calls, &context);
     recover(&limiter, &context).await;
     assert_charged_correctly(&limiter, fault, &calls, &context).await;
-    let connections = patient.proxy.counters().accepted - before;
+    let connections = target.proxy.counters().accepted - before;
     let most = 2 * begun.elapsed().as_secs() + 2 + 1;
     assert!(connections <= most, "{context}: {connections} connections in {:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn process_faults_apply_each_failure_policy_and_recover() {
-    // Redis 6.2 cannot be made to load slowly
+    // Redis 6.2 cannot load slowly.
     assert_faults(&PROCESS_FAULTS, &[Flavor::Redis7, Flavor::Valkey9], "").await;
 }
 

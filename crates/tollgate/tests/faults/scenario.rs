@@ -1,4 +1,4 @@
-//! What the tests share: the rules, the limits of patience, and how callers are counted.
+//! What the tests share: rules, time bounds, and counting of calls.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use tollgate_testkit::{oracle::Admitted, server::Server};
 
 use crate::machine_pauses;
 
-/// How long a decision may take.
+/// The deadline of a decision.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
-/// What a call may take: two busy cores and a build without optimisation are slow.
+/// Maximum duration of a call: two busy cores and an unoptimized build are slow.
 pub(crate) const LONGEST_CALL: Duration = DEADLINE.saturating_add(Duration::from_millis(250));
-/// Within this all is well again after a fault: two seconds are promised.
+/// Maximum recovery time after a fault: the guaranteed two seconds, and slack.
 pub(crate) const RECOVERY: Duration = Duration::from_millis(2_000 + 1_000);
 /// A window that does not end during a test.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
-/// Waits until no other test of this file runs.
+/// Waits until no other test of this binary runs.
 pub(crate) async fn run_exclusively() -> MutexGuard<'static, ()> {
     EXCLUSIVE.lock().await
 }
 
-/// What a rule with the policy `local` lets pass of each user.
+/// The amount per user of the rule with the policy `local`.
 pub(crate) const LOCAL_AMOUNT: u64 = 20;
-/// Enough for everybody.
+/// An amount that is never reached.
 pub(crate) const MANY: u64 = 100_000;
 
-/// A rule of each policy, for requests that have its name among their labels.
+/// Returns a rule of each policy, for requests with its name as a label.
 pub(crate) fn rules() -> [Rule; 3] {
     let rule = |name, amount, policy| {
         let rule = Rule::new(name, Limit::sliding_log(amount, HOUR).unwrap());
@@ -52,7 +52,7 @@ pub(crate) async fn limiter(url: &str) -> Limiter {
     Limiter::with_options(store, rules(), OPTIONS).unwrap()
 }
 
-/// Which rules a request meets.
+/// The rules that a request matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RuleMix(pub(crate) &'static [&'static str]);
 
@@ -72,7 +72,7 @@ impl RuleMix {
         Labels::new(names.chain([("user", user.as_str())])).unwrap()
     }
 
-    /// Asserts that a decision without the store is the one of these rules' policies. So many passed so before.
+    /// Asserts that a degraded decision follows the policies of these rules, after this many were admitted.
     pub(crate) fn assert_degraded_decision(self, decision: &Decision, passed_before: u64, context: &str) {
         let (source, rule) = self.degraded_outcome();
         let passes = match source {
@@ -85,7 +85,7 @@ impl RuleMix {
         assert!(decision.is_degraded() && decision.failure.is_some(), "{context}: {self:?}");
     }
 
-    /// Who decides without the store, and by which rule.
+    /// Returns the source and rule of a degraded decision.
     pub(crate) fn degraded_outcome(self) -> (Source, Option<&'static str>) {
         if self.0.contains(&"closed") {
             (Source::Closed, Some("closed"))
@@ -97,13 +97,13 @@ impl RuleMix {
     }
 }
 
-/// Asks once, and holds the call to its time.
+/// Makes one check and asserts its duration.
 pub(crate) async fn check(limiter: &Limiter, labels: &Labels, context: &str) -> Decision {
     let (begun, total_pause) = (Instant::now(), machine_pauses::total_pause());
     let decision = limiter.check(labels, 1).await.unwrap();
     let took = begun.elapsed();
     if took > LONGEST_CALL {
-        // until the machine's pulse has been felt again
+        // Until the monitor has run again.
         tokio::time::sleep(LONGEST_CALL).await;
         let paused = machine_pauses::total_pause() - total_pause;
         assert!(took <= LONGEST_CALL + paused, "{context}: a call took {took:?}, {decision:?}");
@@ -111,12 +111,12 @@ pub(crate) async fn check(limiter: &Limiter, labels: &Labels, context: &str) -> 
     decision
 }
 
-/// An admitted call for the oracle, on the clock that began at `origin`.
+/// Returns an admitted call for the oracle, with times since `origin`.
 pub(crate) fn admitted(origin: Instant, sent: Instant) -> Admitted {
     Admitted { sent: sent - origin, received: origin.elapsed(), cost: 1 }
 }
 
-/// How many scripts a server has run.
+/// Returns how many scripts a server has run.
 pub(crate) fn scripts_run(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
@@ -124,7 +124,7 @@ pub(crate) fn scripts_run(server: &Server) -> u64 {
     scripts.filter_map(calls).sum()
 }
 
-/// How much memory this process has, in bytes.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();

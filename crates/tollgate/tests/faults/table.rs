@@ -1,4 +1,4 @@
-//! The faults: what each does to a server or to the way to it, how that ends, and what callers may see of it.
+//! The faults: how each starts and ends, and how it affects callers.
 
 use std::{
     sync::{
@@ -18,54 +18,54 @@ use tollgate_testkit::{
 
 use crate::scenario::DEADLINE;
 
-/// What callers may see of a fault.
+/// How a fault affects callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// No decision is the store's.
+    /// The store makes no decision.
     Unavailable,
-    /// Any decision may be the store's, or not.
+    /// The store makes some of the decisions.
     Intermittent,
-    /// Nothing at all.
+    /// Not at all.
     Invisible,
 }
 
-/// Whether counters survive it.
+/// Whether counters survive the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counters {
     Kept,
     Lost,
 }
 
-/// Something that goes wrong, and is put right again.
+/// A fault with its start and end.
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) effect: Effect,
     pub(crate) counters: Counters,
-    /// What callers are told about it, among other things.
+    /// A part of the error that callers get.
     pub(crate) message: &'static str,
     pub(crate) begin: fn(&mut FaultTarget),
     pub(crate) end: fn(&mut FaultTarget),
 }
 
-/// The user of the faults that are about users.
+/// The user of the ACL faults.
 pub(crate) const USER: &str = "limiter";
 pub(crate) const PASSWORD: &str = "first";
 const ALL_PERMISSIONS: [&str; 4] = ["on", ">first", "~*", "+@all"];
 
-/// A server, the way to it, and what a fault needs meanwhile.
+/// A server, the proxy in front of it, and resources of a fault.
 pub(crate) struct FaultTarget {
     pub(crate) server: Server,
     pub(crate) proxy: Arc<Proxy>,
-    /// Between the proxy and the server, if the server is to be some way off.
+    /// Between the proxy and the server, if a round trip is added.
     _delay_proxy: Option<DelayProxy>,
-    /// A connection from before the fault, for faults that let nobody in.
+    /// A connection opened before the fault, for faults that reject new connections.
     inside: Option<redis::Connection>,
     other: Option<Server>,
     repeated: Option<RepeatedAction>,
 }
 
 impl FaultTarget {
-    /// Starts a server; with a round trip, behind a proxy that adds it.
+    /// Starts a server, behind a delay proxy if a round trip is given.
     pub(crate) fn start(flavor: Flavor, round_trip: Option<Duration>) -> Self {
         let server = Server::start(flavor);
         server.set_user(USER, &ALL_PERMISSIONS);
@@ -80,7 +80,7 @@ impl FaultTarget {
         redis::cmd(words[0]).arg(&words[1..]).exec(inside).unwrap();
     }
 
-    /// Does something again and again, until the fault ends.
+    /// Repeats an action until the fault ends.
     fn repeat(&mut self, mut action: impl FnMut() + Send + 'static) {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -103,7 +103,7 @@ impl FaultTarget {
     }
 }
 
-/// Ends when dropped.
+/// Stops when dropped.
 struct RepeatedAction {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -114,7 +114,7 @@ impl Drop for RepeatedAction {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
-            assert!(ended.is_ok() || thread::panicking(), "the server did not do as it was told");
+            assert!(ended.is_ok() || thread::panicking(), "the repeated action failed");
         }
     }
 }
@@ -140,7 +140,7 @@ impl Fault {
     }
 }
 
-/// What happens to a server's process.
+/// Faults of the server process.
 pub(crate) const PROCESS_FAULTS: [Fault; 6] = [
     outage("stopped", |it| it.server.suspend(), |it| it.server.resume()).message("no reply for"),
     outage("killed and restarted", |it| it.server.kill(), |it| it.server.restart()).loses_counters(),
@@ -155,18 +155,14 @@ pub(crate) const PROCESS_FAULTS: [Fault; 6] = [
         FaultTarget::end_repeated_action,
     )
     .effect(Effect::Intermittent),
-    outage(
-        "scripts forgotten",
-        |it| it.repeat_command(&["SCRIPT", "FLUSH"]),
-        FaultTarget::end_repeated_action,
-    )
-    .effect(Effect::Invisible),
+    outage("scripts flushed", |it| it.repeat_command(&["SCRIPT", "FLUSH"]), FaultTarget::end_repeated_action)
+        .effect(Effect::Invisible),
     outage("loading", |it| it.server.restart_into_loading(), |it| it.server.finish_loading())
         .message("LOADING")
         .loses_counters(),
 ];
 
-/// What a server says instead of deciding.
+/// Error replies of the server.
 pub(crate) const ERROR_REPLY_FAULTS: [Fault; 6] = [
     outage("busy", |it| it.server.make_busy(), |it| it.server.end_busy()).message("BUSY"),
     outage(
@@ -203,11 +199,11 @@ pub(crate) const ERROR_REPLY_FAULTS: [Fault; 6] = [
     .loses_counters(),
 ];
 
-/// One fault of each class, for servers that are some way off: the process, its replies, and the network.
+/// One fault of each class for servers with a round trip: process, error reply and network.
 pub(crate) const ROUND_TRIP_FAULTS: [&Fault; 4] =
     [&PROCESS_FAULTS[0], &ERROR_REPLY_FAULTS[1], &NETWORK_FAULTS[2], &NETWORK_FAULTS[7]];
 
-/// Who may do what; all of these are about [`USER`].
+/// ACL faults of [`USER`].
 pub(crate) const ACL_FAULTS: [Fault; 4] = [
     outage(
         "another password",
@@ -238,9 +234,9 @@ pub(crate) const ACL_FAULTS: [Fault; 4] = [
     .message("Password authentication failed"),
 ];
 
-/// The one that is about those who have no password.
+/// A password is required of clients without one.
 pub(crate) const PASSWORD_FAULTS: [Fault; 1] = [outage(
-    "a password is wanted",
+    "a password is required",
     |it| {
         it.send_command(&["CONFIG", "SET", "requirepass", "secret"]);
         it.send_command(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -259,12 +255,12 @@ const DROPPED_REPLIES: Mode = Mode::DropReplies(DropReplies {
     occurrence: Occurrence::Every(3),
     after: AfterDrop::Close,
 });
-/// Ten times what a request takes at best: a fault of which nobody should hear.
+/// Ten times the best case of a request: callers should not notice it.
 const SLOW: Duration = Duration::from_millis(20);
-/// So slow that no answer comes in time.
+/// So slow that no answer arrives in time.
 const TOO_SLOW: Duration = DEADLINE;
 
-/// What happens on the way to a server.
+/// Network faults.
 pub(crate) const NETWORK_FAULTS: [Fault; 10] = [
     outage("late", |it| it.proxy.delay(TOO_SLOW), |it| it.proxy.pass()),
     outage("slow", |it| it.proxy.delay(SLOW), |it| it.proxy.pass()).effect(Effect::Invisible),

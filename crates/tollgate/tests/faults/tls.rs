@@ -1,4 +1,4 @@
-//! Sentinel and Cluster by TLS: every connection is, those to the sentinels and to nodes that were learned of included.
+//! Sentinel and Cluster over TLS, including connections to sentinels and to discovered nodes.
 
 use std::{fs, time::Duration};
 
@@ -22,7 +22,7 @@ fn trusted_settings(server: &Server) -> RedisSettings {
     RedisSettings::default().authority(fs::read(&server.tls().authority).unwrap())
 }
 
-/// Connects, or says why that is impossible; a busy machine may take longer for a handshake than the store waits.
+/// Connects, or returns the error. On a busy machine a handshake may take longer than the timeout of the store.
 async fn connect(url: &str, settings: &RedisSettings) -> Result<RedisStore, String> {
     let begun = Instant::now();
     loop {
@@ -60,8 +60,8 @@ async fn sentinels_over_tls_are_queried_and_their_new_primary_is_followed() {
     })
     .await;
 
-    let strangers = connect(&url, &RedisSettings::default()).await.unwrap_err();
-    assert!(strangers.contains("certificate"), "{strangers}");
+    let untrusted = connect(&url, &RedisSettings::default()).await.unwrap_err();
+    assert!(untrusted.contains("certificate"), "{untrusted}");
     let plain = url.replace("rediss", "redis");
     assert!(RedisStore::connect(&plain).await.is_err());
 }
@@ -79,6 +79,6 @@ async fn a_cluster_over_tls_is_discovered_from_one_node() {
         block_in_place(|| cluster.begin_migration(slot, (node + 1) % cluster::PRIMARIES).finish());
         assert_decided(&limiter, &key, MANY - 2).await;
     }
-    let strangers = connect(&url, &RedisSettings::default()).await.unwrap_err();
-    assert!(strangers.contains("certificate"), "{strangers}");
+    let untrusted = connect(&url, &RedisSettings::default()).await.unwrap_err();
+    assert!(untrusted.contains("certificate"), "{untrusted}");
 }

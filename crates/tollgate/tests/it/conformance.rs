@@ -1,5 +1,4 @@
 //! The conformance suite, on every store.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
 
@@ -49,7 +48,7 @@ mod valkey_9 {
     tollgate_testkit::conformance!(on_redis(Flavor::Valkey9));
 }
 
-/// Returns a factory of fixtures on one store, each with a prefix of its own.
+/// Returns a factory of fixtures on one store, each with its own prefix.
 fn fixtures_on(store: RedisStore) -> impl AsyncFnMut() -> StoreFixture {
     let mut number = 0;
     async move || {
@@ -60,27 +59,27 @@ fn fixtures_on(store: RedisStore) -> impl AsyncFnMut() -> StoreFixture {
     }
 }
 
-/// Every promise in turn, under a prefix of its own each: these take seconds to start.
+/// Runs all tests on one store, each with its own prefix, as the servers take seconds to start.
 async fn all_on(store: RedisStore) {
     conformance::all(fixtures_on(store)).await;
 }
 
-fn places(servers: &[Server]) -> String {
-    let places: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
-    places.join(",")
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    addresses.join(",")
 }
 
 #[tokio::test]
 async fn a_primary_behind_sentinels_conforms() {
     let sentinels = Sentinels::start(Flavor::Redis7);
-    let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
+    let url = format!("redis-sentinel://{}/{NAME}", addresses(sentinels.sentinels()));
     all_on(RedisStore::connect(&url).await.unwrap()).await;
 }
 
 #[tokio::test]
 async fn a_cluster_conforms() {
     let cluster = Cluster::start(Flavor::Redis7);
-    let url = format!("redis-cluster://{}", places(cluster.nodes()));
+    let url = format!("redis-cluster://{}", addresses(cluster.nodes()));
     all_on(RedisStore::connect(&url).await.unwrap()).await;
 }
 

@@ -1,5 +1,4 @@
-//! The connection: how often it is made, and when it is given up.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The connection to Redis: how often it is opened, and when it is replaced.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ fn hit() -> [Check; 1] {
     [Check::new(Operation::Check, vec![tier]).unwrap()]
 }
 
-/// Asks as the gate does: who has no answer by then goes away.
+/// Calls the store with a timeout, as the limiter does.
 async fn ask(store: &RedisStore) -> Option<Result<(), StoreError>> {
     let answer = timeout(Duration::from_millis(50), store.decide(&hit(), None)).await.ok()?;
     Some(answer.into_iter().try_for_each(|answer| answer.map(|_| ())))
@@ -39,7 +38,7 @@ async fn a_server_that_resets_every_connection_gets_at_most_two_per_second() {
             }
             sleep(Duration::from_millis(1)).await;
         }
-        assert!(not_run > 10, "what was never sent is known not to have run");
+        assert!(not_run > 10, "calls that were never sent are reported as not run");
         let attempts = proxy.counters().accepted - before;
         assert!(attempts <= 9, "{attempts} connections in 4 s");
         if mode == Mode::Cut {
@@ -63,10 +62,10 @@ async fn a_silent_connection_is_replaced_even_if_every_caller_gives_up_earlier()
     proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
     let start = Instant::now();
     while ask(&store).await != Some(Ok(())) {
-        assert!(start.elapsed() < wait::PATIENCE, "it is silent for ever");
+        assert!(start.elapsed() < wait::PATIENCE, "the connection was not replaced");
         sleep(Duration::from_millis(10)).await;
     }
-    assert!(start.elapsed() > Duration::from_millis(500), "it was silent for a while");
+    assert!(start.elapsed() > Duration::from_millis(500), "the connection was replaced too early");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

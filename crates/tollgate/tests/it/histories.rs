@@ -1,5 +1,4 @@
 //! Random histories: model, memory and every Redis agree on every field.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
 
@@ -59,15 +58,15 @@ async fn memory_and_redis_agree_with_the_model_on_long_logs() {
     assert_agrees_with_model(store, &clock, &plan).await;
 }
 
-fn places(servers: &[Server]) -> String {
-    let places: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
-    places.join(",")
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    addresses.join(",")
 }
 
 #[tokio::test]
 async fn a_primary_behind_sentinels_agrees_with_the_model() {
     let sentinels = Sentinels::start(Flavor::Redis7);
-    let url = format!("redis-sentinel://{}/{NAME}", places(sentinels.sentinels()));
+    let url = format!("redis-sentinel://{}/{NAME}", addresses(sentinels.sentinels()));
     let clock = ManualClock::new(Timestamp::default());
     let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
     assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 600).steps(3_000)).await;
@@ -79,7 +78,7 @@ async fn every_cluster_agrees_with_the_model() {
     for (seed, flavor) in (700..).zip(Flavor::ALL) {
         let cluster = Cluster::start(flavor);
         let clock = ManualClock::new(Timestamp::default());
-        let url = format!("redis-cluster://{}", places(cluster.nodes()));
+        let url = format!("redis-cluster://{}", addresses(cluster.nodes()));
         let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
         let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
         assert_agrees_with_model(store, &clock, &plan).await;

@@ -1,6 +1,8 @@
 //! Integration tests of the library, on memory and on real Redis servers.
 //!
-//! `faults` and `memory_bound` are binaries of their own: they measure their process, or need the machine to themselves.
+//! `faults` and `memory_bound` are separate binaries, as they measure their process or must run alone.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod cluster;
 mod conformance;

@@ -1,5 +1,4 @@
-//! A Redis that asks who is there: TLS, passwords and ACL users, and that nothing secret is ever shown.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! TLS, passwords and ACL users, and that secrets are never printed.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -29,32 +28,32 @@ fn pem(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-async fn refusal(url: &str, settings: &RedisSettings) -> String {
+async fn connect_error(url: &str, settings: &RedisSettings) -> String {
     match RedisStore::connect_with(url, settings).await {
         Err(RedisSetupError::Connect(reason)) => reason,
-        other => panic!("expected a refusal, found {other:?}"),
+        other => panic!("expected a connection error, found {other:?}"),
     }
 }
 
 #[tokio::test]
 async fn only_the_configured_authority_is_trusted() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
-    let trusting = RedisSettings::default().authority(pem(&server.tls().authority));
-    let store = RedisStore::connect_with(&server.url(), &trusting).await.unwrap();
+    let trusted = RedisSettings::default().authority(pem(&server.tls().authority));
+    let store = RedisStore::connect_with(&server.url(), &trusted).await.unwrap();
     assert_eq!(available(&store).await.unwrap(), 9);
 
     let stranger = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     let wrong = RedisSettings::default().authority(pem(&stranger.tls().authority));
-    assert!(refusal(&server.url(), &wrong).await.contains("certificate"));
-    assert!(refusal(&server.url(), &RedisSettings::default()).await.contains("certificate"));
+    assert!(connect_error(&server.url(), &wrong).await.contains("certificate"));
+    assert!(connect_error(&server.url(), &RedisSettings::default()).await.contains("certificate"));
 
     // neither side falls back to plain text
     let plain = server.url().replace("rediss://", "redis://");
     assert!(RedisStore::connect(&plain).await.is_err());
     let without_tls = Server::start(Flavor::Redis7);
     let url = without_tls.url().replace("redis://", "rediss://");
-    assert!(RedisStore::connect_with(&url, &trusting).await.is_err());
-    let error = RedisStore::connect_later_with(&plain, &trusting).unwrap_err();
+    assert!(RedisStore::connect_with(&url, &trusted).await.is_err());
+    let error = RedisStore::connect_later_with(&plain, &trusted).unwrap_err();
     assert!(matches!(error, RedisSetupError::Tls(_)), "{error}");
 }
 
@@ -63,7 +62,7 @@ async fn a_client_certificate_is_presented_when_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     let files = server.tls();
     let unknown = RedisSettings::default().authority(pem(&files.authority));
-    refusal(&server.url(), &unknown).await;
+    connect_error(&server.url(), &unknown).await;
     let known = unknown.clone().client_certificate(pem(&files.client_certificate), pem(&files.client_key));
     let store = RedisStore::connect_with(&server.url(), &known).await.unwrap();
     assert_eq!(available(&store).await.unwrap(), 9);
@@ -73,7 +72,7 @@ async fn a_client_certificate_is_presented_when_required() {
     let stranger = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     let files = stranger.tls();
     let foreign = unknown.client_certificate(pem(&files.client_certificate), pem(&files.client_key));
-    refusal(&server.url(), &foreign).await;
+    connect_error(&server.url(), &foreign).await;
 
     let broken = RedisSettings::default().authority("no PEM");
     let error = RedisStore::connect_later_with(&server.url(), &broken).unwrap_err();
@@ -161,7 +160,7 @@ async fn the_documented_acl_user_suffices_on_a_tls_cluster_of_one_node_without_a
     let url = node.url().replace("rediss://", "rediss-cluster://tollgate:change-me@");
     let settings = RedisSettings::default().authority(pem(&node.tls().authority));
     let store = RedisStore::connect_with(&url, &settings).await.unwrap();
-    // a fresh cluster does not serve at once
+    // a new cluster rejects calls at first
     let mut left = available(&store).await;
     for _ in 0..500 {
         if left.is_ok() {

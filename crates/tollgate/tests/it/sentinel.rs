@@ -1,5 +1,4 @@
-//! Through a failover, planned or not: decisions go to the primary, and to nobody else.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Failover with Sentinel, planned or not: only the primary gets calls.
 
 use std::time::Duration;
 
@@ -20,17 +19,17 @@ fn url(sentinels: &Sentinels) -> String {
     format!("redis-sentinel://{}/{NAME}", places.join(","))
 }
 
-fn question(operation: Operation) -> [Check; 1] {
+fn check(operation: Operation) -> [Check; 1] {
     let limit = Limit::sliding_log(AMOUNT.unsigned_abs(), Duration::from_secs(3_600)).unwrap();
     let tier = Tier { key: Key::without_rule("k").unwrap(), terms: Terms::new(limit, Cost::ONE) };
     [Check::new(operation, vec![tier]).unwrap()]
 }
 
 async fn hit(store: &RedisStore) -> Result<i64, StoreError> {
-    Ok(store.decide_all(&question(Operation::Check), None).await?.answers[0][0].available)
+    Ok(store.decide_all(&check(Operation::Check), None).await?.answers[0][0].available)
 }
 
-/// How many scripts a server has run.
+/// Returns how many scripts a server has run.
 fn scripts_run(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
@@ -38,19 +37,19 @@ fn scripts_run(server: &Server) -> u64 {
     scripts.filter_map(calls).sum()
 }
 
-/// What a failover did to a caller who never stops asking, until 20 calls in a row have passed on the new primary.
+/// The outcomes of a continuous caller during a failover.
 #[derive(Default)]
-struct Seen {
+struct Outcomes {
     passed: u64,
     failed: Vec<StoreError>,
 }
 
-async fn ask_until(store: &RedisStore, mut is_over: impl FnMut() -> bool) -> Seen {
-    let mut seen = Seen::default();
+async fn call_until(store: &RedisStore, mut is_over: impl FnMut() -> bool) -> Outcomes {
+    let mut seen = Outcomes::default();
     let mut in_a_row = 0;
     let bound = tokio::time::Instant::now() + 2 * wait::PATIENCE;
     while in_a_row < 20 {
-        assert!(tokio::time::Instant::now() < bound, "decisions did not come back: {:?}", seen.failed.last());
+        assert!(tokio::time::Instant::now() < bound, "decisions did not resume: {:?}", seen.failed.last());
         match hit(store).await {
             Ok(_) => seen.passed += 1,
             Err(error) => seen.failed.push(error),
@@ -61,7 +60,7 @@ async fn ask_until(store: &RedisStore, mut is_over: impl FnMut() -> bool) -> See
     seen
 }
 
-fn assert_nobody_saw_a_replica(seen: &Seen) {
+fn assert_no_replica_error(seen: &Outcomes) {
     for error in &seen.failed {
         assert!(!error.to_string().contains("READONLY"), "{error}");
     }
@@ -74,7 +73,7 @@ async fn the_primary_is_warmed_up_before_the_first_decision() {
     store.warm_up().await.unwrap();
     let primary = sentinels.primary();
     let run = |place: usize| scripts_run(&sentinels.nodes()[place]);
-    // by its digest, which is not known, and in full
+    // by its digest, which is unknown, and then in full
     assert_eq!(run(primary), 2);
     assert_eq!(hit(&store).await.unwrap(), AMOUNT - 1);
     assert_eq!(run(primary), 3);
@@ -87,18 +86,18 @@ async fn decisions_resume_after_a_killed_primary_is_replaced() {
     assert_eq!(hit(&store).await.unwrap(), AMOUNT - 1);
     let old = sentinels.kill_primary();
     let new = tokio::task::block_in_place(|| sentinels.wait_for_other_primary(old));
-    let seen = ask_until(&store, || true).await;
-    assert_nobody_saw_a_replica(&seen);
+    let seen = call_until(&store, || true).await;
+    assert_no_replica_error(&seen);
     assert!(scripts_run(&sentinels.nodes()[new]) >= seen.passed, "the new primary decides");
     hit(&store).await.unwrap();
 
     sentinels.node_mut(old).restart();
     let old = &sentinels.nodes()[old];
     tokio::task::block_in_place(|| {
-        wait::until("the old primary follows", 2 * wait::PATIENCE, || !old.is_primary());
+        wait::until("the old primary is a replica", 2 * wait::PATIENCE, || !old.is_primary());
     });
     hit(&store).await.unwrap();
-    assert_eq!(scripts_run(old), 0, "who came back as a replica is not asked");
+    assert_eq!(scripts_run(old), 0, "a replica gets no calls");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,7 +108,7 @@ async fn a_planned_failover_is_noticed_and_the_old_primary_gets_no_more_calls() 
         hit(&store).await.unwrap();
         let old = sentinels.primary();
         let new = tokio::task::block_in_place(|| sentinels.failover());
-        // well before the old primary is told, which takes some ten seconds
+        // well before the old primary is demoted, which takes about ten seconds
         let heard = async {
             let before = scripts_run(&sentinels.nodes()[new]);
             while scripts_run(&sentinels.nodes()[new]) == before {
@@ -119,24 +118,24 @@ async fn a_planned_failover_is_noticed_and_the_old_primary_gets_no_more_calls() 
         };
         tokio::time::timeout(Duration::from_secs(8), heard).await.unwrap();
         let left = scripts_run(&sentinels.nodes()[old]);
-        let seen = ask_until(&store, || !sentinels.nodes()[old].is_primary()).await;
-        assert_nobody_saw_a_replica(&seen);
-        assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "{flavor}: nothing goes to the old primary");
+        let seen = call_until(&store, || !sentinels.nodes()[old].is_primary()).await;
+        assert_no_replica_error(&seen);
+        assert_eq!(scripts_run(&sentinels.nodes()[old]), left, "{flavor}: the old primary gets no calls");
         assert!(seen.failed.is_empty(), "{flavor}: {:?}", seen.failed);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_becomes_a_replica_unannounced_is_never_visible_to_callers() {
-    // the sentinels notice it only after a while, and make it a primary again or another one
+    // the sentinels notice it after a while, and promote it again or another server
     let sentinels = Setup::new(Flavor::Redis7).replicas(2).start();
     let store = RedisStore::connect(&url(&sentinels)).await.unwrap();
     hit(&store).await.unwrap();
     let (old, other) = (&sentinels.nodes()[0], &sentinels.nodes()[1]);
     tokio::task::block_in_place(|| old.replicate(other));
     let is_well = || sentinels.nodes()[sentinels.primary()].is_primary();
-    let seen = ask_until(&store, is_well).await;
-    assert_nobody_saw_a_replica(&seen);
+    let seen = call_until(&store, is_well).await;
+    assert_no_replica_error(&seen);
     assert!(seen.failed.iter().all(|error| matches!(error, StoreError::NotRun(_))), "{:?}", seen.failed);
 }
 
@@ -154,8 +153,8 @@ async fn sentinels_and_servers_use_separate_passwords() {
     hit(&store).await.unwrap();
     let old = sentinels.primary();
     tokio::task::block_in_place(|| sentinels.failover());
-    let seen = ask_until(&store, || !sentinels.nodes()[old].is_primary()).await;
-    assert_nobody_saw_a_replica(&seen);
+    let seen = call_until(&store, || !sentinels.nodes()[old].is_primary()).await;
+    assert_no_replica_error(&seen);
 
     for wrong in [watcher.clone().password("wrong"), watcher.password("data").sentinel_password("wrong")] {
         let error = RedisStore::connect_with(&url(&sentinels), &wrong).await.unwrap_err();

@@ -1,8 +1,7 @@
-//! Gate, breaker, coalescing and policies over a store that misbehaves, in virtual time: thousands of seeded schedules
-//! of delays, lost requests, lost replies, requests that the wire repeats, errors, outages, restarts and clock steps.
+//! Deadlines, batching, circuit breaker and failure policies over a faulty store, in virtual time: thousands of seeded schedules of
+//! delays, lost requests, lost replies, duplicated requests, errors, outages, restarts and clock steps.
 //!
 //! A failing seed is printed; `TOLLGATE_SEED=17 cargo nextest run -p tollgate -E 'test(/^simulation::/)'` replays it.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     collections::HashMap,
@@ -26,13 +25,13 @@ const SEEDS: u64 = 2000;
 const CALLERS: usize = 12;
 const REQUESTS: usize = 25;
 const AMOUNT: u64 = 8;
-/// How many processes ask, as far as the store knows.
+/// The number of instances that the store reports.
 const INSTANCES: u64 = 2;
 const WINDOW: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_millis(10);
 const MILLI: Duration = Duration::from_millis(1);
 
-/// A store at the end of a bad wire.
+/// A remote store over a faulty network.
 #[derive(Clone)]
 struct FaultyStore(Arc<SimulatedServer>);
 
@@ -41,23 +40,23 @@ struct SimulatedServer {
     clock: ManualClock,
     started: Instant,
     schedule: Mutex<FaultSchedule>,
-    /// How often data was lost or the clock was set.
+    /// Number of data losses and clock changes.
     disruptions: AtomicU32,
-    /// Requests that were decided, whether anybody heard of it or not.
+    /// Requests that were decided, including those whose reply was lost.
     decided: AtomicU32,
 }
 
 struct FaultSchedule {
     random: StdRng,
-    /// Out of a hundred calls, how many go wrong.
+    /// Percentage of faulty calls.
     fault_percent: u32,
-    /// Until when nothing answers.
+    /// End of the current outage.
     down_until: Instant,
-    /// By how much the store's clock is ahead, in milliseconds.
+    /// How far the clock of the store is ahead, in milliseconds.
     clock_ahead_ms: u64,
 }
 
-/// What becomes of one call.
+/// The fate of one call.
 enum CallOutcome {
     Answered {
         before: Duration,
@@ -67,7 +66,7 @@ enum CallOutcome {
     ReplyLost {
         before: Duration,
     },
-    /// The wire delivers it twice; the first answer counts.
+    /// The request is delivered twice; the first answer counts.
     Duplicated {
         before: Duration,
         again: Duration,
@@ -157,7 +156,7 @@ impl FaultyStore {
     async fn decide(&self, checks: &[Check]) -> Result<Decided, StoreError> {
         match self.0.next_outcome() {
             CallOutcome::Answered { before, after } => {
-                // once sent, it runs, whether the caller waits or not
+                // once sent, it runs even if the caller gives up
                 let (store, checks) = (Arc::clone(&self.0), checks.to_vec());
                 let ran = tokio::spawn(async move {
                     tokio::time::sleep(before).await;
@@ -182,7 +181,7 @@ impl FaultyStore {
                     let decided = store.run(&checks);
                     tokio::spawn(async move {
                         tokio::time::sleep(again).await;
-                        // more is taken, which admits nobody; that it was sent twice is not the gate's doing
+                        // a duplicate charges more but admits nothing; it is not counted, as the limiter sent it once
                         store.decide(&checks);
                     });
                     decided
@@ -245,7 +244,7 @@ fn rules() -> [Rule; 3] {
     })
 }
 
-/// A request, and what came of it.
+/// A request and its decision.
 struct CallRecord {
     subject: (usize, u64),
     decision: Decision,
@@ -260,7 +259,7 @@ async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<CallRecord> {
         let labels = Labels::new([(label, format!("{user}"))]).unwrap();
         let before = Instant::now();
         if random.random_range(0..10) == 0 {
-            // who goes away hears nothing, and must not be waited for
+            // a caller that gives up must not block others
             let _ = tokio::time::timeout(MILLI * random.random_range(0..8), limiter.check(&labels, 1)).await;
             continue;
         }
@@ -271,13 +270,13 @@ async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<CallRecord> {
     all
 }
 
-/// What must hold of every answer by itself, and of all together.
+/// Asserts the invariants of every decision and of all decisions together.
 fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord]) {
     for CallRecord { subject: (policy, _), decision } in calls {
         let expected = [(Source::Open, true), (Source::Closed, false)];
         match decision.source {
             Source::Store => assert!(decision.at.is_some() && decision.failure.is_none()),
-            Source::Cache => assert!(!decision.is_allowed(), "only refusals are certain"),
+            Source::Cache => assert!(!decision.is_allowed(), "only denials are cached"),
             Source::Fallback => assert_eq!(*policy, 2),
             source => assert_eq!((source, decision.is_allowed()), expected[*policy]),
         }
@@ -306,10 +305,10 @@ fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord]) {
     for CallRecord { subject: (_, user), .. } in fallback.filter(|calls| calls.decision.is_allowed()) {
         *by_share.entry(*user).or_default() += 1;
     }
-    // the share's clock is the real one, which hardly moves here: all of this is one window
+    // the fallback uses the real clock, which hardly moves here: all of this is one window
     assert!(by_share.values().all(|admitted| *admitted <= AMOUNT / INSTANCES), "{by_share:?}");
     let requests = u32::try_from(CALLERS * REQUESTS).unwrap();
-    assert!(store.decided.load(Ordering::Relaxed) <= requests, "nothing is sent twice");
+    assert!(store.decided.load(Ordering::Relaxed) <= requests, "a request was sent twice");
 }
 
 async fn simulate(seed: u64) {
@@ -326,7 +325,7 @@ async fn simulate(seed: u64) {
     }
     assert_invariants(&store, &calls);
 
-    // once the fault_percent is over, the store decides again within two seconds
+    // after the faults end, the store decides again within two seconds
     store.end_faults();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let decision = limiter.check(&Labels::new([("Closed", "new")]).unwrap(), 1).await.unwrap();

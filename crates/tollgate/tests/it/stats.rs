@@ -1,6 +1,4 @@
-//! What is counted of the store's troubles, so that somebody can be told.
-
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Statistics about errors of the store.
 
 use std::time::Duration;
 
@@ -78,10 +76,10 @@ async fn a_lost_reply_is_counted_as_ambiguous() {
     assert_eq!((stats.ambiguous, errors(&stats, "timeout"), degraded(&stats)), (1, 1, 1));
 }
 
-/// Until somebody else than this has sent `INFO`.
-fn wait_until_it_was_asked_about_itself(server: &Server) {
+/// Waits until another client has sent `INFO`.
+fn wait_for_info_query(server: &Server) {
     let (mut connection, mut own) = (server.connection(), 0);
-    wait::until("the server was asked about itself", wait::PATIENCE, || {
+    wait::until("another client has sent INFO", wait::PATIENCE, || {
         let info: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
         let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
         let calls: u64 = calls.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap());
@@ -95,9 +93,9 @@ async fn an_open_breaker_and_a_restarted_server_are_counted() {
     let mut server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server.url()).await;
     hit(&limiter).await;
-    wait_until_it_was_asked_about_itself(&server);
+    wait_for_info_query(&server);
     server.kill();
-    wait::until_async("it is left alone", wait::PATIENCE, || async {
+    wait::until_async("the breaker is open", wait::PATIENCE, || async {
         hit(&limiter).await;
         limiter.stats().left_alone == 1
     })
@@ -105,12 +103,12 @@ async fn an_open_breaker_and_a_restarted_server_are_counted() {
     assert!(errors(&limiter.stats(), "unreachable") + errors(&limiter.stats(), "lost") > 0);
     assert_eq!(limiter.stats().store.generation_changes, 0);
     server.restart();
-    wait::until_async("it is asked again", wait::PATIENCE, || async {
+    wait::until_async("the store decides again", wait::PATIENCE, || async {
         hit(&limiter).await.source == Source::Store
     })
     .await;
     assert_eq!(limiter.stats().left_alone, 0);
-    wait::until_async("its restart is noticed", wait::PATIENCE, || async {
+    wait::until_async("the restart is detected", wait::PATIENCE, || async {
         limiter.stats().store.generation_changes == 1
     })
     .await;

@@ -1,6 +1,4 @@
-//! What callers see while Redis is away, and afterwards: each rule's policy, and nothing of the outage.
-
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Decisions during and after an outage of Redis: each rule applies its failure policy.
 
 use std::time::Duration;
 
@@ -12,7 +10,7 @@ use tollgate_testkit::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Long enough for a busy machine, short enough to wait for.
+/// Long enough for a busy machine, and short enough to wait for.
 const DEADLINE: Duration = Duration::from_millis(200);
 
 async fn limiter(server: &Server) -> Limiter {
@@ -34,20 +32,20 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
 }
 
-/// How many of twenty requests pass, all of them decided without the store.
+/// Returns how many of twenty requests pass, all of them decided without the store.
 async fn admitted_without_store(limiter: &Limiter, user: &str) -> usize {
     let mut admitted = 0;
     for _ in 0..20 {
         let decision = limiter.check(&labels(&[("route", "local"), ("user", user)]), 1).await.unwrap();
         assert_eq!((decision.source, decision.is_degraded()), (Source::Fallback, true));
-        assert_eq!(decision.rule(), Some("local"), "the rule that is open then has no say");
+        assert_eq!(decision.rule(), Some("local"), "the open rule does not decide");
         admitted += usize::from(decision.is_allowed());
     }
     admitted
 }
 
-/// Until the store decides again.
-async fn store_is_back(limiter: &Limiter) {
+/// Waits until the store decides again.
+async fn wait_for_store(limiter: &Limiter) {
     wait::until_async("the store decides", wait::PATIENCE, || async {
         limiter.peek(&labels(&[("route", "local"), ("user", "x")]), 1).await.unwrap().source == Source::Store
     })
@@ -58,10 +56,10 @@ async fn store_is_back(limiter: &Limiter) {
 async fn each_of_two_instances_enforces_half_of_the_limit_across_repeated_outages() {
     let server = Server::start(Flavor::Redis7);
     let (one, two) = (limiter(&server).await, limiter(&server).await);
-    store_is_back(&one).await;
-    store_is_back(&two).await;
-    // each counts the other within a few seconds, with its next announcement
-    wait::until("both are known", wait::PATIENCE, || {
+    wait_for_store(&one).await;
+    wait_for_store(&two).await;
+    // each learns of the other with its next heartbeat, within a few seconds
+    wait::until("both instances are registered", wait::PATIENCE, || {
         let known: u32 = redis::cmd("ZCARD").arg("tg1:{instances}").query(&mut server.connection()).unwrap();
         known == 2
     });
@@ -70,19 +68,16 @@ async fn each_of_two_instances_enforces_half_of_the_limit_across_repeated_outage
     server.suspend();
     assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (5, 5));
     let mixed = labels(&[("route", "local"), ("mixed", "yes"), ("user", "b")]);
-    let refused = one.check(&mixed, 1).await.unwrap();
-    assert_eq!(
-        (refused.is_allowed(), refused.source, refused.rule()),
-        (false, Source::Closed, Some("closed"))
-    );
-    assert_eq!(admitted_without_store(&one, "b").await, 5, "what closed refused was charged to nobody");
+    let denied = one.check(&mixed, 1).await.unwrap();
+    assert_eq!((denied.is_allowed(), denied.source, denied.rule()), (false, Source::Closed, Some("closed")));
+    assert_eq!(admitted_without_store(&one, "b").await, 5, "a denial by the closed rule charges nothing");
     let open = one.check(&labels(&[("user", "a")]), 1).await.unwrap();
     assert_eq!((open.is_allowed(), open.source), (true, Source::Open));
     assert!(open.failure.is_some());
 
     server.resume();
-    store_is_back(&one).await;
-    store_is_back(&two).await;
+    wait_for_store(&one).await;
+    wait_for_store(&two).await;
     server.suspend();
     assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (0, 0));
     server.resume();
@@ -93,31 +88,36 @@ async fn a_call_that_reaches_redis_after_its_deadline_charges_nothing() {
     let server = Server::start(Flavor::Redis7);
     let limiter = limiter(&server).await;
     let limit = Limit::sliding_log(100, MINUTE).unwrap();
-    // the first answer says what the server's clock shows
+    // the first answer contains the time of the server
     assert!(limiter.check_key("k", &limit, 1.into()).await.unwrap().is_allowed());
     for round in 0..3 {
         server.suspend();
         let mut sent = 0;
-        while limiter.check_key("k", &limit, 1.into()).await.unwrap().failure.is_some_and(|why| is_open(&why))
+        while limiter
+            .check_key("k", &limit, 1.into())
+            .await
+            .unwrap()
+            .failure
+            .is_some_and(|why| is_ambiguous(&why))
         {
             sent += 1;
         }
-        // one that is late by less than a round trip may still count
+        // a call that is late by less than a round trip may still be charged
         tokio::time::sleep(DEADLINE / 2).await;
         server.resume();
-        assert!(sent >= 1, "no call was on its way in round {round}");
-        store_is_back(&limiter).await;
+        assert!(sent >= 1, "no call was in flight in round {round}");
+        wait_for_store(&limiter).await;
         let left = limiter.peek_key("k", &limit, 1.into()).await.unwrap().remaining();
         assert_eq!(left, Some(99), "round {round}");
     }
 }
 
-/// Whether a call was sent whose outcome is unknown.
-fn is_open(why: &StoreError) -> bool {
+/// Returns whether the outcome of the call is unknown.
+fn is_ambiguous(why: &StoreError) -> bool {
     matches!(why, StoreError::Ambiguous(_))
 }
 
-/// Whoever of these keys is decided by a node.
+/// Returns a key of each node.
 fn keys_of_nodes(cluster: &Cluster) -> [String; 3] {
     let key_of = |node: usize| {
         let mut keys = (0..1000).map(|number| format!("key-{number}"));
@@ -134,8 +134,8 @@ fn keys_of_nodes(cluster: &Cluster) -> [String; 3] {
 async fn a_silent_cluster_node_does_not_delay_calls_to_other_nodes() {
     let setup = cluster::Setup::new(Flavor::Redis7).coverage(cluster::Coverage::Partial);
     let cluster = setup.node_timeout(Duration::from_secs(30)).start();
-    let places: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
-    let store = RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap();
+    let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    let store = RedisStore::connect(&format!("redis-cluster://{}", addresses.join(","))).await.unwrap();
     let options = Options { deadline: DEADLINE, ..Options::default() };
     let limiter = Limiter::with_options(store, [], options).unwrap();
     let limit = Limit::token_bucket(1_000_000, MINUTE).unwrap();
@@ -155,7 +155,7 @@ async fn a_silent_cluster_node_does_not_delay_calls_to_other_nodes() {
             sources
         })
     };
-    // several of each, so that calls to the silent node are always under way
+    // several callers per key, so that calls to the silent node are always in flight
     let asking: Vec<_> = (0..12).map(|number| (number % 3, ask(keys[number % 3].clone()))).collect();
     for (node, sources) in asking {
         let expected = if node == 0 { Source::Open } else { Source::Store };

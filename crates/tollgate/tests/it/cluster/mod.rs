@@ -1,5 +1,4 @@
-//! On a Cluster: slots that move, nodes that die, replies that are lost, and checks that span several nodes.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Redis Cluster: slot migration, dead nodes, lost replies, and checks over several nodes.
 
 mod node_calls;
 mod round_trips;
@@ -43,7 +42,7 @@ async fn hit(store: &RedisStore, key: &str) -> Result<Vec<Answer>, StoreError> {
     ask(store, check(Operation::Check, &[(key, MANY)])).await
 }
 
-/// Whether all tiers let it pass.
+/// Returns whether all tiers pass.
 fn passes(answers: &[Answer]) -> bool {
     answers.iter().all(|answer| answer.charged == 1)
 }
@@ -53,7 +52,7 @@ async fn used(store: &RedisStore, key: &str) -> u64 {
     MANY - u64::try_from(available).unwrap()
 }
 
-/// A key, and where it is.
+/// A key with its slot and node.
 #[derive(Clone, Debug)]
 struct Place {
     key: String,
@@ -61,7 +60,7 @@ struct Place {
     node: usize,
 }
 
-/// Where some keys are; the prefix changes nothing about that.
+/// Returns the slots and nodes of some keys, which do not depend on the prefix.
 async fn places(cluster: &Cluster, store: &RedisStore) -> Vec<Place> {
     let probe = store.clone().with_prefix("probe").unwrap();
     for number in 0..60 {
@@ -84,7 +83,7 @@ fn at(places: &[Place], node: usize) -> Place {
     places.iter().find(|place| place.node == node).unwrap().clone()
 }
 
-/// How often a node has run a script, and how often it was sent one in full.
+/// Returns how often a node ran a script by digest, and how often it got the script in full.
 fn scripts(server: &Server) -> (u64, u64) {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let calls = |command: &str| {
@@ -130,7 +129,7 @@ async fn tiers_on_several_nodes_are_charged_all_or_none_under_concurrency() {
             let [first, second, third, other] = &keys;
             let mut admitted = (0, 0);
             for round in 0..40 {
-                // the narrowest is last for some and first for others
+                // the smallest limit is last for some and first for others
                 let (wide, tiers) = if (caller + round) % 2 == 0 {
                     (true, check(Operation::Check, &[(third, 70), (second, 90), (first, 200)]))
                 } else {
@@ -149,8 +148,8 @@ async fn tiers_on_several_nodes_are_charged_all_or_none_under_concurrency() {
         (wide, narrow) = (wide + u64::from(admitted.0), narrow + u64::from(admitted.1));
     }
     assert!(wide <= 70 && narrow <= 60 && wide + narrow <= 90, "{wide} {narrow}");
-    assert_eq!(used(&store, &first).await, wide, "what was reserved in vain was taken back");
-    // alone, nobody is in the way any more: whatever was taken back can be had
+    assert_eq!(used(&store, &first).await, wide, "reservations of denied checks were released");
+    // without concurrency, all released units are available
     for (tiers, count) in
         [([(&*third, 70), (&*second, 90)], &mut wide), ([(&*other, 60), (&*second, 90)], &mut narrow)]
     {
@@ -158,9 +157,9 @@ async fn tiers_on_several_nodes_are_charged_all_or_none_under_concurrency() {
             *count += 1;
         }
     }
-    assert_eq!(wide + narrow, 90, "the shared limit is handed out to the last unit");
+    assert_eq!(wide + narrow, 90, "the shared limit is fully used");
     let found = [used(&store, &third).await, used(&store, &other).await, used(&store, &second).await];
-    assert_eq!(found, [wide, narrow, 90], "each tier has used what was admitted");
+    assert_eq!(found, [wide, narrow, 90], "the usage of each tier equals what was admitted");
 }
 
 #[tokio::test]
@@ -168,7 +167,7 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
     let cluster = Cluster::start(Flavor::Redis7);
     let store = RedisStore::connect(&url(&cluster)).await.unwrap();
     let users: Vec<String> = (0..40).map(|user| format!("user:{user}")).collect();
-    // everybody shares one counter, and each has one of its own; somebody gets half of what it asks for
+    // all users share one counter and have one each; one user gets half of its requests
     let batch: Vec<Check> =
         users.iter().map(|user| check(Operation::Check, &[("everybody", 51), (user, 2)]).times(2)).collect();
     let decided = store.decide_all(&batch, None).await.unwrap();
@@ -221,7 +220,7 @@ async fn a_partly_migrated_slot_answers_and_counts_correctly() {
         let moved = names.iter().find(|name| name.contains("fixed-window")).unwrap();
         migration.move_key(moved);
         assert_eq!(left(ask(&store, tiers(1)).await.unwrap()), [many - 3], "{flavor}: ASK is followed");
-        // a batch of single keys does not wait for the move to end
+        // a batch of single keys does not wait for the end of the migration
         let batch: Vec<Check> = (0..2)
             .map(|index| {
                 let terms = Terms::new(limits[index], Cost::ONE);
@@ -232,7 +231,7 @@ async fn a_partly_migrated_slot_answers_and_counts_correctly() {
         let decided = store.decide_all(&batch, None).await.unwrap();
         assert_eq!([decided.answers[0][0].available, decided.answers[1][0].available], [many - 4, many - 3]);
 
-        // several keys of which some have moved: TRYAGAIN, until they are together
+        // several keys of which some have moved: TRYAGAIN until all have moved
         let waiting = tokio::spawn({
             let (store, both) = (store.clone(), tiers(2));
             async move { ask(&store, both).await }
@@ -276,7 +275,7 @@ async fn resharding_under_load_charges_every_call_exactly_once() {
     stop.send(true).unwrap();
     for caller in callers {
         let (key, admitted) = caller.await.unwrap();
-        assert!(admitted > 20, "{key} was hardly asked");
+        assert!(admitted > 20, "{key} was checked too rarely");
         assert_eq!(used(&store, &key).await, admitted, "{key}");
     }
 }
@@ -289,7 +288,7 @@ async fn a_dead_node_affects_only_its_own_slots_and_recovers() {
     let [dead, alive, well] = [0, 1, 2].map(|node| at(&places, node).key);
     hit(&store, &dead).await.unwrap();
     cluster.node_mut(0).kill();
-    // the connection that was open is lost with the first call, which may have run
+    // the open connection fails with the first call, which may have run
     let _ = hit(&store, &dead).await;
     for _ in 0..300 {
         assert!(passes(&hit(&store, &alive).await.unwrap()));
@@ -300,23 +299,23 @@ async fn a_dead_node_affects_only_its_own_slots_and_recovers() {
         assert!(matches!(error, StoreError::NotRun(_)), "{error}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // one batch: who is alive is answered, who is not is named
+    // one batch: checks on live nodes are answered, others get an error
     let batch = [&dead, &alive].map(|key| check(Operation::Check, &[(key, MANY)]));
     let each = store.decide(&batch, None).await;
     assert!(matches!(each[0], Err(StoreError::NotRun(_))), "{each:?}");
     assert!(passes(&each[1].as_ref().unwrap().answers));
     let together = store.decide_all(&batch, None).await.unwrap_err();
     assert!(matches!(together, StoreError::Ambiguous(_)), "one of them was charged: {together}");
-    // a charge over both is made where it can be, and says so; a peek changes nothing
+    // a charge over both nodes is applied where possible and reported as ambiguous; a peek changes nothing
     let both = [(&*dead, MANY), (&*well, MANY)];
     let half = ask(&store, check(Operation::Charge, &both)).await.unwrap_err();
     assert!(matches!(half, StoreError::Ambiguous(_)), "{half}");
     let unseen = ask(&store, check(Operation::Peek, &both)).await.unwrap_err();
     assert!(matches!(unseen, StoreError::NotRun(_)), "{unseen}");
-    // who is refused where all is well is refused, whatever the rest would say
+    // a denial by a live node decides the check
     let refused = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, 1)])).await.unwrap();
     assert_eq!((refused[1].passes, refused[1].charged), (0, 0));
-    // a check over both reserves nothing
+    // a check over both nodes reserves nothing
     let before = used(&store, &well).await;
     for _ in 0..5 {
         let error = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, MANY)])).await.unwrap_err();
@@ -345,7 +344,7 @@ async fn a_promoted_replica_is_found_and_no_replica_decides() {
     }
     tokio::task::block_in_place(|| cluster.failover(4));
     let answers = hit(&store, &planned.key).await.unwrap();
-    assert_eq!(answers[0].available, i64::try_from(MANY).unwrap() - 11, "a planned change loses nothing");
+    assert_eq!(answers[0].available, i64::try_from(MANY).unwrap() - 11, "a planned failover loses nothing");
 
     cluster.node_mut(2).kill();
     let _ = hit(&store, &killed.key).await;
@@ -370,14 +369,14 @@ async fn a_promoted_replica_is_found_and_no_replica_decides() {
     }
 }
 
-/// How many scripts a server has run.
+/// Returns how many scripts a server has run.
 fn scripts_run(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
     info.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(calls).sum()
 }
 
-/// A cluster each of whose nodes is known to clients by the address of a proxy.
+/// Starts a proxy for each node, and connects a store through them.
 async fn start_proxies(cluster: &Cluster) -> (RedisStore, Vec<Proxy>) {
     let proxies = tokio::task::block_in_place(|| cluster.start_proxies());
     let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
@@ -401,7 +400,7 @@ async fn a_call_with_a_lost_reply_is_charged_at_most_once_on_a_cluster() {
             match hit(&store, key).await {
                 Ok(_) => *answered += 1,
                 Err(StoreError::Ambiguous(_)) => *lost += 1,
-                Err(other) => panic!("the server did not refuse: {other}"),
+                Err(other) => panic!("unexpected error: {other}"),
             }
         }
     }
@@ -418,34 +417,34 @@ async fn a_lost_reservation_or_take_back_never_admits_more() {
     let places = places(&cluster, &direct).await;
     let [first, last] = [0, 2].map(|node| at(&places, node).key);
     let (store, proxies) = start_proxies(&cluster).await;
-    // a store that has just connected looks at all tiers before it reserves, one that knows of room does not
-    for (looks, prefix) in [(1, "unknown"), (0, "known")] {
+    // a new store peeks at all tiers before it reserves; one that has seen enough room does not
+    for (peeks, prefix) in [(1, "unknown"), (0, "known")] {
         let tiers = [(&*first, 30), (&*last, 20)];
         let mut store = store.clone().with_prefix(prefix).unwrap();
         let (mut admitted, mut lost) = (0_u64, 0_u64);
         for round in 0..60 {
             proxies.iter().for_each(Proxy::pass);
-            if looks == 1 {
+            if peeks == 1 {
                 let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
                 store = RedisStore::connect(&format!("redis-cluster://{}", places.join(","))).await.unwrap();
                 store = store.with_prefix(prefix).unwrap();
             }
-            // after the look, the first call of a node is its reservation, and the second takes that back
+            // after the peek, the first call of a node is its reservation, and the second one its release
             match round % 15 {
-                3 => proxies[0].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS),
-                9 => proxies[2].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS),
+                3 => proxies[0].drop_every_nth_reply(peeks + 1, RequestFilter::SCRIPTS),
+                9 => proxies[2].drop_every_nth_reply(peeks + 1, RequestFilter::SCRIPTS),
                 12 => {
-                    proxies[2].drop_every_nth_reply(looks + 1, RequestFilter::SCRIPTS);
-                    proxies[0].drop_every_nth_reply(looks + 2, RequestFilter::SCRIPTS);
+                    proxies[2].drop_every_nth_reply(peeks + 1, RequestFilter::SCRIPTS);
+                    proxies[0].drop_every_nth_reply(peeks + 2, RequestFilter::SCRIPTS);
                 }
                 _ => {}
             }
             match ask(&store, check(Operation::Check, &tiers)).await {
                 Ok(answers) => admitted += u64::from(passes(&answers)),
                 Err(StoreError::Ambiguous(_)) => lost += 1,
-                // a look that is lost changes nothing
-                Err(StoreError::NotRun(_)) if looks == 0 => {}
-                Err(other) => panic!("the server did not refuse: {other}"),
+                // a lost peek changes nothing
+                Err(StoreError::NotRun(_)) if peeks == 0 => {}
+                Err(other) => panic!("unexpected error: {other}"),
             }
         }
         assert!((3..=12).contains(&lost), "{prefix}: {lost} calls were lost");

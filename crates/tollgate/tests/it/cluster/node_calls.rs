@@ -1,5 +1,5 @@
-//! One call for the counters of several slots of one node: how many calls there are, and that each check is charged
-//! exactly once while slots migrate and after a failover.
+//! One call for the counters of several slots of one node: the number of calls, and that each check is charged exactly once during
+//! migrations and after a failover.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tollgate_testkit::{
 
 use super::{HOUR, MANY, Place, check, passes, places, scripts_run, url, used};
 
-/// How many keys of one node a batch has.
+/// Number of keys of one node in a batch.
 const KEYS: usize = 8;
 
 pub(crate) fn scripts_run_by_all(cluster: &Cluster) -> u64 {

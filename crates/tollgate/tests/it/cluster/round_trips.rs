@@ -1,5 +1,5 @@
-//! How many calls a check over several nodes takes, with and without a look before it is reserved, and that a denial
-//! after a reservation leaves no trace.
+//! The number of calls of a check over several nodes, with and without a peek before the reservation, and that a denial after a
+//! reservation changes nothing.
 
 use std::time::Duration;
 
@@ -37,14 +37,14 @@ async fn a_check_takes_as_many_calls_as_documented() {
     assert_eq!(
         counted(&cluster, &store, &two_nodes).await,
         (true, 4),
-        "unknown: two looks, two reservations"
+        "unknown: two peeks, two reservations"
     );
     for left in (1..9).rev() {
-        assert_eq!(counted(&cluster, &store, &two_nodes).await, (true, 2), "room is known, {left} are left");
+        assert_eq!(counted(&cluster, &store, &two_nodes).await, (true, 2), "room is known, {left} left");
     }
-    assert_eq!(counted(&cluster, &store, &two_nodes).await, (true, 4), "one is left: looked at first");
+    assert_eq!(counted(&cluster, &store, &two_nodes).await, (true, 4), "one left: peeked first");
     for _ in 0..3 {
-        assert_eq!(counted(&cluster, &store, &two_nodes).await, (false, 2), "denied by the look");
+        assert_eq!(counted(&cluster, &store, &two_nodes).await, (false, 2), "denied by the peek");
     }
 }
 
@@ -66,7 +66,7 @@ async fn a_reservation_that_loses_a_race_is_released() {
         assert_eq!(
             counted(&cluster, &store, &tiers).await,
             (false, calls),
-            "reservations, one of which is denied, and a take-back or a look at the rest"
+            "reservations, one of which is denied, and a release or a peek at the rest"
         );
         let mut after = [used(&other, &first).await, used(&other, &last).await];
         if exhausted.0 == first {
@@ -74,8 +74,8 @@ async fn a_reservation_that_loses_a_race_is_released() {
         } else {
             after[1] = before[1]
         }
-        assert_eq!(after, before, "what was reserved was taken back");
-        assert_eq!(counted(&cluster, &store, &tiers).await, (false, 2), "now it looks first");
+        assert_eq!(after, before, "the reservation was released");
+        assert_eq!(counted(&cluster, &store, &tiers).await, (false, 2), "now it peeks first");
         for key in [&first, &last] {
             let key = Key::without_rule(key).unwrap();
             store.reset(&[(key, Algorithm::SlidingLog)]).await.unwrap();
@@ -127,6 +127,6 @@ async fn a_denial_after_a_reservation_answers_what_a_single_server_would_and_cha
             assert!(scripts_run_by_all(&cluster) > before);
         }
     }
-    // by the third node: three reservations and two take-backs; by the second: two, one and a look
+    // by the third node: three reservations and two releases; by the second: two, one and a peek
     assert_eq!(late_denials, 2 * Algorithm::ALL.len());
 }
