@@ -144,9 +144,9 @@ impl Problem {
 
     fn report(&self) -> Vec<Group<'_>> {
         let mut group = Group::with_title(Level::ERROR.primary_title(&*self.message));
-        group = drawn(group, &self.location);
+        group = annotated(group, &self.location);
         if let Some((location, why)) = &self.also {
-            group = drawn(group.element(Level::NOTE.message(*why)), location);
+            group = annotated(group.element(Level::NOTE.message(*why)), location);
         }
         if let Some(help) = &self.help {
             group = group.element(Level::HELP.message(&**help));
@@ -156,7 +156,7 @@ impl Problem {
 }
 
 /// Adds the lines of a location, or the name of a flag or variable.
-fn drawn<'a>(group: Group<'a>, location: &'a Location) -> Group<'a> {
+fn annotated<'a>(group: Group<'a>, location: &'a Location) -> Group<'a> {
     match location {
         Location::Default => group,
         Location::Flag(_) | Location::Variable(_) => {

@@ -208,16 +208,16 @@ pub(super) fn shown(value: &DeValue<'_>) -> String {
 /// Declares structs that are read from tables: a [`Field`] for each key, [`FromToml`] and the JSON Schema.
 macro_rules! tables {
     ($(
-        $(#[$about:meta])*
+        $(#[$attribute:meta])*
         struct $name:ident {
-            $( $(#[$says:meta])* $field:ident: $kind:ty, )*
+            $( $(#[$description:meta])* $field:ident: $kind:ty, )*
         }
     )*) => { $(
         #[derive(Clone, Debug, Default, PartialEq, Eq, schemars::JsonSchema)]
         #[schemars(deny_unknown_fields, default)]
-        $(#[$about])*
+        $(#[$attribute])*
         pub(super) struct $name {
-            $( $(#[$says])* pub(super) $field: $crate::config::toml_reader::Field<$kind>, )*
+            $( $(#[$description])* pub(super) $field: $crate::config::toml_reader::Field<$kind>, )*
         }
 
         impl $crate::config::toml_reader::FromToml for $name {

@@ -77,7 +77,7 @@ async fn every_algorithm_is_drawn() {
         browser.until_text("#verdict", "Allowed").await;
         browser.click("button[value=peek]").await;
         browser.until_text("#verdict", &format!("Would be denied by {rule}")).await;
-        browser.until("document.querySelectorAll('#reasons .timeline .asked.over').length === 1").await;
+        browser.until("document.querySelectorAll('#reasons .timeline .requested.over').length === 1").await;
         let drawn =
             browser.eval("document.querySelector('#reasons .timeline').getAttribute('aria-label')").await;
         assert!(drawn.as_str().unwrap().contains("count now"), "{rule}: {drawn}");

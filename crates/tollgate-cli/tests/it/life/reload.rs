@@ -130,7 +130,7 @@ fn a_bad_file_changes_nothing_and_says_so_until_it_is_mended() {
     assert_eq!(program.metric("tollgate_config_reloads_total{result=\"failure\"}"), "1");
     let log = program.log();
     assert!(log.contains("tollgate.toml:10:10") && log.contains("\"1w\" is not a duration"), "{log}");
-    assert!(log.contains("action=\"reload\"") && log.contains("result=\"refused\""), "{log}");
+    assert!(log.contains("action=\"reload\"") && log.contains("result=\"rejected\""), "{log}");
 
     home.write("tollgate.toml", rules(20));
     wait_for_limit(&program, 20);

@@ -116,7 +116,7 @@ fn an_audit_line_says_what_was_done_to_what_and_hides_secrets() {
     assert_eq!(client.call("POST /v1/charge", &headers, keyed).unwrap().status, 200);
     program.wait_for_line("action=\"charge\"", "subject=\"key user:42\" result=\"done\"");
     assert_eq!(client.call("POST /v1/charge", &headers, "{").unwrap().status, 400);
-    program.wait_for_line("action=\"charge\"", "subject=\"\" result=\"refused\" error=\"400 Bad Request\"");
+    program.wait_for_line("action=\"charge\"", "subject=\"\" result=\"rejected\" error=\"400 Bad Request\"");
     assert_no_secrets(&program);
 }
 
@@ -161,7 +161,8 @@ async fn envoy_needs_a_token_too() {
         "who=\"ops\" from=127.0.0.1:",
         "action=\"refund\" subject=\"domain \\\"d\\\"\" result=\"done\"",
     );
-    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"refund\" subject=\"\" result=\"refused\"");
+    program
+        .wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"refund\" subject=\"\" result=\"rejected\"");
     assert_no_secrets(&program);
 }
 
@@ -199,9 +200,11 @@ fn clients_of_redis_give_their_token_as_a_password_with_or_without_its_name() {
         assert_eq!(refused.err().unwrap().kind(), ErrorKind::AuthenticationFailed);
     }
     program.wait_for_line("who=\"ops\" from=127.0.0.1:", "action=\"reset\" subject=\"a=b\" result=\"done\"");
-    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"reset\" subject=\"\" result=\"refused\"");
-    program
-        .wait_for_line("who=\"nobody\" from=127.0.0.1:", "action=\"auth\" subject=\"\" result=\"refused\"");
+    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"reset\" subject=\"\" result=\"rejected\"");
+    program.wait_for_line(
+        "who=\"unauthenticated\" from=127.0.0.1:",
+        "action=\"auth\" subject=\"\" result=\"rejected\"",
+    );
     // however many have no token, one that is known is not hidden among them
     for _ in 0..20 {
         assert_eq!(reset(&mut stranger), Some("NOAUTH".to_owned()));
@@ -211,7 +214,8 @@ fn clients_of_redis_give_their_token_as_a_password_with_or_without_its_name() {
         code(cmd("TG.CHARGE").arg(&["1", "a", "b"]).query::<redis::Value>(&mut app)),
         Some("NOPERM".to_owned())
     );
-    program.wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"charge\" subject=\"\" result=\"refused\"");
+    program
+        .wait_for_line("who=\"app\" from=127.0.0.1:", "action=\"charge\" subject=\"\" result=\"rejected\"");
     assert_no_secrets(&program);
 }
 

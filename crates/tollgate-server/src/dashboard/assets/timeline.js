@@ -10,18 +10,18 @@ const LEFT = 8;
 const RIGHT = 8;
 
 // The counted units from now on, as points of a line: [milliseconds from now, units].
-function ahead(picture, endMs) {
-  const ms = (us) => (us - picture.at_us) / 1000;
-  if (picture.kind === 'token-bucket') {
-    const empty = picture.drains_per_second > 0 ? (picture.level / picture.drains_per_second) * 1000 : endMs;
-    return [[0, picture.level], [empty, 0], [Math.max(endMs, empty), 0]];
+function ahead(snapshot, endMs) {
+  const ms = (us) => (us - snapshot.at_us) / 1000;
+  if (snapshot.kind === 'token-bucket') {
+    const empty = snapshot.drains_per_second > 0 ? (snapshot.level / snapshot.drains_per_second) * 1000 : endMs;
+    return [[0, snapshot.level], [empty, 0], [Math.max(endMs, empty), 0]];
   }
-  if (picture.kind === 'fixed-window') {
-    const { until_us, units } = picture.window;
+  if (snapshot.kind === 'fixed-window') {
+    const { until_us, units } = snapshot.window;
     return [[0, units], [ms(until_us), units], [ms(until_us), 0], [Math.max(endMs, ms(until_us)), 0]];
   }
-  if (picture.kind === 'sliding-counter') {
-    const { previous, current, ends_us } = picture;
+  if (snapshot.kind === 'sliding-counter') {
+    const { previous, current, ends_us } = snapshot;
     const length = ms(current.until_us) - ms(current.from_us);
     const fade = (units, until, at) => units * Math.min(1, Math.max(0, (until + length - at) / length));
     const level = (at) => fade(previous.units, ms(previous.until_us), at) + fade(current.units, ms(current.until_us), at);
@@ -29,15 +29,15 @@ function ahead(picture, endMs) {
     const points = [0, ms(current.until_us), end].filter((at) => at <= end);
     return [...points.map((at) => [at, level(at)]), [end, 0], [Math.max(endMs, end), 0]];
   }
-  let level = picture.older_units + picture.charges.reduce((sum, charge) => sum + charge.units, 0);
+  let level = snapshot.older_units + snapshot.charges.reduce((sum, charge) => sum + charge.units, 0);
   const points = [[0, level]];
   // Units that are not listed are older than all listed charges: they expire before the first of them.
-  if (picture.older_units > 0 && picture.charges.length > 0) {
-    const first = ms(picture.charges[0].until_us);
-    level -= picture.older_units;
+  if (snapshot.older_units > 0 && snapshot.charges.length > 0) {
+    const first = ms(snapshot.charges[0].until_us);
+    level -= snapshot.older_units;
     points.push([first, level]);
   }
-  for (const { until_us, units } of picture.charges) {
+  for (const { until_us, units } of snapshot.charges) {
     points.push([ms(until_us), level], [ms(until_us), level - units]);
     level -= units;
   }
@@ -46,13 +46,13 @@ function ahead(picture, endMs) {
 }
 
 // The past of the counted units, as points of a line that ends now, if it is known.
-function behind(picture, startMs) {
-  const ms = (us) => (us - picture.at_us) / 1000;
+function behind(snapshot, startMs) {
+  const ms = (us) => (us - snapshot.at_us) / 1000;
   // Only a sliding log stores the time of each charge.
-  if (picture.kind !== 'sliding-log') return [];
-  const points = [[startMs, picture.older_units]];
-  let level = picture.older_units;
-  for (const { from_us, units } of picture.charges) {
+  if (snapshot.kind !== 'sliding-log') return [];
+  const points = [[startMs, snapshot.older_units]];
+  let level = snapshot.older_units;
+  for (const { from_us, units } of snapshot.charges) {
     points.push([ms(from_us), level], [ms(from_us), level + units]);
     level += units;
   }
@@ -61,12 +61,12 @@ function behind(picture, startMs) {
 }
 
 // Draws one counter; `width` is in pixels.
-export function timeline({ picture, limit, cost, state, retryMs, never, fits, another }, width) {
+export function timeline({ snapshot, limit, cost, state, retryMs, never, fits, another }, width) {
   const windowMs = windowMillis(limit.window);
   const resetMs = state.reset_after_ms;
-  const startMs = picture.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : picture.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (picture.previous.from_us - picture.at_us) / 1000) : -windowMs;
+  const startMs = snapshot.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : snapshot.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (snapshot.previous.from_us - snapshot.at_us) / 1000) : -windowMs;
   const endMs = Math.max(resetMs, retryMs ?? 0, windowMs * 0.12) * 1.06;
-  const line = ahead(picture, endMs);
+  const line = ahead(snapshot, endMs);
   const used = line[0][1];
   const most = Math.max(limit.capacity, used, Math.min(used + cost, limit.capacity * 2)) * 1.12;
 
@@ -80,21 +80,21 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
 
   // the windows of a counter
   const box = ({ from_us, until_us, units }, name) => {
-    const from = Math.max((from_us - picture.at_us) / 1000, startMs);
-    const until = Math.min((until_us - picture.at_us) / 1000, endMs);
+    const from = Math.max((from_us - snapshot.at_us) / 1000, startMs);
+    const until = Math.min((until_us - snapshot.at_us) / 1000, endMs);
     if (until <= from) return;
     draw('rect', { class: name, x: x(from), y: y(units), width: x(until) - x(from), height: floor - y(units) });
     draw('path', { class: 'window', d: `M${x(from)} ${TOP}V${floor}M${x(until)} ${TOP}V${floor}` });
     const label = `${count(units)} in this window`;
     if (x(until) - x(from) > label.length * 7) text((x(from) + x(until)) / 2, floor - 7, label, { 'text-anchor': 'middle' });
   };
-  if (picture.kind === 'sliding-counter') {
-    box(picture.previous, 'before');
-    box({ ...picture.current, until_us: Math.min(picture.current.until_us, picture.at_us) }, 'before');
+  if (snapshot.kind === 'sliding-counter') {
+    box(snapshot.previous, 'before');
+    box({ ...snapshot.current, until_us: Math.min(snapshot.current.until_us, snapshot.at_us) }, 'before');
   }
-  if (picture.kind === 'fixed-window') box({ ...picture.window, until_us: picture.at_us }, 'counts');
+  if (snapshot.kind === 'fixed-window') box({ ...snapshot.window, until_us: snapshot.at_us }, 'counts');
 
-  const past = behind(picture, startMs);
+  const past = behind(snapshot, startMs);
   const whole = [...past, ...line];
   draw('path', { class: 'counts', d: `${path(whole)}L${x(whole.at(-1)[0])} ${floor}L${x(whole[0][0])} ${floor}Z` });
   draw('path', { class: 'edge', d: path(whole) });
@@ -102,11 +102,11 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
   draw('path', { class: 'limit', d: `M${LEFT} ${y(limit.capacity)}H${width - RIGHT}` });
   text(LEFT + 2, y(limit.capacity) - 4, `limit ${count(limit.capacity)}`, { class: 'limit-text' });
 
-  if (picture.kind === 'sliding-log') {
-    let level = picture.older_units;
-    for (const { from_us, units } of picture.charges) {
+  if (snapshot.kind === 'sliding-log') {
+    let level = snapshot.older_units;
+    for (const { from_us, units } of snapshot.charges) {
       level += units;
-      draw('circle', { class: 'charge', cx: x((from_us - picture.at_us) / 1000), cy: y(level), r: 3.5 });
+      draw('circle', { class: 'charge', cx: x((from_us - snapshot.at_us) / 1000), cy: y(level), r: 3.5 });
     }
   }
 
@@ -123,7 +123,7 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
 
   const label = (at, content, name, anchor) => text(Math.min(Math.max(x(at), LEFT), width - RIGHT), HEIGHT - 10, content, { class: name ?? '', 'text-anchor': anchor });
   if (startMs < -windowMs * 0.4) label(startMs, `${duration(-startMs)} ago`, undefined, 'start');
-  const nowLabel = clock(picture.at_us / 1000);
+  const nowLabel = clock(snapshot.at_us / 1000);
   label(0, nowLabel, 'strong', x(0) < 40 ? 'start' : x(0) > width - 40 ? 'end' : 'middle');
   if (!fits && retryMs !== null && !never) {
     draw('path', { class: 'when', d: `M${x(retryMs)} ${TOP - 4}V${floor + 4}` });
@@ -135,14 +135,14 @@ export function timeline({ picture, limit, cost, state, retryMs, never, fits, an
 }
 
 // Explains the drawing.
-export function caption(picture, limit) {
-  if (picture.kind === 'sliding-log') {
-    const older = picture.older_units > 0 ? ` ${count(picture.older_units)} older units are not drawn individually.` : '';
+export function caption(snapshot, limit) {
+  if (snapshot.kind === 'sliding-log') {
+    const older = snapshot.older_units > 0 ? ` ${count(snapshot.older_units)} older units are not drawn individually.` : '';
     return `Each dot is an admitted request, which expires after ${limit.window}.${older}`;
   }
-  if (picture.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
-  if (picture.kind === 'fixed-window') return 'All units count until the window ends.';
-  return `The level drains by ${count(picture.drains_per_second)} per second; a request fits as soon as the level leaves room below the limit.`;
+  if (snapshot.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
+  if (snapshot.kind === 'fixed-window') return 'All units count until the window ends.';
+  return `The level drains by ${count(snapshot.drains_per_second)} per second; a request fits as soon as the level leaves room below the limit.`;
 }
 
 function description({ used, limit, cost, retryMs, never, fits }) {

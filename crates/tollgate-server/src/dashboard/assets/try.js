@@ -131,13 +131,13 @@ export class Try {
       if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${applying.limit.window}`));
       if (applying.limit?.shadow) tags.push(element('span', { class: 'tag warn' }, 'shadow: never denies'));
       tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${allowed ? 'has room' : 'no room'}${this.another ? ' for another' : ''}`));
-      const drawing = applying.picture && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
+      const drawing = applying.snapshot && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
       return element('div', { class: 'reason' },
         element('h3', {}, applying.rule ?? 'key', ...tags),
         element('p', { class: 'fine' }, this.another ? 'Next request: ' : '', applying.arithmetic, '.'),
         applying.key && element('p', { class: 'fine mono' }, applying.key),
         drawing,
-        drawing && element('p', { class: 'fine' }, caption(applying.picture, applying.limit)));
+        drawing && element('p', { class: 'fine' }, caption(applying.snapshot, applying.limit)));
     });
     if (others.length === 0 && more > 0) {
       nodes.push(element('p', { class: 'fine' }, `${more} ${more === 1 ? 'rule does' : 'rules do'} not apply. The list needs a token with the scope admin.`));
