@@ -189,7 +189,7 @@ impl Store for MemoryStore {
     }
 
     async fn announce(&self, _: u64, _: Duration) -> Result<u32, StoreError> {
-        Ok(1) // nobody else can ask it
+        Ok(1) // no other process uses it
     }
 
     fn stats(&self) -> StoreStats {

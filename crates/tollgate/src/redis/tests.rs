@@ -221,7 +221,7 @@ async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
                 let tiers = [tier(&key, &limit, cost)].into_iter().chain(other.clone()).collect();
                 Check::new(Operation::Check, tiers).unwrap()
             };
-            // until a log has room for one more: it grows by half
+            // until a log has a free slot: it grows by half
             for _ in 0..3 {
                 store.decide(&[check(1)], None).await.unwrap();
                 clock.advance(Duration::from_micros(1));
