@@ -1,4 +1,4 @@
-//! The only place that asks the time. Everything else is given it.
+//! The only module that reads the system clock.
 
 use std::{
     cell::Cell,
@@ -11,7 +11,7 @@ use std::{
 
 use tollgate_core::Timestamp;
 
-/// A clock that stands still until it is moved: for tests, and for replaying the past.
+/// A clock that advances only by calls, for tests and replays.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -32,22 +32,22 @@ use tollgate_core::Timestamp;
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that shows `now`.
+    /// Creates a clock at `now`.
     pub fn new(now: Timestamp) -> Self {
         Self(Arc::new(AtomicU64::new(now.as_micros())))
     }
 
-    /// What it shows.
+    /// Returns the current time.
     pub fn now(&self) -> Timestamp {
         Timestamp::from_micros(self.0.load(Ordering::Relaxed))
     }
 
-    /// Sets it, also back.
+    /// Sets the time, forwards or backwards.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_micros(), Ordering::Relaxed);
     }
 
-    /// Moves it forward.
+    /// Advances the time.
     pub fn advance(&self, duration: Duration) {
         self.set(self.now().plus(duration));
     }
@@ -56,13 +56,12 @@ impl ManualClock {
 /// The memory store's clock.
 #[derive(Clone, Debug)]
 pub(crate) enum Clock {
-    /// The wall clock when the store was made, and steady from then on: steps of the system's clock do
-    /// not reach it.
+    /// The wall clock when the store was created, then the monotonic clock: steps of the system clock have no effect.
     Steady {
-        /// The wall clock when [`steady_ns`] showed zero.
+        /// The wall clock when [`steady_ns`] was zero.
         epoch_us: u64,
     },
-    /// Moved by hand.
+    /// A manual clock.
     Manual(ManualClock),
 }
 
@@ -82,7 +81,7 @@ impl Clock {
     }
 }
 
-/// What this machine's clock shows: only to tell how far the store's is from it.
+/// Returns the wall clock, to measure the skew of a store's clock.
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
 pub(crate) fn wall_clock() -> Timestamp {
     Timestamp::from_micros(micros(
@@ -90,35 +89,35 @@ pub(crate) fn wall_clock() -> Timestamp {
     ))
 }
 
-/// For how long a thread goes by the processor's counter before it asks the system again: a counter whose pace is off by a
-/// tenth puts the time off by a tenth of this.
-const MAX_STRETCH_NS: u64 = 1_000_000;
+/// How long a thread extrapolates with the processor's counter before it reads the system clock again. A counter that is off by a tenth
+/// shifts the time by a tenth of this.
+const MAX_EXTRAPOLATION_NS: u64 = 1_000_000;
 
-/// How long asking the system may take for its answer to be gone on from: by so much the time may be late.
+/// How long a reading of the system clock may take to be used for extrapolation: the time may be late by this much.
 const MAX_GAP_NS: u64 = 10_000;
 
-/// The last time that this thread asked the system.
+/// The last reading of the system clock by this thread.
 #[derive(Clone, Copy)]
-struct Asked {
+struct Reading {
     counter: u64,
     steady_ns: u64,
 }
 
-/// Nanoseconds on the system's steady clock since this was first called. Asking the system takes longer than the rest
-/// of a decision, so that most calls go on from the last answer by the processor's counter.
+/// Returns the nanoseconds on the monotonic clock since the first call. Reading the system clock takes longer than the rest of a decision,
+/// so most calls extrapolate from the last reading with the processor's counter.
 fn steady_ns() -> u64 {
     thread_local! {
-        static LAST: Cell<Option<Asked>> = const { Cell::new(None) };
+        static LAST: Cell<Option<Reading>> = const { Cell::new(None) };
     }
     static COUNTER: LazyLock<quanta::Clock> = LazyLock::new(quanta::Clock::new);
     static ZERO: OnceLock<Instant> = OnceLock::new();
 
     let counter = COUNTER.raw();
-    // a counter that was set back, as on another machine, says nothing
+    // a counter that went backwards, as after a live migration, is unusable
     if let Some(last) = LAST.get().filter(|last| counter >= last.counter) {
-        let stretch = COUNTER.delta_as_nanos(last.counter, counter);
-        if stretch < MAX_STRETCH_NS {
-            return last.steady_ns + stretch;
+        let extrapolated = COUNTER.delta_as_nanos(last.counter, counter);
+        if extrapolated < MAX_EXTRAPOLATION_NS {
+            return last.steady_ns + extrapolated;
         }
     }
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
@@ -126,9 +125,9 @@ fn steady_ns() -> u64 {
     let since_zero = now.saturating_duration_since(*ZERO.get_or_init(|| now));
     let steady_ns = u64::try_from(since_zero.as_nanos()).unwrap_or(u64::MAX);
     let after = COUNTER.raw();
-    // a thread that was stopped in between does not know which counter goes with that time
-    let went_on = COUNTER.delta_as_nanos(counter, after) < MAX_GAP_NS;
-    LAST.set(went_on.then_some(Asked { counter: after, steady_ns }));
+    // if the thread was preempted in between, the counter does not match the time
+    let is_precise = COUNTER.delta_as_nanos(counter, after) < MAX_GAP_NS;
+    LAST.set(is_precise.then_some(Reading { counter: after, steady_ns }));
     steady_ns
 }
 
@@ -140,16 +139,16 @@ fn micros(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// The time by the processor's counter against the system's own.
+    /// Compares the extrapolated time with the system clock.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the real clock is what is tested")]
-    fn the_steady_clock_keeps_the_time_of_the_system() {
-        steady_ns(); // the first call finds out how fast the counter is
-        let (begun, first) = (Instant::now(), steady_ns());
-        while begun.elapsed() < Duration::from_millis(50) {
-            let before = begun.elapsed().as_nanos();
+    fn the_steady_clock_follows_the_system_clock() {
+        steady_ns(); // the first call calibrates the counter
+        let (start, first) = (Instant::now(), steady_ns());
+        while start.elapsed() < Duration::from_millis(50) {
+            let before = start.elapsed().as_nanos();
             let shown = u128::from(steady_ns() - first);
-            let after = begun.elapsed().as_nanos();
+            let after = start.elapsed().as_nanos();
             let slack = 5 * u128::from(MAX_GAP_NS);
             assert!(shown + slack >= before && shown <= after + slack, "{before} <= {shown} <= {after}");
         }

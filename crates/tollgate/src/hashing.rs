@@ -1,7 +1,7 @@
-//! Hashing that is cheap, and keyed at random, because requests choose what is hashed.
+//! Fast hashing with random keys, because requests choose what is hashed.
 //!
-//! Not SipHash: it took more time than the rest of a lookup. The keys come from the same source as those of the
-//! standard library's hasher, and no hash ever leaves the process.
+//! SipHash took more time than the rest of a lookup. The keys come from the same source as those of the standard library, and hashes never
+//! leave the process.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -12,7 +12,7 @@ use foldhash::{SharedSeed, quality::SeedableRandomState};
 
 static SHARED_SEED: LazyLock<SharedSeed> = LazyLock::new(|| SharedSeed::from_u64(random()));
 
-/// How one table hashes: no two do it alike.
+/// The hash function of one table, with its own random key.
 #[derive(Clone)]
 pub(crate) struct RandomKeyedHash(SeedableRandomState);
 
@@ -30,7 +30,7 @@ impl BuildHasher for RandomKeyedHash {
     }
 }
 
-/// A number that nobody can foresee.
-pub(crate) fn random() -> u64 {
+/// Returns an unpredictable number.
+pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

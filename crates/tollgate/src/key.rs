@@ -1,16 +1,15 @@
-//! One counter's name: a rule and the values that are counted apart.
+//! The key of a counter: a rule and the values of its `per` labels.
 //!
-//! The text of a key is injective for any bytes: two different (rule, values) never share a counter.
-//! Letters, digits, `-`, `.` and `_` stand for themselves, every other byte is `%XX`, and values are
-//! joined by `,`. So the marks `,` `!` `*` and `#` never come from a caller:
+//! The encoding is injective for any bytes: two different (rule, values) never share a counter. Letters, digits, `-`, `.` and `_` are kept,
+//! every other byte becomes `%XX`, and values are joined by `,`. The characters `,` `!` `*` and `#` therefore never come from a caller:
 //!
-//! | text | means |
+//! | text | meaning |
 //! |---|---|
 //! | `a,b` | the values `a` and `b` |
 //! | `!` in place of a value | the label is absent |
-//! | `*` | no values at all: one counter for everybody |
+//! | `*` | no values: one counter for all requests |
 //! | `#` and 64 hex digits | the SHA-256 of a text over 128 bytes |
-//! | `!…` as a rule | reserved: a counter that belongs to no rule |
+//! | `!…` as a rule | reserved: a counter without a rule |
 
 use std::{
     fmt,
@@ -21,62 +20,62 @@ use sha2::{Digest, Sha256};
 
 use crate::labels::Labels;
 
-/// The longest identity that is stored as it is; a longer one is stored as its SHA-256.
+/// The longest identity that is stored unhashed; longer ones are stored as SHA-256.
 pub const MAX_PLAIN_IDENTITY: usize = 128;
-/// The longest key of a check without rules, in bytes.
+/// The longest caller-provided key, in bytes.
 pub const MAX_KEY: usize = 1024;
-/// The longest identity that needs no allocation of its own.
+/// The longest identity that is stored inline.
 const MAX_SHORT: usize = 22;
 
 /// The rule of a check without rules.
 const NO_RULE: &str = "!key";
 
-/// The rule of a limit that a request brings for its labels.
+/// The rule of a limit in the request that counts by labels.
 static LABELS: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("!labels"));
 
-/// The name of one counter.
+/// The key of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Absent where it is [`NO_RULE`]: a count of references would be shared by all threads.
+    /// Absent for [`NO_RULE`], whose reference count would be shared by all threads.
     rule: Option<Arc<str>>,
-    identity: Text,
-    /// What decides the Cluster slot, where that is not the identity.
+    identity: IdentityText,
+    /// Hash that determines the Cluster slot, if not that of the identity.
     co_located: Option<u32>,
 }
 
-/// Part of a key: a short one lies in the key itself.
+/// An identity; a short one is stored inline.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Text {
+enum IdentityText {
     /// At most [`MAX_SHORT`] bytes; those beyond `len` are zero.
     Short { len: u8, bytes: [u8; MAX_SHORT] },
-    /// More than that.
+    /// A longer identity.
     Long(Box<str>),
 }
 
-/// Why a key cannot be used.
+/// Why a key is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The key is empty.
-    #[error("the key is empty: name who is counted, for example \"user:42\"")]
+    #[error("key is empty: identify the caller, for example \"user:42\"")]
     Empty,
     /// The key is too long.
-    #[error("the key has {0} bytes: use at most {MAX_KEY}, or a hash of it")]
+    #[error("key has {0} bytes: use at most {MAX_KEY}, or a hash of it")]
     TooLong(usize),
 }
 
 impl Key {
-    /// The counter of `rule` (a text from [`encoded_rule`]) for these values of its `per` labels, stored
-    /// in the Cluster slot of `co_locate`, or of the values themselves when there is none.
+    /// Returns the key of `rule` (from [`encoded_rule`]) for these values of its `per` labels, in the Cluster slot of `co_locate`, or of the
+    /// values themselves without it.
     pub fn of_rule(rule: &Arc<str>, values: &[Option<&[u8]>], co_locate: Option<&[Option<&[u8]>]>) -> Self {
         let co_located = co_locate.map(|values| crc32fast::hash(identity(values).as_bytes()));
         Self { rule: Some(Arc::clone(rule)), identity: identity(values), co_located }
     }
 
-    /// The counter of a check without rules.
+    /// Returns the key of a check without rules.
     ///
     /// # Errors
-    /// When `key` is empty or too long.
+    /// If `key` is empty or too long.
     #[inline]
     pub fn without_rule(key: impl AsRef<[u8]>) -> Result<Self, KeyError> {
         let key = key.as_ref();
@@ -90,48 +89,48 @@ impl Key {
         Ok(Self { rule: None, identity, co_located: None })
     }
 
-    /// The counter of exactly these labels, which belongs to no rule.
+    /// Returns the key of exactly these labels, without a rule.
     pub fn of_labels(labels: &Labels) -> Self {
         let names_and_values = |(name, value)| [Some(str::as_bytes(name)), Some(value)];
         let parts: Vec<_> = labels.iter().flat_map(names_and_values).collect();
         Self { rule: Some(Arc::clone(&LABELS)), identity: identity(&parts), co_located: None }
     }
 
-    /// The rule, as it stands in the stored key.
+    /// Returns the rule as in the stored key.
     pub fn rule(&self) -> &str {
         self.rule.as_deref().unwrap_or(NO_RULE)
     }
 
-    /// The rule, unless it is that of a check without rules.
+    /// Returns the rule, unless it is that of a check without rules.
     pub(crate) fn shared_rule(&self) -> Option<&Arc<str>> {
         self.rule.as_ref()
     }
 
-    /// The values, as they stand in the stored key.
+    /// Returns the values as in the stored key.
     pub fn identity(&self) -> &str {
         self.identity.as_str()
     }
 
-    /// The same as [`Key::identity`], without a look at what the bytes are.
+    /// Returns the bytes of [`Key::identity`], without UTF-8 validation.
     pub(crate) fn identity_bytes(&self) -> &[u8] {
         self.identity.as_bytes()
     }
 
-    /// How long the allocation is that it has of its own, if it has one.
+    /// Returns the size of its heap allocation, if it has one.
     pub(crate) fn heap_bytes(&self) -> Option<usize> {
         match &self.identity {
-            Text::Short { .. } => None,
-            Text::Long(text) => Some(text.len()),
+            IdentityText::Short { .. } => None,
+            IdentityText::Long(text) => Some(text.len()),
         }
     }
 
-    /// What decides the Cluster slot: ours, never a caller's text.
+    /// Returns the tag that determines the Cluster slot; never text of a caller.
     pub fn tag(&self) -> u32 {
         self.co_located.unwrap_or_else(|| crc32fast::hash(self.identity_bytes()))
     }
 }
 
-impl Text {
+impl IdentityText {
     #[inline]
     fn short(len: usize, bytes: [u8; MAX_SHORT]) -> Self {
         Self::Short { len: u8::try_from(len).expect("a short text is short"), bytes }
@@ -152,7 +151,7 @@ impl Text {
     }
 }
 
-impl fmt::Debug for Text {
+impl fmt::Debug for IdentityText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_str().fmt(f)
     }
@@ -164,37 +163,37 @@ impl fmt::Display for Key {
     }
 }
 
-/// A rule's name as it stands in stored keys.
+/// Returns the name of a rule as in stored keys.
 pub fn encoded_rule(name: &str) -> Arc<str> {
     let mut text = vec![0; MAX_ENCODED * name.len()];
-    let len = encode(name.as_bytes(), &mut text).expect("there is room for every byte encoded");
+    let len = encode(name.as_bytes(), &mut text).expect("the buffer fits every encoded byte");
     ascii(&text[..len]).into()
 }
 
-fn identity(values: &[Option<&[u8]>]) -> Text {
+fn identity(values: &[Option<&[u8]>]) -> IdentityText {
     let mut short = [0; MAX_SHORT];
     if let Some(len) = join_encoded(values, &mut short) {
-        return Text::short(len, short);
+        return IdentityText::short(len, short);
     }
     let mut plain = [0; MAX_PLAIN_IDENTITY];
     if let Some(len) = join_encoded(values, &mut plain) {
-        return Text::Long(ascii(&plain[..len]).into());
+        return IdentityText::Long(ascii(&plain[..len]).into());
     }
     let value_len = |value: &Option<&[u8]>| MAX_ENCODED * value.map_or(1, <[u8]>::len) + 1;
     let mut long = vec![0; values.iter().map(value_len).sum()];
-    let len = join_encoded(values, &mut long).expect("there is room for every byte encoded, and commas");
+    let len = join_encoded(values, &mut long).expect("the buffer fits every encoded byte and the commas");
     let mut hashed = [b'#'; 65];
     for (place, byte) in hashed[1..].chunks_exact_mut(2).zip(Sha256::digest(&long[..len])) {
         place.copy_from_slice(&hex(byte));
     }
-    Text::Long(ascii(&hashed).into())
+    IdentityText::Long(ascii(&hashed).into())
 }
 
 fn ascii(text: &[u8]) -> &str {
     str::from_utf8(text).expect("keys are ASCII")
 }
 
-/// Writes the values, encoded and joined by commas, to the beginning of `text`. How long that is, if it fits.
+/// Writes the encoded values, joined by commas, to the start of `text`, and returns the length if they fit.
 fn join_encoded(values: &[Option<&[u8]>], text: &mut [u8]) -> Option<usize> {
     if values.is_empty() {
         *text.first_mut()? = b'*';
@@ -217,7 +216,7 @@ fn join_encoded(values: &[Option<&[u8]>], text: &mut [u8]) -> Option<usize> {
     Some(end)
 }
 
-/// How many bytes stand for one that does not stand for itself.
+/// Number of bytes of an escaped byte.
 const MAX_ENCODED: usize = 3;
 
 /// What stands for each byte; zeros follow.
@@ -238,12 +237,12 @@ const ENCODED: [[u8; MAX_ENCODED + 1]; 256] = {
     }
 };
 
-/// How long what stands for a byte is.
+/// Returns the length of an encoded byte.
 fn encoded_len(encoded: [u8; MAX_ENCODED + 1]) -> usize {
     if encoded[1] == 0 { 1 } else { MAX_ENCODED }
 }
 
-/// Writes the encoded bytes to the beginning of `text`. How many they are, if they fit.
+/// Writes the encoded bytes to the start of `text`, and returns the length if they fit.
 fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
     let mut end = 0;
     for &byte in bytes {
@@ -255,9 +254,9 @@ fn encode(bytes: &[u8], text: &mut [u8]) -> Option<usize> {
     Some(end)
 }
 
-/// The encoded bytes, if they are a short text: written in pieces of the same size, whose zeros the next one takes.
+/// Returns the encoded bytes if they fit inline. Every byte is written as four bytes, of which the next one overwrites the unused part.
 #[inline]
-fn short_encoded(bytes: &[u8]) -> Option<Text> {
+fn short_encoded(bytes: &[u8]) -> Option<IdentityText> {
     let mut text = [0; MAX_SHORT + MAX_ENCODED];
     let mut end = 0;
     for &byte in bytes {
@@ -266,7 +265,7 @@ fn short_encoded(bytes: &[u8]) -> Option<Text> {
         end += encoded_len(encoded);
     }
     let short = text.first_chunk().filter(|_| end <= MAX_SHORT)?;
-    Some(Text::short(end, *short))
+    Some(IdentityText::short(end, *short))
 }
 
 const fn hex(byte: u8) -> [u8; 2] {
@@ -312,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_not_hashed_can_be_read_back(
+        fn unhashed_identities_can_be_decoded(
             values in prop::collection::vec(prop::option::of(prop::collection::vec(any::<u8>(), 0..8)), 0..5)
         ) {
             let text = encoded(&values);
@@ -320,7 +319,7 @@ mod tests {
             prop_assert_eq!(decoded(&text), values);
         }
 
-        /// Around the length at which a text is no longer short.
+        /// Around the longest inline length.
         #[test]
         fn a_key_without_a_rule_is_one_value(key in prop::collection::vec(any::<u8>(), 1..30), plain in "[a-z.:]{15,26}") {
             for key in [&key[..], plain.as_bytes()] {
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn nasty_values_never_share_a_counter() {
+    fn special_characters_never_collide() {
         let parts: [&[u8]; 17] = [
             b"", b"a", b"b", b"a,b", b"a_b", b"_", b",", b"!", b"*", b"#", b"%", b"%2c", b"{a}", b"}{",
             b"\0", b"\xff", b":",
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_hashed_and_stay_apart() {
+    fn long_values_are_hashed_and_stay_distinct() {
         let long = vec![b'x'; 129];
         let longer = vec![b'x'; 130];
         let (one, two) = (text_of(&[Some(&long)]), text_of(&[Some(&longer)]));
@@ -365,14 +364,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_or_oversized_key_is_refused_with_a_remedy() {
+    fn an_empty_or_oversized_key_is_rejected() {
         assert_eq!(Key::without_rule(""), Err(KeyError::Empty));
         assert_eq!(Key::without_rule([b'a'; MAX_KEY + 1]), Err(KeyError::TooLong(MAX_KEY + 1)));
         assert!(Key::without_rule([b'a'; MAX_KEY]).is_ok());
     }
 
     #[test]
-    fn a_key_without_a_rule_cannot_meet_a_rule_of_any_name() {
+    fn a_key_without_a_rule_never_equals_one_of_a_rule() {
         let key = Key::without_rule("a").unwrap();
         for name in ["!key", "key", "%21key"] {
             assert_ne!(key, Key::of_rule(&encoded_rule(name), &[Some(b"a")], None));
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_about_one_subject_share_a_tag_and_a_tag_label_overrides_it() {
+    fn tiers_with_equal_values_share_a_tag_and_a_tag_label_overrides_it() {
         let (one, two) = (encoded_rule("one"), encoded_rule("two"));
         let ip: &[Option<&[u8]>] = &[Some(b"203.0.113.9")];
         assert_eq!(Key::of_rule(&one, ip, None).tag(), Key::of_rule(&two, ip, None).tag());

@@ -1,18 +1,17 @@
-//! What a request says about itself: a few names, each with one value.
+//! The labels of a request: a few names, each with one value.
 //!
-//! Labels are few, short and each said once; what breaks that is refused here, so that everything behind can
-//! trust it. Where they come from, and how values are cleaned, the front ends know.
+//! Number, length and uniqueness are validated here. The front ends extract labels from requests and normalize their values.
 
 use std::fmt;
 
-/// The most labels of one request.
+/// The largest number of labels of one request.
 pub const MAX_LABELS: usize = 64;
 /// The longest name of a label, in bytes.
 pub const MAX_LABEL_NAME: usize = 128;
 /// The longest value of a label, in bytes.
 pub const MAX_LABEL_VALUE: usize = 1024;
 
-/// Up to so many, looking at each in turn is faster than a binary search.
+/// Up to this number, a linear search is faster than a binary search.
 const FEW_LABELS: usize = 8;
 
 /// The labels of one request, in the order of their names.
@@ -27,20 +26,20 @@ const FEW_LABELS: usize = 8;
 /// ```
 #[derive(Clone, Default)]
 pub struct Labels {
-    // Two buffers and a table of spans: three allocations however many labels there are.
+    // two buffers and a table of ranges: three allocations for any number of labels
     names: String,
     values: Vec<u8>,
-    spans: Vec<Span>,
+    ranges: Vec<LabelRanges>,
 }
 
-/// Where one label stands in the two buffers.
+/// The ranges of one label in the two buffers.
 #[derive(Clone, Copy)]
-struct Span {
+struct LabelRanges {
     name: (usize, usize),
     value: (usize, usize),
 }
 
-/// Why labels cannot be used; each message says what would be right.
+/// Why labels are invalid. Each message names the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelError {
@@ -58,19 +57,19 @@ pub enum LabelError {
     ValueTooLong {
         /// The label's name.
         name: String,
-        /// How long the value is.
+        /// The length of the value.
         length: usize,
     },
-    /// A name is said twice.
+    /// A name occurs twice.
     #[error("label {0:?} is given more than once: give each label one value")]
     Repeated(String),
 }
 
 impl Labels {
-    /// The labels with these names and values, in any order.
+    /// Creates labels from names and values in any order.
     ///
     /// # Errors
-    /// When there are too many, a name is empty or given twice, or a name or value is too long.
+    /// If there are too many, a name is empty or given twice, or a name or value is too long.
     pub fn new<N, V>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Self, LabelError>
     where
         N: AsRef<str>,
@@ -80,9 +79,9 @@ impl Labels {
         for (name, value) in pairs {
             labels.push(name.as_ref(), value.as_ref())?;
         }
-        let Self { names, spans, .. } = &mut labels;
-        spans.sort_unstable_by_key(|span| &names[span.name.0..span.name.1]);
-        for pair in labels.spans.windows(2) {
+        let Self { names, ranges, .. } = &mut labels;
+        ranges.sort_unstable_by_key(|range| &names[range.name.0..range.name.1]);
+        for pair in labels.ranges.windows(2) {
             if labels.name(&pair[0]) == labels.name(&pair[1]) {
                 return Err(LabelError::Repeated(labels.name(&pair[0]).to_owned()));
             }
@@ -90,36 +89,36 @@ impl Labels {
         Ok(labels)
     }
 
-    /// The value of a label, when the request has it.
+    /// Returns the value of a label, if the request has it.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        // Bytes compare without looking for character boundaries, and mostly differ in length already.
-        let bytes = |span: &Span| &self.names.as_bytes()[span.name.0..span.name.1];
-        let span = if self.spans.len() <= FEW_LABELS {
-            self.spans.iter().find(|span| bytes(span) == name.as_bytes())?
+        // byte slices compare without character boundaries, and usually differ in length
+        let bytes = |range: &LabelRanges| &self.names.as_bytes()[range.name.0..range.name.1];
+        let range = if self.ranges.len() <= FEW_LABELS {
+            self.ranges.iter().find(|range| bytes(range) == name.as_bytes())?
         } else {
-            let index = self.spans.binary_search_by_key(&name.as_bytes(), bytes).ok()?;
-            &self.spans[index]
+            let index = self.ranges.binary_search_by_key(&name.as_bytes(), bytes).ok()?;
+            &self.ranges[index]
         };
-        Some(self.value(span))
+        Some(self.value(range))
     }
 
-    /// Names and values, in the order of the names.
+    /// Returns names and values, in the order of the names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &[u8])> {
-        self.spans.iter().map(|span| (self.name(span), self.value(span)))
+        self.ranges.iter().map(|range| (self.name(range), self.value(range)))
     }
 
-    /// How many there are.
+    /// Returns the number of labels.
     pub fn len(&self) -> usize {
-        self.spans.len()
+        self.ranges.len()
     }
 
-    /// Whether the request says nothing about itself.
+    /// Returns whether there are no labels.
     pub fn is_empty(&self) -> bool {
-        self.spans.is_empty()
+        self.ranges.is_empty()
     }
 
     fn push(&mut self, name: &str, value: &[u8]) -> Result<(), LabelError> {
-        if self.spans.len() == MAX_LABELS {
+        if self.ranges.len() == MAX_LABELS {
             return Err(LabelError::TooMany);
         }
         check_name(name)?;
@@ -129,21 +128,23 @@ impl Labels {
         let (name_start, value_start) = (self.names.len(), self.values.len());
         self.names.push_str(name);
         self.values.extend_from_slice(value);
-        self.spans
-            .push(Span { name: (name_start, self.names.len()), value: (value_start, self.values.len()) });
+        self.ranges.push(LabelRanges {
+            name: (name_start, self.names.len()),
+            value: (value_start, self.values.len()),
+        });
         Ok(())
     }
 
-    fn name(&self, span: &Span) -> &str {
-        &self.names[span.name.0..span.name.1]
+    fn name(&self, range: &LabelRanges) -> &str {
+        &self.names[range.name.0..range.name.1]
     }
 
-    fn value(&self, span: &Span) -> &[u8] {
-        &self.values[span.value.0..span.value.1]
+    fn value(&self, range: &LabelRanges) -> &[u8] {
+        &self.values[range.value.0..range.value.1]
     }
 }
 
-/// Whether this can be the name of a label at all.
+/// Validates the name of a label.
 pub(crate) fn check_name(name: &str) -> Result<(), LabelError> {
     match name.len() {
         0 => Err(LabelError::EmptyName),
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_found_by_name_and_come_out_in_order() {
+    fn labels_are_found_by_name_and_sorted() {
         let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9"), ("empty", "")]).unwrap();
         assert_eq!(labels.get("route"), Some(&b"login"[..]));
         assert_eq!(labels.get("empty"), Some(&b""[..]));
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bound_holds_at_its_end_and_is_refused_one_beyond() {
+    fn each_bound_is_accepted_and_one_beyond_is_rejected() {
         let many = |count: usize| Labels::new((0..count).map(|index| (format!("l{index}"), "v")));
         let most = many(MAX_LABELS).unwrap();
         assert_eq!(most.len(), MAX_LABELS);
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_name_is_refused_also_with_the_same_value() {
+    fn a_repeated_name_is_rejected_even_with_the_same_value() {
         let error = Labels::new([("a", "1"), ("b", "2"), ("a", "1")]).unwrap_err();
         assert_eq!(error, LabelError::Repeated("a".into()));
         assert_eq!(error.to_string(), "label \"a\" is given more than once: give each label one value");

@@ -1,7 +1,6 @@
-//! What a limiter has been through with its store: how long calls took, how they failed, and what is left alone now.
+//! Statistics of a limiter and its store: call durations, errors, and current state.
 //!
-//! Everything is counted from the start and only grows, unless it says what is so now. A metrics library reads it when it
-//! is asked; nothing here knows one.
+//! Counters only grow; fields with "now" are gauges. A metrics exporter reads them on demand.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,69 +9,69 @@ use std::{
 
 use crate::{decision::Source, store::StoreError};
 
-/// What a limiter has been through with its store.
+/// Statistics of a limiter and its store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// How long calls to the store took that were answered.
+    /// Durations of answered calls to the store.
     pub calls: Durations,
-    /// How often calls to the store failed, by kind: the first word of what the server said, or `timeout`, `lost`,
+    /// Failed calls to the store by kind: the error code of the server, or `timeout`, `lost`,
     /// `unreachable`, `late`, `other`. Every kind is listed.
     pub errors: Vec<(&'static str, u64)>,
-    /// Requests of which nobody knows whether they were charged.
+    /// Requests for which it is unknown whether they were charged.
     pub ambiguous: u64,
-    /// Requests that were decided without the store, by what decided them: `fallback`, `open`, `closed`.
+    /// Requests that were decided without the store, by source: `fallback`, `open`, `closed`.
     pub degraded: Vec<(&'static str, u64)>,
-    /// Servers that are not asked now, since they have not answered lately.
+    /// Servers whose circuit breaker is open now.
     pub left_alone: usize,
-    /// Callers that wait for a call now.
+    /// Callers that wait now.
     pub waiting: usize,
     /// Calls in flight now, over all servers.
     pub in_flight: usize,
-    /// How many calls may be in flight to one server now; the largest, where there are several.
+    /// Limit of concurrent calls to one server now; the largest of several servers.
     pub call_limit: usize,
-    /// The round trip that most calls of the last second took at least, of the slowest server. Callers with less time are
-    /// not sent to the store.
+    /// Round trip of the slowest server: most calls of the last second took at least this long. Requests with less time left are not
+    /// sent.
     pub round_trip: Option<Duration>,
-    /// Answers of the store that came after the caller's deadline.
+    /// Answers of the store after the caller's deadline.
     pub late_answers: u64,
-    /// Requests that were not sent, and not charged, because less time was left than a round trip takes.
+    /// Requests that were neither sent nor charged, because less time was left than a round trip.
     pub unsent: u64,
-    /// What the store itself noticed.
+    /// Statistics of the store.
     pub store: StoreStats,
 }
 
-/// What a store noticed of its servers.
+/// Statistics of a store and its servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// Connections that were made.
+    /// Established connections.
     pub connections: u64,
-    /// How often a server did not know the script, and was sent it in full.
+    /// How often a server did not have the script and received it in full.
     pub script_reloads: u64,
-    /// How often a server turned out to be another one than before, or to have restarted: counters may be lost.
+    /// How often a server restarted or was replaced; counters may be lost.
     pub generation_changes: u64,
-    /// Keys that servers have evicted for want of memory since they are watched: counters are lost.
+    /// Keys that servers have evicted; counters are lost.
     pub evicted_keys: u64,
-    /// How far a server's clock is ahead of this machine's, of the one that is off the most.
+    /// The largest skew between a server's clock and this machine's.
     pub clock_skew: Option<Skew>,
-    /// Counters that it holds, where it is in this process.
+    /// Number of counters of a memory store.
     pub keys: u64,
-    /// Memory that it has asked for, in bytes, where it is in this process.
+    /// Memory of a memory store in bytes.
     pub bytes: u64,
 }
 
-/// How far one clock is from another.
+/// The difference between two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skew {
-    /// It shows a later time.
+    /// The clock is ahead.
     Ahead(Duration),
-    /// It shows an earlier time.
+    /// The clock is behind.
     Behind(Duration),
 }
 
 impl Skew {
-    /// How far, either way.
+    /// Returns the absolute difference.
     pub fn size(self) -> Duration {
         match self {
             Self::Ahead(size) | Self::Behind(size) => size,
@@ -80,17 +79,16 @@ impl Skew {
     }
 }
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
-    /// For each bound of [`BOUNDS`], how many took at most so long and longer than the bound before; then those that
-    /// took longer than all.
+    /// The count of each bucket of [`BOUNDS`], then the count of longer durations.
     pub counts: [u64; BOUNDS.len() + 1],
-    /// All of them together.
+    /// Sum of all durations.
     pub total: Duration,
 }
 
-/// The bounds of [`Durations`].
+/// The upper bounds of the buckets of [`Durations`].
 pub const BOUNDS: [Duration; 12] = [
     Duration::from_micros(100),
     Duration::from_micros(250),
@@ -106,8 +104,8 @@ pub const BOUNDS: [Duration; 12] = [
     Duration::from_micros(1_000_000),
 ];
 
-/// How calls fail; the last is everything else.
-const KINDS: [&str; 19] = [
+/// Kinds of failed calls; the last one is everything else.
+const ERROR_KINDS: [&str; 19] = [
     "timeout",
     "lost",
     "unreachable",
@@ -129,23 +127,23 @@ const KINDS: [&str; 19] = [
     "other",
 ];
 
-/// What decides without the store.
-const STAND_INS: [Source; 3] = [Source::Fallback, Source::Open, Source::Closed];
+/// Sources of decisions without the store.
+const DEGRADED_SOURCES: [Source; 3] = [Source::Fallback, Source::Open, Source::Closed];
 
-/// Counts, for as many threads as there are.
+/// The atomic counters behind [`Stats`].
 #[derive(Default)]
 pub(crate) struct Tally {
     call_counts: [AtomicU64; BOUNDS.len() + 1],
     call_micros: AtomicU64,
-    errors: [AtomicU64; KINDS.len()],
+    errors: [AtomicU64; ERROR_KINDS.len()],
     ambiguous: AtomicU64,
-    degraded: [AtomicU64; STAND_INS.len()],
+    degraded: [AtomicU64; DEGRADED_SOURCES.len()],
     late_answers: AtomicU64,
     unsent: AtomicU64,
 }
 
 impl Tally {
-    /// A call was answered.
+    /// Records an answered call.
     pub(crate) fn called(&self, took: Duration) {
         let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
         add_one(&self.call_counts[bucket]);
@@ -153,7 +151,7 @@ impl Tally {
         self.call_micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// A call failed.
+    /// Records a failed call.
     pub(crate) fn failed(&self, error: &StoreError) {
         self.count(match error {
             StoreError::Rejected { code, .. } => code,
@@ -164,36 +162,36 @@ impl Tally {
         });
     }
 
-    /// A call was given up, since no answer came in time.
+    /// Records a call without an answer in time.
     pub(crate) fn timed_out(&self) {
         self.count("timeout");
     }
 
-    /// Answers came after their callers had gone away.
+    /// Records answers after the deadline of their callers.
     pub(crate) fn answered_late(&self, count: u64) {
         if count > 0 {
             self.late_answers.fetch_add(count, Ordering::Relaxed);
         }
     }
 
-    /// Requests were not sent, because less time was left than a round trip takes.
+    /// Records requests that were not sent, because less time was left than a round trip.
     pub(crate) fn unsent(&self, count: u64) {
         self.unsent.fetch_add(count, Ordering::Relaxed);
     }
 
     fn count(&self, kind: &str) {
-        let place = KINDS.iter().position(|known| *known == kind).unwrap_or(KINDS.len() - 1);
+        let place = ERROR_KINDS.iter().position(|known| *known == kind).unwrap_or(ERROR_KINDS.len() - 1);
         add_one(&self.errors[place]);
     }
 
-    /// A request got no answer, and may have been charged.
+    /// Records a request without an answer that may have been charged.
     pub(crate) fn left_unknown(&self) {
         add_one(&self.ambiguous);
     }
 
-    /// A request was decided without the store.
+    /// Records a request that was decided without the store.
     pub(crate) fn stood_in(&self, source: Source) {
-        if let Some(place) = STAND_INS.iter().position(|known| *known == source) {
+        if let Some(place) = DEGRADED_SOURCES.iter().position(|known| *known == source) {
             add_one(&self.degraded[place]);
         }
     }
@@ -205,11 +203,11 @@ impl Tally {
                 counts: self.call_counts.each_ref().map(read),
                 total: Duration::from_micros(read(&self.call_micros)),
             },
-            errors: KINDS.into_iter().zip(self.errors.iter().map(read)).collect(),
+            errors: ERROR_KINDS.into_iter().zip(self.errors.iter().map(read)).collect(),
             ambiguous: read(&self.ambiguous),
             late_answers: read(&self.late_answers),
             unsent: read(&self.unsent),
-            degraded: STAND_INS
+            degraded: DEGRADED_SOURCES
                 .iter()
                 .map(|source| source.name())
                 .zip(self.degraded.iter().map(read))

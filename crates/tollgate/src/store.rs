@@ -150,29 +150,29 @@ pub(crate) fn each(decided: Result<Decided, StoreError>, count: usize) -> Vec<Re
     }
 }
 
-/// Why a store did not answer, split by what is known about the charge.
+/// Why a store did not decide, by what is known about the charge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The call arrived after its deadline, and changed nothing.
-    #[error("the call reached the store after its deadline and changed nothing (store time {0:?})")]
+    #[error("call reached the store after its deadline, nothing changed (store time {0:?})")]
     Late(Timestamp),
-    /// The store said no, and nothing changed.
-    #[error("the store refused the call, nothing changed: {code} {detail}")]
+    /// The store rejected the call with an error reply, and nothing changed.
+    #[error("store rejected the call, nothing changed: {code} {detail}")]
     Rejected {
-        /// What it calls the reason: `OOM`, `LOADING`, …
+        /// Error code of the reply: `OOM`, `LOADING`, …
         code: String,
-        /// What it says about it.
+        /// Error message of the reply.
         detail: String,
     },
-    /// The store was not asked, and nothing changed.
-    #[error("the store was not asked, nothing changed: {0}")]
+    /// The call was not sent, and nothing changed.
+    #[error("call not sent, nothing changed: {0}")]
     NotRun(String),
-    /// There is no answer; whether the call took effect is unknown, and it must not be sent again.
-    #[error("the store did not answer, whether the call took effect is unknown: {0}")]
+    /// There is no reply. Whether the call took effect is unknown, and it must not be repeated.
+    #[error("no reply from the store, it is unknown whether the call took effect: {0}")]
     Ambiguous(String),
     /// The batch is larger than one atomic step may be.
-    #[error("a batch of {tiers} tiers is too large: use at most {max}")]
+    #[error("batch of {tiers} tiers is too large: use at most {max}")]
     TooLarge {
         /// Tiers in the batch.
         tiers: usize,

@@ -91,7 +91,7 @@ impl Trouble {
                  MASTERS",
                 see::SENTINEL,
             )
-        } else if says(&["cluster support disabled", "knows no slots"]) {
+        } else if says(&["cluster support disabled", "empty slot map"]) {
             ("this is no Cluster, or an empty one: use redis://, or redis-cli --cluster create", see::CLUSTER)
         } else {
             (

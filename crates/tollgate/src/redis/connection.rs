@@ -1,8 +1,7 @@
-//! The connection to one server: result when first needed, shared by all callers, result anew when it is lost.
+//! The connection to one server: established on first use, shared by all callers, re-established when lost.
 //!
-//! It says what became of a request: the server's word, never sent, or lost. It sends nothing twice but a script that
-//! the server did not know. A connection is not health: one that has been silent for a second is asked for a
-//! sign of life, and dropped without one.
+//! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a script that the server
+//! did not have. A connection that has been silent for a second is pinged, and dropped without a reply.
 
 use std::{
     fmt,
@@ -39,27 +38,27 @@ use crate::store::StoreError;
 
 /// How long one attempt to connect may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the client waits for a reply before it gives the call up; callers give up sooner.
+/// How long the client waits for a reply; callers give up sooner.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The least time between the beginnings of two attempts: at most two connections a second to any one server.
+/// Minimum time between the starts of two attempts: at most two connections per second to any server.
 const ATTEMPT_SPACING: Duration = Duration::from_millis(500);
-/// How much later the next attempt may be, so that clients do not come all at once.
+/// Maximum random delay of the next attempt, so that clients do not connect at the same time.
 const MAX_JITTER: Duration = Duration::from_millis(500);
-/// How long before its deadline a call that waits for a connection is given up: its caller then knows that nothing was sent.
+/// How long before its deadline a call stops waiting for a connection, so that it is reported as not sent.
 const CONNECT_MARGIN: Duration = Duration::from_millis(1);
-/// How long a connection may owe a reply until it is asked for a sign of life, and how long that may take.
+/// How long a reply may be outstanding before the connection is pinged, and how long the ping may take.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The longest name of a client.
+/// The longest client name.
 const MAX_CLIENT_NAME: usize = 64;
 
-/// What became of a request that got no answer.
+/// Why a request has no answer.
 #[derive(Clone, Debug)]
 pub(super) enum CallFailure {
-    /// The server's word that it did not run.
+    /// The server replied with an error; the request did not run.
     Rejected { code: String, detail: String },
-    /// It was never sent.
+    /// The request was not sent.
     NotSent(String),
-    /// It was sent, and nobody knows.
+    /// The request was sent, and whether it ran is unknown.
     ReplyLost(String),
 }
 
@@ -79,23 +78,23 @@ impl From<CallFailure> for StoreError {
     }
 }
 
-/// What is asked of a server.
+/// A request to a server.
 #[derive(Clone, Copy)]
 pub(super) enum RedisRequest<'a> {
     Script(&'a Call),
     Command(&'a Cmd),
 }
 
-/// Whether a cluster's node is asked for a slot that is still on its way to it.
+/// Whether a request is preceded by `ASKING`, because its slot is being migrated to the node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asking {
     No,
     Yes,
 }
 
-/// How to connect to any server of a set-up.
+/// Connects to any server of a deployment.
 pub(super) struct Connector {
-    /// An address by TLS whose certificates those of all servers share; none in the clear.
+    /// An address whose TLS parameters apply to all servers; absent without TLS.
     tls: Option<ConnectionAddr>,
     redis: RedisConnectionInfo,
     client_name: String,
@@ -103,7 +102,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// What was noticed of the servers that it connects to.
+    /// Returns the health counters of the servers.
     pub(super) fn health(&self) -> &HealthCounters {
         &self.health
     }
@@ -142,11 +141,11 @@ impl Connector {
             _ => ConnectionAddr::Tcp(host, port),
         };
         let info = addr.into_connection_info()?.set_redis_settings(self.redis.clone());
-        // Nagle's algorithm would hold a call back until the reply to the one before it has arrived.
+        // Nagle's algorithm would delay a call until the previous reply has arrived.
         redis::Client::open(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
     }
 
-    /// Connects, and returns once the server has answered something.
+    /// Connects, and returns once the server has answered a command.
     pub(super) async fn connect(&self, node: &Node) -> Result<MultiplexedConnection, String> {
         let failed = |error: redis::RedisError| format!("cannot connect to {node}: {error}");
         let config = AsyncConnectionConfig::new()
@@ -157,14 +156,14 @@ impl Connector {
             client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
         let mut name = redis::cmd("CLIENT");
         match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
-            // the name is a courtesy, which a user may be denied
+            // the name is optional, and the user may lack the permission
             Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
             _ => Ok(connection),
         }
     }
 
-    /// Connects to listen to channels.
-    pub(super) async fn listen(&self, node: &Node) -> redis::RedisResult<PubSub> {
+    /// Connects for subscriptions.
+    pub(super) async fn subscribe(&self, node: &Node) -> redis::RedisResult<PubSub> {
         self.client(node)?.get_async_pubsub().await
     }
 }
@@ -174,16 +173,18 @@ fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>,
     if !is_tls {
         return match (authority, identity) {
             (None, None) => Ok(None),
-            _ => Err(RedisSetupError::Tls("certificates are given, and the URL does not ask for TLS".into())),
+            _ => Err(RedisSetupError::Tls("certificates are set, but the URL does not use TLS".into())),
         };
     }
-    // the first to choose wins, which is the application, if it did
+    // fails if the application has installed a provider, which then stays in use
     let _ = rustls::crypto::ring::default_provider().install_default();
     if authority
         .as_ref()
         .is_some_and(|pem| !pem.windows(27).any(|part| part == b"-----BEGIN CERTIFICATE-----"))
     {
-        return Err(RedisSetupError::Tls("the authority's PEM has no certificate".into()));
+        return Err(RedisSetupError::Tls(
+            "the PEM of the certificate authority contains no certificate".into(),
+        ));
     }
     let certificates = TlsCertificates {
         root_cert: authority.clone(),
@@ -192,18 +193,18 @@ fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>,
             client_key: identity.key.clone(),
         }),
     };
-    let wrong = |error: redis::RedisError| RedisSetupError::Tls(error.to_string());
-    let nowhere =
+    let invalid = |error: redis::RedisError| RedisSetupError::Tls(error.to_string());
+    let placeholder =
         ConnectionAddr::TcpTls { host: "localhost".into(), port: 0, insecure: false, tls_params: None };
-    let client = redis::Client::build_with_tls(nowhere, certificates).map_err(wrong)?;
+    let client = redis::Client::build_with_tls(placeholder, certificates).map_err(invalid)?;
     Ok(Some(client.get_connection_info().addr().clone()))
 }
 
-/// Where a connection leads.
+/// The server to connect to.
 pub(super) enum Target {
-    /// Always to the same server.
+    /// Always the same server.
     Fixed(Node),
-    /// To whichever server the sentinels call the primary, once it agrees.
+    /// The primary that the sentinels name, once it confirms its role.
     Primary(Arc<Sentinels>),
 }
 
@@ -212,16 +213,16 @@ pub(super) struct ServerConnection {
     connector: Arc<Connector>,
     target: Target,
     state: Mutex<ConnectionState>,
-    /// What the server last said info itself.
+    /// The last information that the server returned.
     server_info: Mutex<Option<ServerInfo>>,
 }
 
 type Outcome = Option<Result<Established, String>>;
 
 enum ConnectionState {
-    /// The next caller has a connection made.
+    /// The next caller starts an attempt.
     Disconnected(Backoff),
-    /// A connection is result as soon as the backoff is over. If the sentinels name another primary meanwhile, it is this one.
+    /// An attempt starts when the backoff has elapsed. `named` is the primary that the sentinels have named meanwhile.
     Connecting {
         outcome: watch::Receiver<Outcome>,
         backoff: Backoff,
@@ -230,22 +231,22 @@ enum ConnectionState {
     Connected(Established),
 }
 
-/// Until when there is no further attempt. If there is a reason, it is the answer until then; otherwise callers wait.
+/// The earliest time of the next attempt. Until then, callers fail with the reason if there is one; otherwise they wait.
 #[derive(Clone)]
 struct Backoff {
     until: Instant,
     reason: Option<String>,
 }
 
-/// A connection that was made.
+/// An established connection.
 #[derive(Clone)]
 pub(super) struct Established {
     pub(super) connection: MultiplexedConnection,
     node: Arc<Node>,
     since: Instant,
-    /// Since when it has owed a reply without giving any.
+    /// Since when a reply is outstanding, without any reply in between.
     silent_since: Arc<Mutex<Option<Instant>>>,
-    /// What is known of the server's clock. Another connection may lead to another server.
+    /// The offset of the server's clock. Another connection may have another server.
     offset: Arc<ClockOffset>,
 }
 
@@ -265,7 +266,7 @@ impl ServerConnection {
         &self.connector
     }
 
-    /// Sends a request, a script by its digest first and in full if the server does not know it.
+    /// Sends a request. A script is sent by its digest first, and in full if the server does not have it.
     pub(super) async fn send(
         self: &Arc<Self>,
         request: RedisRequest<'_>,
@@ -277,21 +278,22 @@ impl ServerConnection {
                 self.send_command(&mut established, command, asking).await
             }
             RedisRequest::Script(call) => {
-                let mut established = self.established_by(call.by()).await.map_err(CallFailure::NotSent)?;
+                let mut established =
+                    self.established_by(call.process_deadline()).await.map_err(CallFailure::NotSent)?;
                 self.send_script(&mut established, call, asking).await
             }
         }
     }
 
-    /// Sends a script that runs only while it is of use, on the server's clock. One that came too late on that clock
-    /// although it is not, here, is sent once more: it has not run, and what was known of that clock is wrong.
+    /// Sends a script with a deadline on the server's clock. If the server reports it as late although the deadline has not passed
+    /// here, the script is sent once more: it did not run, and the known clock offset was wrong.
     async fn send_script(
         self: &Arc<Self>,
         established: &mut Established,
         call: &Call,
         asking: Asking,
     ) -> Result<Value, CallFailure> {
-        let (by, mut is_corrected) = (call.by(), false);
+        let (by, mut is_corrected) = (call.process_deadline(), false);
         loop {
             let deadline = by.and_then(|by| established.offset.server_time(by));
             let sent = Instant::now();
@@ -306,7 +308,7 @@ impl ServerConnection {
             let received = Instant::now();
             let Some(ReplyHeader { is_late, at }) = header_of(&reply) else { return Ok(reply) };
             if !is_late {
-                established.offset.learn(at, sent, received);
+                established.offset.record(at, sent, received);
                 return Ok(reply);
             }
             established.offset.correct(at, sent, received);
@@ -327,7 +329,7 @@ impl ServerConnection {
         let reply = match asking {
             Asking::No => established.connection.req_packed_command(command).await,
             Asking::Yes => {
-                // one piece, so that no other caller's request comes between the two
+                // one write, so that no request of another caller comes between the two
                 let mut both = redis::pipe();
                 both.cmd("ASKING").add_command(command.clone());
                 let replies = established.connection.req_packed_commands(&both, 1, 1).await;
@@ -349,7 +351,7 @@ impl ServerConnection {
         *established.silent_since.lock() = None;
         let (code, detail) = unwrap_script_error(code, error.detail().unwrap_or_default().to_owned());
         match &*code {
-            // it is a replica now, or the user is another one: only a new connection can be better
+            // the server is a replica now, or the user changed: only a new connection can help
             "READONLY" => self.disconnect(established, None),
             "NOAUTH" | "WRONGPASS" | "NOPERM" => {
                 self.disconnect(established, Some(format!("{code} {detail}")))
@@ -359,23 +361,23 @@ impl ServerConnection {
         Err(CallFailure::Rejected { code, detail })
     }
 
-    /// Connects if need be; why not, otherwise.
+    /// Connects if necessary; returns the reason if that fails.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), String> {
         self.established().await.map(|_| ())
     }
 
-    /// Whether this is the connection that callers share now.
+    /// Returns whether this is the current connection.
     pub(super) fn is_current(&self, established: &Established) -> bool {
         matches!(&*self.state.lock(), ConnectionState::Connected(current) if current.is(established))
     }
 
-    /// Takes note of what the server said info itself.
-    pub(super) fn learn(&self, established: &Established, server_info: ServerInfo) {
+    /// Records the information that the server returned.
+    pub(super) fn record_info(&self, established: &Established, server_info: ServerInfo) {
         let mut last = self.server_info.lock();
         *last = Some(server_info.record(last.take(), &established.node, &self.connector.health));
     }
 
-    /// What is known of the server's clock: a moment of this process, on it.
+    /// Converts a moment of this process to the server's clock, if its offset is known.
     pub(super) fn server_time(&self, moment: Instant) -> Option<Timestamp> {
         match &*self.state.lock() {
             ConnectionState::Connected(established) => established.offset.server_time(moment),
@@ -383,13 +385,13 @@ impl ServerConnection {
         }
     }
 
-    /// Whether there is a connection now.
+    /// Returns whether a connection is established.
     pub(super) fn is_up(&self) -> bool {
         matches!(&*self.state.lock(), ConnectionState::Connected(_))
     }
 
-    /// Drops the connection unless it leads there, and makes a new one. One that is being result may have begun before
-    /// that was known.
+    /// Drops the connection and reconnects unless it is to this node. An attempt in progress may have started before the node was
+    /// known.
     pub(super) fn follow(self: &Arc<Self>, node: &Node) {
         let elsewhere = match &mut *self.state.lock() {
             ConnectionState::Connected(established) if *established.node != *node => {
@@ -408,7 +410,7 @@ impl ServerConnection {
         }
     }
 
-    /// The connection; if there is none in time, that is known before the caller goes away.
+    /// Returns the connection, or an error shortly before the deadline.
     async fn established_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Established, String> {
         if let ConnectionState::Connected(established) = &*self.state.lock() {
             return Ok(established.clone());
@@ -416,7 +418,7 @@ impl ServerConnection {
         let Some(by) = by else { return self.established().await };
         match timeout_at(by - CONNECT_MARGIN, self.established()).await {
             Ok(established) => established,
-            Err(_) => Err(format!("no connection to {} in time", self.target)),
+            Err(_) => Err(format!("no connection to {} before the deadline", self.target)),
         }
     }
 
@@ -426,15 +428,15 @@ impl ServerConnection {
                 Ok(Ok(established)) => return Ok(established),
                 Ok(Err(outcome)) => outcome,
                 Err(reason) => {
-                    // a caller who asks in a loop must leave the runtime time to connect
+                    // a caller that retries in a loop must yield to the task that connects
                     yield_now().await;
                     return Err(reason);
                 }
             };
             if let Ok(outcome) = outcome.wait_for(Option::is_some).await {
-                return outcome.clone().expect("the wait was for an outcome");
+                return outcome.clone().expect("the outcome is present after the wait");
             }
-            // the runtime that was to connect has ended
+            // the runtime of the attempt has shut down
             let mut state = self.state.lock();
             if matches!(&*state, ConnectionState::Connecting { outcome: current, .. } if current.same_channel(&outcome))
             {
@@ -459,11 +461,11 @@ impl ServerConnection {
                 Err(reason.clone())
             }
             ConnectionState::Connecting { outcome, .. } => Ok(Err(outcome.clone())),
-            ConnectionState::Disconnected(_) => unreachable!("an attempt has just begun"),
+            ConnectionState::Disconnected(_) => unreachable!("an attempt has just started"),
         }
     }
 
-    /// Connects in a task of its own: callers come and go.
+    /// Connects in a separate task, because callers may be cancelled.
     fn attempt(self: &Arc<Self>, not_before: Instant) -> watch::Receiver<Outcome> {
         let (sender, outcome) = watch::channel(None);
         let connection = Arc::clone(self);
@@ -484,7 +486,7 @@ impl ServerConnection {
         outcome
     }
 
-    /// Tries to connect; also when that began.
+    /// Tries to connect. Also returns the start of the attempt.
     async fn connect(&self) -> (Result<Established, String>, Instant) {
         let since = Instant::now();
         let result = match timeout(CONNECT_TIMEOUT, self.establish()).await {
@@ -498,8 +500,8 @@ impl ServerConnection {
         (result, since)
     }
 
-    /// Takes note of what came of an attempt. Not of a connection to somebody who has just been replaced: whether all is
-    /// said and done.
+    /// Records the result of an attempt. Returns false, and discards the connection, if the sentinels have named another primary
+    /// meanwhile.
     fn settle(&self, result: &Result<Established, String>, since: Instant) -> bool {
         let mut state = self.state.lock();
         if let (Ok(established), ConnectionState::Connecting { named, .. }) = (result, &mut *state)
@@ -532,7 +534,8 @@ impl ServerConnection {
         }
     }
 
-    /// Callers give up long before the connection does, and the network may disconnect a peer without a word.
+    /// Pings the server if a reply has been outstanding for too long. The network may lose a peer without an error, and callers give
+    /// up long before the client does.
     fn ping_if_silent(self: &Arc<Self>, established: &Established) {
         let now = Instant::now();
         let mut silent_since = established.silent_since.lock();
@@ -552,7 +555,7 @@ impl ServerConnection {
     }
 }
 
-/// What a command within a script said, which Redis 6.2 wraps: `ERR Error running script (…): @user_script: 9: -OOM command …`.
+/// Returns the error of a command within a script, which Redis 6.2 wraps: `ERR Error running script (…): @user_script: 9: -OOM command …`.
 fn unwrap_script_error(code: String, detail: String) -> (String, String) {
     let inner = detail.strip_prefix("Error running script").and_then(|rest| rest.split_once(": -"));
     match inner.and_then(|(_, inner)| inner.split_once(' ')) {
@@ -577,12 +580,12 @@ fn header_of(reply: &Value) -> Option<ReplyHeader> {
     }
 }
 
-/// When the next attempt may begin, after one that began `since` then.
+/// Returns the earliest start of the next attempt after one that started at `since`.
 fn next_attempt(since: Instant) -> Instant {
     since + ATTEMPT_SPACING + jitter()
 }
 
-/// A random part of [`MAX_JITTER`].
+/// Returns a random delay up to [`MAX_JITTER`].
 pub(super) fn jitter() -> Duration {
     let chance = RandomState::new().build_hasher().finish() >> 32;
     MAX_JITTER * u32::try_from(chance >> 16).unwrap_or(0) / (1 << 16)

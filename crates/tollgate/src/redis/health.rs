@@ -1,7 +1,7 @@
-//! What is noticed of servers beside their answers: that one is not the one it was, and that keys were evicted.
+//! The health of the servers: restarts, failovers and evicted keys, which all lose counters.
 //!
-//! A counter that is lost admits its quota once more. Redis does not say so by itself; what it says info itself when
-//! asked shows it, every now and then and whenever a connection is made.
+//! A lost counter admits its limit again. Redis does not report that, so the output of `INFO` is compared periodically and after every
+//! connect.
 
 use std::{
     sync::{
@@ -24,12 +24,12 @@ use crate::{
     stats::{Skew, StoreStats},
 };
 
-/// How often a server is asked info itself.
+/// How often `INFO` is sent.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How long it may take to tell.
+/// How long the reply may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What all connections of a store count together.
+/// Health counters of all connections of a store.
 #[derive(Default)]
 pub(super) struct HealthCounters {
     pub(super) connections: AtomicU64,
@@ -39,7 +39,7 @@ pub(super) struct HealthCounters {
 }
 
 impl HealthCounters {
-    /// What was noted, and how far the clocks are off now to which these connections lead.
+    /// Returns the counters and the largest clock skew of the connected servers.
     pub(super) fn stats(&self, connections: &[Arc<ServerConnection>]) -> StoreStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (moment, here) = (Instant::now(), wall_clock());
@@ -64,7 +64,7 @@ impl HealthCounters {
     }
 }
 
-/// What a server said info itself.
+/// The part of `INFO` that shows lost counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServerInfo {
     run_id: String,
@@ -73,8 +73,8 @@ pub(super) struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// Reads the reply of `INFO`.
-    fn read(info: &str) -> Option<Self> {
+    /// Parses the reply of `INFO`.
+    fn parse(info: &str) -> Option<Self> {
         let field = |name: &str| {
             info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end)
         };
@@ -86,28 +86,28 @@ impl ServerInfo {
         })
     }
 
-    /// HealthCounters what has changed since the server was last asked, and says it in the log.
+    /// Counts and logs the changes since the previous information.
     pub(super) fn record(self, before: Option<Self>, node: &Node, counters: &HealthCounters) -> Self {
         match &before {
             Some(before) if before.run_id != self.run_id => {
                 HealthCounters::add(&counters.generation_changes, 1);
-                tracing::warn!(%node, "Redis restarted or is another server now: counters may be lost");
+                tracing::warn!(%node, "Redis restarted or failed over; counters may be lost");
             }
             Some(before) if before.evicted_keys < self.evicted_keys => {
                 let evicted = self.evicted_keys - before.evicted_keys;
                 HealthCounters::add(&counters.evicted_keys, evicted);
-                tracing::warn!(%node, evicted, "Redis evicted keys: counters are lost, give it more memory");
+                tracing::warn!(%node, evicted, "Redis evicted keys and lost counters; increase its maxmemory");
             }
             _ => {}
         }
         if self.evicts_any_key && before.is_none_or(|before| !before.evicts_any_key) {
-            tracing::warn!(%node, "Redis may evict counters: set its maxmemory-policy to noeviction");
+            tracing::warn!(%node, "Redis may evict counters; set maxmemory-policy to noeviction");
         }
         self
     }
 }
 
-/// Asks a server info itself for as long as this connection is the link's.
+/// Sends `INFO` periodically as long as this connection is the current one.
 pub(super) async fn watch(connection: Weak<ServerConnection>, mut established: Established) {
     let info = redis::cmd("INFO");
     loop {
@@ -116,10 +116,10 @@ pub(super) async fn watch(connection: Weak<ServerConnection>, mut established: E
         else {
             return;
         };
-        // a user who may not ask, or a server that does not answer now, tells nothing
+        // no information if the user lacks the permission or the server does not answer now
         let info = reply.ok().and_then(Result::ok).and_then(|reply| String::from_redis_value(reply).ok());
-        if let Some(info) = info.as_deref().and_then(ServerInfo::read) {
-            connection.learn(&established, info);
+        if let Some(info) = info.as_deref().and_then(ServerInfo::parse) {
+            connection.record_info(&established, info);
         }
         drop(connection);
         sleep(PERIOD).await;
@@ -135,11 +135,11 @@ mod tests {
             "# Server\r\nrun_id:{run_id}\r\n# Memory\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\n\
              # Stats\r\nevicted_keys:{evicted_keys}\r\n"
         );
-        ServerInfo::read(&info).unwrap()
+        ServerInfo::parse(&info).unwrap()
     }
 
     #[test]
-    fn another_server_and_evicted_keys_are_noted() {
+    fn another_server_and_evicted_keys_are_counted() {
         let (counters, node) = (HealthCounters::default(), Node { host: "h".to_owned(), port: 1 });
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut last = info("a", 7).record(None, &node, &counters);
@@ -150,6 +150,6 @@ mod tests {
             last = info(run_id, evicted).record(Some(last), &node, &counters);
             assert_eq!((read(&counters.generation_changes), read(&counters.evicted_keys)), (changes, keys));
         }
-        assert_eq!(ServerInfo::read("NOPERM"), None);
+        assert_eq!(ServerInfo::parse("NOPERM"), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Which processes ask this store: each puts itself into one sorted set, by when it is to be forgotten.
+//! The processes that use this store. Each adds itself to one sorted set, with its expiry time as the score.
 
 use std::time::Duration;
 
-/// KEYS: the set. ARGV: the process, and for how many milliseconds it is known. Replies with how many are known.
+/// KEYS: the set. ARGV: the process and its lifetime in milliseconds. Returns the number of registered processes.
 const ANNOUNCE: &str = "\
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -12,7 +12,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return redis.call('ZCARD', KEYS[1])
 ";
 
-/// The command that makes a process known, and counts those that are.
+/// Returns the command that registers a process and counts all of them.
 pub(super) fn announcement(key: &str, instance: u64, lifetime: Duration) -> redis::Cmd {
     let millis = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
     let mut request = redis::cmd("EVAL");

@@ -1,7 +1,7 @@
-//! How a counter is called in Redis: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
+//! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
 //!
-//! `1` is the version of the stored format. The tag, eight hex digits, is all that decides the Cluster
-//! slot, and is never a caller's text: see [`crate::key`] for how rule and identity are encoded.
+//! `1` is the version of the stored format. The tag, eight hex digits, alone determines the Cluster slot
+//! and never contains text of a caller. [`crate::key`] describes how rule and identity are encoded.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use tollgate_core::Algorithm;
 
 use crate::key::Key;
 
-/// The prefix of all keys unless another is set.
+/// The default prefix of all keys.
 pub const DEFAULT_PREFIX: &str = "tg";
 /// The longest prefix.
 pub const MAX_PREFIX: usize = 32;
@@ -23,40 +23,40 @@ pub(super) fn redis_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8
     name
 }
 
-/// Appends the name to `text`.
+/// Appends the key to `text`.
 pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
     let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
     write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{algorithm}:{rule}:{identity}")
         .expect("writing to a vector cannot fail");
 }
 
-/// The tag of the set of processes that ask this store. No counter has it: theirs are numbers.
+/// The tag of the set of processes. No counter has it: their tags are hex numbers.
 pub(super) const INSTANCES: &str = "instances";
 
-/// The set of processes that ask this store.
+/// Returns the key of the set of processes that use this store.
 pub(super) fn instances_key(prefix: &str) -> String {
     format!("{prefix}{FORMAT}:{{{INSTANCES}}}")
 }
 
-/// A key that nobody uses, with this tag.
+/// Returns an unused key with this tag.
 pub(super) fn probe_key(prefix: &str, tag: &str) -> String {
     format!("{prefix}{FORMAT}:{{{tag}}}:probe")
 }
 
-/// What a name under our prefix is.
+/// The parsed name of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name<'a> {
     Counter { rule: &'a str, algorithm: Algorithm },
     Instances,
 }
 
-/// What all our names match, and few others.
+/// Returns a pattern that matches all keys of the limiter.
 pub(super) fn pattern(prefix: &str) -> String {
     format!("{prefix}{FORMAT}:*")
 }
 
-/// Reads a name; none if it is not one that is written here.
-pub(super) fn read<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
+/// Parses the name of a key; `None` if the limiter does not write such keys.
+pub(super) fn parse<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
     let rest = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(&format!("{FORMAT}:{{"))?;
     let (tag, rest) = rest.split_once('}')?;
     if tag == INSTANCES && rest.is_empty() {
@@ -75,19 +75,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_reads_as_documented() {
+    fn a_key_has_the_documented_format() {
         let key = Key::without_rule("user:42").unwrap();
         let text = String::from_utf8(redis_key(DEFAULT_PREFIX, &key, Algorithm::TokenBucket)).unwrap();
         assert_eq!(text, "tg1:{30d13f94}:token-bucket:!key:user%3a42");
     }
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else_is() {
+    fn exactly_the_written_names_are_parsed() {
         let key = Key::without_rule("user:42").unwrap();
         let name = redis_key("tg", &key, Algorithm::SlidingLog);
         let counter = Name::Counter { rule: "!key", algorithm: Algorithm::SlidingLog };
-        assert_eq!(read("tg", &name), Some(counter));
-        assert_eq!(read("tg", instances_key("tg").as_bytes()), Some(Name::Instances));
+        assert_eq!(parse("tg", &name), Some(counter));
+        assert_eq!(parse("tg", instances_key("tg").as_bytes()), Some(Name::Instances));
         for other in [
             "tg1:{instances}:probe",
             "tg1:{30d13f94}:token-bucket:!key",
@@ -99,9 +99,9 @@ mod tests {
             "t1:{30d13f94}:token-bucket:!key:a",
             "tg1:session",
         ] {
-            assert_eq!(read("tg", other.as_bytes()), None, "{other}");
+            assert_eq!(parse("tg", other.as_bytes()), None, "{other}");
         }
-        assert_eq!(read("tg", b"tg1:{30d13f94}:token-bucket:\xff:a"), None);
+        assert_eq!(parse("tg", b"tg1:{30d13f94}:token-bucket:\xff:a"), None);
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! The Redis store: one script call per batch, decided next to the data, on Redis's own clock.
+//! The Redis store: one script call per batch, decided on the server and on its clock.
 //!
-//! Only this module names the Redis client. It does not know rules, deadlines or failure policies: it
-//! says truthfully what is known about a call, and never sends one again whose bytes have left, unless the
-//! reply proves that it did not run.
+//! Only this module uses the Redis client. It is independent of rules and failure policies. It reports exactly what is known about a
+//! call, and never repeats a call that was sent, unless the reply proves that it did not run.
 
 mod clock_offset;
 mod cluster;
@@ -33,7 +32,7 @@ use self::{
     primary::Primary,
     script::{CallTimes, SOURCE, decode, encode},
     sentinel::Sentinels,
-    url::{Kind, Node},
+    url::{Node, UrlTopology},
 };
 pub use self::{
     script::MAX_BATCH,
@@ -48,8 +47,8 @@ use crate::{
     store::{Answered, BoxFuture, CounterSnapshot, Deadline, Decided, RemoteStore, StoreError, each},
 };
 
-/// The script that decides, whole: programs in other languages call it with the same keys and share the counters.
-/// `docs/lua.md` of the repository says how.
+/// The complete script. Programs in other languages can call it with the same keys and share the counters: see `docs/lua.md` in
+/// the repository.
 pub const SCRIPT: &str = SOURCE;
 
 /// Counters in Redis or Valkey. Cheap to clone.
@@ -67,8 +66,8 @@ pub const SCRIPT: &str = SOURCE;
 /// # }
 /// ```
 ///
-/// [`RedisStore::connect_later`] does not wait for Redis: until it is there, each rule's failure policy answers. Passwords and
-/// certificates: [`RedisSettings`].
+/// [`RedisStore::connect_later`] does not wait for Redis: until Redis is available, the failure policy of each rule decides. For
+/// passwords and certificates, see [`RedisSettings`].
 #[derive(Clone)]
 pub struct RedisStore {
     backend: Backend,
@@ -76,54 +75,54 @@ pub struct RedisStore {
     clock: Option<ManualClock>,
 }
 
-/// Who is asked.
+/// The servers behind a store.
 #[derive(Clone)]
 enum Backend {
     Primary(Arc<Primary>),
     Cluster(Arc<Cluster>),
 }
 
-/// Why a Redis store cannot be set up.
+/// Why a Redis store cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisSetupError {
-    /// The URL is not one of Redis.
+    /// The URL is invalid.
     #[error("{0}: use {URLS}")]
     Url(String),
-    /// A user is named without a password.
-    #[error("a user is named without a password: give both, or only the password of the user `default`")]
+    /// There is a user without a password.
+    #[error("user without password: set both, or only the password of the user `default`")]
     Credentials,
     /// A certificate or key cannot be used.
-    #[error("{0}: use PEM, and a URL that starts with rediss")]
+    #[error("{0}: use PEM and a rediss:// URL")]
     Tls(String),
-    /// The name for connections cannot be one.
-    #[error("client name {0:?} cannot be used: use 1 to 64 visible ASCII characters without spaces")]
+    /// The client name is invalid.
+    #[error("client name {0:?} is invalid: use 1 to 64 visible ASCII characters without spaces")]
     ClientName(String),
-    /// The server could not be reached, or refused the connection.
+    /// The server is unreachable or rejected the connection.
     #[error("cannot connect: {0}")]
     Connect(String),
-    /// The prefix cannot start a key.
-    #[error("prefix {0:?} cannot be used: use 1 to {MAX_PREFIX} letters, digits, '-', '_' or '.'")]
+    /// The prefix is invalid.
+    #[error("prefix {0:?} is invalid: use 1 to {MAX_PREFIX} letters, digits, '-', '_' or '.'")]
     Prefix(String),
 }
 
-/// The URLs of a [`RedisStore`], each with `rediss` instead of `redis` for TLS.
+/// The URLs of a [`RedisStore`]. Use `rediss` instead of `redis` for TLS.
 pub const URLS: &str = "redis://[user:password@]host[:port][/database], \
     redis-sentinel://[user:password@]host[:port],…/name[/database] or \
     redis-cluster://[user:password@]host[:port],…, each with rediss for TLS";
 
-/// Where the servers are and how to reach them, by URL and settings together.
-struct Place {
-    /// To those that hold data.
+/// Where the servers are and how to connect to them, from URL and settings.
+struct Deployment {
+    /// Connects to the servers that hold data.
     connector: Connector,
-    kind: Kind,
-    /// The server, the sentinels, or some nodes of the cluster; never empty.
+    topology: UrlTopology,
+    /// The server, the sentinels, or some nodes of the Cluster; never empty.
     nodes: Vec<Node>,
     is_tls: bool,
     database: u32,
 }
 
-impl Place {
+impl Deployment {
     fn of(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
         let address = url::parse(url)?;
         let mut credentials = address.credentials;
@@ -135,37 +134,43 @@ impl Place {
         }
         let database = settings.database.or(address.database).unwrap_or(0);
         let connector = Connector::new(address.is_tls, &credentials, database, settings)?;
-        Ok(Self { connector, kind: address.kind, nodes: address.nodes, is_tls: address.is_tls, database })
+        Ok(Self {
+            connector,
+            topology: address.topology,
+            nodes: address.nodes,
+            is_tls: address.is_tls,
+            database,
+        })
     }
 }
 
-/// A prefix that can start a key.
-fn prefixed(prefix: &str) -> Result<String, RedisSetupError> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if prefix.is_empty() || prefix.len() > MAX_PREFIX || !prefix.bytes().all(plain) {
+/// Validates a key prefix.
+fn valid_prefix(prefix: &str) -> Result<String, RedisSetupError> {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if prefix.is_empty() || prefix.len() > MAX_PREFIX || !prefix.bytes().all(is_valid) {
         return Err(RedisSetupError::Prefix(prefix.to_owned()));
     }
     Ok(prefix.to_owned())
 }
 
 impl RedisStore {
-    /// Connects to a Redis that a URL names: a server, the primary that sentinels name, or a Cluster; by TLS with `rediss`. Returns
-    /// when Redis is ready for the first decision: see [`RedisStore::warm_up`].
+    /// Connects to a server, to the primary behind sentinels, or to a Cluster; with TLS for `rediss`. Returns when Redis is ready for
+    /// the first decision: see [`RedisStore::warm_up`].
     ///
     /// * `redis://[user:password@]host[:port][/database]`
     /// * `redis-sentinel://[user:password@]host[:port],…/name[/database]`; user and password are those of the primary
-    /// * `redis-cluster://[user:password@]host[:port],…`: some nodes of it
+    /// * `redis-cluster://[user:password@]host[:port],…`: some of its nodes
     ///
     /// # Errors
-    /// When the URL is wrong or the server cannot be reached.
+    /// If the URL is invalid or the server is unreachable.
     pub async fn connect(url: &str) -> Result<Self, RedisSetupError> {
         Self::connect_with(url, &RedisSettings::default()).await
     }
 
-    /// Connects with what the URL does not say.
+    /// Connects with settings beyond the URL.
     ///
     /// # Errors
-    /// When URL and settings are wrong or the server cannot be reached.
+    /// If the URL or the settings are invalid, or the server is unreachable.
     pub async fn connect_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
         let store = Self::connect_later_with(url, settings)?;
         match store.warm_up().await {
@@ -175,13 +180,13 @@ impl RedisStore {
         }
     }
 
-    /// Does in advance what the first decision would otherwise wait for: connects, on a Cluster to every primary, has the script loaded
-    /// and learns the server's clock. For a store that was set up with [`RedisStore::connect_later`]; changes nothing in Redis.
+    /// Prepares the first decision of a store that was created with [`RedisStore::connect_later`]: connects (on a Cluster to every
+    /// primary), loads the script, and measures the offset of the server's clock. No key changes.
     ///
     /// # Errors
-    /// When the server does not answer; on a Cluster, when no primary does.
+    /// If the server does not answer; on a Cluster, if no primary does.
     pub async fn warm_up(&self) -> Result<(), StoreError> {
-        // a batch of no checks takes the path of every decision, and needs no rights on any key
+        // an empty batch takes the path of every decision and needs no permission on any key
         let call = encode(&self.prefix, &[], CallTimes::default())?;
         match &self.backend {
             Backend::Primary(primary) => {
@@ -193,60 +198,59 @@ impl RedisStore {
         Ok(())
     }
 
-    /// A store that connects with its first call, so that it can be set up while the server is away.
+    /// Creates a store that connects on its first call, so that it can be created while the server is unavailable.
     ///
     /// # Errors
-    /// When the URL is wrong.
+    /// If the URL is invalid.
     pub fn connect_later(url: &str) -> Result<Self, RedisSetupError> {
         Self::connect_later_with(url, &RedisSettings::default())
     }
 
-    /// The same with what the URL does not say.
+    /// Creates a store like [`RedisStore::connect_later`], with settings beyond the URL.
     ///
     /// # Errors
-    /// When URL and settings are wrong.
+    /// If the URL or the settings are invalid.
     pub fn connect_later_with(url: &str, settings: &RedisSettings) -> Result<Self, RedisSetupError> {
-        let Place { connector, kind, mut nodes, is_tls, database } = Place::of(url, settings)?;
-        let backend = match kind {
-            Kind::Standalone => Backend::Primary(Arc::new(Primary::fixed(connector, nodes.remove(0)))),
-            Kind::Sentinel { name } => {
+        let Deployment { connector, topology, mut nodes, is_tls, database } = Deployment::of(url, settings)?;
+        let backend = match topology {
+            UrlTopology::Standalone => Backend::Primary(Arc::new(Primary::fixed(connector, nodes.remove(0)))),
+            UrlTopology::Sentinel { name } => {
                 let to_sentinels = Connector::new(is_tls, &settings.sentinel, 0, settings)?;
                 let sentinels = Sentinels::new(to_sentinels, nodes, name);
                 Backend::Primary(Arc::new(Primary::watched(connector, sentinels)))
             }
-            Kind::Cluster if database != 0 => {
+            UrlTopology::Cluster if database != 0 => {
                 return Err(RedisSetupError::Url("a Cluster has only database 0".to_owned()));
             }
-            Kind::Cluster => Backend::Cluster(Cluster::new(connector, nodes)),
+            UrlTopology::Cluster => Backend::Cluster(Cluster::new(connector, nodes)),
         };
         Ok(Self { backend, prefix: DEFAULT_PREFIX.to_owned(), clock: None })
     }
 
-    /// The same store with another prefix, so that several can share one Redis.
+    /// Returns the same store with another key prefix, so that several stores can share one Redis.
     ///
     /// # Errors
-    /// When the prefix is empty, too long, or has other characters than letters, digits, `-`, `_` and `.`.
+    /// If the prefix is empty, too long, or has other characters than letters, digits, `-`, `_` and `.`.
     pub fn with_prefix(mut self, prefix: &str) -> Result<Self, RedisSetupError> {
-        self.prefix = prefixed(prefix)?;
+        self.prefix = valid_prefix(prefix)?;
         Ok(self)
     }
 
-    /// The same store on a clock that is moved by hand instead of the server's: for tests and replays. Keys
-    /// then live an hour longer.
+    /// Returns the same store on a manual clock instead of the server's, for tests and replays. Keys then live an hour longer.
     pub fn with_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
         self
     }
 
     fn times(&self, deadline: Option<Deadline>) -> CallTimes {
-        let (deadline, by) = match deadline {
+        let (deadline, process_deadline) = match deadline {
             None => (None, None),
             Some(Deadline::Store(deadline)) => (Some(deadline), None),
-            // the process's clock has nothing to do with one that is moved by hand
+            // a manual clock is unrelated to the process's clock
             Some(Deadline::Process(_)) if self.clock.is_some() => (None, None),
             Some(Deadline::Process(by)) => (None, Some(by)),
         };
-        CallTimes { now: self.clock.as_ref().map(ManualClock::now), deadline, by }
+        CallTimes { now: self.clock.as_ref().map(ManualClock::now), deadline, process_deadline }
     }
 }
 
@@ -379,12 +383,12 @@ impl RedisStore {
     }
 }
 
-/// The reply of the script.
+/// Returns the reply of the script.
 fn bytes(reply: Value) -> Result<Vec<u8>, CallFailure> {
     Vec::from_redis_value(reply).map_err(|error| CallFailure::ReplyLost(error.to_string()))
 }
 
-/// The reply of a command that counts.
+/// Returns the reply of a command that returns a count.
 fn number(reply: Value) -> Result<u64, CallFailure> {
     u64::from_redis_value(reply).map_err(|error| CallFailure::ReplyLost(error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! One primary that holds everything: a server at a fixed address, or the one that sentinels name.
+//! One primary with all counters: a server at a fixed address, or the primary that sentinels name.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,7 @@ use super::{
 pub(super) struct Primary {
     connection: Arc<ServerConnection>,
     sentinels: Option<Arc<Sentinels>>,
-    /// Started with the first call, for want of a runtime before; ends with this.
+    /// Started by the first call, which has a runtime; stopped on drop.
     listeners: OnceLock<JoinSet<()>>,
 }
 
@@ -34,13 +34,13 @@ impl Primary {
         &self.connection
     }
 
-    /// Connects if need be; why not, otherwise.
+    /// Connects if necessary; returns the reason if that fails.
     pub(super) async fn ready(&self) -> Result<(), String> {
         self.listen();
         self.connection.ready().await
     }
 
-    /// Sends a request; once more if the server says that it is not the primary any more.
+    /// Sends a request; once more if the server is no longer the primary.
     pub(super) async fn send(&self, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
         self.listen();
         match self.connection.send(request, Asking::No).await {

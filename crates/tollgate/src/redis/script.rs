@@ -1,7 +1,7 @@
-//! The script: its text, composed from one file per algorithm, and the bytes that go in and come out.
+//! The script: its source, assembled from `lua/`, and the encoding of its arguments and reply.
 //!
-//! `lua/prelude.lua` describes the format; this module is its other half. Everything is packed: turning
-//! numbers into text and back costs Redis more than the decision.
+//! `lua/prelude.lua` documents the format. All numbers are packed: converting them to text and back would cost Redis more than the
+//! decision.
 
 use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
@@ -9,7 +9,6 @@ use hashbrown::HashTable;
 use tokio::time::Instant;
 use tollgate_core::{
     Algorithm, Answer, Limit, Operation, Retry, State, Terms, Timestamp,
-    algorithm::token_bucket::{self, Level},
     step::{Admission, Mode},
 };
 
@@ -20,8 +19,8 @@ use crate::{
     store::{Decided, StoreError},
 };
 
-/// The most tiers, and so the most distinct keys, of one call: it bounds how long others on that Redis wait,
-/// and stays far below what Lua can unpack.
+/// The largest number of tiers, and so of distinct keys, per call. It bounds how long a call blocks Redis, and is far below what
+/// Lua can unpack.
 pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(
@@ -41,7 +40,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("lua/general.lua"),
 );
 
-/// The SHA-1 by which Redis knows the script.
+/// The SHA-1 digest of the script, for `EVALSHA`.
 pub(super) static DIGEST: LazyLock<String> =
     LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned());
 
@@ -53,18 +52,18 @@ const STATUS_LATE: u8 = 1;
 const STATUS_MISROUTED: u8 = 2;
 const ANSWER_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 8;
-/// The status and the time before the answers.
+/// Status and time, before the answers.
 const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
-/// A bucket whose parts stay below this is calculated in plain doubles.
-const SMALL: u128 = 1 << 52;
+/// A bucket whose parts stay below this takes the fast bucket path of the script.
+const MAX_FAST: u128 = 1 << 52;
 
-/// One call, encoded.
+/// An encoded call.
 pub(super) struct Call {
     keys: Keys,
     arguments: [Vec<u8>; 3],
-    /// In which order the checks are sent: those that are plain come first, and those of one limit together.
+    /// The order in which the checks are sent: those of the fast bucket path first, grouped by limit.
     order: Vec<usize>,
-    by: Option<Instant>,
+    process_deadline: Option<Instant>,
     slots: Slots,
 }
 
@@ -72,22 +71,24 @@ pub(super) struct Call {
 #[derive(Clone, Copy)]
 enum Slots {
     One,
-    /// Several slots of one node. Redis accepts only keys of one slot in `KEYS`, so the others are arguments.
+    /// Several slots of one node. Redis accepts only keys of one slot in `KEYS`, so the other keys are arguments.
     Several,
 }
 
-/// What is injected into a call.
+/// The times of a call.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CallTimes {
+    /// The injected time, instead of the server's clock.
     pub(super) now: Option<Timestamp>,
+    /// The deadline on the server's clock.
     pub(super) deadline: Option<Timestamp>,
-    /// Until when the call is of use, on this process's clock.
-    pub(super) by: Option<Instant>,
+    /// The deadline on this process's clock.
+    pub(super) process_deadline: Option<Instant>,
 }
 
-/// Where a tier's key and its limit stand in the call.
+/// The indexes of a tier's key and limit in the call.
 #[derive(Clone, Copy)]
-struct Place {
+struct TierIndexes {
     key: usize,
     limit: usize,
 }
@@ -97,28 +98,28 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     if tiers > MAX_BATCH {
         return Err(StoreError::TooLarge { tiers, max: MAX_BATCH });
     }
-    // two passes, so that the keys of logs come last
+    // two passes, so that the keys of logs are last
     let mut keys = Keys::default();
     let mut limits: Vec<Limit> = Vec::new();
-    let mut places = vec![Place { key: 0, limit: 0 }; tiers];
-    let mut plain_keys = 0;
-    for of_logs in [false, true] {
-        for (tier, place) in checks.iter().flat_map(Check::tiers).zip(&mut places) {
+    let mut indexes = vec![TierIndexes { key: 0, limit: 0 }; tiers];
+    let mut fixed_keys = 0;
+    for is_log in [false, true] {
+        for (tier, index) in checks.iter().flat_map(Check::tiers).zip(&mut indexes) {
             let algorithm = tier.terms.limit.algorithm();
-            if (algorithm == Algorithm::SlidingLog) == of_logs {
-                let key = keys.place_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
-                *place = Place { key, limit: place_of_limit(tier.terms.limit, &mut limits) };
+            if algorithm.properties().is_log == is_log {
+                let key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
+                *index = TierIndexes { key, limit: index_of_limit(tier.terms.limit, &mut limits) };
             }
         }
-        if !of_logs {
-            plain_keys = keys.len();
+        if !is_log {
+            fixed_keys = keys.len();
         }
     }
 
     let mut header = Vec::with_capacity(18);
-    push_moment(&mut header, times.now);
-    push_moment(&mut header, times.deadline);
-    push_index(&mut header, plain_keys);
+    push_time(&mut header, times.now);
+    push_time(&mut header, times.deadline);
+    push_index(&mut header, fixed_keys);
 
     let mut limit_table = Vec::with_capacity(limits.len() * 49);
     for limit in &limits {
@@ -126,38 +127,44 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     }
 
     let mut planned = Vec::with_capacity(checks.len());
-    let mut rest = &*places;
+    let mut rest = &*indexes;
     for (index, check) in checks.iter().enumerate() {
         let (own, others) = rest.split_at(check.tiers().len());
         rest = others;
         planned.push(PlannedCheck {
             index,
             check,
-            places: own,
+            indexes: own,
             is_fast_bucket: is_fast_bucket(check, own, &keys),
         });
     }
-    // what is plain shares no key with anything, so that its place does not matter
-    planned.sort_by_key(|planned| if planned.is_fast_bucket { planned.places[0].limit } else { usize::MAX });
+    // checks of the fast bucket path share no key with other checks, so their order does not matter
+    planned.sort_by_key(|planned| if planned.is_fast_bucket { planned.indexes[0].limit } else { usize::MAX });
 
     let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
     for group in planned.chunk_by(PlannedCheck::is_like) {
         push_group(&mut plan, group);
     }
     let order = planned.iter().map(|planned| planned.index).collect();
-    Ok(Call { keys, arguments: [header, limit_table, plan], order, by: times.by, slots: Slots::One })
+    Ok(Call {
+        keys,
+        arguments: [header, limit_table, plan],
+        order,
+        process_deadline: times.process_deadline,
+        slots: Slots::One,
+    })
 }
 
-/// A check and where its keys and limits stand.
+/// A check with the indexes of its keys and limits.
 struct PlannedCheck<'a> {
     index: usize,
     check: &'a Check,
-    places: &'a [Place],
+    indexes: &'a [TierIndexes],
     is_fast_bucket: bool,
 }
 
 impl PlannedCheck<'_> {
-    /// Whether both can be told in one group.
+    /// Returns whether both checks can be in one group.
     fn is_like(&self, other: &Self) -> bool {
         let (own, others) = (self.check.tiers(), other.check.tiers());
         self.is_fast_bucket == other.is_fast_bucket
@@ -167,44 +174,44 @@ impl PlannedCheck<'_> {
     }
 }
 
-/// A check of one small bucket alone, which no other check of the call has: `lua/fast_bucket.lua` is for these.
-fn is_fast_bucket(check: &Check, places: &[Place], keys: &Keys) -> bool {
-    let ([tier], [place]) = (check.tiers(), places) else { return false };
+/// Returns whether a check takes `lua/fast_bucket.lua`: it has one small token bucket, which no other check of the call uses.
+fn is_fast_bucket(check: &Check, indexes: &[TierIndexes], keys: &Keys) -> bool {
+    let ([tier], [index]) = (check.tiers(), indexes) else { return false };
     let Terms { limit, mode, admission, .. } = tier.terms;
     check.operation() == Operation::Check
         && limit.algorithm() == Algorithm::TokenBucket
         && mode == Mode::Enforced
         && admission == Admission::InFull
-        && u128::from(limit.capacity()) * u128::from(limit.rate().micros) < SMALL
-        && keys.uses[place.key] == 1
+        && u128::from(limit.capacity()) * u128::from(limit.rate().micros) < MAX_FAST
+        && keys.uses[index.key] == 1
 }
 
 fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     let [first, ..] = group else { return };
     let operation = first.check.operation();
     plan.extend([operation_code(operation), u8::from(first.is_fast_bucket)]);
-    plan.push(u8::try_from(first.places.len()).expect("a check has at most MAX_TIERS tiers"));
+    plan.push(u8::try_from(first.indexes.len()).expect("a check has at most MAX_TIERS tiers"));
     push_index(plan, group.len());
-    push_moment(plan, if let Operation::Refund { at } = operation { at } else { None });
-    for (tier, place) in first.check.tiers().iter().zip(first.places) {
+    push_time(plan, if let Operation::Refund { at } = operation { at } else { None });
+    for (tier, index) in first.check.tiers().iter().zip(first.indexes) {
         let shadow = if tier.terms.mode == Mode::Shadow { SHADOW } else { 0 };
         let overdraft = if tier.terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
         plan.push(shadow + overdraft);
-        push_index(plan, place.limit + 1);
+        push_index(plan, index.limit + 1);
         push_number(plan, tier.terms.cost.units());
     }
     for planned in group {
         plan.extend(planned.check.count().to_le_bytes());
-        for place in planned.places {
-            push_index(plan, place.key + 1);
+        for index in planned.indexes {
+            push_index(plan, index.key + 1);
         }
     }
 }
 
 impl Call {
-    /// Until when it is of use, on this process's clock.
-    pub(super) fn by(&self) -> Option<Instant> {
-        self.by
+    /// Returns the deadline on this process's clock.
+    pub(super) fn process_deadline(&self) -> Option<Instant> {
+        self.process_deadline
     }
 
     /// Returns the same call for counters on several slots of one node.
@@ -212,7 +219,7 @@ impl Call {
         Self { slots: Slots::Several, ..self }
     }
 
-    /// The arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
+    /// Writes the arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
     pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
         let declared = match self.slots {
             Slots::One => self.keys.len(),
@@ -226,7 +233,7 @@ impl Call {
         match deadline {
             Some(_) => {
                 let mut dated = header[..NUMBER_BYTES].to_vec();
-                push_moment(&mut dated, deadline);
+                push_time(&mut dated, deadline);
                 dated.extend(&header[2 * NUMBER_BYTES..]);
                 request.arg(dated);
             }
@@ -241,13 +248,13 @@ impl Call {
     }
 }
 
-/// The distinct keys of a batch, and how many tiers each has.
+/// The distinct keys of a batch, with the number of tiers that use each.
 #[derive(Default)]
 struct Keys {
     text: Vec<u8>,
     ranges: Vec<Range<usize>>,
     uses: Vec<u32>,
-    places: HashTable<usize>,
+    indexes: HashTable<usize>,
     hasher: RandomKeyedHash,
 }
 
@@ -260,61 +267,61 @@ impl Keys {
         self.ranges.iter().map(|range| &self.text[range.clone()])
     }
 
-    fn place_of(&mut self, write_name: impl FnOnce(&mut Vec<u8>)) -> usize {
+    fn index_of(&mut self, write_name: impl FnOnce(&mut Vec<u8>)) -> usize {
         let start = self.text.len();
         write_name(&mut self.text);
         let (text, ranges, hasher) = (&self.text, &self.ranges, &self.hasher);
-        let (name, name_at) = (&text[start..], |&place: &usize| &text[ranges[place].clone()]);
-        let place = *self
-            .places
+        let (name, name_at) = (&text[start..], |&index: &usize| &text[ranges[index].clone()]);
+        let index = *self
+            .indexes
             .entry(hasher.hash_one(name), |at| name_at(at) == name, |at| hasher.hash_one(name_at(at)))
             .or_insert(ranges.len())
             .get();
-        if place == self.ranges.len() {
+        if index == self.ranges.len() {
             self.ranges.push(start..self.text.len());
             self.uses.push(1);
         } else {
             self.text.truncate(start);
-            self.uses[place] += 1;
+            self.uses[index] += 1;
         }
-        place
+        index
     }
 }
 
-fn place_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
+fn index_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
     limits.iter().position(|other| *other == limit).unwrap_or_else(|| {
         limits.push(limit);
         limits.len() - 1
     })
 }
 
-/// What a reply says about itself: whether the call came in time, and when it ran.
+/// The header of a reply: whether the call was late, and when it ran.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyHeader {
     pub(super) is_late: bool,
     pub(super) at: Timestamp,
 }
 
-/// `None` when the reply is malformed.
+/// Reads the header of a reply. Returns `None` if it is malformed.
 pub(super) fn read_header(reply: &[u8]) -> Option<ReplyHeader> {
     let (status, rest) = reply.split_first()?;
     let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
     Some(ReplyHeader { is_late: *status == STATUS_LATE, at })
 }
 
-/// Whether nothing ran because the node does not have all counters of a call over several slots.
+/// Returns whether nothing ran because the node does not have all counters of a call over several slots.
 pub(super) fn is_misrouted(reply: &[u8]) -> bool {
     reply.first() == Some(&STATUS_MISROUTED)
 }
 
 pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
-    decoded(reply, call, checks).unwrap_or_else(|| {
-        Err(StoreError::Ambiguous(format!("the script's reply of {} bytes is malformed", reply.len())))
+    try_decode(reply, call, checks).unwrap_or_else(|| {
+        Err(StoreError::Ambiguous(format!("malformed script reply of {} bytes", reply.len())))
     })
 }
 
-/// `None` when the reply is malformed.
-fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
+/// Returns `None` if the reply is malformed.
+fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
     let ReplyHeader { is_late, at } = read_header(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
@@ -344,30 +351,16 @@ fn decoded(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided
     records.next().is_none().then_some(Ok(Decided { at, answers }))
 }
 
-/// What a tier says that held so much when `passed` requests passed all tiers: the core says what that means.
+/// Computes the answer of a tier from its level before the call and the number of requests that passed all tiers.
 fn answer(check: &Check, terms: &Terms, level: u64, passed: u64, at: Timestamp) -> Answer {
-    let mut state = holding(level, &terms.limit, at);
+    // the script reports levels of algorithms other than the token bucket only if they were charged now
+    let mut state = State::from_level(&terms.limit, at, level);
     let passes = terms.passes(&state, check.count(), at);
     let granted = match check.operation() {
         Operation::Check => u32::try_from(passed).unwrap_or(u32::MAX),
         _ => 0,
     };
     terms.settle(&mut state, passes, granted, check.count(), at)
-}
-
-/// A counter that holds so much `at` this time. When it came to hold that matters only for a bucket, and is part of
-/// its level: the script answers this way for others only when they were charged now.
-fn holding(level: u64, limit: &Limit, at: Timestamp) -> State {
-    if limit.algorithm() == Algorithm::TokenBucket {
-        let rate = limit.rate();
-        let level = Level { whole: level / rate.micros, part: level % rate.micros, rate };
-        return State::TokenBucket(token_bucket::State { last_us: at.as_micros(), level });
-    }
-    let mut state = State::fresh(limit.algorithm());
-    if level > 0 {
-        state.charge(limit, at, level);
-    }
-    state
 }
 
 fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
@@ -389,7 +382,7 @@ fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
 }
 
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    bytes.try_into().expect("the slice has the length that was asked for")
+    bytes.try_into().expect("the slice has the requested length")
 }
 
 fn operation_code(operation: Operation) -> u8 {
@@ -401,17 +394,8 @@ fn operation_code(operation: Operation) -> u8 {
     }
 }
 
-fn algorithm_code(algorithm: Algorithm) -> u8 {
-    match algorithm {
-        Algorithm::FixedWindow => 1,
-        Algorithm::SlidingCounter => 2,
-        Algorithm::TokenBucket => 3,
-        Algorithm::SlidingLog => 4,
-    }
-}
-
 fn push_limit(bytes: &mut Vec<u8>, limit: &Limit) {
-    bytes.push(algorithm_code(limit.algorithm()));
+    bytes.push(limit.algorithm().properties().script_code);
     let rate = limit.rate();
     let numbers =
         [limit.amount(), limit.window_us(), limit.capacity(), limit.phase_us(), rate.units, rate.micros];
@@ -420,8 +404,8 @@ fn push_limit(bytes: &mut Vec<u8>, limit: &Limit) {
     }
 }
 
-fn push_moment(bytes: &mut Vec<u8>, moment: Option<Timestamp>) {
-    bytes.extend(moment.map_or(NONE, |moment| exact(moment.as_micros())).to_le_bytes());
+fn push_time(bytes: &mut Vec<u8>, time: Option<Timestamp>) {
+    bytes.extend(time.map_or(NONE, |time| exact(time.as_micros())).to_le_bytes());
 }
 
 fn push_number(bytes: &mut Vec<u8>, number: u64) {
@@ -429,15 +413,15 @@ fn push_number(bytes: &mut Vec<u8>, number: u64) {
 }
 
 fn push_index(bytes: &mut Vec<u8>, index: usize) {
-    bytes.extend(u16::try_from(index).expect("a batch has at most MAX_BATCH places").to_le_bytes());
+    bytes.extend(u16::try_from(index).expect("a batch has at most MAX_BATCH keys").to_le_bytes());
 }
 
-/// A whole number below 2^53 as the double that Lua knows.
+/// Returns a whole number below 2^53 as a Lua number.
 fn exact(number: u64) -> f64 {
     number as f64
 }
 
-/// A whole number below 2^53 that Lua sent.
+/// Returns the whole number below 2^53 of a Lua number.
 fn whole(number: f64) -> u64 {
     number as u64
 }

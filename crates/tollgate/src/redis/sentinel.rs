@@ -1,8 +1,8 @@
-//! Sentinels: who is the primary now, and being told when that changes.
+//! Sentinels: discovery of the primary, and notification of failovers.
 //!
-//! All of them are asked, and the one that knows of the latest failover is believed: after a planned one, the others
-//! still name the old primary for seconds, and it still takes itself for one. Whoever is named must say so
-//! itself (`ROLE`) before anything is sent to it.
+//! All sentinels are queried, and the one with the highest failover epoch is used: after a planned failover, the others still name the
+//! old primary for seconds, and that server still considers itself the primary. A named server must confirm its role (`ROLE`) before any
+//! request is sent to it.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +27,16 @@ use super::{
 
 /// How long one sentinel may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long the server that they name may take to accept a connection, before they are asked again: it may be cut off, and be
+/// How long the named primary may take to accept a connection before the sentinels are queried again: it may be partitioned and
 /// replaced meanwhile.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait before a server that is not yet the primary is asked again.
+/// Wait before the role of a server that is not yet the primary is checked again.
 const ROLE_PAUSE: Duration = Duration::from_millis(500);
-/// The least time between two connections to one sentinel.
-const LISTEN_PAUSE: Duration = Duration::from_millis(500);
-/// How long a sentinel may say nothing before it is asked for a sign of life.
-const QUIET: Duration = Duration::from_secs(2);
-/// Where sentinels tell of a new primary.
+/// Minimum time between two connections to one sentinel.
+const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
+/// How long a sentinel may be silent before it is pinged.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// The channel on which sentinels announce a new primary.
 const SWITCH: &str = "+switch-master";
 
 /// The sentinels of one primary.
@@ -46,14 +46,14 @@ pub(super) struct Sentinels {
     name: String,
 }
 
-/// What a sentinel says.
+/// The primary that a sentinel names.
 struct Named {
     primary: Node,
-    /// Which failover made it so.
+    /// Epoch of the failover that promoted it.
     epoch: u64,
 }
 
-/// What a sentinel says in full.
+/// The primary that a sentinel names, with the fields of `SENTINEL MASTER`.
 pub(super) type View = (Node, BTreeMap<String, String>);
 
 impl Sentinels {
@@ -65,7 +65,7 @@ impl Sentinels {
         &self.name
     }
 
-    /// Connects to the primary; goes on asking as long as a server is named that is none, or is silent.
+    /// Connects to the primary. Retries while the named server is not a primary or does not respond.
     pub(super) async fn connect(&self, to_data: &Connector) -> Result<(Node, MultiplexedConnection), String> {
         loop {
             let node = self.primary().await?;
@@ -74,7 +74,7 @@ impl Sentinels {
             let role: Vec<Value> = redis::cmd("ROLE")
                 .query_async(&mut connection)
                 .await
-                .map_err(|error| format!("{node} does not say whether it is the primary: {error}"))?;
+                .map_err(|error| format!("{node}: ROLE failed: {error}"))?;
             let role = role.into_iter().next().map(String::from_redis_value);
             if role.is_some_and(|role| role.is_ok_and(|role| role == "master")) {
                 return Ok((node, connection));
@@ -84,7 +84,7 @@ impl Sentinels {
     }
 
     async fn primary(&self) -> Result<Node, String> {
-        let answers = join_all(self.nodes.iter().map(|node| self.ask(node))).await;
+        let answers = join_all(self.nodes.iter().map(|node| self.query(node))).await;
         let mut reasons = Vec::new();
         let mut latest: Option<Named> = None;
         for answer in answers {
@@ -98,16 +98,16 @@ impl Sentinels {
         }
         latest
             .map(|named| named.primary)
-            .ok_or_else(|| format!("no sentinel names the primary {:?}: {}", self.name, reasons.join("; ")))
+            .ok_or_else(|| format!("no sentinel knows the primary {:?}: {}", self.name, reasons.join("; ")))
     }
 
-    async fn ask(&self, sentinel: &Node) -> Result<Named, String> {
+    async fn query(&self, sentinel: &Node) -> Result<Named, String> {
         let (primary, details) = self.view(sentinel).await?;
         let epoch = details.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         Ok(Named { primary, epoch })
     }
 
-    /// What each of them says: the primary, and the fields of `SENTINEL MASTER`.
+    /// Returns the view of each sentinel.
     pub(super) async fn views(&self) -> Vec<(Node, Result<View, String>)> {
         let view = async |node: &Node| (node.clone(), self.view(node).await);
         join_all(self.nodes.iter().map(view)).await
@@ -122,21 +122,21 @@ impl Sentinels {
             let replies = connection.req_packed_commands(&questions, 0, 2).await;
             let replies = replies.map_err(|error| format!("{sentinel}: {error}"))?;
             let Ok([address, details]) = <[Value; 2]>::try_from(replies) else {
-                return Err(format!("{sentinel} answers by halves"));
+                return Err(format!("{sentinel}: incomplete reply"));
             };
             let address = address.extract_error().map_err(|error| format!("{sentinel}: {error}"))?;
             let Ok(Some((host, port))) = Option::<(String, u16)>::from_redis_value(address) else {
-                return Err(format!("{sentinel} knows no primary of that name"));
+                return Err(format!("{sentinel}: unknown primary"));
             };
             Ok((Node { host, port }, BTreeMap::from_redis_value(details).unwrap_or_default()))
         };
         match timeout(ANSWER_TIMEOUT, answer).await {
             Ok(answer) => answer,
-            Err(_) => Err(format!("{sentinel} does not answer within {ANSWER_TIMEOUT:?}")),
+            Err(_) => Err(format!("{sentinel}: no reply within {ANSWER_TIMEOUT:?}")),
         }
     }
 
-    /// Keeps listening to all sentinels, and has the connection follow, until what is returned is dropped.
+    /// Subscribes to all sentinels and updates the connection on a failover, until the returned set is dropped.
     pub(super) fn watch(self: &Arc<Self>, connection: &Arc<ServerConnection>) -> JoinSet<()> {
         let mut listeners = JoinSet::new();
         for node in &self.nodes {
@@ -148,34 +148,38 @@ impl Sentinels {
 
 async fn listen(sentinels: Arc<Sentinels>, sentinel: Node, connection: Weak<ServerConnection>) {
     loop {
-        // why it ended does not matter: the others are listened to as well, and it is tried again
-        let _ = hear(&sentinels, &sentinel, &connection).await;
-        sleep(LISTEN_PAUSE + jitter()).await;
+        // the reason does not matter: other sentinels are subscribed to as well, and this one is retried
+        let _ = follow_failovers(&sentinels, &sentinel, &connection).await;
+        sleep(RESUBSCRIBE_PAUSE + jitter()).await;
     }
 }
 
-async fn hear(sentinels: &Sentinels, sentinel: &Node, connection: &Weak<ServerConnection>) -> Option<()> {
+async fn follow_failovers(
+    sentinels: &Sentinels,
+    sentinel: &Node,
+    connection: &Weak<ServerConnection>,
+) -> Option<()> {
     let (mut sink, mut stream) =
-        timeout(ANSWER_TIMEOUT, sentinels.connector.listen(sentinel)).await.ok()?.ok()?.split();
+        timeout(ANSWER_TIMEOUT, sentinels.connector.subscribe(sentinel)).await.ok()?.ok()?.split();
     timeout(ANSWER_TIMEOUT, sink.subscribe(SWITCH)).await.ok()?.ok()?;
-    // not before: what is said between the answer and the subscription would be missed
+    // after the subscription: a failover between query and subscription would be missed
     if let Ok(primary) = sentinels.primary().await {
         connection.upgrade()?.follow(&primary);
     }
     loop {
-        let Ok(message) = timeout(QUIET, stream.next()).await else {
+        let Ok(message) = timeout(MAX_SILENCE, stream.next()).await else {
             timeout(ANSWER_TIMEOUT, sink.ping::<Value>()).await.ok()?.ok()?;
             continue;
         };
         let text: String = message?.get_payload().ok()?;
-        if let Some(primary) = switched(&text, &sentinels.name) {
+        if let Some(primary) = parse_switch(&text, &sentinels.name) {
             connection.upgrade()?.follow(&primary);
         }
     }
 }
 
-/// Reads `<name> <old host> <old port> <new host> <new port>`.
-fn switched(text: &str, name: &str) -> Option<Node> {
+/// Parses `<name> <old host> <old port> <new host> <new port>`.
+fn parse_switch(text: &str, name: &str) -> Option<Node> {
     let rest = text.strip_prefix(name)?.strip_prefix(' ')?;
     let mut words = rest.split(' ').skip(2);
     let (host, port) = (words.next()?, words.next()?);
@@ -187,11 +191,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_switch_of_our_primary_is_followed() {
+    fn only_failovers_of_the_configured_primary_are_followed() {
         let text = "main 10.0.0.1 6379 10.0.0.2 6380";
-        assert_eq!(switched(text, "main"), Some(Node { host: "10.0.0.2".to_owned(), port: 6380 }));
-        assert_eq!(switched(text, "mai"), None);
-        assert_eq!(switched("other 10.0.0.1 6379 10.0.0.2 6380", "main"), None);
-        assert_eq!(switched("main 10.0.0.1", "main"), None);
+        assert_eq!(parse_switch(text, "main"), Some(Node { host: "10.0.0.2".to_owned(), port: 6380 }));
+        assert_eq!(parse_switch(text, "mai"), None);
+        assert_eq!(parse_switch("other 10.0.0.1 6379 10.0.0.2 6380", "main"), None);
+        assert_eq!(parse_switch("main 10.0.0.1", "main"), None);
     }
 }

@@ -1,13 +1,13 @@
-//! What a connection needs beyond the URL: passwords, certificates, a name. None of it is ever printed but the name.
+//! Connection settings beyond the URL: passwords, certificates, a client name. Secrets are never printed.
 //!
-//! Values only: reading them from files or the environment is the caller's part.
+//! These are values only; the caller reads them from files or the environment.
 
 use std::fmt;
 
-/// The name that connections bear in `CLIENT LIST` unless another is set.
+/// The default name of connections in `CLIENT LIST`.
 pub const DEFAULT_CLIENT_NAME: &str = "tollgate";
 
-/// A text that is never shown.
+/// A string that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -35,14 +35,14 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who a client says it is. Without a user, the password is that of the user `default`.
+/// User and password. Without a user, the password is that of the user `default`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Credentials {
     pub(super) user: Option<String>,
     pub(super) password: Option<Secret>,
 }
 
-/// A client's certificate and its key, as PEM.
+/// A client certificate and its key, as PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) certificate: Vec<u8>,
@@ -55,7 +55,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// How to connect, as far as the URL does not say it; what is set here beats the URL.
+/// Connection settings. They take precedence over the URL.
 ///
 /// ```
 /// use tollgate::redis::RedisSettings;
@@ -74,49 +74,49 @@ pub struct RedisSettings {
 }
 
 impl RedisSettings {
-    /// The ACL user of the servers that hold data.
+    /// Sets the ACL user of the data servers.
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.data.user = Some(user.into());
         self
     }
 
-    /// The password of the servers that hold data.
+    /// Sets the password of the data servers.
     pub fn password(mut self, password: impl Into<Secret>) -> Self {
         self.data.password = Some(password.into());
         self
     }
 
-    /// The ACL user of the sentinels.
+    /// Sets the ACL user of the sentinels.
     pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
         self.sentinel.user = Some(user.into());
         self
     }
 
-    /// The password of the sentinels; without one, they are asked without.
+    /// Sets the password of the sentinels. By default they are used without one.
     pub fn sentinel_password(mut self, password: impl Into<Secret>) -> Self {
         self.sentinel.password = Some(password.into());
         self
     }
 
-    /// The database; a Cluster has only 0.
+    /// Sets the database; a Cluster has only 0.
     pub fn database(mut self, number: u32) -> Self {
         self.database = Some(number);
         self
     }
 
-    /// The name of the connections in `CLIENT LIST`: 1 to 64 visible ASCII characters.
+    /// Sets the name of the connections in `CLIENT LIST`: 1 to 64 visible ASCII characters.
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.client_name = Some(name.into());
         self
     }
 
-    /// The certificates of the authorities to trust instead of the system's, as PEM.
+    /// Sets the trusted certificate authorities, instead of the system's, as PEM.
     pub fn authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authority = Some(pem.into());
         self
     }
 
-    /// The certificate by which servers know this client, and its key, as PEM.
+    /// Sets the client certificate and its key, as PEM.
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.identity = Some(Identity { certificate: certificate.into(), key: key.into() });
         self

@@ -1,35 +1,26 @@
-//! A counter as it is stored, read back for people to look at. `lua/snapshot.lua` fetches it; the files of the algorithms there
-//! say how it is stored.
+//! Reads a stored counter for display. `lua/snapshot.lua` fetches it, and the Lua file of the algorithm describes its layout.
 
 use redis::{Cmd, FromRedisValue, Value};
-use tollgate_core::{
-    Algorithm, Limit, State, Timestamp,
-    algorithm::{fixed_window, sliding_counter, sliding_log, token_bucket},
-    limit::Rate,
-    snapshot::MAX_CHARGES,
-};
+use tollgate_core::{Algorithm, Limit, State, Timestamp, algorithm::StoredState, snapshot::MAX_CHARGES};
 
 use super::connection::CallFailure;
 use crate::store::CounterSnapshot;
 
-const LOOK: &str = include_str!("lua/snapshot.lua");
+const SNAPSHOT: &str = include_str!("lua/snapshot.lua");
 
-/// How many bytes the time of a log's entry takes.
-const TIME_BYTES: usize = 7;
-
-/// Up to here, a double holds every whole number.
+/// Up to this value, a double represents every whole number.
 const MAX_DOUBLE: f64 = 9_007_199_254_740_992.0;
 
-/// The command that reads a counter.
+/// Returns the command that reads a counter.
 pub(super) fn request(key: &[u8], algorithm: Algorithm) -> Cmd {
-    // one more than is shown: its total is what the first one shown is counted from
-    let newest = if algorithm == Algorithm::SlidingLog { MAX_CHARGES + 1 } else { 0 };
+    // one more than is shown: the units of the first shown entry follow from the total before it
+    let newest = if algorithm.properties().is_log { MAX_CHARGES + 1 } else { 0 };
     let mut request = redis::cmd("EVAL");
-    request.arg(LOOK).arg(1).arg(key).arg(newest);
+    request.arg(SNAPSHOT).arg(1).arg(key).arg(newest);
     request
 }
 
-/// What the reply shows, on the server's clock unless another is given; nothing if no script of ours can have stored it.
+/// Decodes the reply, at the server's time unless another is given. Returns `None` if the script cannot have stored the state.
 pub(super) fn read(
     reply: Value,
     limit: &Limit,
@@ -42,76 +33,23 @@ pub(super) fn read(
     let state = if stored.is_empty() {
         Some(State::fresh(limit.algorithm()))
     } else {
-        state(limit.algorithm(), &stored, &entries)
+        stored_state(limit.algorithm(), &stored, &entries)
     };
     Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at) }))
 }
 
-/// The state that is stored. The arithmetic of pictures relies on what is checked here.
-fn state(algorithm: Algorithm, stored: &[u8], entries: &[u8]) -> Option<State> {
+/// Reads a stored state. Returns `None` if the script cannot have stored it.
+fn stored_state(algorithm: Algorithm, stored: &[u8], entries: &[u8]) -> Option<State> {
     let (numbers, []) = stored.as_chunks() else { return None };
-    let numbers: Vec<u64> = numbers.iter().copied().map(double).collect::<Option<_>>()?;
-    Some(match (algorithm, &*numbers) {
-        (Algorithm::FixedWindow, &[last_us, end_us, used, window_us, _]) if window_us > 0 => {
-            State::FixedWindow(fixed_window::State { last_us, end_us, used, window_us })
-        }
-        (Algorithm::SlidingCounter, &[last_us, start_us, current, previous, window_us, _])
-            if window_us > 0 && start_us <= last_us && start_us.is_multiple_of(window_us) =>
-        {
-            State::SlidingCounter(sliding_counter::State { last_us, start_us, current, previous, window_us })
-        }
-        (Algorithm::TokenBucket, &[last_us, whole, part, units, micros, _]) if units > 0 && part < micros => {
-            let level = token_bucket::Level { whole, part, rate: Rate { units, micros } };
-            State::TokenBucket(token_bucket::State { last_us, level })
-        }
-        (Algorithm::SlidingLog, &[_, base, _, _, _, length, _, window_us, _, width]) if window_us > 0 => {
-            State::SlidingLog(log(window_us, base, length, width, entries)?)
-        }
-        _ => return None,
-    })
+    let numbers: Vec<u64> = numbers.iter().copied().map(whole_number).collect::<Option<_>>()?;
+    State::from_stored(algorithm, &StoredState { numbers: &numbers, entries })
 }
 
-/// The newest entries of a log. Stored totals wrap round at their width; these do not.
-fn log(window_us: u64, base: u64, length: u64, width: u64, entries: &[u8]) -> Option<sliding_log::State> {
-    // as the script wraps them
-    let (width, wrap) = match width {
-        3 => (3, 1 << 24),
-        7 => (7, 1 << 53),
-        _ => return None,
-    };
-    let stored = entries.chunks_exact(TIME_BYTES + width);
-    let fetched = length.min(MAX_CHARGES as u64 + 1);
-    if stored.len() as u64 != fetched || !stored.remainder().is_empty() {
-        return None;
-    }
-    let mut stored = stored.map(|slot| {
-        let (time, total) = slot.split_at(TIME_BYTES);
-        (little_endian(time), little_endian(total))
-    });
-    let has_more = length > MAX_CHARGES as u64;
-    let mut before = if has_more { stored.next()?.1 } else { base };
-    let mut state = sliding_log::State { window_us, ..sliding_log::State::default() };
-    let (mut last_us, mut total) = (0, 0);
-    for (time_us, after) in stored {
-        if time_us < last_us || before >= wrap || after >= wrap {
-            return None;
-        }
-        total += (after + wrap - before) % wrap;
-        (last_us, before) = (time_us, after);
-        state.entries.push_back(sliding_log::Entry { time_us, total });
-    }
-    Some(state)
-}
-
-/// A number that is stored as a double: whole, not negative and at most 2^53, as the scripts write them.
-fn double(bytes: [u8; 8]) -> Option<u64> {
+/// Returns the number in a stored double if it is whole, not negative and at most 2^53, as the script writes it.
+fn whole_number(bytes: [u8; 8]) -> Option<u64> {
     let value = f64::from_le_bytes(bytes);
     let is_exact = value.fract() == 0.0 && (0.0..=MAX_DOUBLE).contains(&value);
     is_exact.then_some(value as u64)
-}
-
-fn little_endian(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]
@@ -119,10 +57,16 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use tollgate_core::{Cost, Operation, Snapshot, Terms, step::step};
+    use tollgate_core::{
+        Cost, Operation, Snapshot, Terms,
+        algorithm::{sliding_counter, token_bucket},
+        step::step,
+    };
 
     use super::*;
 
+    /// Bytes of the time of a log entry.
+    const TIME_BYTES: usize = 7;
     const START: u64 = 1_794_765_441_799_839;
 
     fn limit() -> impl Strategy<Value = Limit> {
@@ -134,7 +78,7 @@ mod tests {
         )
     }
 
-    /// Numbers as scripts write them, and others.
+    /// Numbers as the script writes them, and others.
     fn number() -> impl Strategy<Value = f64> {
         prop_oneof![
             4 => (0_u64..20).prop_map(|number| number as f64),
@@ -149,7 +93,7 @@ mod tests {
         numbers.into_iter().flat_map(f64::to_le_bytes).collect()
     }
 
-    /// The entries of a log whose totals have so many bytes.
+    /// Returns the stored entries of a log whose totals have `width` bytes.
     fn slots(entries: &[(u64, u64)], width: usize) -> Vec<u8> {
         let slot = |(time_us, total): &(u64, u64)| {
             [&time_us.to_le_bytes()[..TIME_BYTES], &total.to_le_bytes()[..width]].concat()
@@ -157,7 +101,7 @@ mod tests {
         entries.iter().flat_map(slot).collect()
     }
 
-    /// What is stored of a counter, and its entries.
+    /// Stored states with their entries, valid and invalid.
     fn stored() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
         let any_bytes = || prop::collection::vec(any::<u8>(), 0..100);
         let entry = (START - 1_000..START + 1_000, 0_u64..1 << 25);
@@ -167,12 +111,12 @@ mod tests {
             prop::collection::vec(entry, 0..8),
             prop::sample::select(vec![3, 7]),
         );
-        // each number as it should be but for one in ten
-        let log = (log, any::<[u8; 3]>()).prop_map(|((mut numbers, window, entries, width), odd)| {
-            for (field, value, odd) in
-                [(1, 0.0, odd[0]), (5, entries.len() as f64, odd[1]), (7, window as f64, odd[2])]
+        // each number is valid in nine of ten cases
+        let log = (log, any::<[u8; 3]>()).prop_map(|((mut numbers, window, entries, width), random)| {
+            for (field, value, random) in
+                [(1, 0.0, random[0]), (5, entries.len() as f64, random[1]), (7, window as f64, random[2])]
             {
-                if odd > 25 {
+                if random > 25 {
                     numbers[field] = value;
                 }
             }
@@ -187,10 +131,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         #[test]
-        fn whatever_is_stored_is_shown_or_unknown(
+        fn any_stored_bytes_are_shown_or_rejected(
             limit in limit(), (stored, entries) in stored(), now in 0_u64..=1 << 53,
         ) {
-            let Some(state) = state(limit.algorithm(), &stored, &entries) else { return Ok(()) };
+            let Some(state) = stored_state(limit.algorithm(), &stored, &entries) else { return Ok(()) };
             for now in [now, START] {
                 let at = Timestamp::from_micros(now);
                 if let Snapshot::TokenBucket(level) = state.snapshot(&limit, at) {
@@ -200,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_a_script_can_store_is_shown(
+        fn every_state_that_the_script_stores_is_shown(
             limits in prop::collection::vec(limit(), 1..4),
             charges in prop::collection::vec((any::<prop::sample::Index>(), 1_u64..=1 << 52, 0_u64..50_000_000), 1..12),
         ) {
@@ -212,7 +156,7 @@ mod tests {
                     let terms = Terms::new(*limit, Cost::new(units).unwrap());
                     step(&mut counter, &terms, Operation::Charge, 1, Timestamp::from_micros(now_us));
                     let (numbers, entries) = as_stored(&counter);
-                    let shown = state(limit.algorithm(), &numbers, &entries).unwrap();
+                    let shown = stored_state(limit.algorithm(), &numbers, &entries).unwrap();
                     let at = Timestamp::from_micros(now_us + pause_us);
                     prop_assert_eq!(shown.snapshot(limit, at), counter.snapshot(limit, at));
                 }
@@ -221,7 +165,7 @@ mod tests {
         }
     }
 
-    /// What the scripts write for this state; its last field is when it may be forgotten.
+    /// Returns the bytes that the script stores for this state.
     fn as_stored(counter: &State) -> (Vec<u8>, Vec<u8>) {
         let mut entries = Vec::new();
         let numbers = match counter {

@@ -1,4 +1,4 @@
-//! What only a look into Redis shows: TTLs, bytes that do not change, how many commands a decision takes.
+//! Properties that are visible only in Redis: TTLs, unchanged bytes, the number of commands per decision.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ impl Subject {
         Self { store: RedisStore::connect(&server.url()).await.unwrap(), server }
     }
 
-    async fn ask(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Decided {
+    async fn apply(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Decided {
         decide(&self.store, &[check(operation, key, limit, cost)]).await.unwrap()
     }
 
@@ -45,7 +45,7 @@ impl Subject {
         self.server.connection()
     }
 
-    /// How often each command has run, also inside scripts.
+    /// Returns how often each command has run, including within scripts.
     fn commands(&self) -> HashMap<String, u64> {
         let info: String = redis::cmd("INFO").arg("commandstats").query(&mut self.redis()).unwrap();
         info.lines()
@@ -54,7 +54,7 @@ impl Subject {
             .collect()
     }
 
-    /// What the commands in `during` are, by how often each runs.
+    /// Returns how often each command runs during `during`.
     async fn commands_during(&self, during: impl Future) -> HashMap<String, u64> {
         let before = self.commands();
         during.await;
@@ -84,12 +84,12 @@ fn stored(key: &str, limit: &Limit) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_refusal_leaves_the_stored_bytes_and_the_ttl_alone() {
+async fn a_denial_leaves_the_stored_bytes_and_the_ttl_unchanged() {
     for flavor in Flavor::ALL {
         let subject = Subject::start(flavor).await;
         let mut redis = subject.redis();
         for limit in limits(3, 60 * MINUTE) {
-            subject.ask(Operation::Check, "k", &limit, 3).await;
+            subject.apply(Operation::Check, "k", &limit, 3).await;
             let key = stored("k", &limit);
             let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut redis).unwrap();
             let ttl = |redis: &mut Connection| -> u64 {
@@ -101,11 +101,14 @@ async fn a_refusal_leaves_the_stored_bytes_and_the_ttl_alone() {
             };
             let (ttl_before, commands) = (ttl(&mut redis), async {
                 for _ in 0..50 {
-                    assert_eq!(subject.ask(Operation::Check, "k", &limit, 1).await.answers[0][0].charged, 0);
-                    subject.ask(Operation::Peek, "k", &limit, 1).await;
-                    subject.ask(Operation::Charge, "k", &limit, 0).await;
+                    assert_eq!(
+                        subject.apply(Operation::Check, "k", &limit, 1).await.answers[0][0].charged,
+                        0
+                    );
+                    subject.apply(Operation::Peek, "k", &limit, 1).await;
+                    subject.apply(Operation::Charge, "k", &limit, 0).await;
                     subject
-                        .ask(Operation::Refund { at: Some(Timestamp::from_micros(1)) }, "k", &limit, 0)
+                        .apply(Operation::Refund { at: Some(Timestamp::from_micros(1)) }, "k", &limit, 0)
                         .await;
                 }
             });
@@ -123,10 +126,10 @@ async fn a_refusal_leaves_the_stored_bytes_and_the_ttl_alone() {
 }
 
 #[tokio::test]
-async fn a_peek_and_a_refusal_run_where_writing_is_forbidden() {
+async fn a_peek_and_a_denial_run_in_a_read_only_script() {
     let subject = Subject::start(Flavor::Redis7).await;
     for limit in limits(3, MINUTE) {
-        subject.ask(Operation::Check, "k", &limit, 2).await;
+        subject.apply(Operation::Check, "k", &limit, 2).await;
         for (operation, cost) in [(Operation::Peek, 1), (Operation::Check, 2)] {
             let checks = [check(operation, "k", &limit, cost)];
             let call = encode(DEFAULT_PREFIX, &checks, CallTimes::default()).unwrap();
@@ -148,7 +151,7 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
             for limit in limits(10, window) {
                 for operation in [Operation::Check, Operation::Charge, Operation::Refund { at: None }] {
                     for cost in [5, 1, 40] {
-                        let answer = subject.ask(operation, "k", &limit, cost).await.answers[0][0];
+                        let answer = subject.apply(operation, "k", &limit, cost).await.answers[0][0];
                         let ttl: i64 = redis.pttl(stored("k", &limit)).unwrap();
                         let needed = Duration::from_micros(answer.reset_after_us);
                         let context =
@@ -158,7 +161,7 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
                             continue;
                         }
                         let ttl = Duration::from_millis(u64::try_from(ttl).expect(&context));
-                        // a moment has passed between the decision and the look
+                        // some time has passed between the decision and PTTL
                         assert!(ttl + Duration::from_secs(2) >= needed, "{context}");
                         assert!(ttl <= needed.max(2 * window) + SLACK, "{context}");
                     }
@@ -169,28 +172,29 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
 }
 
 #[tokio::test]
-async fn a_counter_that_makes_no_sense_is_unknown_beside_others() {
+async fn an_invalid_counter_has_no_snapshot_and_others_do() {
     for flavor in Flavor::ALL {
         let subject = Subject::start(flavor).await;
         let mut redis = subject.redis();
         for limit in limits(3, MINUTE) {
             for key in ["bad", "good"] {
-                subject.ask(Operation::Check, key, &limit, 1).await;
+                subject.apply(Operation::Check, key, &limit, 1).await;
             }
             let counters = ["bad", "good"].map(|key| (Key::without_rule(key).unwrap(), limit));
             let written: Vec<u8> = redis.get(stored("bad", &limit)).unwrap();
             let numbers = written.len().min(80) / 8;
-            let mut nonsense = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
+            let mut invalid_states = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
             for (number, value) in (0..numbers).flat_map(|n| [-1.0, 1e300, f64::NAN].map(|value| (n, value)))
             {
-                nonsense.push(written.clone());
-                nonsense.last_mut().unwrap()[number * 8..][..8].copy_from_slice(&f64::to_le_bytes(value));
+                invalid_states.push(written.clone());
+                invalid_states.last_mut().unwrap()[number * 8..][..8]
+                    .copy_from_slice(&f64::to_le_bytes(value));
             }
-            for bytes in nonsense {
+            for bytes in invalid_states {
                 redis.set_ex::<_, _, ()>(stored("bad", &limit), &bytes, 60).unwrap();
-                let looks = subject.store.inspect(&counters).await.unwrap();
-                assert_eq!(looks[0], None, "{limit:?}: {bytes:?}");
-                assert!(looks[1].is_some());
+                let snapshots = subject.store.inspect(&counters).await.unwrap();
+                assert_eq!(snapshots[0], None, "{limit:?}: {bytes:?}");
+                assert!(snapshots[1].is_some());
             }
         }
     }
@@ -201,8 +205,8 @@ async fn a_shorter_window_shortens_the_ttl_with_the_next_write() {
     let subject = Subject::start(Flavor::Redis7).await;
     for algorithm in Algorithm::ALL {
         let limit = |window| Limit::new(algorithm, 10, window).unwrap();
-        subject.ask(Operation::Check, "k", &limit(24 * 60 * MINUTE), 1).await;
-        subject.ask(Operation::Check, "k", &limit(MINUTE), 1).await;
+        subject.apply(Operation::Check, "k", &limit(24 * 60 * MINUTE), 1).await;
+        subject.apply(Operation::Check, "k", &limit(MINUTE), 1).await;
         let ttl: u64 = subject.redis().pttl(stored("k", &limit(MINUTE))).unwrap();
         assert!(ttl <= 130_000, "{algorithm}: {ttl} ms");
     }
@@ -223,7 +227,7 @@ async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
                 let tiers = [tier(&key, &limit, cost)].into_iter().chain(other.clone()).collect();
                 Check::new(Operation::Check, tiers).unwrap()
             };
-            // until a log has room for one more: it grows by half
+            // until a log has a free slot: it grows by half
             for _ in 0..3 {
                 decide(&store, &[check(1)]).await.unwrap();
                 clock.advance(Duration::from_micros(1));
@@ -249,13 +253,13 @@ async fn after_a_warm_up_the_first_decision_is_one_call_and_the_clock_is_known()
     assert_eq!((commands["evalsha"], commands["eval"], commands.get("mget")), (1, 1, None), "{commands:?}");
     let Backend::Primary(primary) = &subject.store.backend else { panic!("not a Cluster") };
     assert!(primary.connection().server_time(tokio::time::Instant::now()).is_some());
-    let first = subject.commands_during(subject.ask(Operation::Check, "k", &limit, 1)).await;
+    let first = subject.commands_during(subject.apply(Operation::Check, "k", &limit, 1)).await;
     let not_needed = ["eval", "client|setname", "client"].map(|name| first.get(name));
     assert_eq!((first["evalsha"], not_needed), (1, [None; 3]), "{first:?}");
 }
 
 #[tokio::test]
-async fn connecting_needs_no_rights_but_those_of_a_decision() {
+async fn connecting_needs_only_the_permissions_of_a_decision() {
     let server = Server::start(Flavor::Redis7);
     let rules =
         ["on", ">word", "~shop1:*", "-@all", "+evalsha", "+eval", "+time", "+mget", "+set", "+setrange"];
@@ -273,7 +277,7 @@ async fn a_lost_script_is_sent_again_within_the_same_call() {
     let limit = Limit::sliding_log(100, MINUTE).unwrap();
     for left in (80..100).rev() {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut subject.redis()).unwrap();
-        assert_eq!(subject.ask(Operation::Check, "k", &limit, 1).await.answers[0][0].available, left);
+        assert_eq!(subject.apply(Operation::Check, "k", &limit, 1).await.answers[0][0].available, left);
     }
 }
 
@@ -348,7 +352,7 @@ async fn a_reset_touches_one_key() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::sliding_log(10, MINUTE).unwrap();
     for user in 0..50 {
-        subject.ask(Operation::Check, &format!("user:{user}"), &limit, 1).await;
+        subject.apply(Operation::Check, &format!("user:{user}"), &limit, 1).await;
     }
     let key = Key::without_rule("user:7").unwrap();
     let reset = async { subject.store.reset(&[(key, Algorithm::SlidingLog)]).await.unwrap() };
@@ -359,7 +363,7 @@ async fn a_reset_touches_one_key() {
 }
 
 #[tokio::test]
-async fn a_batch_beyond_the_bound_is_refused_and_the_largest_is_not() {
+async fn a_batch_beyond_the_bound_is_rejected_and_the_largest_is_not() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::token_bucket(10, MINUTE).unwrap();
     let batch = |size: usize| -> Vec<Check> {
@@ -372,7 +376,7 @@ async fn a_batch_beyond_the_bound_is_refused_and_the_largest_is_not() {
 }
 
 #[tokio::test]
-async fn stores_with_different_prefixes_do_not_meet() {
+async fn stores_with_different_prefixes_share_no_counters() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::fixed_window(1, 24 * 60 * MINUTE).unwrap();
     for prefix in ["a", "b"] {
@@ -386,14 +390,14 @@ async fn stores_with_different_prefixes_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_wrong_url_and_an_absent_server_are_told_apart() {
+async fn an_invalid_url_and_an_unreachable_server_are_different_errors() {
     assert!(matches!(RedisStore::connect("http://x").await, Err(RedisSetupError::Url(_))));
     let absent = RedisStore::connect("redis://127.0.0.1:1").await;
     assert!(matches!(absent, Err(RedisSetupError::Connect(_))));
 }
 
 #[tokio::test]
-async fn a_store_that_was_refused_comes_back_when_its_password_is_right_again() {
+async fn a_store_recovers_when_its_password_is_valid_again() {
     let server = Server::start(Flavor::Redis7);
     let url = server.url().replace("redis://", "redis://:right@");
     let mut admin = server.connection();
@@ -423,7 +427,7 @@ async fn a_store_that_was_refused_comes_back_when_its_password_is_right_again() 
     set_password("");
 }
 
-/// Stands between a client and a server, and drops the connection in place of the next reply when told to.
+/// A proxy that drops the connection instead of forwarding the next reply while `swallow` is set.
 async fn proxy_that_swallows(server: u16, swallow: Arc<AtomicBool>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -465,7 +469,7 @@ async fn a_call_whose_reply_is_lost_is_not_sent_again() {
         match decide(&store, &hit).await {
             Ok(_) => answered += 1,
             Err(StoreError::Ambiguous(_)) => lost += 1,
-            Err(other) => panic!("the server did not refuse: {other}"),
+            Err(other) => panic!("unexpected error: {other}"),
         }
     }
     swallow.store(false, Ordering::SeqCst);

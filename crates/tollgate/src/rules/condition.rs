@@ -3,71 +3,71 @@
 use super::pattern::{Pattern, PatternError};
 use crate::labels::{self, LabelError, Labels, MAX_LABELS};
 
-/// The most pairs of one condition.
+/// The largest number of pairs of one condition.
 pub const MAX_PAIRS: usize = MAX_LABELS;
 
-/// Label names, each with a pattern for its value. Empty, it asks for nothing.
+/// Label names, each with a pattern for its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     pairs: Vec<(Box<str>, Pattern)>,
 }
 
-/// Why a condition cannot be used.
+/// Why a condition is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConditionError {
     /// There are too many pairs.
     #[error("{0} pairs are too many: use at most {MAX_PAIRS}")]
     TooMany(usize),
-    /// A label's name is impossible.
+    /// The name of a label is invalid.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// A pattern is impossible.
+    /// A pattern is invalid.
     #[error("label {label:?}: {problem}")]
     Pattern {
-        /// The label it is for.
+        /// The label.
         label: String,
-        /// What is wrong with it.
+        /// The error.
         problem: PatternError,
     },
 }
 
 impl Condition {
-    /// The condition that asks for nothing.
+    /// Creates an empty condition.
     pub const fn new() -> Self {
         Self { pairs: Vec::new() }
     }
 
-    /// This condition with one more pair.
+    /// Adds a pair.
     #[must_use]
     pub fn and(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
-        // Nearly every condition has one pair, and there may be a million of them: grow by one.
+        // most of up to a million conditions have one pair: grow by one
         self.pairs.reserve_exact(1);
         self.pairs.push((label.into(), pattern.into()));
         self
     }
 
-    /// Its pairs, in the order given.
+    /// Returns the pairs in order.
     pub fn pairs(&self) -> impl ExactSizeIterator<Item = (&str, &Pattern)> {
         self.pairs.iter().map(|(label, pattern)| (&**label, pattern))
     }
 
-    /// Whether it asks for nothing.
+    /// Returns whether there are no pairs.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// Whether every pair matches; true without pairs.
+    /// Returns whether every pair matches; true without pairs.
     pub fn all_match(&self, labels: &Labels) -> bool {
         self.pairs().all(|pair| matches(pair, labels))
     }
 
-    /// Whether at least one pair matches; false without pairs.
+    /// Returns whether at least one pair matches; false without pairs.
     pub fn any_matches(&self, labels: &Labels) -> bool {
         self.pairs().any(|pair| matches(pair, labels))
     }
 
-    /// Whether it names this label.
+    /// Returns whether it contains this label.
     pub(super) fn names(&self, label: &str) -> bool {
         self.pairs().any(|(name, _)| name == label)
     }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_or_any_of_the_pairs_match_and_an_absent_label_never_does() {
+    fn all_or_any_pairs_match_and_an_absent_label_never_does() {
         let both = Condition::new().and("route", "login").and("plan", "*");
         for (labels, all, any) in [
             (vec![("route", "login"), ("plan", "")], true, true),

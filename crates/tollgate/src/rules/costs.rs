@@ -1,20 +1,20 @@
-//! What one request takes, in each unit that is counted.
+//! The cost of one request in each unit.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
 use tollgate_core::Cost;
 
-/// The unit of a rule, and of a cost, that names none.
+/// The default unit of rules and costs.
 pub const DEFAULT_UNIT: &str = "requests";
-/// The most units one request names.
+/// The largest number of units of one request.
 pub const MAX_UNITS: usize = 16;
 /// The longest name of a unit, in bytes.
 pub const MAX_UNIT_NAME: usize = 64;
 
-/// The name of what is counted.
+/// The name of a counted unit.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Unit(
-    /// Absent where it is [`DEFAULT_UNIT`]: a count of references would be shared by all threads.
+    /// Absent for [`DEFAULT_UNIT`], whose reference count would be shared by all threads.
     Option<Arc<str>>,
 );
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Unit {
     }
 }
 
-/// What a request takes: so many of each unit it names, and nothing of the others.
+/// The cost of a request in each unit that it names, and zero in others.
 ///
 /// ```
 /// use tollgate::{Cost, Costs};
@@ -52,44 +52,44 @@ impl fmt::Debug for Unit {
 /// let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::new(850)?)])?;
 /// assert_eq!(costs.of("tokens").units(), 850);
 /// assert_eq!(costs.of("bytes"), Cost::ZERO);
-/// let requests: Costs = Cost::ONE.into(); // a single cost is one of requests
+/// let requests: Costs = Cost::ONE.into(); // a single cost is in requests
 /// assert_eq!(requests.of("requests"), Cost::ONE);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Costs(Kind);
+pub struct Costs(CostKind);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum CostKind {
     Requests(Cost),
     Several(Box<[(Box<str>, Cost)]>),
 }
 
-/// Why costs cannot be used; each message says what would be right.
+/// Why costs are invalid. Each message names the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostsError {
     /// There are too many units.
     #[error("the cost names more than {MAX_UNITS} units: name at most {MAX_UNITS}")]
     TooMany,
-    /// A unit is named twice.
+    /// A unit occurs twice.
     #[error("unit {0:?} is named more than once: give each unit one cost")]
     Repeated(String),
-    /// The name of a unit is impossible.
+    /// The name of a unit is invalid.
     #[error(transparent)]
     Unit(#[from] UnitError),
 }
 
-/// A name that no unit can have.
+/// An invalid unit name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unit {0:?} is not a name: use 1 to {MAX_UNIT_NAME} letters, digits, '-', '_' or '.'")]
+#[error("unit {0:?} is invalid: use 1 to {MAX_UNIT_NAME} letters, digits, '-', '_' or '.'")]
 pub struct UnitError(pub String);
 
 impl Costs {
-    /// A cost in each of several units.
+    /// Creates a cost in several units.
     ///
     /// # Errors
-    /// When there are too many units, or one is named twice or badly.
+    /// If there are too many units, or one is repeated or has an invalid name.
     pub fn new<N: AsRef<str>>(costs: impl IntoIterator<Item = (N, Cost)>) -> Result<Self, CostsError> {
         let mut several: Vec<(Box<str>, Cost)> = Vec::new();
         for (unit, cost) in costs {
@@ -105,20 +105,20 @@ impl Costs {
         }
         Ok(match &*several {
             [(unit, cost)] if **unit == *DEFAULT_UNIT => Self::from(*cost),
-            _ => Self(Kind::Several(several.into())),
+            _ => Self(CostKind::Several(several.into())),
         })
     }
 
-    /// What it takes of this unit.
+    /// Returns the cost in this unit.
     pub fn of(&self, unit: &str) -> Cost {
         self.iter().find(|(name, _)| *name == unit).map_or(Cost::ZERO, |(_, cost)| cost)
     }
 
-    /// Each unit it names, with its cost.
+    /// Returns each named unit with its cost.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Cost)> {
         let (one, several) = match &self.0 {
-            Kind::Requests(cost) => (Some((DEFAULT_UNIT, *cost)), &[][..]),
-            Kind::Several(several) => (None, &**several),
+            CostKind::Requests(cost) => (Some((DEFAULT_UNIT, *cost)), &[][..]),
+            CostKind::Several(several) => (None, &**several),
         };
         one.into_iter().chain(several.iter().map(|(unit, cost)| (&**unit, *cost)))
     }
@@ -131,13 +131,13 @@ impl From<u32> for Costs {
 }
 
 impl From<Cost> for Costs {
-    /// That many `requests`.
+    /// A cost in `requests`.
     fn from(cost: Cost) -> Self {
-        Self(Kind::Requests(cost))
+        Self(CostKind::Requests(cost))
     }
 }
 
-/// Whether this can be a unit's name: the Redis protocol writes `requests=1,tokens=850`.
+/// Validates the name of a unit. The Redis protocol writes `requests=1,tokens=850`.
 pub(super) fn check_unit(unit: &str) -> Result<(), UnitError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if unit.is_empty() || unit.len() > MAX_UNIT_NAME || !unit.bytes().all(fits) {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn several_units_each_have_their_cost_and_an_unnamed_one_none() {
+    fn several_units_each_have_their_cost_and_others_none() {
         let costs = Costs::new([("tokens", Cost::from(850)), ("images", Cost::ONE)]).unwrap();
         assert_eq!(costs.of("tokens"), Cost::from(850));
         assert_eq!(costs.of("requests"), Cost::ZERO);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_bad_and_too_many_units_are_refused() {
+    fn repeated_invalid_and_too_many_units_are_rejected() {
         let twice = Costs::new([("a", Cost::ONE), ("a", Cost::ONE)]);
         assert_eq!(twice, Err(CostsError::Repeated("a".into())));
         for unit in ["", "a b", "a=b", "a,b", "é", &"u".repeat(MAX_UNIT_NAME + 1)] {

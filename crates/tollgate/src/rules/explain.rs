@@ -1,4 +1,4 @@
-//! Why a rule does or does not apply to a request.
+//! Explains why a rule applies to a request or does not.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use super::{
 };
 use crate::labels::Labels;
 
-/// A rule, and what it has to do with a request.
+/// A rule and its effect on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained<'a> {
     /// The rule.
     pub rule: &'a Rule,
-    /// What it asks of the request, or why it asks nothing.
+    /// The effect, or why the rule does not apply.
     pub effect: Result<Effect, NotApplicable<'a>>,
 }
 
@@ -27,9 +27,9 @@ pub enum NotApplicable<'a> {
     When {
         /// The label.
         label: &'a str,
-        /// What its value should have been.
+        /// The required pattern.
         wanted: &'a Pattern,
-        /// Whether the request has such a label.
+        /// Whether the request has the label.
         is_present: bool,
     },
     /// A pair of its `unless` matches.
@@ -42,32 +42,34 @@ pub enum NotApplicable<'a> {
         /// The label.
         label: &'a str,
     },
-    /// It is `exact`, and the request has a label that it does not name.
+    /// The rule is `exact`, and the request has another label.
     Further {
         /// The label.
         label: String,
     },
-    /// An override says `unlimited`.
+    /// An override makes it `unlimited`.
     Unlimited,
 }
 
 impl fmt::Display for NotApplicable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::When { label, wanted, is_present: true } => write!(f, "{label} is not {wanted}"),
-            Self::When { label, wanted, is_present: false } => {
-                write!(f, "there is no label {label}, which would have to be {wanted}")
+            Self::When { label, wanted, is_present: true } => {
+                write!(f, "label {label} does not match {wanted}")
             }
-            Self::Unless { label } => write!(f, "it excepts this {label}"),
-            Self::Lacks { label } => write!(f, "there is no label {label}, by which it counts"),
-            Self::Further { label } => write!(f, "it is exact, and there is a further label {label}"),
+            Self::When { label, wanted, is_present: false } => {
+                write!(f, "label {label} is missing, required {wanted}")
+            }
+            Self::Unless { label } => write!(f, "excluded by unless {label}"),
+            Self::Lacks { label } => write!(f, "per label {label} is missing"),
+            Self::Further { label } => write!(f, "exact rule, and label {label} is present"),
             Self::Unlimited => f.write_str("an override makes it unlimited"),
         }
     }
 }
 
 impl RuleSet {
-    /// What each rule has to do with a request, in their order.
+    /// Explains the effect of each rule on a request, in order.
     ///
     /// # Errors
     /// As [`RuleSet::matching`].
@@ -76,7 +78,7 @@ impl RuleSet {
         let explained = self.rules().map(|rule| {
             let effect = match matching.next_if(|applied| applied.rule.name == rule.name) {
                 Some(applied) => Ok(applied.effect),
-                None => Err(unmet(rule, labels)),
+                None => Err(not_applicable(rule, labels)),
             };
             Explained { rule, effect }
         });
@@ -84,8 +86,8 @@ impl RuleSet {
     }
 }
 
-/// Why a rule that does not match a request does not.
-fn unmet<'a>(rule: &'a Rule, labels: &Labels) -> NotApplicable<'a> {
+/// Returns why a rule does not apply to a request.
+fn not_applicable<'a>(rule: &'a Rule, labels: &Labels) -> NotApplicable<'a> {
     let when = rule
         .when
         .pairs()
@@ -123,7 +125,7 @@ mod tests {
     use crate::rules::Override;
 
     #[test]
-    fn every_rule_says_what_it_has_to_do_with_a_request_or_why_nothing() {
+    fn every_rule_is_explained() {
         let rule = |name: &str| Rule::new(name, Limit::fixed_window(5, Duration::from_secs(1)).unwrap());
         let rules = RuleSet::new(vec![
             rule("all"),
@@ -138,23 +140,23 @@ mod tests {
         .unwrap();
         let labels = Labels::new([("route", "login"), ("ip", "10.0.0.1")]).unwrap();
         let explained = rules.explain(&labels, &Costs::from(Cost::ONE)).unwrap();
-        let said: Vec<String> = explained
+        let explanations: Vec<String> = explained
             .iter()
             .map(|explained| match &explained.effect {
                 Ok(Effect::Limit { key, .. }) => key.to_string(),
                 Ok(effect) => panic!("{effect:?}"),
-                Err(unmet) => unmet.to_string(),
+                Err(reason) => reason.to_string(),
             })
             .collect();
         assert_eq!(
-            said,
+            explanations,
             [
                 "all:*",
-                "route is not logout",
-                "there is no label tenant, which would have to be *",
-                "it excepts this ip",
-                "there is no label user, by which it counts",
-                "it is exact, and there is a further label ip",
+                "label route does not match logout",
+                "label tenant is missing, required *",
+                "excluded by unless ip",
+                "per label user is missing",
+                "exact rule, and label ip is present",
                 "an override makes it unlimited",
                 "both:10.0.0.1",
             ]

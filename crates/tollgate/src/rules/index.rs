@@ -1,11 +1,10 @@
 //! From the labels of a request to the few conditions that may match it.
 //!
-//! Each condition is filed under one of its pairs, the one that fewest others share: a list under each of its
-//! members. A request then looks up each of its labels: the whole value among values, the value cut to each
-//! length in use among prefixes, the address masked to each length in use among networks. What comes out are
-//! candidates, in order; whether they match in full is for the caller to see.
+//! Each condition is indexed by the one of its pairs that the fewest others share; a list by each of its members. Each label of a request is
+//! looked up: the value among exact values, its prefixes of every indexed length, and its address masked to every indexed length. The result
+//! is a sorted list of candidates, which the caller matches in full.
 //!
-//! The maps are keyed by what requests say, so their hashers are keyed randomly.
+//! Requests choose the looked-up keys, so the hashers have random keys.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,15 +14,15 @@ use std::{
 use super::pattern::{Network, Pattern, address};
 use crate::labels::Labels;
 
-/// Conditions, filed by label and value.
+/// Conditions, indexed by label and value.
 #[derive(Debug, Default)]
 pub(super) struct MatchIndex {
-    /// Those without pairs.
+    /// Conditions without pairs.
     always: Vec<u32>,
     labels: HashMap<Box<str>, LabelIndex>,
 }
 
-/// The conditions filed under one label.
+/// The conditions indexed by one label.
 #[derive(Debug, Default)]
 struct LabelIndex {
     exact: HashMap<Box<[u8]>, Ids>,
@@ -35,18 +34,18 @@ struct LabelIndex {
     present: Vec<u32>,
 }
 
-/// Positions of conditions: mostly one, and there may be a million of these.
+/// Positions of conditions: usually one, and there may be a million of these lists.
 #[derive(Debug)]
 enum Ids {
     One(u32),
     Many(Vec<u32>),
 }
 
-/// How many conditions share each (label, pattern other than a list).
+/// Number of conditions with each (label, pattern other than a list).
 type Shares<'a> = HashMap<(&'a str, &'a Pattern), usize>;
 
 impl MatchIndex {
-    /// Files each condition, given as its pairs, under its position.
+    /// Indexes each condition, given as its pairs, by its position.
     pub(super) fn new<'a, P>(conditions: impl Iterator<Item = P> + Clone) -> Self
     where
         P: Iterator<Item = (&'a str, &'a Pattern)>,
@@ -61,7 +60,7 @@ impl MatchIndex {
         for (id, pairs) in (0..).zip(conditions) {
             match pairs.min_by_key(|pair| expense(pair, &shares)) {
                 None => index.always.push(id),
-                Some((label, pattern)) => index.file(id, label, pattern),
+                Some((label, pattern)) => index.add(id, label, pattern),
             }
         }
         index
@@ -82,33 +81,33 @@ impl MatchIndex {
         found.dedup();
     }
 
-    fn file(&mut self, id: u32, label: &str, pattern: &Pattern) {
+    fn add(&mut self, id: u32, label: &str, pattern: &Pattern) {
         if !self.labels.contains_key(label) {
             self.labels.insert(label.into(), LabelIndex::default());
         }
-        let index = self.labels.get_mut(label).expect("the label was just filed");
+        let index = self.labels.get_mut(label).expect("the label was just inserted");
         for leaf in pattern.leaves() {
-            index.file(id, leaf);
+            index.add(id, leaf);
         }
     }
 }
 
-/// What filing under this pair costs requests: how many candidates one lookup brings, and how often in vain.
+/// Returns the lookup cost of indexing by this pair: the number of candidates, weighted by how often they do not match.
 fn expense((label, pattern): &(&str, &Pattern), shares: &Shares<'_>) -> (usize, usize) {
     let leaves = pattern.leaves();
     let worst = leaves.iter().map(|leaf| {
-        let in_vain = match leaf {
+        let weight = match leaf {
             Pattern::Exact(_) => 1,
             Pattern::Prefix(_) | Pattern::Network(_) => 4,
             Pattern::Present | Pattern::AnyOf(_) => 16,
         };
-        shares.get(&(*label, leaf)).map_or(0, |count| count * in_vain)
+        shares.get(&(*label, leaf)).map_or(0, |count| count * weight)
     });
     (worst.max().unwrap_or_default(), leaves.len())
 }
 
 impl LabelIndex {
-    fn file(&mut self, id: u32, leaf: &Pattern) {
+    fn add(&mut self, id: u32, leaf: &Pattern) {
         match leaf {
             Pattern::Exact(value) => Ids::add(&mut self.exact, value.clone(), id),
             Pattern::Prefix(prefix) => {
@@ -122,7 +121,7 @@ impl LabelIndex {
             }
             Pattern::Present => self.present.push(id),
             Pattern::AnyOf(_) => {
-                unreachable!("a list is filed under each of its members, none of them a list")
+                unreachable!("a list is indexed by its members, none of which is a list")
             }
         }
     }
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_pattern_is_found_and_candidates_are_in_order_and_once() {
+    fn every_kind_of_pattern_is_found_and_candidates_are_sorted_and_unique() {
         let list =
             Pattern::any_of(["a".into(), "b*".into(), Pattern::network("10.0.0.0/8").unwrap()]).unwrap();
         let index = index(&[
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_filed_under_the_pair_that_fewest_share() {
+    fn a_condition_is_indexed_by_its_rarest_pair() {
         let conditions: Vec<_> = (0..100)
             .map(|n| vec![("domain", Pattern::parse("all")), ("path", Pattern::parse(&format!("/{n}/*")))])
             .collect();

@@ -1,17 +1,17 @@
-//! Which limits a request meets: rules, matched against its labels.
+//! Rules, and the limits that apply to the labels of a request.
 //!
-//! | file | has |
+//! | module | contents |
 //! |---|---|
-//! | `pattern` | what one label's value must look like |
-//! | `condition` | several such pairs: `when` and `unless` |
+//! | `pattern` | a pattern for the value of one label |
+//! | `condition` | pairs of label and pattern: `when` and `unless` |
 //! | `rule` | a rule and its overrides, as written |
-//! | `check` | what makes rules impossible, and the sentence that says so |
-//! | `costs` | what a request takes, in each unit |
+//! | `validate` | validation of rules |
+//! | `costs` | the cost of a request in each unit |
 //! | `index` | from labels to the few conditions that may match |
-//! | `set` | the rules in force: from labels and costs to keys, limits and costs |
-//! | `explain` | why a rule does or does not apply |
+//! | `set` | a validated set of rules: from labels and costs to keys, limits and costs |
+//! | `explain` | why a rule applies or does not |
 //!
-//! Nothing here knows a file format, a store or the time.
+//! The rules are independent of file formats, stores and time.
 
 mod condition;
 mod costs;

@@ -1,4 +1,4 @@
-//! What a label's value must look like.
+//! Patterns for the value of a label.
 
 use std::{
     fmt,
@@ -10,10 +10,10 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::labels::MAX_LABEL_VALUE;
 
-/// The most members of one list of patterns.
+/// The largest number of members of a list of patterns.
 pub const MAX_ALTERNATIVES: usize = 10_000;
 
-/// What the value of a label must look like. A label that is absent matches no pattern.
+/// A pattern for the value of a label. An absent label matches no pattern.
 ///
 /// ```
 /// use tollgate::Pattern;
@@ -29,13 +29,13 @@ pub const MAX_ALTERNATIVES: usize = 10_000;
 pub enum Pattern {
     /// This value.
     Exact(Box<[u8]>),
-    /// Any value that begins so.
+    /// Any value with this prefix.
     Prefix(Box<[u8]>),
-    /// Any value, also the empty one.
+    /// Any value, including the empty one.
     Present,
     /// An IP address inside this network.
     Network(Network),
-    /// A value that one of these matches.
+    /// A value that matches one of these.
     AnyOf(Alternatives),
 }
 
@@ -43,31 +43,31 @@ pub enum Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Network(IpNet);
 
-/// At least two patterns, none of them a list or "any value".
-// Sorted; prefixes free of one another and networks disjoint, so that each kind is a binary search.
+/// At least two patterns, none of which is a list or "any value".
+// Sorted, without overlapping prefixes and networks, so that each kind is a binary search.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alternatives(Vec<Pattern>);
 
-/// Why a pattern cannot be used; each message says what would be right.
+/// Why a pattern is invalid. Each message names the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
     /// This is not a network.
-    #[error("{0:?} is not a network: write an address and a prefix length, for example \"10.0.0.0/8\"")]
+    #[error("{0:?} is not a network: use an address and a prefix length, for example \"10.0.0.0/8\"")]
     Network(String),
     /// A list without members matches nothing.
-    #[error("an empty list matches nothing: name at least one value, or \"*\" for any")]
+    #[error("empty list matches nothing: add at least one value, or \"*\" for any")]
     Empty,
     /// A list has too many members.
-    #[error("the list has more than {MAX_ALTERNATIVES} members: split the rule, or use a prefix or network")]
+    #[error("list has more than {MAX_ALTERNATIVES} members: split the rule, or use a prefix or network")]
     TooMany,
     /// No value can be that long.
-    #[error("the value to match has {0} bytes, and no label has more than {MAX_LABEL_VALUE}: shorten it")]
+    #[error("pattern has {0} bytes: a label value has at most {MAX_LABEL_VALUE}")]
     TooLong(usize),
 }
 
 impl Pattern {
-    /// Reads `*` as any value, `x*` as a prefix and everything else, also a `*` elsewhere, as a value.
+    /// Parses `*` as any value, `x*` as a prefix, and everything else, including a `*` elsewhere, as a value.
     pub fn parse(text: &str) -> Self {
         match text.strip_suffix('*') {
             Some("") => Self::Present,
@@ -76,10 +76,10 @@ impl Pattern {
         }
     }
 
-    /// Reads a network such as `10.0.0.0/8` or `2001:db8::/32`, or one address. Host bits are ignored.
+    /// Parses a network such as `10.0.0.0/8` or `2001:db8::/32`, or one address. Host bits are ignored.
     ///
     /// # Errors
-    /// When it is none of these.
+    /// If it is neither.
     pub fn network(text: &str) -> Result<Self, PatternError> {
         let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
         match network {
@@ -88,10 +88,10 @@ impl Pattern {
         }
     }
 
-    /// Matches what any of these matches.
+    /// Returns a pattern that matches if any of these matches.
     ///
     /// # Errors
-    /// When there are none, or too many.
+    /// If there are none, or too many.
     pub fn any_of(patterns: impl IntoIterator<Item = Self>) -> Result<Self, PatternError> {
         let mut members = Vec::new();
         let mut networks = Vec::new();
@@ -110,7 +110,7 @@ impl Pattern {
             return Ok(Self::Present);
         }
         members.sort_unstable();
-        // A prefix that begins with the one before it in order adds nothing; so do equal values.
+        // a prefix that starts with its predecessor is redundant, and so are equal values
         members.dedup_by(|later, earlier| match (&*later, &*earlier) {
             (Self::Prefix(later), Self::Prefix(earlier)) => later.starts_with(earlier),
             (later, earlier) => later == earlier,
@@ -125,7 +125,7 @@ impl Pattern {
         }
     }
 
-    /// Whether `value` looks like this.
+    /// Returns whether `value` matches.
     pub fn matches(&self, value: &[u8]) -> bool {
         match self {
             Self::Exact(exact) => **exact == *value,
@@ -136,7 +136,7 @@ impl Pattern {
         }
     }
 
-    /// Itself, or the members of a list.
+    /// Returns the pattern itself, or the members of a list.
     pub(super) fn leaves(&self) -> &[Self] {
         match self {
             Self::AnyOf(alternatives) => alternatives.members(),
@@ -144,7 +144,7 @@ impl Pattern {
         }
     }
 
-    /// Refuses what no label could ever match.
+    /// Rejects patterns that no label can match.
     pub(super) fn check(&self) -> Result<(), PatternError> {
         let longest = |leaf: &Self| match leaf {
             Self::Exact(bytes) | Self::Prefix(bytes) => bytes.len(),
@@ -158,14 +158,13 @@ impl Pattern {
 }
 
 impl Alternatives {
-    /// The members, sorted by kind.
+    /// Returns the members, sorted by kind.
     pub fn members(&self) -> &[Pattern] {
         &self.0
     }
 
     fn matches(&self, value: &[u8]) -> bool {
-        // Of each kind, only the last member at or before the value can match it: values are distinct, of
-        // prefixes none begins with another, and networks do not overlap.
+        // of each kind, only the last member at or before the value can match, because members do not overlap
         let exact = self.0.partition_point(|member| match member {
             Pattern::Exact(exact) => **exact <= *value,
             _ => false,
@@ -207,7 +206,7 @@ impl Network {
         })
     }
 
-    /// The network of `length` leading bits around an address; none when the address has fewer bits.
+    /// Returns the network of `length` leading bits that contains an address; `None` if the address has fewer bits.
     pub(super) fn around(address: IpAddr, length: u8) -> Option<Self> {
         IpNet::new(address, length).ok().map(|network| Self(network.trunc()))
     }
@@ -264,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_at_the_end_is_a_prefix_alone_any_value_and_elsewhere_itself() {
+    fn a_trailing_star_is_a_prefix_a_single_star_any_value_and_other_stars_are_literal() {
         assert_eq!(Pattern::parse("login"), Pattern::Exact((*b"login").into()));
         assert_eq!(Pattern::parse("log*"), Pattern::Prefix((*b"log").into()));
         assert_eq!(Pattern::parse("*"), Pattern::Present);
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn values_prefixes_and_presence_match_what_they_say() {
+    fn values_prefixes_and_presence_match() {
         for (pattern, value, expected) in [
             ("login", "login", true),
             ("login", "logi", false),
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_match_addresses_inside_and_mapped_ones_count_as_v4() {
+    fn networks_match_addresses_inside_and_mapped_addresses_count_as_ipv4() {
         for (network, value, expected) in [
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused_with_an_example() {
+    fn an_invalid_network_is_rejected_with_an_example() {
         for text in ["", "10.0.0.0/33", "10.0.0/8", "localhost", "10.0.0.0/8 "] {
             let error = Pattern::network(text).unwrap_err();
             assert_eq!(error, PatternError::Network(text.to_owned()));
@@ -384,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_flat_and_the_degenerate_ones_are_simple_patterns() {
+    fn lists_are_flat_and_trivial_ones_are_simple_patterns() {
         let inner = Pattern::any_of(["a".into(), "b".into()]).unwrap();
         let outer = Pattern::any_of([inner.clone(), "c*".into()]).unwrap();
         assert_eq!(outer.leaves().len(), 3);

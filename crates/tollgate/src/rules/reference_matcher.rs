@@ -1,4 +1,4 @@
-//! The indexed matcher answers as a plain one that tries everything, on random rules and requests.
+//! Compares the indexed matcher with a reference implementation on random rules and requests.
 
 use std::time::Duration;
 
@@ -122,15 +122,15 @@ fn request(random: &mut StdRng) -> Labels {
     Labels::new(names.into_iter().map(|name| (name, VALUES.choose(random).unwrap()))).unwrap()
 }
 
-/// Every pair of every rule and override, tried in order; the last one that sets a field wins.
-fn naive(rules: &[Rule], labels: &Labels, costs: &Costs) -> Vec<(String, Effect)> {
+/// Tries every pair of every rule and override in order; the last one that sets a field wins.
+fn reference(rules: &[Rule], labels: &Labels, costs: &Costs) -> Vec<(String, Effect)> {
     rules
         .iter()
-        .filter_map(|rule| Some((rule.name.to_string(), naive_effect(rule, labels, costs)?)))
+        .filter_map(|rule| Some((rule.name.to_string(), reference_effect(rule, labels, costs)?)))
         .collect()
 }
 
-fn naive_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effect> {
+fn reference_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effect> {
     let holds = |(name, pattern): (&str, &Pattern)| {
         labels.iter().any(|(label, value)| label == name && pattern.matches(value))
     };
@@ -147,11 +147,11 @@ fn naive_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effect> {
     let matching: Vec<&Override> =
         rule.overrides.iter().filter(|other| other.when.pairs().all(holds)).collect();
     let shadow = last(&matching, |other| other.shadow).unwrap_or(rule.shadow);
-    let said = |field: fn(&Override) -> Option<bool>| {
+    let last_true = |field: fn(&Override) -> Option<bool>| {
         let at = matching.iter().rposition(|other| field(other).is_some());
         at.filter(|at| field(matching[*at]) == Some(true))
     };
-    match (said(|other| other.unlimited), said(|other| other.blocked)) {
+    match (last_true(|other| other.unlimited), last_true(|other| other.blocked)) {
         (Some(unlimited), Some(blocked)) if blocked < unlimited => return None,
         (_, Some(_)) => return Some(Effect::Deny { reason: DenialReason::Blocked, shadow }),
         (Some(_), None) => return None,
@@ -192,14 +192,14 @@ fn compare(rules: &[Rule], requests: usize, random: &mut StdRng, seed: u64) -> u
         let labels = request(random);
         let found = set.matching(&labels, &costs).unwrap();
         let found: Vec<_> = found.into_iter().map(|one| (one.rule.name.to_string(), one.effect)).collect();
-        assert_eq!(found, naive(rules, &labels, &costs), "seed {seed}: {labels:?}");
+        assert_eq!(found, reference(rules, &labels, &costs), "seed {seed}: {labels:?}");
         applied += found.len();
     }
     applied
 }
 
 #[test]
-fn random_rules_and_overrides_match_as_the_plain_matcher_says() {
+fn random_rules_and_overrides_match_like_the_reference() {
     let mut applied = 0;
     for seed in 0..150 {
         let mut random = StdRng::seed_from_u64(seed);
@@ -216,14 +216,14 @@ fn random_rules_and_overrides_match_as_the_plain_matcher_says() {
 }
 
 #[test]
-fn a_hundred_thousand_overrides_match_as_the_plain_matcher_says() {
+fn a_hundred_thousand_overrides_match_like_the_reference() {
     let seed = 1;
     let mut random = StdRng::seed_from_u64(seed);
     let mut rule = Rule::new("r", Limit::token_bucket(10, Duration::from_secs(60)).unwrap());
     rule.absent = Absent::Shared;
     rule.per = vec!["tenant".into()];
     for index in 0..100_000 {
-        // Mostly one tenant each, as in a file of customers; some that match many.
+        // mostly one tenant each, as in a file of customers; some match many
         let mut other = an_override(&mut random, Algorithm::TokenBucket);
         if index % 500 != 0 {
             other.when = Condition::new().and("tenant", &*format!("t{index}"));
@@ -237,6 +237,6 @@ fn a_hundred_thousand_overrides_match_as_the_plain_matcher_says() {
         let labels = Labels::new([("tenant", format!("t{index}"))]).unwrap();
         let found = set.matching(&labels, &Costs::from(Cost::ONE)).unwrap();
         let found: Vec<_> = found.into_iter().map(|one| (one.rule.name.to_string(), one.effect)).collect();
-        assert_eq!(found, naive(&rules, &labels, &Costs::from(Cost::ONE)), "t{index}");
+        assert_eq!(found, reference(&rules, &labels, &Costs::from(Cost::ONE)), "t{index}");
     }
 }

@@ -1,4 +1,4 @@
-//! A rule and its overrides, as written. [`RuleSet::new`](super::RuleSet::new) says whether they are possible.
+//! A rule and its overrides, as written. [`RuleSet::new`](super::RuleSet::new) validates them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use tollgate_core::{Cost, Limit};
 
 use super::{condition::Condition, costs::Unit, pattern::Pattern};
 
-/// A named limit: which requests it applies to, who is counted apart, and in which unit.
+/// A named limit with its conditions, counting labels and unit.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,68 +26,67 @@ use super::{condition::Condition, costs::Unit, pattern::Pattern};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {
-    /// What it is called in keys, metrics and answers: printable ASCII, unique.
+    /// Unique name in keys, metrics and answers: printable ASCII.
     pub name: Arc<str>,
-    /// It applies to requests that match all of these.
+    /// The rule applies to requests that match all of these.
     pub when: Condition,
-    /// And to none that match any of these.
+    /// The rule does not apply to requests that match any of these.
     pub unless: Condition,
-    /// The labels whose values are counted apart; none: one counter for everybody.
+    /// The labels by whose values the rule counts; without any, there is one counter for all requests.
     pub per: Vec<Box<str>>,
-    /// How much and how fast.
+    /// The limit.
     pub limit: Limit,
-    /// A burst that stays when an override changes the amount. Without it a burst follows the amount, unless
-    /// the limit already has a burst that differs from its amount: that one stays too.
+    /// A burst that stays when an override changes the amount. Without it, the burst follows the amount, unless the limit has a burst that
+    /// differs from its amount, which stays too.
     pub burst: Option<u64>,
-    /// What is counted.
+    /// The counted unit.
     pub unit: Unit,
-    /// Multiplies the caller's cost.
+    /// Factor of the caller's cost.
     pub cost: Cost,
-    /// It is evaluated and never refuses.
+    /// The rule is evaluated and never denies.
     pub shadow: bool,
-    /// It admits while anything remains and charges in full, into debt.
+    /// The rule admits while any units are free, and charges in full, into debt.
     pub overdraft: bool,
-    /// What becomes of a request without one of the `per` labels.
+    /// Handling of a request without one of the `per` labels.
     pub absent: Absent,
-    /// It applies only to requests without labels other than those in `when` and `per`.
+    /// The rule applies only to requests without labels other than those in `when` and `per`.
     pub exact: bool,
-    /// The labels whose values decide the Cluster slot, instead of all of `per`; each is one of `per`.
+    /// The labels whose values determine the Cluster slot, instead of all of `per`; a subset of `per`.
     pub tag: Option<Vec<Box<str>>>,
-    /// Each key's windows begin at a moment of its own, so that they do not all end in the same instant.
-    /// For a fixed window only.
+    /// The windows of each key start at a different time, so that they do not all end at once. For fixed windows only.
     pub stagger: bool,
-    /// What it does when the store does not answer.
+    /// The failure policy, for when the store does not answer.
     pub on_store_failure: OnStoreFailure,
-    /// Other numbers for some: in order, field by field, a later match wins.
+    /// Overrides, applied in order, field by field; a later match wins.
     pub overrides: Vec<Override>,
 }
 
-/// What a rule does with a request that lacks one of its `per` labels.
+/// How a rule handles a request without one of its `per` labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Absent {
-    /// It does not apply.
+    /// The rule does not apply.
     #[default]
     Skip,
-    /// Those without the label share a counter.
+    /// Requests without the label share a counter.
     Shared,
-    /// It refuses, and waiting does not help.
+    /// The rule denies; a retry does not help.
     Deny,
 }
 
-/// What a rule does when the store does not answer in time.
+/// The failure policy of a rule, for when the store does not answer in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// It admits.
+    /// Allow the request.
     #[default]
     Open,
-    /// It refuses.
+    /// Deny the request.
     Closed,
-    /// This process enforces its share of the limit: the limit divided by how many processes asked the store lately.
+    /// Enforce this process's share: the limit divided by the number of processes that used the store recently.
     Local,
 }
 
-/// Same key, other numbers, for requests that match `when`. What is `None` stays as it was.
+/// Other values for requests that match `when`, with the same key. Fields that are `None` stay unchanged.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -109,28 +108,28 @@ pub enum OnStoreFailure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
-    /// Which requests; without pairs, all.
+    /// The condition; without pairs, all requests match.
     pub when: Condition,
-    /// Another amount; the burst follows it when the rule and its overrides name none.
+    /// Another amount; the burst follows it if neither the rule nor its overrides set one.
     pub amount: Option<u64>,
     /// Another window.
     pub window: Option<Duration>,
-    /// Another burst, of a token bucket.
+    /// Another burst of a token bucket.
     pub burst: Option<u64>,
     /// Another factor of the caller's cost.
     pub cost: Option<Cost>,
-    /// The rule does not apply. Of `unlimited` and `blocked`, the one that was set later wins.
+    /// The rule does not apply. The later of `unlimited` and `blocked` wins.
     pub unlimited: Option<bool>,
-    /// The rule always refuses, and waiting does not help.
+    /// The rule always denies; a retry does not help.
     pub blocked: Option<bool>,
     /// Another failure policy.
     pub on_store_failure: Option<OnStoreFailure>,
-    /// Whether it is evaluated without refusing.
+    /// Whether the rule is evaluated without denying.
     pub shadow: Option<bool>,
 }
 
 impl Rule {
-    /// A rule for every request, with one counter for all of them.
+    /// Creates a rule for every request, with one counter for all of them.
     pub fn new(name: &str, limit: Limit) -> Self {
         Self {
             name: name.into(),
@@ -152,98 +151,98 @@ impl Rule {
         }
     }
 
-    /// Applies only when this matches too.
+    /// Adds a pair that must match.
     #[must_use]
     pub fn when(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
         self.when = self.when.and(label, pattern);
         self
     }
 
-    /// Does not apply when this matches.
+    /// Adds a pair that must not match.
     #[must_use]
     pub fn unless(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
         self.unless = self.unless.and(label, pattern);
         self
     }
 
-    /// Counts each combination of these labels' values apart.
+    /// Sets the labels by whose values the rule counts.
     #[must_use]
     pub fn per<'a>(mut self, labels: impl IntoIterator<Item = &'a str>) -> Self {
         self.per = labels.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Has this burst, also where an override changes the amount.
+    /// Sets a burst that stays when an override changes the amount.
     #[must_use]
     pub fn burst(mut self, burst: u64) -> Self {
         self.burst = Some(burst);
         self
     }
 
-    /// Counts this instead of requests.
+    /// Sets the counted unit.
     #[must_use]
     pub fn unit(mut self, unit: &str) -> Self {
         self.unit = unit.into();
         self
     }
 
-    /// Multiplies the caller's cost.
+    /// Sets the factor of the caller's cost.
     #[must_use]
     pub fn cost(mut self, factor: Cost) -> Self {
         self.cost = factor;
         self
     }
 
-    /// Never refuses, only shows what it would do.
+    /// Makes the rule evaluate without denying.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
     }
 
-    /// Admits while anything remains, into debt.
+    /// Makes the rule admit while any units are free, into debt.
     #[must_use]
     pub fn overdraft(mut self) -> Self {
         self.overdraft = true;
         self
     }
 
-    /// Treats a request that lacks a `per` label so.
+    /// Sets the handling of a request without a `per` label.
     #[must_use]
     pub fn absent(mut self, absent: Absent) -> Self {
         self.absent = absent;
         self
     }
 
-    /// Applies only to requests without further labels.
+    /// Makes the rule apply only to requests without further labels.
     #[must_use]
     pub fn exact(mut self) -> Self {
         self.exact = true;
         self
     }
 
-    /// Is stored in the Cluster slot of these labels' values.
+    /// Sets the labels whose values determine the Cluster slot.
     #[must_use]
     pub fn tag<'a>(mut self, labels: impl IntoIterator<Item = &'a str>) -> Self {
         self.tag = Some(labels.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Begins each key's windows at a moment of its own.
+    /// Makes the windows of each key start at a different time.
     #[must_use]
     pub fn stagger(mut self) -> Self {
         self.stagger = true;
         self
     }
 
-    /// Does this when the store does not answer.
+    /// Sets the failure policy.
     #[must_use]
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         self.on_store_failure = policy;
         self
     }
 
-    /// Has other numbers for some; later ones win.
+    /// Adds an override; later ones win.
     #[must_use]
     pub fn with_override(mut self, other: Override) -> Self {
         self.overrides.push(other);
@@ -252,12 +251,12 @@ impl Rule {
 }
 
 impl Override {
-    /// An override for requests that match this; it changes nothing yet.
+    /// Creates an override for matching requests that changes nothing yet.
     pub fn when(label: &str, pattern: impl Into<Pattern>) -> Self {
         Self { when: Condition::new().and(label, pattern), ..Self::default() }
     }
 
-    /// Applies only when this matches too.
+    /// Adds a pair that must match.
     #[must_use]
     pub fn and(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
         self.when = self.when.and(label, pattern);
@@ -292,14 +291,14 @@ impl Override {
         self
     }
 
-    /// Exempts from the rule.
+    /// Exempts the requests from the rule.
     #[must_use]
     pub fn unlimited(mut self) -> Self {
         self.unlimited = Some(true);
         self
     }
 
-    /// Refuses always.
+    /// Denies the requests always.
     #[must_use]
     pub fn blocked(mut self) -> Self {
         self.blocked = Some(true);
@@ -313,7 +312,7 @@ impl Override {
         self
     }
 
-    /// Makes it shadow.
+    /// Makes the rule evaluate without denying.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = Some(true);

@@ -1,4 +1,4 @@
-//! The rules in force: from the labels and costs of a request to the limits it meets.
+//! A validated set of rules: from the labels and costs of a request to the limits that apply.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     labels::Labels,
 };
 
-/// Rules that were checked together, ready to be matched.
+/// A validated set of rules, indexed for matching.
 #[derive(Debug)]
 pub struct RuleSet {
     entries: Vec<Entry>,
@@ -25,65 +25,65 @@ pub struct RuleSet {
     positions: HashMap<Arc<str>, usize>,
 }
 
-/// A rule with what is derived from it once.
+/// A rule with its derived data.
 #[derive(Debug)]
 struct Entry {
     rule: Rule,
-    /// Its name as it stands in stored keys.
+    /// Its name in stored keys.
     stored_name: Arc<str>,
     overrides: MatchIndex,
 }
 
-/// One rule that a request meets, with its overrides resolved.
+/// A rule that applies to a request, with its overrides resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied<'a> {
     /// The rule.
     pub rule: &'a Rule,
-    /// What it asks of this request.
+    /// Its effect on the request.
     pub effect: Effect,
 }
 
-/// What a rule asks of a request.
+/// The effect of a rule on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// To take `cost` from `key` under `limit`.
+    /// The request uses `cost` units of `key` under `limit`.
     Limit {
         /// The counter.
         key: Key,
         /// Its limit.
         limit: Limit,
-        /// What the request takes; 0 when it names no cost in the rule's unit.
+        /// The cost; 0 if the request has none in the rule's unit.
         cost: Cost,
-        /// It never refuses.
+        /// It never denies.
         shadow: bool,
-        /// It admits while anything remains.
+        /// It admits while any units are free.
         overdraft: bool,
-        /// What to do when the store does not answer.
+        /// The failure policy.
         on_store_failure: OnStoreFailure,
     },
-    /// To be refused whatever is left; waiting does not help.
+    /// The request is denied without counting; a retry does not help.
     Deny {
-        /// Why.
+        /// The reason.
         reason: DenialReason,
-        /// It would refuse, but never does.
+        /// It would deny, but never does.
         shadow: bool,
     },
 }
 
-/// Why a rule refuses without counting.
+/// Why a rule denies without counting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {
     /// An override blocks the request.
     Blocked,
-    /// The request lacks a `per` label, and the rule says `absent = "deny"`.
+    /// The request lacks a `per` label, and the rule denies such requests.
     Absent,
 }
 
-/// Why a request cannot be asked about.
+/// Why a request cannot be matched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MatchError {
-    /// The caller's cost times the rule's factor is more than any store holds.
+    /// The caller's cost times the rule's factor exceeds the largest cost.
     #[error(
         "cost {} of {unit:?} is too large for rule {rule:?}, which multiplies it by {}: the product may be at most {}",
         cost.units(), factor.units(), Cost::MAX.units()
@@ -93,18 +93,18 @@ pub enum MatchError {
         rule: Arc<str>,
         /// Its unit.
         unit: Unit,
-        /// What the caller asked for.
+        /// The caller's cost.
         cost: Cost,
-        /// What the rule multiplies it by.
+        /// The factor of the rule.
         factor: Cost,
     },
 }
 
 impl RuleSet {
-    /// Checks rules and makes them ready.
+    /// Validates and indexes rules.
     ///
     /// # Errors
-    /// When a rule or override is impossible, two rules have one name, or there are too many.
+    /// If a rule or override is invalid, two rules have the same name, or there are too many.
     pub fn new(mut rules: Vec<Rule>) -> Result<Self, RulesError> {
         check_all(&mut rules)?;
         let index = MatchIndex::new(rules.iter().map(required_pairs));
@@ -120,10 +120,10 @@ impl RuleSet {
         Ok(Self { entries, index, positions })
     }
 
-    /// All rules that a request meets, in their order.
+    /// Returns all rules that apply to a request, in order.
     ///
     /// # Errors
-    /// When a cost, multiplied as a rule says, is too large.
+    /// If a cost times the factor of a rule is too large.
     pub fn matching(&self, labels: &Labels, costs: &Costs) -> Result<Vec<Applied<'_>>, MatchError> {
         let mut candidates = Vec::new();
         self.index.candidates(labels, &mut candidates);
@@ -141,34 +141,34 @@ impl RuleSet {
         Ok(applied)
     }
 
-    /// The rules, in order.
+    /// Returns the rules, in order.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.entries.iter().map(|entry| &entry.rule)
     }
 
-    /// The rule of this name.
+    /// Returns the rule of this name.
     pub fn get(&self, name: &str) -> Option<&Rule> {
         self.positions.get(name).map(|&position| &self.entries[position].rule)
     }
 
-    /// How many rules there are.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are no rules.
+    /// Returns whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 }
 
-/// What must match for the rule to apply: its `when`, and often that its `per` labels are there.
+/// Returns the pairs that must match: `when`, and usually the presence of the `per` labels.
 fn required_pairs(rule: &Rule) -> impl Iterator<Item = (&str, &Pattern)> {
     let per = if rule.absent == Absent::Skip { &*rule.per } else { &[] };
     rule.when.pairs().chain(per.iter().map(|label| (&**label, &Pattern::Present)))
 }
 
-/// Whether the rule applies, its overrides aside.
+/// Returns whether the rule applies, regardless of its overrides.
 fn applies(rule: &Rule, labels: &Labels) -> bool {
     let expected = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
     rule.when.all_match(labels)
@@ -181,7 +181,7 @@ fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {
     rule.per.iter().any(|label| labels.get(label).is_none())
 }
 
-/// What the overrides that match a request make of its rule.
+/// The values of a rule after its matching overrides.
 struct Resolved {
     amount: Option<u64>,
     window: Option<Duration>,
@@ -189,13 +189,13 @@ struct Resolved {
     factor: Cost,
     shadow: bool,
     on_store_failure: OnStoreFailure,
-    /// The override that said so last, unless a later one took it back.
+    /// The last override that set it, unless a later one unset it.
     unlimited: Option<u32>,
     blocked: Option<u32>,
 }
 
 impl Entry {
-    /// What the rule, which applies, asks of a request; nothing when an override exempts it.
+    /// Returns the effect of a rule that applies; `None` if an override exempts the request.
     fn effect(
         &self,
         labels: &Labels,
@@ -224,7 +224,7 @@ impl Entry {
         Ok(Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure }))
     }
 
-    /// In order, field by field, a later match wins.
+    /// Applies the matching overrides in order, field by field; a later match wins.
     fn resolved(&self, labels: &Labels, buffer: &mut Vec<u32>) -> Resolved {
         let rule = &self.rule;
         let mut resolved = Resolved {
@@ -260,8 +260,7 @@ impl Entry {
         let (cost, factor) = (costs.of(&rule.unit), resolved.factor);
         match cost.units().checked_mul(factor.units()).map(Cost::new) {
             Some(Ok(product)) => Ok(product),
-            // A shadow rule refuses nobody, not even as a mistake; as this cost exceeds every capacity, the
-            // rule says truthfully that it would have refused.
+            // a shadow rule never causes an error; this cost exceeds every capacity, so the rule reports that it would deny
             _ if resolved.shadow => Ok(Cost::MAX),
             _ => {
                 let (rule, unit) = (Arc::clone(&rule.name), rule.unit.clone());
@@ -271,7 +270,7 @@ impl Entry {
     }
 
     fn limit(&self, resolved: &Resolved, key: &Key) -> Limit {
-        const CHECKED: &str = "every number was found in range when the rules were checked";
+        const CHECKED: &str = "all numbers were validated with the rules";
         let rule = &self.rule;
         let mut limit = rule.limit;
         if resolved.amount.is_some() || resolved.window.is_some() || resolved.burst != rule.burst {
@@ -293,9 +292,9 @@ impl Entry {
     }
 }
 
-/// A moment within the window that depends on the key's identity only: every process finds the same.
+/// Returns a phase within the window that depends only on the key's identity, so that all processes agree.
 pub fn staggered_phase(key: &Key, window_us: u64) -> Duration {
     let hash = crc32fast::hash(key.identity().as_bytes());
     let phase_us = (u128::from(hash) * u128::from(window_us)) >> 32;
-    Duration::from_micros(u64::try_from(phase_us).expect("a part of the window is below the window"))
+    Duration::from_micros(u64::try_from(phase_us).expect("the phase is below the window"))
 }

@@ -1,4 +1,4 @@
-//! What each field of a rule and of an override means, and what is refused.
+//! The meaning of each field of rules and overrides, and what is rejected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ fn names(rules: &RuleSet, pairs: &[(&str, &str)]) -> Vec<String> {
         .collect()
 }
 
-/// What the only matching rule asks, with a cost of one.
+/// Returns the effect of the only matching rule, with a cost of one.
 fn effect(rules: &RuleSet, pairs: &[(&str, &str)]) -> Effect {
     let labels = labels(pairs);
     let mut applied = rules.matching(&labels, &one()).unwrap();
@@ -45,18 +45,18 @@ fn effect(rules: &RuleSet, pairs: &[(&str, &str)]) -> Effect {
 fn key(rules: &RuleSet, pairs: &[(&str, &str)]) -> Key {
     match effect(rules, pairs) {
         Effect::Limit { key, .. } => key,
-        refused => panic!("{refused:?}"),
+        denied => panic!("{denied:?}"),
     }
 }
 
 fn limit(rules: &RuleSet, pairs: &[(&str, &str)]) -> Limit {
     match effect(rules, pairs) {
         Effect::Limit { limit, .. } => limit,
-        refused => panic!("{refused:?}"),
+        denied => panic!("{denied:?}"),
     }
 }
 
-fn refused(rule: Rule) -> String {
+fn rejection(rule: Rule) -> String {
     RuleSet::new(vec![rule]).unwrap_err().to_string()
 }
 
@@ -103,7 +103,7 @@ fn exact_rules_apply_only_without_further_labels() {
 }
 
 #[test]
-fn per_counts_each_combination_apart_and_none_counts_everybody_together() {
+fn per_counts_each_combination_separately_and_without_per_all_requests_together() {
     let rules = set([Rule::new("r", bucket(1)).per(["user", "route"])]);
     let a = key(&rules, &[("user", "1"), ("route", "a")]);
     assert_eq!((a.rule(), a.identity()), ("r", "1,a"));
@@ -131,7 +131,7 @@ fn braces_and_commas_in_values_never_collide() {
 }
 
 #[test]
-fn a_rule_is_skipped_shared_or_refused_without_its_per_label() {
+fn a_rule_skips_shares_or_denies_without_its_per_label() {
     let rule = || Rule::new("r", bucket(1)).per(["tenant", "ip"]);
     let without = &[("tenant", "acme")];
     let with = &[("tenant", "acme"), ("ip", "1")];
@@ -142,9 +142,9 @@ fn a_rule_is_skipped_shared_or_refused_without_its_per_label() {
     assert_eq!(key(&shared, without).identity(), "acme,!");
     assert_ne!(key(&shared, without), key(&shared, &[("tenant", "acme"), ("ip", "")]));
 
-    let refuse = set([rule().absent(Absent::Deny)]);
-    assert_eq!(effect(&refuse, without), Effect::Deny { reason: DenialReason::Absent, shadow: false });
-    assert_eq!(key(&refuse, with).identity(), "acme,1");
+    let deny = set([rule().absent(Absent::Deny)]);
+    assert_eq!(effect(&deny, without), Effect::Deny { reason: DenialReason::Absent, shadow: false });
+    assert_eq!(key(&deny, with).identity(), "acme,1");
     let shadow = set([rule().absent(Absent::Deny).shadow()]);
     assert_eq!(effect(&shadow, without), Effect::Deny { reason: DenialReason::Absent, shadow: true });
 }
@@ -159,7 +159,7 @@ fn flags_of_the_rule_reach_the_tier_and_overrides_change_them() {
         .with_override(Override { shadow: Some(false), ..Override::when("t", "x") })]);
     let flags = |pairs| match effect(&rules, pairs) {
         Effect::Limit { shadow, overdraft, on_store_failure, .. } => (shadow, overdraft, on_store_failure),
-        refused => panic!("{refused:?}"),
+        denied => panic!("{denied:?}"),
     };
     assert_eq!(flags(&[]), (true, true, OnStoreFailure::Closed));
     assert_eq!(flags(&[("t", "x")]), (false, true, OnStoreFailure::Open));
@@ -181,7 +181,7 @@ fn costs_are_taken_in_the_rules_unit_times_its_factor() {
             .iter()
             .map(|applied| match &applied.effect {
                 Effect::Limit { cost, .. } => cost.units(),
-                refused => panic!("{refused:?}"),
+                denied => panic!("{denied:?}"),
             })
             .collect()
     };
@@ -249,7 +249,7 @@ fn a_burst_follows_an_overridden_amount_unless_the_rule_names_one() {
 }
 
 #[test]
-fn unlimited_exempts_blocked_refuses_and_the_later_of_them_wins() {
+fn unlimited_exempts_blocked_denies_and_the_later_one_wins() {
     let off = |label: &str| Override { unlimited: Some(false), ..Override::when(label, "*") };
     let rules = set([Rule::new("r", bucket(1))
         .with_override(Override::when("vip", "*").unlimited())
@@ -269,7 +269,7 @@ fn unlimited_exempts_blocked_refuses_and_the_later_of_them_wins() {
 }
 
 #[test]
-fn an_exempt_request_is_not_refused_for_a_missing_label() {
+fn an_exempt_request_is_not_denied_for_a_missing_label() {
     let rule = Rule::new("r", bucket(1)).per(["ip"]).absent(Absent::Deny);
     let rules = set([rule.with_override(Override::when("vip", "*").unlimited().cost(Cost::MAX))]);
     assert!(rules.matching(&labels(&[("vip", "")]), &Costs::from(Cost::MAX)).unwrap().is_empty());
@@ -287,7 +287,7 @@ fn a_tag_moves_the_key_and_leaves_its_identity() {
         .iter()
         .map(|applied| match &applied.effect {
             Effect::Limit { key, .. } => key,
-            refused => panic!("{refused:?}"),
+            denied => panic!("{denied:?}"),
         })
         .collect();
     assert_eq!(keys[0].tag(), keys[1].tag());
@@ -296,7 +296,7 @@ fn a_tag_moves_the_key_and_leaves_its_identity() {
 }
 
 #[test]
-fn staggered_windows_begin_at_a_steady_moment_of_each_key() {
+fn staggered_windows_start_at_a_fixed_phase_of_each_key() {
     let fixed = Limit::fixed_window(10, MINUTE).unwrap();
     let double = Override::when("slow", "*").window(2 * MINUTE);
     let rules = set([Rule::new("r", fixed).per(["user"]).stagger().with_override(double)]);
@@ -306,7 +306,7 @@ fn staggered_windows_begin_at_a_steady_moment_of_each_key() {
         let inside = phases.iter().filter(|phase| **phase / 10_000_000 == sixth).count();
         assert!((100..240).contains(&inside), "{inside} of 1000 keys begin in 10 s number {sixth}");
     }
-    // A fixed vector: every process, of every version, must find the same moment. crc32("1") = 0x83dcefb7.
+    // a fixed vector: every process of every version must compute the same phase crc32("1") = 0x83dcefb7.
     assert_eq!(phases[1], 0x83dc_efb7 * 60_000_000 / (1 << 32));
     assert_eq!(phase(&[("user", "1"), ("slow", "")]), 0x83dc_efb7 * 120_000_000 / (1 << 32));
     let plain = set([Rule::new("r", fixed.with_phase(Duration::from_secs(7)).unwrap())
@@ -315,7 +315,7 @@ fn staggered_windows_begin_at_a_steady_moment_of_each_key() {
 }
 
 #[test]
-fn any_mixture_of_valid_numbers_is_a_valid_limit() {
+fn any_combination_of_valid_numbers_is_a_valid_limit() {
     for algorithm in Algorithm::ALL {
         let (low, high) = (Duration::from_millis(1), Duration::from_secs(3650 * 86_400));
         let mut rule = Rule::new("r", Limit::new(algorithm, 5, MINUTE).unwrap());
@@ -343,7 +343,7 @@ fn any_mixture_of_valid_numbers_is_a_valid_limit() {
 }
 
 #[test]
-fn impossible_rules_are_refused_with_the_rule_and_the_remedy() {
+fn invalid_rules_are_rejected_with_the_rule_and_the_fix() {
     let log = Limit::sliding_log(10, MINUTE).unwrap();
     let rule = || Rule::new("r", log);
     let with = |other| rule().with_override(Override::when("t", "ok").amount(2)).with_override(other);
@@ -361,18 +361,18 @@ fn impossible_rules_are_refused_with_the_rule_and_the_remedy() {
         (rule().tag([""]), ["tag: ", "empty name"]),
         (rule().per(["user"]).tag(["tenant"]), ["tag: ", "\"tenant\" is not in per"]),
         (rule().unit("a b"), ["unit \"a b\"", "letters"]),
-        (rule().burst(5), ["sliding-log has no burst", "leave it out"]),
+        (rule().burst(5), ["sliding-log has no burst", "remove it"]),
         (Rule::new("r", bucket(1)).burst(0), ["burst 0", "1 to 1000000000"]),
         (rule().stagger(), ["stagger", "fixed-window"]),
         (with(when().amount(0)), ["rule \"r\": override 2: amount 0", "1 to 1000000"]),
         (with(when().amount(1_000_001)), ["override 2: amount 1000001", "1 to 1000000"]),
         (with(when().window(Duration::ZERO)), ["override 2: window 0ns", "1ms to 10 years"]),
-        (with(when().burst(1)), ["override 2: sliding-log has no burst", "leave it out"]),
+        (with(when().burst(1)), ["override 2: sliding-log has no burst", "remove it"]),
         (with(Override::when("t", &*long)), ["override 2: when: label \"t\"", "1024"]),
         (with(when().unlimited().blocked()), ["override 2: unlimited and blocked", "one of them"]),
     ] {
         let by_itself = rule.check().unwrap_err().to_string();
-        let error = refused(rule);
+        let error = rejection(rule);
         assert!(error.ends_with(&by_itself), "{by_itself}");
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
@@ -380,7 +380,7 @@ fn impossible_rules_are_refused_with_the_rule_and_the_remedy() {
     for _ in 0..=MAX_PAIRS {
         crowded = crowded.when("l", "*");
     }
-    assert!(refused(crowded).contains("65 pairs"));
+    assert!(rejection(crowded).contains("65 pairs"));
     let problem = RuleSet::new(vec![Rule::new("a", log), rule().burst(5)]).unwrap_err();
     let burst = RuleError::Limit(LimitError::BurstNotSupported(Algorithm::SlidingLog));
     assert_eq!(problem, RulesError::Rule { name: "r".into(), position: 1, problem: burst });

@@ -1,4 +1,4 @@
-//! What makes rules impossible. Everything is checked once, here, so that matching cannot fail on a rule.
+//! Validation of rules, done once, so that matching cannot fail because of a rule.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,29 +11,29 @@ use super::{
 };
 use crate::labels::{self, LabelError};
 
-/// The most rules of one set.
+/// The largest number of rules of one set.
 pub const MAX_RULES: usize = 10_000;
-/// The most overrides of one set, over all its rules.
+/// The largest number of overrides of all rules of one set.
 pub const MAX_OVERRIDES: usize = 1_000_000;
-/// The most labels that one rule counts apart by, or co-locates by.
+/// The largest number of labels in `per` or `tag`.
 pub const MAX_PER: usize = 16;
 /// The longest name of a rule, in bytes.
 pub const MAX_RULE_NAME: usize = 128;
 
-/// Why rules cannot be used. Positions count from 0, in the order given.
+/// Why a set of rules is invalid. Positions count from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RulesError {
     /// There are too many rules.
     #[error(
-        "{0} rules are too many: use at most {MAX_RULES}, and overrides for what differs in numbers only"
+        "{0} rules are too many: use at most {MAX_RULES}, and overrides for rules that differ only in numbers"
     )]
     TooManyRules(usize),
     /// There are too many overrides.
     #[error("{0} overrides are too many: use at most {MAX_OVERRIDES} over all rules")]
     TooManyOverrides(usize),
-    /// Two rules have one name.
-    #[error("rule {name:?} is defined twice: give each rule a name of its own")]
+    /// Two rules have the same name.
+    #[error("rule {name:?} is defined twice: use a unique name for each rule")]
     DuplicateName {
         /// The name.
         name: String,
@@ -42,84 +42,84 @@ pub enum RulesError {
         /// The position of the second.
         second: usize,
     },
-    /// One rule is impossible.
+    /// A rule is invalid.
     #[error("rule {name:?}: {problem}")]
     Rule {
         /// Its name.
         name: String,
         /// Its position.
         position: usize,
-        /// What is wrong with it.
+        /// The error.
         problem: RuleError,
     },
 }
 
-/// What is wrong with one rule.
+/// Why a rule is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// Its name is impossible.
+    /// Its name is invalid.
     #[error(
-        "name is not usable: use 1 to {MAX_RULE_NAME} printable ASCII characters, for example \"login-per-ip\""
+        "name is invalid: use 1 to {MAX_RULE_NAME} printable ASCII characters, for example \"login-per-ip\""
     )]
     Name,
-    /// Its `when` is impossible.
+    /// Its `when` is invalid.
     #[error("when: {0}")]
     When(ConditionError),
-    /// Its `unless` is impossible.
+    /// Its `unless` is invalid.
     #[error("unless: {0}")]
     Unless(ConditionError),
-    /// Its `per` is impossible.
+    /// Its `per` is invalid.
     #[error("per: {0}")]
     Per(LabelListError),
-    /// Its `tag` is impossible.
+    /// Its `tag` is invalid.
     #[error("tag: {0}")]
     Tag(LabelListError),
-    /// Its `tag` names a label that its `per` does not: the counters of one identity would fall apart.
+    /// Its `tag` contains a label that its `per` does not: one identity would have several counters.
     #[error("tag: label {0:?} is not in per: add it there, so that one identity has one counter")]
     TagNotInPer(String),
-    /// Its numbers are impossible.
+    /// Its limit is invalid.
     #[error(transparent)]
     Limit(LimitError),
-    /// Its unit is impossible.
+    /// Its unit is invalid.
     #[error(transparent)]
     Unit(UnitError),
     /// Only a fixed window can be staggered.
-    #[error("stagger does nothing for {0}, which has no common edge: leave it out, or use fixed-window")]
+    #[error("{0} has no stagger: remove it, or use fixed-window")]
     Stagger(Algorithm),
-    /// One of its overrides is impossible.
+    /// One of its overrides is invalid.
     #[error("override {}: {problem}", position + 1)]
     Override {
         /// Its position among the rule's overrides.
         position: usize,
-        /// What is wrong with it.
+        /// The error.
         problem: OverrideError,
     },
 }
 
-/// What is wrong with a list of label names.
+/// Why a list of labels is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelListError {
     /// There are too many.
     #[error("{0} labels are too many: name at most {MAX_PER}")]
     TooMany(usize),
-    /// One is named twice.
+    /// A label occurs twice.
     #[error("label {0:?} is named twice: name it once")]
     Repeated(String),
-    /// A name is impossible.
+    /// The name of a label is invalid.
     #[error(transparent)]
     Label(#[from] LabelError),
 }
 
-/// What is wrong with one override.
+/// Why an override is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverrideError {
-    /// Its `when` is impossible.
+    /// Its `when` is invalid.
     #[error("when: {0}")]
     When(ConditionError),
-    /// Its numbers are impossible.
+    /// Its limit is invalid.
     #[error(transparent)]
     Limit(LimitError),
     /// It both exempts and blocks.
@@ -128,7 +128,7 @@ pub enum OverrideError {
 }
 
 impl Rule {
-    /// Whether the rule is possible, by itself: [`RuleSet::new`](super::RuleSet::new) also asks for names of its own.
+    /// Validates the rule by itself. [`RuleSet::new`](super::RuleSet::new) also requires unique names.
     ///
     /// # Errors
     /// The first of its [problems](Self::problems).
@@ -136,7 +136,7 @@ impl Rule {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// All that is wrong with it by itself, of each field the first.
+    /// Returns all errors of the rule by itself, the first one of each field.
     pub fn problems(&self) -> Vec<RuleError> {
         let burst = self.burst.and_then(|burst| self.limit.with_burst(burst).err()).map(RuleError::Limit);
         burst.into_iter().chain(problems_but_burst(self)).collect()
@@ -144,16 +144,16 @@ impl Rule {
 }
 
 impl Override {
-    /// Whether the override is possible for a rule with this limit.
+    /// Validates the override for a rule with this limit.
     ///
     /// # Errors
-    /// What is wrong with it, in the order of its fields.
+    /// The first error, in the order of its fields.
     pub fn check(&self, limit: &Limit) -> Result<(), OverrideError> {
         check_override(self, limit)
     }
 }
 
-/// Checks everything about a set of rules, and settles the burst of each.
+/// Validates a set of rules, and normalizes the burst of each.
 pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
     if rules.len() > MAX_RULES {
         return Err(RulesError::TooManyRules(rules.len()));
@@ -163,9 +163,9 @@ pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
         return Err(RulesError::TooManyOverrides(overrides));
     }
     for (position, rule) in rules.iter_mut().enumerate() {
-        let problem = settle_burst(rule).err().or_else(|| problems_but_burst(rule).into_iter().next());
+        let problem = normalize_burst(rule).err().or_else(|| problems_but_burst(rule).into_iter().next());
         if let Some(problem) = problem {
-            // An impossible name may be of any length.
+            // an invalid name may have any length
             let name = rule.name.chars().take(MAX_RULE_NAME).collect();
             return Err(RulesError::Rule { name, position, problem });
         }
@@ -179,8 +179,8 @@ pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
     Ok(())
 }
 
-/// Makes `rule.burst` and `rule.limit` agree: afterwards a burst that does not follow the amount is in both.
-fn settle_burst(rule: &mut Rule) -> Result<(), RuleError> {
+/// Makes `rule.burst` and `rule.limit` consistent: a burst that does not follow the amount is then in both.
+fn normalize_burst(rule: &mut Rule) -> Result<(), RuleError> {
     if let Some(burst) = rule.burst {
         rule.limit = rule.limit.with_burst(burst).map_err(RuleError::Limit)?;
     } else if rule.limit.capacity() != rule.limit.amount() {
@@ -221,7 +221,7 @@ fn check_tag(rule: &Rule) -> Result<(), RuleError> {
 
 fn check_stagger(rule: &Rule) -> Result<(), RuleError> {
     let algorithm = rule.limit.algorithm();
-    if rule.stagger && algorithm != Algorithm::FixedWindow {
+    if rule.stagger && !algorithm.properties().has_phase {
         Err(RuleError::Stagger(algorithm))
     } else {
         Ok(())
@@ -242,8 +242,8 @@ fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
     Ok(())
 }
 
-/// Each number is checked by itself, against the rule's algorithm. That is enough for every mixture: the range
-/// of an amount, a window and a burst depends on the algorithm only, and no override changes that.
+/// Validates each number by itself against the algorithm of the rule. This covers every combination of overrides: the ranges of amount, window
+/// and burst depend only on the algorithm, which no override changes.
 fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> {
     other.when.check().map_err(OverrideError::When)?;
     let amount = other.amount.unwrap_or(limit.amount());

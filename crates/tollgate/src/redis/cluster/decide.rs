@@ -1,5 +1,5 @@
 //! Decides a batch of checks. One whose counters are all on one node is decided in one call. Otherwise, checks that span
-//! several nodes are reserved level by level, one call per node and level, and taken back where a later level denies.
+//! several nodes are reserved level by level, one call per node and level, and refunded if a later level denies.
 
 use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
@@ -26,16 +26,17 @@ use crate::{
     store::{Answered, Decided, StoreError, each},
 };
 
-/// How long several checks wait together for the keys of their slot, before each goes by itself.
+/// How long a batch waits for the keys of a migrating slot before its checks are sent separately.
 const BATCH_MIGRATION_WAIT: Duration = Duration::from_millis(20);
-/// How often a take-back that did not run is tried, and how long to wait in between.
+/// Number of attempts of a refund that did not run.
 const REFUND_ATTEMPTS: usize = 3;
+/// Pause between two attempts of a refund.
 const REFUND_PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) type Each = Vec<Result<Answered, StoreError>>;
 
 impl Cluster {
-    /// Decides each check. What is reserved for one whose caller goes away meanwhile is still settled.
+    /// Decides each check. Reservations are settled even if the caller is cancelled meanwhile.
     pub(in crate::redis) async fn decide(
         self: &Arc<Self>,
         prefix: &str,
@@ -73,7 +74,7 @@ impl Cluster {
             return batch.decide().await;
         }
         let count = checks.len();
-        let lost = |_| vec![Err(StoreError::Ambiguous("the runtime has ended".to_owned())); count];
+        let lost = |_| vec![Err(StoreError::Ambiguous("the runtime has shut down".to_owned())); count];
         tokio::spawn(async move { batch.decide().await }).await.unwrap_or_else(lost)
     }
 
@@ -87,8 +88,8 @@ impl Cluster {
     ) -> Each {
         let wait = if checks.len() > 1 { BATCH_MIGRATION_WAIT } else { REDIRECT_TIMEOUT };
         match self.call_within(wait, slot, prefix, checks, times).await {
-            Err(CallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
-                // while a slot moves, only calls of one key are sure to find it
+            Err(SlotCallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
+                // while a slot migrates, only calls with one key always succeed
                 let mut each_alone = Vec::with_capacity(checks.len());
                 for check in checks {
                     let alone = slice::from_ref(check);
@@ -108,13 +109,13 @@ impl Cluster {
         prefix: &str,
         checks: &[Check],
         times: CallTimes,
-    ) -> Result<Decided, CallError> {
+    ) -> Result<Decided, SlotCallError> {
         let call = encode(prefix, checks, times)?;
         let reply = self.send_within(wait, slot, RedisRequest::Script(&call)).await?;
         Ok(decode(&bytes(reply)?, &call, checks)?)
     }
 
-    /// Forgets counters, slot by slot; how many were there.
+    /// Removes counters, slot by slot, and returns how many existed.
     pub(in crate::redis) async fn reset(
         self: &Arc<Self>,
         prefix: &str,
@@ -129,46 +130,47 @@ impl Cluster {
         });
         let requests: Vec<(u16, redis::Cmd)> = requests.collect();
         let sent = requests.iter().map(|(slot, request)| self.send(*slot, RedisRequest::Command(request)));
-        let mut forgotten = 0;
+        let mut removed = 0;
         let mut failed = None;
         for reply in join_all(sent).await {
             match reply.and_then(number) {
-                Ok(count) => forgotten += count,
+                Ok(count) => removed += count,
                 Err(failure) => failed = Some(failure),
             }
         }
         match failed {
-            None => Ok(forgotten),
-            Some(failure) if forgotten == 0 => Err(failure.into()),
-            Some(failure) => {
-                Err(StoreError::Ambiguous(format!("part was forgotten: {}", StoreError::from(failure))))
-            }
+            None => Ok(removed),
+            Some(failure) if removed == 0 => Err(failure.into()),
+            Some(failure) => Err(StoreError::Ambiguous(format!(
+                "only some counters were removed: {}",
+                StoreError::from(failure)
+            ))),
         }
     }
 }
 
-enum CallError {
+enum SlotCallError {
     Failed(CallFailure),
     Store(StoreError),
 }
 
-impl From<CallFailure> for CallError {
+impl From<CallFailure> for SlotCallError {
     fn from(failure: CallFailure) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<StoreError> for CallError {
+impl From<StoreError> for SlotCallError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<CallError> for StoreError {
-    fn from(error: CallError) -> Self {
+impl From<SlotCallError> for StoreError {
+    fn from(error: SlotCallError) -> Self {
         match error {
-            CallError::Failed(failure) => failure.into(),
-            CallError::Store(error) => error,
+            SlotCallError::Failed(failure) => failure.into(),
+            SlotCallError::Store(error) => error,
         }
     }
 }
@@ -179,7 +181,7 @@ fn only_slot(split: &[Vec<Part>]) -> Option<u16> {
     slots.all(|slot| slot == first).then_some(first)
 }
 
-/// A batch on its way.
+/// A batch in progress.
 struct Batch {
     cluster: Arc<Cluster>,
     prefix: String,
@@ -188,9 +190,9 @@ struct Batch {
     times: CallTimes,
 }
 
-/// A part of a check, by their places.
+/// The indexes of a check and one of its parts.
 #[derive(Clone, Copy)]
-struct Place {
+struct PartIndex {
     check: usize,
     part: usize,
 }
@@ -199,7 +201,7 @@ impl Batch {
     async fn decide(self) -> Each {
         let checks = self.checks.iter().zip(&self.split);
         let mut progress: Vec<Progress> = checks.map(|(check, parts)| Progress::new(check, parts)).collect();
-        self.look(&mut progress).await;
+        self.peek(&mut progress).await;
         let levels = self.split.iter().flatten().map(|part| part.level + 1).max().unwrap_or(0);
         for level in 0..levels {
             self.reserve(level, &mut progress).await;
@@ -207,122 +209,122 @@ impl Batch {
         self.settle(progress).await
     }
 
-    /// Peeks at all parts of the checks over several slots that did not have room lately, so that most denials are known
-    /// before anything is reserved.
-    async fn look(&self, progress: &mut [Progress]) {
-        let has_room = self.cluster.recent_capacity.is_sufficient(&self.checks);
-        let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
-        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            if reserves(check, parts) && !has_room[check_place] {
-                for (part_place, part) in parts.iter().enumerate() {
-                    let place = Place { check: check_place, part: part_place };
-                    let look = part.ask(check, Operation::Peek, check.count());
-                    calls.entry(part.slot).or_default().push((place, look));
+    /// Peeks at all parts of checks over several slots whose counters had few free units, so that most denials are known before
+    /// anything is reserved.
+    async fn peek(&self, progress: &mut [Progress]) {
+        let has_capacity = self.cluster.recent_capacity.is_sufficient(&self.checks);
+        let mut calls: BTreeMap<u16, Vec<(PartIndex, Check)>> = BTreeMap::new();
+        for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            if reserves(check, parts) && !has_capacity[check_index] {
+                for (part_index, part) in parts.iter().enumerate() {
+                    let index = PartIndex { check: check_index, part: part_index };
+                    let peek = part.to_check(check, Operation::Peek, check.count());
+                    calls.entry(part.slot).or_default().push((index, peek));
                 }
             }
         }
         let mut peeked: BTreeMap<usize, BTreeMap<usize, Result<Answered, StoreError>>> = BTreeMap::new();
-        for (place, _, answered) in self.send(calls, self.times).await {
-            peeked.entry(place.check).or_default().insert(place.part, answered);
+        for (index, _, answered) in self.send(calls, self.times).await {
+            peeked.entry(index.check).or_default().insert(index.part, answered);
         }
-        for (check_place, peeked) in peeked {
-            let (check, parts) = (&self.checks[check_place], &self.split[check_place]);
-            progress[check_place].record_peeks(check, parts, peeked.into_values().collect());
+        for (check_index, peeked) in peeked {
+            let (check, parts) = (&self.checks[check_index], &self.split[check_index]);
+            progress[check_index].record_peeks(check, parts, peeked.into_values().collect());
         }
     }
 
-    /// Sends what is on this level and records the answers.
+    /// Sends the parts of this level and records the answers.
     async fn reserve(&self, level: usize, progress: &mut [Progress]) {
-        let mut calls: BTreeMap<u16, Vec<(Place, Check)>> = BTreeMap::new();
-        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            let Progress { outcome, granted, error, .. } = &progress[check_place];
-            let is_in_vain = check.operation() == Operation::Check && (*granted == 0 || error.is_some());
-            let is_over = outcome.is_some() || is_in_vain;
-            for (part_place, part) in parts.iter().enumerate().filter(|(_, part)| part.level == level) {
+        let mut calls: BTreeMap<u16, Vec<(PartIndex, Check)>> = BTreeMap::new();
+        for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            let Progress { outcome, granted, error, .. } = &progress[check_index];
+            let is_denied = check.operation() == Operation::Check && (*granted == 0 || error.is_some());
+            let is_over = outcome.is_some() || is_denied;
+            for (part_index, part) in parts.iter().enumerate().filter(|(_, part)| part.level == level) {
                 if !is_over {
                     let count = if check.operation() == Operation::Check { *granted } else { check.count() };
-                    let ask = part.ask(check, check.operation(), count);
-                    let place = Place { check: check_place, part: part_place };
-                    calls.entry(part.slot).or_default().push((place, ask));
+                    let request = part.to_check(check, check.operation(), count);
+                    let index = PartIndex { check: check_index, part: part_index };
+                    calls.entry(part.slot).or_default().push((index, request));
                 }
             }
         }
-        for (place, ask, answered) in self.send(calls, self.times).await {
-            let progress = &mut progress[place.check];
+        for (index, request, answered) in self.send(calls, self.times).await {
+            let progress = &mut progress[index.check];
             match answered {
                 Ok(Answered { at, answers }) => {
-                    if ask.operation() == Operation::Check {
-                        let passes = ask.tiers().iter().zip(&answers);
+                    if request.operation() == Operation::Check {
+                        let passes = request.tiers().iter().zip(&answers);
                         let passes = passes.map(|(tier, answer)| (&tier.terms, answer.passes));
                         progress.granted = granted(progress.granted, passes);
                     }
-                    progress.reserved[place.part] = Some(Reserved { at, count: ask.count(), answers });
+                    progress.reserved[index.part] = Some(Reserved { at, count: request.count(), answers });
                 }
                 Err(error) => progress.fail(error),
             }
         }
     }
 
-    /// Takes back what was reserved beyond what passes, and combines the answers of each check.
+    /// Refunds reservations beyond the granted requests, and combines the answers of each check.
     async fn settle(&self, progress: Vec<Progress>) -> Each {
-        let mut open: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
-        for (check_place, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            let Progress { outcome, peeked, reserved, granted, error } = &progress[check_place];
+        let mut open: BTreeMap<u16, Vec<(PartIndex, FollowUp)>> = BTreeMap::new();
+        for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            let Progress { outcome, peeked, reserved, granted, error } = &progress[check_index];
             if outcome.is_some() || !reserves(check, parts) {
                 continue;
             }
             let granted = if error.is_some() { 0 } else { *granted };
-            for (part_place, part) in parts.iter().enumerate() {
-                let place = Place { check: check_place, part: part_place };
-                let mut follow_ups = part.follow_ups(check, reserved[part_place].as_ref(), granted);
-                if reserved[part_place].is_none() && peeked.is_empty() {
+            for (part_index, part) in parts.iter().enumerate() {
+                let index = PartIndex { check: check_index, part: part_index };
+                let mut follow_ups = part.follow_ups(check, reserved[part_index].as_ref(), granted);
+                if reserved[part_index].is_none() && peeked.is_empty() {
                     follow_ups.push(part.late_peek(check));
                 }
                 // the answer to a check that failed is the error
                 follow_ups.retain(|follow_up| error.is_none() || follow_up.kind == Kind::Refund);
-                open.entry(part.slot).or_default().extend(follow_ups.into_iter().map(|one| (place, one)));
+                open.entry(part.slot).or_default().extend(follow_ups.into_iter().map(|one| (index, one)));
             }
         }
         let mut done = self.follow_up(open).await;
 
         let checks = self.checks.iter().zip(&self.split).zip(progress).enumerate();
         checks
-            .map(|(check_place, ((check, parts), progress))| {
+            .map(|(check_index, ((check, parts), progress))| {
                 let mut of_parts: Vec<Vec<Done>> = Vec::new();
                 of_parts.resize_with(parts.len(), Vec::new);
-                for (place, done) in done.extract_if(.., |(place, _)| place.check == check_place) {
-                    of_parts[place.part].push(done);
+                for (index, done) in done.extract_if(.., |(index, _)| index.check == check_index) {
+                    of_parts[index.part].push(done);
                 }
                 progress.outcome(check, parts, &of_parts)
             })
             .collect()
     }
 
-    /// Sends the follow-ups, take-backs first. A take-back that did not run is sent again; one that was lost is not.
-    async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(Place, FollowUp)>>) -> Vec<(Place, Done)> {
-        let without_deadline = CallTimes { deadline: None, by: None, ..self.times };
+    /// Sends the follow-ups, refunds first. A refund that did not run is repeated; one whose reply was lost is not.
+    async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(PartIndex, FollowUp)>>) -> Vec<(PartIndex, Done)> {
+        let without_deadline = CallTimes { deadline: None, process_deadline: None, ..self.times };
         let mut done = Vec::new();
         open.retain(|_, follow_ups| !follow_ups.is_empty());
         for attempt in 1..=REFUND_ATTEMPTS {
             let by_slot = std::mem::take(&mut open).into_iter().map(|(slot, mut follow_ups)| {
                 follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::Refund);
-                let tagged = follow_ups.into_iter().map(|(place, follow_up)| {
+                let tagged = follow_ups.into_iter().map(|(index, follow_up)| {
                     let check = follow_up.check.clone();
-                    ((slot, place, follow_up), check)
+                    ((slot, index, follow_up), check)
                 });
                 (slot, tagged.collect())
             });
-            let mut failed: BTreeMap<u16, Vec<(Place, FollowUp)>> = BTreeMap::new();
-            for ((slot, place, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
+            let mut failed: BTreeMap<u16, Vec<(PartIndex, FollowUp)>> = BTreeMap::new();
+            for ((slot, index, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
                 match answered {
                     Err(StoreError::NotRun(_))
                         if follow_up.kind == Kind::Refund && attempt < REFUND_ATTEMPTS =>
                     {
-                        failed.entry(slot).or_default().push((place, follow_up));
+                        failed.entry(slot).or_default().push((index, follow_up));
                     }
                     answered => {
                         let answers = answered.ok().map(|answered| answered.answers);
-                        done.push((place, Done { follow_up, answers }));
+                        done.push((index, Done { follow_up, answers }));
                     }
                 }
             }

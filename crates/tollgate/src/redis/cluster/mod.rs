@@ -1,8 +1,8 @@
-//! A Cluster: each slot's requests go to the node that serves it, over one connection a node.
+//! A Cluster: the requests of a slot go to the node that serves it, over one connection per node.
 //!
-//! The client's own cluster connection sends a request again when its reply was lost, so it is not used. Here, only
-//! a reply that proves that nothing ran sends a request elsewhere: `MOVED`, `ASK` and `TRYAGAIN` are followed, for a
-//! bounded time. A node that is gone harms the slots that it serves, and no others.
+//! The cluster connection of the client library repeats a request whose reply was lost, so it is not used. Here, a request is sent to
+//! another node only after a reply that proves that nothing ran: `MOVED`, `ASK` and `TRYAGAIN` are followed for a bounded time. An
+//! unavailable node affects only the slots that it serves.
 
 mod decide;
 mod node_call;
@@ -33,17 +33,17 @@ use super::{
 };
 use crate::{check::Check, key::Key};
 
-/// How long a request is sent after a slot that moves; callers give up sooner.
+/// How long redirections of a migrating slot are followed; callers give up sooner.
 const REDIRECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to wait for a slot's keys to arrive before asking again.
+/// Wait before a request for a migrating slot is repeated.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
-/// How many redirections are followed without a pause: more mean that nodes disagree.
+/// Number of redirections that are followed without a pause; with more, nodes disagree.
 const QUICK_HOPS: u32 = 4;
-/// How long a node may take to tell who serves what.
+/// How long a node may take to return the slot map.
 const MAP_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a node may take to answer for the first time; then the others are used without it.
+/// How long a node may take for its first answer; the others are then used without it.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(1);
-/// The least time between two questions for who serves what.
+/// Minimum time between two refreshes of the slot map.
 const MAP_PAUSE: Duration = Duration::from_millis(250);
 
 type Refreshed = Option<Result<(), String>>;
@@ -58,16 +58,16 @@ pub(super) struct Cluster {
     recent_capacity: RecentCapacity,
 }
 
-/// Who serves what, as one node tells it.
+/// The slot assignment, as reported by one node.
 pub(super) struct Layout {
-    /// Each node that serves anything, with a tag of which it serves the slot.
+    /// Each node that serves slots, with a tag in one of its slots.
     pub(super) nodes: Vec<(Node, String)>,
-    /// How many slots nobody serves.
+    /// Number of slots without a node.
     pub(super) unserved: u16,
 }
 
 impl Layout {
-    /// Reads the reply of `CLUSTER SLOTS` that `asked` gave.
+    /// Parses the reply of `CLUSTER SLOTS` from `asked`.
     pub(super) fn read(reply: Value, asked: &Node) -> Option<Self> {
         let map = SlotMap::read(reply, asked)?;
         let nodes = map.nodes().iter().filter_map(|node| Some((node.clone(), map.tag_at(node)?)));
@@ -78,7 +78,7 @@ impl Layout {
 
 #[derive(Default)]
 struct Refresh {
-    /// The question that is under way, or was last.
+    /// The current or last refresh.
     outcome: Option<watch::Receiver<Refreshed>>,
     ended: Option<Instant>,
 }
@@ -100,13 +100,13 @@ impl Cluster {
         &self.connector
     }
 
-    /// The connections to all nodes that were asked.
+    /// Returns the connections to all nodes used so far.
     pub(super) fn connections(&self) -> Vec<Arc<ServerConnection>> {
         self.connections.lock().values().cloned().collect()
     }
 
-    /// Learns who serves what, and sends a request to every node that serves anything: each is connected to then. Fails if none
-    /// answers; one that is away harms its own slots only.
+    /// Fetches the slot map and sends a request to every node that serves slots, which connects to each of them. Fails if no node
+    /// answers.
     pub(super) async fn warm_up(self: &Arc<Self>, request: RedisRequest<'_>) -> Result<(), CallFailure> {
         self.refreshed().await.map_err(CallFailure::NotSent)?;
         let connections: Vec<Arc<ServerConnection>> =
@@ -114,7 +114,7 @@ impl Cluster {
         let sent = connections
             .iter()
             .map(|connection| timeout(WARM_UP_TIMEOUT, connection.send(request, Asking::No)));
-        let mut outcome = Err(CallFailure::NotSent("no node of the cluster serves anything".to_owned()));
+        let mut outcome = Err(CallFailure::NotSent("no node of the cluster serves slots".to_owned()));
         for reply in join_all(sent).await {
             match reply {
                 Ok(Ok(_)) => outcome = Ok(()),
@@ -128,7 +128,7 @@ impl Cluster {
         outcome
     }
 
-    /// Which node decides a check. Those over several nodes have a lane of their own.
+    /// Returns the lane of a check: the number of its node, or 0 for a check over several nodes.
     pub(super) fn lane(&self, check: &Check) -> u64 {
         let map = self.map.read();
         let mut lanes =
@@ -137,11 +137,11 @@ impl Cluster {
         if lanes.all(|lane| lane == first) { first } else { 0 }
     }
 
-    /// Whether the node of a lane would decide, or any node where it is nobody's.
+    /// Probes the node of a lane, or all nodes until one succeeds if the lane has none.
     pub(super) async fn probe(self: &Arc<Self>, lane: u64, prefix: &str) -> Result<Value, CallFailure> {
         let nodes = self.map.read().nodes().to_vec();
-        let nobody = "no node of the cluster is known to serve anything";
-        let mut outcome = Err(CallFailure::NotSent(nobody.to_owned()));
+        let none = "no node of the cluster serves slots";
+        let mut outcome = Err(CallFailure::NotSent(none.to_owned()));
         let is_known = nodes.iter().any(|node| node.number() == lane);
         for node in nodes.iter().filter(|node| !is_known || node.number() == lane) {
             let Some(tag) = self.map.read().tag_at(node) else { continue };
@@ -151,7 +151,7 @@ impl Cluster {
                 return outcome;
             }
         }
-        // whoever is gone may have been replaced
+        // an unavailable node may have been replaced
         self.refresh_soon();
         outcome
     }
@@ -174,12 +174,12 @@ impl Cluster {
         self.send(slot_of(key), request).await
     }
 
-    /// Sends a request to the node that serves the slot, wherever that is by now.
+    /// Sends a request to the current node of a slot.
     async fn send(self: &Arc<Self>, slot: u16, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
         self.send_within(REDIRECT_TIMEOUT, slot, request).await
     }
 
-    /// The same; for keys that are not together yet, it waits at most so long.
+    /// Sends a request to the current node of a slot. Waits at most `wait` for the keys of a migrating slot.
     async fn send_within(
         self: &Arc<Self>,
         wait: Duration,
@@ -194,7 +194,7 @@ impl Cluster {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            // a node that took its time before it said where to go is no reason not to go there
+            // the first redirections are followed even if the node answered slowly
             let is_late = hop >= QUICK_HOPS && start.elapsed() >= REDIRECT_TIMEOUT;
             match &failure {
                 CallFailure::Rejected { code, detail } if code == "MOVED" || code == "ASK" => {
@@ -214,7 +214,7 @@ impl Cluster {
                     }
                 }
                 CallFailure::Rejected { code, .. } if code == "TRYAGAIN" && start.elapsed() < wait => {
-                    // from the start: the slot may have arrived meanwhile
+                    // start again: the migration may have finished meanwhile
                     sleep(MOVE_PAUSE).await;
                     node = self.owner(slot).await?;
                     asking = Asking::No;
@@ -229,8 +229,8 @@ impl Cluster {
                     return Err(failure);
                 }
                 CallFailure::NotSent(_) => {
-                    // others may know who has taken over; if it is still the same, only its own slots suffer
-                    if is_late || !self.refreshed_since_a_while().await {
+                    // another node may have taken over
+                    if is_late || !self.refresh_if_stale().await {
                         return Err(failure);
                     }
                     let next = self.owner(slot).await?;
@@ -241,7 +241,7 @@ impl Cluster {
                 }
             }
         }
-        unreachable!("hops are counted without end, and time is bounded")
+        unreachable!("the loop ends by return")
     }
 
     async fn owner(self: &Arc<Self>, slot: u16) -> Result<Node, CallFailure> {
@@ -265,8 +265,8 @@ impl Cluster {
         connection
     }
 
-    /// Asks who serves what, unless that was asked a moment ago; whether it was asked now.
-    async fn refreshed_since_a_while(self: &Arc<Self>) -> bool {
+    /// Refreshes the slot map unless that happened recently, and returns whether it was refreshed now.
+    async fn refresh_if_stale(self: &Arc<Self>) -> bool {
         let is_fresh = self.refresh.lock().ended.is_some_and(|ended| ended.elapsed() < MAP_PAUSE);
         !is_fresh && self.refreshed().await.is_ok()
     }
@@ -274,12 +274,12 @@ impl Cluster {
     async fn refreshed(self: &Arc<Self>) -> Result<(), String> {
         let mut outcome = self.refresh_soon();
         match outcome.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().expect("the wait was for an outcome"),
-            Err(_) => Err("the runtime has ended".to_owned()),
+            Ok(outcome) => outcome.clone().expect("the outcome is present after the wait"),
+            Err(_) => Err("the runtime has shut down".to_owned()),
         }
     }
 
-    /// Asks who serves what, in a task of its own: one at a time, and not too often.
+    /// Refreshes the slot map in a separate task: one at a time, and not more often than [`MAP_PAUSE`].
     fn refresh_soon(self: &Arc<Self>) -> watch::Receiver<Refreshed> {
         let mut refresh = self.refresh.lock();
         if let Some(outcome) = &refresh.outcome
@@ -288,7 +288,7 @@ impl Cluster {
         {
             return outcome.clone();
         }
-        let (told, outcome) = watch::channel(None);
+        let (sender, outcome) = watch::channel(None);
         refresh.outcome = Some(outcome.clone());
         let not_before = refresh.ended.map(|ended| ended + MAP_PAUSE);
         let cluster = Arc::clone(self);
@@ -296,44 +296,44 @@ impl Cluster {
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
             }
-            let learned = cluster.learn().await;
+            let learned = cluster.fetch_map().await;
             cluster.refresh.lock().ended = Some(Instant::now());
-            told.send_replace(Some(learned));
+            sender.send_replace(Some(learned));
         });
         outcome
     }
 
-    /// Asks one node after the other, those first to which there is a connection.
-    async fn learn(&self) -> Result<(), String> {
+    /// Fetches the slot map from one node after the other, connected nodes first.
+    async fn fetch_map(&self) -> Result<(), String> {
         let mut nodes = self.map.read().nodes().to_vec();
         nodes.extend(self.seeds.iter().cloned());
         nodes.sort_by_cached_key(|node| !self.connection(node).is_up());
         nodes.dedup();
-        let mut question = redis::cmd("CLUSTER");
-        question.arg("SLOTS");
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
         let mut reasons = Vec::new();
         for node in nodes {
             let connection = self.connection(&node);
-            let answer = connection.send(RedisRequest::Command(&question), Asking::No);
+            let answer = connection.send(RedisRequest::Command(&command), Asking::No);
             match timeout(MAP_TIMEOUT, answer).await {
                 Ok(Ok(reply)) => match SlotMap::read(reply, &node) {
                     Some(map) => {
                         self.adopt(map);
                         return Ok(());
                     }
-                    None => reasons.push(format!("{node} knows no slots")),
+                    None => reasons.push(format!("{node}: empty slot map")),
                 },
                 Ok(Err(failure)) => reasons.push(match failure {
                     CallFailure::Rejected { code, detail } => format!("{node}: {code} {detail}"),
                     CallFailure::NotSent(reason) | CallFailure::ReplyLost(reason) => reason,
                 }),
-                Err(_) => reasons.push(format!("{node} does not answer within {MAP_TIMEOUT:?}")),
+                Err(_) => reasons.push(format!("{node}: no reply within {MAP_TIMEOUT:?}")),
             }
         }
         Err(reasons.join("; "))
     }
 
-    /// Takes over a map, and lets go of nodes that are no longer on it.
+    /// Installs a slot map and drops connections to removed nodes.
     fn adopt(&self, map: SlotMap) {
         self.connections.lock().retain(|node, _| map.nodes().contains(node) || self.seeds.contains(node));
         *self.map.write() = map;

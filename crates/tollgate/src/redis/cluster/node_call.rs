@@ -2,7 +2,7 @@
 //!
 //! Redis rejects `KEYS` of several slots, but lets a script access other keys of slots that its node serves. The script
 //! reads every key before it writes anything, so it runs as a whole or not at all: a key that the node does not serve, or
-//! that has migrated, is an error. What could not run is sent again with one call per slot.
+//! that has migrated, is an error. A call that could not run is repeated with one call per slot.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What became of a check whose tiers are on several slots, from what each of them said.
+//! The outcome of a check whose tiers are on several slots, combined from their answers.
 
 use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 
@@ -8,20 +8,20 @@ use crate::{
     store::{Answered, StoreError},
 };
 
-/// How far a check has come.
+/// The progress of a check.
 pub(super) struct Progress {
-    /// What became of it, once that is known.
+    /// The outcome, once known.
     pub(super) outcome: Option<Result<Answered, StoreError>>,
-    /// The answers of each part to the look before reservations; empty if there was none.
+    /// The answers of each part to the peek before reservations; empty without a peek.
     pub(super) peeked: Vec<Vec<Answer>>,
-    /// What each part answered, as far as it was asked.
+    /// The reservation of each part, if there was one.
     pub(super) reserved: Vec<Option<Reserved>>,
-    /// How many requests pass all parts up to now.
+    /// Number of requests that pass all parts so far.
     pub(super) granted: u32,
     pub(super) error: Option<StoreError>,
 }
 
-/// Whether what passes has to be reserved on one slot after the other.
+/// Returns whether requests must be reserved on one slot after the other.
 pub(super) fn reserves(check: &Check, parts: &[Part]) -> bool {
     check.operation() == Operation::Check && parts.len() > 1
 }
@@ -37,8 +37,7 @@ impl Progress {
         }
     }
 
-    /// HealthCounters what the parts of a check said when they were peeked at. If one refuses, that is the outcome, whatever became of
-    /// the others; and if one could not be asked, nothing needs to be reserved.
+    /// Records the answers to the peek. If one part denies, that is the outcome. If one part failed, nothing is reserved.
     pub(super) fn record_peeks(
         &mut self,
         check: &Check,
@@ -66,22 +65,22 @@ impl Progress {
             _ if self.granted == 0 => {
                 Some(Ok(Answered { at, answers: in_order(check, parts, self.peeked.clone()) }))
             }
-            // a look changes nothing, also if it was lost
+            // a peek changes nothing, even if its reply was lost
             Some(StoreError::Ambiguous(reason)) => Some(Err(StoreError::NotRun(reason))),
             Some(error) => Some(Err(error)),
             None => None,
         };
     }
 
-    /// HealthCounters that a part failed. That one may have run outweighs that others did not.
+    /// Records the failure of a part. An ambiguous failure takes precedence.
     pub(super) fn fail(&mut self, error: StoreError) {
         if !matches!(self.error, Some(StoreError::Ambiguous(_))) {
             self.error = Some(error);
         }
     }
 
-    /// What became of a check. A take-back that was lost leaves the units of the reservation counted until their
-    /// window ends: less is admitted, never more.
+    /// Returns the outcome of a check. After a lost refund, the reserved units count until their window ends: less is admitted, never
+    /// more.
     pub(super) fn outcome(
         self,
         check: &Check,
@@ -98,12 +97,12 @@ impl Progress {
                 .iter()
                 .flatten()
                 .any(|part| !is_check || part.answers.iter().any(|answer| answer.charged > 0));
-            let all_taken_back = done.iter().flatten().all(|done| done.answers.is_some());
+            let all_refunded = done.iter().flatten().all(|done| done.answers.is_some());
             return Err(match error {
                 StoreError::Ambiguous(_) => error,
                 error if !others_ran || check.operation() == Operation::Peek => error,
-                error if is_check && all_taken_back => error,
-                error => StoreError::Ambiguous(format!("some of the tiers were charged: {error}")),
+                error if is_check && all_refunded => error,
+                error => StoreError::Ambiguous(format!("only some tiers were charged: {error}")),
             });
         }
         let at = self.reserved.iter().flatten().map(|reserved| reserved.at).max().unwrap_or_default();
@@ -121,12 +120,12 @@ impl Progress {
     }
 }
 
-/// The answers of a part that was first peeked at when another one had denied.
+/// Returns the answers of a part that was peeked at after another one had denied.
 fn late_peek(done: &[Done]) -> Option<Vec<Answer>> {
     done.iter().find(|done| done.follow_up.kind == Kind::LatePeek)?.answers.clone()
 }
 
-/// The answers of a check's tiers, from those of its parts.
+/// Returns the answers of the tiers in the order of the check.
 fn in_order(check: &Check, parts: &[Part], answers: Vec<Vec<Answer>>) -> Vec<Answer> {
     let mut places: Vec<(usize, Answer)> = Vec::with_capacity(check.tiers().len());
     for (part, answers) in parts.iter().zip(answers) {

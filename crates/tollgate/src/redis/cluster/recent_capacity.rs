@@ -1,8 +1,8 @@
-//! How much room counters had when they last answered this process.
+//! The free units of counters in their last answers to this process.
 //!
-//! A check over several nodes whose tiers all had room is reserved without a look first. This never admits more than the
-//! limits allow: the script decides, and a reservation is taken back if a later node denies. The memory only chooses
-//! between a round trip that is probably wasted and a reservation that is probably taken back.
+//! A check over several nodes whose tiers all had free units is reserved without a peek first. This never admits more than the limits
+//! allow: the script decides, and a reservation is refunded if a later node denies. The recorded units only choose between a round
+//! trip that is probably wasted and a reservation that is probably refunded.
 
 use std::{
     collections::HashMap,
@@ -19,13 +19,13 @@ use crate::{
     store::{Answered, StoreError},
 };
 
-/// How many counters are remembered, at 8 bytes each. A counter replaces the one that it shares its place with.
+/// Number of recorded counters, at 8 bytes each. A counter replaces another one with the same index.
 const MAX_COUNTERS: usize = 1 << 17;
-/// For how many checks of the same size a counter must have had recent_capacity: one for this check, and one for whatever other
-/// processes took meanwhile.
-const CHECKS_OF_ROOM: u64 = 2;
+/// For how many checks of the same size a counter must have had free units: one for this check, and one for checks of other
+/// processes meanwhile.
+const REQUIRED_CHECKS: u64 = 2;
 
-/// Units that were free in each counter, by the last answer.
+/// The free units of each counter in its last answer.
 pub(super) struct RecentCapacity {
     /// The fingerprint of key and limit in the upper half, the free units in the lower half.
     counters: Box<[AtomicU64]>,
@@ -39,29 +39,28 @@ impl Default for RecentCapacity {
     }
 }
 
-/// Where a counter is remembered. Its limit is part of the fingerprint, so that after an answer under another limit nothing
-/// is known under this one.
+/// The record of a counter. The limit is part of the fingerprint, so an answer under another limit is not used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Entry {
-    place: usize,
+    index: usize,
     fingerprint: u32,
 }
 
 impl RecentCapacity {
-    /// Records how many units the counters of each check had left; nothing is known of those without an answer.
+    /// Records the free units of the counters of each check; 0 for those without an answer.
     pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<Answered, StoreError>]) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             let answers = outcome.as_ref().map_or(&[][..], |answered| &answered.answers);
             let available = answers.iter().map(|answer| answer.available).chain(repeat(0));
             for (tier, available) in check.tiers().iter().zip(available) {
-                let Entry { place, fingerprint } = self.entry(tier);
+                let Entry { index, fingerprint } = self.entry(tier);
                 let units = u32::try_from(available.max(0)).unwrap_or(u32::MAX);
-                self.counters[place].store(u64::from(fingerprint) << 32 | u64::from(units), Relaxed);
+                self.counters[index].store(u64::from(fingerprint) << 32 | u64::from(units), Relaxed);
             }
         }
     }
 
-    /// Returns, for each check of a batch, whether all of its counters had enough room for it and the checks before it.
+    /// Returns, for each check of a batch, whether all of its counters had enough free units for it and the checks before it.
     pub(super) fn is_sufficient(&self, checks: &[Check]) -> Vec<bool> {
         let mut taken: HashMap<Entry, u64> = HashMap::new();
         let is_sufficient = |check: &Check| {
@@ -70,7 +69,7 @@ impl RecentCapacity {
                 let entry = self.entry(tier);
                 let units = tier.terms.cost.units().saturating_mul(u64::from(check.count()));
                 let taken = taken.entry(entry).or_default();
-                let wanted = taken.saturating_add(units.saturating_mul(CHECKS_OF_ROOM)).max(1);
+                let wanted = taken.saturating_add(units.saturating_mul(REQUIRED_CHECKS)).max(1);
                 // a shadow tier does not deny
                 is_enough &= tier.terms.mode == Mode::Shadow || self.units(entry) >= wanted;
                 *taken = taken.saturating_add(units);
@@ -80,9 +79,9 @@ impl RecentCapacity {
         checks.iter().map(is_sufficient).collect()
     }
 
-    /// Returns the units that were free, or 0 if nothing is known.
+    /// Returns the recorded free units, or 0 without a record.
     fn units(&self, entry: Entry) -> u64 {
-        let counter = self.counters[entry.place].load(Relaxed);
+        let counter = self.counters[entry.index].load(Relaxed);
         if counter >> 32 == u64::from(entry.fingerprint) { counter & u64::from(u32::MAX) } else { 0 }
     }
 
@@ -91,7 +90,7 @@ impl RecentCapacity {
         let counter = self.hasher.hash_one((&tier.key, limit.algorithm()));
         let fingerprint = self.hasher.hash_one((counter, limit)) >> 32;
         Entry {
-            place: usize::try_from(counter % MAX_COUNTERS as u64).expect("a remainder below MAX_COUNTERS"),
+            index: usize::try_from(counter % MAX_COUNTERS as u64).expect("a remainder below MAX_COUNTERS"),
             fingerprint: u32::try_from(fingerprint).expect("the upper half of a hash"),
         }
     }
@@ -122,16 +121,19 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_must_have_had_room_for_two_such_checks_under_the_same_limit() {
+    fn a_counter_needs_free_units_for_two_such_checks_under_the_same_limit() {
         let capacity = RecentCapacity::default();
         let is_sufficient = |check: Check| capacity.is_sufficient(&[check])[0];
-        assert!(!is_sufficient(check(vec![tier("a", 10, 1)])), "nothing is known");
+        assert!(!is_sufficient(check(vec![tier("a", 10, 1)])), "nothing is recorded");
         record(&capacity, tier("a", 10, 1), 4);
         assert!(is_sufficient(check(vec![tier("a", 10, 2)])));
         assert!(!is_sufficient(check(vec![tier("a", 10, 3)])));
         assert!(is_sufficient(check(vec![tier("a", 10, 1)]).times(2)));
         assert!(!is_sufficient(check(vec![tier("a", 10, 1)]).times(3)));
-        assert!(!is_sufficient(check(vec![tier("a", 10, 1), tier("b", 10, 1)])), "every tier must have room");
+        assert!(
+            !is_sufficient(check(vec![tier("a", 10, 1), tier("b", 10, 1)])),
+            "every tier needs free units"
+        );
         record(&capacity, tier("b", 10, 1), i64::MAX);
         assert!(is_sufficient(check(vec![tier("a", 10, 1), tier("b", 10, 1)])));
         record(&capacity, tier("b", 10, 1), -5);
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_of_one_batch_share_the_room() {
+    fn checks_of_one_batch_share_the_free_units() {
         let capacity = RecentCapacity::default();
         record(&capacity, tier("a", 10, 1), 4);
         let checks = |costs: [u32; 4]| costs.map(|cost| check(vec![tier("a", 10, cost)]));

@@ -1,24 +1,24 @@
-//! Which node serves which slot, as far as is known here.
+//! The slot map: the node of each slot.
 
 use redis::{FromRedisValue, Value};
 
 use super::super::url::Node;
 use crate::{hashing::random, key::Key};
 
-/// How many slots every cluster has.
+/// The number of slots of every cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The slot of a counter: only its tag decides.
+/// Returns the slot of a counter, which depends only on its tag.
 pub(super) fn slot_of(key: &Key) -> u16 {
     slot_of_tag(&format!("{:08x}", key.tag()))
 }
 
-/// The slot of whatever has this tag.
+/// Returns the slot of a tag.
 pub(super) fn slot_of_tag(tag: &str) -> u16 {
     crc16(tag.as_bytes()) % SLOTS
 }
 
-/// CRC-16/XMODEM, as the Cluster specification has it.
+/// CRC-16/XMODEM, as in the Cluster specification.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(
@@ -30,14 +30,14 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// How many tags are tried in search of one that a node serves: enough for one of a thousand nodes, in a millisecond.
+/// Number of tags that are tried to find one of a node: enough for a thousand nodes, in a millisecond.
 const MAX_TAGS: u64 = 16_384;
 
-/// Who serves what.
+/// The node of each slot.
 #[derive(Default)]
 pub(super) struct SlotMap {
     nodes: Vec<Node>,
-    /// For each slot, the place of its node, from 1; 0 is nobody. Empty until something is known.
+    /// For each slot, the index of its node plus one; 0 without a node. Empty until the first refresh.
     owners: Vec<u16>,
 }
 
@@ -55,7 +55,7 @@ impl SlotMap {
         self.nodes.get(usize::from(place.checked_sub(1)?))
     }
 
-    /// A tag whose slot the node serves, another one each time; none if it serves none, or hardly any.
+    /// Returns a random tag in a slot of the node; `None` if it serves no or very few slots.
     pub(super) fn tag_at(&self, node: &Node) -> Option<String> {
         let first = random() % u64::from(u32::MAX);
         let mut tags = (0..MAX_TAGS).map(|number| format!("probe{}", first + number));
@@ -78,8 +78,8 @@ impl SlotMap {
         u16::try_from(place + 1).unwrap_or(0)
     }
 
-    /// Reads the reply of `CLUSTER SLOTS` that `asked` gave: of each range its first and last slot, and its nodes, the
-    /// primary first. Nothing if it is malformed or empty.
+    /// Parses the reply of `CLUSTER SLOTS` from `asked`: the first and last slot of each range, and its nodes, the primary first. Returns
+    /// `None` if it is malformed or empty.
     pub(super) fn read(reply: Value, asked: &Node) -> Option<Self> {
         let mut map = Self { nodes: Vec::new(), owners: vec![0; usize::from(SLOTS)] };
         let ranges = Vec::<Vec<Value>>::from_redis_value(reply).ok()?;
@@ -101,12 +101,12 @@ fn number(value: &Value) -> Option<u16> {
     u16::from_redis_value(value.clone()).ok()
 }
 
-/// A node as the one that was asked names it; one that does not know its own address leaves it out.
+/// Returns a node as named in a reply; a node that does not know its own address omits it.
 fn place(host: String, port: u16, asked: &Node) -> Node {
     if host.is_empty() || host == "?" { Node { host: asked.host.clone(), port } } else { Node { host, port } }
 }
 
-/// Where `MOVED <slot> <host>:<port>` and `ASK …` send the caller.
+/// Parses the target of `MOVED <slot> <host>:<port>` and `ASK …`.
 pub(super) fn redirection(detail: &str, asked: &Node) -> Option<Node> {
     let (host, port) = detail.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     Some(place(host.to_owned(), port.parse().ok()?, asked))
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_match_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
         assert_eq!(crc16(b"user1000") % SLOTS, 3443);
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_read_and_corrected() {
+    fn a_map_is_parsed_and_updated() {
         let text = |text: &str| Value::BulkString(text.into());
         let range = |first, last, host: Value, port| {
             let primary = Value::Array(vec![host, Value::Int(port), text("id")]);

@@ -1,9 +1,9 @@
-//! A batch of checks, split by slot, and the answers put together again.
+//! Splits a batch of checks by slot, and combines the answers.
 //!
 //! The tiers of a check that are on one slot are decided by one call, all or none. A check whose tiers are on several nodes is
-//! reserved slot by slot, in ascending order. If a later slot lets fewer requests pass, what the earlier ones reserved beyond
-//! that is taken back, exactly: by the store time of the reservation. Unless all tiers had room lately, they are peeked
-//! at first, so that most denials write nothing.
+//! reserved slot by slot, in ascending order. If a later slot admits fewer requests, the excess of the earlier ones is refunded exactly,
+//! by the store time of the reservation. Unless all tiers had free units recently, they are peeked at first, so that most denials
+//! write nothing.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::check::{Check, Tier};
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) slot: u16,
-    /// Their places in the check.
+    /// Their indexes in the check.
     pub(super) tiers: Vec<usize>,
     /// Parts of one level are sent together. A slot sees checks in their order: a check's part is never on a lower level
     /// than that of an earlier check on the same slot.
@@ -51,8 +51,8 @@ fn parts(check: &Check, level_of_slot: &mut HashMap<u16, usize>) -> Vec<Part> {
 }
 
 impl Part {
-    /// What this part asks of its slot for so many of the requests.
-    pub(super) fn ask(&self, check: &Check, operation: Operation, count: u32) -> Check {
+    /// Returns the check of this part for `count` of the requests.
+    pub(super) fn to_check(&self, check: &Check, operation: Operation, count: u32) -> Check {
         part_of(check, operation, &self.tiers).times(count)
     }
 }
@@ -63,25 +63,25 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
     Check::new(operation, tiers).expect("some tiers of a check are a check")
 }
 
-/// What a part answered to a reservation.
+/// The answer of a part to a reservation.
 #[derive(Clone, Debug)]
 pub(super) struct Reserved {
     pub(super) at: Timestamp,
-    /// For how many requests it was asked.
+    /// Number of requests of the reservation.
     pub(super) count: u32,
     pub(super) answers: Vec<Answer>,
 }
 
-/// What is left to do for a part once it is known how many requests pass.
+/// The remaining work of a part once the number of granted requests is known.
 #[derive(Debug)]
 pub(super) struct FollowUp {
-    /// The places of the tiers among those of the part.
+    /// Indexes of the tiers within the part.
     pub(super) places: Vec<usize>,
     pub(super) kind: Kind,
     pub(super) check: Check,
 }
 
-/// A follow-up and what came of it; nothing, if it was lost.
+/// A follow-up and its answers; absent if the reply was lost.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) follow_up: FollowUp,
@@ -90,16 +90,16 @@ pub(super) struct Done {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// More was reserved than passes.
+    /// Refund what was reserved beyond the granted requests.
     Refund,
-    /// Just as many passed as came, of more that asked elsewhere: when would the next one pass?
+    /// Peek for the retry time of the next request: this part admitted exactly the granted requests.
     PeekNext,
-    /// Nothing was reserved because an earlier part denied, and there was no look before: the answer needs this part too.
+    /// Peek because the answer needs this part: an earlier part denied, and there was no peek before.
     LatePeek,
 }
 
 impl Part {
-    /// What to do when `granted` requests pass, of those of the check.
+    /// Returns the follow-ups if `granted` requests of the check pass.
     pub(super) fn follow_ups(
         &self,
         check: &Check,
@@ -137,17 +137,17 @@ impl Part {
         follow_ups
     }
 
-    /// A look at a part that nothing was reserved on.
+    /// Returns a peek at a part without a reservation.
     pub(super) fn late_peek(&self, check: &Check) -> FollowUp {
         FollowUp {
             places: (0..self.tiers.len()).collect(),
             kind: Kind::LatePeek,
-            check: self.ask(check, Operation::Peek, check.count()),
+            check: self.to_check(check, Operation::Peek, check.count()),
         }
     }
 
-    /// The answers of this part's tiers when `granted` requests pass, as if the whole check had been decided at once. Those of
-    /// a part without a reservation are what it answered when it was `peeked` at.
+    /// Returns the answers of this part's tiers if `granted` requests pass, as if the whole check had been decided in one step. Without a
+    /// reservation, they are the answers to the peek.
     pub(super) fn settled(
         &self,
         check: &Check,
@@ -166,7 +166,7 @@ impl Part {
         let answer = |(place, first): (usize, &Answer)| {
             let passes = reserved.passes(self.terms(check, place), first, check.count());
             let charged = granted.min(passes);
-            // a take-back without an answer leaves what was reserved
+            // a refund without an answer leaves the reservation
             let last = answer_of(Kind::Refund, place).unwrap_or(first);
             let ahead = answer_of(Kind::PeekNext, place).and_then(|answer| answer.retry);
             let retry = first.retry.or(ahead).filter(|_| passes < check.count() && charged == passes);
@@ -175,7 +175,7 @@ impl Part {
         reserved.answers.iter().enumerate().map(answer).collect()
     }
 
-    /// What tiers say of which nothing is known, when others refuse.
+    /// Returns the answers of tiers without information, if others deny.
     pub(super) fn unknown(&self, check: &Check, at: Timestamp) -> Vec<Answer> {
         let fresh = |place| {
             let terms: &Terms = self.terms(check, place);
@@ -192,7 +192,7 @@ impl Part {
 }
 
 impl Reserved {
-    /// How many of `count` requests would have passed this tier alone, when fewer came to it.
+    /// Returns how many of `count` requests this tier alone admits, if the reservation was for fewer.
     fn passes(&self, terms: &Terms, answer: &Answer, count: u32) -> u32 {
         if answer.passes < self.count || count == self.count {
             return answer.passes;
@@ -248,6 +248,6 @@ mod tests {
                 assert!(part.level >= last.insert(part.slot, part.level).unwrap_or(0));
             }
         }
-        assert_eq!(split[4][0].level, 0, "what shares nothing does not wait");
+        assert_eq!(split[4][0].level, 0, "a check without shared slots does not wait");
     }
 }

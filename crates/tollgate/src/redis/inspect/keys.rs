@@ -1,4 +1,4 @@
-//! Our keys, a page at a time: what they are, and whether they end.
+//! The keys of the limiter, page by page: their kind, and whether they have a TTL.
 
 use std::time::Duration;
 
@@ -7,68 +7,68 @@ use redis::{FromRedisValue, Value};
 use super::InspectedServer;
 use crate::{
     Algorithm,
-    redis::keys::{Name, pattern, read},
+    redis::keys::{Name, parse, pattern},
     store::StoreError,
 };
 
 /// ServerInfo how many keys of any kind a server looks at for one page.
 pub const PAGE: u32 = 250;
 
-/// KEYS: a key. ARGV: for how many milliseconds it is to live, if it would live for ever. Replies with 1 if it would have.
+/// KEYS: a key. ARGV: a TTL in milliseconds, which is set if the key has none. Returns 1 if it was set.
 const SET_TTL: &str = "\
 if redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 ";
 
-/// Some of the keys that have our prefix.
+/// Some of the keys with the prefix.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// Where the next page begins; none after the last.
+    /// Cursor of the next page; absent after the last one.
     pub next: Option<u64>,
-    /// What is on this one. A key may come twice.
+    /// The keys of this page. A key may occur twice.
     pub keys: Vec<FoundKey>,
 }
 
-/// A key that has our prefix.
+/// A key with the prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundKey {
     /// Its name.
     pub name: Vec<u8>,
-    /// Whether it lives for ever.
+    /// Whether it has no TTL.
     pub has_no_ttl: bool,
-    /// What it is, if it is ours: one that is not is somebody else's who has the same prefix.
+    /// Its kind; absent for a key of another application with the same prefix.
     pub meaning: Option<KeyKind>,
 }
 
-/// What a key of ours is.
+/// The kind of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyKind {
     /// A counter of this rule, as [`encoded_rule`](crate::key::encoded_rule) writes it.
     Counter {
-        /// The rule; one that begins with `!` belongs to none.
+        /// The rule; a name that starts with `!` is not a rule.
         rule: String,
-        /// How it counts.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// The processes that ask this store.
+    /// The set of processes that use this store.
     Instances,
 }
 
 impl InspectedServer {
-    /// How many keys of all kinds the database has.
+    /// Returns the number of keys of the database.
     ///
     /// # Errors
-    /// When the server does not tell.
+    /// If the command fails.
     pub async fn size(&self) -> Result<u64, StoreError> {
         let reply = self.ask(&redis::cmd("DBSIZE")).await?;
         u64::from_redis_value(reply).map_err(|_| self.unexpected_reply("DBSIZE"))
     }
 
-    /// One page of the keys that have our prefix, beginning at 0. The server is kept busy for a fraction of a millisecond;
-    /// a caller who asks for all of them pauses in between.
+    /// Returns one page of the keys with the prefix; the first cursor is 0. A page takes the server a fraction of a millisecond; a caller
+    /// that reads all pages should pause in between.
     ///
     /// # Errors
-    /// When the server does not tell.
+    /// If the command fails.
     pub async fn page(&self, cursor: u64) -> Result<Page, StoreError> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern(&self.prefix)).arg("COUNT").arg(PAGE);
@@ -78,7 +78,7 @@ impl InspectedServer {
         let lifetimes = self.of_each("PTTL", &names).await?;
         let found = |(name, lifetime): (Vec<u8>, Value)| {
             let has_no_ttl = i64::from_redis_value(lifetime) == Ok(-1);
-            let meaning = read(&self.prefix, &name).map(|name| match name {
+            let meaning = parse(&self.prefix, &name).map(|name| match name {
                 Name::Counter { rule, algorithm } => KeyKind::Counter { rule: rule.to_owned(), algorithm },
                 Name::Instances => KeyKind::Instances,
             });
@@ -88,10 +88,10 @@ impl InspectedServer {
         Ok(Page { next: (next != 0).then_some(next), keys })
     }
 
-    /// How many bytes each of these keys takes; those that are gone are left out.
+    /// Returns the memory of each of these keys in bytes, without keys that no longer exist.
     ///
     /// # Errors
-    /// When the server does not tell.
+    /// If the command fails.
     pub async fn bytes(&self, names: &[Vec<u8>]) -> Result<Vec<u64>, StoreError> {
         let mut questions = redis::pipe();
         for name in names {
@@ -101,18 +101,18 @@ impl InspectedServer {
         Ok(replies.into_iter().filter_map(|reply| u64::from_redis_value(reply).ok()).collect())
     }
 
-    /// Removes keys; how many there were.
+    /// Removes keys, and returns how many existed.
     ///
     /// # Errors
-    /// When the server refuses, or there is no answer; some may be gone then.
+    /// If a command is rejected or has no reply; some keys may have been removed.
     pub async fn remove(&self, names: &[Vec<u8>]) -> Result<u64, StoreError> {
         Ok(count(self.of_each("UNLINK", names).await?))
     }
 
-    /// Gives an end to those of these keys that would live for ever; how many there were. What they count stays.
+    /// Sets a TTL on those of these keys that have none, and returns how many there were. Their counts stay.
     ///
     /// # Errors
-    /// When the server refuses, or there is no answer; some may have their end then.
+    /// If a command is rejected or has no reply; some keys may have a TTL then.
     pub async fn set_ttl(&self, names: &[Vec<u8>], after: Duration) -> Result<u64, StoreError> {
         let millis = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut requests = redis::pipe();
@@ -122,7 +122,7 @@ impl InspectedServer {
         Ok(count(self.replies(&requests, names.len()).await?))
     }
 
-    /// One command for each key: on a Cluster, those of several slots cannot share one.
+    /// Sends one command per key: on a Cluster, keys of several slots cannot share a command.
     async fn of_each(&self, command: &str, names: &[Vec<u8>]) -> Result<Vec<Value>, StoreError> {
         let mut requests = redis::pipe();
         for name in names {
@@ -131,7 +131,7 @@ impl InspectedServer {
         self.replies(&requests, names.len()).await
     }
 
-    /// The replies to several requests, unless one is refused.
+    /// Returns the replies to several requests, or the first error.
     async fn replies(&self, requests: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
         if count == 0 {
             return Ok(Vec::new());

@@ -1,8 +1,7 @@
-//! A look at the servers themselves, for tools: what they are, how they are set up, which keys of ours they hold.
+//! Inspection of the servers, for tools: version, configuration, permissions and keys.
 //!
-//! It passes on what servers tell and judges none of it. It keeps out of the way of decisions: connections of its own, one
-//! question at a time, and a bound on how long each may take. Nothing is changed but by [`InspectedServer::remove`] and
-//! [`InspectedServer::set_ttl`].
+//! It returns facts without a judgement. It does not interfere with decisions: it uses its own connections, one request at a time, with a
+//! timeout. Only [`InspectedServer::remove`] and [`InspectedServer::set_ttl`] change anything.
 
 mod keys;
 mod rights;
@@ -22,41 +21,42 @@ pub use self::{
     rights::{AclSubject, Permission, Right, Rights, User},
 };
 use super::{
-    Place, RedisSettings, RedisSetupError,
+    Deployment, RedisSettings, RedisSetupError,
     cluster::Layout,
     connection::{CallFailure, Connector},
     keys::INSTANCES,
-    prefixed, probe,
+    probe,
     sentinel::{Sentinels, View},
-    url::{Kind, Node},
+    url::{Node, UrlTopology},
+    valid_prefix,
 };
 use crate::{clock::wall_clock, stats::Skew, store::StoreError};
 
 /// How long a server may take to accept a connection, or the sentinels to name one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a server may take to answer one question.
+/// How long a server may take to answer one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often a clock is read: the quickest reading tells the most.
+/// Number of clock readings; the fastest one is the most precise.
 const CLOCK_READINGS: u32 = 8;
 
-/// The servers of a store, each with a connection of its own.
+/// The servers of a store, each with its own connection.
 #[derive(Debug)]
 pub struct Inspection {
-    /// How they belong together.
+    /// The topology.
     pub shape: Shape,
-    /// Those that hold data and decide: the primaries.
+    /// The primaries, which hold data and decide.
     pub servers: Vec<InspectedServer>,
-    /// Primaries of a Cluster that cannot be reached: their address, and why.
+    /// Unreachable primaries of a Cluster: address and reason.
     pub away: Vec<(String, String)>,
-    /// What each sentinel says, in the order of the URL.
+    /// The report of each sentinel, in the order of the URL.
     pub sentinels: Vec<SentinelReport>,
-    /// How many slots of a Cluster nobody serves.
+    /// Number of slots of a Cluster without a node.
     pub unserved_slots: u16,
-    /// Whether they are reached by TLS.
+    /// Whether the connections use TLS.
     pub is_encrypted: bool,
 }
 
-/// How the servers of a store belong together.
+/// The topology of the servers of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One server at a fixed address.
@@ -67,12 +67,12 @@ pub enum Shape {
     Cluster,
 }
 
-/// A sentinel, and what it says of the primary.
+/// A sentinel and its view of the primary.
 #[derive(Clone, Debug)]
 pub struct SentinelReport {
-    /// Where it is.
+    /// Its address.
     pub address: String,
-    /// Which server it names, and the fields of `SENTINEL MASTER`; or why it says nothing.
+    /// The primary it names and the fields of `SENTINEL MASTER`, or the error.
     pub says: Result<(String, BTreeMap<String, String>), String>,
 }
 
@@ -87,12 +87,12 @@ pub struct InspectedServer {
     shape: Shape,
 }
 
-/// How far a server's clock is from this machine's.
+/// The skew between a server's clock and this machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockReading {
-    /// How far it seems to be.
+    /// The measured skew.
     pub skew: Skew,
-    /// By how much that may be wrong: half of the round trip.
+    /// The error of the measurement: half of the round trip.
     pub uncertainty: Duration,
 }
 
@@ -100,10 +100,10 @@ impl Inspection {
     /// Connects to all servers that hold data.
     ///
     /// # Errors
-    /// When URL, settings or prefix are wrong, or none can be reached.
+    /// If URL, settings or prefix are invalid, or no server is reachable.
     pub async fn of(url: &str, settings: &RedisSettings, prefix: &str) -> Result<Self, RedisSetupError> {
-        let prefix = prefixed(prefix)?;
-        let Place { connector, kind, nodes, is_tls, database } = Place::of(url, settings)?;
+        let prefix = valid_prefix(prefix)?;
+        let Deployment { connector, topology, nodes, is_tls, database } = Deployment::of(url, settings)?;
         let unreachable = RedisSetupError::Connect;
         let server = |shape, node: Node, connection, tag: String| InspectedServer {
             node,
@@ -121,13 +121,13 @@ impl Inspection {
             unserved_slots: 0,
             is_encrypted: is_tls,
         };
-        match kind {
-            Kind::Standalone => {
+        match topology {
+            UrlTopology::Standalone => {
                 let node = nodes.into_iter().next().expect("a URL names a server");
                 let connection = connected(&connector, &node).await.map_err(unreachable)?;
                 inspection.servers.push(server(Shape::Single, node, connection, INSTANCES.to_owned()));
             }
-            Kind::Sentinel { name } => {
+            UrlTopology::Sentinel { name } => {
                 inspection.shape = Shape::Watched;
                 let to_sentinels = Connector::new(is_tls, &settings.sentinel, 0, settings)?;
                 let sentinels = Sentinels::new(to_sentinels, nodes, name);
@@ -135,14 +135,13 @@ impl Inspection {
                 let (node, connection) = match timeout(CONNECT_TIMEOUT, sentinels.connect(&connector)).await {
                     Ok(connected) => connected.map_err(unreachable)?,
                     Err(_) => {
-                        let reason =
-                            format!("no server says that it is the primary within {CONNECT_TIMEOUT:?}");
+                        let reason = format!("no primary found within {CONNECT_TIMEOUT:?}");
                         return Err(unreachable(reason));
                     }
                 };
                 inspection.servers.push(server(Shape::Watched, node, connection, INSTANCES.to_owned()));
             }
-            Kind::Cluster => {
+            UrlTopology::Cluster => {
                 inspection.shape = Shape::Cluster;
                 let Layout { nodes, unserved } = layout(&connector, &nodes).await.map_err(unreachable)?;
                 inspection.unserved_slots = unserved;
@@ -173,7 +172,7 @@ async fn connected(connector: &Connector, node: &Node) -> Result<MultiplexedConn
     }
 }
 
-/// Asks one node after the other who serves what, until one tells.
+/// Fetches the slot assignment from one node after the other, until one returns it.
 async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String> {
     let mut reasons = Vec::new();
     for seed in seeds {
@@ -189,7 +188,7 @@ async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String>
         match asked(&mut connection, seed, &question).await {
             Ok(reply) => match Layout::read(reply, seed) {
                 Some(layout) => return Ok(layout),
-                None => reasons.push(format!("{seed} knows no slots")),
+                None => reasons.push(format!("{seed}: empty slot map")),
             },
             Err(error) => reasons.push(format!("{seed}: {error}")),
         }
@@ -214,7 +213,7 @@ async fn asked(
 }
 
 fn silent(node: &Node) -> StoreError {
-    StoreError::Ambiguous(format!("{node} does not answer within {ANSWER_TIMEOUT:?}"))
+    StoreError::Ambiguous(format!("{node}: no reply within {ANSWER_TIMEOUT:?}"))
 }
 
 fn failed(node: &Node, error: &redis::RedisError) -> StoreError {
@@ -229,25 +228,25 @@ fn failed(node: &Node, error: &redis::RedisError) -> StoreError {
 }
 
 impl InspectedServer {
-    /// Where it is.
+    /// Returns the address.
     pub fn address(&self) -> String {
         self.node.to_string()
     }
 
-    /// How long one question and its answer take.
+    /// Measures the round trip of one request.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// If there is no reply.
     pub async fn round_trip(&self) -> Result<Duration, StoreError> {
         let sent = Instant::now();
         self.ask(&redis::cmd("PING")).await?;
         Ok(sent.elapsed())
     }
 
-    /// How far its clock is from this machine's.
+    /// Measures the skew between its clock and this machine's.
     ///
     /// # Errors
-    /// When it does not tell the time.
+    /// If `TIME` fails.
     pub async fn clock(&self) -> Result<ClockReading, StoreError> {
         let mut best: Option<ClockReading> = None;
         for _ in 0..CLOCK_READINGS {
@@ -265,10 +264,10 @@ impl InspectedServer {
         best.ok_or_else(|| self.unexpected_reply("TIME"))
     }
 
-    /// What it says about itself: the fields of `INFO`.
+    /// Returns the fields of `INFO`.
     ///
     /// # Errors
-    /// When it does not.
+    /// If `INFO` fails.
     pub async fn info(&self) -> Result<BTreeMap<String, String>, StoreError> {
         let reply = self.ask(&redis::cmd("INFO")).await?;
         let text = String::from_redis_value(reply).map_err(|_| self.unexpected_reply("INFO"))?;
@@ -279,10 +278,10 @@ impl InspectedServer {
         Ok(text.lines().filter(|line| !line.starts_with('#')).filter_map(field).collect())
     }
 
-    /// One of its settings (`CONFIG GET`), if it has it.
+    /// Returns one of its settings (`CONFIG GET`), if it exists.
     ///
     /// # Errors
-    /// When it does not tell.
+    /// If `CONFIG GET` fails.
     pub async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
         let mut command = redis::cmd("CONFIG");
         let reply = self.ask(command.arg("GET").arg(name)).await?;
@@ -290,10 +289,10 @@ impl InspectedServer {
         Ok(settings.map_err(|_| self.unexpected_reply("CONFIG GET"))?.remove(name))
     }
 
-    /// Whether it would decide now: whatever refuses a decision refuses this too, and nothing is changed.
+    /// Probes whether the server would decide now, without a change.
     ///
     /// # Errors
-    /// What a decision would be refused with.
+    /// The error that a decision would have.
     pub async fn probe(&self) -> Result<(), StoreError> {
         self.ask(&probe::probe(&self.prefix, &self.tag)).await.map(|_| ())
     }
@@ -302,7 +301,7 @@ impl InspectedServer {
         asked(&mut self.connection.clone(), &self.node, command).await
     }
 
-    /// Sends several at once; each has a reply of its own.
+    /// Sends several commands in one pipeline.
     async fn ask_all(&self, commands: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
         let mut connection = self.connection.clone();
         match timeout(ANSWER_TIMEOUT, connection.req_packed_commands(commands, 0, count)).await {
@@ -312,7 +311,7 @@ impl InspectedServer {
     }
 
     fn unexpected_reply(&self, command: &str) -> StoreError {
-        StoreError::Ambiguous(format!("{} answers {command} in another way than Redis does", self.node))
+        StoreError::Ambiguous(format!("{}: unexpected reply to {command}", self.node))
     }
 }
 
@@ -322,7 +321,7 @@ impl fmt::Debug for InspectedServer {
     }
 }
 
-/// The server read its clock at some moment between these two of ours; the middle errs the least.
+/// The server read its clock between these two readings; the middle has the smallest error.
 fn reading(there_us: u64, before: Timestamp, after: Timestamp) -> ClockReading {
     let (before, after) = (before.as_micros(), after.as_micros());
     let half = after.saturating_sub(before) / 2;
@@ -343,7 +342,7 @@ mod tests {
         assert_eq!(found.skew, Skew::Ahead(Duration::from_micros(3_800)));
         assert_eq!(found.uncertainty, Duration::from_micros(200));
         assert_eq!(reading(900, at(1_000), at(1_000)).skew, Skew::Behind(Duration::from_micros(100)));
-        // a clock of ours that was set back meanwhile
+        // this machine's clock was set back meanwhile
         assert_eq!(reading(900, at(1_000), at(500)).uncertainty, Duration::ZERO);
     }
 }

@@ -1,7 +1,7 @@
-//! What a user may do: all that the limiter needs, and how much else.
+//! The permissions of a user: those that the limiter needs, and dangerous ones.
 //!
-//! What one's own user may do is tried, on a key that nobody uses and in ways that change nothing. What another
-//! may do, and what must not be tried, is asked for (`ACL DRYRUN`, from Redis 7.0 on).
+//! Permissions of the connected user are tested on an unused key with commands that change nothing. Permissions of other users, and those
+//! that must not be tested, are queried with `ACL DRYRUN` (Redis 7.0 and newer).
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue, Value};
 use super::{InspectedServer, Shape};
 use crate::{redis::keys::probe_key, store::StoreError};
 
-/// What the limiter sends: as ACL rules name it, as it is tried, and where it is needed.
+/// The commands of the limiter: ACL name, test command, and where it is needed.
 const NEEDED: [(&str, &str, Where); 19] = [
     ("evalsha", "EVALSHA 0000000000000000000000000000000000000000 1 KEY", Where::Everywhere),
     ("eval", "EVAL return(1) 1 KEY", Where::Everywhere),
@@ -33,7 +33,7 @@ const NEEDED: [(&str, &str, Where); 19] = [
     ("asking", "ASKING", Where::Clusters),
 ];
 
-/// What a limiter's user should not be able to do. Only the last is ever tried: no server has that setting.
+/// Commands that the user of a limiter should not have. Only the last one is ever sent: no server has that setting.
 const DANGEROUS: [(&str, &str); 5] = [
     ("flushall", "FLUSHALL"),
     ("keys", "KEYS KEY"),
@@ -52,61 +52,61 @@ enum Where {
     Clusters,
 }
 
-/// Whose rights.
+/// The user whose permissions are inspected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AclSubject<'a> {
-    /// Those of the user that is connected.
+    /// The connected user.
     Own,
-    /// Those of this user.
+    /// The user of this name.
     Of(&'a str),
 }
 
-/// What a user may do.
+/// The permissions of a user.
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// Who it is, if that may be asked.
+    /// The user, if it may be queried.
     pub user: Result<User, StoreError>,
-    /// What the limiter needs here.
+    /// The permissions that the limiter needs.
     pub needed: Vec<Right>,
-    /// What it had better not have.
+    /// Dangerous permissions.
     pub dangerous: Vec<Right>,
-    /// Whether it may read keys without our prefix.
+    /// Whether it may read keys with another prefix.
     pub other_keys: Permission,
 }
 
-/// A user of the ACL.
+/// An ACL user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// Its name.
     pub name: String,
-    /// Whether anybody may be this user.
+    /// Whether it needs no password.
     pub needs_no_password: bool,
-    /// The commands that it may send, as rules of the ACL.
+    /// The permitted commands, as ACL rules.
     pub commands: String,
 }
 
-/// One command, and whether it is granted.
+/// One command and its permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// As rules of the ACL name it: `cluster|slots`.
+    /// Its name in ACL rules: `cluster|slots`.
     pub command: &'static str,
-    /// Whether it may be sent.
+    /// Whether it is permitted.
     pub permission: Permission,
 }
 
-/// Whether something may be done.
+/// Whether a command is permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// It may.
+    /// Permitted.
     Granted,
-    /// It may not.
+    /// Not permitted.
     Denied,
-    /// That cannot be told.
+    /// Unknown.
     Unknown,
 }
 
 impl InspectedServer {
-    /// What a user may do.
+    /// Returns the permissions of a user.
     pub async fn rights(&self, whose: AclSubject<'_>) -> Rights {
         let user = self.user(whose).await;
         let name = match whose {
@@ -188,7 +188,7 @@ impl InspectedServer {
         }
     }
 
-    /// A server that refuses the setting for what it is would take another.
+    /// If the server rejects only the unknown setting, it would accept another one.
     async fn try_setting(&self, words: &str) -> Permission {
         match self.ask(&self.request(words)).await {
             Err(StoreError::Rejected { code, detail })
@@ -218,7 +218,7 @@ impl InspectedServer {
     }
 }
 
-/// Who may is answered, or refused for another reason: rights are peeked at first.
+/// A permitted command succeeds or fails for another reason: Redis checks permissions first.
 fn permission(answer: Result<Value, StoreError>) -> Permission {
     match answer {
         Ok(_) => Permission::Granted,
@@ -240,10 +240,10 @@ mod tests {
     const PAGE: &str = include_str!("../../../../../docs/redis.md");
 
     #[test]
-    fn what_is_needed_is_what_the_documented_user_may_do() {
+    fn the_documented_user_has_exactly_the_needed_permissions() {
         let line = PAGE.lines().find(|line| line.starts_with("user tollgate on >change-me ~tg1:*")).unwrap();
         let documented: BTreeSet<&str> = line.split(' ').filter_map(|word| word.strip_prefix('+')).collect();
-        // a name is a courtesy, and nothing is missed without it
+        // the client name is optional
         let needed = NEEDED.iter().map(|(command, ..)| *command).chain(["client|setname"]).collect();
         assert_eq!(documented, needed);
     }

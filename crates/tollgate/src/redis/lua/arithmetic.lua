@@ -1,18 +1,19 @@
 
--- Every call defines the script's functions anew, so each algorithm is a function that defines itself when the
--- batch needs it. It answers with its operations on a state:
---   load(raw, key)             the state that is stored, or that of an unused counter
---   view(state, limit)         takes the state to the present: `state.used` is what counts now; the operations
---                              below rely on it
---   charge(state, limit, n)    counts n more
---   wait(state, limit, room)   until at most `room` units count
---   reset(state, limit)        until nothing counts, and the surplus
---   refund(state, limit, n, t) takes back up to n; whether it did
---   save(key, state, limit)    writes it
+-- Every call of the script defines its functions again, so define[code] creates the functions of an algorithm only when the batch
+-- needs them:
+--   load(raw, key)                returns the stored state, or that of an unused counter
+--   view(state, limit)            advances the state to the present: `state.used` is the number of units that count now. The
+--                                 functions below rely on it
+--   charge(state, limit, n)       adds n units
+--   wait(state, limit, max_used)  returns the time until at most `max_used` units count
+--   reset(state, limit)           returns the time until no units count, and its unused part
+--   refund(state, limit, n, t)    refunds up to n units, and returns whether the state changed
+--   save(key, state, limit)       writes the state
+local define = {}
 
 local MAX_EXACT = 2 ^ 53 - 1
 
--- a * b as high * 2^52 + low
+-- Returns a * b as high * 2^52 + low.
 local function multiply(a, b)
   local HALF, LIMB = 2 ^ 26, 2 ^ 52
   local a1, b1 = floor(a / HALF), floor(b / HALF)
@@ -26,14 +27,14 @@ local function multiply(a, b)
   return a1 * b1 + carry1 + carry2 + carry3 + carry4, low - carry4 * LIMB
 end
 
--- floor(a * b / divisor) and the remainder. The quotient may pass 2^53 by a few at most; then it is 2^53.
+-- Returns floor(a * b / divisor) and the remainder. The quotient may exceed 2^53 by a few at most; then it is 2^53.
 local function multiply_divide(a, b, divisor)
   local product = a * b
   local quotient = floor(product / divisor)
   if product < 2 ^ 52 then
     return quotient, product - quotient * divisor
   end
-  -- the estimate is off by a few where it is large: correct it by the exact products
+  -- a large estimate is off by a few: correct it with the exact products
   quotient = min(quotient, MAX_EXACT)
   local high, low = multiply(a, b)
   local h, l = multiply(quotient, divisor)
@@ -49,28 +50,28 @@ local function multiply_divide(a, b, divisor)
   return quotient, remainder
 end
 
--- The moment at which a state dated `last` is read; nil when it is dated more than a window ahead.
-local function key_time(last, window)
+-- Returns the time at which a state dated `last` is read; nil if it is dated more than one window ahead.
+local function effective_time(last, window)
   if last > now + window then
     return nil
   end
   return max(last, now)
 end
 
--- The wait until `moment`, or until `cut` if everything stops counting there because the window changed.
-local function before_cut(moment, cut)
-  return (cut and min(cut, moment) or moment) - now
+-- Returns the wait until `moment`, or until `cutoff` if all units stop counting there because the window changed.
+local function wait_until(moment, cutoff)
+  return (cutoff and min(cutoff, moment) or moment) - now
 end
 
--- The TTL that the key of a changed state needs, in milliseconds: at least until nothing counts. nil when
--- the one it has will do.
+-- Returns the TTL that the key of a changed state needs, in milliseconds: at least until no units count. Returns nil if the
+-- current TTL is sufficient.
 local function next_ttl(state, limit, expires)
   local ttl_until, millis = renewed_ttl(state.exists and state.ttl_until or 0, limit.window, expires - now)
   state.ttl_until = ttl_until or state.ttl_until
   return millis
 end
 
--- Writes the state of a counter that is one small string of fixed length.
+-- Writes a state of fixed length.
 local function save_string(key, packed, ttl)
   if ttl then
     call('SET', key, packed, 'PX', ttl)

@@ -1,34 +1,34 @@
 
--- The shortest way, for what is asked most: plain checks of token buckets. Each bucket is read, decided and written
--- in one go, with its level as one number: parts of a unit. Quotients are taken by remainders, which cost less
--- here than calls of `floor` and `ceil`. See token_bucket.lua for the general one.
-local SMALL = 2 ^ 52 -- below this, all that is calculated here is exact
+-- The fast bucket path, for the most frequent checks: one small token bucket each. Each bucket is read, decided and written in
+-- one step, with its level as one number in parts of a unit. Quotients are computed from remainders, which are cheaper here
+-- than calls of `floor` and `ceil`. token_bucket.lua is the general version.
+local MAX_FAST = 2 ^ 52 -- all arithmetic on the fast paths is exact below this
 
-local position, number = 1, 0
+local position, group_count = 1, 0
 while position <= #plan do
-  local start, _, is_plain, tiers, checks = position, nil, nil, nil, nil
-  _, is_plain, tiers, checks, _, position = unpack_from(GROUP, plan, position)
-  number = number + 1
-  if is_plain == 0 then
-    starts[number] = start
+  local start, _, is_fast_bucket, tiers, checks = position, nil, nil, nil, nil
+  _, is_fast_bucket, tiers, checks, _, position = unpack_from(GROUP, plan, position)
+  group_count = group_count + 1
+  if is_fast_bucket == 0 then
+    group_starts[group_count] = start
     position = position + tiers * TIER_BYTES + checks * (4 + 2 * tiers)
   else
     local index, cost, window, capacity, units, micros
     _, index, cost, position = unpack_from(TIER, plan, position)
     _, _, window, capacity, _, units, micros = unpack_from(LIMIT, ARGV[2], (index - 1) * LIMIT_BYTES + 1)
-    local need, ceiling, longest = cost * micros, capacity * micros, 2 * window + TTL_SLACK_US
+    local request_parts, ceiling, max_ttl = cost * micros, capacity * micros, 2 * window + TTL_SLACK_US
     local fields = { unpack_from('<' .. rep('I4H', checks), plan, position) }
     position = fields[2 * checks + 1]
     for first = 1, 2 * checks, 2 do
       local passed, key = fields[first], fields[first + 1]
-      local raw, level, left = strings[key], 0, -1
+      local raw, level, ttl_left = fixed_states[key], 0, -1
       if raw then
         local last, whole, part, old_units, old_micros, ttl_until = unpack_from('<dddddd', raw)
         level = whole * micros + part
-        if old_units ~= units or old_micros ~= micros or last > now or level >= SMALL then
+        if old_units ~= units or old_micros ~= micros or last > now or level >= MAX_FAST then
           level = nil
         else
-          level, left = level - (now - last) * units, ttl_until - now
+          level, ttl_left = level - (now - last) * units, ttl_until - now
           if level < 0 then
             level = 0
           end
@@ -36,18 +36,18 @@ while position <= #plan do
       end
       if not level then
         passed = -1
-        starts[number], rest[#rest + 1] = start, { number = number, first = first }
+        group_starts[group_count], remaining[#remaining + 1] = start, { group = group_count, first = first }
       else
-        local after = level + passed * need
+        local after = level + passed * request_parts
         if after > ceiling then
-          passed = max(floor((ceiling - level) / need), 0)
-          after = level + passed * need
+          passed = max(floor((ceiling - level) / request_parts), 0)
+          after = level + passed * request_parts
         end
         fields[first + 1] = level
         if after > level then
           local part, drained = after % micros, after + units - 1
           local needed = (drained - drained % units) / units
-          if left >= needed and left <= longest then
+          if ttl_left >= needed and ttl_left <= max_ttl then
             call('SETRANGE', KEYS[key], '0', pack('<ddd', now, (after - part) / micros, part))
           else
             local ttl_until, millis = renewed_ttl(0, window, needed)
@@ -58,11 +58,11 @@ while position <= #plan do
       end
       fields[first] = passed
     end
-    replies[number] = pack('<' .. rep('d', 2 * checks), unpack(fields, 1, 2 * checks))
+    replies[group_count] = pack('<' .. rep('d', 2 * checks), unpack(fields, 1, 2 * checks))
   end
 end
 
-local head = pack('<Bd', 0, now)
-if not next(starts) then
-  return head .. table.concat(replies)
+local reply_header = pack('<Bd', 0, now)
+if not next(group_starts) then
+  return reply_header .. table.concat(replies)
 end

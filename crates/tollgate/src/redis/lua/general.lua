@@ -1,28 +1,26 @@
 
--- The general path, for the checks that are left: ask every tier how many requests would pass, then charge all tiers
--- or none.
-local ALGORITHMS = { fixed_window, sliding_counter, token_bucket, sliding_log }
+-- The general path, for the remaining checks: compute how many requests each tier admits, then charge all tiers or none.
 local CHARGE, REFUND = 2, 3
 local SHADOW, OVERDRAFT = 1, 2 -- bits of the flags
 
 local algorithms = {}
 for _, limit in ipairs(limits) do
-  algorithms[limit.code] = algorithms[limit.code] or ALGORITHMS[limit.code]()
+  algorithms[limit.code] = algorithms[limit.code] or define[limit.code]()
   limit.algorithm = algorithms[limit.code]
 end
 
--- What is known of each key so far, and under which limit it was last changed.
-local states, written_under = {}, {}
+-- The state of each key read so far, and the limit that last changed it.
+local states, dirty_limits = {}, {}
 
 local function state_of(key, limit)
   local state = states[key]
   if not state then
-    local raw = strings[key]
-    if key > plain_keys then
+    local raw = fixed_states[key]
+    if key > fixed_keys then
       raw = call('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
       raw = raw ~= '' and raw
     elseif changed[key] then
-      raw = call('GET', KEYS[key]) -- the straight path has written it
+      raw = call('GET', KEYS[key]) -- the fast path has written it
     end
     state = limit.algorithm.load(raw, KEYS[key])
     states[key] = state
@@ -41,8 +39,8 @@ local function passing(free, cost, overdraft, count)
 end
 
 local function retry(state, limit, cost, overdraft)
-  local room = limit.capacity - (overdraft and min(cost, 1) or cost)
-  return room < 0 and -1 or limit.algorithm.wait(state, limit, room)
+  local max_used = limit.capacity - (overdraft and min(cost, 1) or cost)
+  return max_used < 0 and -1 or limit.algorithm.wait(state, limit, max_used)
 end
 
 local function answer(state, limit, passed, charged, wait)
@@ -50,17 +48,17 @@ local function answer(state, limit, passed, charged, wait)
   replies[#replies + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
 end
 
--- Unconditional: tier by tier.
+-- Applies an unconditional operation to one tier.
 local function adjust(group, tier, count, key)
   local limit, units = group.terms[tier], min(count * group.costs[tier], MAX_EXACT)
   local state = state_of(key, limit)
   if group.operation == REFUND then
     if limit.algorithm.refund(state, limit, units, group.time) then
-      written_under[key] = limit
+      dirty_limits[key] = limit
     end
   elseif units > 0 then
     limit.algorithm.charge(state, limit, units)
-    written_under[key] = limit
+    dirty_limits[key] = limit
   end
   answer(state, limit, count, 0, 0)
 end
@@ -81,7 +79,7 @@ local function decide(group, first, count)
     local state, charged = states[key], min(granted, passed)
     if charged * cost > 0 then
       limit.algorithm.charge(state, limit, charged * cost)
-      written_under[key] = limit
+      dirty_limits[key] = limit
     end
     local wait = 0
     if passed < count and charged == passed then
@@ -91,12 +89,12 @@ local function decide(group, first, count)
   end
 end
 
--- Plain checks that are left stand before all others here: back into the order of the plan.
-table.sort(rest, function(one, other)
-  return one.number < other.number or (one.number == other.number and one.first < other.first)
+-- Remaining checks of the fast bucket path come first here: restore the order of the plan.
+table.sort(remaining, function(one, other)
+  return one.group < other.group or (one.group == other.group and one.first < other.first)
 end)
-for _, check in ipairs(rest) do
-  local group, first = groups[check.number], check.first
+for _, check in ipairs(remaining) do
+  local group, first = groups[check.group], check.first
   local count = group.fields[first]
   if group.operation >= CHARGE then
     for tier = 1, group.tiers do
@@ -107,8 +105,8 @@ for _, check in ipairs(rest) do
   end
 end
 
-for key, limit in pairs(written_under) do
+for key, limit in pairs(dirty_limits) do
   limit.algorithm.save(KEYS[key], states[key], limit)
 end
 
-return head .. table.concat(replies)
+return reply_header .. table.concat(replies)

@@ -1,11 +1,11 @@
 
--- sliding-counter: the count of the window under way and of the one before. Stored as '<dddddd'.
-local function sliding_counter()
+-- sliding-counter: the counts of the current and of the previous window. Stored as '<dddddd'.
+define[SLIDING_COUNTER] = function()
   local self = {}
 
   function self.load(raw)
     local state = { last = 0, start = 0, current = 0, previous = 0, window = 0, ttl_until = 0, exists = false,
-      at = 0, from = 0, length = 0, now_current = 0, now_previous = 0, cut = false, used = 0 }
+      at = 0, from = 0, length = 0, now_current = 0, now_previous = 0, cutoff = false, used = 0 }
     if raw then
       state.exists = true
       state.last, state.start, state.current, state.previous, state.window, state.ttl_until =
@@ -14,15 +14,15 @@ local function sliding_counter()
     return state
   end
 
-  -- Rolls both counters forward, in the window they were written under; `cut` is when all of it stops
-  -- counting because the limit has another window now.
+  -- Advances both counters, in the window that they were written under. All units stop counting at `cutoff`, because the limit
+  -- has another window now.
   function self.view(state, limit)
     local window = limit.window
-    local at = key_time(state.last, window)
-    local cut = state.window ~= window and state.last + window
+    local at = effective_time(state.last, window)
+    local cutoff = state.window ~= window and state.last + window
     local current, previous = 0, 0
-    if not at or state.window == 0 or (cut and at >= cut) then
-      at, cut = at or now, false
+    if not at or state.window == 0 or (cutoff and at >= cutoff) then
+      at, cutoff = at or now, false
     else
       window = state.window
     end
@@ -35,16 +35,16 @@ local function sliding_counter()
       end
     end
     local whole, part = multiply_divide(previous, from + window - at, window)
-    state.at, state.from, state.length, state.cut = at, from, window, cut
+    state.at, state.from, state.length, state.cutoff = at, from, window, cutoff
     state.now_current, state.now_previous = current, previous
     state.used = current + whole + (part > 0 and 1 or 0)
   end
 
   function self.charge(state, limit, units)
     local added = min(units, MAX_EXACT - state.used)
-    if state.cut then
+    if state.cutoff then
       local window = limit.window
-      state.from, state.length, state.cut = state.at - state.at % window, window, false
+      state.from, state.length, state.cutoff = state.at - state.at % window, window, false
       state.now_current, state.now_previous = state.used, 0
     end
     state.used, state.now_current = state.used + added, state.now_current + added
@@ -52,21 +52,21 @@ local function sliding_counter()
     state.current, state.previous = state.now_current, state.now_previous
   end
 
-  function self.wait(state, _, room)
+  function self.wait(state, _, max_used)
     local window = state.length
-    if state.now_current <= room then
-      local faded = multiply_divide(room - state.now_current, window, state.now_previous)
-      return before_cut(state.from + window - faded, state.cut)
+    if state.now_current <= max_used then
+      local faded = multiply_divide(max_used - state.now_current, window, state.now_previous)
+      return wait_until(state.from + window - faded, state.cutoff)
     end
-    local faded = multiply_divide(room, window, state.now_current)
-    return before_cut(state.from + 2 * window - faded, state.cut)
+    local faded = multiply_divide(max_used, window, state.now_current)
+    return wait_until(state.from + 2 * window - faded, state.cutoff)
   end
 
   function self.reset(state)
     if state.now_current > 0 then
-      return before_cut(state.from + 2 * state.length, state.cut), 0
+      return wait_until(state.from + 2 * state.length, state.cutoff), 0
     elseif state.now_previous > 0 then
-      return before_cut(state.from + state.length, state.cut), 0
+      return wait_until(state.from + state.length, state.cutoff), 0
     end
     return 0, 0
   end

@@ -1,11 +1,11 @@
 
--- sliding-log: (time, running total) entries in a ring, so that nothing has to move and every question is a
--- binary search. Stored as a header '<dddddddddd', then `capacity` slots of '<I7I3' or, once more than
--- 2^24 - 1 units count at once, '<I7I7'. Totals wrap round at 2^24 or 2^53; only differences count.
+-- sliding-log: (time, running total) entries in a ring buffer, so that entries never move and every lookup is a binary search.
+-- Stored as a header '<dddddddddd', then `capacity` slots of '<I7I3' or, once more than 2^24 - 1 units count at once, '<I7I7'.
+-- Totals wrap around at 2^24 or 2^53; only their differences are meaningful.
 --
--- In a state, entries are numbered from the oldest one stored: `first` to `length - 1`. They are fetched as
--- needed and kept in `times` and `totals`; those from `changed` on differ from what is stored.
-local function sliding_log()
+-- In a state, entries are numbered from the oldest stored one: `first` to `length - 1`. They are fetched on demand into `times`
+-- and `totals`; entries from `changed` on differ from the stored ones.
+define[SLIDING_LOG] = function()
   local self = {}
 
   local FETCH = 8
@@ -15,7 +15,7 @@ local function sliding_log()
   function self.load(raw, key)
     local state = { key = key, window = 0, last = 0, ttl_until = 0, base = 0, total = 0, oldest = 0, head = 0,
       length = 0, capacity = 0, width = 3, first = 0, changed = 0, times = {}, totals = {}, exists = false,
-      at = 0, live = 0, cut = false, used = 0 }
+      at = 0, live = 0, cutoff = false, used = 0 }
     if raw then
       state.exists = true
       state.last, state.base, state.total, state.oldest, state.head, state.length, state.ttl_until, state.window,
@@ -25,7 +25,7 @@ local function sliding_log()
     return state
   end
 
-  -- Makes sure that the entry `index` is in `times` and `totals`, and some of its successors with it.
+  -- Fetches the entry `index` and some of its successors into `times` and `totals`.
   local function fetch(state, index)
     local times, totals = state.times, state.totals
     if times[index] then
@@ -54,7 +54,7 @@ local function sliding_log()
     return state.totals[index - 1]
   end
 
-  -- How much was charged from the running total `from` to the running total `to`.
+  -- Returns the units charged between two running totals.
   local function charged_between(state, from, to)
     return to >= from and to - from or to - from + WRAP[state.width]
   end
@@ -64,9 +64,9 @@ local function sliding_log()
     return total >= wrap - units and total - (wrap - units) or total + units
   end
 
-  -- The first entry from `low` on that is later than `time` or, without a time, up to which at least `units`
-  -- were charged since the total `before`; `length` when there is none. Looks near `low` first: as a rule,
-  -- few entries have expired since the last request.
+  -- Returns the first entry from `low` on that is later than `time` or, without a time, up to which at least `units` were charged
+  -- since the total `before`; `length` if there is none. Searches near `low` first, because usually few entries have expired
+  -- since the last request.
   local function search(state, low, time, before, units)
     local high, reach = state.length, 1
     while low < high do
@@ -87,37 +87,37 @@ local function sliding_log()
     return low
   end
 
-  -- Finds the oldest entry that counts (`live`), how much counts, and when all of it stops counting because the
-  -- limit has another window now (`cut`).
+  -- Finds the oldest entry that counts (`live`), the units that count, and when all of them stop counting because the limit has
+  -- another window now (`cutoff`).
   function self.view(state, limit)
-    local at = key_time(state.last, limit.window)
-    local cut = state.window ~= limit.window and state.last + limit.window
-    if not at or (cut and at >= cut) then
-      state.at, state.live, state.cut, state.used = at or now, state.length, false, 0
+    local at = effective_time(state.last, limit.window)
+    local cutoff = state.window ~= limit.window and state.last + limit.window
+    if not at or (cutoff and at >= cutoff) then
+      state.at, state.live, state.cutoff, state.used = at or now, state.length, false, 0
       return
     end
     local live = state.first
     if live < state.length and state.oldest <= at - state.window then
       live = search(state, live, at - state.window)
     end
-    state.at, state.live, state.cut = at, live, cut
+    state.at, state.live, state.cutoff = at, live, cutoff
     state.used = charged_between(state, total_before(state, live), state.total)
   end
 
-  function self.wait(state, _, room)
+  function self.wait(state, _, max_used)
     local before = total_before(state, state.live)
-    local last_to_go = search(state, state.live, nil, before, state.used - room)
-    return before_cut(state.times[last_to_go] + state.window, state.cut)
+    local last_to_expire = search(state, state.live, nil, before, state.used - max_used)
+    return wait_until(state.times[last_to_expire] + state.window, state.cutoff)
   end
 
   function self.reset(state)
     if state.used == 0 then
       return 0, 0
     end
-    return before_cut(state.last + state.window, state.cut), 0
+    return wait_until(state.last + state.window, state.cutoff), 0
   end
 
-  -- Starts an empty log, in the ring that is there.
+  -- Empties the log and keeps its ring buffer.
   local function clear(state)
     state.base, state.total, state.head, state.first, state.length, state.changed = 0, 0, 0, 0, 0, 0
     state.times, state.totals = {}, {}
@@ -126,7 +126,7 @@ local function sliding_log()
     end
   end
 
-  -- Fetches every entry and gives it a total of seven bytes; all of them are written anew.
+  -- Converts every entry to a total of seven bytes. All of them are rewritten.
   local function widen(state)
     local total, before = 0, state.base
     for index = state.first, state.length - 1 do
@@ -139,8 +139,8 @@ local function sliding_log()
     state.base, state.total, state.width, state.capacity, state.changed = 0, total, 7, 0, state.first
   end
 
-  -- Dates the log by its first and its last entry, whichever they are now.
-  local function date(state)
+  -- Updates the times of the oldest and the newest entry.
+  local function update_times(state)
     state.last, state.oldest = 0, 0
     if state.first < state.length then
       fetch(state, state.length - 1)
@@ -152,7 +152,7 @@ local function sliding_log()
   function self.charge(state, limit, units)
     local at, used = state.at, state.used
     local added = min(units, MAX_EXACT - used)
-    if state.cut or used == 0 then
+    if state.cutoff or used == 0 then
       clear(state)
       state.window = limit.window
       added, used = used + added, 0
@@ -161,7 +161,7 @@ local function sliding_log()
       fetch(state, state.first)
       state.oldest = state.times[state.first]
     end
-    state.live, state.cut, state.used = state.first, false, used + added
+    state.live, state.cutoff, state.used = state.first, false, used + added
     if added == 0 then
       return
     end
@@ -170,7 +170,7 @@ local function sliding_log()
     end
     state.total = advanced(state, state.total, added)
     local newest = state.length - 1
-    -- one of the same microsecond, or one that a log in debt has no room for, joins the newest entry
+    -- a charge in the same microsecond, or one that does not fit into a log in debt, is added to the newest entry
     if newest < state.first or (state.last ~= at and newest - state.first + 1 < limit.amount) then
       newest = newest + 1
       state.length = newest + 1
@@ -200,7 +200,7 @@ local function sliding_log()
     end
   end
 
-  -- Takes back from the entry of one moment; the totals of all later ones follow.
+  -- Refunds from the entry of one moment and adjusts the totals of all later ones.
   local function refund_at(state, units, time)
     local index = search(state, state.live, time - 1)
     if index == state.length or state.times[index] ~= time then
@@ -208,13 +208,13 @@ local function sliding_log()
     end
     local before = total_before(state, index)
     local held = charged_between(state, before, state.totals[index])
-    local back = min(units, held)
+    local refunded = min(units, held)
     local target = index
     for i = index, state.length - 1 do
       fetch(state, i)
-      local kept = charged_between(state, before, state.totals[i]) - back
-      if i > index or back < held then
-        state.times[target], state.totals[target] = state.times[i], advanced(state, before, kept)
+      local remaining = charged_between(state, before, state.totals[i]) - refunded
+      if i > index or refunded < held then
+        state.times[target], state.totals[target] = state.times[i], advanced(state, before, remaining)
         target = target + 1
       end
     end
@@ -235,7 +235,7 @@ local function sliding_log()
     elseif not refund_at(state, units, time) then
       return false
     end
-    date(state)
+    update_times(state)
     self.view(state, limit)
     return true
   end
@@ -254,7 +254,7 @@ local function sliding_log()
       state.capacity, state.width)
   end
 
-  -- The entries that are stored and have not changed, in order, as they are stored.
+  -- Returns the stored entries that have not changed, in order.
   local function stored_entries(state)
     local count = min(state.changed, state.length) - state.first
     if count <= 0 or state.capacity == 0 then
@@ -268,8 +268,8 @@ local function sliding_log()
       .. string.sub(ring, 1, (count - upto_end) * bytes)
   end
 
-  -- Writes the whole log into a larger ring: half as large again, but not larger than it will ever need.
-  local function save_anew(key, state, limit, ttl)
+  -- Writes the whole log into a larger ring buffer: 1.5 times the entries, but not more than the limit allows.
+  local function rewrite(key, state, limit, ttl)
     local count = state.length - state.first
     local entries = stored_entries(state) .. packed_entries(state, max(state.changed, state.first), state.length)
     state.capacity = max(count, min(limit.amount, ceil(count * 1.5)))
@@ -283,7 +283,7 @@ local function sliding_log()
     state.exists = not grows
     local ttl = next_ttl(state, limit, state.last + state.window)
     if grows then
-      return save_anew(key, state, limit, ttl)
+      return rewrite(key, state, limit, ttl)
     end
     local bytes, index = 7 + state.width, max(state.changed, state.first)
     while index < state.length do

@@ -1,9 +1,9 @@
--- Reads one counter as it is stored, at one moment.
+-- Reads one stored counter.
 --
 -- KEYS[1]   the counter
--- ARGV[1]   of a sliding log: how many of its newest entries; 0 for the other algorithms
--- reply     the server's seconds and microseconds, the stored state (of a sliding log: its header) or '', and the
---           entries, oldest first
+-- ARGV[1]   for a sliding log, the number of newest entries to return; otherwise 0
+-- reply     the server's seconds and microseconds, the stored state (for a sliding log, its header) or '', and the entries,
+--           oldest first
 
 local key, newest = KEYS[1], tonumber(ARGV[1])
 local time = redis.call('TIME')
@@ -29,6 +29,6 @@ local function entries()
   return found
 end
 
--- a header that no script of ours has written leads nowhere: whoever reads the reply finds out
+-- a header that this limiter did not write may be invalid: the caller validates the reply
 local is_found, found = pcall(entries)
 return { time[1], time[2], header, is_found and found or '' }

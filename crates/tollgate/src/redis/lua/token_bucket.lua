@@ -1,6 +1,6 @@
 
 -- token-bucket: a level of `whole + part / micros` units, draining at `units / micros`. Stored as '<dddddd'.
-local function token_bucket()
+define[TOKEN_BUCKET] = function()
   local self = {}
 
   function self.load(raw)
@@ -14,12 +14,12 @@ local function token_bucket()
     return state
   end
 
-  local function drained(whole, part, units, micros, elapsed)
+  local function drain(whole, part, units, micros, elapsed)
     if elapsed == 0 then
       return whole, part
     end
     if elapsed * units / micros > whole + 8 then
-      return 0, 0 -- surely all of it, rounding aside; below, the quotient stays in range
+      return 0, 0 -- all of it, regardless of rounding; below, the quotient stays in range
     end
     local gone, rest = multiply_divide(elapsed, units, micros)
     if rest > part then
@@ -31,8 +31,8 @@ local function token_bucket()
     return whole - gone, part - rest
   end
 
-  -- A level in parts of another rate, the last one rounded up.
-  local function at_rate(whole, part, micros, new_micros)
+  -- Returns a level in parts of another rate, rounded up.
+  local function convert_to_rate(whole, part, micros, new_micros)
     if micros == new_micros then
       return whole, part
     end
@@ -52,24 +52,24 @@ local function token_bucket()
     return h1 > h2 or (h1 == h2 and l1 > l2)
   end
 
-  -- Drains at the faster of the old rate and the new.
+  -- Drains at the faster of the old and the new rate.
   function self.view(state, limit)
-    local at = key_time(state.last, limit.window)
+    local at = effective_time(state.last, limit.window)
     local whole, part, units, micros = state.whole, state.part, state.units, state.micros
     if not at then
       at, whole, part, units, micros = now, 0, 0, limit.units, limit.micros
     else
       if (units ~= limit.units or micros ~= limit.micros) and is_faster(limit, state) then
-        whole, part = at_rate(whole, part, micros, limit.micros)
+        whole, part = convert_to_rate(whole, part, micros, limit.micros)
         units, micros = limit.units, limit.micros
       end
-      whole, part = drained(whole, part, units, micros, at - state.last)
+      whole, part = drain(whole, part, units, micros, at - state.last)
     end
     state.at, state.now_whole, state.now_part, state.now_units, state.now_micros = at, whole, part, units, micros
     state.used = whole + (part > 0 and 1 or 0)
   end
 
-  -- Microseconds until a level has drained, and how many parts of the last one are left over.
+  -- Returns the microseconds until a level has drained, and the unused parts of the last one.
   local function drain_time(whole, part, units, micros)
     if whole * micros / units > MAX_EXACT then
       return MAX_EXACT, 0
@@ -84,7 +84,7 @@ local function token_bucket()
   end
 
   function self.charge(state, limit, units)
-    local whole, part = at_rate(state.now_whole, state.now_part, state.now_micros, limit.micros)
+    local whole, part = convert_to_rate(state.now_whole, state.now_part, state.now_micros, limit.micros)
     whole = whole + min(units, MAX_EXACT - state.used)
     state.last, state.whole, state.part, state.units, state.micros =
       state.at, whole, part, limit.units, limit.micros
@@ -92,8 +92,8 @@ local function token_bucket()
     state.used = whole + (part > 0 and 1 or 0)
   end
 
-  function self.wait(state, _, room)
-    local time = drain_time(state.now_whole - room, state.now_part, state.now_units, state.now_micros)
+  function self.wait(state, _, max_used)
+    local time = drain_time(state.now_whole - max_used, state.now_part, state.now_units, state.now_micros)
     return min(state.at - now + time, MAX_EXACT)
   end
 
@@ -106,18 +106,18 @@ local function token_bucket()
   end
 
   function self.refund(state, limit, units, time)
-    local at, back_part = state.at, 0
+    local at, refund_part = state.at, 0
     if time >= 0 then
       if time > at or at - time >= limit.window then
         return false
       end
-      -- what would be left of that charge, had it been the only one: no more of it can still count
-      units, back_part = drained(units, 0, state.now_units, state.now_micros, at - time)
+      -- what is left of that charge if it was the only one: no more of it can still count
+      units, refund_part = drain(units, 0, state.now_units, state.now_micros, at - time)
     end
-    if state.used == 0 or (units == 0 and back_part == 0) then
+    if state.used == 0 or (units == 0 and refund_part == 0) then
       return false
     end
-    local whole, part = state.now_whole - units, state.now_part - back_part
+    local whole, part = state.now_whole - units, state.now_part - refund_part
     if part < 0 then
       whole, part = whole - 1, part + state.now_micros
     end

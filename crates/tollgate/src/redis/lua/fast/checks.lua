@@ -1,14 +1,14 @@
 
--- Decides the checks, and leaves to the general path what takes it: operations other than check and peek, shadow
--- and overdraft tiers, large numbers, other limits than before, refusals by anything but a bucket, whose level alone
--- says when to come back. A key that is left takes its later checks with it, so that it sees all of them in order.
+-- Decides checks on the fast path and leaves the others to the general path: operations other than check and peek, shadow and
+-- overdraft tiers, large numbers, changed limits, and denials by anything but a token bucket, whose level alone determines the
+-- retry time. Once a check of a key is left to the general path, so are the later ones, so that the key sees them in order.
 local CHECK, PEEK = 0, 1
 
--- A group, read from the plan. In `fields`, each check has its count and its keys.
+-- Reads the groups from the plan. `fields` holds the count and the keys of each check.
 local groups = {}
-for group_number, start in pairs(starts) do
+for group_number, start in pairs(group_starts) do
   local group, index = { terms = {}, flags = {}, costs = {} }, nil
-  group.operation, group.is_plain, group.tiers, group.checks, group.time, position = unpack_from(GROUP, plan, start)
+  group.operation, group.is_fast_bucket, group.tiers, group.checks, group.time, position = unpack_from(GROUP, plan, start)
   for tier = 1, group.tiers do
     group.flags[tier], index, group.costs[tier], position = unpack_from(TIER, plan, position)
     group.terms[tier] = limits[index]
@@ -17,31 +17,31 @@ for group_number, start in pairs(starts) do
   groups[group_number] = group
 end
 
--- By key: the level (false: left to the general path), under which limit, and the levels to be written.
+-- By key: the level (false: left to the general path), its limit, and the level to write.
 local levels, limit_of, changed = {}, {}, {}
 
-for group_number = 1, number do
+for group_number = 1, group_count do
   local group = groups[group_number]
-  if group and group.is_plain == 0 then
+  if group and group.is_fast_bucket == 0 then
     local operation, tiers, terms, fields = group.operation, group.tiers, group.terms, group.fields
-    local is_straight, only_buckets = operation <= PEEK, true
-    local needs, answers = {}, {}
+    local is_fast, only_buckets = operation <= PEEK, true
+    local request_parts, answers = {}, {}
     for tier = 1, tiers do
       local limit, cost = terms[tier], group.costs[tier]
-      needs[tier] = cost * limit.unit
-      if group.flags[tier] > 0 or limit.ceiling >= SMALL then
-        is_straight = false
+      request_parts[tier] = cost * limit.unit
+      if group.flags[tier] > 0 or limit.ceiling >= MAX_FAST then
+        is_fast = false
       end
       if limit.code ~= TOKEN_BUCKET then
         only_buckets = false
-        is_straight = is_straight and operation == CHECK and cost > 0
+        is_fast = is_fast and operation == CHECK and cost > 0
       end
     end
 
     for first = 1, group.checks * (tiers + 1), tiers + 1 do
-      local passed, tier = is_straight and fields[first] or -1, 1
+      local passed, tier = is_fast and fields[first] or -1, 1
       while passed >= 0 and tier <= tiers do
-        local key, limit, need = fields[first + tier], terms[tier], needs[tier]
+        local key, limit, parts = fields[first + tier], terms[tier], request_parts[tier]
         local level = levels[key]
         if level == nil then
           level = read[limit.code](key, limit)
@@ -50,22 +50,22 @@ for group_number = 1, number do
         answers[first + tier] = level
         if not level or limit_of[key] ~= limit then
           passed = -1
-        elseif level + passed * need > limit.ceiling then
-          passed = only_buckets and max(floor((limit.ceiling - level) / need), 0) or -1
+        elseif level + passed * parts > limit.ceiling then
+          passed = only_buckets and max(floor((limit.ceiling - level) / parts), 0) or -1
         end
         tier = tier + 1
       end
 
       answers[first] = passed
       if passed < 0 then
-        rest[#rest + 1] = { number = group_number, first = first }
+        remaining[#remaining + 1] = { group = group_number, first = first }
         for tier = 1, tiers do
           answers[first + tier], levels[fields[first + tier]] = 0, false
         end
       elseif passed > 0 and operation == CHECK then
         for tier = 1, tiers do
-          if needs[tier] > 0 then
-            local key, level = fields[first + tier], answers[first + tier] + passed * needs[tier]
+          if request_parts[tier] > 0 then
+            local key, level = fields[first + tier], answers[first + tier] + passed * request_parts[tier]
             levels[key], changed[key] = level, level
           end
         end
@@ -80,6 +80,6 @@ for key, level in pairs(changed) do
   write[limit.code](key, limit, level)
 end
 
-if #rest == 0 then
-  return head .. table.concat(replies)
+if #remaining == 0 then
+  return reply_header .. table.concat(replies)
 end

@@ -1,13 +1,15 @@
 
 -- fixed-window: the level is the count. See ../fixed_window.lua.
-if used[FIXED_WINDOW] then
+local FIXED_WINDOW = 1
+
+if is_used[FIXED_WINDOW] then
   local function window_end(limit)
     local window = limit.window
     return now + window - (now + window - limit.phase) % window
   end
 
   read[FIXED_WINDOW] = function(key, limit)
-    local raw = strings[key]
+    local raw = fixed_states[key]
     if not raw then
       return 0
     end
@@ -15,7 +17,7 @@ if used[FIXED_WINDOW] then
     if window ~= limit.window or last > now then
       return false
     end
-    ttl_of[key] = ttl_until
+    stored_ttl[key] = ttl_until
     if ends == window_end(limit) then
       return count
     end
@@ -24,7 +26,7 @@ if used[FIXED_WINDOW] then
 
   write[FIXED_WINDOW] = function(key, limit, level)
     local ends = window_end(limit)
-    local ttl_until, millis = renewed_ttl(ttl_of[key] or 0, limit.window, ends - now)
+    local ttl_until, millis = renewed_ttl(stored_ttl[key] or 0, limit.window, ends - now)
     if ttl_until then
       call('SET', KEYS[key], pack('<ddddd', now, ends, level, limit.window, ttl_until), 'PX', millis)
     else

@@ -1,23 +1,23 @@
 
--- The straight path: checks under the limits that their counters were written under, with small numbers and a clock
--- that has not been set back. All that happens in a call happens at one moment, so that a counter is a single
--- number here: what it holds now, its level. How that is read and written is all that the algorithms differ in.
+-- The fast path: checks under the limits that their counters were written under, with small numbers and a clock that was not
+-- set back. The whole call happens at one moment, so a counter is a single number here: its level now. The algorithms differ
+-- only in how the level is read and written.
 --
--- Each defines itself when the batch has a limit of its kind:
---   read[code](key, limit)          the level; false when it takes the general path to tell
---   write[code](key, limit, level)  writes what was read, with another level
-local FIXED_WINDOW, SLIDING_COUNTER, TOKEN_BUCKET, SLIDING_LOG = 1, 2, 3, 4
+-- An algorithm defines its functions if the batch has a limit of it:
+--   read[code](key, limit)          returns the level; false if the counter needs the general path
+--   write[code](key, limit, level)  writes the counter that was read, with another level
+local TOKEN_BUCKET = 3
 local read, write = {}, {}
 
--- A counter is used up when it holds `ceiling`, in parts of which a unit has `unit`.
-local limits, used = {}, {}
+-- A counter is exhausted at the level `ceiling`; a unit has `unit` parts.
+local limits, is_used = {}, {}
 for at = 1, #ARGV[2], LIMIT_BYTES do
   local code, amount, window, capacity, phase, units, micros = unpack_from(LIMIT, ARGV[2], at)
   local unit = code == TOKEN_BUCKET and micros or 1
   limits[#limits + 1] = { code = code, amount = amount, window = window, capacity = capacity, phase = phase,
     units = units, micros = micros, unit = unit, ceiling = capacity * unit }
-  used[code] = true
+  is_used[code] = true
 end
 
--- By key: until when its TTL goes, and what else is needed to write it.
-local ttl_of, kept = {}, {}
+-- By key: the expiry time of the key, and further values that are needed to write it.
+local stored_ttl, extra = {}, {}

@@ -1,17 +1,17 @@
 
 -- token-bucket: the level in parts of a unit. See ../token_bucket.lua.
-if used[TOKEN_BUCKET] then
+if is_used[TOKEN_BUCKET] then
   read[TOKEN_BUCKET] = function(key, limit)
-    local raw = strings[key]
+    local raw = fixed_states[key]
     if not raw then
       return 0
     end
     local last, whole, part, units, micros, ttl_until = unpack_from('<dddddd', raw)
     local level = whole * micros + part
-    if units ~= limit.units or micros ~= limit.micros or last > now or level >= SMALL then
+    if units ~= limit.units or micros ~= limit.micros or last > now or level >= MAX_FAST then
       return false
     end
-    ttl_of[key] = ttl_until
+    stored_ttl[key] = ttl_until
     level = level - (now - last) * units
     return level > 0 and level or 0
   end
@@ -19,7 +19,7 @@ if used[TOKEN_BUCKET] then
   write[TOKEN_BUCKET] = function(key, limit, level)
     local units, micros = limit.units, limit.micros
     local drained, part = level + units - 1, level % micros
-    local ttl_until, millis = renewed_ttl(ttl_of[key] or 0, limit.window, (drained - drained % units) / units)
+    local ttl_until, millis = renewed_ttl(stored_ttl[key] or 0, limit.window, (drained - drained % units) / units)
     if ttl_until then
       call('SET', KEYS[key], pack('<dddddd', now, (level - part) / micros, part, units, micros, ttl_until), 'PX', millis)
     else
