@@ -11,7 +11,7 @@ use crate::{
     key::Key,
     memory::MemoryStore,
     remote::{Options, Remote},
-    stats::{Stats, StoreStats},
+    stats::{Stats, StoreStats, Tally},
     store::{CounterSnapshot, Decided, Store, StoreError},
 };
 
@@ -113,7 +113,8 @@ impl Backend {
             Self::Local(store) => {
                 let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
                 let (keys, bytes) = (whole(store.len()), whole(store.memory_bytes()));
-                Stats { store: StoreStats { keys, bytes, ..StoreStats::default() }, ..Stats::default() }
+                let store = StoreStats { keys, bytes, ..StoreStats::default() };
+                Stats { store, ..Tally::default().snapshot() }
             }
             Self::Remote(remote) => remote.stats(),
         }

@@ -117,7 +117,7 @@ async fn an_allowed_and_a_refused_answer() {
     let api = Api::with_login_rule();
     assert_eq!(
         api.ask("/v1/check", LOGIN).await,
-        r#"{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+        r#"{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
     api.clock.advance(Duration::from_secs(20));
     api.ask("/v1/check", LOGIN).await;
@@ -125,13 +125,13 @@ async fn an_allowed_and_a_refused_answer() {
     api.clock.advance(Duration::from_micros(1));
     assert_eq!(
         api.ask("/v1/check", LOGIN).await,
-        r#"{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765461799840,"tiers":[{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+        r#"{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765461799840,"tiers":[{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
 }
 
 #[tokio::test]
 async fn no_rule_matches() {
-    let nobody = r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":false,"source":"local","at_us":null,"tiers":[]}"#;
+    let nobody = r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":false,"source":"unmatched","at_us":null,"tiers":[]}"#;
     let api = Api::with_login_rule();
     for call in &CALLS[..4] {
         assert_eq!(api.ask(call, r#"{"labels":{"route":"search"}}"#).await, nobody, "{call}");
@@ -145,7 +145,7 @@ async fn a_key_with_a_limit_of_its_own() {
     let log = r#"{"key":"user:42","limit":{"algorithm":"sliding-log","amount":1,"window":"1m"},"cost":1}"#;
     assert_eq!(
         api.ask("/v1/check", log).await,
-        r#"{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"store","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
+        r#"{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
     assert_eq!(api.field("allowed", "/v1/check", log).await, false);
     assert_eq!(api.ask("/v1/reset", &log.replace(r#","cost":1"#, "")).await, r#"{"reset":1}"#);
@@ -302,19 +302,23 @@ async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
         ("/v1/check", format!("{LOGIN} {LOGIN}"), "trailing characters"),
         ("/v1/check", "[]".into(), "expected an object"),
         ("/v1/check", r#"[{"route":"login","ip":"203.0.113.9"}]"#.into(), "expected an object"),
-        ("/v1/check", "{}".into(), r#"send "labels" to ask the rules, or "key" and "limit""#),
+        ("/v1/check", "{}".into(), r#"send "labels" to check by rules, or "key" and "limit""#),
         (
             "/v1/check",
             LOGIN.replace("}}", r#"},"cots":2}"#),
             "unknown field `cots`, expected one of `labels`",
         ),
         ("/v1/check", LOGIN.replace("}}", r#"},"cost":1,"cost":1}"#), "duplicate field `cost`"),
-        ("/v1/check", LOGIN.replace("}}", r#"},"key":"a"}"#), "one of two forms"),
-        ("/v1/check", LOGIN.replace("}}", &format!("}},{limit}}}")), "one of two forms"),
-        ("/v1/check", LOGIN.replace("}}", &format!(r#"}},"key":"a",{limit}}}"#)), "one of two forms"),
-        ("/v1/check", LOGIN.replace("}}", r#"},"rules":["login-per-ip"]}"#), r#""rules" has no place"#),
-        ("/v1/charge", LOGIN.replace("}}", r#"},"at_us":1}"#), r#""at_us" has no place"#),
-        ("/v1/reset", LOGIN.replace("}}", r#"},"cost":1}"#), r#""cost" has no place"#),
+        ("/v1/check", LOGIN.replace("}}", r#"},"key":"a"}"#), "neither of the two valid forms"),
+        ("/v1/check", LOGIN.replace("}}", &format!("}},{limit}}}")), "neither of the two valid forms"),
+        (
+            "/v1/check",
+            LOGIN.replace("}}", &format!(r#"}},"key":"a",{limit}}}"#)),
+            "neither of the two valid forms",
+        ),
+        ("/v1/check", LOGIN.replace("}}", r#"},"rules":["login-per-ip"]}"#), r#""rules" is not allowed"#),
+        ("/v1/charge", LOGIN.replace("}}", r#"},"at_us":1}"#), r#""at_us" is not allowed"#),
+        ("/v1/reset", LOGIN.replace("}}", r#"},"cost":1}"#), r#""cost" is not allowed"#),
         ("/v1/charge", LOGIN.replace("}}", r#"},"rules":[]}"#), "name at least one rule"),
         ("/v1/charge", LOGIN.replace("}}", r#"},"rules":null}"#), "rules: invalid type: null"),
         ("/v1/check", LOGIN.replace("}}", r#"},"cost":{"a b":1}}"#), r#"unit "a b" is not a name"#),
@@ -333,9 +337,9 @@ async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
             LOGIN.replace("}}", r#","ip":"203.0.113.9"}}"#),
             r#"label "ip" is given more than once"#,
         ),
-        ("/v1/check", key(r#""cost":1"#), "one of two forms"),
-        ("/v1/check", format!(r#"{{"key":"",{limit}}}"#), "the key is empty"),
-        ("/v1/check", format!(r#"{{"key":"{}",{limit}}}"#, "k".repeat(1025)), "the key has 1025 bytes"),
+        ("/v1/check", key(r#""cost":1"#), "neither of the two valid forms"),
+        ("/v1/check", format!(r#"{{"key":"",{limit}}}"#), "key is empty"),
+        ("/v1/check", format!(r#"{{"key":"{}",{limit}}}"#, "k".repeat(1025)), "key has 1025 bytes"),
         ("/v1/check", key(&format!(r#"{limit},"cost":{{"requests":1}}"#)), "has no units"),
         ("/v1/charge", key(&format!(r#"{limit},"rules":["login-per-ip"]"#)), "which no rule counts"),
         ("/v1/check", key(r#""limit":[null,2,"1m"]"#), "limit: invalid type: sequence, expected an object"),
@@ -401,7 +405,7 @@ impl HttpBody for Silence {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_arrive_is_given_up() {
     let detail = Api::new([]).problem(StatusCode::REQUEST_TIMEOUT, "/v1/check", Body::new(Silence)).await;
-    assert_eq!(detail, format!("the body did not arrive within {BODY_TIMEOUT:?}: send it at once"));
+    assert_eq!(detail, format!("the body did not arrive within {BODY_TIMEOUT:?}: send it with the request"));
 }
 
 #[tokio::test]
@@ -416,7 +420,7 @@ async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
         let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;
         assert_eq!(reply.allow.as_deref(), Some("POST"));
         let detail = reply.into_detail(StatusCode::METHOD_NOT_ALLOWED);
-        assert_eq!(detail, format!("{call} does not take GET: use the method that the Allow header names"));
+        assert_eq!(detail, format!("{call} does not accept GET: use the method that the Allow header names"));
     }
 }
 
@@ -481,11 +485,11 @@ async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
     let api = Api::with_login_rule();
     for (second, wrong) in [
         (r#"{"labels":{},"cost":-1}"#, "checks[1].cost: "),
-        (r#"{"cost":1}"#, "checks[1]: the body has to be of one of two forms"),
+        (r#"{"cost":1}"#, "checks[1]: the body has neither of the two valid forms"),
         (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" belongs beside \"checks\""),
-        (r#"{"checks":[]}"#, "checks[1]: \"checks\" are not for a check within others"),
+        (r#"{"checks":[]}"#, "checks[1]: \"checks\" cannot be nested"),
         (r#"["labels"]"#, "checks[1]: invalid type: sequence, expected an object"),
-        (r#"{"key":"","limit":{"amount":5,"window":"1s"}}"#, "checks[1]: the key is empty"),
+        (r#"{"key":"","limit":{"amount":5,"window":"1s"}}"#, "checks[1]: key is empty"),
     ] {
         let body = format!(r#"{{"checks":[{LOGIN},{second}]}}"#);
         let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
@@ -493,10 +497,10 @@ async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
     }
     let both = r#"{"checks":[],"labels":{}}"#;
     let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", both).await;
-    assert!(detail.contains("stands alone"), "{detail}");
+    assert!(detail.contains("allows only \"deadline_ms\" beside it"), "{detail}");
     for call in &CALLS[1..] {
         let detail = api.problem(StatusCode::BAD_REQUEST, call, r#"{"checks":[]}"#).await;
-        assert!(detail.contains("\"checks\" has no place in this call"), "{call}: {detail}");
+        assert!(detail.contains("\"checks\" is not allowed in this call"), "{call}: {detail}");
     }
     assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
 }
@@ -574,7 +578,7 @@ async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
     let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
     let service = HttpService::new(engine, settings);
     let api = Api { service, clock: ManualClock::new(Timestamp::from_micros(NOW_US)) };
-    let unmet = serde_json::json!([{"rule": "pay", "because": "route is not pay"}]);
+    let unmet = serde_json::json!([{"rule": "pay", "because": "label route does not match pay"}]);
     for (secret, others, more) in [("app", serde_json::json!([]), 1), ("ops", unmet, 0)] {
         let question = Request::post("/v1/explain").header("authorization", format!("Bearer {secret}"));
         let reply = api.send(question.body(LOGIN.into()).unwrap()).await;
@@ -636,7 +640,10 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
             told["applies"][1]["arithmetic"],
             "0 used + 0 asked = 0 of 2: fits (the request names no cost in \"tokens\")"
         );
-        assert_eq!(told["others"], serde_json::json!([{"rule": "search", "because": "route is not search"}]));
+        assert_eq!(
+            told["others"],
+            serde_json::json!([{"rule": "search", "because": "label route does not match search"}])
+        );
         assert_eq!((&told["decision"]["allowed"], &told["more_others"]), (&false.into(), &0.into()));
     }
     let key = r#"{"key":"k","limit":{"amount":3,"window":"1s"},"cost":4}"#;
@@ -648,7 +655,7 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
     api.clock.advance(Duration::from_millis(100));
     let told = api.field("applies", "/v1/explain", &half_full).await;
     let now = NOW_US + 15_100_000;
-    let picture =
+    let snapshot =
         serde_json::json!({"at_us": now, "kind": "token-bucket", "level": 1.7, "drains_per_second": 3.0});
-    assert_eq!(told[0]["snapshot"], picture);
+    assert_eq!(told[0]["snapshot"], snapshot);
 }

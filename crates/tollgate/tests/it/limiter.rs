@@ -106,7 +106,7 @@ async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() 
     let checked = limiter.refund(&anybody, 5, None, Some(&["a"])).await.unwrap();
     assert_eq!(checked.remaining(), Some(3));
     let unknown = limiter.charge(&anybody, 1, Some(&["c"])).await.unwrap_err().to_string();
-    assert_eq!(unknown, "there is no rule \"c\": in force are a, b");
+    assert_eq!(unknown, "there is no rule \"c\": use a, b");
     assert_eq!(limiter.reset(&anybody, Some(&["a"])).await.unwrap(), 1);
     assert_eq!(limiter.peek(&anybody, 1).await.unwrap().remaining(), Some(10));
 }

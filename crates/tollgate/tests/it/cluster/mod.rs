@@ -304,8 +304,6 @@ async fn a_dead_node_affects_only_its_own_slots_and_recovers() {
     let each = store.decide(&batch, None).await;
     assert!(matches!(each[0], Err(StoreError::NotRun(_))), "{each:?}");
     assert!(passes(&each[1].as_ref().unwrap().answers));
-    let together = store.decide_all(&batch, None).await.unwrap_err();
-    assert!(matches!(together, StoreError::Ambiguous(_)), "one of them was charged: {together}");
     // a charge over both nodes is applied where possible and reported as ambiguous; a peek changes nothing
     let both = [(&*dead, MANY), (&*well, MANY)];
     let half = ask(&store, check(Operation::Charge, &both)).await.unwrap_err();
