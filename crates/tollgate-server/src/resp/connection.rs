@@ -331,7 +331,7 @@ impl Executor<'_> {
             Err(error) => return self.reject(command, error).await,
         };
         match CommandRequest::read(self.engine, entry.verb, command, self.last) {
-            Some(Ok(request)) if request.call == Call::CHECK => self.check(request).await,
+            Some(Ok(request)) if request.call == Call::CHECK => self.check(&request).await,
             Some(Ok(request)) => self.adjust(&request).await,
             Some(Err(error)) => self.reject(command, error).await,
             None => {
@@ -346,15 +346,15 @@ impl Executor<'_> {
     }
 
     /// Starts a check. Its reply is written now if it is decided and no earlier check waits.
-    async fn check(&mut self, request: CommandRequest<'_>) -> Next {
-        if !self.batch.accepts(&request) {
+    async fn check(&mut self, request: &CommandRequest<'_>) -> Next {
+        if !self.batch.accepts(request) {
             self.batch.flush(self.replies).await;
         }
         match self.engine.start(Transport::Resp, &request.request) {
             Ok(Progress::Decided(decision)) if self.batch.is_empty() => {
                 request.reply(&decision, self.replies);
             }
-            progress => self.batch.push(request.into_owned(), progress),
+            progress => self.batch.push(request.to_owned(), progress),
         }
         Next::Stay
     }

@@ -61,10 +61,9 @@ impl<'a> CommandRequest<'a> {
         })
     }
 
-    /// Copies what the command borrows from the input buffer.
-    pub(super) fn into_owned(self) -> CommandRequest<'static> {
-        let Self { call, request, form } = self;
-        CommandRequest { call, request: request.into_owned(), form }
+    /// Copies the command out of the input buffer.
+    pub(super) fn to_owned(&self) -> CommandRequest<'static> {
+        CommandRequest { call: self.call, request: self.request.clone().into_owned(), form: self.form }
     }
 
     /// Whether both concern the same key or the same labels.

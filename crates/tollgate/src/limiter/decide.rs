@@ -4,6 +4,7 @@
 use std::{
     future::Future,
     mem,
+    ops::Deref,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -110,10 +111,11 @@ pub(super) struct PreparedCheck {
 }
 
 /// The decisions of a check's tiers, before they become one.
-#[derive(Clone)]
 pub(super) struct TierDecisions {
-    /// Each with its position in the check. Tiers whose failure policy is `open` have none while the store is down.
-    pub(super) tiers: SmallVec<[(usize, TierDecision); 1]>,
+    pub(super) tiers: Vec<TierDecision>,
+    /// The position of each in the check. `None` if every tier has a decision, in order: a denial from the cache has only the tiers that
+    /// deny, and while the store is down, tiers whose failure policy is `open` have none.
+    pub(super) positions: Option<SmallVec<[usize; 1]>>,
     pub(super) at: Option<Timestamp>,
     pub(super) source: Source,
     pub(super) failure: Option<StoreError>,
@@ -131,16 +133,20 @@ impl Limiter {
         };
         let (mut tiers, mut infos) = (Tiers::new(), SmallVec::new());
         let mut denials = Vec::new();
-        match_rules(&self.inner.rules.load(), request, |matched| {
-            match matched {
-                Matched::Counter(info, tier) => {
-                    infos.push(info);
-                    tiers.push(tier);
+        match_rules(
+            || self.inner.rules.load(),
+            request,
+            |matched| {
+                match matched {
+                    Matched::Counter(info, tier) => {
+                        infos.push(info);
+                        tiers.push(tier);
+                    }
+                    Matched::Denial(tier) => denials.push(tier),
                 }
-                Matched::Denial(tier) => denials.push(tier),
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         if matches!(request.operation, Operation::Charge | Operation::Refund { .. }) {
             denials.clear();
         }
@@ -148,7 +154,7 @@ impl Limiter {
         if is_denied || tiers.is_empty() {
             return Ok(Progress::Decided(Decision::of_tiers(denials, None, without_counters(is_denied))));
         }
-        let prepared = PreparedCheck { check: Check::of(request.operation, tiers)?, tiers: infos };
+        let mut prepared = PreparedCheck { check: Check::of(request.operation, tiers)?, tiers: infos };
         Ok(match self.inner.backend.start(&prepared.check) {
             Step::Decided(shares) => Progress::Decided(prepared.decisions(shares).combine(denials)),
             Step::Remote(remote) => {
@@ -169,8 +175,8 @@ pub(super) fn without_counters(is_denied: bool) -> Source {
 }
 
 /// Passes on every rule that a request matches, in order; for a request with a key, its own limit.
-pub(super) fn match_rules(
-    rules: &RuleSet,
+pub(super) fn match_rules<R: Deref<Target = Arc<RuleSet>>>(
+    rules: impl FnOnce() -> R,
     request: &Request<'_>,
     mut add: impl FnMut(Matched) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -180,7 +186,8 @@ pub(super) fn match_rules(
             add(Matched::Counter(TierInfo::default(), tier))
         }
         Subject::Labels { labels, costs, only, limit } => {
-            ensure_known(rules, only.as_deref())?;
+            let rules = rules();
+            ensure_known(&rules, only.as_deref())?;
             let applied = rules.matching(labels, costs)?;
             if let (Some(limit), []) = (limit, &*applied) {
                 return add(without_rule(*limit, request, Key::of_labels(labels))?);
@@ -255,17 +262,20 @@ impl From<Applied<'_>> for Matched {
 }
 
 impl PreparedCheck {
-    pub(super) fn decisions(mut self, shares: CheckShares) -> TierDecisions {
+    pub(super) fn decisions(&mut self, shares: CheckShares) -> TierDecisions {
         let CheckShares { at, source, shares } = shares;
-        let tiers = shares.into_iter().map(|(position, share)| {
-            (position, self.tiers[position].decision(&self.check.tiers()[position].terms, share))
-        });
-        TierDecisions { tiers: tiers.collect(), at, source, failure: None }
+        let positions =
+            (shares.len() < self.tiers.len()).then(|| shares.iter().map(|(position, _)| *position).collect());
+        let mut tiers = Vec::with_capacity(shares.len());
+        for (position, share) in shares {
+            tiers.push(self.tiers[position].decision(&self.check.tiers()[position].terms, share));
+        }
+        TierDecisions { tiers, positions, at, source, failure: None }
     }
 
     /// Sends the check to the store. If there is no answer by the deadline, the failure policies decide.
     pub(super) async fn decide_remotely(
-        self,
+        mut self,
         remote: &Remote,
         deadline: Option<Duration>,
     ) -> Result<TierDecisions, Error> {
@@ -289,12 +299,13 @@ impl PreparedCheck {
         let with_policy = |infos: &[TierInfo], policy| -> Vec<usize> {
             (0..tiers.len()).filter(|&position| infos[position].on_store_failure == policy).collect()
         };
-        let (mut source, mut decisions) = (Source::Open, SmallVec::new());
+        let (mut source, mut decisions, mut positions) = (Source::Open, Vec::new(), SmallVec::new());
         for position in with_policy(&self.tiers, OnStoreFailure::Closed) {
             let terms = &tiers[position].terms;
             if terms.mode == Mode::Enforced {
                 let share = Share::denied_for(CLOSED_RETRY);
-                decisions.push((position, self.tiers[position].decision(terms, share)));
+                positions.push(position);
+                decisions.push(self.tiers[position].decision(terms, share));
                 source = Source::Closed;
             }
         }
@@ -305,22 +316,37 @@ impl PreparedCheck {
             let (shares, own) = remote.decide_by_fallback(&own);
             for (index, share) in shares.shares {
                 let position = local[index];
-                decisions.push((position, self.tiers[position].decision(&own[index].terms, share)));
+                positions.push(position);
+                decisions.push(self.tiers[position].decision(&own[index].terms, share));
             }
             source = Source::Fallback;
         }
         remote.tally().stood_in(source);
-        TierDecisions { tiers: decisions, at: None, source, failure: Some(failure) }
+        let positions = Some(positions);
+        TierDecisions { tiers: decisions, positions, at: None, source, failure: Some(failure) }
     }
 }
 
 impl TierDecisions {
     /// Combines the tiers with denials that no counter made.
-    pub(super) fn combine(self, denials: Vec<TierDecision>) -> Decision {
-        let tiers = self.tiers.into_iter().map(|(_, tier)| tier).chain(denials).collect();
-        let mut decision = Decision::of_tiers(tiers, self.at, self.source);
+    pub(super) fn combine(mut self, mut denials: Vec<TierDecision>) -> Decision {
+        self.tiers.append(&mut denials);
+        let mut decision = Decision::of_tiers(self.tiers, self.at, self.source);
         decision.failure = self.failure;
         decision
+    }
+
+    /// No tier has a decision.
+    pub(super) fn none(source: Source, failure: Option<StoreError>) -> Self {
+        Self { tiers: Vec::new(), positions: Some(SmallVec::new()), at: None, source, failure }
+    }
+
+    /// Returns the decision of the tier at a position in the check.
+    pub(super) fn tier(&self, position: usize) -> Option<&TierDecision> {
+        match &self.positions {
+            None => self.tiers.get(position),
+            Some(positions) => self.tiers.get(positions.iter().position(|&other| other == position)?),
+        }
     }
 }
 

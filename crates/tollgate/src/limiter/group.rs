@@ -4,7 +4,7 @@
 //! charged once, with the largest cost. Refunds follow in a step of their own, and only if the checks pass, so that a denied call
 //! changes nothing.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -83,12 +83,7 @@ impl Limiter {
         };
         let refunded = match refunds.decide(backend, Operation::Refund { at: None }, deadline).await {
             // the checks are charged: a refund that fails denies nothing
-            Err(Error::Store(failure)) => TierDecisions {
-                tiers: SmallVec::new(),
-                at: None,
-                source: Source::Open,
-                failure: Some(failure),
-            },
+            Err(Error::Store(failure)) => TierDecisions::none(Source::Open, Some(failure)),
             refunded => refunded?,
         };
         for (index, _) in requests.iter().enumerate().filter(|(_, request)| is_refund(request)) {
@@ -114,14 +109,18 @@ struct Joint {
 }
 
 impl Joint {
-    fn add(&mut self, rules: &RuleSet, index: usize, request: &Request<'_>) -> Result<(), Error> {
-        match_rules(rules, request, |matched| match matched {
-            Matched::Counter(info, tier) => self.add_counter(index, info, tier),
-            Matched::Denial(tier) => {
-                self.denials.push((index, tier));
-                Ok(())
-            }
-        })
+    fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
+        match_rules(
+            || rules,
+            request,
+            |matched| match matched {
+                Matched::Counter(info, tier) => self.add_counter(index, info, tier),
+                Matched::Denial(tier) => {
+                    self.denials.push((index, tier));
+                    Ok(())
+                }
+            },
+        )
     }
 
     fn add_counter(&mut self, index: usize, info: TierInfo, tier: Tier) -> Result<(), Error> {
@@ -150,11 +149,10 @@ impl Joint {
     ) -> Result<TierDecisions, Error> {
         let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
         if is_denied || self.tiers.is_empty() {
-            let source = without_counters(is_denied);
-            return Ok(TierDecisions { tiers: SmallVec::new(), at: None, source, failure: None });
+            return Ok(TierDecisions::none(without_counters(is_denied), None));
         }
         let check = Check::of(operation, std::mem::take(&mut self.tiers))?;
-        let prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
+        let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
         match backend.start(&prepared.check) {
             Step::Decided(shares) => Ok(prepared.decisions(shares)),
             Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await,
@@ -169,13 +167,12 @@ impl Joint {
 
     /// The part of the decisions that concerns one request.
     fn decision_of(&self, decisions: &TierDecisions, request: usize) -> Decision {
-        let positions =
-            self.reached.iter().filter(|(other, _)| *other == request).map(|(_, position)| *position);
-        let tiers = positions
-            .filter_map(|position| decisions.tiers.iter().find(|(other, _)| *other == position).cloned());
-        let denials =
-            self.denials.iter().filter(|(other, _)| *other == request).map(|(_, tier)| tier.clone());
-        TierDecisions { tiers: tiers.collect(), ..decisions.clone() }.combine(denials.collect())
+        let reached = self.reached.iter().filter(|(other, _)| *other == request);
+        let tiers = reached.filter_map(|(_, position)| decisions.tier(*position).cloned()).collect();
+        let denials = self.denials.iter().filter(|(other, _)| *other == request);
+        let TierDecisions { at, source, ref failure, .. } = *decisions;
+        TierDecisions { tiers, positions: None, at, source, failure: failure.clone() }
+            .combine(denials.map(|(_, tier)| tier.clone()).collect())
     }
 }
 
