@@ -1,25 +1,25 @@
 //! The tollgate server: decisions over the network.
 //!
-//! A request, from socket to answer: [`net`] accepts the connection, [`http::server`] reads it, [`http`] reads the question, the [`engine`] asks
-//! a [`Limiter`](tollgate::Limiter) over a [`store`], [`http`] writes the answer.
+//! The path of a request: [`net`] accepts the connection, [`http::server`] serves it, [`http`] decodes the request, the [`engine`] decides it with
+//! a [`Limiter`](tollgate::Limiter) over a [`store`], and [`http`] encodes the response. The other front ends have the same layout.
 //!
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
-//! * [`startup`]: when it is ready
+//! * [`startup`]: when the server is ready
 //! * [`net`]: listeners, TLS, connection limits and timeouts, shared by all front ends
 //! * [`auth`]: tokens and their scopes
 //! * [`http`]: the JSON API
-//! * `dashboard`: the page for people, at `/`
+//! * `dashboard`: the web page at `/`
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
-//! * [`forward_auth`]: what proxies ask before they pass a request on
-//! * [`engine`]: the one way from every front end to a decision
-//! * [`observe`]: what the server tells about itself: metrics, heaviest keys, logs, traces
-//! * [`store`]: from a URL to a store
+//! * [`forward_auth`]: the authorization endpoint for reverse proxies
+//! * [`engine`]: the entry point of every front end to a decision
+//! * [`observe`]: metrics, heavy hitters, logs, traces
+//! * [`store`]: opens the store that a URL names
 //! * [`config`]: the configuration, and the only place that reads files and the environment
-//! * [`labels`]: how labels are read and cleaned
-//! * [`demo`]: the rules when nothing is configured
+//! * [`labels`]: how labels are read and normalized
+//! * [`demo`]: the rules without a configuration
 //!
-//! No limit is decided here. The time is asked only to tell how long something took, and when.
+//! This crate makes no decisions of its own. It reads the time only for measurements and timestamps.
 
 pub mod auth;
 pub mod config;

@@ -181,7 +181,7 @@ impl Server {
         let is_remote = engine.limiter().is_remote();
         let accept = AcceptConfig {
             tls: TlsAcceptor::new(config.server.tls.as_ref())?,
-            // Only where decisions never wait: see the module for the reason.
+            // Without work stealing only if decisions never wait: see `net::runtime`.
             runtime: if is_remote {
                 None
             } else {

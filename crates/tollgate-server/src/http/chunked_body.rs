@@ -83,6 +83,7 @@ mod tests {
     use std::time::Duration;
 
     use http_body_util::BodyExt;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::net::connection_limit::Timeouts;
@@ -111,6 +112,17 @@ mod tests {
                 whole.extend_from_slice(&chunk);
             }
             assert_eq!((lens, &*whole), (expected, &bytes[..len]));
+        }
+    }
+
+    #[test]
+    fn a_connection_is_not_overdue_while_a_large_body_is_sent() {
+        for (len, is_overdue) in [(MAX_CHUNK, true), (MAX_CHUNK + 1, false)] {
+            let activity = Activity::detached(TIMEOUTS);
+            let body = chunked(Body::from(vec![0; len]), &activity);
+            assert_eq!(activity.is_overdue(Instant::now()), is_overdue, "{len} bytes");
+            drop(body);
+            assert!(activity.is_overdue(Instant::now()), "{len} bytes");
         }
     }
 }

@@ -79,7 +79,7 @@ struct State {
     /// When the next request must be complete, in milliseconds after the epoch.
     deadline: AtomicU64,
     /// Set by the reaper after the deadline.
-    is_overdue: AtomicBool,
+    reaped: AtomicBool,
     is_shutting_down: AtomicBool,
     /// Wakes the connection's task when one of the two is set.
     waker: AtomicWaker,
@@ -163,7 +163,7 @@ impl ConnectionLimiter {
             let now = Instant::now();
             for activity in self.occupied.lock().values() {
                 if activity.is_overdue(now) {
-                    activity.0.is_overdue.store(true, Ordering::Release);
+                    activity.0.reaped.store(true, Ordering::Release);
                     activity.0.waker.wake();
                 }
             }
@@ -200,7 +200,7 @@ impl Activity {
             has_requested: AtomicBool::new(false),
             idle_since: AtomicU64::new(0),
             deadline: AtomicU64::new(0),
-            is_overdue: AtomicBool::new(false),
+            reaped: AtomicBool::new(false),
             is_shutting_down: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             task: OnceLock::new(),
@@ -267,9 +267,9 @@ impl Activity {
         if self.is_shutting_down() {
             return Poll::Ready(CloseReason::Shutdown);
         }
-        // A request may have arrived since the reaper has set it.
-        if self.0.is_overdue.load(Ordering::Acquire)
-            && self.0.is_overdue.swap(false, Ordering::Relaxed)
+        // A request may have arrived since the reaper set the flag.
+        if self.0.reaped.load(Ordering::Acquire)
+            && self.0.reaped.swap(false, Ordering::Relaxed)
             && self.is_overdue(Instant::now())
         {
             return Poll::Ready(CloseReason::TimedOut);
@@ -288,7 +288,8 @@ impl Activity {
         self.0.waker.wake();
     }
 
-    fn is_overdue(&self, now: Instant) -> bool {
+    /// Whether the deadline has passed, with no request in flight and no response being sent.
+    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         self.0.in_flight.load(Ordering::Acquire) == 0
             && self.0.streaming.load(Ordering::Acquire) == 0
             && self.0.deadline.load(Ordering::Relaxed) <= self.millis(now)
@@ -462,7 +463,7 @@ mod tests {
         let slot = limiter.acquire().await;
         let activity = slot.activity();
         let _reaped = timeout(TIMEOUTS.first_request + REAP_INTERVAL, limiter.reap()).await;
-        assert!(activity.0.is_overdue.load(Ordering::Relaxed));
+        assert!(activity.0.reaped.load(Ordering::Relaxed));
         drop(activity.start_request());
         assert_about(time_to_close(&limiter, &activity).await, TIMEOUTS.idle);
     }

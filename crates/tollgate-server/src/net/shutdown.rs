@@ -29,7 +29,7 @@ struct Stages {
 }
 
 impl Shutdown {
-    /// Starts draining: the server reports that it is not ready and asks clients to reconnect elsewhere, but answers requests on old and
+    /// Starts draining: the server reports that it is not ready and closes HTTP connections after their response, but answers requests on old and
     /// new connections.
     pub fn drain(&self) {
         self.0.is_draining.store(true, Ordering::Release);
