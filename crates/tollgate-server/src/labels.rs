@@ -8,17 +8,12 @@
 //!
 //! Other labels are not changed.
 
-use std::{
-    borrow::Cow,
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::OnceLock,
-};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::OnceLock};
 
 use hmac::{Hmac, Mac};
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::IpNet;
 use sha2::{Digest, Sha256};
-use tollgate::{LabelError, Labels, labels::MAX_LABEL_VALUE};
+use tollgate::{LabelError, Labels, address, labels::MAX_LABEL_VALUE};
 
 /// Default length of the network that IPv6 addresses are truncated to.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
@@ -28,8 +23,6 @@ pub const IP: &str = "ip";
 
 /// Length of a hash, in bytes: enough to rule out collisions in practice.
 const HASH_BYTES: usize = 16;
-/// Maximum length of an address in text form.
-const MAX_ADDRESS: usize = 45;
 /// Length of the unchanged prefix of a shortened value, which `#` and a hexadecimal hash follow.
 pub const SHORTENED_PREFIX: usize = MAX_LABEL_VALUE - 1 - 2 * HASH_BYTES;
 
@@ -180,7 +173,7 @@ impl LabelPolicy {
     pub fn cleaned<'v>(&self, label: &LabelSettings, value: &'v [u8]) -> Result<Cow<'v, [u8]>, CleanError> {
         let value = match label.kind {
             LabelKind::Text => Cow::Borrowed(value),
-            LabelKind::Ip => match address(value) {
+            LabelKind::Ip => match address::parse(value) {
                 // Dotted IPv4 has a single form.
                 Some(IpAddr::V4(_)) if !value.contains(&b':') => Cow::Borrowed(value),
                 Some(address) => label.network(address),
@@ -209,13 +202,7 @@ impl LabelSettings {
 
     /// The canonical form of an address; for IPv6, of its network.
     fn network(&self, address: IpAddr) -> Cow<'static, [u8]> {
-        let address = match address {
-            IpAddr::V6(v6) => {
-                IpAddr::V6(Ipv6Net::new(v6, self.ipv6_prefix).map_or(v6, |network| network.network()))
-            }
-            v4 => v4,
-        };
-        Cow::Owned(address.to_string().into_bytes())
+        Cow::Owned(address::mask_ipv6(address, self.ipv6_prefix).to_string().into_bytes())
     }
 
     /// Whether a network in a condition can never match because addresses are truncated to a shorter prefix.
@@ -289,17 +276,6 @@ pub fn shortened(value: &[u8]) -> Cow<'_, [u8]> {
 
 fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
     bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes())
-}
-
-fn address(value: &[u8]) -> Option<IpAddr> {
-    if value.len() > MAX_ADDRESS {
-        return None;
-    }
-    let text = std::str::from_utf8(value).ok()?;
-    if let Ok(v4) = text.parse::<Ipv4Addr>() {
-        return Some(IpAddr::V4(v4));
-    }
-    text.parse::<Ipv6Addr>().ok().map(|v6| IpAddr::V6(v6).to_canonical())
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, header::FORWARDED};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
+use tollgate::address;
 
 /// Default number of leading IPv6 bits that identify a client.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
@@ -93,7 +94,7 @@ impl ClientAddress {
 
     /// As [`ClientAddress::trusting`], with parsed networks.
     pub fn trusting_networks(networks: impl IntoIterator<Item = IpNet>) -> Self {
-        Self { trusted: networks.into_iter().map(as_ipv4).collect(), ..Self::default() }
+        Self { trusted: networks.into_iter().map(address::canonical_network).collect(), ..Self::default() }
     }
 
     /// Uses only this header.
@@ -134,7 +135,7 @@ impl ClientAddress {
 
     /// Returns the address to count by; for IPv6, the first address of the client's network.
     pub fn counted(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-        truncated(self.of(peer, headers), self.ipv6_prefix)
+        address::mask_ipv6(self.of(peer, headers), self.ipv6_prefix)
     }
 
     /// Whether an address is a trusted proxy.
@@ -157,33 +158,8 @@ impl ClientAddress {
     }
 }
 
-/// Truncates an IPv6 address to its network; returns IPv4 unchanged.
-pub fn truncated(address: IpAddr, ipv6_prefix: u8) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let beyond = 128 - u32::from(ipv6_prefix.min(128));
-            let kept = u128::MAX.checked_shl(beyond).unwrap_or(0);
-            IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & kept))
-        }
-        v4 => v4,
-    }
-}
-
 fn network(text: &str) -> Result<IpNet, ClientError> {
-    let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    network.map_err(|_| ClientError::Network(text.to_owned()))
-}
-
-/// Converts an IPv4-mapped IPv6 network to IPv4.
-fn as_ipv4(network: IpNet) -> IpNet {
-    let network = network.trunc();
-    let mapped = match network {
-        IpNet::V6(v6) if v6.prefix_len() >= 96 => {
-            v6.network().to_ipv4_mapped().and_then(|v4| Ipv4Net::new(v4, v6.prefix_len() - 96).ok())
-        }
-        _ => None,
-    };
-    mapped.map_or(network, IpNet::V4)
+    address::parse_network(text).ok_or_else(|| ClientError::Network(text.to_owned()))
 }
 
 /// Joins all lines of a header. Invalid UTF-8 becomes a character that is not valid in a hop.
@@ -194,7 +170,7 @@ fn lines(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
 }
 
 fn x_forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
-    field.split(',').map(|hop| address(hop.trim_matches([' ', '\t']))).collect()
+    field.split(',').map(|hop| hop_address(hop.trim_matches([' ', '\t']))).collect()
 }
 
 /// The hops of `Forwarded`. An invalid header yields no hops: with an unbalanced quotation mark a client could otherwise make
@@ -228,7 +204,7 @@ fn element(text: &str) -> Option<(Option<IpAddr>, &str)> {
             let (name, after) = token(rest)?;
             let (value, after) = value(after.strip_prefix('=')?)?;
             if name.eq_ignore_ascii_case("for") {
-                hops.push(address(&value));
+                hops.push(hop_address(&value));
             }
             rest = after.trim_start_matches([' ', '\t']);
         }
@@ -267,7 +243,7 @@ fn token(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Parses an address with optional port and brackets.
-fn address(hop: &str) -> Option<IpAddr> {
+fn hop_address(hop: &str) -> Option<IpAddr> {
     let bracketed = || Ipv6Addr::from_str(hop.strip_prefix('[')?.strip_suffix(']')?).ok().map(IpAddr::V6);
     let with_port = || hop.parse::<SocketAddr>().ok().map(|address| address.ip());
     let address = hop.parse().ok().or_else(bracketed).or_else(with_port)?;
@@ -434,7 +410,6 @@ mod tests {
         for bits in [0, 129, 255] {
             assert_eq!(ClientAddress::default().with_ipv6_prefix(bits), Err(ClientError::Prefix(bits)));
         }
-        assert_eq!(truncated("2001:db8::1".parse().unwrap(), 0).to_string(), "::");
     }
 
     #[test]

@@ -17,7 +17,7 @@
 use std::{cmp::Reverse, fmt, str::FromStr, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
-use tollgate::{Algorithm, Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
+use tollgate::{Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
 use tollgate_core::decision::whole_seconds_up;
 
 /// Maximum integer of a structured field: 15 digits.
@@ -296,12 +296,10 @@ fn effective_window(tier: &TierDecision) -> Option<u64> {
         return Some(seconds(wait));
     }
     let limit = tier.policy?;
-    match limit.algorithm() {
-        Algorithm::SlidingLog | Algorithm::SlidingCounter => Some(seconds(limit.window())),
-        Algorithm::FixedWindow | Algorithm::TokenBucket => {
-            (!tier.reset_after.is_zero()).then(|| seconds(tier.reset_after))
-        }
+    if limit.algorithm().properties().has_sliding_window {
+        return Some(seconds(limit.window()));
     }
+    (!tier.reset_after.is_zero()).then(|| seconds(tier.reset_after))
 }
 
 /// The reset of the older dialects; for a denied request, the time until a retry.

@@ -73,6 +73,8 @@
 //! Limits and algorithms are in [`tollgate_core`], re-exported here. For axum, hyper and tonic there is the crate `tollgate-tower`; for
 //! everything else the server, `tollgate serve`.
 
+#[doc(hidden)]
+pub mod address;
 mod backend;
 pub mod check;
 mod clock;
@@ -89,11 +91,13 @@ pub mod stats;
 pub mod store;
 
 pub use tollgate_core::{
-    Algorithm, Answer, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
+    Algorithm, Answer, Bound, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
     Timestamp, oracle,
     step::{Admission, Mode, Share},
 };
 
+#[doc(hidden)]
+pub use self::hashing::random;
 pub use self::{
     check::{Check, CheckError, Tier},
     clock::ManualClock,

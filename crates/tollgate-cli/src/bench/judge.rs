@@ -6,7 +6,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tollgate::{
-    Algorithm, Limit,
+    Bound, Limit,
     oracle::{Admitted, Violation, bucket_violation, window_violation},
 };
 
@@ -25,27 +25,12 @@ pub(super) struct Call {
     pub(super) admitted: Admitted,
 }
 
-/// What an algorithm lets pass at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
-    /// So much in any window.
-    Window { most: u64, window: Duration },
-    /// A burst, and what the rate adds.
-    Bucket { burst: u64, amount: u64, window: Duration },
+/// The searches for the interval that comes closest to the bound of a limit.
+trait ClosestInterval {
+    fn closest(self, key: KeyNumber, calls: &[Admitted]) -> Option<Closest>;
 }
 
-impl Bound {
-    fn of(limit: &Limit) -> Self {
-        let (amount, window) = (limit.amount(), limit.window());
-        match limit.algorithm() {
-            Algorithm::SlidingLog => Self::Window { most: amount, window },
-            // across an edge
-            Algorithm::FixedWindow => Self::Window { most: 2 * amount, window },
-            Algorithm::SlidingCounter => Self::Window { most: 2 * amount - 1, window },
-            Algorithm::TokenBucket => Self::Bucket { burst: limit.capacity(), amount, window },
-        }
-    }
-
+impl ClosestInterval for Bound {
     /// The interval in which most was admitted, measured by what is allowed in it; none if the window is too short to tell.
     fn closest(self, key: KeyNumber, calls: &[Admitted]) -> Option<Closest> {
         match self {
@@ -107,7 +92,7 @@ pub(super) struct Judge {
 
 impl Judge {
     pub(super) fn new(limit: &Limit) -> Self {
-        Self { bound: Bound::of(limit), calls: HashMap::new(), held: 0, max_held: MAX_HELD, closest: None }
+        Self { bound: limit.bound(), calls: HashMap::new(), held: 0, max_held: MAX_HELD, closest: None }
     }
 
     pub(super) fn add(&mut self, calls: impl IntoIterator<Item = Call>) {
@@ -192,15 +177,6 @@ mod tests {
             assert!(judge.held <= max_held);
         }
         judge.finish().0.unwrap()
-    }
-
-    #[test]
-    fn each_algorithm_has_its_own_bound() {
-        let of = |algorithm| Bound::of(&Limit::new(algorithm, 10, SECOND).unwrap());
-        assert_eq!(of(Algorithm::SlidingLog), Bound::Window { most: 10, window: SECOND });
-        assert_eq!(of(Algorithm::FixedWindow), Bound::Window { most: 20, window: SECOND });
-        assert_eq!(of(Algorithm::SlidingCounter), Bound::Window { most: 19, window: SECOND });
-        assert_eq!(of(Algorithm::TokenBucket), Bound::Bucket { burst: 10, amount: 10, window: SECOND });
     }
 
     #[test]

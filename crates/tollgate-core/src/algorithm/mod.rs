@@ -410,3 +410,28 @@ fn wait_until(time: u64, cutoff: Option<u64>, now: u64) -> u64 {
 fn cap_wait(wait_us: u64) -> u64 {
     wait_us.min(MAX_WAIT_US)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn each_algorithm_has_its_own_bound() {
+        let bound = |algorithm| Limit::new(algorithm, 10, SECOND).unwrap().bound();
+        assert_eq!(bound(Algorithm::SlidingLog), Bound::Window { most: 10, window: SECOND });
+        assert_eq!(bound(Algorithm::FixedWindow), Bound::Window { most: 20, window: SECOND });
+        assert_eq!(bound(Algorithm::SlidingCounter), Bound::Window { most: 19, window: SECOND });
+        assert_eq!(bound(Algorithm::TokenBucket), Bound::Bucket { burst: 10, amount: 10, window: SECOND });
+    }
+
+    #[test]
+    fn names_and_script_codes_are_unique() {
+        let names: std::collections::HashSet<_> = Algorithm::NAMES.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), Algorithm::NAMES.len());
+        let mut codes = Algorithm::ALL.map(|algorithm| algorithm.properties().script_code);
+        codes.sort_unstable();
+        assert_eq!(codes, [1, 2, 3, 4]);
+    }
+}

@@ -1,14 +1,10 @@
 //! Types of setting values: parsing, error messages and JSON Schema.
 
-use std::{
-    borrow::Cow,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{borrow::Cow, net::SocketAddr, time::Duration};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use tollgate::{Absent, Algorithm, OnStoreFailure, redis::keys::MAX_PREFIX};
+use tollgate::{Absent, Algorithm, OnStoreFailure, address, redis::keys::MAX_PREFIX};
 use tollgate_tower::headers::Dialect;
 
 use super::{
@@ -103,22 +99,7 @@ impl FromText for Network {
         "a network: use an address and a prefix length, for example \"10.0.0.0/8\", or one address";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        network.map(|network| Self(without_mapping(network))).map_err(|_| not::<Self>(text))
-    }
-}
-
-/// Removes host bits and converts IPv4-mapped IPv6 networks to IPv4.
-fn without_mapping(network: IpNet) -> IpNet {
-    /// Length of the prefix of IPv4-mapped IPv6 addresses, in bits.
-    const MAPPED_PREFIX: u8 = 96;
-    let mapped = match network {
-        IpNet::V6(v6) if v6.prefix_len() >= MAPPED_PREFIX => v6.network().to_ipv4_mapped(),
-        _ => None,
-    };
-    match mapped.and_then(|v4| Ipv4Net::new(v4, network.prefix_len() - MAPPED_PREFIX).ok()) {
-        Some(v4) => IpNet::V4(v4),
-        None => network.trunc(),
+        address::parse_network(text).map(Self).ok_or_else(|| not::<Self>(text))
     }
 }
 
@@ -328,11 +309,5 @@ impl Keywords for Absent {
 }
 
 impl Keywords for Algorithm {
-    const KEYWORDS: &'static [(&'static str, Self)] = &[
-        ("fixed-window", Self::FixedWindow),
-        ("sliding-log", Self::SlidingLog),
-        ("sliding-counter", Self::SlidingCounter),
-        ("token-bucket", Self::TokenBucket),
-        ("gcra", Self::TokenBucket),
-    ];
+    const KEYWORDS: &'static [(&'static str, Self)] = Self::NAMES;
 }

@@ -12,7 +12,7 @@
 
 use std::{
     borrow::Borrow,
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{BuildHasher, Hash, Hasher},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -24,7 +24,7 @@ use datasketches::frequencies::{ErrorType, FrequentItemsSketch};
 use foldhash::{SharedSeed, quality::SeedableRandomState};
 use parking_lot::Mutex;
 use serde::Serialize;
-use tollgate::Labels;
+use tollgate::{Labels, random};
 
 use super::{counters::KEY_RULE, per_thread::PerThread};
 
@@ -335,11 +335,6 @@ impl Borrow<u64> for KeyName {
     fn borrow(&self) -> &u64 {
         &self.hash
     }
-}
-
-/// Returns an unpredictable number.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// Formats labels as `label=value`.

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    hash::{BuildHasher, Hasher, RandomState},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -104,7 +103,7 @@ struct Totals {
 
 impl Default for History {
     fn default() -> Self {
-        let run = format!("{:016x}", RandomState::new().build_hasher().finish());
+        let run = format!("{:016x}", tollgate::random());
         Self { run: run.into(), kept: Mutex::default(), last: watch::Sender::new(0) }
     }
 }

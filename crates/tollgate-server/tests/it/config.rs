@@ -228,7 +228,7 @@ fn errors_have_a_location_the_value_and_a_fix() {
             vec!["\"ignore\" is unknown: use one of skip, shared, deny"],
         ),
         (own_rule("on_store_failure = \"close\""), (5, 20), vec!["did you mean \"closed\"?"]),
-        (own_rule("when = { route = [] }"), (5, 18), vec!["label \"route\": an empty list"]),
+        (own_rule("when = { route = [] }"), (5, 18), vec!["label \"route\": empty list"]),
         (own_rule("when = { route = 3 }"), (5, 18), vec!["rule.when.route: 3 is not a pattern"]),
         (own_rule("when = { route = [\"a\", 3] }"), (5, 24), vec!["3 is not a string"]),
         (own_rule("when = { \"\" = \"x\" }"), (5, 8), vec!["empty name"]),
@@ -512,7 +512,7 @@ fn inconsistent_store_settings_are_rejected() {
         ("url = \"rediss://h\"\nca = \"empty\"", "is not PEM"),
         ("url = \"redis://h\"\nca = \"pem\"", "rediss"),
         ("url = \"rediss://h\"\nca = \"pem\"", "use PEM"),
-        ("url = \"redis://me@h\"", "a user is named without a password"),
+        ("url = \"redis://me@h\"", "user without password"),
         ("url = \"redis://h\"\npassword_file = \"empty\"", "has no password"),
     ] {
         let setup = Setup::new(&format!("[store]\n{text}\n"));

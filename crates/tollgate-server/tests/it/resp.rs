@@ -178,7 +178,7 @@ async fn mistakes_in_cl_throttle_are_answered_as_redis_cell_does() {
             "k 1 1 1 9007199254740993",
             "-ERR cost 9007199254740993 is too large: use a whole number from 0 to 9007199254740991",
         ),
-        ("\"\" 1 1 1", "-ERR the key is empty: name who is counted, for example \"user:42\""),
+        ("\"\" 1 1 1", "-ERR key is empty: identify the caller, for example \"user:42\""),
     ];
     for (arguments, error) in table {
         assert_eq!(api.say(&[&format!("CL.THROTTLE {arguments}")]).await, error, "{arguments}");

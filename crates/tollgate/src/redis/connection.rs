@@ -3,12 +3,7 @@
 //! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a script that the server
 //! did not have. A connection that has been silent for a second is pinged, and dropped without a reply.
 
-use std::{
-    fmt,
-    hash::{BuildHasher, Hasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use redis::{
@@ -34,7 +29,7 @@ use super::{
     settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
     url::Node,
 };
-use crate::store::StoreError;
+use crate::{hashing::random, store::StoreError};
 
 /// How long one attempt to connect may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -587,8 +582,8 @@ fn next_attempt(since: Instant) -> Instant {
 
 /// Returns a random delay up to [`MAX_JITTER`].
 pub(super) fn jitter() -> Duration {
-    let chance = RandomState::new().build_hasher().finish() >> 32;
-    MAX_JITTER * u32::try_from(chance >> 16).unwrap_or(0) / (1 << 16)
+    let fraction = u16::try_from(random() >> 48).expect("the highest 16 bits");
+    MAX_JITTER * u32::from(fraction) / (1 << 16)
 }
 
 impl fmt::Display for Target {

@@ -11,8 +11,8 @@ use std::{
     slice,
 };
 
-use super::pattern::{Network, Pattern, address};
-use crate::labels::Labels;
+use super::pattern::{Network, Pattern};
+use crate::{address, labels::Labels};
 
 /// Conditions, indexed by label and value.
 #[derive(Debug, Default)]
@@ -139,7 +139,7 @@ impl LabelIndex {
         if self.networks.is_empty() {
             return;
         }
-        let Some(address) = address(value) else { return };
+        let Some(address) = address::parse(value) else { return };
         let lengths = if address.is_ipv4() { &self.v4_lengths } else { &self.v6_lengths };
         for network in lengths.iter().filter_map(|&length| Network::around(address, length)) {
             if let Some(ids) = self.networks.get(&network) {

@@ -1,14 +1,10 @@
 //! Patterns for the value of a label.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    slice,
-};
+use std::{fmt, net::IpAddr, slice};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 
-use crate::labels::MAX_LABEL_VALUE;
+use crate::{address, labels::MAX_LABEL_VALUE};
 
 /// The largest number of members of a list of patterns.
 pub const MAX_ALTERNATIVES: usize = 10_000;
@@ -81,11 +77,8 @@ impl Pattern {
     /// # Errors
     /// If it is neither.
     pub fn network(text: &str) -> Result<Self, PatternError> {
-        let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        match network {
-            Ok(network) => Ok(Self::Network(Network::new(network))),
-            Err(_) => Err(PatternError::Network(text.to_owned())),
-        }
+        let network = address::parse_network(text).ok_or_else(|| PatternError::Network(text.to_owned()))?;
+        Ok(Self::Network(Network(network)))
     }
 
     /// Returns a pattern that matches if any of these matches.
@@ -131,7 +124,9 @@ impl Pattern {
             Self::Exact(exact) => **exact == *value,
             Self::Prefix(prefix) => value.starts_with(prefix),
             Self::Present => true,
-            Self::Network(network) => address(value).is_some_and(|address| network.0.contains(&address)),
+            Self::Network(network) => {
+                address::parse(value).is_some_and(|address| network.0.contains(&address))
+            }
             Self::AnyOf(alternatives) => alternatives.matches(value),
         }
     }
@@ -178,7 +173,7 @@ impl Alternatives {
             return true;
         }
         let Some(Pattern::Network(_)) = self.0.last() else { return false };
-        let Some(address) = address(value) else { return false };
+        let Some(address) = address::parse(value) else { return false };
         let network = self.0.partition_point(|member| match member {
             Pattern::Network(network) => network.0.network() <= address,
             _ => true,
@@ -193,19 +188,6 @@ impl Alternatives {
 }
 
 impl Network {
-    fn new(network: IpNet) -> Self {
-        let mapped = match network {
-            IpNet::V6(v6) if v6.prefix_len() >= 96 => {
-                v6.network().to_ipv4_mapped().map(|v4| (v4, v6.prefix_len() - 96))
-            }
-            _ => None,
-        };
-        Self(match mapped.and_then(|(v4, length)| Ipv4Net::new(v4, length).ok()) {
-            Some(v4) => IpNet::V4(v4),
-            None => network.trunc(),
-        })
-    }
-
     /// Returns the network of `length` leading bits that contains an address; `None` if the address has fewer bits.
     pub(super) fn around(address: IpAddr, length: u8) -> Option<Self> {
         IpNet::new(address, length).ok().map(|network| Self(network.trunc()))
@@ -218,20 +200,6 @@ impl Network {
     pub(super) fn prefix_len(&self) -> u8 {
         self.0.prefix_len()
     }
-}
-
-/// The address that a value spells, if it does; IPv4 written as IPv6 is IPv4.
-pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
-    // The longest spelling is that of IPv6 with an IPv4 tail.
-    const LONGEST: usize = 45;
-    if value.len() > LONGEST {
-        return None;
-    }
-    let text = std::str::from_utf8(value).ok()?;
-    if let Ok(v4) = text.parse::<Ipv4Addr>() {
-        return Some(IpAddr::V4(v4));
-    }
-    text.parse::<Ipv6Addr>().ok().map(|v6| IpAddr::V6(v6).to_canonical())
 }
 
 impl From<&str> for Pattern {

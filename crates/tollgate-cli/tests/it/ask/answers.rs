@@ -128,7 +128,7 @@ fn a_peek_and_an_explanation_count_nothing() {
                 "    counter login-per-ip:203.0.113.9",
                 "",
                 "Rules that do not",
-                "  tokens-per-user  there is no label user, by which it counts",
+                "  tokens-per-user  per label user is missing",
             ]
         );
     }

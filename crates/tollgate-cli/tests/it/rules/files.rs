@@ -203,7 +203,7 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
             "    costs 2 (requests)  counter login-per-ip:203.0.113.9",
             "",
             "Rules that do not",
-            "  api-per-user  there is no label user, by which it counts",
+            "  api-per-user  per label user is missing",
         ]
     );
     let explained = explain(&["route=login", "ip=10.1.2.3", "user=mallory"]);
@@ -224,7 +224,7 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
         json!({"algorithm": "token-bucket", "amount": 10, "window": "1s", "capacity": 20, "shadow": false});
     let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "refuses": null}]);
     assert_eq!(report["applies"], applies);
-    assert_eq!(report["others"][0]["because"], "there is no label route, which would have to be login");
+    assert_eq!(report["others"][0]["because"], "label route is missing, required login");
 }
 
 #[test]
