@@ -321,7 +321,7 @@ async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
         ("/v1/reset", LOGIN.replace("}}", r#"},"cost":1}"#), r#""cost" is not allowed"#),
         ("/v1/charge", LOGIN.replace("}}", r#"},"rules":[]}"#), "name at least one rule"),
         ("/v1/charge", LOGIN.replace("}}", r#"},"rules":null}"#), "rules: invalid type: null"),
-        ("/v1/check", LOGIN.replace("}}", r#"},"cost":{"a b":1}}"#), r#"unit "a b" is not a name"#),
+        ("/v1/check", LOGIN.replace("}}", r#"},"cost":{"a b":1}}"#), r#"unit "a b" is invalid"#),
         (
             "/v1/check",
             LOGIN.replace("}}", r#"},"cost":{"a":1,"a":1}}"#),
