@@ -1,5 +1,6 @@
 //! Tests of the testkit itself, and tests of the whole workspace.
 
+mod architecture;
 mod cluster;
 mod delay_proxy;
 mod dependencies;
