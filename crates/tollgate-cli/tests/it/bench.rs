@@ -192,7 +192,7 @@ fn who_cannot_be_asked_is_named_with_a_remedy() {
         (&["--cost", "1.5"], "write a whole number from 1 on"),
         (&["--concurrency", "501"], "write a whole number from 1 to 500"),
         (&["--keys", "-1"], "write a whole number from 1 to 100000"),
-        (&["--algorithm", "sliding-log", "--burst", "3"], "only token-bucket"),
+        (&["--algorithm", "sliding-log", "--burst", "3"], "or use token-bucket"),
     ] {
         let output = bench(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

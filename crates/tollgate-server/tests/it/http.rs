@@ -357,7 +357,7 @@ async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
         (
             "/v1/check",
             key(r#""limit":{"algorithm":"sliding-log","amount":2,"window":"1m","burst":2}"#),
-            "only token-bucket does",
+            "or use token-bucket",
         ),
     ];
     let api = Api::with_login_rule();
