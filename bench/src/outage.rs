@@ -63,7 +63,7 @@ pub async fn run() -> Result<()> {
 
 /// Sends a request every [`PACE`], whether or not earlier ones are answered.
 async fn ask(
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
     labels: Arc<Labels>,
     start: Instant,
     told: mpsc::UnboundedSender<Call>,
