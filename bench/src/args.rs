@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
-use crate::{network::Kind, stats::Target};
+use crate::{fronts::TowerAppVariant, network::Kind, stats::Target};
 
 /// Measures tollgate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
@@ -68,9 +68,15 @@ pub enum Task {
         /// URL of the server
         url: String,
     },
-    /// The server that always allows, until it is ended: started by the bench
+    /// The server that always allows: started by the bench
     #[command(hide = true)]
     AlwaysAllow,
+    /// An axum app with or without the rate limit layer: started by the bench
+    #[command(hide = true)]
+    TowerApp {
+        /// Whether it has the layer
+        variant: TowerAppVariant,
+    },
     /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
     /// one contestant alone
     #[command(hide = true)]

@@ -1,7 +1,7 @@
-//! Measures tollgate against what people use today. `scripts/bench` builds and runs it.
+//! Compares tollgate with other limiters. `scripts/bench` builds and runs it.
 //!
-//! It says what it does not measure: see [`report`]. It takes turns between contestants, repeats, and shows medians
-//! and spreads.
+//! Contestants take turns in several rounds, and medians with their spread are shown. For what is not measured, see
+//! [`report`].
 
 mod args;
 mod drive;
@@ -42,7 +42,8 @@ fn main() -> Result<()> {
         Some(Task::Network) => show_network(&args, &runtime()?.block_on(network::run(&args))?),
         Some(Task::DelayProxy { upstream }) => network::serve_proxy(*upstream),
         Some(Task::NetworkClient { kind, url }) => runtime()?.block_on(network::client(*kind, url)),
-        Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::always_allow()),
+        Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::serve_always_allow()),
+        Some(Task::TowerApp { variant }) => runtime()?.block_on(fronts::serve_tower_app(*variant)),
         Some(Task::Outage) => runtime()?.block_on(outage::run()),
         Some(Task::Simulate) => simulate::run(args.rounds, args.quick),
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
@@ -97,7 +98,7 @@ async fn run(args: &Args) -> Result<Report> {
     Ok(Report { machine, command: command(), load_after: machine::load()?, remote, local })
 }
 
-/// How to do this again.
+/// Returns the command that repeats this run.
 fn command() -> String {
     ["scripts/bench".to_owned()].into_iter().chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ")
 }

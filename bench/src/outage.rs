@@ -62,12 +62,7 @@ pub async fn run() -> Result<()> {
 }
 
 /// Sends a request every [`PACE`], whether or not earlier ones are answered.
-async fn ask(
-    limiter: Limiter<RedisStore>,
-    labels: Arc<Labels>,
-    start: Instant,
-    told: mpsc::UnboundedSender<Call>,
-) {
+async fn ask(limiter: Limiter, labels: Arc<Labels>, start: Instant, told: mpsc::UnboundedSender<Call>) {
     let mut pace = tokio::time::interval(PACE);
     while start.elapsed() < 2 * CALM + STILL {
         pace.tick().await;

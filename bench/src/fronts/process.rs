@@ -1,4 +1,4 @@
-//! Servers as processes of their own: the one that always allows is this program, started once more.
+//! The servers as child processes. The always-allow server and the axum apps are this program, started again.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -15,34 +15,38 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::allow;
+use super::{always_allow, tower_app};
 use crate::machine;
 
 /// The version that `scripts/bench` installs.
 pub const THROTTLECRAB: &str = "throttlecrab-server 0.4.40";
 
-/// How long a server may take to listen.
+/// Maximum time until a server listens.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause between two attempts to reach it.
+/// Pause between two attempts to connect to a server that starts.
 const START_PAUSE: Duration = Duration::from_millis(20);
 
-/// Who serves.
+/// A program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
     Tollgate,
     AlwaysAllow,
     Throttlecrab,
+    /// An axum app with the rate limit layer.
+    LimitedApp,
+    /// The same app without the layer.
+    PlainApp,
 }
 
-/// Where a server listens.
+/// The addresses that a server listens on.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Addresses {
     pub http: SocketAddr,
-    pub grpc: SocketAddr,
-    pub resp: SocketAddr,
+    pub grpc: Option<SocketAddr>,
+    pub resp: Option<SocketAddr>,
 }
 
-/// A server that runs until this is dropped.
+/// A running server. Dropping it ends the process.
 pub struct Process {
     pub contestant: Contestant,
     pub addresses: Addresses,
@@ -50,26 +54,29 @@ pub struct Process {
 }
 
 impl Contestant {
+    pub const ALL: [Self; 5] =
+        [Self::Tollgate, Self::AlwaysAllow, Self::Throttlecrab, Self::LimitedApp, Self::PlainApp];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Tollgate => "tollgate",
             Self::AlwaysAllow => "always-allow",
             Self::Throttlecrab => "throttlecrab",
+            Self::LimitedApp => "tollgate-tower",
+            Self::PlainApp => "axum",
         }
     }
 }
 
 impl Process {
-    /// Starts a server, and waits until it listens.
+    /// Starts a server and waits until it listens.
     pub async fn start(contestant: Contestant) -> Result<Self> {
         let mut command = match contestant {
+            Contestant::Throttlecrab => return Self::start_throttlecrab().await,
             Contestant::Tollgate => tollgate(),
-            Contestant::AlwaysAllow => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.arg("always-allow");
-                command
-            }
-            Contestant::Throttlecrab => return Self::throttlecrab().await,
+            Contestant::AlwaysAllow => this_program(&["always-allow"])?,
+            Contestant::LimitedApp => this_program(&["tower-app", "limited"])?,
+            Contestant::PlainApp => this_program(&["tower-app", "plain"])?,
         };
         let mut child = command
             .stdin(Stdio::null())
@@ -80,51 +87,51 @@ impl Process {
         let stdout = child.stdout.take().context("the server's output is piped")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).await?;
-        ensure!(!line.is_empty(), "the server {} does not start", contestant.name());
+        ensure!(!line.is_empty(), "{} does not start", contestant.name());
         Ok(Self { contestant, addresses: serde_json::from_str(&line)?, child })
     }
 
-    async fn throttlecrab() -> Result<Self> {
+    async fn start_throttlecrab() -> Result<Self> {
         let program =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("peers/.throttlecrab/bin/throttlecrab-server");
-        let addresses = Addresses { http: free()?, grpc: free()?, resp: free()? };
+        let (http, grpc, resp) = (free_address()?, free_address()?, free_address()?);
         let child = Command::new(&program)
             .args(["--log-level", "error"])
-            .args(["--http", "--http-host", "127.0.0.1", "--http-port", &addresses.http.port().to_string()])
-            .args(["--grpc", "--grpc-host", "127.0.0.1", "--grpc-port", &addresses.grpc.port().to_string()])
+            .args(["--http", "--http-host", "127.0.0.1", "--http-port", &http.port().to_string()])
+            .args(["--grpc", "--grpc-host", "127.0.0.1", "--grpc-port", &grpc.port().to_string()])
             .args(["--redis", "--redis-host", "127.0.0.1", "--redis-port"])
-            .arg(addresses.resp.port().to_string())
+            .arg(resp.port().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start {}: scripts/bench installs it", program.display()))?;
-        let Addresses { http, grpc, resp } = addresses;
         for address in [http, grpc, resp] {
-            let begun = Instant::now();
+            let started = Instant::now();
             while TcpStream::connect(address).await.is_err() {
-                if begun.elapsed() > START_TIMEOUT {
+                if started.elapsed() > START_TIMEOUT {
                     bail!("throttlecrab does not listen on {address}");
                 }
                 tokio::time::sleep(START_PAUSE).await;
             }
         }
+        let addresses = Addresses { http, grpc: Some(grpc), resp: Some(resp) };
         Ok(Self { contestant: Contestant::Throttlecrab, addresses, child })
     }
 
-    /// Its CPU time so far, in microseconds.
+    /// Returns the CPU time of the server so far, in microseconds.
     pub fn cpu_us(&self) -> Result<f64> {
         let id = self.child.id().context("the server has ended")?;
         machine::cpu_us(&id.to_string())
     }
 }
 
-/// An address that was free a moment ago.
-fn free() -> Result<SocketAddr> {
+/// Returns an address that was free a moment ago.
+fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-/// The whole server, as people run it; it says where it listens.
+/// `tollgate serve` with all listeners; it prints their addresses as JSON.
 fn tollgate() -> Command {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(machine::tollgate());
@@ -135,9 +142,24 @@ fn tollgate() -> Command {
     command
 }
 
-/// Serves as the one that always allows, says where, and goes on until it is ended.
-pub async fn always_allow() -> Result<()> {
-    let (addresses, serving) = allow::serve().await?;
+fn this_program(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(arguments);
+    Ok(command)
+}
+
+/// Runs the always-allow server: the child process.
+pub async fn serve_always_allow() -> Result<()> {
+    serve(always_allow::serve().await?).await
+}
+
+/// Runs an axum app: the child process.
+pub async fn serve_tower_app(variant: tower_app::Variant) -> Result<()> {
+    serve(tower_app::serve(variant).await?).await
+}
+
+/// Prints the addresses for the parent process, and serves until the process is killed.
+async fn serve((addresses, serving): (Addresses, impl Future<Output = Result<()>>)) -> Result<()> {
     println!("{}", serde_json::to_string(&addresses)?);
     serving.await
 }

@@ -1,4 +1,4 @@
-//! Clients of the Redis protocol.
+//! A client of the Redis protocol.
 
 use std::net::SocketAddr;
 
@@ -8,82 +8,104 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{Caller, Contestant, connect, user};
+use super::{
+    load::{Client, connect},
+    process::Contestant,
+    template::{RequestTemplate, USER, USER_LEN},
+};
 
-/// How many lines an answer has: five integers and how many they are.
-const LINES: usize = 6;
-/// How an answer begins that says yes.
-const ALLOWED: &[u8] = b"*5\r\n:0\r\n";
-/// How throttlecrab's does.
-const ALLOWED_BY_THROTTLECRAB: &[u8] = b"*5\r\n:1\r\n";
+/// The command that is sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// A limit per command: `CL.THROTTLE`, or throttlecrab's `THROTTLE`.
+    Throttle,
+    /// The limits of the rules: `TG.CHECK`.
+    Check,
+}
 
-/// What a command says after the key: burst, count and period.
-pub const NUMBERS: [&str; 3] = ["999999", "1000000", "60"];
+impl Command {
+    /// Returns the words of the command, with [`USER`] in place of the user.
+    pub fn words(self, contestant: Contestant) -> &'static [&'static str] {
+        match (self, contestant) {
+            (Self::Throttle, Contestant::Throttlecrab) => &["THROTTLE", USER, "999999", "1000000", "60"],
+            (Self::Throttle, _) => &["CL.THROTTLE", USER, "999999", "1000000", "60"],
+            (Self::Check, _) => &["TG.CHECK", "1", "user", USER],
+        }
+    }
 
-/// What the command is called.
-pub fn name(contestant: Contestant) -> &'static str {
-    match contestant {
-        Contestant::Throttlecrab => "THROTTLE",
-        Contestant::Tollgate | Contestant::AlwaysAllow => "CL.THROTTLE",
+    /// Returns the start of a reply that allows the request.
+    fn allowed_prefix(self, contestant: Contestant) -> &'static [u8] {
+        match (self, contestant) {
+            (Self::Throttle, Contestant::Throttlecrab) => b"*5\r\n:1\r\n",
+            (Self::Throttle, _) => b"*5\r\n:0\r\n",
+            (Self::Check, _) => b"*8\r\n:1\r\n",
+        }
+    }
+
+    /// Returns the number of lines of a reply.
+    fn reply_lines(self) -> usize {
+        match self {
+            // the length and five integers
+            Self::Throttle => 6,
+            // the length, seven integers, and the rule's name after its length
+            Self::Check => 10,
+        }
+    }
+
+    fn template(self, contestant: Contestant) -> Result<RequestTemplate> {
+        let words = self.words(contestant);
+        let bulk = |word: &&str| {
+            let len = if *word == USER { USER_LEN } else { word.len() };
+            format!("${len}\r\n{word}\r\n")
+        };
+        RequestTemplate::new(&format!("*{}\r\n{}", words.len(), words.iter().map(bulk).collect::<String>()))
     }
 }
 
 /// One connection.
-pub struct Client {
+pub struct RespClient {
     stream: TcpStream,
+    template: RequestTemplate,
     pipeline: usize,
-    /// What stands before and after the user.
-    around: (String, String),
-    allowed: &'static [u8],
+    allowed_prefix: &'static [u8],
+    reply_lines: usize,
     commands: Vec<u8>,
     replies: Vec<u8>,
 }
 
-pub async fn callers(
-    contestant: Contestant,
-    address: SocketAddr,
-    pipeline: usize,
-    connections: usize,
-) -> Result<Vec<Client>> {
-    let allowed = match contestant {
-        Contestant::Throttlecrab => ALLOWED_BY_THROTTLECRAB,
-        Contestant::Tollgate | Contestant::AlwaysAllow => ALLOWED,
-    };
-    let word = |word: &str| format!("${}\r\n{word}\r\n", word.len());
-    let around = (format!("*5\r\n{}", word(name(contestant))), NUMBERS.map(word).concat());
-    let mut clients = Vec::new();
-    for _ in 0..connections {
-        let (around, commands, replies) = (around.clone(), Vec::new(), vec![0; 16 << 10]);
-        clients.push(Client {
+impl RespClient {
+    /// Connects a client that sends `pipeline` commands at a time.
+    pub async fn connect(
+        command: Command,
+        pipeline: usize,
+        contestant: Contestant,
+        address: SocketAddr,
+    ) -> Result<Self> {
+        Ok(Self {
             stream: connect(address).await?,
+            template: command.template(contestant)?,
             pipeline,
-            around,
-            allowed,
-            commands,
-            replies,
-        });
+            allowed_prefix: command.allowed_prefix(contestant),
+            reply_lines: command.reply_lines(),
+            commands: Vec::new(),
+            replies: vec![0; 16 << 10],
+        })
     }
-    Ok(clients)
 }
 
-impl Caller for Client {
-    async fn ask(&mut self, random: &mut fastrand::Rng) -> Result<u64> {
+impl Client for RespClient {
+    async fn send(&mut self, random: &mut fastrand::Rng) -> Result<u64> {
         self.commands.clear();
         for _ in 0..self.pipeline {
-            let (before, after) = &self.around;
-            self.commands.extend_from_slice(before.as_bytes());
-            self.commands.extend_from_slice(b"$10\r\n");
-            self.commands.extend_from_slice(user(random).as_bytes());
-            self.commands.extend_from_slice(b"\r\n");
-            self.commands.extend_from_slice(after.as_bytes());
+            self.template.write(random, &mut self.commands)?;
         }
         self.stream.write_all(&self.commands).await?;
         let (mut lines, mut is_first) = (0, true);
-        while lines < LINES * self.pipeline {
-            let read = self.stream.read(&mut self.replies).await?;
-            let replies = &self.replies[..read];
-            let is_answer = if is_first { replies.starts_with(self.allowed) } else { read > 0 };
-            ensure!(is_answer, "the server does not allow: {}", replies.escape_ascii());
+        while lines < self.reply_lines * self.pipeline {
+            let len = self.stream.read(&mut self.replies).await?;
+            let replies = &self.replies[..len];
+            let is_expected = if is_first { replies.starts_with(self.allowed_prefix) } else { len > 0 };
+            ensure!(is_expected, "unexpected reply: {}", replies.escape_ascii());
             lines += replies.iter().filter(|&&byte| byte == b'\n').count();
             is_first = false;
         }

@@ -1,4 +1,4 @@
--- Asks about random users. Arguments: a body with %s where the user stands, and how many users there are.
+-- Sends requests for random users. Arguments: the body with %s in place of the user, and the number of users.
 
 local threads = 0
 

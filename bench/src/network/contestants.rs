@@ -170,7 +170,7 @@ impl FredPool {
 /// tollgate as an application uses it, with default options except for the deadline.
 #[derive(Clone)]
 pub struct Tollgate {
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
     workload: Workload,
     limit: Limit,
 }
@@ -186,7 +186,7 @@ impl Tollgate {
         let name = self.workload.keys.name(random);
         let decision = self.limiter.check_key(name, &self.limit, Cost::ONE).await?;
         match decision.source {
-            Source::Store | Source::Local => Ok(decision.is_allowed()),
+            Source::Store | Source::Cache => Ok(decision.is_allowed()),
             _ => bail!("tollgate decided without the store: {:?}", decision.failure),
         }
     }

@@ -215,7 +215,7 @@ async fn check(http: SocketAddr, idle: &Mutex<Vec<TcpStream>>, user: &str) -> Re
     loop {
         let len = stream.read_buf(&mut reply).await?;
         ensure!(len > 0, "the server closed the connection");
-        if let Some(body) = crate::fronts::body_of(&reply)? {
+        if let Some(body) = crate::fronts::complete_body(&reply)? {
             let answer = serde_json::from_slice(body)?;
             idle.lock().expect("no task panics").push(stream);
             return Ok(answer);

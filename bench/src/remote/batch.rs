@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use tollgate::{Check, Cost, Key, Operation, RedisStore, Store, Terms, Tier};
+use tollgate::{Check, Cost, Key, Operation, RedisStore, RemoteStore, Terms, Tier};
 
 use super::{
     CALLERS, USERS,
@@ -74,8 +74,12 @@ impl Batches {
             Ok(Check::new(Operation::Check, vec![Tier { key, terms: self.terms }])?)
         };
         let checks = (0..self.keys_per_call).map(check).collect::<Result<Vec<_>>>()?;
-        let decided = store.decide(&checks, None).await?;
-        Ok(decided.answers.iter().flatten().all(|answer| answer.passes == 1))
+        for answered in store.decide(&checks, None).await {
+            if answered?.answers.iter().any(|answer| answer.passes != 1) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

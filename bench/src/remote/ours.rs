@@ -13,7 +13,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// tollgate, with a limit per call or with rules.
 #[derive(Clone)]
 pub struct Ours {
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
     keys: Keys,
     by: By,
 }
@@ -47,7 +47,7 @@ impl Ours {
     }
 }
 
-async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Limiter<RedisStore>> {
+async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Limiter> {
     let options = Options { deadline: DEADLINE, ..Options::default() };
     Ok(Limiter::with_options(RedisStore::connect(url).await?, rules, options)?)
 }
@@ -55,7 +55,7 @@ async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Lim
 /// A failure policy's answer is not a decision, and must not count as one.
 fn decided(decision: &Decision) -> Result<bool> {
     match decision.source {
-        Source::Store | Source::Local => Ok(decision.is_allowed()),
+        Source::Store | Source::Cache => Ok(decision.is_allowed()),
         _ => bail!("the store did not decide: {:?}", decision.failure),
     }
 }

@@ -26,7 +26,7 @@ pub fn page(network: &NetworkReport) -> String {
          is reached within a factor of {ABOUT}.\n\n\
          * *hand-written* is redis-rs with one multiplexed connection, and a plain script called by its digest.\n\
          * *fred* is a pool of four connections with the same script.\n\
-         * *tollgate* is `Limiter<RedisStore>` with default options, except for a deadline of 5 s.\n\n\
+         * *tollgate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
          All set `TCP_NODELAY`. The scripts are in `bench/src/remote/lua`; limits are never reached, unless the table says otherwise.\n\n",
         date = machine.date,
         revision = machine.revision,
