@@ -31,6 +31,6 @@ impl BuildHasher for RandomKeyedHash {
 }
 
 /// Returns an unpredictable number.
-pub fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
