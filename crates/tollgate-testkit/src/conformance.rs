@@ -571,7 +571,7 @@ conformance_tests! {
             let checks: Vec<Check> = [Operation::Check, Operation::Check, Operation::Refund { at: None }, Operation::Check]
                 .map(|operation| Check::new(operation, tier()).expect("valid")).into();
             let decided = decide(&fixture.store, &checks, None).await.expect("an answer");
-            let charged: Vec<_> = decided.answers.iter().map(|answers| (answers[0].charged, answers[0].available)).collect();
+            let charged: Vec<_> = decided.iter().map(|check| (check.answers[0].charged, check.answers[0].available)).collect();
             assert_eq!(charged, [(1, 1), (0, 1), (0, 3), (1, 1)], "{limit:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{future::ready, time::Duration};
 
-use tollgate::{Algorithm, Answered, BoxFuture, Check, Deadline, Key, RemoteStore, StoreError};
+use tollgate::{Algorithm, BoxFuture, Check, CheckAnswer, Deadline, Key, RemoteStore, StoreError};
 
 /// Returns this error from every call.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl RemoteStore for FailingStore {
         &'a self,
         checks: &'a [Check],
         _: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(ready(vec![Err(self.0.clone()); checks.len()]))
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::Semaphore;
 use tollgate::{
-    Algorithm, Answered, BoxFuture, Check, CounterSnapshot, Deadline, Decided, Key, Limit, MemoryStore,
+    Algorithm, BoxFuture, Check, CheckAnswer, CounterSnapshot, Deadline, Key, Limit, MemoryStore,
     RemoteStore, StoreError,
 };
 
@@ -64,12 +64,11 @@ impl RemoteStore for GatedStore {
         &'a self,
         checks: &'a [Check],
         _: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(async move {
             self.received.add_permits(1);
             self.permits.acquire().await.expect("the semaphore is never closed").forget();
-            let Decided { at, answers } = self.counters.decide_all(checks);
-            answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
+            self.counters.decide_all(checks).into_iter().map(Ok).collect()
         })
     }
 

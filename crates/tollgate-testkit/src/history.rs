@@ -8,7 +8,8 @@ use std::{env, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tollgate::{
-    Algorithm, Check, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier, Timestamp,
+    Algorithm, Check, CheckAnswer, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier,
+    Timestamp,
 };
 use tollgate_core::{
     step::{Admission, Mode},
@@ -107,8 +108,8 @@ pub async fn assert_agrees_with_model(store: impl Into<Store>, clock: &ManualClo
         let decided = decide(store, &checks, None).await.unwrap_or_else(|error| {
             panic!("seed {} step {done}: the store failed: {error}\n{checks:#?}", plan.seed)
         });
-        assert_eq!(decided.at, now, "seed {} step {done}: the store uses another clock", plan.seed);
-        for (check, answers) in checks.iter().zip(&decided.answers) {
+        for (check, CheckAnswer { at, answers }) in checks.iter().zip(&decided) {
+            assert_eq!(*at, now, "seed {} step {done}: the store uses another clock", plan.seed);
             let expected = model.decide(check, now);
             let granted = u32::try_from(expected.iter().filter(|one| one.granted).count()).expect("small");
             for (index, expected) in (0..).zip(&expected) {

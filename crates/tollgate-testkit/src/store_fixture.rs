@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::{
-    Algorithm, Answer, Answered, Check, Cost, CounterSnapshot, Deadline, Decided, Key, Limit, ManualClock,
+    Algorithm, Answer, Check, CheckAnswer, Cost, CounterSnapshot, Deadline, Key, Limit, ManualClock,
     Operation, RemoteStore, Retry, Store, StoreError, Terms, Tier, Timestamp,
 };
 use tollgate_core::step::Share;
@@ -33,8 +33,9 @@ impl StoreFixture {
         let check =
             Check::new(operation, tiers.iter().map(tier).collect()).expect("a valid check").times(count);
         let decided = decide(&self.store, &[check], None).await.expect("the store answers");
-        assert_eq!(decided.at, self.clock.now());
-        decided.answers.into_iter().next().expect("one check, one answer")
+        let CheckAnswer { at, answers } = decided.into_iter().next().expect("one check has one answer");
+        assert_eq!(at, self.clock.now());
+        answers
     }
 
     async fn decide_one(&self, operation: Operation, key: &str, limit: &Limit, cost: u64) -> Share {
@@ -98,17 +99,8 @@ pub trait DecideAll: RemoteStore {
         &self,
         checks: &[Check],
         deadline: Option<Deadline>,
-    ) -> impl Future<Output = Result<Decided, StoreError>> + Send {
-        async move {
-            let outcomes = self.decide(checks, deadline).await;
-            let mut decided = Decided { at: Timestamp::default(), answers: Vec::with_capacity(checks.len()) };
-            for outcome in outcomes {
-                let Answered { at, answers } = outcome?;
-                decided.at = decided.at.max(at);
-                decided.answers.push(answers);
-            }
-            Ok(decided)
-        }
+    ) -> impl Future<Output = Result<Vec<CheckAnswer>, StoreError>> + Send {
+        async move { self.decide(checks, deadline).await.into_iter().collect() }
     }
 }
 
@@ -122,7 +114,7 @@ pub async fn decide(
     store: &Store,
     checks: &[Check],
     deadline: Option<Deadline>,
-) -> Result<Decided, StoreError> {
+) -> Result<Vec<CheckAnswer>, StoreError> {
     match store {
         Store::Memory(store) => Ok(store.decide_all(checks)),
         Store::Remote(store) => store.decide_all(checks, deadline).await,

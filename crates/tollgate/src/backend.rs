@@ -1,4 +1,4 @@
-//! Local or remote: chosen once, when the limiter is built. Everything that differs between the two is here.
+//! Local or remote, chosen once when the limiter is built. All differences between the two are in this file.
 
 use std::{slice, sync::Arc, time::Duration};
 
@@ -11,8 +11,8 @@ use crate::{
     key::Key,
     memory::MemoryStore,
     remote::{Options, Remote},
-    stats::{Stats, StoreStats, Tally},
-    store::{CounterSnapshot, Decided, Store, StoreError},
+    stats::{RemoteCounters, Stats, StoreStats},
+    store::{CheckAnswer, CounterSnapshot, Store, StoreError},
 };
 
 /// Where checks are decided.
@@ -23,11 +23,11 @@ pub(crate) enum Backend {
     Remote(Arc<Remote>),
 }
 
-/// How far a check gets without waiting.
+/// The progress of a check without waiting.
 pub(crate) enum Step<'a> {
     /// It is decided.
     Decided(CheckShares),
-    /// It has to be sent.
+    /// It must be sent to the store.
     Remote(&'a Arc<Remote>),
 }
 
@@ -53,7 +53,7 @@ impl Backend {
         matches!(self, Self::Remote(_))
     }
 
-    /// Decides a check of one request, if that needs no waiting.
+    /// Decides a check of one request, if that is possible without waiting.
     #[inline]
     pub(crate) fn start(&self, check: &Check) -> Step<'_> {
         match self {
@@ -114,7 +114,7 @@ impl Backend {
                 let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
                 let (keys, bytes) = (whole(store.len()), whole(store.memory_bytes()));
                 let store = StoreStats { keys, bytes, ..StoreStats::default() };
-                Stats { store, ..Tally::default().snapshot() }
+                Stats { store, ..RemoteCounters::default().snapshot() }
             }
             Self::Remote(remote) => remote.stats(),
         }
@@ -128,8 +128,9 @@ fn decide_locally(store: &MemoryStore, check: &Check) -> CheckShares {
         let shares = smallvec![(0, answer.share(terms, 0, 1))];
         return CheckShares { at: Some(at), source: Source::Memory, shares };
     }
-    let Decided { at, answers } = store.decide_all(slice::from_ref(check));
-    let answers = check.tiers().iter().zip(answers.iter().flatten()).enumerate();
+    let CheckAnswer { at, answers } =
+        store.decide_all(slice::from_ref(check)).pop().expect("one check has one answer");
+    let answers = check.tiers().iter().zip(&answers).enumerate();
     let shares = answers.map(|(position, (tier, answer))| (position, answer.share(&tier.terms, 0, 1)));
     CheckShares { at: Some(at), source: Source::Memory, shares: shares.collect() }
 }

@@ -1,4 +1,4 @@
-//! The question of one request, as a store sees it.
+//! One operation on one or more counters, as a store receives it.
 
 use smallvec::SmallVec;
 use tollgate_core::{Operation, Terms};
@@ -8,7 +8,7 @@ use crate::key::Key;
 /// The most tiers one check may have.
 pub const MAX_TIERS: usize = 64;
 
-/// One operation of `count` identical requests on several counters, all or none.
+/// One operation of `count` identical requests on one or more counters, all or none.
 ///
 /// ```
 /// use std::time::Duration;
@@ -18,7 +18,7 @@ pub const MAX_TIERS: usize = 64;
 /// let tier = Tier { key: Key::without_rule("user:42")?, terms: Terms::new(limit, Cost::ONE) };
 /// let check = Check::new(Operation::Check, vec![tier])?.times(3);
 /// let decided = MemoryStore::new().decide_all(&[check]);
-/// assert_eq!(decided.answers[0][0].charged, 3);
+/// assert_eq!(decided[0].answers[0].charged, 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,41 +28,41 @@ pub struct Check {
     tiers: Tiers,
 }
 
-/// The counters of a check: a single one, as most checks have, lies in the check itself.
+/// The tiers of a check. Most checks have one, which is stored inline.
 pub(crate) type Tiers = SmallVec<[Tier; 1]>;
 
-/// One counter of a check and what is asked of it.
+/// One counter of a check, with its limit and cost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tier {
     /// The counter.
     pub key: Key,
-    /// What is asked of it.
+    /// The limit, the cost and how the limit applies.
     pub terms: Terms,
 }
 
-/// Why a check cannot be asked.
+/// Why a check is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// It has no tiers, or more than [`MAX_TIERS`].
-    #[error("a check has {0} tiers: use 1 to {MAX_TIERS}")]
+    /// The check has no tiers, or more than [`MAX_TIERS`].
+    #[error("a check of {0} tiers is out of range: use 1 to {MAX_TIERS}")]
     Tiers(usize),
-    /// Two tiers are the same counter, so that neither could be decided by itself.
-    #[error("two tiers of one check count on the same key {0:?}: charge it once, with the sum of both costs")]
+    /// Two tiers refer to the same counter.
+    #[error("two tiers of one check use the same key {0:?}: charge it once, with the sum of both costs")]
     RepeatedKey(String),
 }
 
 impl Check {
-    /// A check of one request.
+    /// Creates a check of one request.
     ///
     /// # Errors
     /// When there are no tiers, too many, or two on the same counter.
     pub fn new(operation: Operation, tiers: Vec<Tier>) -> Result<Self, CheckError> {
-        Self::of(operation, tiers.into())
+        Self::from_tiers(operation, tiers.into())
     }
 
     /// As [`Check::new`].
-    pub(crate) fn of(operation: Operation, tiers: Tiers) -> Result<Self, CheckError> {
+    pub(crate) fn from_tiers(operation: Operation, tiers: Tiers) -> Result<Self, CheckError> {
         if tiers.is_empty() || tiers.len() > MAX_TIERS {
             return Err(CheckError::Tiers(tiers.len()));
         }
@@ -74,30 +74,30 @@ impl Check {
         Ok(Self { operation, count: 1, tiers })
     }
 
-    /// The same check for `count` identical requests at once, at least one.
+    /// Repeats the check for `count` identical requests; 0 counts as 1.
     pub fn times(mut self, count: u32) -> Self {
         self.count = count.max(1);
         self
     }
 
-    /// What is done.
+    /// The operation.
     pub fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// How many identical requests ask.
+    /// The number of identical requests.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The counters, in order.
+    /// The tiers, in order.
     pub fn tiers(&self) -> &[Tier] {
         &self.tiers
     }
 }
 
 impl Tier {
-    /// The algorithm is part of a counter: another one starts fresh.
+    /// Whether both tiers refer to the same counter. A key has a separate counter for each algorithm.
     pub(crate) fn same_counter(&self, other: &Self) -> bool {
         self.key == other.key && self.terms.limit.algorithm() == other.terms.limit.algorithm()
     }

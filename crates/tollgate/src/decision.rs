@@ -1,4 +1,4 @@
-//! The answer to one request: allowed or not, by which rule, and where that was decided.
+//! The decision of one request: allowed or denied, the deciding rule, and the source.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use tollgate_core::{Limit, Outcome, Retry, Timestamp, step::Mode};
 
 use crate::{rules::Unit, store::StoreError};
 
-/// The answer to one request.
+/// The decision of one request.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -18,48 +18,48 @@ use crate::{rules::Unit, store::StoreError};
 /// limiter.check_key("user:42", &limit, Cost::ONE).await?;
 /// let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
 /// match decision.outcome {
-///     Outcome::Allowed => unreachable!("one in a minute, and this is the second"),
+///     Outcome::Allowed => unreachable!("the limit is one per minute, and this is the second"),
 ///     Outcome::Denied { retry: Retry::After(wait) } => assert!(wait <= Duration::from_secs(60)),
-///     Outcome::Denied { retry: Retry::Never } => unreachable!("it fits, only not now"),
+///     Outcome::Denied { retry: Retry::Never } => unreachable!("the cost is within the limit"),
 /// }
 /// assert_eq!((decision.limit(), decision.remaining()), (Some(1), Some(0)));
-/// assert_eq!(decision.source, Source::Store); // a policy's answer would be degraded
+/// assert_eq!(decision.source, Source::Store); // a failure policy's decision would be degraded
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether it may pass.
+    /// Whether the request is allowed.
     pub outcome: Outcome,
-    /// What each limit says: those that count in the order of their rules, then those that refuse outright.
+    /// The decision of each tier: those with a counter in the order of their rules, then rules that deny without counting.
     pub tiers: Vec<TierDecision>,
-    /// The store's time of the decision; a charge is taken back exactly with it. Absent when no store decided.
+    /// The store's time of the decision, with which a refund reverts exactly this charge. `None` if no store decided.
     pub at: Option<Timestamp>,
-    /// Where it was decided.
+    /// Where the decision was made.
     pub source: Source,
-    /// Why the store did not decide, when it should have.
+    /// The error of the store, if a failure policy decided.
     pub failure: Option<StoreError>,
     deciding: Option<usize>,
 }
 
-/// What one limit says to a request.
+/// The decision of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierDecision {
-    /// The rule; absent in a check without rules.
+    /// The rule; `None` in a check without rules.
     pub rule: Option<Arc<str>>,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: Unit,
-    /// Whether it can refuse.
+    /// Whether the rule is enforced or only observed.
     pub mode: Mode,
-    /// Whether it alone would let the request pass.
+    /// Whether this tier alone would allow the request.
     pub outcome: Outcome,
-    /// The limit it was decided by, in a fallback this process's share of it; absent when the rule refuses outright.
+    /// The limit that was applied; in a fallback this process's share of it. `None` if the rule denies without counting.
     pub policy: Option<Limit>,
-    /// The most that can pass at once.
+    /// The most units that are admitted at once.
     pub limit: u64,
-    /// Whole units free now.
+    /// Whole units available now.
     pub remaining: u64,
-    /// Until nothing counts any more.
+    /// The time until the counter is empty.
     pub reset_after: Duration,
 }
 
@@ -86,7 +86,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Its name in answers, metrics and logs.
+    /// The name in responses, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -102,15 +102,15 @@ impl Source {
 }
 
 impl Decision {
-    /// Puts the tiers' verdicts together: refused as soon as one that can refuse does.
-    pub(crate) fn of_tiers(tiers: Vec<TierDecision>, at: Option<Timestamp>, source: Source) -> Self {
+    /// Combines the decisions of tiers: denied if an enforced tier denies.
+    pub(crate) fn from_tiers(tiers: Vec<TierDecision>, at: Option<Timestamp>, source: Source) -> Self {
         let enforced = || tiers.iter().enumerate().filter(|(_, tier)| tier.mode == Mode::Enforced);
-        let refusing = enforced().filter_map(|(index, tier)| match tier.outcome {
+        let denying = enforced().filter_map(|(index, tier)| match tier.outcome {
             Outcome::Denied { retry } => Some((retry, index)),
             Outcome::Allowed => None,
         });
-        // of equal waits the first rule decides
-        let longest = refusing.min_by_key(|(retry, index)| (std::cmp::Reverse(*retry), *index));
+        // of equal waits, the first rule decides
+        let longest = denying.min_by_key(|(retry, index)| (std::cmp::Reverse(*retry), *index));
         let (outcome, deciding) = match longest {
             Some((retry, index)) => (Outcome::Denied { retry }, Some(index)),
             None => {
@@ -120,33 +120,34 @@ impl Decision {
         Self { outcome, tiers, at, source, failure: None, deciding }
     }
 
-    /// Whether the request may pass.
+    /// Whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         self.outcome.is_allowed()
     }
 
-    /// The tier that decided: the one that refuses the longest, else the one with the least remaining. Absent
-    /// when no rule that can refuse matched, or the store did not answer.
+    /// The deciding tier: of those that deny, the one with the longest wait, otherwise the one with the least remaining. `None`
+    /// if no enforced rule matched, or if the store did not answer.
     pub fn deciding(&self) -> Option<&TierDecision> {
         self.tiers.get(self.deciding?)
     }
 
-    /// The rule that decided.
+    /// The deciding rule.
     pub fn rule(&self) -> Option<&str> {
         self.deciding().and_then(|tier| tier.rule.as_deref())
     }
 
-    /// The capacity of the limit that decided.
+    /// The capacity of the deciding limit.
     pub fn limit(&self) -> Option<u64> {
         self.deciding().map(|tier| tier.limit)
     }
 
-    /// Whole units that the limit that decided has free now.
+    /// Whole units that the deciding limit has available now.
     pub fn remaining(&self) -> Option<u64> {
         self.deciding().map(|tier| tier.remaining)
     }
 
-    /// When to come back. Absent when allowed, but also when waiting cannot help: ask [`Self::is_allowed`].
+    /// The time after which the same request would be allowed. `None` if it is allowed, and also if waiting does not help: see
+    /// [`Self::is_allowed`].
     pub fn retry_after(&self) -> Option<Duration> {
         match self.outcome {
             Outcome::Denied { retry: Retry::After(wait) } => Some(wait),
@@ -154,12 +155,12 @@ impl Decision {
         }
     }
 
-    /// Until nothing counts any more against the limit that decided.
+    /// The time until the deciding limit's counter is empty.
     pub fn reset_after(&self) -> Option<Duration> {
         self.deciding().map(|tier| tier.reset_after)
     }
 
-    /// Whether the store did not answer, so that the rules' failure policies decided.
+    /// Whether failure policies decided because the store did not answer.
     pub fn is_degraded(&self) -> bool {
         matches!(self.source, Source::Fallback | Source::Open | Source::Closed)
     }
@@ -180,11 +181,11 @@ mod tests {
     }
 
     fn decide(tiers: Vec<TierDecision>) -> Decision {
-        Decision::of_tiers(tiers, None, Source::Store)
+        Decision::from_tiers(tiers, None, Source::Store)
     }
 
     #[test]
-    fn the_longest_refusal_decides() {
+    fn the_longest_denial_decides() {
         let decision = decide(vec![
             tier("short", Mode::Enforced, denied(1), 0),
             tier("long", Mode::Enforced, denied(5), 0),
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_ever_is_the_longest() {
+    fn a_permanent_denial_is_the_longest() {
         let never = Outcome::Denied { retry: Retry::Never };
         let decision =
             decide(vec![tier("never", Mode::Enforced, never, 0), tier("long", Mode::Enforced, denied(5), 0)]);
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_allow_the_least_remaining_decides_and_a_shadow_never_does() {
+    fn when_all_tiers_allow_the_least_remaining_decides_and_a_shadow_rule_never_does() {
         let decision = decide(vec![
             tier("more", Mode::Enforced, Outcome::Allowed, 5),
             tier("less", Mode::Enforced, Outcome::Allowed, 3),

@@ -1,4 +1,4 @@
-//! A rate limiter that many processes share: *may this request pass, and if not, when?*
+//! A distributed rate limiter: decides whether a request is allowed, and if not, when to retry.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -16,8 +16,8 @@
 //!
 //! # Rules
 //!
-//! Without rules, the limit comes with each question, as above. With rules, a request says what it is ([`Labels`]), and every
-//! [`Rule`] that matches applies: all or none, in one atomic step. A refusal charges nobody.
+//! Without rules, each request carries its limit, as above. With rules, a request is described by [`Labels`], and every [`Rule`] that
+//! matches applies: all counters are charged or none, in one atomic step. A denial charges nothing.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -43,35 +43,34 @@
 //!
 //! # Several processes
 //!
-//! `RedisStore::connect("redis://127.0.0.1:6379").await?` in place of `MemoryStore::new()`, and all processes share their counters: one
-//! Redis or Valkey, Sentinel or a Cluster. Callers share round trips, and an answer comes by a deadline (50 ms, [`Options`]); if Redis has
-//! not answered by then, each rule's [`OnStoreFailure`] does, and [`Decision::is_degraded`] says so.
+//! Use `RedisStore::connect("redis://127.0.0.1:6379").await?` instead of `MemoryStore::new()` to share counters between processes, on a
+//! single Redis or Valkey, Sentinel or a Cluster. Callers share round trips, and every check is decided within a deadline (50 ms,
+//! [`Options`]). If Redis has not answered by then, each rule's [`OnStoreFailure`] policy decides, and [`Decision::is_degraded`] is true.
 //!
 //! # Which algorithm
 //!
-//! [`Limit::token_bucket`] to smooth traffic and let short bursts pass, [`Limit::sliding_log`] where the limit must hold exactly in any
-//! window, [`Limit::sliding_counter`] for the same nearly, in constant memory, [`Limit::fixed_window`] for coarse quotas. What each
-//! promises is in [`tollgate_core::algorithm`].
+//! Use [`Limit::token_bucket`] to smooth traffic and admit short bursts, [`Limit::sliding_log`] if the limit must hold exactly in any
+//! window, [`Limit::sliding_counter`] to approximate that in constant memory, and [`Limit::fixed_window`] for coarse quotas. The
+//! guarantees of each are documented in [`tollgate_core::algorithm`].
 //!
 //! # In tests
 //!
-//! Move the time instead of waiting for it: [`ManualClock`].
+//! [`ManualClock`] moves time without waiting.
 //!
-//! # The parts
+//! # Modules
 //!
-//! A decision, top to bottom: a [`Limiter`] matches [`Labels`] against its [`Rule`]s, makes a [`Check`] of those
-//! that apply, and asks its [`Store`], which decides in one atomic step on its own clock; if the store
-//! does not answer in time, each rule's failure policy does.
+//! A [`Limiter`] matches [`Labels`] against its [`Rule`]s and combines those that apply into a [`Check`]. Its [`Store`] decides the
+//! check in one atomic step on its own clock. If the store does not answer in time, each rule's failure policy decides.
 //!
 //! * [`limiter`]: the API, with and without rules
-//! * [`rules`], [`labels`]: which limits a request meets
-//! * [`key`], [`check`]: one counter's name, one request's question
-//! * [`store`], [`memory`], [`redis`]: where counters are kept and decided over
+//! * [`rules`], [`labels`]: which limits apply to a request
+//! * [`key`], [`check`]: the key of a counter, one operation on counters
+//! * [`store`], [`memory`], [`redis`]: where counters live
 //! * [`decision`]: the answer
-//! * [`stats`]: what the store put a limiter through
+//! * [`stats`]: statistics of a limiter and its store
 //!
-//! Limits and algorithms are in [`tollgate_core`], re-exported here. For axum, hyper and tonic there is the crate `tollgate-tower`; for
-//! everything else the server, `tollgate serve`.
+//! Limits and algorithms are defined in [`tollgate_core`] and re-exported here. The crate `tollgate-tower` is the middleware for axum,
+//! hyper and tonic. Other applications use the server, `tollgate serve`.
 
 #[doc(hidden)]
 pub mod address;
@@ -112,7 +111,7 @@ pub use self::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
     },
     stats::{Stats, StoreStats},
-    store::{Answered, BoxFuture, CounterSnapshot, Deadline, Decided, RemoteStore, Store, StoreError},
+    store::{BoxFuture, CheckAnswer, CounterSnapshot, Deadline, RemoteStore, Store, StoreError},
 };
 
 /// The README's examples, run as tests.

@@ -23,8 +23,8 @@ pub struct Stats {
     /// Requests that were decided without the store, by source: `fallback`, `open`, `closed`.
     pub degraded: Vec<(&'static str, u64)>,
     /// Servers whose circuit breaker is open now.
-    pub left_alone: usize,
-    /// Callers that wait now.
+    pub open_breakers: usize,
+    /// Callers waiting for the store now.
     pub waiting: usize,
     /// Calls in flight now, over all servers.
     pub in_flight: usize,
@@ -130,9 +130,9 @@ const ERROR_KINDS: [&str; 19] = [
 /// Sources of decisions without the store.
 const DEGRADED_SOURCES: [Source; 3] = [Source::Fallback, Source::Open, Source::Closed];
 
-/// The atomic counters behind [`Stats`].
+/// The atomic counters behind the [`Stats`] of a remote store.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct RemoteCounters {
     call_counts: [AtomicU64; BOUNDS.len() + 1],
     call_micros: AtomicU64,
     errors: [AtomicU64; ERROR_KINDS.len()],
@@ -142,9 +142,9 @@ pub(crate) struct Tally {
     unsent: AtomicU64,
 }
 
-impl Tally {
+impl RemoteCounters {
     /// Records an answered call.
-    pub(crate) fn called(&self, took: Duration) {
+    pub(crate) fn record_call(&self, took: Duration) {
         let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
         add_one(&self.call_counts[bucket]);
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -152,8 +152,8 @@ impl Tally {
     }
 
     /// Records a failed call.
-    pub(crate) fn failed(&self, error: &StoreError) {
-        self.count(match error {
+    pub(crate) fn record_error(&self, error: &StoreError) {
+        self.count_error(match error {
             StoreError::Rejected { code, .. } => code,
             StoreError::NotRun(_) => "unreachable",
             StoreError::Ambiguous(_) => "lost",
@@ -163,34 +163,34 @@ impl Tally {
     }
 
     /// Records a call without an answer in time.
-    pub(crate) fn timed_out(&self) {
-        self.count("timeout");
+    pub(crate) fn record_timeout(&self) {
+        self.count_error("timeout");
     }
 
     /// Records answers after the deadline of their callers.
-    pub(crate) fn answered_late(&self, count: u64) {
+    pub(crate) fn record_late_answers(&self, count: u64) {
         if count > 0 {
             self.late_answers.fetch_add(count, Ordering::Relaxed);
         }
     }
 
     /// Records requests that were not sent, because less time was left than a round trip.
-    pub(crate) fn unsent(&self, count: u64) {
+    pub(crate) fn record_unsent(&self, count: u64) {
         self.unsent.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn count(&self, kind: &str) {
+    fn count_error(&self, kind: &str) {
         let place = ERROR_KINDS.iter().position(|known| *known == kind).unwrap_or(ERROR_KINDS.len() - 1);
         add_one(&self.errors[place]);
     }
 
     /// Records a request without an answer that may have been charged.
-    pub(crate) fn left_unknown(&self) {
+    pub(crate) fn record_ambiguous(&self) {
         add_one(&self.ambiguous);
     }
 
     /// Records a request that was decided without the store.
-    pub(crate) fn stood_in(&self, source: Source) {
+    pub(crate) fn record_degraded(&self, source: Source) {
         if let Some(place) = DEGRADED_SOURCES.iter().position(|known| *known == source) {
             add_one(&self.degraded[place]);
         }

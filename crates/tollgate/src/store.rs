@@ -1,7 +1,7 @@
 //! Where counters live: the memory store of this process, or a remote store.
 //!
-//! [`RemoteStore`] is the interface of a store on another host. Everything between a caller and that store (deadline, batching, circuit
-//! breaker, denial cache, failure policies) is the limiter's, so that an implementation only sends calls.
+//! [`RemoteStore`] is the interface of a store on another host. The limiter handles the deadline, batching, circuit breaker, denial
+//! cache and failure policies; an implementation only sends calls.
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tollgate_core::{Algorithm, Answer, Limit, Snapshot, Timestamp};
 
 use crate::{check::Check, key::Key, memory::MemoryStore, stats::StoreStats};
 
-/// A future in a box, as an object-safe trait needs it.
+/// A boxed future, which keeps [`RemoteStore`] object safe.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The store of a [`Limiter`](crate::Limiter), chosen when the limiter is built.
@@ -61,16 +61,16 @@ pub trait RemoteStore: Send + Sync + 'static {
         &'a self,
         checks: &'a [Check],
         deadline: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>>;
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>>;
 
-    /// Returns the number of the server that decides a check, as far as it is known; 0 where there is one server. Checks for different
+    /// Returns the number of the server that decides a check, or 0 if there is one server or the number is unknown. Checks for different
     /// servers do not wait for each other.
     fn upstream(&self, check: &Check) -> u64 {
         let _ = check;
         0
     }
 
-    /// Returns whether a server would decide now. Changes nothing.
+    /// Checks that a server is able to decide. Changes nothing.
     fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Registers a process as a user of this store for `lifetime` and returns how many processes are registered.
@@ -79,7 +79,7 @@ pub trait RemoteStore: Send + Sync + 'static {
     /// Deletes these counters and returns how many of them existed.
     fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>>;
 
-    /// Connects before the first decision needs it.
+    /// Connects ahead of the first decision.
     fn warm_up(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { Ok(()) })
     }
@@ -90,41 +90,32 @@ pub trait RemoteStore: Send + Sync + 'static {
         counters: &'a [(Key, Limit)],
     ) -> BoxFuture<'a, Result<Vec<Option<CounterSnapshot>>, StoreError>> {
         let _ = counters;
-        Box::pin(async { Err(StoreError::NotRun("this store cannot show its counters".to_owned())) })
+        Box::pin(async { Err(StoreError::NotRun("this store does not support inspect".to_owned())) })
     }
 
-    /// Returns what the store has noticed of its servers so far.
+    /// Returns the statistics of the store and its servers.
     fn stats(&self) -> StoreStats {
         StoreStats::default()
     }
 
-    /// Whether its clock is a real one, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
+    /// Whether the store uses a real clock, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
     fn has_real_clock(&self) -> bool {
         true
     }
 }
 
-/// The time after which a call is of no use.
+/// The time after which the result of a call is no longer needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// A time of the store's clock.
     Store(Timestamp),
-    /// A time of this process's clock. A remote store converts it to its own clock once it knows the offset.
+    /// A time of this process's clock. A remote store converts it to its own clock once the offset is measured.
     Process(Instant),
-}
-
-/// The outcome of a batch, decided at one moment of the store's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decided {
-    /// The time of the decision.
-    pub at: Timestamp,
-    /// For each check, the answer of each of its tiers.
-    pub answers: Vec<Vec<Answer>>,
 }
 
 /// The outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct CheckAnswer {
     /// The time of the decision; if the tiers were decided at several times, the latest.
     pub at: Timestamp,
     /// The answer of each tier.
@@ -136,21 +127,22 @@ pub struct Answered {
 pub struct CounterSnapshot {
     /// The time of the snapshot.
     pub at: Timestamp,
-    /// What counts at that time.
+    /// The state at that time.
     pub snapshot: Snapshot,
 }
 
 /// Splits the outcome of a batch of `count` checks into one outcome per check.
-pub(crate) fn each(decided: Result<Decided, StoreError>, count: usize) -> Vec<Result<Answered, StoreError>> {
-    match decided {
-        Ok(Decided { at, answers }) => {
-            answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
-        }
+pub(crate) fn per_check(
+    batch: Result<Vec<CheckAnswer>, StoreError>,
+    count: usize,
+) -> Vec<Result<CheckAnswer, StoreError>> {
+    match batch {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
         Err(error) => vec![Err(error); count],
     }
 }
 
-/// Why a store did not decide, by what is known about the charge.
+/// Why a store did not decide, by whether a charge was made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -168,15 +160,15 @@ pub enum StoreError {
     /// The call was not sent, and nothing changed.
     #[error("call not sent, nothing changed: {0}")]
     NotRun(String),
-    /// There is no reply. Whether the call took effect is unknown, and it must not be repeated.
-    #[error("no reply from the store, it is unknown whether the call took effect: {0}")]
+    /// No reply arrived. The call may have taken effect and must not be repeated.
+    #[error("no reply from the store, the call may have taken effect: {0}")]
     Ambiguous(String),
     /// The batch is larger than one atomic step may be.
-    #[error("batch of {tiers} tiers is too large: use at most {max}")]
+    #[error("a batch of {tiers} tiers is too large: use at most {max}")]
     TooLarge {
         /// Tiers in the batch.
         tiers: usize,
-        /// The bound.
+        /// The most tiers of a batch.
         max: usize,
     },
 }

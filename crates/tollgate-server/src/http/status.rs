@@ -42,7 +42,7 @@ pub(super) async fn readyz(State(api): State<Api>) -> Response {
 
 /// Whether the store answers.
 pub(super) fn store_word(api: &Api) -> &'static str {
-    let is_away = !api.settings.startup.has_store() || api.engine.limiter().stats().left_alone > 0;
+    let is_away = !api.settings.startup.has_store() || api.engine.limiter().stats().open_breakers > 0;
     if is_away { "degraded" } else { "ok" }
 }
 

@@ -151,7 +151,7 @@ impl Observer {
 
     /// Records the activity since the previous call. Call it every [`INTERVAL`].
     pub fn keep_second(&self, stats: &Stats) {
-        self.history.keep(self.totals(stats), stats.left_alone);
+        self.history.keep(self.totals(stats), stats.open_breakers);
     }
 
     fn totals(&self, stats: &Stats) -> Totals {

@@ -218,7 +218,7 @@ impl Scrape {
     }
 
     fn store(&self, text: &mut Text<'_, '_>) -> fmt::Result {
-        let Stats { calls, errors, ambiguous, degraded, left_alone, waiting, store, .. } = &self.stats;
+        let Stats { calls, errors, ambiguous, degraded, open_breakers, waiting, store, .. } = &self.stats;
         let Stats { in_flight, call_limit, round_trip, late_answers, unsent, .. } = &self.stats;
         durations_of(&mut text.family(&STORE_DURATION)?, calls)?;
         let mut family = text.family(&STORE_ERRORS)?;
@@ -238,7 +238,7 @@ impl Scrape {
         text.count(&STORE_EVICTED, &store.evicted_keys)?;
         text.level(&STORE_KEYS, &store.keys)?;
         text.level(&STORE_BYTES, &store.bytes)?;
-        text.level(&BREAKER, &whole(*left_alone))?;
+        text.level(&BREAKER, &whole(*open_breakers))?;
         text.level(&WAITING, &whole(*waiting))?;
         text.level(&STORE_CALLS, &whole(*in_flight))?;
         text.level(&STORE_CALL_LIMIT, &whole(*call_limit))?;

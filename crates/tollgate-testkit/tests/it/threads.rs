@@ -189,7 +189,7 @@ impl Counters {
         let tiers = pair.iter().map(|place| self.tiers[*place].clone()).collect();
         let check = Check::new(Operation::Check, tiers).expect("tiers are on different keys");
         let decided = decide(store, &[check], None).await.expect("the store answers");
-        let answers = &decided.answers[0];
+        let answers = &decided[0].answers;
         let passes = answers.iter().all(|answer| answer.passes == 1);
         for (place, answer) in pair.into_iter().zip(answers) {
             assert_eq!(answer.charged, u32::from(passes), "all or none: {answers:?}");
@@ -202,7 +202,7 @@ impl Counters {
         let mut full = 0;
         for (tier, admitted) in self.tiers.iter().zip(&self.admitted) {
             let peek = Check::new(Operation::Peek, vec![tier.clone()]).expect("one tier is a check");
-            let free = decide(store, &[peek], None).await.expect("the store answers").answers[0][0].available;
+            let free = decide(store, &[peek], None).await.expect("the store answers")[0].answers[0].available;
             let capacity = tier.terms.limit.capacity();
             let used = capacity - u64::try_from(free).expect("no counter is in debt");
             assert_eq!(used, admitted.load(Ordering::Relaxed), "used and admitted of {}", tier.key);

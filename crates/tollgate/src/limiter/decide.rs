@@ -1,5 +1,5 @@
-//! From a request to a decision: the rules it matches become one check, the backend decides it, and where a remote store gives no
-//! answer, the rules' failure policies do.
+//! From a request to a decision. The matching rules become one check, which the backend decides. If a remote store does not answer,
+//! the rules' failure policies decide.
 
 use std::{
     future::Future,
@@ -34,20 +34,20 @@ use crate::{
 /// The wait reported to a request that is denied because the store is down.
 const CLOSED_RETRY: Duration = Duration::from_secs(1);
 
-/// How far a request got without waiting.
+/// The progress of a request without waiting.
 #[derive(Debug)]
 pub enum Progress {
     /// It is decided.
     Decided(Decision),
-    /// A remote store has to decide it. Nothing is sent before the future is polled.
+    /// A remote store must decide it. Nothing is sent before the future is polled.
     Pending(PendingDecision),
 }
 
-/// A decision that a remote store has to make. Ready by the deadline.
+/// A decision that a remote store must make. Ready by the deadline.
 pub struct PendingDecision(BoxFuture<'static, Result<Decision, Error>>);
 
 impl PendingDecision {
-    /// A decision that a future makes.
+    /// Wraps a future.
     pub fn new(decision: impl Future<Output = Result<Decision, Error>> + Send + 'static) -> Self {
         Self(Box::pin(decision))
     }
@@ -79,7 +79,10 @@ impl Progress {
         }
     }
 
-    /// Returns the decision, if it is made.
+    /// Returns the decision if it is made.
+    ///
+    /// # Errors
+    /// [`Error::NotLocal`] if it is pending.
     pub(super) fn decided(self) -> Result<Decision, Error> {
         match self {
             Self::Decided(decision) => Ok(decision),
@@ -88,7 +91,7 @@ impl Progress {
     }
 }
 
-/// What is reported about a tier, and its failure policy.
+/// The rule of a tier: the fields of its decision, and its failure policy.
 #[derive(Default)]
 pub(super) struct TierInfo {
     pub(super) rule: Option<Arc<str>>,
@@ -104,7 +107,7 @@ pub(super) enum Matched {
     Denial(TierDecision),
 }
 
-/// A check, with what is reported about each of its tiers.
+/// A check with the rules of its tiers.
 pub(super) struct PreparedCheck {
     pub(super) check: Check,
     pub(super) tiers: SmallVec<[TierInfo; 1]>,
@@ -122,7 +125,7 @@ pub(super) struct TierDecisions {
 }
 
 impl Limiter {
-    /// Decides a request as far as that needs no waiting: completely on the memory store.
+    /// Starts a request. On the memory store it is decided when this returns.
     ///
     /// # Errors
     /// When the request is invalid; nothing is charged.
@@ -152,9 +155,10 @@ impl Limiter {
         }
         let is_denied = denials.iter().any(|tier| tier.mode == Mode::Enforced);
         if is_denied || tiers.is_empty() {
-            return Ok(Progress::Decided(Decision::of_tiers(denials, None, without_counters(is_denied))));
+            return Ok(Progress::Decided(Decision::from_tiers(denials, None, without_counters(is_denied))));
         }
-        let mut prepared = PreparedCheck { check: Check::of(request.operation, tiers)?, tiers: infos };
+        let mut prepared =
+            PreparedCheck { check: Check::from_tiers(request.operation, tiers)?, tiers: infos };
         Ok(match self.inner.backend.start(&prepared.check) {
             Step::Decided(shares) => Progress::Decided(prepared.decisions(shares).combine(denials)),
             Step::Remote(remote) => {
@@ -174,7 +178,7 @@ pub(super) fn without_counters(is_denied: bool) -> Source {
     if is_denied { Source::Rule } else { Source::Unmatched }
 }
 
-/// Passes on every rule that a request matches, in order; for a request with a key, its own limit.
+/// Calls `add` for every rule that a request matches, in order; for a request with a key, for the limit of the request.
 pub(super) fn match_rules<R: Deref<Target = Arc<RuleSet>>>(
     rules: impl FnOnce() -> R,
     request: &Request<'_>,
@@ -228,7 +232,7 @@ fn without_rule(limit: LimitOverride, request: &Request<'_>, key: Key) -> Result
     Ok(Matched::Counter(TierInfo::default(), Tier { key, terms }))
 }
 
-/// A denial without a counter: waiting does not help.
+/// Returns a permanent denial without a counter.
 fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> Matched {
     Matched::Denial(TierDecision {
         rule: rule.cloned(),
@@ -286,7 +290,7 @@ impl PreparedCheck {
             Ok(shares) => Ok(self.decisions(shares)),
             Err(failure) => match self.check.operation() {
                 Operation::Check | Operation::Peek => Ok(self.decide_by_policies(remote, failure)),
-                // a policy can decide a check, but not replace a write
+                // a failure policy can decide a check but not make a charge or refund
                 Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
             },
         }
@@ -312,7 +316,8 @@ impl PreparedCheck {
         let local = with_policy(&self.tiers, OnStoreFailure::Local);
         if source == Source::Open && !local.is_empty() {
             let own = local.iter().map(|&position| tiers[position].clone()).collect();
-            let own = Check::of(self.check.operation(), own).expect("a part of a valid check is valid");
+            let own =
+                Check::from_tiers(self.check.operation(), own).expect("a part of a valid check is valid");
             let (shares, own) = remote.decide_by_fallback(&own);
             for (index, share) in shares.shares {
                 let position = local[index];
@@ -321,7 +326,7 @@ impl PreparedCheck {
             }
             source = Source::Fallback;
         }
-        remote.tally().stood_in(source);
+        remote.counters().record_degraded(source);
         let positions = Some(positions);
         TierDecisions { tiers: decisions, positions, at: None, source, failure: Some(failure) }
     }
@@ -331,7 +336,7 @@ impl TierDecisions {
     /// Combines the tiers with denials that no counter made.
     pub(super) fn combine(mut self, mut denials: Vec<TierDecision>) -> Decision {
         self.tiers.append(&mut denials);
-        let mut decision = Decision::of_tiers(self.tiers, self.at, self.source);
+        let mut decision = Decision::from_tiers(self.tiers, self.at, self.source);
         decision.failure = self.failure;
         decision
     }

@@ -1,4 +1,4 @@
-//! Several requests that pass together or not at all: one call of a client that is described in several ways.
+//! Several requests that are allowed together or not at all: several descriptions of one call of a client.
 //!
 //! Each request matches rules by itself. All counters that they reach form one check; a counter that several requests reach is
 //! charged once, with the largest cost. Refunds follow in a step of their own, and only if the checks pass, so that a denied call
@@ -24,9 +24,9 @@ use crate::{
 /// The decision over several requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupDecision {
-    /// Whether they pass. Its tiers are those of all requests that are checked, each counter once.
+    /// The decision for the group. Its tiers are those of all checked requests, each counter once.
     pub overall: Decision,
-    /// What the tiers of each request decide, in order. In a denied group, requests that are not the cause are allowed here; a
+    /// The decision of each request, in order. In a denied group, requests that did not cause the denial are allowed here; a
     /// refund of a denied group has no tiers.
     pub each: Vec<Decision>,
 }
@@ -57,19 +57,19 @@ impl Limiter {
     /// assert!(limiter.check_group(&both).await?.overall.is_allowed());
     /// let denied = limiter.check_group(&both).await?;
     /// assert_eq!(denied.overall.rule(), Some("per-user"));
-    /// assert_eq!(denied.each[0].remaining(), Some(99)); // the other one was not charged
+    /// assert_eq!(denied.each[0].remaining(), Some(99)); // the other counter was not charged
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```
     pub async fn check_group(&self, requests: &[Request<'_>]) -> Result<GroupDecision, Error> {
         let rules = self.rules();
-        let (mut checks, mut refunds) = (Joint::default(), Joint::default());
+        let (mut checks, mut refunds) = (JointCheck::default(), JointCheck::default());
         for (index, request) in requests.iter().enumerate() {
             if is_refund(request) { &mut refunds } else { &mut checks }.add(&rules, index, request)?;
         }
         refunds.denials.clear();
         let backend = &self.inner.backend;
-        let began = Instant::now();
+        let started = Instant::now();
         let decisions = checks.decide(backend, Operation::Check, self.deadline).await?;
         let is_degraded = decisions.failure.is_some();
         let mut group = checks.group_decision(decisions, requests.len());
@@ -79,7 +79,7 @@ impl Limiter {
         let deadline = if is_degraded {
             Some(Duration::ZERO)
         } else {
-            backend.time_left(self.deadline, began.elapsed())
+            backend.time_left(self.deadline, started.elapsed())
         };
         let refunded = match refunds.decide(backend, Operation::Refund { at: None }, deadline).await {
             // the checks are charged: a refund that fails denies nothing
@@ -99,7 +99,7 @@ fn is_refund(request: &Request<'_>) -> bool {
 
 /// The counters that several requests reach, each once.
 #[derive(Default)]
-struct Joint {
+struct JointCheck {
     infos: SmallVec<[TierInfo; 1]>,
     tiers: Tiers,
     /// Which request reaches which counter: (request, position of the tier).
@@ -108,7 +108,7 @@ struct Joint {
     denials: Vec<(usize, TierDecision)>,
 }
 
-impl Joint {
+impl JointCheck {
     fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
         match_rules(
             || rules,
@@ -151,7 +151,7 @@ impl Joint {
         if is_denied || self.tiers.is_empty() {
             return Ok(TierDecisions::none(without_counters(is_denied), None));
         }
-        let check = Check::of(operation, std::mem::take(&mut self.tiers))?;
+        let check = Check::from_tiers(operation, std::mem::take(&mut self.tiers))?;
         let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
         match backend.start(&prepared.check) {
             Step::Decided(shares) => Ok(prepared.decisions(shares)),

@@ -1,4 +1,4 @@
-//! The API: rules and a store behind one question, *may this request pass, and if not, when?*
+//! The API: decides requests by rules and a store.
 //!
 //! | file | contents |
 //! |---|---|
@@ -82,7 +82,7 @@ pub enum Error {
     /// The limit given with the request is invalid.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A rule is named that does not exist.
+    /// The request names a rule that does not exist.
     #[error("there is no rule {name:?}: {}", list_rules(known))]
     UnknownRule {
         /// The name that was given.
@@ -93,8 +93,8 @@ pub enum Error {
     /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
     #[error("a remote store cannot decide synchronously: use check or check_key")]
     NotLocal,
-    /// A charge, a refund or a reset did not reach the store. Checks and peeks do not end here: the rules' failure policies
-    /// decide them.
+    /// A charge, a refund or a reset did not reach the store. Checks and peeks do not return this error: the rules' failure
+    /// policies decide them.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -107,7 +107,7 @@ impl fmt::Debug for Limiter {
 }
 
 impl Limiter {
-    /// A limiter over a store, with these rules and default options.
+    /// Creates a limiter over a store, with these rules and default options.
     ///
     /// # Errors
     /// When a rule is invalid; see [`RuleSet::new`].
@@ -115,7 +115,7 @@ impl Limiter {
         Self::with_options(store, rules, Options::default())
     }
 
-    /// A limiter with another deadline, or another lifetime of cached denials. Both concern remote stores only.
+    /// Creates a limiter with a different deadline or denial cache lifetime. Both apply to remote stores only.
     ///
     /// # Errors
     /// As [`Limiter::new`].
@@ -139,7 +139,7 @@ impl Limiter {
         Ok(Self { inner: Arc::new(Inner { backend, rules }), deadline: None })
     }
 
-    /// The same limiter for callers with a deadline of their own. The shorter deadline applies.
+    /// Returns the same limiter for callers with their own deadline. The shorter deadline applies.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -274,7 +274,7 @@ impl Limiter {
     ///
     /// # Errors
     /// When the request is invalid or names an unknown rule: then nothing is charged. When the store does not answer:
-    /// [`StoreError`] says whether the charge may have been made.
+    /// the [`StoreError`] variant states whether the charge may have been made.
     ///
     /// # Examples
     /// ```
@@ -287,7 +287,7 @@ impl Limiter {
     /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
     /// let labels = Labels::new([("tenant", "acme")])?;
     ///
-    /// // the tokens of a language model's answer are known at its end, and may exceed what remained
+    /// // the token count of a language model's answer is known only at its end, and may exceed what remained
     /// let used = Costs::new([("tokens", Cost::new(1_200)?)])?;
     /// let decision = limiter.charge(&labels, used, None).await?;
     /// assert_eq!(decision.remaining(), Some(0));
@@ -306,12 +306,12 @@ impl Limiter {
         self.start(&request)?.decision().await
     }
 
-    /// Takes back at most what counts now, from all rules that match or only from those named: the newest charges, or exactly the
-    /// charge made `at` the time that its decision carried.
+    /// Refunds at most the current usage of all rules that match, or only of those named: the newest charges, or exactly the charge
+    /// of the decision made `at` that time.
     ///
     /// # Errors
-    /// When the request is invalid or names an unknown rule: then nothing is taken back. When the store does not answer:
-    /// [`StoreError`] says whether the refund may have been made.
+    /// When the request is invalid or names an unknown rule: then nothing is refunded. When the store does not answer:
+    /// the [`StoreError`] variant states whether the refund may have been made.
     ///
     /// # Examples
     /// ```
@@ -325,7 +325,7 @@ impl Limiter {
     ///
     /// let upload = limiter.check(&labels, Cost::new(3)?).await?;
     /// assert_eq!(upload.remaining(), Some(7));
-    /// // the upload failed: exactly its charge is taken back
+    /// // the upload failed: refund exactly its charge
     /// let after = limiter.refund(&labels, Cost::new(3)?, upload.at, None).await?;
     /// assert_eq!(after.remaining(), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -410,7 +410,7 @@ impl Limiter {
         self.start(&request)?.decision().await
     }
 
-    /// Takes back at most what counts now: the newest charges, or exactly the charge made `at` that time.
+    /// Refunds at most the current usage: the newest charges, or exactly the charge made `at` that time.
     ///
     /// # Errors
     /// When the key is empty or too long, or the store does not answer.
@@ -437,7 +437,7 @@ impl Limiter {
     /// Returns the state of these counters for display; `None` for a counter whose state is corrupt.
     ///
     /// # Errors
-    /// When the store does not answer, or cannot show its counters.
+    /// When the store does not answer, or does not support it.
     pub async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, Error> {
         Ok(self.inner.backend.inspect(counters, self.deadline).await?)
     }

@@ -6,7 +6,7 @@ use tollgate_core::{Algorithm, Cost, Limit, LimitError, Operation};
 
 use crate::{labels::Labels, rules::Costs};
 
-/// One request: which counters, which cost, which operation, and how long the caller waits.
+/// One request: counters, cost, operation, and how long the caller waits.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::{labels::Labels, rules::Costs};
 /// let labels = Labels::new([("user", "42")])?;
 ///
 /// let request = Request::new(&labels, Cost::ONE).operation(Operation::Peek);
-/// let Progress::Decided(decision) = limiter.start(&request)? else { unreachable!("memory never waits") };
+/// let Progress::Decided(decision) = limiter.start(&request)? else { unreachable!("the memory store never waits") };
 /// assert_eq!(decision.remaining(), Some(10));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -25,28 +25,28 @@ use crate::{labels::Labels, rules::Costs};
 pub struct Request<'a> {
     /// The counters and the cost.
     pub subject: Subject<'a>,
-    /// What is done to the counters.
+    /// The operation on the counters.
     pub operation: Operation,
     /// How long the caller waits, if that is shorter than the limiter's deadline.
     pub deadline: Option<Duration>,
 }
 
-/// The counters of a request, and what it costs.
+/// The counters and the cost of a request.
 #[derive(Clone, Debug)]
 pub enum Subject<'a> {
     /// The counters of all rules that match these labels.
     Labels {
         /// The attributes of the request.
         labels: Cow<'a, Labels>,
-        /// The cost in each unit; zero only reads, and is denied only in debt.
+        /// The cost in each unit. A cost of zero charges nothing and is denied only if the counter is in debt.
         costs: Costs,
-        /// The names of the rules to use, where not all that match are.
+        /// The names of the rules to use; all rules that match if `None`.
         only: Option<Vec<String>>,
-        /// Replaces the limit of every rule that matches. If no rule matches, a counter for exactly these labels counts by it in
-        /// fixed windows.
+        /// Replaces the limit of every rule that matches. If no rule matches, it applies as a fixed window to a counter for exactly
+        /// these labels.
         limit: Option<LimitOverride>,
     },
-    /// One counter, by a limit given with the request.
+    /// One counter, with a limit given in the request.
     Key {
         /// The key.
         key: Cow<'a, [u8]>,
@@ -67,13 +67,13 @@ pub struct LimitOverride {
 }
 
 impl<'a> Request<'a> {
-    /// A check of the rules that match these labels.
+    /// Creates a check of the rules that match these labels.
     pub fn new(labels: impl Into<Cow<'a, Labels>>, costs: impl Into<Costs>) -> Self {
         let (labels, costs) = (labels.into(), costs.into());
         Self::check(Subject::Labels { labels, costs, only: None, limit: None })
     }
 
-    /// A check of one key by a limit given with the request.
+    /// Creates a check of one key, with a limit given in the request.
     pub fn for_key(key: impl Into<Cow<'a, [u8]>>, limit: Limit, cost: Cost) -> Self {
         Self::check(Subject::Key { key: key.into(), limit, cost })
     }
@@ -82,19 +82,19 @@ impl<'a> Request<'a> {
         Self { subject, operation: Operation::Check, deadline: None }
     }
 
-    /// The same request with another operation.
+    /// Sets the operation.
     #[must_use]
     pub fn operation(self, operation: Operation) -> Self {
         Self { operation, ..self }
     }
 
-    /// The same request for a caller that waits no longer than this.
+    /// Sets how long the caller waits.
     #[must_use]
     pub fn deadline(self, deadline: Option<Duration>) -> Self {
         Self { deadline, ..self }
     }
 
-    /// The same request for these rules only. No effect on a request for a key.
+    /// Restricts the request to these rules. No effect on a request for a key.
     #[must_use]
     pub fn only(mut self, names: Option<Vec<String>>) -> Self {
         if let Subject::Labels { only, .. } = &mut self.subject {
@@ -103,7 +103,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// The same request with another limit in place of the rules'. No effect on a request for a key.
+    /// Replaces the limits of the rules. No effect on a request for a key.
     #[must_use]
     pub fn limit(mut self, other: Option<LimitOverride>) -> Self {
         if let Subject::Labels { limit, .. } = &mut self.subject {
@@ -112,7 +112,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Copies what the request borrows.
+    /// Copies borrowed data.
     pub fn into_owned(self) -> Request<'static> {
         let Self { subject, operation, deadline } = self;
         let subject = match subject {

@@ -25,7 +25,7 @@ use crate::{
     check::Check,
     clock::{Clock, ManualClock},
     key::Key,
-    store::{CounterSnapshot, Decided},
+    store::{CheckAnswer, CounterSnapshot},
 };
 
 /// The default memory bound: 256 MiB.
@@ -106,9 +106,9 @@ impl MemoryStore {
     }
 
     /// Decides `checks` in order, in one atomic step at one moment.
-    pub fn decide_all(&self, checks: &[Check]) -> Decided {
+    pub fn decide_all(&self, checks: &[Check]) -> Vec<CheckAnswer> {
         let (answers, at) = self.table.decide(checks, || self.clock.now());
-        Decided { at, answers }
+        answers.into_iter().map(|answers| CheckAnswer { at, answers }).collect()
     }
 
     /// Removes these counters, and returns how many existed.

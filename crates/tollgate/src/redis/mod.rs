@@ -44,7 +44,7 @@ use crate::{
     clock::ManualClock,
     key::Key,
     stats::StoreStats,
-    store::{Answered, BoxFuture, CounterSnapshot, Deadline, Decided, RemoteStore, StoreError, each},
+    store::{BoxFuture, CheckAnswer, CounterSnapshot, Deadline, RemoteStore, StoreError, per_check},
 };
 
 /// The complete script. Programs in other languages can call it with the same keys and share the counters: see `docs/lua.md` in
@@ -268,11 +268,11 @@ impl RemoteStore for RedisStore {
         &'a self,
         checks: &'a [Check],
         deadline: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(async move {
             match &self.backend {
                 Backend::Primary(primary) => {
-                    each(self.decide_on(primary, checks, deadline).await, checks.len())
+                    per_check(self.decide_on(primary, checks, deadline).await, checks.len())
                 }
                 Backend::Cluster(cluster) => cluster.decide(&self.prefix, checks, self.times(deadline)).await,
             }
@@ -376,7 +376,7 @@ impl RedisStore {
         primary: &Primary,
         checks: &[Check],
         deadline: Option<Deadline>,
-    ) -> Result<Decided, StoreError> {
+    ) -> Result<Vec<CheckAnswer>, StoreError> {
         let call = encode(&self.prefix, checks, self.times(deadline))?;
         let reply = primary.send(RedisRequest::Script(&call)).await?;
         decode(&bytes(reply)?, &call, checks)

@@ -16,7 +16,7 @@ use super::keys::write_redis_key;
 use crate::{
     check::Check,
     hashing::RandomKeyedHash,
-    store::{Decided, StoreError},
+    store::{CheckAnswer, StoreError},
 };
 
 /// The largest number of tiers, and so of distinct keys, per call. It bounds how long a call blocks Redis, and is far below what
@@ -314,14 +314,14 @@ pub(super) fn is_misrouted(reply: &[u8]) -> bool {
     reply.first() == Some(&STATUS_MISROUTED)
 }
 
-pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Decided, StoreError> {
+pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
     try_decode(reply, call, checks).unwrap_or_else(|| {
         Err(StoreError::Ambiguous(format!("malformed script reply of {} bytes", reply.len())))
     })
 }
 
 /// Returns `None` if the reply is malformed.
-fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Decided, StoreError>> {
+fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Vec<CheckAnswer>, StoreError>> {
     let ReplyHeader { is_late, at } = read_header(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
@@ -335,12 +335,12 @@ fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Deci
     let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));
     let (records, []) = records.as_chunks::<ANSWER_BYTES>() else { return None };
     let mut records = records.iter();
-    let mut answers = vec![Vec::new(); checks.len()];
+    let mut decided = vec![CheckAnswer { at, answers: Vec::new() }; checks.len()];
     for &index in &call.order {
         let check = &checks[index];
         let passed = numbers.next()?;
         let levels = numbers.by_ref().take(check.tiers().len());
-        answers[index] = if passed < 0.0 {
+        decided[index].answers = if passed < 0.0 {
             levels.for_each(drop);
             check.tiers().iter().map(|_| records.next().map(decode_answer)).collect::<Option<_>>()?
         } else {
@@ -348,7 +348,7 @@ fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Deci
             tiers.map(|(tier, level)| answer(check, &tier.terms, whole(level), whole(passed), at)).collect()
         };
     }
-    records.next().is_none().then_some(Ok(Decided { at, answers }))
+    records.next().is_none().then_some(Ok(decided))
 }
 
 /// Computes the answer of a tier from its level before the call and the number of requests that passed all tiers.

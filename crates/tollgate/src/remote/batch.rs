@@ -2,11 +2,11 @@
 //!
 //! There is no timer. If no call is in flight, a check is sent immediately. Checks that arrive while the call limit is
 //! reached form the next batch. Below the limit, a flush yields once, so that checks of other runnable tasks share its
-//! call: callers that are answered together usually send their next checks together. Equal checks wait as one group and become
-//! "up to n", first come, first served.
+//! call: callers that are answered together usually send their next checks together. Equal checks are queued as one group and sent
+//! as one check with a count. The admitted count is assigned in order of arrival.
 //!
-//! A call belongs to no single caller. A caller that goes away while it waits is not charged; one that goes away later
-//! does not end the call.
+//! A call does not belong to a single caller. A caller that is dropped while queued is not charged. A caller that is dropped later
+//! does not cancel the call.
 
 use std::{
     future::Future,
@@ -22,35 +22,36 @@ use tokio::{runtime::Handle, task::yield_now, time::Instant};
 use tollgate_core::step::granted;
 
 use super::{
-    BatchAnswer, Position, Upstream, by,
+    BatchAnswer, Position, Upstream,
     call_limit::Sent,
     queue::{AfterCall, Batch, CallEnd, Caller, GroupAnswer, Joined},
+    ready_by,
 };
 use crate::{backend::CheckShares, check::Check, store::StoreError};
 
-/// Sends a check, together with those of other callers where that saves a call.
-pub(super) async fn ask(
+/// Sends a check, in one call with those of other callers where possible.
+pub(super) async fn decide(
     upstream: &Arc<Upstream>,
     check: &Check,
     deadline: Instant,
 ) -> Result<CheckShares, StoreError> {
-    let (answer, group) = match upstream.queue.join(check, deadline, &upstream.shared.tally)? {
+    let (answer, group) = match upstream.queue.join(check, deadline, &upstream.shared.counters)? {
         Joined::Idle(sent) => {
             let call = OwnCall::new(upstream, check.clone(), deadline, sent);
-            return by(deadline, call).await.unwrap_or_else(|| Err(timed_out()));
+            return ready_by(deadline, call).await.unwrap_or_else(|| Err(timed_out()));
         }
-        Joined::Waits(answer, group) => (answer, group),
-        Joined::Flushes(answer, group) => {
-            spawn_flush(Flush::of(upstream));
+        Joined::Queued(answer, group) => (answer, group),
+        Joined::MustFlush(answer, group) => {
+            spawn_flush(Flush::new(upstream));
             (answer, group)
         }
     };
-    match by(deadline, answer).await {
-        Some(Ok(answered)) => {
-            let GroupAnswer { answers, at, position } = answered?;
+    match ready_by(deadline, answer).await {
+        Some(Ok(outcome)) => {
+            let GroupAnswer { answers, at, position } = outcome?;
             Ok(CheckShares::from_store(check, &answers, position, at))
         }
-        Some(Err(_)) => Err(StoreError::Ambiguous("the call ended without an answer".to_owned())),
+        Some(Err(_)) => Err(StoreError::Ambiguous("call ended without an answer".to_owned())),
         None if upstream.queue.is_waiting(group) => {
             Err(StoreError::NotRun("still queued in this process at the deadline".to_owned()))
         }
@@ -71,7 +72,9 @@ impl OwnCall {
         let call = Box::pin(async move {
             let outcome = call.upstream.call(slice::from_ref(&check), deadline, sent.at).await.pop();
             let outcome = outcome.expect("one check has one outcome");
-            if let Some(flush) = call.end(CallEnd::of(slice::from_ref(&outcome)), check.tiers().len()) {
+            if let Some(flush) =
+                call.end(CallEnd::from_outcomes(slice::from_ref(&outcome)), check.tiers().len())
+            {
                 spawn_flush(flush);
             }
             let (answers, at) = outcome?;
@@ -85,7 +88,7 @@ impl Future for OwnCall {
     type Output = Result<CheckShares, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // taken out, so that a call that panics is not continued
+        // taken, so that a call that panics is not polled again
         let mut call = self.call.take().expect("a call is not polled after its end");
         let progress = call.as_mut().poll(context);
         if progress.is_pending() {
@@ -103,7 +106,7 @@ impl Drop for OwnCall {
             let upstream = Arc::clone(&self.upstream);
             runtime.spawn(async move {
                 let is_answered = call.await.is_ok();
-                upstream.shared.tally.answered_late(u64::from(is_answered));
+                upstream.shared.counters.record_late_answers(u64::from(is_answered));
             });
         }
     }
@@ -121,7 +124,7 @@ fn spawn_send((batch, call): (Batch, CallInFlight)) {
     });
 }
 
-/// Sends what waits, as far as the limit admits. Goes on with each reply until nothing waits or another task flushes.
+/// Sends queued checks, as far as the limit admits. Continues after each reply until the queue is empty or another task flushes.
 async fn flush_and_send(mut flush: Flush) {
     loop {
         // checks of other runnable tasks join the batch
@@ -138,32 +141,32 @@ async fn flush_and_send(mut flush: Flush) {
     }
 }
 
-/// Makes one call and answers its callers. Returns a [`Flush`] if checks wait and no task is flushing.
+/// Makes one call and answers its callers. Returns a [`Flush`] if checks are queued and no task is flushing.
 async fn send(batch: Batch, call: CallInFlight) -> Option<Flush> {
     let Batch { checks, callers, deadline } = batch;
     let upstream = Arc::clone(&call.upstream);
     let outcomes = upstream.call(&checks, deadline, call.sent.at).await;
     let tiers = checks.iter().map(|check| check.tiers().len()).sum();
-    let flush = call.end(CallEnd::of(&outcomes), tiers);
+    let flush = call.end(CallEnd::from_outcomes(&outcomes), tiers);
     let mut late = 0;
     for ((check, callers), outcome) in checks.iter().zip(callers).zip(outcomes) {
         late += answer_callers(check, callers, outcome);
     }
-    upstream.shared.tally.answered_late(late);
+    upstream.shared.counters.record_late_answers(late);
     flush
 }
 
-/// Answers the callers of a check. Returns how many decisions came after their callers had gone away.
+/// Answers the callers of a check. Returns how many callers were dropped before the answer.
 fn answer_callers(check: &Check, callers: Vec<Caller>, outcome: Result<BatchAnswer, StoreError>) -> u64 {
     let mut late = 0;
     match outcome {
         Ok((answers, at)) => {
             let passes = answers.iter().map(|answer| answer.passes);
             let terms = check.tiers().iter().map(|tier| &tier.terms);
-            let granted = granted(check.count(), terms.zip(passes));
+            let admitted = granted(check.count(), terms.zip(passes));
             for (index, caller) in (0..).zip(callers) {
                 let answers = Arc::clone(&answers);
-                let answer_of_group = GroupAnswer { answers, at, position: Position { index, granted } };
+                let answer_of_group = GroupAnswer { answers, at, position: Position { index, admitted } };
                 late += u64::from(caller.answer.send(Ok(answer_of_group)).is_err());
             }
         }
@@ -176,24 +179,24 @@ fn answer_callers(check: &Check, callers: Vec<Caller>, outcome: Result<BatchAnsw
     late
 }
 
-/// The right to send what waits. One task at a time has it.
+/// Permission to send queued checks. Only one task at a time has it.
 struct Flush {
     upstream: Arc<Upstream>,
     has_ended: bool,
 }
 
 impl Flush {
-    fn of(upstream: &Arc<Upstream>) -> Self {
+    fn new(upstream: &Arc<Upstream>) -> Self {
         Self { upstream: Arc::clone(upstream), has_ended: false }
     }
 
-    /// Returns the next batch if the limit admits one. If not, the flush is over.
+    /// Returns the next batch if the limit admits a call. Otherwise the flush ends.
     fn next_batch(&mut self) -> Option<(Batch, CallInFlight)> {
         if self.has_ended {
             return None;
         }
         let Upstream { queue, shared, .. } = &*self.upstream;
-        let Some((batch, sent)) = queue.take_batch(Instant::now(), &shared.tally) else {
+        let Some((batch, sent)) = queue.take_batch(Instant::now(), &shared.counters) else {
             self.has_ended = true;
             return None;
         };
@@ -210,7 +213,7 @@ impl Drop for Flush {
     }
 }
 
-/// A call in flight. It ends with its holder, also if that panics or is never run.
+/// A call in flight. Dropping it ends the call, also after a panic.
 struct CallInFlight {
     upstream: Arc<Upstream>,
     sent: Sent,
@@ -218,12 +221,12 @@ struct CallInFlight {
 }
 
 impl CallInFlight {
-    /// Ends the call. Returns a [`Flush`] if checks wait and no task is flushing.
+    /// Ends the call. Returns a [`Flush`] if checks are queued and no task is flushing.
     fn end(mut self, end: CallEnd, tiers: usize) -> Option<Flush> {
         self.has_ended = true;
         let AfterCall { must_flush, round_trip } =
             self.upstream.queue.end_call(self.sent, end, tiers, Instant::now());
-        let flush = must_flush.then(|| Flush::of(&self.upstream));
+        let flush = must_flush.then(|| Flush::new(&self.upstream));
         if let Some(round_trip) = round_trip {
             self.upstream.warn_if_slow(round_trip);
         }
@@ -237,7 +240,7 @@ impl Drop for CallInFlight {
             return;
         }
         if self.upstream.queue.end_call(self.sent, CallEnd::NoReply, 0, Instant::now()).must_flush {
-            let flush = Flush::of(&self.upstream);
+            let flush = Flush::new(&self.upstream);
             if Handle::try_current().is_ok() {
                 spawn_flush(flush);
             }

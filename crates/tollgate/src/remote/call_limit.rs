@@ -11,34 +11,34 @@
 //!
 //! evaluated once per round: every call of a round was sent under the same limit. In equilibrium, `allowance` calls are
 //! queued or served at the bottleneck, whether that is the server, the network or this process: one that is served, one
-//! that is ready when it ends, and more where many are in flight, since their arrivals vary. On loopback that comes to
-//! [`MIN_CALLS`]. Without queueing the limit grows up to [`MAX_CALLS`], so that nothing waits.
+//! that is ready when it ends, and more if many are in flight, since their arrivals vary. On loopback that equals
+//! [`MIN_CALLS`]. Without queueing the limit grows up to [`MAX_CALLS`], so that no check waits.
 //!
-//! A queue shows in every call of a round, and work that varies does not: the shortest round trip of a round counts. The
-//! round trip without queueing is the shortest of all. Under constant load no call may see it again, so it is measured
-//! now and then by a call that is alone in flight.
+//! Queueing delays every call of a round, while varying work delays only some: so the shortest round trip of a round counts.
+//! The round trip without queueing is the shortest of all. Under constant load no call may be that fast again, so it is
+//! measured from time to time by a call that is alone in flight.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// One call that the server works on, and one that is ready when it ends.
+/// One call that is being served, and one that is ready when it ends.
 pub(super) const MIN_CALLS: usize = 2;
 /// Beyond this, a batch takes longer to fill than a call takes to return.
 pub(super) const MAX_CALLS: usize = 256;
 /// The limit before anything was measured: enough for a burst at start-up over a network.
 const INITIAL_CALLS: usize = 16;
-/// What a tier adds to the time of a call by itself, which is work and not queueing.
+/// The time that each tier adds to a call, which is work and not queueing.
 const WORK_PER_TIER: Duration = Duration::from_micros(4);
-/// The fewest calls of which a round is made.
+/// The fewest calls of a round.
 const MIN_SAMPLES: u32 = 4;
-/// How long the shortest round trip holds if no call comes near it.
+/// How long the shortest round trip stays valid if no call comes close to it.
 const BASE_LIFETIME: Duration = Duration::from_secs(5);
-/// The same when the limit is down to [`MIN_CALLS`]: either the server is saturated, or its round trip has become longer,
-/// and a call that is alone tells which at little cost.
+/// The same while the limit is [`MIN_CALLS`]: either the server is saturated, or its round trip has become longer. A call that
+/// is alone in flight distinguishes the two at little cost.
 const BASE_LIFETIME_AT_MIN: Duration = Duration::from_millis(250);
-/// For how many round trips at most calls are held back for one that is alone. If calls in flight do not end by then, the
-/// shortest recent round trip is used.
+/// Calls are held back for at most this many round trips until one is alone in flight. After that, the shortest recent round
+/// trip is used.
 const MAX_MEASURING: u32 = 4;
 
 /// Adapts the number of calls in flight. Pure: the caller holds the lock and reads the clock.
@@ -46,7 +46,7 @@ const MAX_MEASURING: u32 = 4;
 pub(super) struct CallLimit {
     limit: f64,
     in_flight: usize,
-    /// Calls sent so far: tells whether a call was alone from its sending to its reply.
+    /// Number of calls sent. Shows whether a call was alone from its sending to its reply.
     sent: u64,
     base: Option<Base>,
     round: Round,
@@ -59,7 +59,7 @@ struct Base {
     longer: Option<Longer>,
 }
 
-/// That no call has come near the base for a while.
+/// The time since no call has come close to the base.
 #[derive(Clone, Copy, Debug)]
 struct Longer {
     since: Instant,
@@ -69,16 +69,16 @@ struct Longer {
 
 #[derive(Debug)]
 struct Round {
-    began: Instant,
+    started: Instant,
     samples: u32,
     shortest: Duration,
-    /// Whether a request had to wait because of the limit.
+    /// Whether a check had to wait because of the limit.
     was_reached: bool,
 }
 
 impl Round {
-    fn new(began: Instant) -> Self {
-        Self { began, samples: 0, shortest: Duration::MAX, was_reached: false }
+    fn new(started: Instant) -> Self {
+        Self { started, samples: 0, shortest: Duration::MAX, was_reached: false }
     }
 }
 
@@ -109,7 +109,7 @@ impl CallLimit {
         self.in_flight
     }
 
-    /// Whether a further call may be sent for a request that waits.
+    /// Whether another call may be sent.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
         if self.in_flight == 0 {
             return true;
@@ -136,7 +136,7 @@ impl CallLimit {
         if self.limit() <= MIN_CALLS { BASE_LIFETIME_AT_MIN } else { BASE_LIFETIME }
     }
 
-    /// Notes that a call is sent.
+    /// Records that a call is sent.
     pub(super) fn send(&mut self, now: Instant) -> Sent {
         let was_alone = self.in_flight == 0;
         self.in_flight += 1;
@@ -144,12 +144,12 @@ impl CallLimit {
         Sent { at: now, number: self.sent, was_alone }
     }
 
-    /// Notes that a call ended without telling anything about the round trip.
+    /// Records a call that ended without a measurable round trip.
     pub(super) fn abandon(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Notes the reply to a call over this many tiers.
+    /// Records the reply to a call of this many tiers.
     pub(super) fn replied(&mut self, call: Sent, tiers: usize, now: Instant) {
         self.in_flight -= 1;
         let took = now.duration_since(call.at);
@@ -159,12 +159,12 @@ impl CallLimit {
         let base = self.measure(round_trip, was_alone, now);
         self.round.samples += 1;
         self.round.shortest = self.round.shortest.min(round_trip);
-        if call.at >= self.round.began && self.round.samples >= MIN_SAMPLES {
+        if call.at >= self.round.started && self.round.samples >= MIN_SAMPLES {
             self.end_round(base, now);
         }
     }
 
-    /// Takes a round trip into account; returns the one without queueing.
+    /// Records a round trip and returns the one without queueing.
     fn measure(&mut self, round_trip: Duration, was_alone: bool, now: Instant) -> Duration {
         let lifetime = self.base_lifetime();
         let base = self.base.get_or_insert(Base { round_trip, longer: None });

@@ -100,7 +100,7 @@ impl Probe {
 impl Drop for Probe {
     fn drop(&mut self) {
         if let Some(upstream) = self.0.upgrade() {
-            upstream.queue.forget_round_trips();
+            upstream.queue.clear_round_trips();
             upstream.breaker.close();
         }
     }

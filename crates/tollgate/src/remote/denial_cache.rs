@@ -1,9 +1,9 @@
-//! Denials that are certain for a while, and need no call to the store.
+//! Cached denials that need no call to the store.
 //!
-//! A counter that denies a cost until some moment denies it until then, whatever other requests arrive: they can only use up
-//! more. Only a reset, a refund or another limit changes that. Those made in this process act at once; those made elsewhere act
-//! after [`super::Options::denial_cache`] at the latest. A larger cost is denied as well, but for how long is not known here, so
-//! it is sent to the store.
+//! A counter that denies a cost until some time denies it until then regardless of other requests, which can only increase the
+//! usage. Only a reset, a refund or a changed limit ends the denial earlier. In this process they take effect immediately, in other
+//! processes within [`super::Options::denial_cache`]. A larger cost is denied as well, but its wait is unknown here, so it is sent to
+//! the store.
 
 use std::{
     hash::BuildHasher,
@@ -43,7 +43,7 @@ pub(super) struct DenialCache {
 struct Denial {
     hash: u64,
     tier: Tier,
-    /// The time from which on the store decides again.
+    /// When the entry expires.
     until: Instant,
     received: Instant,
     share: Share,
@@ -71,19 +71,19 @@ impl DenialCache {
     }
 
     /// Returns the tiers that are certain to deny a check, if there are any.
-    pub(super) fn of(&self, check: &Check) -> Option<CheckShares> {
+    pub(super) fn lookup(&self, check: &Check) -> Option<CheckShares> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let now = Instant::now();
         let denying = (check.tiers().iter().enumerate())
             .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
-            .filter_map(|(position, tier)| Some((position, self.of_tier(tier, now)?)));
+            .filter_map(|(position, tier)| Some((position, self.lookup_tier(tier, now)?)));
         let shares: SmallVec<_> = denying.collect();
         (!shares.is_empty()).then_some(CheckShares { at: None, source: Source::Cache, shares })
     }
 
-    fn of_tier(&self, tier: &Tier, now: Instant) -> Option<Share> {
+    fn lookup_tier(&self, tier: &Tier, now: Instant) -> Option<Share> {
         let hash = self.hash(tier);
         let mut shard = self.shard(hash).lock();
         let known = shard.find_entry(hash, |denial| denial.tier == *tier).ok()?;
@@ -107,7 +107,7 @@ impl DenialCache {
                 && tier.terms.mode == Mode::Enforced
             {
                 let hash = self.hash(tier);
-                // counted from the time of sending: the store decided later, so this expires too early if anything
+                // counted from the time of sending: the store decides later, so the entry never expires too late
                 let until = sent.at + wait.min(self.longest);
                 let share = answer.share(&tier.terms, check.count() - 1, answer.charged);
                 self.insert(Denial { hash, tier: tier.clone(), until, received, share }, sent);
@@ -138,7 +138,7 @@ impl DenialCache {
         }
     }
 
-    /// Removes all denials, and keeps those of calls in flight from being cached.
+    /// Removes all denials, and prevents those of calls in flight from being cached.
     pub(super) fn clear(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {

@@ -2,8 +2,8 @@
 //! by the number of instances.
 //!
 //! Instances register in the store periodically and are counted there; while it is down, the last count applies. The fallback's
-//! counters persist, so that a store that goes up and down grants no more than one that stays down. The store's counters are
-//! authoritative again as soon as it is back.
+//! counters persist, so that repeated outages admit no more than one long outage. The store's counters are authoritative again
+//! as soon as it is back.
 
 use std::{
     slice,
@@ -57,8 +57,9 @@ impl Fallback {
         let shares: Vec<Tier> = check.tiers().iter().map(share).collect();
         let check =
             Check::new(check.operation(), shares.clone()).expect("the same counters as in a valid check");
-        let decided = self.counters.decide_all(slice::from_ref(&check));
-        let answer = CheckShares::from_store(&check, &decided.answers[0], Position::ALONE, decided.at);
+        let answer =
+            self.counters.decide_all(slice::from_ref(&check)).pop().expect("one check has one answer");
+        let answer = CheckShares::from_store(&check, &answer.answers, Position::ALONE, answer.at);
         (CheckShares { source: Source::Fallback, ..answer }, shares)
     }
 
@@ -90,7 +91,7 @@ impl Announcer {
 impl Drop for Announcer {
     fn drop(&mut self) {
         if let Some(shared) = self.0.upgrade() {
-            // the runtime has ended; a task of another one may take over
+            // the runtime has stopped: a task on another one may take over
             shared.fallback.is_announced.store(false, Ordering::Release);
         }
     }

@@ -2,12 +2,12 @@
 //! trip.
 //!
 //! ```text
-//! a check -> denied for certain until later        -> answered at once             (denial_cache)
+//! a check -> in the denial cache                   -> denied at once               (denial_cache)
 //!         -> the circuit breaker is open           -> failure policy               (circuit_breaker)
 //!         -> less time left than a round trip      -> failure policy               (round_trips)
 //!         -> no call is in flight                  -> sent at once
-//!         -> fewer calls in flight than the limit  -> sent with what arrives now   (batch, call_limit)
-//!         -> otherwise it waits, with equal checks -> sent when a call returns     (queue)
+//!         -> fewer calls in flight than the limit  -> sent in the next batch       (batch, call_limit)
+//!         -> otherwise queued, with equal checks   -> sent when a call returns     (queue)
 //! ```
 //!
 //! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of
@@ -54,8 +54,8 @@ use crate::{
     check::{Check, Tier},
     decision::Source,
     key::Key,
-    stats::{Stats, Tally},
-    store::{Answered, CounterSnapshot, Deadline, RemoteStore, StoreError},
+    stats::{RemoteCounters, Stats},
+    store::{CheckAnswer, CounterSnapshot, Deadline, RemoteStore, StoreError},
 };
 
 /// The deadline of a decision, and how long denials are cached.
@@ -63,8 +63,8 @@ use crate::{
 pub struct Options {
     /// The time a decision may take; then each rule's failure policy decides. 50 ms by default.
     pub deadline: Duration,
-    /// The longest time for which a denial that is certain is repeated in this process without a call to the store. 1 s by
-    /// default; zero disables the cache.
+    /// The longest time for which this process repeats a denial without a call to the store. 1 s by default; zero disables the
+    /// cache.
     pub denial_cache: Duration,
 }
 
@@ -72,7 +72,7 @@ pub struct Options {
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// The longest deadline; a longer one is reduced to it.
 const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
-/// The time that `inspect` may take. It serves people, and no request waits for it.
+/// The time that `inspect` may take. It is used interactively, and no request waits for it.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long denials are cached by default.
 const DEFAULT_DENIAL_CACHE: Duration = Duration::from_secs(1);
@@ -84,20 +84,20 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the deadline of a caller that has one of its own.
+    /// Returns the shorter of this deadline and the caller's.
     fn deadline_within(&self, deadline: Option<Duration>) -> Duration {
         deadline.map_or(self.deadline, |deadline| deadline.min(self.deadline)).min(MAX_DEADLINE)
     }
 }
 
-/// A round trip of `deadline / SLOW_PART` or more is logged; one below `deadline / FAST_PART` re-arms the warning.
+/// A round trip of `deadline / SLOW_PART` or more is logged. One below `deadline / FAST_PART` re-arms the warning.
 const SLOW_PART: u32 = 2;
 const FAST_PART: u32 = 4;
 
-/// The most servers with a queue and a circuit breaker of their own; further ones share those of the first.
+/// The most servers with their own queue and circuit breaker; further servers share those of the first.
 const MAX_UPSTREAMS: usize = 1024;
 
-/// A remote store with what all callers share.
+/// A remote store with the state that all callers share.
 pub(crate) struct Remote {
     shared: Arc<Shared>,
     first: Arc<Upstream>,
@@ -109,7 +109,7 @@ struct Shared {
     options: Options,
     denials: DenialCache,
     fallback: Fallback,
-    tally: Tally,
+    counters: RemoteCounters,
 }
 
 /// One server of the store, with its own queue and circuit breaker: a server that is down does not delay checks for the others.
@@ -124,22 +124,22 @@ struct Upstream {
 
 impl Remote {
     pub(crate) fn new(store: Arc<dyn RemoteStore>, options: Options) -> Self {
-        // a cached denial expires on this process's clock, which has nothing to do with a manual one
+        // a cached denial expires on this process's clock, which is independent of a manual clock
         let longest = if store.has_real_clock() { options.denial_cache } else { Duration::ZERO };
         let denials = DenialCache::new(longest);
-        let (fallback, tally) = (Fallback::default(), Tally::default());
-        let shared = Arc::new(Shared { store, options, denials, fallback, tally });
+        let (fallback, counters) = (Fallback::default(), RemoteCounters::default());
+        let shared = Arc::new(Shared { store, options, denials, fallback, counters });
         Self { first: Upstream::new(&shared, 0), shared, others: RwLock::default() }
     }
 
-    /// Counters of what callers experienced.
-    pub(crate) fn tally(&self) -> &Tally {
-        &self.shared.tally
+    /// The counters behind the statistics.
+    pub(crate) fn counters(&self) -> &RemoteCounters {
+        &self.shared.counters
     }
 
     /// Returns the denial of a check, if the store is certain to deny it now.
     pub(crate) fn cached_denial(&self, check: &Check) -> Option<CheckShares> {
-        if check.operation() == Operation::Check { self.shared.denials.of(check) } else { None }
+        if check.operation() == Operation::Check { self.shared.denials.lookup(check) } else { None }
     }
 
     /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one.
@@ -154,9 +154,9 @@ impl Remote {
         if upstream.breaker.is_open() {
             return Err(upstream.breaker.error());
         }
-        let answer = batch::ask(&upstream, check, Instant::now() + deadline).await;
+        let answer = batch::decide(&upstream, check, Instant::now() + deadline).await;
         if let Err(StoreError::Ambiguous(_)) = answer {
-            shared.tally.left_unknown();
+            shared.counters.record_ambiguous();
         }
         if let Operation::Refund { .. } = check.operation() {
             shared.denials.clear();
@@ -178,7 +178,7 @@ impl Remote {
         Arc::clone(others.entry(number).or_insert_with(|| Upstream::new(&self.shared, number)))
     }
 
-    /// Returns how long a decision may take for a caller with this deadline.
+    /// Returns how long a decision may take if the caller has this deadline.
     pub(crate) fn deadline(&self, deadline: Option<Duration>) -> Duration {
         self.shared.options.deadline_within(deadline)
     }
@@ -207,13 +207,13 @@ impl Remote {
         let upstreams = || others.values().chain([&self.first]);
         let loads: Vec<Load> = upstreams().map(|upstream| upstream.queue.load()).collect();
         Stats {
-            left_alone: upstreams().filter(|upstream| upstream.breaker.is_open()).count(),
+            open_breakers: upstreams().filter(|upstream| upstream.breaker.is_open()).count(),
             waiting: loads.iter().map(|load| load.waiting).sum(),
             in_flight: loads.iter().map(|load| load.in_flight).sum(),
             call_limit: loads.iter().map(|load| load.limit).max().unwrap_or_default(),
             round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
             store: self.shared.store.stats(),
-            ..self.shared.tally.snapshot()
+            ..self.shared.counters.snapshot()
         }
     }
 
@@ -230,7 +230,7 @@ impl Remote {
             return Err(self.first.breaker.error());
         }
         let deadline = deadline.map_or(INSPECT_TIMEOUT, |deadline| deadline.min(INSPECT_TIMEOUT));
-        within(deadline, self.shared.store.inspect(counters)).await
+        with_deadline(deadline, self.shared.store.inspect(counters)).await
     }
 
     /// Deletes counters, and every cached denial, which may be due to them.
@@ -243,7 +243,7 @@ impl Remote {
             return Err(self.first.breaker.error());
         }
         let deadline = self.shared.options.deadline_within(deadline);
-        let reset = within(deadline, self.shared.store.reset(counters)).await;
+        let reset = with_deadline(deadline, self.shared.store.reset(counters)).await;
         self.shared.denials.clear();
         reset
     }
@@ -268,13 +268,13 @@ impl Upstream {
                 Duration::from_millis(u64::try_from((round_trip * 4).as_millis()).unwrap_or(u64::MAX));
             tracing::warn!(
                 "the round trip to the store takes {round_trip:.1?} of a deadline of {deadline:?}: set the deadline to \
-                 {advised:?} or more (store.deadline), or failure policies will decide"
+                 {advised:?} or more (store.deadline), otherwise failure policies decide"
             );
         }
     }
 
-    /// Calls the store for callers that wait until `deadline` at most, and returns the outcome of each check. Caches denials that are
-    /// certain and reports success or failure to the circuit breaker.
+    /// Calls the store for callers that wait until `deadline` at most, and returns the outcome of each check. Caches certain denials and
+    /// reports success or failure to the circuit breaker.
     async fn call(
         self: &Arc<Self>,
         checks: &[Check],
@@ -284,16 +284,16 @@ impl Upstream {
         if self.breaker.is_open() {
             return vec![Err(self.breaker.error()); checks.len()];
         }
-        let Shared { store, denials, tally, options, .. } = &*self.shared;
+        let Shared { store, denials, counters, options, .. } = &*self.shared;
         let sent = denials.sent(sent_at);
         let reply = store.decide(checks, Some(Deadline::Process(deadline)));
         let Some(decided) = self.wait_for_reply(sent_at, reply).await else {
-            tally.timed_out();
+            counters.record_timeout();
             return vec![Err(no_answer_within(options.deadline)); checks.len()];
         };
         match decided.iter().find_map(|answered| answered.as_ref().err()) {
-            None => tally.called(sent_at.elapsed()),
-            Some(error) => tally.failed(error),
+            None => counters.record_call(sent_at.elapsed()),
+            Some(error) => counters.record_error(error),
         }
         if checks.iter().any(|check| matches!(check.operation(), Operation::Refund { .. })) {
             denials.clear();
@@ -308,35 +308,35 @@ impl Upstream {
             self.failed();
         }
         let answers = checks.iter().zip(decided).map(|(check, answered)| {
-            let Answered { at, answers } = answered?;
+            let CheckAnswer { at, answers } = answered?;
             denials.insert_certain(check, &answers, &sent);
             Ok((answers.into(), at))
         });
         answers.collect()
     }
 
-    /// Waits for a reply up to the configured deadline, even if every caller has gone away. Silence counts as a failure.
+    /// Waits for a reply up to the configured deadline, even if every caller is dropped. Silence counts as a failure.
     async fn wait_for_reply<T>(
         self: &Arc<Self>,
         sent_at: Instant,
         reply: impl Future<Output = T>,
     ) -> Option<T> {
-        let patience = self.shared.options.deadline_within(None);
-        let end = sent_at + patience;
+        let timeout = self.shared.options.deadline_within(None);
+        let end = sent_at + timeout;
         let mut reply = pin!(reply);
         loop {
-            let wake = end.min(self.queue.silent_at(sent_at, patience));
-            if let Some(reply) = by(wake, &mut reply).await {
+            let wake = end.min(self.queue.silent_at(sent_at, timeout));
+            if let Some(reply) = ready_by(wake, &mut reply).await {
                 return Some(reply);
             }
-            // if this process stood still, the reply may be waiting to be read
+            // after a pause of this process, the reply may have arrived but not been read
             yield_now().await;
-            if let Some(reply) = by(wake, &mut reply).await {
+            if let Some(reply) = ready_by(wake, &mut reply).await {
                 return Some(reply);
             }
             let now = Instant::now();
             let is_over = now >= end;
-            if self.queue.count_silence(sent_at, patience, now)
+            if self.queue.count_silence(sent_at, timeout, now)
                 || (is_over && self.queue.count_failure(sent_at, now))
             {
                 self.breaker.note(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
@@ -350,7 +350,7 @@ impl Upstream {
 
     /// Counts a failure of the server. After several in a row the circuit breaker opens, and a background task probes the server.
     fn failed(self: &Arc<Self>) {
-        // without a runtime, nothing could probe the store
+        // without a runtime, no task could probe the server
         if let Ok(runtime) = Handle::try_current()
             && self.breaker.failed()
         {
@@ -361,7 +361,7 @@ impl Upstream {
     }
 }
 
-/// Whether an error means that the store is not working. A call that arrived late may be due to the caller's short deadline.
+/// Whether an error is a failure of the store. A late call may be due to a short deadline of the caller.
 fn is_failure(error: &&StoreError) -> bool {
     !matches!(error, StoreError::Late(_))
 }
@@ -369,41 +369,44 @@ fn is_failure(error: &&StoreError) -> bool {
 /// The answers of a check's tiers, shared by all callers of that check, and the time of the decision.
 type BatchAnswer = (Arc<[Answer]>, Timestamp);
 
-/// The position of a request among identical ones, and how many of them passed.
+/// The position of a request among identical ones, and how many of them were admitted.
 #[derive(Clone, Copy)]
 struct Position {
     index: u32,
-    granted: u32,
+    admitted: u32,
 }
 
 impl Position {
-    const ALONE: Self = Self { index: 0, granted: 1 };
+    const ALONE: Self = Self { index: 0, admitted: 1 };
 }
 
 impl CheckShares {
     fn from_store(check: &Check, answers: &[Answer], position: Position, at: Timestamp) -> Self {
-        let Position { index, granted } = position;
-        let shares =
-            check.tiers().iter().zip(answers).map(|(tier, answer)| answer.share(&tier.terms, index, granted));
+        let Position { index, admitted } = position;
+        let shares = check
+            .tiers()
+            .iter()
+            .zip(answers)
+            .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
         Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect() }
     }
 }
 
-/// Waits for a call up to a deadline. A call that does not answer in time may have run all the same.
-async fn within<T>(
+/// Waits for a call up to a deadline. A call without an answer in time may have taken effect.
+async fn with_deadline<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    match by(Instant::now() + deadline, call).await {
+    match ready_by(Instant::now() + deadline, call).await {
         Some(answer) => answer,
         None => Err(no_answer_within(deadline)),
     }
 }
 
 /// Returns the output of a future if it is ready by `deadline`.
-async fn by<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
+async fn ready_by<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    // a future that is ready needs no timer, and therefore no runtime
+    // a ready future needs no timer, and therefore no runtime
     let ready = poll_fn(|context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => Poll::Ready(None),

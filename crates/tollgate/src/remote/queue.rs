@@ -1,5 +1,5 @@
-//! The checks that wait for one server, in the order of arrival, and what is known of the calls to it. One lock guards all
-//! of it; nothing here waits.
+//! The queue of checks for one server, in order of arrival, and the measurements of its calls. One lock guards everything; nothing
+//! here waits.
 
 use std::{collections::VecDeque, hash::BuildHasher, sync::Arc, time::Duration};
 
@@ -13,30 +13,30 @@ use super::{
     call_limit::{CallLimit, Sent},
     round_trips::RoundTrips,
 };
-use crate::{check::Check, hashing::RandomKeyedHash, stats::Tally, store::StoreError};
+use crate::{check::Check, hashing::RandomKeyedHash, stats::RemoteCounters, store::StoreError};
 
-/// The most tiers of one call, which bounds how long other clients of that Redis wait: about 0.3 ms.
+/// The most tiers of one call. This bounds the time for which a call blocks other clients of that Redis: about 0.3 ms.
 const MAX_CALL_TIERS: usize = 64;
-/// The most callers that wait. A longer queue means that the store is down.
+/// The most queued callers. A longer queue means that the store is down.
 const MAX_WAITING: usize = 16_384;
-/// How long a flush may be pending until another task takes over, since the runtime of the first may no longer be driven.
+/// How long a flush may be pending before another task takes over. The runtime of the first task may have stopped.
 const MAX_FLUSH: Duration = Duration::from_millis(10);
 
-/// The checks that wait for one server, and the calls to it.
+/// The queued checks for one server, and the calls to it.
 pub(super) struct Queue {
     state: Mutex<State>,
     hasher: RandomKeyedHash,
 }
 
 struct State {
-    /// In the order of arrival; the first has the number `taken`.
+    /// In order of arrival; the first has the number `taken`.
     groups: VecDeque<Group>,
     taken: usize,
     /// The numbers of the groups that further equal checks may join, by their hash.
     open: HashTable<(u64, usize)>,
     callers: usize,
     tiers: usize,
-    /// Since when a task is about to send what waits, if one is.
+    /// When the current flush started, if there is one.
     flushing_since: Option<Instant>,
     calls: CallLimit,
     round_trips: RoundTrips,
@@ -44,14 +44,14 @@ struct State {
     last_failure: Instant,
 }
 
-/// Equal checks that wait.
+/// Equal checks in the queue.
 struct Group {
     check: Check,
     hash: u64,
     callers: Vec<Caller>,
 }
 
-/// Where a caller waits for its answer.
+/// A queued caller.
 pub(super) struct Caller {
     pub(super) answer: oneshot::Sender<Result<GroupAnswer, StoreError>>,
     deadline: Instant,
@@ -64,7 +64,7 @@ pub(super) struct GroupAnswer {
     pub(super) position: Position,
 }
 
-/// Checks that are sent in one call, and the callers of each.
+/// The checks of one call, and the callers of each.
 pub(super) struct Batch {
     pub(super) checks: Vec<Check>,
     pub(super) callers: Vec<Vec<Caller>>,
@@ -72,7 +72,7 @@ pub(super) struct Batch {
     pub(super) deadline: Instant,
 }
 
-/// What the end of a call tells about the server.
+/// Whether a call ended with a reply of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
     Replied,
@@ -80,7 +80,7 @@ pub(super) enum CallEnd {
 }
 
 impl CallEnd {
-    pub(super) fn of<T>(outcomes: &[Result<T, StoreError>]) -> Self {
+    pub(super) fn from_outcomes<T>(outcomes: &[Result<T, StoreError>]) -> Self {
         let is_reply = |outcome: &Result<T, StoreError>| {
             matches!(outcome, Ok(_) | Err(StoreError::Late(_) | StoreError::Rejected { .. }))
         };
@@ -88,19 +88,19 @@ impl CallEnd {
     }
 }
 
-/// What a caller has to do next.
+/// What a caller does next.
 pub(super) enum Joined {
-    /// Nothing is in flight and nothing waits: the caller makes the call.
+    /// No call is in flight and the queue is empty: the caller makes the call.
     Idle(Sent),
-    /// The caller waits for a batch, in the group with this number.
-    Waits(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
-    /// The caller waits for a batch, and starts the flush that sends it.
-    Flushes(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
+    /// The caller is queued in the group with this number.
+    Queued(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
+    /// The caller is queued and must start a flush.
+    MustFlush(oneshot::Receiver<Result<GroupAnswer, StoreError>>, usize),
 }
 
-/// What follows from the end of a call.
+/// What the holder of a call does after it has ended.
 pub(super) struct AfterCall {
-    /// Whether the holder of the call has to start a flush.
+    /// Whether to start a flush.
     pub(super) must_flush: bool,
     pub(super) round_trip: Option<Duration>,
 }
@@ -123,13 +123,20 @@ impl Queue {
         Self { state: Mutex::new(state), hasher: RandomKeyedHash::default() }
     }
 
-    pub(super) fn join(&self, check: &Check, deadline: Instant, tally: &Tally) -> Result<Joined, StoreError> {
+    pub(super) fn join(
+        &self,
+        check: &Check,
+        deadline: Instant,
+        counters: &RemoteCounters,
+    ) -> Result<Joined, StoreError> {
         let hash = self.hasher.hash_one(check);
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.callers >= MAX_WAITING {
             drop(state);
-            return Err(StoreError::NotRun(format!("{MAX_WAITING} callers wait for the store already")));
+            return Err(StoreError::NotRun(format!(
+                "{MAX_WAITING} callers are already waiting for the store"
+            )));
         }
         if state.calls.in_flight() == 0 && state.groups.is_empty() {
             return Ok(Joined::Idle(state.calls.send(now)));
@@ -137,22 +144,26 @@ impl Queue {
         let expected = state.expected_wait() + state.round_trips.lower_quartile(now).unwrap_or_default();
         if state.calls.in_flight() > 0 && now + expected > deadline {
             drop(state);
-            tally.unsent(1);
+            counters.record_unsent(1);
             return Err(too_short(expected));
         }
         let (sender, answer) = oneshot::channel();
         let group = state.add(check, hash, Caller { answer: sender, deadline });
-        Ok(if state.start_flush(now) { Joined::Flushes(answer, group) } else { Joined::Waits(answer, group) })
+        Ok(if state.start_flush(now) {
+            Joined::MustFlush(answer, group)
+        } else {
+            Joined::Queued(answer, group)
+        })
     }
 
-    /// Whether a group was not sent yet.
+    /// Whether a group is still queued.
     pub(super) fn is_waiting(&self, group: usize) -> bool {
         group >= self.state.lock().taken
     }
 
-    /// Returns the next batch if the limit admits a call; if not, the flush is over. Callers that have gone away are not in
-    /// it, nor those that have less time left than a round trip takes.
-    pub(super) fn take_batch(&self, now: Instant, tally: &Tally) -> Option<(Batch, Sent)> {
+    /// Returns the next batch if the limit admits a call; otherwise the flush ends. Callers that were dropped, or have less time left
+    /// than a round trip takes, are excluded.
+    pub(super) fn take_batch(&self, now: Instant, counters: &RemoteCounters) -> Option<(Batch, Sent)> {
         let mut unsent = Unsent::default();
         let mut state = self.state.lock();
         let expected = state.round_trips.lower_quartile(now).unwrap_or_default();
@@ -161,7 +172,7 @@ impl Queue {
             state.flushing_since = None;
         }
         drop(state);
-        unsent.answer(expected, tally);
+        unsent.answer(expected, counters);
         taken
     }
 
@@ -170,7 +181,7 @@ impl Queue {
         match end {
             CallEnd::Replied => {
                 state.last_reply = now;
-                state.round_trips.note(now.duration_since(call.at), now);
+                state.round_trips.record(now.duration_since(call.at), now);
                 state.calls.replied(call, tiers, now);
             }
             CallEnd::NoReply => state.calls.abandon(),
@@ -181,7 +192,7 @@ impl Queue {
         }
     }
 
-    /// When the silence of the server becomes a failure, for a call that was sent then.
+    /// Returns when the silence of the server becomes a failure, for a call sent at `sent`.
     pub(super) fn silent_at(&self, sent: Instant, deadline: Duration) -> Instant {
         self.state.lock().silent_at(sent, deadline)
     }
@@ -196,8 +207,8 @@ impl Queue {
         is_silent
     }
 
-    /// Counts the failure of a call, unless another one was counted since it was sent: what ends many calls at once is one
-    /// failure. Returns whether it did.
+    /// Counts the failure of a call, unless another failure was counted since it was sent: an event that ends many calls at once is
+    /// one failure. Returns whether it did.
     pub(super) fn count_failure(&self, sent: Instant, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_first = sent >= state.last_failure;
@@ -207,23 +218,23 @@ impl Queue {
         is_first
     }
 
-    /// Ends a flush that cannot go on; the next caller starts another one.
+    /// Ends a flush that cannot continue. The next caller starts another one.
     pub(super) fn end_flush(&self) {
         self.state.lock().flushing_since = None;
     }
 
-    /// Forgets how long calls took: the server was away.
-    pub(super) fn forget_round_trips(&self) {
-        self.state.lock().round_trips.forget();
+    /// Discards the measured round trips after an outage.
+    pub(super) fn clear_round_trips(&self) {
+        self.state.lock().round_trips.clear();
     }
 
-    /// Admits so many calls from now on.
+    /// Sets the call limit.
     #[cfg(test)]
     pub(super) fn set_limit(&self, limit: usize) {
         self.state.lock().calls.set_limit(limit);
     }
 
-    /// What waits and what is in flight now.
+    /// Returns the current load.
     pub(super) fn load(&self) -> Load {
         let state = self.state.lock();
         Load {
@@ -235,7 +246,7 @@ impl Queue {
     }
 }
 
-/// What waits for one server, and what is in flight to it.
+/// Queued callers and calls in flight of one server.
 pub(super) struct Load {
     pub(super) waiting: usize,
     pub(super) in_flight: usize,
@@ -244,24 +255,24 @@ pub(super) struct Load {
 }
 
 fn too_short(expected: Duration) -> StoreError {
-    StoreError::NotRun(format!("less time is left than the store takes now ({expected:.1?})"))
+    StoreError::NotRun(format!("less time left than a round trip takes now ({expected:.1?})"))
 }
 
-/// Callers that a batch leaves out.
+/// Callers that are excluded from a batch.
 #[derive(Default)]
 struct Unsent {
-    /// They have gone away. Dropped outside of the lock.
-    gone: Vec<Caller>,
+    /// Their futures were dropped. Freed outside of the lock.
+    dropped: Vec<Caller>,
     /// They have less time left than a round trip takes.
     short: Vec<Caller>,
 }
 
 impl Unsent {
-    fn answer(self, expected: Duration, tally: &Tally) {
+    fn answer(self, expected: Duration, counters: &RemoteCounters) {
         if self.short.is_empty() {
             return;
         }
-        tally.unsent(self.short.len() as u64);
+        counters.record_unsent(self.short.len() as u64);
         let error = too_short(expected);
         for caller in self.short {
             let _ = caller.answer.send(Err(error.clone()));
@@ -281,11 +292,11 @@ impl State {
             && (tiers == 0 || tiers + group.check.tiers().len() <= MAX_CALL_TIERS)
         {
             let Group { check, mut callers, .. } = self.take_first();
-            unsent.gone.extend(callers.extract_if(.., |caller| caller.answer.is_closed()));
+            unsent.dropped.extend(callers.extract_if(.., |caller| caller.answer.is_closed()));
             let is_short = |caller: &mut Caller| now + expected > caller.deadline;
             let is_last = tiers == 0 && self.groups.is_empty();
             if is_idle && is_last && callers.iter_mut().all(&is_short) {
-                // one call at a time is always made, or a store that has become faster would not be noticed
+                // one call at a time is always made; otherwise a store that has become faster would not be noticed
                 let last = callers.pop();
                 unsent.short.append(&mut callers);
                 callers.extend(last);
@@ -305,7 +316,7 @@ impl State {
         self.last_reply.max(self.last_failure).max(sent) + self.round_trips.longest_silence(deadline)
     }
 
-    /// How long a caller that joins now waits until it is sent.
+    /// Estimates how long a check that is queued now waits before it is sent.
     fn expected_wait(&self) -> Duration {
         let (limit, batches) = (self.calls.limit(), self.tiers / MAX_CALL_TIERS);
         if self.calls.in_flight() < limit {
@@ -315,7 +326,7 @@ impl State {
         round_trip * u32::try_from(batches).unwrap_or(u32::MAX) / u32::try_from(limit).unwrap_or(u32::MAX)
     }
 
-    /// Whether the caller has to start a flush: the limit admits a call, and no other task is about to send it.
+    /// Returns whether the caller must start a flush: the limit admits a call, and no other task is flushing.
     fn start_flush(&mut self, now: Instant) -> bool {
         let is_flushing = self.flushing_since.is_some_and(|since| now.duration_since(since) < MAX_FLUSH);
         let starts = !is_flushing && self.calls.admits(now);
@@ -345,7 +356,7 @@ impl State {
     }
 
     fn take_first(&mut self) -> Group {
-        let group = self.groups.pop_front().expect("the caller has seen a first group");
+        let group = self.groups.pop_front().expect("the queue is not empty");
         let number = self.taken;
         self.taken += 1;
         if let Ok(open) = self.open.find_entry(group.hash, |&(_, other)| other == number) {
@@ -361,7 +372,7 @@ impl Batch {
     fn push(&mut self, check: Check, callers: Vec<Caller>) {
         let latest = callers.iter().map(|caller| caller.deadline).max();
         self.deadline = self.deadline.max(latest.unwrap_or(self.deadline));
-        let count = u32::try_from(callers.len()).expect("fewer than MAX_WAITING wait");
+        let count = u32::try_from(callers.len()).expect("at most MAX_WAITING callers are queued");
         self.checks.push(check.times(count));
         self.callers.push(callers);
     }

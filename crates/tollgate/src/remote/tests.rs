@@ -18,7 +18,7 @@ use super::{circuit_breaker::MAX_FAILURES, *};
 use crate::{
     Deadline, ManualClock, MemoryStore,
     check::Tier,
-    store::{BoxFuture, each},
+    store::{BoxFuture, per_check},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ impl GatedStore {
         if broken { Err(StoreError::NotRun("broken".to_owned())) } else { Ok(()) }
     }
 
-    async fn decide(&self, checks: &[Check]) -> Result<crate::Decided, StoreError> {
+    async fn decide(&self, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
         let is_poison = |tier: &Tier| tier.key.identity() == "poison";
         assert!(
             !checks.iter().flat_map(Check::tiers).any(is_poison),
@@ -62,8 +62,8 @@ impl RemoteStore for GatedStore {
         &'a self,
         checks: &'a [Check],
         _: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
-        Box::pin(async move { each(self.decide(checks).await, checks.len()) })
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
+        Box::pin(async move { per_check(self.decide(checks).await, checks.len()) })
     }
 
     fn upstream(&self, check: &Check) -> u64 {
@@ -85,7 +85,11 @@ impl RemoteStore for GatedStore {
 
 impl Remote {
     /// Decides one request as a limiter does.
-    async fn ask(&self, check: &Check, deadline: Option<Duration>) -> Result<CheckShares, StoreError> {
+    async fn decide_cached(
+        &self,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> Result<CheckShares, StoreError> {
         match self.cached_denial(check) {
             Some(denial) => Ok(denial),
             None => self.decide(check, deadline).await,
@@ -115,10 +119,10 @@ impl Subject {
         Self { store, remote, clock }
     }
 
-    /// Starts a request in a task of its own, and lets it get as far as it can.
+    /// Starts a request in its own task and runs it until it waits.
     async fn start(&self, check: &Check) -> JoinHandle<Result<CheckShares, StoreError>> {
         let (remote, check) = (Arc::clone(&self.remote), check.clone());
-        let task = tokio::spawn(async move { remote.ask(&check, None).await });
+        let task = tokio::spawn(async move { remote.decide_cached(&check, None).await });
         settle().await;
         task
     }
@@ -130,7 +134,7 @@ impl Subject {
         budget: Duration,
     ) -> JoinHandle<Result<CheckShares, StoreError>> {
         let (remote, check) = (Arc::clone(&self.remote), check.clone());
-        let task = tokio::spawn(async move { remote.ask(&check, Some(budget)).await });
+        let task = tokio::spawn(async move { remote.decide_cached(&check, Some(budget)).await });
         settle().await;
         task
     }
@@ -151,15 +155,15 @@ impl Subject {
         settle().await;
     }
 
-    /// The calls since the last look: for each, how many requests each of its checks stands for.
+    /// The calls since the last call of this method: for each, the counts of its checks.
     fn calls(&self) -> Vec<Vec<u32>> {
         self.store.calls.lock().drain(..).collect()
     }
 
-    /// One request with a store that answers at once.
+    /// Decides one request with a store that answers immediately.
     async fn decide(&self, check: &Check) -> CheckShares {
         self.store.permits.add_permits(1);
-        let verdict = self.remote.ask(check, None).await.unwrap();
+        let verdict = self.remote.decide_cached(check, None).await.unwrap();
         if verdict.at.is_none() {
             self.store.permits.acquire().await.unwrap().forget();
         }
@@ -228,7 +232,7 @@ async fn checks_that_arrive_while_calls_are_in_flight_form_the_next_batch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_is_granted_in_order_of_arrival_and_each_caller_gets_its_own_answer() {
+async fn requests_are_admitted_in_order_of_arrival_and_each_caller_gets_its_own_answer() {
     let subject = Subject::new();
     let busy = [subject.start(&check("x", limit(9), 1)).await, subject.start(&check("y", limit(9), 1)).await];
     let mut tasks = Vec::new();
@@ -250,7 +254,7 @@ async fn a_limit_is_granted_in_order_of_arrival_and_each_caller_gets_its_own_ans
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_while_waiting_is_not_charged_and_blocks_no_other() {
+async fn a_caller_dropped_while_queued_is_not_charged_and_does_not_block_others() {
     let subject = Subject::new();
     let first = subject.start(&check("x", limit(9), 1)).await;
     let second = subject.start(&check("y", limit(9), 1)).await;
@@ -260,7 +264,7 @@ async fn a_caller_that_goes_away_while_waiting_is_not_charged_and_blocks_no_othe
     assert_eq!(subject.calls(), [[1], [1]]);
     gone.abort();
     alone.abort();
-    // the caller that made the call goes away too: its call goes on
+    // the caller that made the call is dropped too: its call continues
     first.abort();
     settle().await;
     assert!(subject.calls().is_empty());
@@ -273,7 +277,7 @@ async fn a_caller_that_goes_away_while_waiting_is_not_charged_and_blocks_no_othe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_does_not_take_the_gate_with_it() {
+async fn a_panicking_store_does_not_break_later_calls() {
     let subject = Subject::new();
     for _ in 0..3 {
         let busy =
@@ -290,7 +294,7 @@ async fn a_store_that_panics_does_not_take_the_gate_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_is_bounded_and_so_is_the_queue() {
+async fn the_batch_and_the_queue_are_bounded() {
     let subject = Subject::new();
     let mut tasks = Vec::new();
     for key in 0..150 {
@@ -306,11 +310,11 @@ async fn a_batch_is_bounded_and_so_is_the_queue() {
     let hot = check("hot", limit(9), 1);
     for _ in 0..2 + 16_384 {
         let (remote, check) = (Arc::clone(&subject.remote), hot.clone());
-        tokio::spawn(async move { remote.ask(&check, None).await });
+        tokio::spawn(async move { remote.decide_cached(&check, None).await });
         tokio::task::yield_now().await;
     }
     settle().await;
-    let error = subject.remote.ask(&hot, None).await.unwrap_err();
+    let error = subject.remote.decide_cached(&hot, None).await.unwrap_err();
     assert!(matches!(&error, StoreError::NotRun(reason) if reason.contains("16384 callers")), "{error}");
 }
 
@@ -373,7 +377,7 @@ async fn another_cost_is_sent_and_a_cached_denial_ends_on_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_and_a_refund_in_this_process_act_at_once() {
+async fn a_reset_and_a_refund_in_this_process_take_effect_immediately() {
     let subject = Subject::new();
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
@@ -420,13 +424,13 @@ async fn a_cached_denial_names_the_tiers_that_deny() {
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_reply_ends_at_the_deadline() {
     let silent = std::future::pending::<Result<(), StoreError>>();
-    let error = within(Options::default().deadline, silent).await.unwrap_err();
+    let error = with_deadline(Options::default().deadline, silent).await.unwrap_err();
     assert_eq!(error, StoreError::Ambiguous("no answer within 50ms".to_owned()));
 }
 
 #[test]
 fn a_ready_answer_needs_no_runtime() {
-    let mut call = pin!(within(MINUTE, async { Ok::<_, StoreError>(7) }));
+    let mut call = pin!(with_deadline(MINUTE, async { Ok::<_, StoreError>(7) }));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert_eq!(call.as_mut().poll(&mut context), Poll::Ready(Ok(7)));
 }
@@ -437,12 +441,12 @@ async fn repeated_failures_open_the_breaker_until_the_store_answers() {
     let request = check("k", limit(100), 1);
     subject.store.is_broken.store(true, Ordering::Relaxed);
     for _ in 0..2 * MAX_FAILURES {
-        assert!(matches!(subject.remote.ask(&request, None).await, Err(StoreError::NotRun(_))));
+        assert!(matches!(subject.remote.decide_cached(&request, None).await, Err(StoreError::NotRun(_))));
     }
     assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
     assert!(subject.remote.reset(&[], None).await.is_err());
     tokio::time::sleep(MINUTE).await;
-    assert!(subject.remote.ask(&request, None).await.is_err());
+    assert!(subject.remote.decide_cached(&request, None).await.is_err());
     assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
 
     subject.store.is_broken.store(false, Ordering::Relaxed);
@@ -456,7 +460,7 @@ async fn failures_with_successes_in_between_do_not_open_the_breaker() {
     for _ in 0..2 * MAX_FAILURES {
         subject.store.is_broken.store(true, Ordering::Relaxed);
         for _ in 1..MAX_FAILURES {
-            assert!(subject.remote.ask(&check("k", limit(100), 1), None).await.is_err());
+            assert!(subject.remote.decide_cached(&check("k", limit(100), 1), None).await.is_err());
         }
         subject.store.is_broken.store(false, Ordering::Relaxed);
         subject.decide(&check("k", limit(100), 1)).await;
@@ -471,7 +475,7 @@ async fn a_silent_store_opens_the_breaker_and_no_caller_exceeds_the_deadline() {
     for _ in 0..MAX_FAILURES {
         let before = Instant::now();
         assert!(matches!(
-            subject.remote.ask(&check("k", limit(9), 1), None).await,
+            subject.remote.decide_cached(&check("k", limit(9), 1), None).await,
             Err(StoreError::Ambiguous(_))
         ));
         assert_eq!(before.elapsed(), deadline);
@@ -480,7 +484,7 @@ async fn a_silent_store_opens_the_breaker_and_no_caller_exceeds_the_deadline() {
     settle().await;
     for _ in 0..100 {
         assert!(matches!(
-            subject.remote.ask(&check("k", limit(9), 1), None).await,
+            subject.remote.decide_cached(&check("k", limit(9), 1), None).await,
             Err(StoreError::NotRun(_))
         ));
     }
@@ -498,14 +502,14 @@ async fn a_call_outlives_its_caller_and_its_own_outcome_counts() {
         subject.answer(1).await;
         assert_eq!(subject.remote.stats().late_answers, round);
     }
-    assert_eq!(subject.remote.stats().left_alone, 0, "the store answered every call within the deadline");
+    assert_eq!(subject.remote.stats().open_breakers, 0, "the store answered every call within the deadline");
 }
 
 #[tokio::test(start_paused = true)]
 async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
     let subject = Subject::with_deadline(ms(50));
     let began = Instant::now();
-    while subject.remote.stats().left_alone == 0 {
+    while subject.remote.stats().open_breakers == 0 {
         let caller = subject.start_within(&check("k", limit(9), 1), ms(20)).await;
         assert!(caller.await.unwrap().is_err());
         assert!(began.elapsed() < ms(1_000), "the store never answers");
@@ -517,7 +521,7 @@ async fn calls_that_fail_together_are_one_failure() {
     let subject = Subject::new();
     subject.remote.first.queue.set_limit(16);
     for round in 1..=MAX_FAILURES {
-        assert_eq!(subject.remote.stats().left_alone, 0, "round {round}");
+        assert_eq!(subject.remote.stats().open_breakers, 0, "round {round}");
         let mut callers = Vec::new();
         for key in 0..10 {
             callers.push(subject.start(&check(&key.to_string(), limit(9), 1)).await);
@@ -530,7 +534,7 @@ async fn calls_that_fail_together_are_one_failure() {
         }
         subject.store.is_broken.store(false, Ordering::Relaxed);
     }
-    assert_eq!(subject.remote.stats().left_alone, 1, "several in a row are the store's");
+    assert_eq!(subject.remote.stats().open_breakers, 1, "several in a row open the breaker");
 }
 
 #[tokio::test(start_paused = true)]
@@ -549,7 +553,7 @@ async fn a_check_that_is_still_queued_at_its_deadline_was_not_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_whose_caller_has_gone_away_still_clears_the_denial_cache() {
+async fn a_refund_whose_caller_is_dropped_still_clears_the_denial_cache() {
     let subject = Subject::new();
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
@@ -558,8 +562,14 @@ async fn a_refund_whose_caller_has_gone_away_still_clears_the_denial_cache() {
     let caller = subject.start(&refund).await;
     caller.abort();
     settle().await;
-    // a denial that is remembered again before the refund runs
-    assert!(!subject.remote.ask(&hit, Some(ms(0))).await.is_ok_and(|verdict| verdict.shares[0].1.passes));
+    // the denial is cached again before the refund runs
+    assert!(
+        !subject
+            .remote
+            .decide_cached(&hit, Some(ms(0)))
+            .await
+            .is_ok_and(|verdict| verdict.shares[0].1.passes)
+    );
     subject.answer(1).await;
     assert!(subject.decide(&hit).await.shares[0].1.passes);
 }
@@ -575,11 +585,11 @@ async fn replies_to_other_calls_end_the_silence() {
         subject.answer(2).await;
         assert!(share(other).await.passes);
     }
-    assert_eq!(subject.remote.stats().left_alone, 0);
+    assert_eq!(subject.remote.stats().open_breakers, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
+async fn a_check_with_less_time_than_a_round_trip_is_neither_sent_nor_charged() {
     let subject = Subject::with_deadline(ms(200));
     subject.measure_round_trip(ms(60)).await;
     let (patient, hurried) = (check("patient", limit(9), 1), check("hurried", limit(9), 1));
@@ -590,7 +600,7 @@ async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
     assert_eq!((subject.calls().len(), subject.remote.stats().unsent), (1, 1));
     assert_eq!(subject.remote.stats().round_trip, Some(ms(60)));
 
-    // as long as its time suffices it is sent, also from the queue
+    // with enough time it is sent, also from the queue
     let sent = subject.start_within(&hurried, ms(61)).await;
     let queued = subject.start_within(&check("queued", limit(9), 1), ms(65)).await;
     assert_eq!(subject.calls().len(), 1, "the limit is two calls");
@@ -604,7 +614,7 @@ async fn a_check_whose_time_cannot_suffice_is_neither_sent_nor_charged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_call_at_a_time_is_sent_whatever_the_estimate_and_a_faster_store_is_noticed() {
+async fn one_call_at_a_time_is_always_sent_so_that_a_faster_store_is_noticed() {
     let subject = Subject::with_deadline(ms(200));
     subject.measure_round_trip(ms(60)).await;
     let hurried = check("k", limit(99), 1);
@@ -644,7 +654,7 @@ async fn after_one_stall_the_store_decides_again() {
 }
 
 #[test]
-fn shares_of_a_limit_never_add_up_to_more_than_it() {
+fn shares_of_a_limit_never_exceed_it_in_total() {
     let limits = [Limit::token_bucket(10, MINUTE).unwrap().with_burst(7).unwrap(), limit(10)];
     for limit in limits {
         for count in 1..=7 {
@@ -661,23 +671,23 @@ fn shares_of_a_limit_never_add_up_to_more_than_it() {
 async fn a_silent_server_does_not_delay_checks_for_another() {
     let subject = Subject::with_deadline(Duration::from_millis(10));
     let silent = check("silent", limit(9), 1);
-    // as many calls as may be under way, and more that wait
+    // as many calls as the limit admits, and more that are queued
     for _ in 0..10 {
         subject.start(&silent).await;
     }
     let before = Instant::now();
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 8);
     assert_eq!(before.elapsed(), Duration::ZERO);
-    while !matches!(subject.remote.ask(&silent, None).await, Err(StoreError::NotRun(_))) {}
+    while !matches!(subject.remote.decide_cached(&silent, None).await, Err(StoreError::NotRun(_))) {}
     assert_eq!(subject.decide(&check("k", limit(9), 1)).await.shares[0].1.remaining, 7);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callers_own_deadline_shortens_the_deadline_and_never_extends_it() {
+async fn a_caller_can_shorten_the_deadline_but_not_extend_it() {
     let subject = Subject::with_deadline(ms(100));
     for (budget_ms, waited_ms) in [(3, 3), (1_000, 100)] {
         let before = Instant::now();
-        let answer = subject.remote.ask(&check("silent", limit(9), 1), Some(ms(budget_ms))).await;
+        let answer = subject.remote.decide_cached(&check("silent", limit(9), 1), Some(ms(budget_ms))).await;
         assert!(matches!(answer, Err(StoreError::Ambiguous(_))));
         assert_eq!(before.elapsed(), ms(waited_ms));
     }

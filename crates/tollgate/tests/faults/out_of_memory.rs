@@ -52,7 +52,7 @@ async fn running_out_of_memory_during_a_call_charges_all_tiers_or_none() {
                 Err(other) => panic!("{flavor}: {other}"),
             };
             let peeked = store.decide_all(&[check(Operation::Peek, round)], None).await.unwrap();
-            for answer in &peeked.answers[0] {
+            for answer in &peeked[0].answers {
                 let used = i64::try_from(AMOUNT).unwrap() - answer.available;
                 assert_eq!(used, charged, "{flavor}, round {round}");
             }

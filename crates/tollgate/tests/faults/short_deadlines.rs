@@ -25,7 +25,7 @@ async fn the_breaker_opens_for_a_silent_server_even_if_all_deadlines_are_short()
     assert!(!short_deadline.check(&labels, 1).await.unwrap().is_degraded());
     server.suspend();
     let began = Instant::now();
-    while limiter.stats().left_alone == 0 {
+    while limiter.stats().open_breakers == 0 {
         assert!(short_deadline.check(&labels, 1).await.unwrap().is_degraded());
         assert!(began.elapsed() < Duration::from_millis(1_000 + 250), "the server is silent");
     }
@@ -47,7 +47,7 @@ async fn the_breaker_stays_closed_when_only_short_deadlines_expire() {
             "15 ms are less than the round trip of 25 ms"
         );
     }
-    assert_eq!(limiter.stats().left_alone, 0);
+    assert_eq!(limiter.stats().open_breakers, 0);
     assert!(
         !limiter.check(&labels, 1).await.unwrap().is_degraded(),
         "the store decides for callers with the long deadline"

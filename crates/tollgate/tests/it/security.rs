@@ -21,7 +21,7 @@ fn hit(key: &str) -> [Check; 1] {
 }
 
 async fn available(store: &RedisStore) -> Result<i64, StoreError> {
-    Ok(store.decide_all(&hit("k"), None).await?.answers[0][0].available)
+    Ok(store.decide_all(&hit("k"), None).await?[0].answers[0].available)
 }
 
 fn pem(path: &Path) -> Vec<u8> {

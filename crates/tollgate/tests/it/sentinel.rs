@@ -26,7 +26,7 @@ fn check(operation: Operation) -> [Check; 1] {
 }
 
 async fn hit(store: &RedisStore) -> Result<i64, StoreError> {
-    Ok(store.decide_all(&check(Operation::Check), None).await?.answers[0][0].available)
+    Ok(store.decide_all(&check(Operation::Check), None).await?[0].answers[0].available)
 }
 
 /// Returns how many scripts a server has run.

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::time::Instant;
 use tollgate::{
-    Algorithm, Answered, BoxFuture, Check, Deadline, Decided, Decision, Key, Labels, Limit, Limiter,
-    ManualClock, MemoryStore, OnStoreFailure, Options, RemoteStore, Rule, Source, StoreError, Timestamp,
+    Algorithm, BoxFuture, Check, CheckAnswer, Deadline, Decision, Key, Labels, Limit, Limiter, ManualClock,
+    MemoryStore, OnStoreFailure, Options, RemoteStore, Rule, Source, StoreError, Timestamp,
 };
 
 const SEEDS: u64 = 2000;
@@ -139,12 +139,12 @@ impl SimulatedServer {
         (schedule.fault_percent, schedule.down_until) = (0, Instant::now());
     }
 
-    fn run(&self, checks: &[Check]) -> Decided {
+    fn run(&self, checks: &[Check]) -> Vec<CheckAnswer> {
         self.decided.fetch_add(checks.iter().map(Check::count).sum(), Ordering::Relaxed);
         self.decide(checks)
     }
 
-    fn decide(&self, checks: &[Check]) -> Decided {
+    fn decide(&self, checks: &[Check]) -> Vec<CheckAnswer> {
         let ahead = MILLI * u32::try_from(self.schedule.lock().clock_ahead_ms).unwrap();
         let started = Timestamp::from_micros(1_794_765_441_799_839);
         self.clock.set(started.plus(self.started.elapsed()).plus(ahead));
@@ -153,7 +153,7 @@ impl SimulatedServer {
 }
 
 impl FaultyStore {
-    async fn decide(&self, checks: &[Check]) -> Result<Decided, StoreError> {
+    async fn decide(&self, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
         match self.0.next_outcome() {
             CallOutcome::Answered { before, after } => {
                 // once sent, it runs even if the caller gives up
@@ -201,12 +201,10 @@ impl RemoteStore for FaultyStore {
         &'a self,
         checks: &'a [Check],
         _: Option<Deadline>,
-    ) -> BoxFuture<'a, Vec<Result<Answered, StoreError>>> {
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(async move {
             match self.decide(checks).await {
-                Ok(Decided { at, answers }) => {
-                    answers.into_iter().map(|answers| Ok(Answered { at, answers })).collect()
-                }
+                Ok(answers) => answers.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error); checks.len()],
             }
         })

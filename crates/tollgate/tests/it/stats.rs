@@ -43,7 +43,7 @@ async fn calls_errors_by_kind_and_degraded_decisions_are_counted() {
     assert_eq!(calm.calls.counts.iter().sum::<u64>(), 3);
     assert_eq!(calm.calls.counts.len(), BOUNDS.len() + 1);
     assert!(calm.calls.total > Duration::ZERO);
-    assert_eq!((degraded(&calm), calm.ambiguous, calm.left_alone, calm.waiting), (0, 0, 0, 0));
+    assert_eq!((degraded(&calm), calm.ambiguous, calm.open_breakers, calm.waiting), (0, 0, 0, 0));
     assert_eq!(
         (calm.store.connections, calm.store.script_reloads),
         (1, 1),
@@ -97,7 +97,7 @@ async fn an_open_breaker_and_a_restarted_server_are_counted() {
     server.kill();
     wait::until_async("the breaker is open", wait::PATIENCE, || async {
         hit(&limiter).await;
-        limiter.stats().left_alone == 1
+        limiter.stats().open_breakers == 1
     })
     .await;
     assert!(errors(&limiter.stats(), "unreachable") + errors(&limiter.stats(), "lost") > 0);
@@ -107,7 +107,7 @@ async fn an_open_breaker_and_a_restarted_server_are_counted() {
         hit(&limiter).await.source == Source::Store
     })
     .await;
-    assert_eq!(limiter.stats().left_alone, 0);
+    assert_eq!(limiter.stats().open_breakers, 0);
     wait::until_async("the restart is detected", wait::PATIENCE, || async {
         limiter.stats().store.generation_changes == 1
     })

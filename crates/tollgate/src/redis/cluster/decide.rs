@@ -23,7 +23,7 @@ use crate::{
         number,
         script::{CallTimes, MAX_BATCH, decode, encode},
     },
-    store::{Answered, Decided, StoreError, each},
+    store::{CheckAnswer, StoreError, per_check},
 };
 
 /// How long a batch waits for the keys of a migrating slot before its checks are sent separately.
@@ -33,7 +33,7 @@ const REFUND_ATTEMPTS: usize = 3;
 /// Pause between two attempts of a refund.
 const REFUND_PAUSE: Duration = Duration::from_millis(20);
 
-pub(super) type Each = Vec<Result<Answered, StoreError>>;
+pub(super) type Each = Vec<Result<CheckAnswer, StoreError>>;
 
 impl Cluster {
     /// Decides each check. Reservations are settled even if the caller is cancelled meanwhile.
@@ -94,11 +94,11 @@ impl Cluster {
                 for check in checks {
                     let alone = slice::from_ref(check);
                     let decided = self.call_within(REDIRECT_TIMEOUT, slot, prefix, alone, times).await;
-                    each_alone.extend(each(decided.map_err(StoreError::from), 1));
+                    each_alone.extend(per_check(decided.map_err(StoreError::from), 1));
                 }
                 each_alone
             }
-            decided => each(decided.map_err(StoreError::from), checks.len()),
+            decided => per_check(decided.map_err(StoreError::from), checks.len()),
         }
     }
 
@@ -109,7 +109,7 @@ impl Cluster {
         prefix: &str,
         checks: &[Check],
         times: CallTimes,
-    ) -> Result<Decided, SlotCallError> {
+    ) -> Result<Vec<CheckAnswer>, SlotCallError> {
         let call = encode(prefix, checks, times)?;
         let reply = self.send_within(wait, slot, RedisRequest::Script(&call)).await?;
         Ok(decode(&bytes(reply)?, &call, checks)?)
@@ -223,7 +223,7 @@ impl Batch {
                 }
             }
         }
-        let mut peeked: BTreeMap<usize, BTreeMap<usize, Result<Answered, StoreError>>> = BTreeMap::new();
+        let mut peeked: BTreeMap<usize, BTreeMap<usize, Result<CheckAnswer, StoreError>>> = BTreeMap::new();
         for (index, _, answered) in self.send(calls, self.times).await {
             peeked.entry(index.check).or_default().insert(index.part, answered);
         }
@@ -252,7 +252,7 @@ impl Batch {
         for (index, request, answered) in self.send(calls, self.times).await {
             let progress = &mut progress[index.check];
             match answered {
-                Ok(Answered { at, answers }) => {
+                Ok(CheckAnswer { at, answers }) => {
                     if request.operation() == Operation::Check {
                         let passes = request.tiers().iter().zip(&answers);
                         let passes = passes.map(|(tier, answer)| (&tier.terms, answer.passes));
@@ -343,7 +343,7 @@ impl Batch {
         &self,
         by_slot: impl IntoIterator<Item = (u16, Vec<(T, Check)>)>,
         times: CallTimes,
-    ) -> Vec<(T, Check, Result<Answered, StoreError>)> {
+    ) -> Vec<(T, Check, Result<CheckAnswer, StoreError>)> {
         let groups = self.cluster.group_by_node(by_slot).into_iter().map(async |group| {
             let answers = self.cluster.call_group(&group, &self.prefix, times).await;
             group.tags.into_iter().zip(group.checks).zip(answers).map(|((tag, check), one)| (tag, check, one))

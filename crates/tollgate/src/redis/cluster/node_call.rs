@@ -19,7 +19,7 @@ use crate::{
         script::{CallTimes, MAX_BATCH, decode, encode, is_misrouted},
         url::Node,
     },
-    store::{StoreError, each},
+    store::{StoreError, per_check},
 };
 
 /// How long a node gets one call per slot after a call over several slots could not run: a migration takes a while.
@@ -160,7 +160,7 @@ impl Cluster {
                 }
             }
         };
-        Some(each(decided, checks.len()))
+        Some(per_check(decided, checks.len()))
     }
 }
 

@@ -5,13 +5,13 @@ use tollgate_core::{Answer, Operation, Timestamp, step::granted};
 use super::split::{Done, Kind, Part, Reserved};
 use crate::{
     check::Check,
-    store::{Answered, StoreError},
+    store::{CheckAnswer, StoreError},
 };
 
 /// The progress of a check.
 pub(super) struct Progress {
     /// The outcome, once known.
-    pub(super) outcome: Option<Result<Answered, StoreError>>,
+    pub(super) outcome: Option<Result<CheckAnswer, StoreError>>,
     /// The answers of each part to the peek before reservations; empty without a peek.
     pub(super) peeked: Vec<Vec<Answer>>,
     /// The reservation of each part, if there was one.
@@ -42,7 +42,7 @@ impl Progress {
         &mut self,
         check: &Check,
         parts: &[Part],
-        peeked: Vec<Result<Answered, StoreError>>,
+        peeked: Vec<Result<CheckAnswer, StoreError>>,
     ) {
         let mut at = Timestamp::default();
         let mut failed = None;
@@ -63,7 +63,7 @@ impl Progress {
         }
         self.outcome = match failed {
             _ if self.granted == 0 => {
-                Some(Ok(Answered { at, answers: in_order(check, parts, self.peeked.clone()) }))
+                Some(Ok(CheckAnswer { at, answers: in_order(check, parts, self.peeked.clone()) }))
             }
             // a peek changes nothing, even if its reply was lost
             Some(StoreError::Ambiguous(reason)) => Some(Err(StoreError::NotRun(reason))),
@@ -86,7 +86,7 @@ impl Progress {
         check: &Check,
         parts: &[Part],
         done: &[Vec<Done>],
-    ) -> Result<Answered, StoreError> {
+    ) -> Result<CheckAnswer, StoreError> {
         if let Some(outcome) = self.outcome {
             return outcome;
         }
@@ -116,7 +116,7 @@ impl Progress {
                 part.settled(check, peeked, reserved.as_ref(), self.granted, &done[place])
             }
         });
-        Ok(Answered { at, answers: in_order(check, parts, answers.collect()) })
+        Ok(CheckAnswer { at, answers: in_order(check, parts, answers.collect()) })
     }
 }
 

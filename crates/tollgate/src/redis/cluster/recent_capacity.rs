@@ -16,7 +16,7 @@ use tollgate_core::step::Mode;
 use crate::{
     check::{Check, Tier},
     hashing::RandomKeyedHash,
-    store::{Answered, StoreError},
+    store::{CheckAnswer, StoreError},
 };
 
 /// Number of recorded counters, at 8 bytes each. A counter replaces another one with the same index.
@@ -48,7 +48,7 @@ struct Entry {
 
 impl RecentCapacity {
     /// Records the free units of the counters of each check; 0 for those without an answer.
-    pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<Answered, StoreError>]) {
+    pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<CheckAnswer, StoreError>]) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             let answers = outcome.as_ref().map_or(&[][..], |answered| &answered.answers);
             let available = answers.iter().map(|answer| answer.available).chain(repeat(0));
@@ -116,7 +116,7 @@ mod tests {
 
     fn record(capacity: &RecentCapacity, tier: Tier, available: i64) {
         let answer = Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0 };
-        let answered = Answered { at: Timestamp::default(), answers: vec![answer] };
+        let answered = CheckAnswer { at: Timestamp::default(), answers: vec![answer] };
         capacity.record(&[check(vec![tier])], &[Ok(answered)]);
     }
 

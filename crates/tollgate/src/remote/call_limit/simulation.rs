@@ -1,5 +1,5 @@
-//! The controller in a simulated world: processes with callers in a closed loop, a network, and one server that works on
-//! one call at a time. Time is simulated, so that every run is the same.
+//! A simulation of the call limit: processes with callers in a closed loop, a network, and one server that serves one call at
+//! a time. Time is simulated, so that runs are deterministic.
 
 use std::{
     cmp::Reverse,
@@ -8,21 +8,21 @@ use std::{
 
 use super::*;
 
-/// What a call costs the server, and what each of its checks adds.
+/// The time a call takes on the server, and what each of its checks adds.
 const CALL_US: u64 = 8;
 const CHECK_US: u64 = 4;
 const MAX_BATCH: usize = 64;
 const SECOND: u64 = 1_000_000;
 const DEADLINE_US: u64 = 50_000;
 
-/// A process: its callers, of which each waits for its answer before it asks again.
+/// A process. Each of its callers waits for its answer before it sends the next check.
 struct Process {
     calls: CallLimit,
     waiting: usize,
     decisions: u64,
 }
 
-/// A call on its way.
+/// A call in flight.
 struct Call {
     process: usize,
     checks: usize,
@@ -36,7 +36,7 @@ enum Event {
     ArrivesAtProcess(usize),
     /// No reply came by the deadline.
     Abandoned(usize),
-    /// So many more callers start in a process.
+    /// This many callers start in a process.
     Start(usize, usize),
 }
 
@@ -44,10 +44,10 @@ struct World {
     origin: Instant,
     now_us: u64,
     round_trip_us: u64,
-    /// How many times slower the server is than usual.
+    /// The factor by which the server is slower than usual.
     slowness: u64,
     max_batch: usize,
-    /// How much later every other reply arrives.
+    /// The additional delay of every other reply.
     detour_us: u64,
     /// How many replies never arrive.
     lost: usize,
@@ -97,7 +97,7 @@ impl World {
         self.events.push(Reverse((self.now_us + after_us, self.count, event)));
     }
 
-    /// Lets time pass; returns how many decisions per second each process got, and how busy the server was.
+    /// Advances the time. Returns the decisions per second of each process, and the utilization of the server.
     fn run(&mut self, micros: u64) -> (Vec<u64>, f64) {
         let (end, busy_before) = (self.now_us + micros, self.busy_us);
         self.processes.iter_mut().for_each(|process| process.decisions = 0);
@@ -145,7 +145,7 @@ impl World {
                 let process = &mut self.processes[process_place];
                 process.calls.replied(*sent, *checks, now);
                 process.decisions += *checks as u64;
-                // all callers of the batch ask again
+                // all callers of the batch send their next check
                 process.waiting += *checks;
                 self.flush(process_place);
             }
@@ -187,7 +187,7 @@ impl World {
     }
 }
 
-/// What a closed loop reaches if no check ever waits for a call.
+/// The throughput of a closed loop in which no check is queued.
 fn without_waiting(callers: u64, round_trip_us: u64) -> u64 {
     callers * SECOND / (round_trip_us + CALL_US + CHECK_US * callers.min(MAX_BATCH as u64))
 }
@@ -222,8 +222,8 @@ async fn a_saturated_server_gets_large_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_round_trip_is_followed_within_a_second() {
-    // of small batches, so that many calls have to be in flight
+async fn the_limit_adapts_to_a_changed_round_trip_within_a_second() {
+    // small batches, so that many calls must be in flight
     let mut world = World::new(1, 64, 100);
     world.max_batch = 4;
     world.run(SECOND);
@@ -256,7 +256,7 @@ async fn a_slow_server_is_not_flooded_and_recovers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_after_quiet_is_sent_at_once() {
+async fn a_burst_after_an_idle_period_is_sent_immediately() {
     let mut world = World::new(1, 2, 2_000);
     world.run(2 * SECOND);
     world.start(0, 254);
@@ -279,7 +279,7 @@ async fn many_processes_share_a_saturated_server_and_none_starves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn round_trips_that_differ_are_not_taken_for_a_queue() {
+async fn varying_round_trips_are_not_mistaken_for_queueing() {
     let mut world = World::new(1, 64, 300);
     (world.max_batch, world.detour_us) = (4, 2_000);
     world.run(2 * SECOND);
@@ -289,11 +289,11 @@ async fn round_trips_that_differ_are_not_taken_for_a_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn replies_that_are_lost_cost_little_more_than_their_own_calls() {
+async fn lost_replies_cost_little_more_than_their_own_calls() {
     let mut world = World::new(1, 64, 1_000);
     world.max_batch = 4;
     world.run(SECOND);
-    // a longer round trip has to be measured, for which a call has to be alone
+    // to measure a longer round trip, a call must be alone in flight
     world.round_trip_us = 2_000;
     let mut total = 0;
     for _ in 0..40 {

@@ -6,7 +6,7 @@ mod round_trips;
 use std::{collections::BTreeMap, time::Duration};
 
 use tollgate::{
-    Answer, Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+    Answer, Check, CheckAnswer, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
 };
 use tollgate_testkit::{
     cluster::{Cluster, ClusterState, Coverage, Setup},
@@ -35,7 +35,7 @@ fn check(operation: Operation, tiers: &[(&str, u64)]) -> Check {
 
 async fn ask(store: &RedisStore, check: Check) -> Result<Vec<Answer>, StoreError> {
     let decided = store.decide_all(&[check], None).await?;
-    Ok(decided.answers.into_iter().next().unwrap())
+    Ok(decided.into_iter().next().unwrap().answers)
 }
 
 async fn hit(store: &RedisStore, key: &str) -> Result<Vec<Answer>, StoreError> {
@@ -171,9 +171,9 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
     let batch: Vec<Check> =
         users.iter().map(|user| check(Operation::Check, &[("everybody", 51), (user, 2)]).times(2)).collect();
     let decided = store.decide_all(&batch, None).await.unwrap();
-    let admitted: u32 = decided.answers.iter().map(|answers| answers[0].charged).sum();
+    let admitted: u32 = decided.iter().map(|check| check.answers[0].charged).sum();
     assert_eq!(admitted, 51);
-    for (user, answers) in users.iter().zip(&decided.answers) {
+    for (user, CheckAnswer { answers, .. }) in users.iter().zip(&decided) {
         assert_eq!(answers[0].charged, answers[1].charged, "{user}");
         let left = 2 - i64::from(answers[1].charged);
         let peeked = ask(&store, check(Operation::Peek, &[(user, 2)])).await.unwrap();
@@ -229,7 +229,7 @@ async fn a_partly_migrated_slot_answers_and_counts_correctly() {
             })
             .collect();
         let decided = store.decide_all(&batch, None).await.unwrap();
-        assert_eq!([decided.answers[0][0].available, decided.answers[1][0].available], [many - 4, many - 3]);
+        assert_eq!([decided[0].answers[0].available, decided[1].answers[0].available], [many - 4, many - 3]);
 
         // several keys of which some have moved: TRYAGAIN until all have moved
         let waiting = tokio::spawn({

@@ -40,7 +40,7 @@ fn caller(
         let mut admitted = 0;
         while !*stopped.borrow() {
             let decided = store.decide_all(&batch, None).await.unwrap();
-            assert!(decided.answers.iter().all(|answers| passes(answers)));
+            assert!(decided.iter().all(|check| passes(&check.answers)));
             admitted += 1;
         }
         admitted
@@ -72,11 +72,11 @@ async fn checks_on_several_slots_of_one_node_are_decided_by_one_call() {
             let decided = store.decide_all(&batch, None).await.unwrap();
             assert_eq!(scripts_run_by_all(&cluster) - before, 1, "{flavor}, round {round}");
             let expected = single.decide_all(&batch, None).await.unwrap();
-            for (answers, expected) in decided.answers.iter().zip(&expected.answers) {
+            for (found, expected) in decided.iter().zip(&expected) {
                 let counts = |answers: &[Answer]| {
                     answers.iter().map(|one| (one.passes, one.charged, one.available)).collect::<Vec<_>>()
                 };
-                assert_eq!(counts(answers), counts(expected), "{flavor}, round {round}");
+                assert_eq!(counts(&found.answers), counts(&expected.answers), "{flavor}, round {round}");
             }
         }
     }
@@ -96,7 +96,7 @@ async fn a_call_over_slots_of_which_some_have_migrated_changes_nothing_and_is_se
             tokio::time::sleep(Duration::from_millis(150)).await;
             for charged in [&batch[..], std::slice::from_ref(&all)] {
                 let decided = store.decide_all(charged, None).await.unwrap();
-                assert!(decided.answers.iter().all(|answers| passes(answers)), "{flavor}");
+                assert!(decided.iter().all(|check| passes(&check.answers)), "{flavor}");
                 expected += 1;
             }
             for place in &keys {
@@ -173,11 +173,11 @@ async fn a_replica_that_takes_over_has_what_calls_over_several_slots_wrote() {
         let keys = keys_of(&places(&cluster, &store).await, 1);
         for _ in 0..20 {
             let decided = store.decide_all(&one_check_per_key(&keys), None).await.unwrap();
-            assert!(decided.answers.iter().all(|answers| passes(answers)));
+            assert!(decided.iter().all(|check| passes(&check.answers)));
         }
         tokio::task::block_in_place(|| cluster.failover(4));
         let decided = store.decide_all(&one_check_per_key(&keys), None).await.unwrap();
-        assert!(decided.answers.iter().all(|answers| passes(answers)));
+        assert!(decided.iter().all(|check| passes(&check.answers)));
         for place in &keys {
             assert_eq!(used(&store, &place.key).await, 21, "{flavor}: {}", place.key);
         }
