@@ -9,21 +9,21 @@
 //!
 //! The pictures that they take are in `target/tmp/dashboard`, or where `TOLLGATE_SCREENSHOTS` says.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
+mod appearance;
 mod browser;
-#[path = "../life/client.rs"]
-#[allow(dead_code, reason = "shared with the tests of a server's life, which ask for more")]
-mod client;
+#[path = "../lifecycle/http_client.rs"]
+#[allow(dead_code, reason = "the lifecycle tests use all of it")]
+mod http_client;
+mod live_updates;
 mod load;
-mod looks;
-mod pictures;
-#[path = "../life/program.rs"]
-#[allow(dead_code, reason = "shared with the tests of a server's life, which ask for more")]
-mod program;
+mod screenshots;
+#[path = "../lifecycle/server_process.rs"]
+#[allow(dead_code, reason = "the lifecycle tests use all of it")]
+mod server_process;
 mod tokens;
 mod try_it;
-mod watch;
 
 /// Rules of every algorithm.
 const RULES: &str = r#"

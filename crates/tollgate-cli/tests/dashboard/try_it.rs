@@ -5,12 +5,12 @@ use fantoccini::key::Key;
 use crate::{
     RULES,
     browser::Browser,
-    program::{ANY_PORTS, Home},
+    server_process::{ANY_PORTS, ConfigDir},
 };
 
 #[tokio::test]
 async fn a_refusal_is_explained_and_drawn() {
-    let home = Home::with(&format!("{ANY_PORTS}{RULES}"));
+    let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
     browser.until_text("#rules", "login-per-ip").await;
@@ -58,12 +58,12 @@ async fn a_refusal_is_explained_and_drawn() {
         browser.click("button[value=explain]").await;
         browser.until_text("#verdict", complaint).await;
     }
-    browser.is_content().await;
+    browser.assert_no_complaints().await;
 }
 
 #[tokio::test]
 async fn every_algorithm_is_drawn() {
-    let home = Home::with(&format!("{ANY_PORTS}{RULES}"));
+    let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
     browser.until_text("#status", "live").await;
@@ -87,5 +87,5 @@ async fn every_algorithm_is_drawn() {
         browser.eval("document.getElementById('try').scrollIntoView()").await;
         browser.screenshot(&format!("drawn-{rule}")).await;
     }
-    browser.is_content().await;
+    browser.assert_no_complaints().await;
 }

@@ -12,7 +12,7 @@
 //! A block that no test can run says so in a comment above it: `<!-- not run: needs Docker -->`. One that is a file says
 //! which: `<!-- file: tollgate.toml -->`. Each page is a test of its own, so that they run side by side.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 mod languages;
 mod links;

@@ -1,19 +1,19 @@
-//! What is said of rules, and of the command itself, without a server.
+//! What is output of rules, and of the command itself, without a server.
 //!
 //! * `files`: checked, explained, described
 //! * `import`: others' rules, read by a real server and asked by gRPC
 //! * `manual`: completions, pages, help
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
-#[allow(dead_code, reason = "the tests of a server's life use all of it")]
-#[path = "../life/client.rs"]
-mod client;
-#[path = "../ask/command.rs"]
+#[path = "../client/command.rs"]
 mod command;
+mod command_line;
 mod files;
+#[allow(dead_code, reason = "the lifecycle tests use all of it")]
+#[path = "../lifecycle/http_client.rs"]
+mod http_client;
 mod import;
-mod manual;
-#[allow(dead_code, reason = "the tests of a server's life use all of it")]
-#[path = "../life/program.rs"]
-mod program;
+#[allow(dead_code, reason = "the lifecycle tests use all of it")]
+#[path = "../lifecycle/server_process.rs"]
+mod server_process;
