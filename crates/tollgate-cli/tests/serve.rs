@@ -150,10 +150,10 @@ fn flags_override_the_environment() {
     let server =
         Server::start(command.env("TOLLGATE_HTTP", "0.0.0.0:0").env("TOLLGATE_STORE_URL", "nowhere:"));
     assert!(server.welcome.contains(&"store  memory:".to_owned()), "{:?}", server.welcome);
-    let refusal = refused(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
+    let error = start_error(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
     assert!(
-        refusal.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
-        "{refusal}"
+        error.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
+        "{error}"
     );
 }
 
@@ -182,12 +182,12 @@ fn start_errors_are_one_line_with_exit_code_2() {
         (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];
     for (flag, remedy) in table {
-        let refusal = refused(tollgate(&["serve"]).args(flag));
-        assert!(refusal.starts_with("tollgate: ") && refusal.ends_with(remedy), "{refusal}");
-        assert!(refusal.lines().count() == 1 && !refusal.contains("s3cret"), "{refusal}");
+        let error = start_error(tollgate(&["serve"]).args(flag));
+        assert!(error.starts_with("tollgate: ") && error.ends_with(remedy), "{error}");
+        assert!(error.lines().count() == 1 && !error.contains("s3cret"), "{error}");
     }
-    let refusal = refused(&mut tollgate(&["serve", "--http", "localhost:8080"]));
-    assert!(refusal.contains("for example \"127.0.0.1:8080\""), "{refusal}");
+    let error = start_error(&mut tollgate(&["serve", "--http", "localhost:8080"]));
+    assert!(error.contains("for example \"127.0.0.1:8080\""), "{error}");
 }
 
 #[test]

@@ -324,7 +324,7 @@ mod tests {
     fn known() -> ConfiguredRules {
         let limit = Limit::token_bucket(5, Duration::from_secs(60)).unwrap();
         let longer = Override::default().window(Duration::from_secs(3_600));
-        ConfiguredRules::of(&[Rule::new("log in", limit).with_override(longer)])
+        ConfiguredRules::new(&[Rule::new("log in", limit).with_override(longer)])
     }
 
     #[test]

@@ -6,7 +6,7 @@ use tollgate_testkit::{
 };
 
 use crate::{
-    RULES, output, server,
+    RULES, run, server,
     server_process::{ANY_PORTS, ConfigDir},
     tollgate,
 };

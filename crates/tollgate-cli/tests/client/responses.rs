@@ -1,4 +1,4 @@
-use crate::{RULES, output, program::ConfigDir, server, tollgate};
+use crate::{RULES, run, server, server_process::ConfigDir, tollgate};
 
 #[test]
 fn five_logins_are_allowed_and_the_sixth_has_a_retry_time() {

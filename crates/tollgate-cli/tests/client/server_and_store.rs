@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 use tollgate_testkit::server::{Flavor, Server};
 
 use crate::{
-    RULES, output,
+    RULES, run,
     server_process::{ANY_PORTS, ConfigDir},
     tollgate,
 };

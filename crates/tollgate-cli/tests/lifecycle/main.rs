@@ -1,12 +1,11 @@
-//! The life of a real server: what may happen to the process, its configuration, its clients and its store while others are
-//! served.
+//! The lifecycle of a server process: changes of its configuration, failures of its clients and its store, restarts.
 //!
-//! * `reload`: another configuration under load
-//! * `secured`: tokens, certificates, secrets and other sites' pages
-//! * `away`: a Redis that comes late, or is far away
-//! * `rolling`: one instance after the other is started again
-//! * `streams`: clients that mean no good
-//! * `program`, `client`: the process, and what connect it
+//! * `reload`: configuration reloads under load
+//! * `security`: tokens, TLS, secrets, cross-site requests
+//! * `store_outage`: a Redis that starts late or is slow
+//! * `rolling_restart`: instances are restarted one after the other
+//! * `hostile_clients`: slow, huge and malformed requests
+//! * `server_process`, `http_client`: the process and its client
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 

@@ -69,7 +69,7 @@ fn a_closed_pipe_is_not_an_error() {
 fn a_full_device_is_an_error() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = tollgate(&["rules", "schema"]).stdout(full).output().unwrap();
-    let output = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{output}");
-    assert!(output.contains("could not be written"), "{output}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("could not be written"), "{stderr}");
 }

@@ -118,7 +118,7 @@ impl Imported {
         Self { home, server, client }
     }
 
-    async fn run(&mut self, domain: &str, descriptors: &[&[(&str, &str)]], hits: u32) -> RateLimitResponse {
+    async fn send(&mut self, domain: &str, descriptors: &[&[(&str, &str)]], hits: u32) -> RateLimitResponse {
         let entry =
             |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: value.as_bytes().to_vec() };
         let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {

@@ -1,4 +1,4 @@
-//! The answer is that of the server: by hand, and by the model, which shares no arithmetic with it.
+//! Decisions equal those of the server: computed by hand, and by the independent model.
 
 use std::time::Duration;
 
@@ -54,17 +54,17 @@ fn a_log_counted_by_hand_has_this_answer() {
 }
 
 /// What the model makes of some hits: how many each rule refuses or would, and how many are refused.
-struct Expected {
+struct ModelResult {
     by_rule: Vec<u64>,
     allowed: Vec<bool>,
 }
 
-/// Rules of a test as the model takes them: who is counted apart, or that the rule does not apply.
+/// Rules for the model: the `per` values and terms of a request, or none if the rule does not apply.
 type Rules<'a> = &'a [(&'a str, &'a dyn Fn(&Hit) -> Option<(Vec<String>, Terms)>)];
 
-fn run_model(rules: Rules<'_>, hits: &[Hit]) -> Expected {
+fn run_model(rules: Rules<'_>, hits: &[Hit]) -> ModelResult {
     let mut model = Model::default();
-    let mut expected = Expected { by_rule: vec![0; rules.len()], allowed: Vec::new() };
+    let mut expected = ModelResult { by_rule: vec![0; rules.len()], allowed: Vec::new() };
     for hit in hits {
         let mut places = Vec::new();
         let mut tiers = Vec::new();
@@ -76,11 +76,11 @@ fn run_model(rules: Rules<'_>, hits: &[Hit]) -> Expected {
             }
         }
         let now = Timestamp::from_micros((START + hit.second) * 1_000_000);
-        let expected = &model.decide(&Check::new(Operation::Check, tiers).unwrap(), now)[0];
-        for (place, share) in places.into_iter().zip(&expected.shares) {
+        let decision = &model.decide(&Check::new(Operation::Check, tiers).unwrap(), now)[0];
+        for (place, share) in places.into_iter().zip(&decision.shares) {
             expected.by_rule[place] += u64::from(!share.passes);
         }
-        expected.allowed.push(expected.granted);
+        expected.allowed.push(decision.granted);
     }
     expected
 }
@@ -93,7 +93,7 @@ fn refused(allowed: &[bool]) -> u64 {
     allowed.iter().filter(|allowed| !**allowed).count() as u64
 }
 
-fn assert_matches_model(file: &Value, rules: Rules<'_>, expected: &Expected) {
+fn assert_matches_model(file: &Value, rules: Rules<'_>, expected: &ModelResult) {
     assert_eq!(file["refused"], refused(&expected.allowed));
     for ((name, _), refused) in rules.iter().zip(&expected.by_rule) {
         let report = rule(file, name);
