@@ -71,7 +71,7 @@ fn a_refund_does_not_claim_that_units_were_refunded() {
     let (_home, server) = server();
     let login = ["route=login", "ip=203.0.113.9"];
     let checked = server.run(&[&["check"], &login[..]].concat());
-    let at = checked.out.split("--at ").nth(1).unwrap().split(' ').next().unwrap();
+    let at = checked.out.split("--at ").nth(1).unwrap().split_whitespace().next().unwrap();
     for _ in ["what was counted", "nothing any more"] {
         let output = server.run(&[&["refund"], &login[..], &["--at", at]].concat());
         assert_eq!(
@@ -156,7 +156,7 @@ fn a_charge_may_create_a_debt_and_can_be_refunded_exactly() {
     let charged = server.run(&["charge", "user=42", "--cost", "tokens=1200"]);
     assert_eq!(charged.code, Some(0), "{charged:?}");
     assert_eq!(charged.lines()[0], "CHARGED  0 of 1000 remaining (tokens-per-user)");
-    let at = charged.out.split("--at ").nth(1).unwrap().split(' ').next().unwrap();
+    let at = charged.out.split("--at ").nth(1).unwrap().split_whitespace().next().unwrap();
     let output = server.run(&["check", "user=42", "--cost", "tokens=1"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     let output =
