@@ -1,11 +1,11 @@
-//! `tollgate completions`: what a shell needs to complete our words.
+//! `tollgate completions`: shell completion scripts.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use crate::{Cli, Done, Verdict, output};
+use crate::{Cli, CommandResult, ExitStatus, output};
 
-/// Print the completions for a shell
+/// Print the completion script of a shell
 ///
 /// For example: tollgate completions bash > ~/.local/share/bash-completion/completions/tollgate
 #[derive(Args)]
@@ -14,10 +14,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(self) -> Done {
+    pub(crate) fn run(self) -> CommandResult {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "tollgate", &mut script);
-        output::verbatim(&script);
-        Ok(Verdict::Fine)
+        output::raw(&script);
+        Ok(ExitStatus::Success)
     }
 }

@@ -1,41 +1,42 @@
 //! The `tollgate` command.
 
-mod ask;
 mod bench;
+mod client;
 mod completions;
 mod doctor;
+mod format;
 mod man;
-mod numbers;
 mod output;
 mod rules;
 mod serve;
 mod simulate;
+mod value_parsers;
 
 use std::{error::Error, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mimalloc::MiMalloc;
 
-use crate::output::Form;
+use crate::output::OutputFormat;
 
-/// A decision makes a few small allocations: this allocator takes a tenth off what a request over HTTP costs.
+/// Each decision makes a few small allocations; mimalloc reduces the cost of an HTTP request by a tenth.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-const BEGIN: &str = "\
-Begin with:
-  tollgate serve                               a server, with rules for a first look
-  tollgate check route=login ip=203.0.113.9    asks it, from another terminal
-  tollgate rules check tollgate.toml           looks for mistakes in rules of your own";
+const GETTING_STARTED: &str = "\
+Getting started:
+  tollgate serve                               start a server with demo rules
+  tollgate check route=login ip=203.0.113.9    send it a request, from another terminal
+  tollgate rules check tollgate.toml           check your own rules for mistakes";
 
-/// A rate limiter that many processes share: may this request pass, and if not, when?
+/// Distributed rate limiter: decide whether a request is allowed and, if not, when to retry
 #[derive(Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true, max_term_width = 100, after_help = BEGIN)]
+#[command(name = "tollgate", version, arg_required_else_help = true, max_term_width = 100, after_help = GETTING_STARTED)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// Answers in JSON, for programs
+    /// Print JSON instead of text
     #[arg(long, global = true)]
     json: bool,
 }
@@ -45,7 +46,7 @@ enum Command {
     Serve(serve::Serve),
 
     #[command(flatten)]
-    Ask(ask::Ask),
+    Client(client::ClientCommand),
 
     Rules(rules::Rules),
 
@@ -60,49 +61,48 @@ enum Command {
     Man(man::Man),
 }
 
-/// What a command that ran has to say, as an exit code: it is what `if` asks for in a shell.
+/// The exit status of a command that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// Allowed; nothing wrong was found.
-    Fine,
-    /// Denied; something was found.
-    Found,
+enum ExitStatus {
+    /// Exit code 0: allowed, or nothing found.
+    Success,
+    /// Exit code 1: denied, or problems found.
+    Negative,
 }
 
-impl From<Verdict> for ExitCode {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Fine => Self::SUCCESS,
-            Verdict::Found => Self::from(1),
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> Self {
+        match status {
+            ExitStatus::Success => Self::SUCCESS,
+            ExitStatus::Negative => Self::from(1),
         }
     }
 }
 
-/// The exit code of a command that could not do what it was asked: neither "fine" nor "denied".
-const ERROR: u8 = 2;
+/// The exit code of a command that failed.
+const EXIT_ERROR: u8 = 2;
 
-/// How a command ends.
-type Done = Result<Verdict, Box<dyn Error>>;
+type CommandResult = Result<ExitStatus, Box<dyn Error>>;
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let form = if cli.json { Form::Json } else { Form::Text };
-    let done = match cli.command {
-        Command::Bench(bench) => bench.run(form).await,
-        Command::Doctor(doctor) => doctor.run(form).await,
-        Command::Serve(serve) => serve.run(form).await,
-        Command::Ask(ask) => ask.run(form).await,
-        Command::Rules(rules) => rules.run(form),
+    let format = if cli.json { OutputFormat::Json } else { OutputFormat::Text };
+    let result = match cli.command {
+        Command::Bench(bench) => bench.run(format).await,
+        Command::Doctor(doctor) => doctor.run(format).await,
+        Command::Serve(serve) => serve.run(format).await,
+        Command::Client(client) => client.run(format).await,
+        Command::Rules(rules) => rules.run(format),
         Command::Completions(completions) => completions.run(),
         Command::Man(man) => man.run(),
-        Command::Simulate(simulate) => simulate.run(form).await,
+        Command::Simulate(simulate) => simulate.run(format).await,
     };
-    match done.and_then(|verdict| Ok(output::all_written().map(|()| verdict)?)) {
-        Ok(verdict) => verdict.into(),
+    match result.and_then(|status| Ok(output::check_written().map(|()| status)?)) {
+        Ok(status) => status.into(),
         Err(error) => {
             output::error(&*error);
-            ExitCode::from(ERROR)
+            ExitCode::from(EXIT_ERROR)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `tollgate man`: the manual, from the same words as `--help`.
+//! `tollgate man`: manual pages, generated from the same texts as `--help`.
 
 use std::{
     io,
@@ -8,39 +8,39 @@ use std::{
 use clap::{Args, CommandFactory};
 use clap_mangen::Man as Page;
 
-use crate::{Cli, Done, Verdict, output};
+use crate::{Cli, CommandResult, ExitStatus, output};
 
-/// Print a page of the manual, or write all of them
+/// Print a manual page, or write all of them to a directory
 ///
 /// For example: tollgate man check | man -l -
 #[derive(Args)]
 pub(crate) struct Man {
-    /// The command that the page is about, for example "rules check"; tollgate itself unless set
+    /// Command to print the page of, for example "rules check" [default: tollgate itself]
     command: Vec<String>,
 
-    /// Writes the pages of all commands into this directory, for example ~/.local/share/man/man1
+    /// Write the pages of all commands to this directory, for example ~/.local/share/man/man1
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "command")]
     dir: Option<PathBuf>,
 }
 
 impl Man {
-    pub(crate) fn run(self) -> Done {
+    pub(crate) fn run(self) -> CommandResult {
         if let Some(dir) = self.dir {
-            write(about(&[])?, &dir)
-                .map_err(|error| format!("{}: {error}: make the directory first", dir.display()))?;
-            return Ok(Verdict::Fine);
+            write_pages(find_command(&[])?, &dir)
+                .map_err(|error| format!("{}: {error}: create the directory first", dir.display()))?;
+            return Ok(ExitStatus::Success);
         }
         let mut text = Vec::new();
-        page(about(&self.command)?).render(&mut text)?;
-        output::verbatim(&text);
-        Ok(Verdict::Fine)
+        page(find_command(&self.command)?).render(&mut text)?;
+        output::raw(&text);
+        Ok(ExitStatus::Success)
     }
 }
 
-/// Writes the pages of a command and of those below it.
-fn write(command: clap::Command, dir: &Path) -> io::Result<()> {
-    for below in command.get_subcommands() {
-        write(below.clone(), dir)?;
+/// Writes the pages of a command and its subcommands.
+fn write_pages(command: clap::Command, dir: &Path) -> io::Result<()> {
+    for subcommand in command.get_subcommands() {
+        write_pages(subcommand.clone(), dir)?;
     }
     page(command).generate_to(dir).map(drop)
 }
@@ -49,16 +49,16 @@ fn page(command: clap::Command) -> Page {
     Page::new(command).source(concat!("tollgate ", env!("CARGO_PKG_VERSION"))).manual("tollgate")
 }
 
-/// The command of these words.
-fn about(words: &[String]) -> Result<clap::Command, String> {
+/// Finds a command by its path, such as `["rules", "check"]`.
+fn find_command(path: &[String]) -> Result<clap::Command, String> {
     let mut command = Cli::command().disable_help_subcommand(true);
-    // names every command by its whole way, as its page is called
+    // sets each command's full name, which is the name of its page
     command.build();
-    for word in words {
-        let found = command.find_subcommand(word).cloned();
+    for name in path {
+        let found = command.find_subcommand(name).cloned();
         command = found.ok_or_else(|| {
             let known: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
-            format!("there is no command {word:?}: name one of {}", known.join(", "))
+            format!("unknown command {name:?}: use one of {}", known.join(", "))
         })?;
     }
     Ok(command)

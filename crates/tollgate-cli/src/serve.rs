@@ -1,4 +1,4 @@
-//! `tollgate serve`: the server.
+//! `tollgate serve`: runs the server.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -16,27 +16,28 @@ use tollgate_server::{
 };
 
 use crate::{
-    Done, Verdict,
-    doctor::reach,
-    numbers::share,
-    output::{self, Form},
+    CommandResult, ExitStatus,
+    doctor::connectivity,
+    format,
+    output::{self, OutputFormat},
+    value_parsers::share,
 };
 
-/// Answer "may this request pass?" over HTTP, gRPC and the Redis protocol
+/// Run the rate limit server: HTTP, gRPC and the Redis protocol
 ///
-/// Reads its rules from --config, else from ./tollgate.toml, else decides by a small set of demo rules; reads them again when
-/// they change and on SIGHUP. Flags beat the environment, which beats the file. SIGTERM lets requests in flight finish.
+/// Reads its rules from --config, else from ./tollgate.toml, else uses demo rules. Reloads them when the file changes and on
+/// SIGHUP. Flags override the environment, which overrides the file. On SIGTERM, requests in flight are completed.
 #[derive(Args)]
 pub(crate) struct Serve {
-    /// The configuration: rules, addresses, store [env: TOLLGATE_CONFIG=]
+    /// Configuration file: rules, addresses, store [env: TOLLGATE_CONFIG=]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    // Not read by clap, which repeats what it cannot read: this may hold a password.
-    #[arg(long, value_name = "URL", help = format!("Where counters are kept: memory: (this process), {URLS} [env: TOLLGATE_STORE_URL=]"))]
+    // Not parsed by clap: its error messages quote the value, which may contain a password.
+    #[arg(long, value_name = "URL", help = format!("Store of the counters: memory: (this process), {URLS} [env: TOLLGATE_STORE_URL=]"))]
     store: Option<String>,
 
-    /// Address of the JSON API, forward-auth and metrics; port 0 picks a free one, "off" turns it off [env: TOLLGATE_HTTP=]
+    /// Address of the JSON API, forward-auth and metrics; port 0 picks a free port, "off" disables it [env: TOLLGATE_HTTP=]
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
 
@@ -48,59 +49,58 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDRESS")]
     resp: Option<String>,
 
-    /// What is logged: error, warn, info, debug, or for example "info,tollgate=debug"
+    /// Log filter: error, warn, info, debug, or for example "info,tollgate=debug"
     #[arg(long, value_name = "FILTER", env = "TOLLGATE_LOG", value_parser = filter)]
     log: Option<String>,
 
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", default_value = "text")]
-    log_format: Format,
+    log_format: LogLineFormat,
 
-    /// Sends traces to this OpenTelemetry collector, for example http://127.0.0.1:4317
+    /// OpenTelemetry collector to send traces to, for example http://127.0.0.1:4317
     #[arg(long, value_name = "URL", env = "TOLLGATE_OTLP")]
     otlp: Option<String>,
 
-    /// Which share of the traces that begin here is sent, from 0 to 1
+    /// Share of the traces started here that is sent, from 0 to 1
     #[arg(long, value_name = "SHARE", env = "TOLLGATE_OTLP_SHARE", default_value_t = 1.0, value_parser = share, allow_negative_numbers = true)]
     otlp_share: f64,
 }
 
-/// How much is logged.
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Format {
+enum LogLineFormat {
     Text,
     Json,
 }
 
-/// A single word is a level: as the name of a part of the program, which it could be too, it would silence all others.
+/// Parses a log filter. A single word must be a level: as a module name it would silence all other modules.
 fn filter(text: &str) -> Result<String, String> {
     let is_word = !text.is_empty() && text.chars().all(char::is_alphabetic);
-    let is_level = LEVELS.iter().any(|level| text.eq_ignore_ascii_case(level));
+    let is_level = LOG_LEVELS.iter().any(|level| text.eq_ignore_ascii_case(level));
     if is_word && !is_level {
-        return Err(format!("use {}, or for example \"info,tollgate=debug\"", LEVELS.join(", ")));
+        return Err(format!("use {}, or for example \"info,tollgate=debug\"", LOG_LEVELS.join(", ")));
     }
     Ok(text.to_owned())
 }
 
 impl Serve {
-    pub(crate) async fn run(self, form: Form) -> Done {
+    pub(crate) async fn run(self, format: OutputFormat) -> CommandResult {
         let logs = Logs::start(&self.logs())?;
         let signals = Signals::listen()?;
         let server = Server::start(Source::new(self.flags())).await?;
-        match form {
-            Form::Text => announce(server.addresses(), server.config()),
-            Form::Json => output::json(&Started::of(server.addresses(), server.config()))?,
+        match format {
+            OutputFormat::Text => announce(server.addresses(), server.config()),
+            OutputFormat::Json => output::json(&StartupReport::new(server.addresses(), server.config()))?,
         }
         let Config { store, rules, .. } = server.config();
-        tokio::spawn(look_at(store.clone(), meanwhile(rules)));
+        tokio::spawn(warn_if_unreachable(store.clone(), policy_summary(rules)));
         server.run(signals).await;
-        if form == Form::Text {
+        if format == OutputFormat::Text {
             output::line("stopped");
         }
         logs.stop();
-        Ok(Verdict::Fine)
+        Ok(ExitStatus::Success)
     }
 
     fn flags(&self) -> Flags {
@@ -116,8 +116,8 @@ impl Serve {
     fn logs(&self) -> logs::Settings {
         logs::Settings {
             format: match self.log_format {
-                Format::Text => logs::Format::Text,
-                Format::Json => logs::Format::Json,
+                LogLineFormat::Text => logs::Format::Text,
+                LogLineFormat::Json => logs::Format::Json,
             },
             filter: self.log.clone(),
             otlp: self.otlp.clone().map(|endpoint| Collector { endpoint, share: self.otlp_share }),
@@ -125,9 +125,9 @@ impl Serve {
     }
 }
 
-/// What a program that starts a server wants to know.
+/// The JSON document printed at startup.
 #[derive(Serialize)]
-struct Started {
+struct StartupReport {
     http: Option<SocketAddr>,
     grpc: Option<SocketAddr>,
     resp: Option<SocketAddr>,
@@ -135,49 +135,54 @@ struct Started {
     rules: usize,
 }
 
-impl Started {
-    fn of(Addresses { http, grpc, resp }: Addresses, config: &Config) -> Self {
+impl StartupReport {
+    fn new(Addresses { http, grpc, resp }: Addresses, config: &Config) -> Self {
         Self { http, grpc, resp, store: config.store.url.to_string(), rules: config.rules.len() }
     }
 }
 
-/// Says so when the store cannot be reached: the server starts all the same, and nobody may ask it for a while.
-async fn look_at(store: StoreSettings, meanwhile: String) {
-    if let Some(trouble) = reach::trouble(&store).await {
+/// Logs a warning if the store is unreachable: the server starts anyway, and the first request may come much later.
+async fn warn_if_unreachable(store: StoreSettings, policies: String) {
+    if let Some(problem) = connectivity::diagnose(&store).await {
         tracing::warn!(
-            "the store {} cannot be reached: {trouble}; {meanwhile}; see tollgate doctor",
+            "store {} is unreachable: {problem}; {policies}; run tollgate doctor for details",
             store.url
         );
     }
 }
 
-/// What rules do without their store.
-fn meanwhile(rules: &[Rule]) -> String {
-    let of = |policy| rules.iter().filter(|rule| rule.on_store_failure == policy).count() as u64;
-    let (open, closed, local) =
-        (of(OnStoreFailure::Open), of(OnStoreFailure::Closed), of(OnStoreFailure::Local));
-    let words = [
-        (open, output::several(open, "rule lets", "rules let"), "everything pass (open)"),
-        (closed, output::several(closed, "rule refuses", "rules refuse"), "everything (closed)"),
+/// Summarizes the rules' failure policies.
+fn policy_summary(rules: &[Rule]) -> String {
+    let with_policy = |policy| rules.iter().filter(|rule| rule.on_store_failure == policy).count() as u64;
+    let (open, closed, local) = (
+        with_policy(OnStoreFailure::Open),
+        with_policy(OnStoreFailure::Closed),
+        with_policy(OnStoreFailure::Local),
+    );
+    let effects = [
+        (open, format::plural(open, "rule allows", "rules allow"), "every request (open)"),
+        (closed, format::plural(closed, "rule denies", "rules deny"), "every request (closed)"),
         (
             local,
-            output::several(local, "rule enforces", "rules enforce"),
+            format::plural(local, "rule enforces", "rules enforce"),
             "this process's share of the limit (local)",
         ),
     ];
-    let words =
-        words.into_iter().filter(|(count, ..)| *count > 0).map(|(_, who, what)| format!("{who} {what}"));
-    match words.collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => "until it can, requests that bring their limit pass".to_owned(),
-        words => format!("until it can, {words}"),
+    let effects = effects
+        .into_iter()
+        .filter(|(count, ..)| *count > 0)
+        .map(|(_, rules, effect)| format!("{rules} {effect}"));
+    match effects.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "until it recovers, requests with their own limit are allowed".to_owned(),
+        effects => format!("until it recovers, {effects}"),
     }
 }
 
-/// Says where it listens and what it decides by; to somebody who has configured nothing, also what to try.
+/// Prints the addresses, the store and the rules; with the demo rules, also a command to try.
 fn announce(addresses: Addresses, config: &Config) {
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     if let Some(http) = addresses.http {
-        output::line(format_args!("tollgate listens on {scheme}://{http}"));
+        output::line(format_args!("tollgate listening on {scheme}://{http}"));
     }
     if let Some(grpc) = addresses.grpc {
         output::line(format_args!("grpc   {grpc} (Envoy's rate limit service)"));
@@ -191,14 +196,14 @@ fn announce(addresses: Addresses, config: &Config) {
             output::line(format_args!("rules  {} from {}", config.rules.len(), path.display()));
         }
         Origin::Demo => {
-            output::line("rules  for a first look; write your own into ./tollgate.toml");
+            output::line("rules  demo; write your own to ./tollgate.toml");
             for rule in &config.rules {
                 output::line(format_args!("rule   {}", demo::summary(rule)));
             }
             if let Some(http) = addresses.http {
                 output::line("");
                 output::line(format_args!(
-                    "Try this {} times within a minute; the last one is refused:",
+                    "Run this {} times within a minute; the last request is denied:",
                     demo::LOGINS_PER_MINUTE + 1
                 ));
                 output::line(format_args!("  curl -w '\\n' {scheme}://{http}/v1/check -d '{}'", demo::LOGIN));

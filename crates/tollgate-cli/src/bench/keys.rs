@@ -1,34 +1,34 @@
-//! Which keys are asked for, and how often: names that nobody else uses, so that no counter at work is touched.
+//! The keys of a run and their distribution. The names are unique to the run, so that no other counter is touched.
 
 use rand::{Rng, distr::Distribution, rngs::SmallRng};
 use rand_distr::Zipf;
 
-use super::judge::KeyNumber;
+use super::limit_verifier::KeyNumber;
 
 /// The keys of one run.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
-    /// One for each run.
+pub(super) struct KeySpace {
+    /// A random number that makes the names unique.
     run: u64,
     count: u32,
-    /// How unevenly they are asked for, if they are.
+    /// The distribution of requests; uniform if none.
     zipf: Option<Zipf<f64>>,
 }
 
-impl Keys {
+impl KeySpace {
     pub(super) fn new(count: u32, exponent: Option<f64>) -> Result<Self, String> {
         let zipf = exponent.map(|exponent| Zipf::new(count.into(), exponent)).transpose();
         let zipf = zipf.map_err(|error| format!("--zipf: {error}"))?;
         Ok(Self { run: rand::random(), count, zipf })
     }
 
-    /// The next key that is asked for.
+    /// Draws the next key.
     pub(super) fn next(&self, random: &mut SmallRng) -> KeyNumber {
         match &self.zipf {
             _ if self.count == 1 => 0,
             None => random.random_range(0..self.count),
             Some(zipf) => {
-                // ranks begin at 1, and are whole numbers
+                // ranks are whole numbers from 1
                 let rank = zipf.sample(random);
                 (rank as u32).clamp(1, self.count) - 1
             }
@@ -43,7 +43,7 @@ impl Keys {
         format!("{}{key}", self.prefix())
     }
 
-    /// What all of them begin with.
+    /// The common prefix of all keys.
     pub(super) fn prefix(&self) -> String {
         format!("tollgate-bench:{:016x}:", self.run)
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     fn counts(count: u32, exponent: Option<f64>) -> Vec<u32> {
-        let keys = Keys::new(count, exponent).unwrap();
+        let keys = KeySpace::new(count, exponent).unwrap();
         let mut random = SmallRng::seed_from_u64(7);
         let mut counts = vec![0; count as usize];
         for _ in 0..100_000 {
@@ -66,19 +66,19 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_asked_for_as_often_as_was_said() {
+    fn keys_are_drawn_by_the_given_distribution() {
         assert_eq!(counts(1, None), [100_000]);
         assert!(counts(10, None).iter().all(|count| (9_000..11_000).contains(count)));
         let uneven = counts(10, Some(1.0));
-        // the second half as often as the first, the third a third
+        // the second key half as often as the first, the third a third
         assert!((1.8..2.2).contains(&(f64::from(uneven[0]) / f64::from(uneven[1]))), "{uneven:?}");
         assert!((2.7..3.3).contains(&(f64::from(uneven[0]) / f64::from(uneven[2]))), "{uneven:?}");
     }
 
     #[test]
     fn no_two_runs_share_a_key() {
-        let (one, two) = (Keys::new(1, None).unwrap(), Keys::new(1, None).unwrap());
+        let (one, two) = (KeySpace::new(1, None).unwrap(), KeySpace::new(1, None).unwrap());
         assert_ne!(one.name(0), two.name(0));
-        assert!(Keys::new(10, Some(-1.0)).is_err());
+        assert!(KeySpace::new(10, Some(-1.0)).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Many callers who never stop asking, each with its own notes; whoever wants to know how it goes looks at shared counts.
+//! Closed-loop callers, each with its own statistics, and shared counts for the progress display.
 
 use std::{
     sync::{
@@ -15,108 +15,113 @@ use tokio::time::Instant;
 use tollgate::oracle::Admitted;
 
 use super::{
-    judge::{Call, KeyNumber},
-    keys::Keys,
+    keys::KeySpace,
+    limit_verifier::{AdmittedCall, KeyNumber},
 };
 
-/// The longest time that is told apart, in nanoseconds.
+/// The longest latency that is recorded exactly, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// How exact times are kept: to the thousandth.
+/// Significant digits of recorded latencies.
 const DIGITS: u8 = 3;
-/// After how many calls a caller tells how it goes.
-const TOLD_AFTER: u64 = 64;
-/// How many admitted calls are handed to the judge at once.
+/// The number of calls after which a caller updates the shared counts.
+const SHARE_INTERVAL: u64 = 64;
+/// The number of admitted calls sent to the verifier at once.
 const BATCH: usize = 1_024;
 
-/// How much is asked.
+/// The extent of a load.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Extent {
     Time(Duration),
     Requests(u64),
 }
 
-/// What came of one call.
+/// The outcome of one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallOutcome {
     Allowed,
-    Refused,
-    /// Refused without asking the store.
-    RefusedHere,
-    /// Decided without the store, since it did not answer.
+    Denied,
+    /// Denied without a call to the store.
+    DeniedLocally,
+    /// Decided without the store, because it was unavailable.
     Degraded,
-    /// Nobody could say.
     Failed(String),
 }
 
-/// What a load is made of, and how it goes.
+/// A load and its progress.
 pub(super) struct Load {
-    pub(super) keys: Keys,
+    pub(super) keys: KeySpace,
     pub(super) cost: u64,
     extent: Extent,
-    begun: Instant,
-    asked: AtomicU64,
+    started: Instant,
+    /// Calls started, if the extent is a number of requests.
+    started_calls: AtomicU64,
     is_stopped: AtomicBool,
-    told: Told,
-    judge: SyncSender<Vec<Call>>,
+    shared: SharedCounts,
+    verifier: SyncSender<Vec<AdmittedCall>>,
 }
 
-/// How it goes.
+/// Counts of all callers, updated every [`SHARE_INTERVAL`] calls.
 #[derive(Default)]
-struct Told {
+struct SharedCounts {
     calls: AtomicU64,
-    refused: AtomicU64,
+    denied: AtomicU64,
 }
 
-/// Counts of what came of calls.
+/// Counts of outcomes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) allowed: u64,
-    pub(super) refused: u64,
-    /// Of these, without asking the store.
-    pub(super) refused_here: u64,
+    pub(super) denied: u64,
+    /// Of these, without a call to the store.
+    pub(super) denied_locally: u64,
     pub(super) degraded: u64,
     pub(super) failed: u64,
     pub(super) first_failure: Option<String>,
-    /// Admitted, and more than the judge had time for.
-    pub(super) unjudged: u64,
+    /// Admitted calls that were dropped because the verifier's queue was full.
+    pub(super) unverified: u64,
 }
 
 impl Counts {
-    /// How many calls were answered.
+    /// The number of calls that were decided.
     pub(super) fn decisions(&self) -> u64 {
-        self.allowed + self.refused + self.degraded
+        self.allowed + self.denied + self.degraded
     }
 }
 
-/// What one caller notes.
+/// One caller and its statistics.
 pub(super) struct Caller {
     load: Arc<Load>,
     random: SmallRng,
     latency: Histogram<u64>,
     counts: Counts,
-    admitted: Vec<Call>,
+    admitted: Vec<AdmittedCall>,
     calls: u64,
-    /// How many calls, and refused ones, others know of.
-    told: (u64, u64),
+    /// Calls and denials already added to the shared counts.
+    shared: (u64, u64),
 }
 
-/// What all callers noted.
-pub(super) struct Notes {
+/// The merged statistics of callers.
+pub(super) struct LoadResult {
     pub(super) latency: Histogram<u64>,
     pub(super) counts: Counts,
 }
 
 impl Load {
-    pub(super) fn new(keys: Keys, cost: u64, extent: Extent, judge: SyncSender<Vec<Call>>) -> Self {
+    pub(super) fn new(
+        keys: KeySpace,
+        cost: u64,
+        extent: Extent,
+        verifier: SyncSender<Vec<AdmittedCall>>,
+    ) -> Self {
         Self {
             keys,
             cost,
             extent,
-            begun: Instant::now(),
-            asked: AtomicU64::new(0),
+            started: Instant::now(),
+            started_calls: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
-            told: Told::default(),
-            judge,
+            shared: SharedCounts::default(),
+            verifier,
         }
     }
 
@@ -125,28 +130,28 @@ impl Load {
     }
 
     pub(super) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
+        self.started.elapsed()
     }
 
-    /// How much of it is done, of how much: milliseconds or requests.
+    /// Progress and total, in milliseconds or requests.
     pub(super) fn progress(&self) -> (u64, u64) {
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         match self.extent {
             Extent::Time(all) => (millis(self.elapsed()).min(millis(all)), millis(all)),
-            Extent::Requests(all) => (self.told.calls.load(Relaxed).min(all), all),
+            Extent::Requests(all) => (self.shared.calls.load(Relaxed).min(all), all),
         }
     }
 
-    /// How many calls were made, and how many of them refused, so far.
-    pub(super) fn told(&self) -> (u64, u64) {
-        (self.told.calls.load(Relaxed), self.told.refused.load(Relaxed))
+    /// The number of calls and of denials so far.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.shared.calls.load(Relaxed), self.shared.denied.load(Relaxed))
     }
 
-    /// Whether there is another call to make.
-    fn goes_on(&self) -> bool {
+    /// Whether another call is to be made.
+    fn start_call(&self) -> bool {
         let has_more = match self.extent {
-            Extent::Time(all) => self.begun.elapsed() < all,
-            Extent::Requests(all) => self.asked.fetch_add(1, Relaxed) < all,
+            Extent::Time(all) => self.started.elapsed() < all,
+            Extent::Requests(all) => self.started_calls.fetch_add(1, Relaxed) < all,
         };
         has_more && !self.is_stopped.load(Relaxed)
     }
@@ -157,95 +162,95 @@ impl Caller {
         Self {
             load,
             random: SmallRng::from_os_rng(),
-            latency: latencies(),
+            latency: new_histogram(),
             counts: Counts::default(),
             admitted: Vec::with_capacity(BATCH),
             calls: 0,
-            told: (0, 0),
+            shared: (0, 0),
         }
     }
 
-    /// Which key to ask for next, and when that is; none when all is done.
+    /// Returns the next key and the start time of its call; none when the load is complete.
     pub(super) fn next(&mut self) -> Option<(KeyNumber, Instant)> {
-        self.load.goes_on().then(|| (self.load.keys.next(&mut self.random), Instant::now()))
+        self.load.start_call().then(|| (self.load.keys.next(&mut self.random), Instant::now()))
     }
 
-    /// Takes note of what came of a call. Whether this caller had better let others go on for a moment.
-    pub(super) fn note(&mut self, key: KeyNumber, sent: Instant, outcome: Outcome) -> bool {
+    /// Records the outcome of a call. Returns whether the caller should yield to others.
+    pub(super) fn record(&mut self, key: KeyNumber, sent: Instant, outcome: CallOutcome) -> bool {
         let received = Instant::now();
         self.calls += 1;
         let nanos = u64::try_from((received - sent).as_nanos()).unwrap_or(u64::MAX);
         self.latency.saturating_record(nanos);
         match outcome {
-            Outcome::Allowed => {
+            CallOutcome::Allowed => {
                 self.counts.allowed += 1;
-                let since = |moment: Instant| moment - self.load.begun;
+                let since = |time: Instant| time - self.load.started;
                 let admitted =
                     Admitted { sent: since(sent), received: since(received), cost: self.load.cost };
-                self.admitted.push(Call { key, admitted });
+                self.admitted.push(AdmittedCall { key, admitted });
                 if self.admitted.len() >= BATCH {
-                    self.hand_over();
+                    self.send_admitted();
                 }
             }
-            Outcome::Refused => self.counts.refused += 1,
-            Outcome::RefusedHere => {
-                self.counts.refused += 1;
-                self.counts.refused_here += 1;
+            CallOutcome::Denied => self.counts.denied += 1,
+            CallOutcome::DeniedLocally => {
+                self.counts.denied += 1;
+                self.counts.denied_locally += 1;
             }
-            Outcome::Degraded => self.counts.degraded += 1,
-            Outcome::Failed(reason) => {
+            CallOutcome::Degraded => self.counts.degraded += 1,
+            CallOutcome::Failed(reason) => {
                 self.counts.failed += 1;
                 self.counts.first_failure.get_or_insert(reason);
             }
         }
-        let is_time = self.calls.is_multiple_of(TOLD_AFTER);
-        if is_time {
-            self.tell();
+        let is_due = self.calls.is_multiple_of(SHARE_INTERVAL);
+        if is_due {
+            self.update_shared();
         }
-        is_time
+        is_due
     }
 
-    fn tell(&mut self) {
-        self.load.told.calls.fetch_add(self.calls - self.told.0, Relaxed);
-        self.load.told.refused.fetch_add(self.counts.refused - self.told.1, Relaxed);
-        self.told = (self.calls, self.counts.refused);
+    fn update_shared(&mut self) {
+        self.load.shared.calls.fetch_add(self.calls - self.shared.0, Relaxed);
+        self.load.shared.denied.fetch_add(self.counts.denied - self.shared.1, Relaxed);
+        self.shared = (self.calls, self.counts.denied);
     }
 
-    /// What the judge has no room for now is left out: the load must not wait.
-    fn hand_over(&mut self) {
+    /// Sends admitted calls to the verifier. They are dropped if its queue is full: the load must not wait.
+    fn send_admitted(&mut self) {
         let calls = std::mem::replace(&mut self.admitted, Vec::with_capacity(BATCH));
         let count = calls.len() as u64;
-        if self.load.judge.try_send(calls).is_err() {
-            self.counts.unjudged += count;
+        if self.load.verifier.try_send(calls).is_err() {
+            self.counts.unverified += count;
         }
     }
 
-    pub(super) fn finish(mut self) -> Notes {
-        self.hand_over();
-        Notes { latency: self.latency, counts: self.counts }
+    pub(super) fn finish(mut self) -> LoadResult {
+        self.send_admitted();
+        LoadResult { latency: self.latency, counts: self.counts }
     }
 }
 
-fn latencies() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).expect("these bounds are possible")
+fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).expect("the bounds are valid")
 }
 
-impl Notes {
-    pub(super) fn none() -> Self {
-        Self { latency: latencies(), counts: Counts::default() }
+impl LoadResult {
+    pub(super) fn empty() -> Self {
+        Self { latency: new_histogram(), counts: Counts::default() }
     }
 
-    pub(super) fn join(&mut self, other: Self) {
-        self.latency.add(other.latency).expect("all have the same bounds");
-        let Counts { allowed, refused, refused_here, degraded, failed, first_failure, unjudged } =
+    pub(super) fn merge(&mut self, other: Self) {
+        self.latency.add(other.latency).expect("all histograms have the same bounds");
+        let Counts { allowed, denied, denied_locally, degraded, failed, first_failure, unverified } =
             other.counts;
         let counts = &mut self.counts;
         counts.allowed += allowed;
-        counts.refused += refused;
-        counts.refused_here += refused_here;
+        counts.denied += denied;
+        counts.denied_locally += denied_locally;
         counts.degraded += degraded;
         counts.failed += failed;
-        counts.unjudged += unjudged;
+        counts.unverified += unverified;
         counts.first_failure = counts.first_failure.take().or(first_failure);
     }
 }

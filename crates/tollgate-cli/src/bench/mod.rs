@@ -1,15 +1,15 @@
-//! `tollgate bench`: load, how long decisions take under it, and whether the limit held.
+//! `tollgate bench`: a load generator that measures latency and verifies the limit.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `keys` | which keys are asked for: only this run's own |
-//! | `load` | callers who never stop asking, and what they note |
-//! | `target` | whom they ask: a store in this process, one in Redis, a server |
-//! | `judge` | whether more was admitted than the limit allows |
-//! | `report` | what is said |
+//! | `keys` | the keys of a run, used by no one else |
+//! | `load` | closed-loop callers and their statistics |
+//! | `target` | destination: the memory store, a Redis store or a server |
+//! | `limit_verifier` | checks whether more was admitted than the limit allows |
+//! | `report` | output |
 
-mod judge;
 mod keys;
+mod limit_verifier;
 mod load;
 mod report;
 mod target;
@@ -28,144 +28,148 @@ use tollgate::{Cost, Limit, redis::URLS};
 use tollgate_server::{config::Environment, duration};
 
 use self::{
-    judge::{Call, Judge},
-    keys::Keys,
-    load::{Extent, Load, Notes},
-    report::Report,
+    keys::KeySpace,
+    limit_verifier::{AdmittedCall, LimitVerifier},
+    load::{Extent, Load, LoadResult},
+    report::BenchReport,
     target::Target,
 };
 use crate::{
-    Done,
-    ask::{
-        client::SERVER_VARIABLE,
-        question::{ALGORITHMS, Rate, rate},
+    CommandResult,
+    client::{
+        http_client::SERVER_VARIABLE,
+        request::{ALGORITHMS, Rate, rate},
     },
-    numbers::{not_negative, whole},
-    output::{self, Form, Progress},
+    format,
+    output::{OutputFormat, Progress},
+    value_parsers::{non_negative, whole_number},
 };
 
-/// Put load on a store or a server: how fast it decides, and whether the limit holds
+/// Benchmark a store or a server: latency, throughput, and whether the limit holds
 ///
-/// Without --store, --config, --server or TOLLGATE_SERVER, the store in this process's memory is measured. Only keys of this run's own are asked
-/// for, which nobody else has and which expire by themselves: no counter at work is touched. Ctrl-C ends the load early. Exit code
-/// 1 if more was admitted than the limit allows.
+/// Without --store, --config, --server or TOLLGATE_SERVER, the memory store of this process is measured. Each run uses its own keys, which
+/// expire: no other counter is touched. Ctrl-C ends the load early. Exits with 1 if more was admitted than the limit allows.
 #[derive(Args)]
 pub(crate) struct Bench {
-    // Not read by clap, which repeats what it cannot read: this may hold a password.
-    #[arg(long, value_name = "URL", help_heading = WHERE, help = format!("Asks this store: memory:, {URLS}"))]
+    // Not parsed by clap: its error messages quote the value, which may contain a password.
+    #[arg(long, value_name = "URL", help_heading = TARGET_HEADING, help = format!("Store to measure: memory:, {URLS}"))]
     store: Option<String>,
 
-    /// Asks the store of this configuration; of its rules none is used
-    #[arg(long, value_name = "FILE", help_heading = WHERE)]
+    /// Measure the store of this configuration; its rules are not used
+    #[arg(long, value_name = "FILE", help_heading = TARGET_HEADING)]
     config: Option<PathBuf>,
 
-    /// Asks this server by HTTP, for example http://127.0.0.1:8080; a token is read from TOLLGATE_TOKEN [env: TOLLGATE_SERVER=]
-    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
+    /// Server to measure over HTTP, for example http://127.0.0.1:8080; the token is read from TOLLGATE_TOKEN [env: TOLLGATE_SERVER=]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
     server: Option<String>,
 
-    /// Trusts this authority instead of the system's, for https://: a file of PEM
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
+    /// CA certificates to trust instead of the system's, for https:// (PEM file)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
     ca: Option<PathBuf>,
 
-    /// The certificate by which the server knows who asks: a file of PEM
-    #[arg(long, value_name = "FILE", requires = "client_key", conflicts_with_all = ["config", "store"], help_heading = WHERE)]
+    /// Client certificate (PEM file)
+    #[arg(long, value_name = "FILE", requires = "client_key", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
     client_cert: Option<PathBuf>,
 
-    /// Its private key: a file of PEM
-    #[arg(long, value_name = "FILE", requires = "client_cert", help_heading = WHERE)]
+    /// Private key of the client certificate (PEM file)
+    #[arg(long, value_name = "FILE", requires = "client_cert", help_heading = TARGET_HEADING)]
     client_key: Option<PathBuf>,
 
-    /// How many callers ask at the same time
-    #[arg(long, short = 'c', value_name = "COUNT", default_value_t = 16, value_parser = whole::<u16>(1..=MAX_CALLERS, 16), allow_negative_numbers = true)]
+    /// Number of concurrent callers
+    #[arg(long, short = 'c', value_name = "COUNT", default_value_t = 16, value_parser = whole_number::<u16>(1..=MAX_CALLERS, 16), allow_negative_numbers = true)]
     concurrency: u16,
 
-    /// How long they ask: 30s, 5m
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = span)]
+    /// Duration of the load: 30s, 5m
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = positive_duration)]
     duration: Duration,
 
-    /// How many requests they make, instead of a duration
-    #[arg(long, value_name = "COUNT", conflicts_with = "duration", value_parser = whole::<u64>(1..=u64::MAX, 100_000), allow_negative_numbers = true)]
+    /// Number of requests, instead of a duration
+    #[arg(long, value_name = "COUNT", conflicts_with = "duration", value_parser = whole_number::<u64>(1..=u64::MAX, 100_000), allow_negative_numbers = true)]
     requests: Option<u64>,
 
-    /// How many keys are asked for; one is a hot key
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = whole::<u32>(1..=MAX_KEYS, 1_000), allow_negative_numbers = true)]
+    /// Number of keys; one is a hot key
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = whole_number::<u32>(1..=MAX_KEYS, 1_000), allow_negative_numbers = true)]
     keys: u32,
 
-    /// Asks for some keys more than for others, by Zipf's law with this exponent; 1.0 is usual
-    #[arg(long, value_name = "EXPONENT", requires = "keys", value_parser = not_negative, allow_negative_numbers = true)]
+    /// Distribute requests over the keys by Zipf's law with this exponent; 1.0 is usual
+    #[arg(long, value_name = "EXPONENT", requires = "keys", value_parser = non_negative, allow_negative_numbers = true)]
     zipf: Option<f64>,
 
-    /// The limit of each key
+    /// Limit of each key
     #[arg(long, value_name = "AMOUNT per WINDOW", default_value = "100 per 1s", value_parser = rate)]
     limit: Rate,
 
-    /// How it is counted: token-bucket, sliding-log, sliding-counter, fixed-window
+    /// Algorithm: token-bucket, sliding-log, sliding-counter or fixed-window
     #[arg(long, default_value = "token-bucket", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true)]
     algorithm: String,
 
-    /// Of a token bucket: how much passes at once; the amount unless set
-    #[arg(long, value_name = "COUNT", value_parser = whole::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true)]
+    /// Burst of a token bucket [default: the amount]
+    #[arg(long, value_name = "COUNT", value_parser = whole_number::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true)]
     burst: Option<u64>,
 
-    /// What each request costs
-    #[arg(long, default_value_t = 1, value_parser = whole::<u64>(1..=u64::MAX, 2), allow_negative_numbers = true)]
+    /// Cost of each request
+    #[arg(long, default_value_t = 1, value_parser = whole_number::<u64>(1..=u64::MAX, 2), allow_negative_numbers = true)]
     cost: u64,
 }
 
-const WHERE: &str = "Where to ask";
+const TARGET_HEADING: &str = "Target";
 
-/// The most callers, each of which may need a thread.
+/// The maximum number of callers, each of which may need a thread.
 const MAX_CALLERS: u64 = 500;
-/// The most keys: each that was admitted anything is judged.
+/// The maximum number of keys: each is verified.
 const MAX_KEYS: u64 = 100_000;
-/// How many batches of admitted calls may wait for the judge.
-const MAX_WAITING: usize = 512;
-/// How often it is shown how it goes.
-const SHOWN_EVERY: Duration = Duration::from_millis(100);
+/// Capacity of the verifier's queue, in batches of admitted calls.
+const MAX_QUEUED_BATCHES: usize = 512;
+/// Update interval of the progress bar.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-fn span(text: &str) -> Result<Duration, String> {
+/// Parses a duration above zero.
+fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration::parse(text) {
         Ok(Duration::ZERO) => Err("use a duration above zero".to_owned()),
-        Ok(span) => Ok(span),
+        Ok(duration) => Ok(duration),
         Err(error) => Err(error.to_string()),
     }
 }
 
 impl Bench {
-    pub(crate) async fn run(self, form: Form) -> Done {
+    pub(crate) async fn run(self, format: OutputFormat) -> CommandResult {
         let limit = self.limit()?;
         let cost = Cost::new(self.cost)?;
-        let keys = Keys::new(self.keys, self.zipf)?;
-        let target = Target::of(&self, &keys, limit, cost).await?;
-        let (to_judge, calls) = mpsc::sync_channel::<Vec<Call>>(MAX_WAITING);
-        let judge = thread::spawn(move || {
-            let mut judge = Judge::new(&limit);
-            calls.into_iter().for_each(|calls| judge.add(calls));
-            judge.finish()
+        let keys = KeySpace::new(self.keys, self.zipf)?;
+        let target = Target::connect(&self, &keys, limit, cost).await?;
+        let (admitted_calls, calls) = mpsc::sync_channel::<Vec<AdmittedCall>>(MAX_QUEUED_BATCHES);
+        let verifier = thread::spawn(move || {
+            let mut verifier = LimitVerifier::new(&limit);
+            calls.into_iter().for_each(|calls| verifier.add(calls));
+            verifier.finish()
         });
-        let load = Arc::new(Load::new(keys, self.cost, self.extent(), to_judge));
-        let notes = self.loaded(&load, &target, form).await;
-        let took = load.elapsed();
-        let name = load.keys.prefix();
-        // with the last of those who could, the judge knows that there is no more
+        let load = Arc::new(Load::new(keys, self.cost, self.extent(), admitted_calls));
+        let result = self.run_load(&load, &target, format).await;
+        let elapsed = load.elapsed();
+        let key_prefix = load.keys.prefix();
+        // closes the channel, so that the verifier finishes
         drop(load);
-        let (closest, keys_asked) =
-            judge.join().map_err(|_| "the verdict cannot be told: its thread has ended")?;
-        if notes.counts.decisions() == 0
-            && let Some(failure) = notes.counts.first_failure
+        let (closest, verified_keys) = verifier.join().map_err(|_| "the limit verifier panicked")?;
+        if result.counts.decisions() == 0
+            && let Some(failure) = result.counts.first_failure
         {
             return Err(failure.into());
         }
-        let report = Report::new(&self, &target, limit, notes, took).with_verdict(closest, keys_asked, name);
-        report.print(form)?;
-        Ok(report.verdict())
+        let report = BenchReport::new(&self, &target, limit, result, elapsed).with_verdict(
+            closest,
+            verified_keys,
+            key_prefix,
+        );
+        report.print(format)?;
+        Ok(report.exit_status())
     }
 
-    /// The server that is meant: the one that is named, else that of the environment, unless a store is named.
-    fn server_named(&self) -> Option<String> {
+    /// The server of the flag, else of the environment, unless a store is given.
+    fn server_url(&self) -> Option<String> {
         let is_for_store = self.store.is_some() || self.config.is_some();
-        let of_environment = || Environment::of_process().get(SERVER_VARIABLE).filter(|_| !is_for_store);
-        self.server.clone().or_else(of_environment)
+        let from_environment = || Environment::of_process().get(SERVER_VARIABLE).filter(|_| !is_for_store);
+        self.server.clone().or_else(from_environment)
     }
 
     fn limit(&self) -> Result<Limit, Box<dyn Error>> {
@@ -181,19 +185,19 @@ impl Bench {
         self.requests.map_or(Extent::Time(self.duration), Extent::Requests)
     }
 
-    /// Has all callers ask until they are done, or somebody has had enough.
-    async fn loaded(&self, load: &Arc<Load>, target: &Target, form: Form) -> Notes {
+    /// Runs all callers until the load is complete or interrupted.
+    async fn run_load(&self, load: &Arc<Load>, target: &Target, format: OutputFormat) -> LoadResult {
         let callers = target.callers(load, self.concurrency);
-        let progress = Progress::new(form, "load", load.progress().1);
+        let progress = Progress::new(format, "load", load.progress().1);
         let show = async {
-            let (mut before, mut at) = (load.told().0, load.elapsed());
+            let (mut before, mut at) = (load.counts().0, load.elapsed());
             loop {
-                sleep(SHOWN_EVERY).await;
-                let ((decided, refused), now) = (load.told(), load.elapsed());
+                sleep(PROGRESS_INTERVAL).await;
+                let ((decided, denied), now) = (load.counts(), load.elapsed());
                 let per_second = (decided - before) as f64 / (now - at).as_secs_f64().max(1e-9);
-                let share = refused as f64 * 100.0 / decided.max(1) as f64;
-                let how = format!("{} a second, {share:.1} % refused", output::count(per_second as u64));
-                progress.is_at(load.progress().0, how);
+                let share = denied as f64 * 100.0 / decided.max(1) as f64;
+                let message = format!("{} per second, {share:.1} % denied", format::count(per_second as u64));
+                progress.update(load.progress().0, message);
                 (before, at) = (decided, now);
             }
         };
@@ -204,9 +208,9 @@ impl Bench {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            notes = callers => notes,
-            () = show => unreachable!("it is shown without end"),
-            () = stop => unreachable!("stopping waits without end"),
+            result = callers => result,
+            () = show => unreachable!("progress is shown in an endless loop"),
+            () = stop => unreachable!("this future never completes"),
         }
     }
 }

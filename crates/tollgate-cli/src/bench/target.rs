@@ -1,5 +1,5 @@
-//! Whom callers ask, and how: a store through the limiter, as the server does, or a server by HTTP, each caller on a connection
-//! of its own that stays open.
+//! The destination of a load: a store through the limiter, as in a server, or a server over HTTP, with one persistent connection per
+//! caller.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -17,34 +17,34 @@ use tollgate_server::{
 
 use super::{
     Bench,
-    keys::Keys,
-    load::{Caller, Load, Notes, Outcome},
+    keys::KeySpace,
+    load::{CallOutcome, Caller, Load, LoadResult},
 };
 use crate::{
-    ask::client::{Client, Files},
-    doctor::reach,
+    client::http_client::{HttpClient, TlsFiles},
+    doctor::connectivity,
 };
 
-/// How long a store may take to be reached before the load begins.
-const STORE_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause between two attempts.
-const STORE_PAUSE: Duration = Duration::from_millis(50);
+/// Time limit for connecting to the store before the load starts.
+const STORE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between connection attempts.
+const STORE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whom callers ask.
+/// The destination of a load.
 pub(super) enum Target {
-    Store { limiter: Arc<Limiter>, shown: String, limit: Limit, cost: Cost },
-    Server { clients: Vec<Client>, shown: String, question: Question },
+    Store { limiter: Arc<Limiter>, url: String, limit: Limit, cost: Cost },
+    Server { clients: Vec<HttpClient>, url: String, template: CheckTemplate },
 }
 
-/// What a server is asked, without its key.
+/// The body of a check, without the key.
 #[derive(Clone, Serialize)]
-pub(super) struct Question {
-    limit: LimitText,
+pub(super) struct CheckTemplate {
+    limit: LimitTemplate,
     cost: u64,
 }
 
 #[derive(Clone, Serialize)]
-struct LimitText {
+struct LimitTemplate {
     algorithm: String,
     amount: u64,
     window: String,
@@ -53,46 +53,46 @@ struct LimitText {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct CheckBody<'a> {
     key: &'a str,
     #[serde(flatten)]
-    question: &'a Question,
+    template: &'a CheckTemplate,
 }
 
-/// What matters of a server's answer.
+/// The fields of a decision that are evaluated.
 #[derive(Deserialize)]
-struct Answer {
+struct DecisionFields {
     allowed: bool,
     degraded: bool,
     source: String,
 }
 
-/// What a server says when it has no answer.
+/// An error response of the API.
 #[derive(Deserialize)]
-struct Problem {
+struct ErrorFields {
     detail: String,
 }
 
 impl Target {
-    /// Makes sure that there is somebody to ask, too.
-    pub(super) async fn of(
+    /// Connects to the target and makes a first call.
+    pub(super) async fn connect(
         bench: &Bench,
-        keys: &Keys,
+        keys: &KeySpace,
         limit: Limit,
         cost: Cost,
     ) -> Result<Self, Box<dyn Error>> {
-        match bench.server_named() {
+        match bench.server_url() {
             Some(server) => Self::server(bench, &server, keys).await,
             None if bench.ca.is_some() || bench.client_cert.is_some() => {
-                Err("certificates are for a server: name it with --server or TOLLGATE_SERVER".into())
+                Err("certificate flags need a server: set --server or TOLLGATE_SERVER".into())
             }
             None => Self::store(bench, keys, limit, cost).await,
         }
     }
 
-    async fn store(bench: &Bench, keys: &Keys, limit: Limit, cost: Cost) -> Result<Self, Box<dyn Error>> {
+    async fn store(bench: &Bench, keys: &KeySpace, limit: Limit, cost: Cost) -> Result<Self, Box<dyn Error>> {
         let settings = if bench.store.is_none() && bench.config.is_none() {
-            // nothing else is read: a store that happens to be configured here is not meant
+            // a configuration in the current directory is ignored
             StoreSettings::default()
         } else {
             let flags =
@@ -101,34 +101,36 @@ impl Target {
         };
         let store = store::open(&settings).map_err(StartError::Store)?;
         let limiter = Arc::new(Limiter::with_options(store, [], settings.options())?);
-        let shown = settings.url.to_string();
-        let begun = Instant::now();
+        let url = settings.url.to_string();
+        let started = Instant::now();
         loop {
             let peeked = limiter.peek_key(keys.name(0), &limit, cost).await?;
             if !peeked.is_degraded() {
                 break;
             }
-            if begun.elapsed() >= STORE_PATIENCE {
-                let why = match reach::trouble(&settings).await {
-                    Some(trouble) => format!(": {trouble}"),
+            if started.elapsed() >= STORE_CONNECT_TIMEOUT {
+                let reason = match connectivity::diagnose(&settings).await {
+                    Some(problem) => format!(": {problem}"),
                     None => peeked.failure.map_or_else(String::new, |failure| format!(": {failure}")),
                 };
-                return Err(format!("store {shown} does not answer{why}; see tollgate doctor").into());
+                return Err(
+                    format!("store {url} is unavailable{reason}; run tollgate doctor for details").into()
+                );
             }
-            sleep(STORE_PAUSE).await;
+            sleep(STORE_RETRY_INTERVAL).await;
         }
-        Ok(Self::Store { limiter, shown, limit, cost })
+        Ok(Self::Store { limiter, url, limit, cost })
     }
 
-    async fn server(bench: &Bench, server: &str, keys: &Keys) -> Result<Self, Box<dyn Error>> {
+    async fn server(bench: &Bench, server: &str, keys: &KeySpace) -> Result<Self, Box<dyn Error>> {
         let token = Environment::of_process().get("TOLLGATE_TOKEN");
         let client = || {
-            let files = Files { ca: &bench.ca, cert: &bench.client_cert, key: &bench.client_key };
-            Client::new(server, token.clone(), files)
+            let files = TlsFiles { ca: &bench.ca, cert: &bench.client_cert, key: &bench.client_key };
+            HttpClient::new(server, token.clone(), files)
         };
         let clients = (0..bench.concurrency).map(|_| client()).collect::<Result<Vec<_>, _>>()?;
-        let question = Question {
-            limit: LimitText {
+        let template = CheckTemplate {
+            limit: LimitTemplate {
                 algorithm: bench.algorithm.clone(),
                 amount: bench.limit.amount,
                 window: bench.limit.window.clone(),
@@ -136,44 +138,50 @@ impl Target {
             },
             cost: bench.cost,
         };
-        let (first, body) = (client()?, body(&question, &keys.name(0)));
-        let tried = spawn_blocking(move || ask_server(&first, "/v1/peek", &body)).await?;
-        if let Outcome::Failed(reason) = tried {
+        let (first, body) = (client()?, body(&template, &keys.name(0)));
+        let outcome = spawn_blocking(move || call_server(&first, "/v1/peek", &body)).await?;
+        if let CallOutcome::Failed(reason) = outcome {
             return Err(reason.into());
         }
-        Ok(Self::Server { clients, shown: server.to_owned(), question })
+        Ok(Self::Server { clients, url: server.to_owned(), template })
     }
 
-    /// Who is asked, for people.
-    pub(super) fn shown(&self) -> &str {
+    /// The URL, without user and password.
+    pub(super) fn url(&self) -> &str {
         match self {
-            Self::Store { shown, .. } | Self::Server { shown, .. } => shown,
+            Self::Store { url, .. } | Self::Server { url, .. } => url,
         }
     }
 
-    /// Has callers ask until the load ends; what all of them noted.
-    pub(super) async fn callers(&self, load: &Arc<Load>, count: u16) -> Notes {
+    /// Runs the callers until the load ends; returns their merged statistics.
+    pub(super) async fn callers(&self, load: &Arc<Load>, count: u16) -> LoadResult {
         let mut callers = JoinSet::new();
-        let names = Arc::new(Names::of(load));
+        let names = Arc::new(KeyNames::new(load));
         match self {
             Self::Store { limiter, limit, cost, .. } => {
                 for _ in 0..count {
                     let caller = Caller::new(Arc::clone(load));
-                    callers.spawn(of_store(caller, Arc::clone(&names), Arc::clone(limiter), *limit, *cost));
+                    callers.spawn(run_store_caller(
+                        caller,
+                        Arc::clone(&names),
+                        Arc::clone(limiter),
+                        *limit,
+                        *cost,
+                    ));
                 }
             }
-            Self::Server { clients, question, .. } => {
+            Self::Server { clients, template, .. } => {
                 for client in clients {
                     let caller = Caller::new(Arc::clone(load));
-                    let (names, client, question) = (Arc::clone(&names), client.clone(), question.clone());
-                    callers.spawn_blocking(move || of_server(caller, &names, &client, &question));
+                    let (names, client, template) = (Arc::clone(&names), client.clone(), template.clone());
+                    callers.spawn_blocking(move || run_server_caller(caller, &names, &client, &template));
                 }
             }
         }
-        let mut all = Notes::none();
-        while let Some(notes) = callers.join_next().await {
-            match notes {
-                Ok(notes) => all.join(notes),
+        let mut all = LoadResult::empty();
+        while let Some(result) = callers.join_next().await {
+            match result {
+                Ok(result) => all.merge(result),
                 Err(error) => {
                     all.counts.failed += 1;
                     all.counts.first_failure.get_or_insert_with(|| error.to_string());
@@ -184,71 +192,78 @@ impl Target {
     }
 }
 
-async fn of_store(
+async fn run_store_caller(
     mut caller: Caller,
-    names: Arc<Names>,
+    names: Arc<KeyNames>,
     limiter: Arc<Limiter>,
     limit: Limit,
     cost: Cost,
-) -> Notes {
+) -> LoadResult {
     while let Some((key, sent)) = caller.next() {
         let decision = limiter.check_key(names.name(key), &limit, cost).await;
-        let outcome =
-            decision.map_or_else(|error| Outcome::Failed(error.to_string()), |decision| of(&decision));
-        // a decision from memory waits for nothing, and would leave nobody else a turn
-        if caller.note(key, sent, outcome) {
+        let outcome = decision
+            .map_or_else(|error| CallOutcome::Failed(error.to_string()), |decision| outcome_of(&decision));
+        // a memory store never suspends this task
+        if caller.record(key, sent, outcome) {
             yield_now().await;
         }
     }
     caller.finish()
 }
 
-fn of(decision: &Decision) -> Outcome {
+fn outcome_of(decision: &Decision) -> CallOutcome {
     match (decision.is_degraded(), decision.is_allowed()) {
-        (true, _) => Outcome::Degraded,
-        (false, true) => Outcome::Allowed,
-        (false, false) if decision.source == DecidedBy::Cache => Outcome::RefusedHere,
-        (false, false) => Outcome::Refused,
+        (true, _) => CallOutcome::Degraded,
+        (false, true) => CallOutcome::Allowed,
+        (false, false) if decision.source == DecidedBy::Cache => CallOutcome::DeniedLocally,
+        (false, false) => CallOutcome::Denied,
     }
 }
 
-fn of_server(mut caller: Caller, names: &Names, client: &Client, question: &Question) -> Notes {
+fn run_server_caller(
+    mut caller: Caller,
+    names: &KeyNames,
+    client: &HttpClient,
+    template: &CheckTemplate,
+) -> LoadResult {
     while let Some((key, sent)) = caller.next() {
-        let outcome = ask_server(client, "/v1/check", &body(question, names.name(key)));
-        caller.note(key, sent, outcome);
+        let outcome = call_server(client, "/v1/check", &body(template, names.name(key)));
+        caller.record(key, sent, outcome);
     }
     caller.finish()
 }
 
-fn body(question: &Question, key: &str) -> Vec<u8> {
-    serde_json::to_vec(&Body { key, question }).expect("texts and numbers are JSON")
+fn body(template: &CheckTemplate, key: &str) -> Vec<u8> {
+    serde_json::to_vec(&CheckBody { key, template }).expect("the body is serializable")
 }
 
-fn ask_server(client: &Client, path: &str, body: &[u8]) -> Outcome {
+fn call_server(client: &HttpClient, path: &str, body: &[u8]) -> CallOutcome {
     let (status, answer) = match client.post(path, body) {
         Ok(answer) => answer,
-        Err(reason) => return Outcome::Failed(reason),
+        Err(reason) => return CallOutcome::Failed(reason),
     };
-    match serde_json::from_slice::<Answer>(&answer) {
-        Ok(Answer { degraded: true, .. }) => Outcome::Degraded,
-        Ok(Answer { allowed: true, .. }) => Outcome::Allowed,
-        Ok(Answer { source, .. }) if source == DecidedBy::Cache.name() => Outcome::RefusedHere,
-        Ok(_) => Outcome::Refused,
-        Err(_) => Outcome::Failed(match serde_json::from_slice::<Problem>(&answer) {
-            Ok(Problem { detail }) if status == 401 || status == 403 => {
-                format!("{detail}: set TOLLGATE_TOKEN to one that may check")
+    match serde_json::from_slice::<DecisionFields>(&answer) {
+        Ok(DecisionFields { degraded: true, .. }) => CallOutcome::Degraded,
+        Ok(DecisionFields { allowed: true, .. }) => CallOutcome::Allowed,
+        Ok(DecisionFields { source, .. }) if source == DecidedBy::Cache.name() => CallOutcome::DeniedLocally,
+        Ok(_) => CallOutcome::Denied,
+        Err(_) => CallOutcome::Failed(match serde_json::from_slice::<ErrorFields>(&answer) {
+            Ok(ErrorFields { detail }) if status == 401 || status == 403 => {
+                format!("{detail}: set TOLLGATE_TOKEN to a token with \"check\"")
             }
-            Ok(Problem { detail }) => detail,
-            Err(_) => format!("the server answered {status} and is no tollgate server: correct --server"),
+            Ok(ErrorFields { detail }) => detail,
+            Err(_) => format!(
+                "the server responded with status {status} and is not a tollgate server: correct --server"
+            ),
         }),
     }
 }
 
-/// The names of keys, made before the load: a caller is to measure decisions, not the making of texts.
-struct Names(Vec<String>);
+/// The names of all keys, formatted before the load so that formatting is not measured.
+struct KeyNames(Vec<String>);
 
-impl Names {
-    fn of(load: &Load) -> Self {
+impl KeyNames {
+    fn new(load: &Load) -> Self {
         Self((0..load.keys.count()).map(|key| load.keys.name(key)).collect())
     }
 

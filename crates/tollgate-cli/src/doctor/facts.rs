@@ -1,4 +1,4 @@
-//! What there is to know of one server, asked once and then only read.
+//! Data collected once from a server.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,10 +7,10 @@ use tollgate::{
     redis::inspect::{AclSubject, ClockReading, InspectedServer, Rights},
 };
 
-/// How many round trips are measured.
+/// The number of measured round trips.
 const ROUND_TRIPS: usize = 50;
 
-/// The settings that matter here.
+/// The settings that the checks use.
 const SETTINGS: [&str; 9] = [
     "appendfsync",
     "save",
@@ -23,16 +23,16 @@ const SETTINGS: [&str; 9] = [
     "cluster-node-timeout",
 ];
 
-/// What one server told.
+/// The data of one server.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct ServerFacts {
     pub(crate) address: String,
     /// In ascending order.
     pub(crate) round_trips: Vec<Duration>,
     pub(crate) info: Result<Info, StoreError>,
     pub(crate) settings: Settings,
     pub(crate) clock: Result<ClockReading, StoreError>,
-    /// Whether it would decide now.
+    /// Whether a decision would succeed now.
     pub(crate) decides: Result<(), StoreError>,
     pub(crate) rights: Rights,
 }
@@ -41,13 +41,13 @@ pub(crate) struct Facts {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Info(pub(crate) BTreeMap<String, String>);
 
-/// What `CONFIG GET` told: nothing, if that is not allowed.
+/// The results of `CONFIG GET`; empty if it is not permitted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings(pub(crate) BTreeMap<&'static str, String>);
 
-impl Facts {
-    /// Asks for everything, one thing after the other.
-    pub(crate) async fn of(server: &InspectedServer, whose: AclSubject<'_>) -> Result<Self, StoreError> {
+impl ServerFacts {
+    /// Collects all data, one command at a time.
+    pub(crate) async fn collect(server: &InspectedServer, whose: AclSubject<'_>) -> Result<Self, StoreError> {
         let mut round_trips = Vec::with_capacity(ROUND_TRIPS);
         for _ in 0..ROUND_TRIPS {
             round_trips.push(server.round_trip().await?);
@@ -71,7 +71,7 @@ impl Facts {
         })
     }
 
-    /// What of hundred round trips `percent` do not exceed.
+    /// A percentile of the round trips.
     pub(crate) fn round_trip(&self, percent: usize) -> Duration {
         let place = (self.round_trips.len() * percent).div_ceil(100).saturating_sub(1);
         self.round_trips.get(place).copied().unwrap_or_default()
@@ -91,7 +91,7 @@ impl Info {
         self.text(field) == Some(value)
     }
 
-    /// How many replicas are in step.
+    /// The number of replicas in sync.
     pub(crate) fn replicas(&self) -> usize {
         let is_replica = |name: &str| {
             name.strip_prefix("slave").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -100,10 +100,10 @@ impl Info {
         replicas.filter(|(_, value)| value.split(',').any(|part| part == "state=online")).count()
     }
 
-    /// How many replicas must be in step for it to write: at least one, if it says so without telling how many.
+    /// The number of replicas in sync required for writes. If the setting is unreadable, `INFO` shows whether it is at least one.
     pub(crate) fn needs_replicas(&self, settings: &Settings) -> u64 {
-        let told = settings.number("min-replicas-to-write");
-        told.unwrap_or_else(|| u64::from(self.text("min_slaves_good_slaves").is_some()))
+        let setting = settings.number("min-replicas-to-write");
+        setting.unwrap_or_else(|| u64::from(self.text("min_slaves_good_slaves").is_some()))
     }
 }
 

@@ -1,21 +1,21 @@
-//! One thing that was looked at, and what came of it.
+//! A finding: the result of one check.
 
 use anstyle::Style;
 use serde::Serialize;
 
-use crate::output::{BAD, FAINT, GOOD, ODD};
+use crate::output::{DIM, ERROR, SUCCESS, WARNING};
 
-/// How bad it is; the worst first.
+/// The severity of a finding, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// Limits are broken, or decisions are refused, or soon will be.
+    /// Limits or decisions fail, or will soon.
     Problem,
-    /// It works, and could be better.
+    /// It works and could be improved.
     Advice,
-    /// It could not be looked at.
+    /// It could not be checked.
     Unseen,
-    /// It is as it should be.
+    /// It is as recommended.
     Fine,
 }
 
@@ -31,15 +31,15 @@ impl Severity {
 
     pub(crate) fn style(self) -> Style {
         match self {
-            Self::Problem => BAD,
-            Self::Advice => ODD,
-            Self::Unseen => FAINT,
-            Self::Fine => GOOD,
+            Self::Problem => ERROR,
+            Self::Advice => WARNING,
+            Self::Unseen => DIM,
+            Self::Fine => SUCCESS,
         }
     }
 }
 
-/// Where the documentation says more.
+/// Links to the documentation.
 pub(crate) mod see {
     pub(crate) const WHERE: &str = "docs/redis.md#where";
     pub(crate) const USER: &str = "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else";
@@ -54,19 +54,19 @@ pub(crate) mod see {
     pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#a-user-for-the-doctor";
 }
 
-/// What was found.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
-    /// A name for scripts, which `docs/doctor.md` explains.
+    /// A stable name for scripts, explained in `docs/doctor.md`.
     pub(crate) id: &'static str,
-    /// On which server; none if it is about all of them.
+    /// The server; none if it concerns all servers.
     pub(crate) server: Option<String>,
     pub(crate) what: String,
-    /// Why that matters.
+    /// Why it matters.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) why: String,
-    /// What to do about it.
+    /// How to fix it.
     #[serde(rename = "do", skip_serializing_if = "String::is_empty")]
     pub(crate) remedy: String,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
-//! The keys of ours that servers hold: how many of which rule, how large, and those that should not be there.
+//! Scan of tollgate's keys: number and size per rule, keys without a TTL, orphaned and foreign keys.
 //!
-//! Servers are at work: they are asked for a page at a time, with a pause after each, and for no more keys than was said.
+//! The scan is gentle on production servers: one page at a time, with a pause after each, up to a maximum number of keys.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,86 +16,90 @@ use tollgate::{
 };
 
 use super::finding::{Finding, Severity, see};
-use crate::output::{self, Form, Progress};
+use crate::{
+    format,
+    output::{OutputFormat, Progress},
+};
 
-/// The pause after each page: a server is asked for at most fifty thousand keys a second.
+/// The pause after each page, which limits the scan to fifty thousand keys per second.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How many keys of each rule are measured on each server. Pages come in the order of a hash: the first are as good as any.
+/// The number of keys measured per rule and server. Pages are in hash order, so the first keys are a random sample.
 const SAMPLE: usize = 20;
-/// How many rules are told apart.
+/// The maximum number of rules reported separately.
 const MAX_RULES: usize = 1_000;
-/// How many keys that should not be there are remembered, of each kind.
-const MAX_LEFTOVERS: usize = 100_000;
-/// How many of them are named.
+/// The maximum number of stray keys kept, of each kind.
+const MAX_STRAY_KEYS: usize = 100_000;
+/// The number of example keys in a finding.
 const EXAMPLES: usize = 3;
-/// How long a key without an end may live whose rule, and so its window, is not known.
-const UNKNOWN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// What a key lives longer than two windows.
-const SLACK: Duration = Duration::from_secs(10);
+/// The TTL set on a key whose rule, and so its window, is unknown.
+const UNKNOWN_RULE_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// The TTL of a key beyond two windows.
+const TTL_SLACK: Duration = Duration::from_secs(10);
 
-/// The rules of a configuration, by how they stand in keys.
-pub(crate) struct Known(HashMap<String, KnownRule>);
+/// The rules of a configuration, by their encoded names.
+pub(crate) struct ConfiguredRules(HashMap<String, ConfiguredRule>);
 
-struct KnownRule {
+struct ConfiguredRule {
     name: String,
-    lifetime: Duration,
+    ttl: Duration,
 }
 
-impl Known {
-    pub(crate) fn of(rules: &[Rule]) -> Self {
-        let known = |rule: &Rule| {
+impl ConfiguredRules {
+    pub(crate) fn new(rules: &[Rule]) -> Self {
+        let configured = |rule: &Rule| {
             let windows = rule.overrides.iter().filter_map(|other| other.window);
             let longest = windows.chain([rule.limit.window()]).max().unwrap_or_default();
-            let lifetime = longest * 2 + SLACK;
-            (encoded_rule(&rule.name).to_string(), KnownRule { name: rule.name.to_string(), lifetime })
+            let ttl = longest * 2 + TTL_SLACK;
+            (encoded_rule(&rule.name).to_string(), ConfiguredRule { name: rule.name.to_string(), ttl })
         };
-        Self(rules.iter().map(known).collect())
+        Self(rules.iter().map(configured).collect())
     }
 }
 
-/// What was found.
+/// The result of a scan.
 #[derive(Default)]
-pub(crate) struct Keys {
-    /// About how many keys of any kind were looked at.
-    pub(crate) looked_at: u64,
-    pub(crate) ours: u64,
-    /// Whether all of them were looked at.
+pub(crate) struct KeyScan {
+    /// The approximate number of scanned keys of any kind.
+    pub(crate) scanned: u64,
+    /// The number of tollgate's keys.
+    pub(crate) own: u64,
+    /// Whether all keys were scanned.
     pub(crate) is_complete: bool,
-    /// By how the rule stands in keys.
-    rules: BTreeMap<String, OfRule>,
-    pub(crate) immortal: Leftovers,
-    pub(crate) orphans: Leftovers,
-    foreign: Leftovers,
-    /// Why there is no more.
-    pub(crate) trouble: Option<StoreError>,
+    /// By rule name, encoded if the rule is not configured.
+    rules: BTreeMap<String, RuleKeys>,
+    pub(crate) without_ttl: StrayKeys,
+    pub(crate) orphans: StrayKeys,
+    foreign: StrayKeys,
+    /// Why the scan is incomplete.
+    pub(crate) error: Option<StoreError>,
 }
 
 #[derive(Default)]
-struct OfRule {
+struct RuleKeys {
     keys: u64,
-    /// Some of them, by server.
+    /// Sampled keys and their servers.
     sample: Vec<(usize, Vec<u8>)>,
     sampled: u64,
     bytes: u64,
 }
 
-/// Keys that should not be there, or not so.
+/// Keys without a TTL, orphaned or foreign keys.
 #[derive(Default)]
-pub(crate) struct Leftovers {
+pub(crate) struct StrayKeys {
     pub(crate) count: u64,
-    pub(crate) keys: HashSet<Leftover>,
+    pub(crate) keys: HashSet<StrayKey>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Leftover {
-    /// Which server has it.
+pub(crate) struct StrayKey {
+    /// The index of its server.
     pub(crate) server: usize,
     pub(crate) name: Vec<u8>,
-    /// How long it may live.
-    pub(crate) lifetime: Duration,
+    /// The TTL to set.
+    pub(crate) ttl: Duration,
 }
 
-/// What one rule's counters take.
+/// The memory of one rule's counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct RuleMemory {
     pub(crate) rule: String,
@@ -105,10 +109,10 @@ pub(crate) struct RuleMemory {
     pub(crate) bytes: u64,
 }
 
-impl Leftovers {
-    fn add(&mut self, leftover: Leftover) {
-        let has_room = self.keys.len() < MAX_LEFTOVERS;
-        if !has_room || self.keys.insert(leftover) {
+impl StrayKeys {
+    fn add(&mut self, stray: StrayKey) {
+        let has_room = self.keys.len() < MAX_STRAY_KEYS;
+        if !has_room || self.keys.insert(stray) {
             self.count += 1;
         }
     }
@@ -123,111 +127,116 @@ impl Leftovers {
     }
 }
 
-impl Keys {
-    /// Looks at all keys, or at most `max` of them.
-    pub(crate) async fn of(servers: &[InspectedServer], known: Option<&Known>, max: u64, form: Form) -> Self {
+impl KeyScan {
+    /// Scans at most `max` keys.
+    pub(crate) async fn run(
+        servers: &[InspectedServer],
+        known: Option<&ConfiguredRules>,
+        max: u64,
+        format: OutputFormat,
+    ) -> Self {
         let mut keys = Self { is_complete: true, ..Self::default() };
         let mut total = 0;
         for server in servers {
-            // who may not ask for the size may still ask for the keys
+            // DBSIZE may not be permitted where SCAN is
             total += server.size().await.unwrap_or(0);
         }
-        let progress = Progress::new(form, "keys", total.min(max));
+        let progress = Progress::new(format, "keys", total.min(max));
         for (place, server) in servers.iter().enumerate() {
-            if let Err(error) = keys.look(place, server, known, max, &progress).await {
+            if let Err(error) = keys.scan_server(place, server, known, max, &progress).await {
                 keys.is_complete = false;
-                keys.trouble = Some(error);
+                keys.error = Some(error);
                 break;
             }
         }
         drop(progress);
-        keys.looked_at = keys.looked_at.min(total.max(keys.ours));
+        keys.scanned = keys.scanned.min(total.max(keys.own));
         if let Err(error) = keys.measure(servers).await {
-            keys.trouble.get_or_insert(error);
+            keys.error.get_or_insert(error);
         }
         keys
     }
 
-    async fn look(
+    async fn scan_server(
         &mut self,
         place: usize,
         server: &InspectedServer,
-        known: Option<&Known>,
+        known: Option<&ConfiguredRules>,
         max: u64,
         progress: &Progress,
     ) -> Result<(), StoreError> {
         let mut cursor = Some(0);
         while let Some(at) = cursor {
-            if self.looked_at >= max {
+            if self.scanned >= max {
                 self.is_complete = false;
                 return Ok(());
             }
             let page = server.page(at).await?;
-            self.looked_at += u64::from(PAGE);
+            self.scanned += u64::from(PAGE);
             for key in page.keys {
                 self.add(place, key, known);
             }
-            progress.is_at(self.looked_at, format!("{} of ours", output::count(self.ours)));
+            progress.update(self.scanned, format!("{} of tollgate", format::count(self.own)));
             cursor = page.next;
             sleep(PAUSE).await;
         }
         Ok(())
     }
 
-    fn add(&mut self, server: usize, key: FoundKey, known: Option<&Known>) {
+    fn add(&mut self, server: usize, key: FoundKey, known: Option<&ConfiguredRules>) {
         let FoundKey { name, has_no_ttl, meaning } = key;
-        let leftover = |lifetime| Leftover { server, name: name.clone(), lifetime };
+        let stray = |ttl| StrayKey { server, name: name.clone(), ttl };
         let rule = match meaning {
-            None => return self.foreign.add(leftover(Duration::ZERO)),
+            None => return self.foreign.add(stray(Duration::ZERO)),
             Some(KeyKind::Instances) => None,
             Some(KeyKind::Counter { rule, .. }) => Some(rule),
         };
-        self.ours += 1;
-        let of_config = rule.as_ref().and_then(|rule| known?.0.get(rule));
+        self.own += 1;
+        let configured = rule.as_ref().and_then(|rule| known?.0.get(rule));
         if has_no_ttl {
-            let lifetime = of_config.map_or(UNKNOWN_LIFETIME, |rule| rule.lifetime);
-            self.immortal.add(leftover(lifetime));
+            let ttl = configured.map_or(UNKNOWN_RULE_TTL, |rule| rule.ttl);
+            self.without_ttl.add(stray(ttl));
         }
         let Some(rule) = rule else { return };
-        // those that begin with a mark belong to no rule
-        if known.is_some() && of_config.is_none() && !rule.starts_with('!') {
-            self.orphans.add(leftover(Duration::ZERO));
+        // names that begin with ! belong to no rule
+        if known.is_some() && configured.is_none() && !rule.starts_with('!') {
+            self.orphans.add(stray(Duration::ZERO));
         }
-        let shown = of_config.map_or(rule, |rule| rule.name.clone());
+        let shown = configured.map_or(rule, |rule| rule.name.clone());
         let is_known = self.rules.contains_key(&shown) || self.rules.len() < MAX_RULES;
-        let of_rule = self.rules.entry(if is_known { shown } else { "others".to_owned() }).or_default();
-        of_rule.keys += 1;
-        let of_server = of_rule.sample.iter().filter(|(place, _)| *place == server).count();
+        let rule_keys = self.rules.entry(if is_known { shown } else { "others".to_owned() }).or_default();
+        rule_keys.keys += 1;
+        let of_server = rule_keys.sample.iter().filter(|(place, _)| *place == server).count();
         if of_server < SAMPLE {
-            of_rule.sample.push((server, name));
+            rule_keys.sample.push((server, name));
         }
     }
 
-    /// Asks for the size of the sample.
+    /// Measures the memory of the sampled keys.
     async fn measure(&mut self, servers: &[InspectedServer]) -> Result<(), StoreError> {
-        for of_rule in self.rules.values_mut() {
+        for rule_keys in self.rules.values_mut() {
             for (place, server) in servers.iter().enumerate() {
-                let names = of_rule.sample.iter().filter(|(of, _)| *of == place);
+                let names = rule_keys.sample.iter().filter(|(of, _)| *of == place);
                 let names: Vec<Vec<u8>> = names.map(|(_, name)| name.clone()).collect();
                 let sizes = server.bytes(&names).await?;
-                of_rule.sampled += sizes.len() as u64;
-                of_rule.bytes += sizes.iter().sum::<u64>();
+                rule_keys.sampled += sizes.len() as u64;
+                rule_keys.bytes += sizes.iter().sum::<u64>();
                 sleep(PAUSE).await;
             }
         }
         Ok(())
     }
 
-    /// What each rule's counters take, the most first.
+    /// The memory of each rule's counters, largest first.
     pub(crate) fn memory(&self) -> Vec<RuleMemory> {
-        let memory = |(rule, of_rule): (&String, &OfRule)| {
-            let bytes_each = of_rule.bytes.checked_div(of_rule.sampled).unwrap_or(0);
+        let memory = |(rule, rule_keys): (&String, &RuleKeys)| {
+            let bytes_each = rule_keys.bytes.checked_div(rule_keys.sampled).unwrap_or(0);
             RuleMemory {
                 rule: rule.clone(),
-                keys: of_rule.keys,
-                sampled: of_rule.sampled,
+                keys: rule_keys.keys,
+                sampled: rule_keys.sampled,
                 bytes_each,
-                bytes: bytes_each * of_rule.keys,
+                bytes: bytes_each * rule_keys.keys,
             }
         };
         let mut all: Vec<RuleMemory> = self.rules.iter().map(memory).collect();
@@ -235,71 +244,68 @@ impl Keys {
         all
     }
 
-    /// What is to be said of them.
-    pub(crate) fn findings(&self, known: Option<&Known>) -> Vec<Finding> {
+    /// Returns the findings of the scan.
+    pub(crate) fn findings(&self, known: Option<&ConfiguredRules>) -> Vec<Finding> {
         let mut findings = Vec::new();
-        if let Some(error) = &self.trouble {
-            let finding = Finding::unseen("keys", format!("its keys, or not all of them: {error}"));
+        if let Some(error) = &self.error {
+            let finding = Finding::unseen("keys", format!("keys not scanned completely: {error}"));
             findings.push(finding.remedy(
                 "run the doctor as a user with +scan +dbsize +pttl +memory|usage",
                 see::DOCTORS_USER,
             ));
         } else if !self.is_complete {
-            let what = format!("keys beyond the first {}", output::count(self.looked_at));
+            let what = format!("keys beyond the first {} not scanned", format::count(self.scanned));
             findings.push(Finding::unseen("keys", what).remedy("raise --max-keys", see::KEYS));
         } else {
-            findings.push(Finding::fine(
-                "keys",
-                format!("{} of ours", output::several(self.ours, "key", "keys")),
-            ));
+            findings.push(Finding::fine("keys", format::plural(self.own, "tollgate key", "tollgate keys")));
         }
-        findings.push(self.about_immortals());
-        findings.extend(self.about_orphans(known));
+        findings.push(self.ttl_finding());
+        findings.extend(self.orphan_finding(known));
         if self.foreign.count > 0 {
-            let count = output::several(self.foreign.count, "key", "keys");
-            let are = if self.foreign.count == 1 { "is" } else { "are" };
-            let what = format!("{count} with our prefix that {are} not ours: {}", self.foreign.examples());
+            let count = format::plural(self.foreign.count, "key", "keys");
+            let what =
+                format!("{count} with tollgate's prefix but another format: {}", self.foreign.examples());
             findings.push(
                 Finding::advice("foreign-keys", what)
-                    .why("somebody else writes where tollgate does; the two may meet one day")
-                    .remedy("set store.prefix to one that nobody else has", see::KEYS),
+                    .why("another application writes keys with tollgate's prefix; they may collide")
+                    .remedy("set store.prefix to a prefix that no other application uses", see::KEYS),
             );
         }
         findings
     }
 
-    fn about_immortals(&self) -> Finding {
-        let count = self.immortal.count;
+    fn ttl_finding(&self) -> Finding {
+        let count = self.without_ttl.count;
         if count == 0 {
             let severity =
-                if self.trouble.is_some() && self.ours == 0 { Severity::Unseen } else { Severity::Fine };
-            return Finding::new(severity, "no-ttl", "no key of ours without an end was seen");
+                if self.error.is_some() && self.own == 0 { Severity::Unseen } else { Severity::Fine };
+            return Finding::new(severity, "no-ttl", "no tollgate key without a TTL found");
         }
         let what = format!(
-            "{} of ours without an end: {}",
-            output::several(count, "key", "keys"),
-            self.immortal.examples()
+            "{} without a TTL: {}",
+            format::plural(count, "tollgate key", "tollgate keys"),
+            self.without_ttl.examples()
         );
         Finding::problem("no-ttl", what)
-            .why("tollgate gives every key an end; one that lost it (PERSIST, RESTORE, a copy) takes memory for ever")
-            .remedy("tollgate doctor --fix gives each an end, and leaves what it counts", see::KEYS)
+            .why("tollgate sets a TTL on every key; one that lost it (PERSIST, RESTORE, a copy) uses memory forever")
+            .remedy("tollgate doctor --fix sets a TTL and keeps the counts", see::KEYS)
     }
 
-    fn about_orphans(&self, known: Option<&Known>) -> Option<Finding> {
-        known?;
+    fn orphan_finding(&self, configured: Option<&ConfiguredRules>) -> Option<Finding> {
+        configured?;
         let count = self.orphans.count;
         if count == 0 {
-            return Some(Finding::fine("orphans", "every counter has its rule"));
+            return Some(Finding::fine("orphans", "every counter belongs to a configured rule"));
         }
         let what = format!(
-            "{} of rules that the configuration does not have: {}",
-            output::several(count, "counter", "counters"),
+            "{} of rules that are not configured: {}",
+            format::plural(count, "counter", "counters"),
             self.orphans.examples()
         );
         Some(
             Finding::advice("orphans", what)
-                .why("they take memory until they expire, if no other deployment with other rules uses them")
-                .remedy("wait until they expire, or tollgate doctor --fix removes them", see::KEYS),
+                .why("unless another deployment with other rules uses them, they waste memory until they expire")
+                .remedy("wait until they expire, or remove them with tollgate doctor --fix", see::KEYS),
         )
     }
 }
@@ -315,19 +321,19 @@ mod tests {
         FoundKey { name: name.into(), has_no_ttl, meaning: Some(meaning) }
     }
 
-    fn known() -> Known {
+    fn known() -> ConfiguredRules {
         let limit = Limit::token_bucket(5, Duration::from_secs(60)).unwrap();
         let longer = Override::default().window(Duration::from_secs(3_600));
-        Known::of(&[Rule::new("log in", limit).with_override(longer)])
+        ConfiguredRules::new(&[Rule::new("log in", limit).with_override(longer)])
     }
 
     #[test]
-    fn keys_are_told_apart_by_rule_end_and_owner() {
-        let (mut keys, known) = (Keys { is_complete: true, ..Keys::default() }, known());
+    fn keys_are_classified_by_rule_ttl_and_owner() {
+        let (mut keys, known) = (KeyScan { is_complete: true, ..KeyScan::default() }, known());
         keys.add(0, counter("a", "log%20in", false), Some(&known));
         keys.add(0, counter("b", "log%20in", true), Some(&known));
         keys.add(0, counter("c", "gone", false), Some(&known));
-        // a page may repeat what another had
+        // SCAN may return a key twice
         keys.add(0, counter("c", "gone", false), Some(&known));
         keys.add(1, counter("d", "!key", true), Some(&known));
         keys.add(1, FoundKey { name: b"e".to_vec(), has_no_ttl: true, meaning: None }, Some(&known));
@@ -341,21 +347,22 @@ mod tests {
             finding.map(|finding| (finding.severity, finding.what))
         };
         let what = |id: &str| found(id).unwrap().1;
-        assert_eq!(what("no-ttl"), "2 keys of ours without an end: b, d");
-        assert_eq!(what("orphans"), "1 counter of rules that the configuration does not have: c");
-        assert_eq!(what("foreign-keys"), "1 key with our prefix that is not ours: e");
-        let lifetimes: HashMap<_, _> =
-            keys.immortal.keys.iter().map(|key| (key.name.clone(), key.lifetime)).collect();
-        assert_eq!(lifetimes[&b"b".to_vec()], Duration::from_secs(7_210), "two of the longest windows");
-        assert_eq!(lifetimes[&b"d".to_vec()], UNKNOWN_LIFETIME);
-        let rules: Vec<_> = keys.memory().into_iter().map(|of_rule| (of_rule.rule, of_rule.keys)).collect();
+        assert_eq!(what("no-ttl"), "2 tollgate keys without a TTL: b, d");
+        assert_eq!(what("orphans"), "1 counter of rules that are not configured: c");
+        assert_eq!(what("foreign-keys"), "1 key with tollgate's prefix but another format: e");
+        let ttls: HashMap<_, _> =
+            keys.without_ttl.keys.iter().map(|key| (key.name.clone(), key.ttl)).collect();
+        assert_eq!(ttls[&b"b".to_vec()], Duration::from_secs(7_210), "two of the longest windows");
+        assert_eq!(ttls[&b"d".to_vec()], UNKNOWN_RULE_TTL);
+        let rules: Vec<_> =
+            keys.memory().into_iter().map(|rule_keys| (rule_keys.rule, rule_keys.keys)).collect();
         let expected = [("!key", 1), ("gone", 2), ("log in", 2)].map(|(rule, keys)| (rule.to_owned(), keys));
         assert_eq!(rules, expected);
     }
 
     #[test]
-    fn without_a_configuration_nobody_is_an_orphan() {
-        let mut keys = Keys { is_complete: true, ..Keys::default() };
+    fn without_a_configuration_no_counter_is_orphaned() {
+        let mut keys = KeyScan { is_complete: true, ..KeyScan::default() };
         keys.add(0, counter("a", "gone", false), None);
         assert!(keys.findings(None).iter().all(|finding| finding.severity == Severity::Fine));
     }

@@ -1,21 +1,21 @@
-//! `tollgate doctor`: what is wrong with a store, and what to do about it.
+//! `tollgate doctor`: diagnoses a store and suggests fixes.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `facts` | what one server tells about itself |
-//! | `keys` | the keys of ours that the servers hold |
-//! | `judge` | from facts to findings, without IO |
-//! | `bound` | what such a set-up admits at most |
-//! | `reach` | why a store cannot be reached |
+//! | `facts` | data collected from one server |
+//! | `keys` | scan of tollgate's keys |
+//! | `checks` | facts to findings, without I/O |
+//! | `admission_bound` | the most that this deployment admits |
+//! | `connectivity` | diagnosis of connection failures |
 //! | `repair` | `--fix` |
-//! | `finding`, `report` | what is said, and how |
+//! | `finding`, `report` | findings and their output |
 
-mod bound;
+mod admission_bound;
+mod checks;
+pub(crate) mod connectivity;
 mod facts;
 mod finding;
-mod judge;
 mod keys;
-pub(crate) mod reach;
 mod repair;
 mod report;
 
@@ -36,87 +36,87 @@ use tollgate_server::{
 };
 
 use self::{
-    facts::Facts,
+    checks::Context,
+    connectivity::{ConnectionProblem, Transport},
+    facts::ServerFacts,
     finding::Finding,
-    judge::Context,
-    keys::{Keys, Known},
-    reach::{Trouble, Way},
-    report::Report,
+    keys::{ConfiguredRules, KeyScan},
+    report::DoctorReport,
 };
 use crate::{
-    Done, Verdict,
-    numbers::whole,
-    output::{self, Form},
+    CommandResult, ExitStatus, format,
+    output::{self, OutputFormat},
+    value_parsers::whole_number,
 };
 
-/// Say what is wrong with the store, why it matters and what to do
+/// Diagnose the store: problems, why they matter, and how to fix them
 ///
-/// Examines the Redis or Valkey servers that keep the counters: speed, version, memory and eviction, persistence, replicas,
-/// clocks, rights, and the keys of tollgate. Asks gently: it may be run on servers at work. Exit code 1 if there is a problem,
-/// 0 if there is at most advice.
+/// Examines the Redis or Valkey servers of the store: latency, version, memory and eviction, persistence, replicas, clocks,
+/// permissions, and tollgate's keys. It is rate-limited and safe to run in production. Exits with 1 if there is a problem, 0 if there
+/// is at most advice.
 #[derive(Args)]
 pub(crate) struct Doctor {
-    // Not read by clap, which repeats what it cannot read: this may hold a password.
-    #[arg(long, value_name = "URL", help = format!("The store: {URLS} [env: TOLLGATE_STORE_URL=]"))]
+    // Not parsed by clap: its error messages quote the value, which may contain a password.
+    #[arg(long, value_name = "URL", help = format!("Store to examine: {URLS} [env: TOLLGATE_STORE_URL=]"))]
     store: Option<String>,
 
-    /// The configuration: its store, unless --store names one, and its rules, to find counters of rules that are gone
-    /// [env: TOLLGATE_CONFIG=]
+    /// Configuration file: its store, unless --store is set, and its rules, to find orphaned counters [env: TOLLGATE_CONFIG=]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Mend what can be mended without harm: keys of ours that never expire, counters of rules that are gone
+    /// Fix what is safe to fix: set a TTL on tollgate's keys without one, remove orphaned counters
     #[arg(long)]
     fix: bool,
 
-    /// Mend without asking
+    /// Fix without confirmation
     #[arg(long, requires = "fix")]
     yes: bool,
 
-    /// Examine the rights of this user instead of those of the user that connects
+    /// Examine the permissions of this user instead of the connected one
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
-    /// CounterSnapshot at this many keys at most
-    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS, value_parser = whole::<u64>(0..=u64::MAX, DEFAULT_MAX_KEYS), allow_negative_numbers = true)]
+    /// Maximum number of keys to scan
+    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS, value_parser = whole_number::<u64>(0..=u64::MAX, DEFAULT_MAX_KEYS), allow_negative_numbers = true)]
     max_keys: u64,
 
-    /// A word that belongs to no flag, for a better message: clap would repeat it, and it may hold a password
+    /// Catches a positional argument: clap's error message would quote it, and it may contain a password
     #[arg(hide = true)]
-    stray: Option<String>,
+    positional: Option<String>,
 }
 
-/// Of how many keys a look takes half a minute.
+/// Scanning this many keys takes half a minute.
 const DEFAULT_MAX_KEYS: u64 = 1_000_000;
 
 impl Doctor {
-    pub(crate) async fn run(self, form: Form) -> Done {
-        if self.stray.is_some() {
-            return Err("a word belongs to no flag: name the store with --store URL".into());
+    pub(crate) async fn run(self, format: OutputFormat) -> CommandResult {
+        if self.positional.is_some() {
+            return Err("unexpected argument: pass the store as --store URL".into());
         }
-        if self.fix && !self.yes && form == Form::Json {
-            return Err("with --json nobody can be asked: add --yes to --fix, or leave both out".into());
+        if self.fix && !self.yes && format == OutputFormat::Json {
+            return Err("--fix with --json cannot ask for confirmation: add --yes".into());
         }
         let flags = Flags { config: self.config.clone(), store: self.store.clone(), ..Flags::default() };
         let config = config::load(&Source::new(flags)).map_err(StartError::Config)?;
         let StoreUrl::Redis(url) = &config.store.url else {
-            return nothing_to_examine(form);
+            return nothing_to_examine(format);
         };
         let shown = config.store.url.to_string();
         match Inspection::of(url, &config.store.redis, &config.store.prefix).await {
-            Ok(inspection) => self.examine(&inspection, &config, form).await,
+            Ok(inspection) => self.examine(&inspection, &config, format).await,
             Err(RedisSetupError::Connect(reason)) => {
-                let report = Report::new(shown, vec![Trouble::new(&reason, Way::of(url)).finding()]);
-                report.print(form)?;
-                Ok(report.verdict())
+                let problem = ConnectionProblem::new(&reason, Transport::of(url));
+                let report = DoctorReport::new(shown, vec![problem.finding()]);
+                report.print(format)?;
+                Ok(report.exit_status())
             }
             Err(error) => Err(format!("store {shown}: {error}").into()),
         }
     }
 
-    async fn examine(&self, inspection: &Inspection, config: &Config, form: Form) -> Done {
+    async fn examine(&self, inspection: &Inspection, config: &Config, format: OutputFormat) -> CommandResult {
         let rules = matches!(config.origin, Origin::File(_)).then_some(&config.rules[..]);
-        let known = rules.map(Known::of);
+        let configured = rules.map(ConfiguredRules::new);
         let context = Context {
             shape: inspection.shape,
             is_encrypted: inspection.is_encrypted,
@@ -125,64 +125,66 @@ impl Doctor {
             user: self.user.as_deref(),
         };
         let whose = self.user.as_deref().map_or(AclSubject::Own, AclSubject::Of);
-        let mut findings = judge::together(inspection);
+        let mut findings = checks::deployment(inspection);
         let mut servers = Vec::new();
         for server in &inspection.servers {
-            match Facts::of(server, whose).await {
+            match ServerFacts::collect(server, whose).await {
                 Ok(facts) => {
-                    findings.extend(judge::server(&facts, &context));
+                    findings.extend(checks::server(&facts, &context));
                     servers.push(facts);
                 }
                 Err(error) => {
-                    let trouble = Trouble::new(&error.to_string(), Way::Known);
-                    findings.push(trouble.finding().at(&server.address()))
+                    let problem = ConnectionProblem::new(&error.to_string(), Transport::Established);
+                    findings.push(problem.finding().at(&server.address()))
                 }
             }
         }
-        let keys = Keys::of(&inspection.servers, known.as_ref(), self.max_keys, form).await;
-        findings.extend(keys.findings(known.as_ref()));
-        let mut report = Report::new(config.store.url.to_string(), findings)
+        let keys = KeyScan::run(&inspection.servers, configured.as_ref(), self.max_keys, format).await;
+        findings.extend(keys.findings(configured.as_ref()));
+        let mut report = DoctorReport::new(config.store.url.to_string(), findings)
             .with_servers(inspection.shape, &servers)
             .with_keys(&keys)
-            .with_bound(bound::rows(&servers, inspection.shape, rules));
-        if form == Form::Text {
-            report.print(form)?;
+            .with_bound(admission_bound::rows(&servers, inspection.shape, rules));
+        if format == OutputFormat::Text {
+            report.print(format)?;
         }
         let plan = if self.fix { repair::plan(&keys) } else { Vec::new() };
-        if !plan.is_empty() && self.is_agreed(&plan, form) {
+        if !plan.is_empty() && self.is_confirmed(&plan, format) {
             let repaired = repair::repair(&inspection.servers, &keys).await?;
-            report.mended(repaired, &keys);
-            if form == Form::Text {
-                let expiring = output::several(repaired.expiring, "key has", "keys have");
-                let removed = output::several(repaired.removed, "counter is", "counters are");
-                output::line(format_args!("mended: {expiring} an end now, {removed} gone"));
+            report.mark_repaired(repaired, &keys);
+            if format == OutputFormat::Text {
+                let expiring = format::plural(repaired.expiring, "key", "keys");
+                let removed = format::plural(repaired.removed, "orphaned counter", "orphaned counters");
+                output::line(format_args!("fixed: set a TTL on {expiring}, removed {removed}"));
             }
         }
-        if form == Form::Json {
-            report.print(form)?;
+        if format == OutputFormat::Json {
+            report.print(format)?;
         }
-        Ok(report.verdict())
+        Ok(report.exit_status())
     }
 
-    /// Shows what would be done, and asks unless told not to.
-    fn is_agreed(&self, plan: &[String], form: Form) -> bool {
-        if form == Form::Text {
+    /// Prints the planned fixes and asks for confirmation, unless --yes is set.
+    fn is_confirmed(&self, plan: &[String], format: OutputFormat) -> bool {
+        if format == OutputFormat::Text {
             output::line("");
             for line in plan {
-                output::line(format_args!("to mend: {line}"));
+                output::line(format_args!("planned fix: {line}"));
             }
         }
-        self.yes || output::confirm("Do this?")
+        self.yes || output::confirm("Apply?")
     }
 }
 
-fn nothing_to_examine(form: Form) -> Done {
-    let what = "counters are kept in the memory of the server itself: there is no store to examine";
-    match form {
-        Form::Text => {
-            output::line(format_args!("{what}\nname one by --store, for example redis://127.0.0.1:6379"))
+fn nothing_to_examine(format: OutputFormat) -> CommandResult {
+    let what = "counters are kept in the server's memory: no store to examine";
+    match format {
+        OutputFormat::Text => {
+            output::line(format_args!("{what}\nset --store, for example redis://127.0.0.1:6379"))
         }
-        Form::Json => Report::new("memory:".to_owned(), vec![Finding::fine("store", what)]).print(form)?,
+        OutputFormat::Json => {
+            DoctorReport::new("memory:".to_owned(), vec![Finding::fine("store", what)]).print(format)?
+        }
     }
-    Ok(Verdict::Fine)
+    Ok(ExitStatus::Success)
 }

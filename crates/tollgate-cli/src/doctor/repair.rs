@@ -1,6 +1,6 @@
-//! What can be mended without harm: our keys that never expire get an end, counters of rules that are gone go.
+//! Safe fixes: sets a TTL on keys without one, removes orphaned counters.
 //!
-//! Only keys that have the form of ours are ever touched.
+//! Only keys in tollgate's format are changed.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,62 +8,61 @@ use serde::Serialize;
 use tokio::time::sleep;
 use tollgate::{StoreError, redis::inspect::InspectedServer};
 
-use super::keys::{Keys, Leftovers};
-use crate::output;
+use super::keys::{KeyScan, StrayKeys};
+use crate::format;
 
-/// How many keys are mended at once.
+/// The number of keys fixed per command.
 const BATCH: usize = 100;
 /// The pause after each batch.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What was mended.
+/// The counts of fixed keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Repaired {
-    /// Keys that have an end now.
+    /// Keys on which a TTL was set.
     pub(crate) expiring: u64,
-    /// Counters that are gone now.
+    /// Removed counters.
     pub(crate) removed: u64,
 }
 
-/// What would be done, one line each; nothing if nothing is to be.
-pub(crate) fn plan(keys: &Keys) -> Vec<String> {
+/// Describes the planned fixes, one line each.
+pub(crate) fn plan(keys: &KeyScan) -> Vec<String> {
     let mut lines = Vec::new();
-    if !keys.immortal.keys.is_empty() {
-        let count = output::count(keys.immortal.keys.len() as u64);
-        lines
-            .push(format!("give an end to {count} of our keys that have none: {}", keys.immortal.examples()));
+    if !keys.without_ttl.keys.is_empty() {
+        let count = format::plural(keys.without_ttl.keys.len() as u64, "key", "keys");
+        lines.push(format!("set a TTL on {count}: {}", keys.without_ttl.examples()));
     }
     if !keys.orphans.keys.is_empty() {
-        let count = output::several(keys.orphans.keys.len() as u64, "counter", "counters");
-        lines.push(format!("remove {count} of rules that are gone: {}", keys.orphans.examples()));
+        let count = format::plural(keys.orphans.keys.len() as u64, "orphaned counter", "orphaned counters");
+        lines.push(format!("remove {count}: {}", keys.orphans.examples()));
     }
     lines
 }
 
-/// Does it.
-pub(crate) async fn repair(servers: &[InspectedServer], keys: &Keys) -> Result<Repaired, StoreError> {
+/// Applies the fixes.
+pub(crate) async fn repair(servers: &[InspectedServer], keys: &KeyScan) -> Result<Repaired, StoreError> {
     let mut repaired = Repaired::default();
-    // first what is removed: it needs no end
+    // removed keys need no TTL
     for ((server, _), names) in grouped(&keys.orphans) {
         for names in names.chunks(BATCH) {
             repaired.removed += servers[server].remove(names).await?;
             sleep(PAUSE).await;
         }
     }
-    for ((server, lifetime), names) in grouped(&keys.immortal) {
+    for ((server, ttl), names) in grouped(&keys.without_ttl) {
         for names in names.chunks(BATCH) {
-            repaired.expiring += servers[server].set_ttl(names, lifetime).await?;
+            repaired.expiring += servers[server].set_ttl(names, ttl).await?;
             sleep(PAUSE).await;
         }
     }
     Ok(repaired)
 }
 
-/// By server, and by how long they may live.
-fn grouped(leftovers: &Leftovers) -> BTreeMap<(usize, Duration), Vec<Vec<u8>>> {
+/// Groups keys by server and TTL.
+fn grouped(strays: &StrayKeys) -> BTreeMap<(usize, Duration), Vec<Vec<u8>>> {
     let mut groups: BTreeMap<(usize, Duration), Vec<Vec<u8>>> = BTreeMap::new();
-    for key in &leftovers.keys {
-        groups.entry((key.server, key.lifetime)).or_default().push(key.name.clone());
+    for key in &strays.keys {
+        groups.entry((key.server, key.ttl)).or_default().push(key.name.clone());
     }
     groups
 }

@@ -1,4 +1,4 @@
-//! What was found, for people and for programs.
+//! The report, as text and JSON.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use serde::Serialize;
 use tollgate::{redis::inspect::Shape, stats::Skew};
 
 use super::{
-    bound::Row,
-    facts::Facts,
+    admission_bound::BoundRow,
+    checks::Version,
+    facts::ServerFacts,
     finding::{Finding, Severity},
-    judge::Version,
-    keys::{Keys, RuleMemory},
+    keys::{KeyScan, RuleMemory},
     repair::Repaired,
 };
 use crate::{
-    Verdict,
-    output::{self, Align, Cell, FAINT, Form, TITLE, Table, paint},
+    ExitStatus, format,
+    output::{self, Align, Cell, DIM, HEADING, OutputFormat, Table, paint},
 };
 
-/// How wide reasons and remedies are.
+/// The line width of reasons and remedies.
 const TEXT_WIDTH: usize = 90;
 
-/// Everything that is said.
+/// The report.
 #[derive(Serialize)]
-pub(crate) struct Report {
-    /// Without its user and password.
+pub(crate) struct DoctorReport {
+    /// Without user and password.
     store: String,
     shape: Option<&'static str>,
     problems: usize,
     advice: usize,
-    servers: Vec<Server>,
-    /// The worst first.
+    servers: Vec<ServerSummary>,
+    /// Worst first.
     findings: Vec<Finding>,
     rules: Vec<RuleMemory>,
-    keys: Option<KeyCounts>,
-    bound: Vec<Row>,
+    keys: Option<KeySummary>,
+    bound: Vec<BoundRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     repaired: Option<Repaired>,
     #[serde(skip)]
@@ -42,12 +42,12 @@ pub(crate) struct Report {
 }
 
 #[derive(Serialize)]
-struct Server {
+struct ServerSummary {
     address: String,
     version: Option<String>,
     median_us: u64,
     slowest_us: u64,
-    /// Positive if it is ahead.
+    /// Positive if the server's clock is ahead.
     clock_skew_us: Option<i64>,
     used_memory: Option<u64>,
     maxmemory: Option<u64>,
@@ -56,16 +56,18 @@ struct Server {
 }
 
 #[derive(Serialize)]
-struct KeyCounts {
-    looked_at: u64,
-    ours: u64,
+struct KeySummary {
+    #[serde(rename = "looked_at")]
+    scanned: u64,
+    #[serde(rename = "ours")]
+    own: u64,
     without_ttl: u64,
     orphans: u64,
     complete: bool,
 }
 
-impl Report {
-    /// That of a store of which nothing else is known.
+impl DoctorReport {
+    /// Creates a report with findings only.
     pub(crate) fn new(store: String, findings: Vec<Finding>) -> Self {
         let mut report = Self {
             store,
@@ -80,87 +82,86 @@ impl Report {
             repaired: None,
             round_trips: Vec::new(),
         };
-        report.settle();
+        report.sort_and_count();
         report
     }
 
-    pub(crate) fn with_servers(mut self, shape: Shape, servers: &[Facts]) -> Self {
+    pub(crate) fn with_servers(mut self, shape: Shape, servers: &[ServerFacts]) -> Self {
         self.shape = Some(match shape {
             Shape::Single => "single",
             Shape::Watched => "sentinel",
             Shape::Cluster => "cluster",
         });
-        self.servers = servers.iter().map(Server::of).collect();
+        self.servers = servers.iter().map(ServerSummary::new).collect();
         self.round_trips = servers.iter().map(|facts| facts.round_trips.clone()).collect();
         self
     }
 
-    pub(crate) fn with_keys(mut self, keys: &Keys) -> Self {
+    pub(crate) fn with_keys(mut self, keys: &KeyScan) -> Self {
         self.rules = keys.memory();
-        self.keys = Some(KeyCounts {
-            looked_at: keys.looked_at,
-            ours: keys.ours,
-            without_ttl: keys.immortal.count,
+        self.keys = Some(KeySummary {
+            scanned: keys.scanned,
+            own: keys.own,
+            without_ttl: keys.without_ttl.count,
             orphans: keys.orphans.count,
             complete: keys.is_complete,
         });
         self
     }
 
-    pub(crate) fn with_bound(mut self, bound: Vec<Row>) -> Self {
+    pub(crate) fn with_bound(mut self, bound: Vec<BoundRow>) -> Self {
         self.bound = bound;
         self
     }
 
-    /// What was mended is no trouble any more.
-    pub(crate) fn mended(&mut self, repaired: Repaired, keys: &Keys) {
-        let mended = |id: &str, done: String, findings: &mut Vec<Finding>| {
+    /// Replaces the findings of fixed problems.
+    pub(crate) fn mark_repaired(&mut self, repaired: Repaired, keys: &KeyScan) {
+        let replace = |id: &str, done: String, findings: &mut Vec<Finding>| {
             for finding in findings.iter_mut().filter(|finding| finding.id == id) {
                 *finding = Finding::fine(finding.id, done.clone());
             }
         };
-        if repaired.expiring > 0 && keys.immortal.keys.len() as u64 == keys.immortal.count {
-            let done =
-                format!("mended: {} of ours got an end", output::several(repaired.expiring, "key", "keys"));
-            mended("no-ttl", done, &mut self.findings);
+        if repaired.expiring > 0 && keys.without_ttl.keys.len() as u64 == keys.without_ttl.count {
+            let done = format!("fixed: set a TTL on {}", format::plural(repaired.expiring, "key", "keys"));
+            replace("no-ttl", done, &mut self.findings);
         }
         if repaired.removed > 0 && keys.orphans.keys.len() as u64 == keys.orphans.count {
             let done = format!(
-                "mended: {} without a rule removed",
-                output::several(repaired.removed, "counter", "counters")
+                "fixed: removed {}",
+                format::plural(repaired.removed, "orphaned counter", "orphaned counters")
             );
-            mended("orphans", done, &mut self.findings);
+            replace("orphans", done, &mut self.findings);
         }
         self.repaired = Some(repaired);
-        self.settle();
+        self.sort_and_count();
     }
 
-    fn settle(&mut self) {
+    fn sort_and_count(&mut self) {
         self.findings.sort_by_key(|finding| finding.severity);
         let count = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         (self.problems, self.advice) = (count(Severity::Problem), count(Severity::Advice));
     }
 
-    pub(crate) fn verdict(&self) -> Verdict {
-        if self.problems > 0 { Verdict::Found } else { Verdict::Fine }
+    pub(crate) fn exit_status(&self) -> ExitStatus {
+        if self.problems > 0 { ExitStatus::Negative } else { ExitStatus::Success }
     }
 
-    pub(crate) fn print(&self, form: Form) -> Result<(), serde_json::Error> {
-        output::report(form, self, || self.print_text())
+    pub(crate) fn print(&self, format: OutputFormat) -> Result<(), serde_json::Error> {
+        output::report(format, self, || self.print_text())
     }
 
     fn print_text(&self) {
         let shape = match self.shape {
-            Some("sentinel") => ", watched by sentinels",
-            Some("cluster") => ", a Cluster",
+            Some("sentinel") => " (Sentinel)",
+            Some("cluster") => " (Cluster)",
             _ => "",
         };
-        output::line(paint(TITLE, format_args!("{}{shape}", self.store)));
+        output::line(paint(HEADING, format_args!("{}{shape}", self.store)));
         for (server, round_trips) in self.servers.iter().zip(&self.round_trips) {
             output::line("");
             let version = server.version.as_deref().unwrap_or("version unknown");
-            output::line(format_args!("{}  {}", paint(TITLE, &server.address), paint(FAINT, version)));
-            output::line(paint(FAINT, format_args!("  {} round trips", round_trips.len())));
+            output::line(format_args!("{}  {}", paint(HEADING, &server.address), paint(DIM, version)));
+            output::line(paint(DIM, format_args!("  {} round trips", round_trips.len())));
             for bar in output::bars(&histogram(round_trips)) {
                 output::line(format_args!("  {bar}"));
             }
@@ -168,18 +169,18 @@ impl Report {
         self.print_findings();
         if self.rules.iter().any(|of_rule| of_rule.sampled > 0) {
             output::line("");
-            output::line(paint(TITLE, "Memory by rule"));
+            output::line(paint(HEADING, "Memory by rule"));
             output::line(memory(&self.rules));
         }
         if !self.bound.is_empty() {
             output::line("");
             output::line(format_args!(
                 "{} {}",
-                paint(TITLE, "Admitted at most, in any window"),
-                paint(FAINT, "(N: what the limit's algorithm admits)")
+                paint(HEADING, "Maximum admitted in any window"),
+                paint(DIM, "(N: what the limit's algorithm admits)")
             ));
-            let mut table = Table::new([("when", Align::Left), ("at most", Align::Left)]);
-            for Row { situation, most } in &self.bound {
+            let mut table = Table::new([("situation", Align::Left), ("maximum", Align::Left)]);
+            for BoundRow { situation, most } in &self.bound {
                 table.row([situation.into(), most.into()]);
             }
             output::line(table);
@@ -188,7 +189,7 @@ impl Report {
         output::line(self.summary());
     }
 
-    /// Troubles in full; what is fine, in a line each.
+    /// Prints problems in full and fine checks on one line each.
     fn print_findings(&self) {
         let (several, mut is_fine) = (self.servers.len() > 1, false);
         for finding in &self.findings {
@@ -199,13 +200,13 @@ impl Report {
             is_fine = *severity == Severity::Fine;
             let name = paint(severity.style(), format_args!("{:<8}", severity.name()));
             let place = match server {
-                Some(server) if several => paint(FAINT, format_args!(" {server}")),
+                Some(server) if several => paint(DIM, format_args!(" {server}")),
                 _ => String::new(),
             };
-            output::line(format_args!("{name} {what}{place} {}", paint(FAINT, format_args!("[{id}]"))));
+            output::line(format_args!("{name} {what}{place} {}", paint(DIM, format_args!("[{id}]"))));
             let words = [("why", why.as_str()), ("do", remedy), ("see", see.unwrap_or(""))];
             for (title, text) in words.into_iter().filter(|(_, text)| !text.is_empty()) {
-                let mut title = paint(FAINT, format_args!("{title:<3}"));
+                let mut title = paint(DIM, format_args!("{title:<3}"));
                 for line in textwrap::wrap(text, TEXT_WIDTH) {
                     output::line(format_args!("         {title} {line}"));
                     "   ".clone_into(&mut title);
@@ -215,10 +216,10 @@ impl Report {
     }
 
     fn summary(&self) -> String {
-        let problems = output::several(self.problems as u64, "problem", "problems");
-        let advice = output::several(self.advice as u64, "piece of advice", "pieces of advice");
+        let problems = format::plural(self.problems as u64, "problem", "problems");
+        let advice = format::plural(self.advice as u64, "piece of advice", "pieces of advice");
         let unseen = self.findings.iter().filter(|finding| finding.severity == Severity::Unseen).count();
-        let unseen = if unseen == 0 { String::new() } else { format!(", {unseen} not seen") };
+        let unseen = if unseen == 0 { String::new() } else { format!(", {unseen} not checked") };
         let style = match (self.problems, self.advice) {
             (0, 0) => Severity::Fine.style(),
             (0, _) => Severity::Advice.style(),
@@ -228,8 +229,8 @@ impl Report {
     }
 }
 
-impl Server {
-    fn of(facts: &Facts) -> Self {
+impl ServerSummary {
+    fn new(facts: &ServerFacts) -> Self {
         let info = facts.info.as_ref().ok();
         let number = |field: &str| info.and_then(|info| info.number(field));
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -251,7 +252,7 @@ impl Server {
     }
 }
 
-/// How many round trips took how long, each bound twice the one before.
+/// Histogram of round trips; each bound is twice the previous one.
 fn histogram(round_trips: &[Duration]) -> Vec<(String, u64)> {
     let bucket = |duration: &Duration| duration.as_micros().max(1).next_power_of_two();
     let (first, last) = (round_trips.iter().map(bucket).min(), round_trips.iter().map(bucket).max());
@@ -260,7 +261,7 @@ fn histogram(round_trips: &[Duration]) -> Vec<(String, u64)> {
     let mut bound = first;
     while bound <= last {
         let count = round_trips.iter().filter(|duration| bucket(duration) == bound).count();
-        let shown = output::duration(Duration::from_micros(u64::try_from(bound).unwrap_or(u64::MAX)));
+        let shown = format::duration(Duration::from_micros(u64::try_from(bound).unwrap_or(u64::MAX)));
         rows.push((format!("≤ {shown}"), count as u64));
         bound *= 2;
     }
@@ -269,19 +270,19 @@ fn histogram(round_trips: &[Duration]) -> Vec<(String, u64)> {
 
 fn memory(rules: &[RuleMemory]) -> Table {
     let columns =
-        [("rule", Align::Left), ("keys", Align::Right), ("each", Align::Right), ("in all", Align::Right)];
+        [("rule", Align::Left), ("keys", Align::Right), ("per key", Align::Right), ("total", Align::Right)];
     let mut table = Table::new(columns);
     for RuleMemory { rule, keys, bytes_each, bytes, .. } in rules {
         let shown: Cell = match rule.as_str() {
-            "!key" => Cell::painted(FAINT, "keys without rules"),
-            "!labels" => Cell::painted(FAINT, "limits that requests bring"),
+            "!key" => Cell::painted(DIM, "keys without rules"),
+            "!labels" => Cell::painted(DIM, "requests with their own limit"),
             rule => rule.into(),
         };
         table.row([
             shown,
-            output::count(*keys).into(),
-            output::bytes(*bytes_each).into(),
-            output::bytes(*bytes).into(),
+            format::count(*keys).into(),
+            format::bytes(*bytes_each).into(),
+            format::bytes(*bytes).into(),
         ]);
     }
     table
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_fall_into_bounds_that_double() {
+    fn histogram_bounds_double() {
         let micros = [80, 90, 128, 129, 700].map(Duration::from_micros);
         let rows = [("≤ 128 us", 3), ("≤ 256 us", 1), ("≤ 512 us", 0), ("≤ 1.02 ms", 1)];
         assert_eq!(histogram(&micros), rows.map(|(name, count)| (name.to_owned(), count)));

@@ -1,13 +1,11 @@
-//! The only module that prints.
+//! Printing: the only module that writes to stdout and stderr.
 //!
-//! What was asked for goes to the standard output, what went wrong to the standard error. Colours are for terminals only, and
-//! not where `NO_COLOR` is set. A reader that goes away, as `head` does, ends the output and nothing else.
+//! Results go to stdout, errors and notes to stderr. Colours are used on terminals only, and not if `NO_COLOR` is set. A closed
+//! pipe, as with `head`, ends the output without an error.
 
 mod bars;
-mod measure;
 mod progress;
 mod table;
-pub(crate) mod wait;
 
 use std::{
     error::Error,
@@ -22,110 +20,108 @@ use tollgate_server::{config::Colour, server::StartError};
 
 pub(crate) use self::{
     bars::bars,
-    measure::{bytes, count, duration, several},
     progress::Progress,
     table::{Align, Cell, Table},
 };
 
-/// For whom a command writes.
+/// The output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// For people.
+pub(crate) enum OutputFormat {
     Text,
-    /// For programs: one JSON document to the line.
+    /// One JSON document per line.
     Json,
 }
 
-/// Something is as it should be.
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// Something is not.
-pub(crate) const BAD: Style = AnsiColor::Red.on_default();
-/// Something deserves a look.
-pub(crate) const ODD: Style = AnsiColor::Yellow.on_default();
-/// What a paragraph is about.
-pub(crate) const TITLE: Style = Style::new().bold();
-/// What matters least.
-pub(crate) const FAINT: Style = Style::new().dimmed();
+/// A positive result.
+pub(crate) const SUCCESS: Style = AnsiColor::Green.on_default();
+/// A negative result.
+pub(crate) const ERROR: Style = AnsiColor::Red.on_default();
+/// A warning.
+pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default();
+/// A title.
+pub(crate) const HEADING: Style = Style::new().bold();
+/// Secondary information.
+pub(crate) const DIM: Style = Style::new().dimmed();
 
-/// Whether some of what was asked for could not be written.
-static LOST: AtomicBool = AtomicBool::new(false);
+/// Whether a write to stdout failed.
+static WRITE_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Some of the output could not be written, for want of room for example.
+/// A write to stdout failed, for example because the disk is full.
 #[derive(Debug, thiserror::Error)]
-#[error("the output could not be written: make room where it goes")]
-pub(crate) struct Lost;
+#[error("the output could not be written: free space on the target device")]
+pub(crate) struct OutputError;
 
-/// One line of what was asked for.
+/// Prints a line to stdout.
 pub(crate) fn line(line: impl Display) {
-    noted(writeln!(anstream::stdout().lock(), "{line}"));
+    record_failure(writeln!(anstream::stdout().lock(), "{line}"));
 }
 
-/// What was asked for, as it is: a script, a page, a document.
-pub(crate) fn verbatim(bytes: &[u8]) {
+/// Prints bytes to stdout unchanged: a script, a manual page, a document.
+pub(crate) fn raw(bytes: &[u8]) {
     let mut stdout = anstream::stdout().lock();
-    noted(stdout.write_all(bytes).and_then(|()| stdout.flush()));
+    record_failure(stdout.write_all(bytes).and_then(|()| stdout.flush()));
 }
 
-fn noted(written: io::Result<()>) {
-    if written.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
-        LOST.store(true, Ordering::Relaxed);
+fn record_failure(result: io::Result<()>) {
+    if result.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
+        WRITE_FAILED.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether all of the output was written, as far as anybody wanted to read it.
-pub(crate) fn all_written() -> Result<(), Lost> {
-    if LOST.load(Ordering::Relaxed) { Err(Lost) } else { Ok(()) }
+/// Returns an error if a write to stdout failed. A closed pipe is not an error.
+pub(crate) fn check_written() -> Result<(), OutputError> {
+    if WRITE_FAILED.load(Ordering::Relaxed) { Err(OutputError) } else { Ok(()) }
 }
 
-/// What was asked for, as one JSON document on one line.
+/// Prints a JSON document on one line.
 pub(crate) fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
     line(serde_json::to_string(value)?);
     Ok(())
 }
 
-/// What was found, for whom it is written: as one JSON document, or as `text` prints it.
+/// Prints a report: as a JSON document, or by calling `text`.
 pub(crate) fn report(
-    form: Form,
+    format: OutputFormat,
     report: &impl Serialize,
     text: impl FnOnce(),
 ) -> Result<(), serde_json::Error> {
-    match form {
-        Form::Json => json(report),
-        Form::Text => {
+    match format {
+        OutputFormat::Json => json(report),
+        OutputFormat::Text => {
             text();
             Ok(())
         }
     }
 }
 
-/// Text in a style.
+/// Applies a style to a text.
 pub(crate) fn paint(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// Something to know that is not what was asked for: one line.
+/// Prints a line to stderr.
 pub(crate) fn note(note: impl Display) {
-    let _reader_gone = writeln!(anstream::stderr().lock(), "{note}");
+    let _ignored = writeln!(anstream::stderr().lock(), "{note}");
 }
 
-/// Asks a person; where there is none, that is a no.
+/// Asks for confirmation. Without a terminal the answer is no.
 pub(crate) fn confirm(question: impl Display) -> bool {
     let stdin = io::stdin().lock();
     if !stdin.is_terminal() {
-        note("nobody can be asked here: add --yes");
+        note("stdin is not a terminal: pass --yes to confirm");
         return false;
     }
     let mut stderr = anstream::stderr().lock();
-    let _reader_gone = write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush());
+    let _ignored = write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush());
     let mut answer = String::new();
     let read = { stdin }.read_line(&mut answer);
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-/// What went wrong: one line; on a terminal, what is wrong with a configuration is shown where it stands.
+/// Prints an error on one line; on a terminal, configuration errors are shown with the source line.
 pub(crate) fn error(error: &(dyn Error + 'static)) {
     let mut stderr = anstream::stderr().lock();
-    let _reader_gone = match error.downcast_ref() {
+    let _ignored = match error.downcast_ref() {
         Some(StartError::Config(error)) if stderr.is_terminal() => {
             writeln!(stderr, "{}", error.render(Colour::Always))
         }

@@ -1,40 +1,39 @@
-//! How far something is, while somebody watches: on a terminal, and only there.
+//! A progress bar, shown on terminals only.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::Form;
+use super::OutputFormat;
 
-/// How often it is drawn, at most, in a second.
-const DRAWN_PER_SECOND: u8 = 10;
-/// How often it is drawn anew while nothing is reported.
+/// Maximum redraws per second.
+const MAX_REDRAW_HZ: u8 = 10;
+/// Redraw interval while no progress is reported.
 const TICK: Duration = Duration::from_millis(250);
 
-/// A line at the bottom of the terminal; gone when this is dropped.
+/// A progress bar on stderr, removed on drop.
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Something of `total` parts, of which nobody sees anything in JSON.
-    pub(crate) fn new(form: Form, what: &'static str, total: u64) -> Self {
-        let target = match form {
-            Form::Text => ProgressDrawTarget::stderr_with_hz(DRAWN_PER_SECOND),
-            Form::Json => ProgressDrawTarget::hidden(),
+    /// Starts a progress bar; it stays hidden with JSON output.
+    pub(crate) fn new(format: OutputFormat, label: &'static str, total: u64) -> Self {
+        let target = match format {
+            OutputFormat::Text => ProgressDrawTarget::stderr_with_hz(MAX_REDRAW_HZ),
+            OutputFormat::Json => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some(total), target);
         let template = "{prefix} {bar:30.green} {percent:>3} %  {msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━╸ "));
         }
-        bar.set_prefix(what);
+        bar.set_prefix(label);
         bar.enable_steady_tick(TICK);
         Self(bar)
     }
 
-    /// So much is done, and this is how it goes.
-    pub(crate) fn is_at(&self, done: u64, how: String) {
+    pub(crate) fn update(&self, done: u64, message: String) {
         self.0.set_position(done);
-        self.0.set_message(how);
+        self.0.set_message(message);
     }
 }
 

@@ -1,16 +1,16 @@
-//! Rows under a heading, their columns aligned.
+//! Text tables with aligned columns.
 
 use std::fmt::{self, Display, Formatter};
 
 use anstyle::Style;
 use unicode_width::UnicodeWidthStr;
 
-use super::{FAINT, paint};
+use super::{DIM, paint};
 
-/// Between two columns.
+/// The space between two columns.
 const GAP: &str = "  ";
 
-/// Rows of cells under the titles of their columns.
+/// Rows of cells under column titles.
 pub(crate) struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
@@ -21,14 +21,14 @@ struct Column {
     align: Align,
 }
 
-/// On which side of its column a cell stands.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,
     Right,
 }
 
-/// A text and how it looks.
+/// A text and its style.
 pub(crate) struct Cell {
     text: String,
     style: Style,
@@ -47,16 +47,16 @@ impl Cell {
 }
 
 impl Table {
-    /// A table of these columns.
+    /// Creates a table with these column titles.
     pub(crate) fn new(titles: impl IntoIterator<Item = (&'static str, Align)>) -> Self {
         let columns = titles.into_iter().map(|(title, align)| Column { title, align }).collect();
         Self { columns, rows: Vec::new() }
     }
 
-    /// Another row; it has as many cells as there are columns.
+    /// Adds a row, which must have one cell per column.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
-        debug_assert_eq!(cells.len(), self.columns.len(), "a row of this table");
+        debug_assert_eq!(cells.len(), self.columns.len(), "one cell per column");
         self.rows.push(cells);
     }
 
@@ -84,7 +84,7 @@ impl Display for Table {
             }
             line.trim_end().to_owned()
         };
-        f.write_str(&lines(self.columns.iter().map(|column| (column.title, FAINT)).collect()))?;
+        f.write_str(&lines(self.columns.iter().map(|column| (column.title, DIM)).collect()))?;
         for row in &self.rows {
             write!(f, "\n{}", lines(row.iter().map(|cell| (cell.text.as_str(), cell.style)).collect()))?;
         }
@@ -97,11 +97,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_nothing_trails() {
-        let mut table = Table::new([("rule", Align::Left), ("refused", Align::Right)]);
+    fn columns_are_aligned_without_trailing_spaces() {
+        let mut table = Table::new([("rule", Align::Left), ("denials", Align::Right)]);
         table.row(["login".into(), 7.into()]);
         table.row(["é".into(), 1_234_567.into()]);
         let plain = anstream::adapter::strip_str(&table.to_string()).to_string();
-        assert_eq!(plain, "rule   refused\nlogin        7\né      1234567");
+        assert_eq!(plain, "rule   denials\nlogin        7\né      1234567");
     }
 }

@@ -1,4 +1,4 @@
-//! `tollgate rules check`: what is wrong with a file of rules, and what is probably not meant.
+//! `tollgate rules check`: reports errors and warnings of a configuration.
 
 use std::{
     error::Error,
@@ -11,120 +11,120 @@ use serde::Serialize;
 use tollgate_server::config::{Colour, Config, ConfigError, fingerprint};
 
 use super::{
-    lint::{Finding, findings},
+    lint::{LintWarning, findings},
     load,
 };
 use crate::{
-    Done, Verdict,
-    output::{self, FAINT, Form, GOOD, ODD, paint},
+    CommandResult, ExitStatus,
+    output::{self, DIM, OutputFormat, SUCCESS, WARNING, paint},
 };
 
-/// CounterSnapshot for mistakes in a configuration, and for rules that do nothing
+/// Check a configuration for errors, and for rules without effect
 ///
-/// Reads it as the server would, with all the files that it names. Exits with 0 if there is nothing to say, 1 if there is.
+/// Reads it as the server does, with all files that it refers to. Exits with 0 if nothing is found, 1 otherwise.
 #[derive(Args)]
 pub(crate) struct Check {
-    /// The configuration, for example tollgate.toml; each of several by itself; "-" is the standard input
+    /// Configuration files, for example tollgate.toml, each checked separately; "-" is the standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 }
 
-/// One configuration.
-struct Checked<'a> {
+/// A configuration under check.
+struct CheckedFile<'a> {
     file: &'a Path,
 }
 
-/// What was found, for programs.
+/// The JSON report.
 #[derive(Serialize)]
-struct Report<'a> {
+struct CheckReport<'a> {
     file: &'a Path,
-    errors: Vec<Mistake<'a>>,
-    warnings: Vec<Finding>,
+    errors: Vec<CheckError<'a>>,
+    warnings: Vec<LintWarning>,
     rules: Option<usize>,
     fingerprint: Option<String>,
 }
 
-/// Why the file cannot be used.
+/// An error that makes the file unusable.
 #[derive(Serialize)]
-struct Mistake<'a> {
+struct CheckError<'a> {
     message: &'a str,
     line: Option<usize>,
     column: Option<usize>,
 }
 
 impl Check {
-    pub(crate) fn run(self, form: Form) -> Done {
-        // what cannot be read at all is said before anything else
+    pub(crate) fn run(self, format: OutputFormat) -> CommandResult {
+        // unreadable files are reported before anything is printed
         let loaded = self
             .files
             .iter()
             .map(|file| Ok((file, load(file)?)))
             .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
-        let mut verdict = Verdict::Fine;
+        let mut status = ExitStatus::Success;
         for (file, loaded) in &loaded {
-            let checked = Checked { file };
-            let found = match loaded {
-                Ok(config) => checked.sound(config, form)?,
-                Err(error) => checked.broken(error, form)?,
+            let checked = CheckedFile { file };
+            let result = match loaded {
+                Ok(config) => checked.report_warnings(config, format)?,
+                Err(error) => checked.report_errors(error, format)?,
             };
-            if found == Verdict::Found {
-                verdict = Verdict::Found;
+            if result == ExitStatus::Negative {
+                status = ExitStatus::Negative;
             }
         }
-        Ok(verdict)
+        Ok(status)
     }
 }
 
-impl Checked<'_> {
-    fn broken(&self, error: &ConfigError, form: Form) -> Done {
-        if form == Form::Json {
-            let mistakes = error.problems().iter().map(|problem| {
+impl CheckedFile<'_> {
+    fn report_errors(&self, error: &ConfigError, format: OutputFormat) -> CommandResult {
+        if format == OutputFormat::Json {
+            let errors = error.problems().iter().map(|problem| {
                 let (line, column) = problem.line_and_column().unzip();
-                Mistake { message: problem.message(), line, column }
+                CheckError { message: problem.message(), line, column }
             });
-            let report = self.report(mistakes.collect(), Vec::new(), None);
+            let report = self.report(errors.collect(), Vec::new(), None);
             output::json(&report)?;
-            return Ok(Verdict::Found);
+            return Ok(ExitStatus::Negative);
         }
         let colour = if std::io::stdout().is_terminal() { Colour::Always } else { Colour::Never };
         output::line(error.render(colour));
-        Ok(Verdict::Found)
+        Ok(ExitStatus::Negative)
     }
 
-    fn sound(&self, config: &Config, form: Form) -> Done {
+    fn report_warnings(&self, config: &Config, format: OutputFormat) -> CommandResult {
         let findings = findings(config);
-        let verdict = if findings.is_empty() { Verdict::Fine } else { Verdict::Found };
-        if form == Form::Json {
+        let status = if findings.is_empty() { ExitStatus::Success } else { ExitStatus::Negative };
+        if format == OutputFormat::Json {
             output::json(&self.report(Vec::new(), findings, Some(config)))?;
-            return Ok(verdict);
+            return Ok(status);
         }
         for finding in &findings {
             let place =
                 finding.line.map(|line| format!("{}:{line}: ", self.file.display())).unwrap_or_default();
-            output::line(format_args!("{} {place}{finding}", paint(ODD.bold(), "warning:")));
+            output::line(format_args!("{} {place}{finding}", paint(WARNING.bold(), "warning:")));
         }
         let rules = match config.rules.len() {
             1 => "1 rule".to_owned(),
             count => format!("{count} rules"),
         };
         let state = match findings.len() {
-            0 => paint(GOOD.bold(), "OK"),
-            1 => paint(ODD.bold(), "1 warning"),
-            count => paint(ODD.bold(), format_args!("{count} warnings")),
+            0 => paint(SUCCESS.bold(), "OK"),
+            1 => paint(WARNING.bold(), "1 warning"),
+            count => paint(WARNING.bold(), format_args!("{count} warnings")),
         };
-        let fingerprint = paint(FAINT, format_args!("fingerprint {}", fingerprint(&config.rules)));
+        let fingerprint = paint(DIM, format_args!("fingerprint {}", fingerprint(&config.rules)));
         output::line(format_args!("{state}  {}: {rules}  {fingerprint}", self.file.display()));
-        Ok(verdict)
+        Ok(status)
     }
 
     fn report<'a>(
         &'a self,
-        errors: Vec<Mistake<'a>>,
-        warnings: Vec<Finding>,
+        errors: Vec<CheckError<'a>>,
+        warnings: Vec<LintWarning>,
         config: Option<&Config>,
-    ) -> Report<'a> {
+    ) -> CheckReport<'a> {
         let rules = config.map(|config| config.rules.len());
         let fingerprint = config.map(|config| fingerprint(&config.rules));
-        Report { file: self.file, errors, warnings, rules, fingerprint }
+        CheckReport { file: self.file, errors, warnings, rules, fingerprint }
     }
 }

@@ -1,4 +1,4 @@
-//! `tollgate rules explain`: which rules would apply to a request, and why not the others.
+//! `tollgate rules explain`: which rules would apply to a request, and why the others would not.
 
 use std::{error::Error, path::PathBuf};
 
@@ -15,69 +15,73 @@ use tollgate_server::{
 
 use super::load;
 use crate::{
-    Done, Verdict,
-    ask::{
-        question::{self, Amount, label},
-        show::{heading, reasons, terms},
+    CommandResult, ExitStatus,
+    client::{
+        print::{heading, limit_terms, print_other_rules},
+        request::{self, CostArg, label},
     },
-    output::{self, FAINT, Form, TITLE, paint},
+    format,
+    output::{self, DIM, HEADING, OutputFormat, paint},
 };
 
-/// See which rules would apply to a request, and why not the others
+/// Explain which rules would apply to a request, and why the others would not
 ///
-/// Asks neither a server nor a store: "tollgate explain" also tells what is counted now.
+/// Needs neither a server nor a store. "tollgate explain" also shows the counters.
 #[derive(Args)]
 pub(crate) struct Explain {
-    /// The configuration, for example tollgate.toml; "-" is the standard input
+    /// Configuration file, for example tollgate.toml; "-" is the standard input
     file: PathBuf,
 
-    /// What the request says about itself, for example route=login ip=203.0.113.9
+    /// Labels of the request, for example route=login ip=203.0.113.9
     #[arg(value_name = "LABEL=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
 
     #[command(flatten)]
-    amount: Amount,
+    cost: CostArg,
 }
 
-/// What the rules have to do with a request, for programs.
+/// The JSON report.
 #[derive(Serialize)]
-struct Report {
-    applies: Vec<Applying>,
+struct ExplainReport {
+    applies: Vec<AppliedRule>,
     others: Vec<Other>,
 }
 
 #[derive(Serialize)]
-struct Applying {
+struct AppliedRule {
     rule: String,
-    /// The counter, as it is stored; none where the rule refuses without counting.
+    /// The counter's key; none if the rule denies without counting.
     key: Option<String>,
     limit: Option<Terms>,
     unit: String,
     cost: Option<u64>,
-    /// Why it refuses whatever is counted, where it does.
-    refuses: Option<&'static str>,
+    /// The reason why it denies without counting.
+    #[serde(rename = "refuses")]
+    denies: Option<&'static str>,
 }
 
 impl Explain {
-    pub(crate) fn run(self, form: Form) -> Done {
+    pub(crate) fn run(self, format: OutputFormat) -> CommandResult {
         let report = self.report()?;
-        output::report(form, &report, || show(&report))?;
-        Ok(Verdict::Fine)
+        output::report(format, &report, || print_text(&report))?;
+        Ok(ExitStatus::Success)
     }
 
-    fn report(self) -> Result<Report, Box<dyn Error>> {
+    fn report(self) -> Result<ExplainReport, Box<dyn Error>> {
         let config = match load(&self.file) {
             Err(_) if label(&self.file.to_string_lossy()).is_ok() => {
-                let word = self.file.display();
-                return Err(format!("name the configuration before {word}, for example tollgate.toml").into());
+                let label = self.file.display();
+                return Err(
+                    format!("the first argument must be a configuration file, found label {label}").into()
+                );
             }
             loaded => loaded?.map_err(StartError::from)?,
         };
         let labels = config.labels.clean(self.labels)?;
-        let costs = match self.amount.cost {
+        let costs = match self.cost.cost {
             None => Cost::ONE.into(),
-            Some(question::Cost::Requests(number)) => Cost::new(number)?.into(),
-            Some(question::Cost::Units(units)) => {
+            Some(request::CostValue::Requests(number)) => Cost::new(number)?.into(),
+            Some(request::CostValue::Units(units)) => {
                 let units: Result<Vec<_>, _> = units
                     .into_iter()
                     .map(|(unit, number)| Cost::new(number).map(|cost| (unit, cost)))
@@ -91,49 +95,56 @@ impl Explain {
             let (name, unit) = (rule.name.to_string(), rule.unit.to_string());
             match effect {
                 Err(unmet) => others.push(Other { rule: name, because: unmet.to_string() }),
-                Ok(Effect::Limit { key, limit, cost, shadow, .. }) => applies.push(Applying {
+                Ok(Effect::Limit { key, limit, cost, shadow, .. }) => applies.push(AppliedRule {
                     rule: name,
                     key: Some(key.to_string()),
                     limit: Some(Terms::new(&limit, shadow)),
                     unit,
                     cost: Some(cost.units()),
-                    refuses: None,
+                    denies: None,
                 }),
                 Ok(Effect::Deny { reason, .. }) => {
-                    let refuses = match reason {
+                    let denies = match reason {
                         DenialReason::Blocked => "an override blocks this request",
-                        DenialReason::Absent => "a label is missing by which it counts",
+                        DenialReason::Absent => "the request lacks a label of per",
                     };
-                    let refuses = Some(refuses);
-                    applies.push(Applying { rule: name, key: None, limit: None, unit, cost: None, refuses });
+                    let denies = Some(denies);
+                    applies.push(AppliedRule {
+                        rule: name,
+                        key: None,
+                        limit: None,
+                        unit,
+                        cost: None,
+                        denies,
+                    });
                 }
             }
         }
-        Ok(Report { applies, others })
+        Ok(ExplainReport { applies, others })
     }
 }
 
-fn show(Report { applies, others }: &Report) {
+fn print_text(ExplainReport { applies, others }: &ExplainReport) {
     let total = applies.len() + others.len();
     let verb = if applies.len() == 1 { "applies" } else { "apply" };
-    let total = output::several(total as u64, "rule", "rules");
+    let total = format::plural(total as u64, "rule", "rules");
     output::line(format_args!("{} of {total} {verb}", applies.len()));
     if !applies.is_empty() {
         heading("Rules that apply");
     }
-    for Applying { rule, key, limit, unit, cost, refuses } in applies {
-        let name = paint(TITLE, rule);
-        match (limit, refuses) {
-            (Some(limit), _) => output::line(format_args!("  {name}: {}", terms(limit))),
-            (None, Some(why)) => output::line(format_args!("  {name}: refuses, as {why}")),
+    for AppliedRule { rule, key, limit, unit, cost, denies } in applies {
+        let name = paint(HEADING, rule);
+        match (limit, denies) {
+            (Some(limit), _) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
+            (None, Some(reason)) => output::line(format_args!("  {name}: denies: {reason}")),
             (None, None) => output::line(format_args!("  {name}")),
         }
         if let (Some(cost), Some(key)) = (cost, key) {
             output::line(format_args!(
-                "    costs {cost} ({unit})  {}",
-                paint(FAINT, format_args!("counter {key}"))
+                "    cost {cost} ({unit})  {}",
+                paint(DIM, format_args!("counter {key}"))
             ));
         }
     }
-    reasons(others);
+    print_other_rules(others);
 }

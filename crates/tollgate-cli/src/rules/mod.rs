@@ -1,11 +1,11 @@
-//! `tollgate rules`: what can be said of rules without a server or a store.
+//! `tollgate rules`: commands on rule files, without a server or a store.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `check` | what is wrong with a file, and what is probably not meant |
-//! | `lint` | the latter: rules that work and do nothing, or too much |
+//! | `check` | reports errors and warnings of a file |
+//! | `lint` | the warnings: rules that are valid but ineffective or expensive |
 //! | `explain` | which rules would apply to a request |
-//! | `import` | others' rules as ours |
+//! | `import` | converts rules of other rate limiters |
 
 mod check;
 mod explain;
@@ -18,11 +18,11 @@ use clap::{Args, Subcommand};
 use tollgate_server::config::{self, Config, ConfigError, Flags, STANDARD_INPUT, Source};
 
 use crate::{
-    Done, Verdict,
-    output::{self, Form},
+    CommandResult, ExitStatus,
+    output::{self, OutputFormat},
 };
 
-/// Check rules, see which apply, convert others' rules
+/// Check rules, explain which apply, import rules of other rate limiters
 #[derive(Args)]
 pub(crate) struct Rules {
     #[command(subcommand)]
@@ -43,25 +43,25 @@ enum Command {
 }
 
 impl Rules {
-    pub(crate) fn run(self, form: Form) -> Done {
+    pub(crate) fn run(self, format: OutputFormat) -> CommandResult {
         match self.command {
-            Command::Check(check) => check.run(form),
-            Command::Explain(explain) => explain.run(form),
-            Command::Schema => schema(form),
-            Command::Import(import) => import.run(form),
+            Command::Check(check) => check.run(format),
+            Command::Explain(explain) => explain.run(format),
+            Command::Schema => schema(format),
+            Command::Import(import) => import.run(format),
         }
     }
 }
 
-fn schema(form: Form) -> Done {
-    match form {
-        Form::Text => output::line(serde_json::to_string_pretty(&config::schema())?),
-        Form::Json => output::json(&config::schema())?,
+fn schema(format: OutputFormat) -> CommandResult {
+    match format {
+        OutputFormat::Text => output::line(serde_json::to_string_pretty(&config::schema())?),
+        OutputFormat::Json => output::json(&config::schema())?,
     }
-    Ok(Verdict::Fine)
+    Ok(ExitStatus::Success)
 }
 
-/// What a file that is named as an argument comes to. An error is not about the file itself, but keeps it from being read.
+/// Loads a file given as an argument. The outer error means that the file could not be read at all.
 fn load(file: &Path) -> Result<Result<Config, ConfigError>, Box<dyn Error>> {
     let file = if file == Path::new("-") { Path::new(STANDARD_INPUT) } else { file };
     let flags = Flags { config: Some(file.to_owned()), ..Flags::default() };

@@ -1,21 +1,21 @@
-//! Charts as SVG: plain shapes, readable on light and dark, with no script and nothing from elsewhere.
+//! Self-contained SVG charts without scripts, for light and dark themes.
 
 use std::fmt::Write;
 
-use super::words::percent;
-use crate::output::count;
+use crate::format::count;
+use crate::format::percent;
 
-/// The colours, for whoever shows the picture in light or dark.
+/// The style sheet of the charts.
 pub(super) const STYLE: &str = "\
 .t{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#57606a}\
 .head{font-size:14px;font-weight:600;fill:#24292f}.own{fill:#24292f;font-weight:600}\
-.grid{stroke:#8c959f;stroke-opacity:.3}rect{shape-rendering:crispEdges}.allowed{fill:#5aa383}.refused{fill:#d1493f}\
+.grid{stroke:#8c959f;stroke-opacity:.3}rect{extractor-rendering:crispEdges}.allowed{fill:#5aa383}.denied{fill:#d1493f}\
 .mark{stroke:#8c959f;stroke-dasharray:4 4}.line{fill:none;stroke:#d1493f;stroke-width:2;stroke-linejoin:round}\
 .line.old{stroke:#8c959f}.dot{fill:#d1493f}\
-@media(prefers-color-scheme:dark){.t{fill:#9198a1}.head,.own{fill:#e6edf3}.allowed{fill:#3c8a69}.refused{fill:#f0685e}\
+@media(prefers-color-scheme:dark){.t{fill:#9198a1}.head,.own{fill:#e6edf3}.allowed{fill:#3c8a69}.denied{fill:#f0685e}\
 .line{stroke:#f0685e}.line.old{stroke:#8b949e}.dot{fill:#f0685e}}";
 
-/// Where a plot lies in a picture.
+/// The position of a plot in an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     pub(super) left: f64,
@@ -24,11 +24,11 @@ pub(super) struct Frame {
     pub(super) height: f64,
 }
 
-/// One column of a chart: what passed, and what did not.
+/// One column of a chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Column {
     pub(super) allowed: u64,
-    pub(super) refused: u64,
+    pub(super) denied: u64,
 }
 
 impl Frame {
@@ -41,8 +41,8 @@ impl Frame {
     }
 }
 
-/// Columns of what passed with what did not on top, up to `most`; one that is higher is cut, its parts in proportion. `title` says
-/// what one of them is.
+/// Draws columns of allowed requests with denied ones on top, up to `most`. Higher columns are scaled down to `most`. `title` returns the
+/// tooltip of a column.
 pub(super) fn columns(
     svg: &mut String,
     frame: Frame,
@@ -53,16 +53,16 @@ pub(super) fn columns(
     let step = frame.width / columns.len().max(1) as f64;
     let gap = if step > 4.0 { 1.0 } else { 0.0 };
     for (at, column) in columns.iter().enumerate() {
-        let all = column.allowed + column.refused;
+        let all = column.allowed + column.denied;
         if all == 0 {
             continue;
         }
         let (x, width) = (frame.left + at as f64 * step, step - gap);
         let title = title(at).map(|title| format!("<title>{}</title>", escaped(&title))).unwrap_or_default();
         let mut top = frame.bottom();
-        for (class, value) in [("allowed", column.allowed), ("refused", column.refused)] {
+        for (class, value) in [("allowed", column.allowed), ("denied", column.denied)] {
             if value > 0 {
-                // what is little is seen
+                // small values stay visible
                 let height = (value as f64 / all.max(most) as f64 * frame.height).max(1.0);
                 top -= height;
                 push(
@@ -76,7 +76,7 @@ pub(super) fn columns(
     }
 }
 
-/// A line through values, up to `most`.
+/// Draws a line through values, up to `most`.
 pub(super) fn line(svg: &mut String, frame: Frame, class: &str, values: &[u64], most: u64) {
     let step = frame.width / values.len().max(1) as f64;
     let points = values.iter().enumerate().map(|(at, &value)| {
@@ -87,7 +87,7 @@ pub(super) fn line(svg: &mut String, frame: Frame, class: &str, values: &[u64], 
     push(svg, format_args!("<polyline class=\"{class}\" points=\"{points}\"/>\n"));
 }
 
-/// Lines across with what they stand for: nothing, half and all of `most`.
+/// Draws horizontal grid lines with labels at the bottom, middle and top.
 pub(super) fn grid(svg: &mut String, frame: Frame, labels: [&str; 3]) {
     for (label, part) in labels.into_iter().zip([0.0, 0.5, 1.0]) {
         let y = frame.bottom() - part * frame.height;
@@ -105,8 +105,8 @@ pub(super) fn grid(svg: &mut String, frame: Frame, labels: [&str; 3]) {
     }
 }
 
-/// What stands below: the first at the left, the last at the right.
-pub(super) fn below(svg: &mut String, frame: Frame, labels: &[String]) {
+/// Draws the labels of the x axis, evenly distributed.
+pub(super) fn x_axis(svg: &mut String, frame: Frame, labels: &[String]) {
     let last = labels.len().saturating_sub(1).max(1);
     for (at, label) in labels.iter().enumerate() {
         let x = frame.left + frame.width * at as f64 / last as f64;
@@ -119,20 +119,20 @@ pub(super) fn below(svg: &mut String, frame: Frame, labels: &[String]) {
     }
 }
 
-/// A few words.
-pub(super) fn text(svg: &mut String, x: f64, y: f64, class: &str, anchor: &str, words: &str) {
-    let words = escaped(words);
+/// Draws a text.
+pub(super) fn text(svg: &mut String, x: f64, y: f64, class: &str, anchor: &str, text: &str) {
+    let text = escaped(text);
     push(
         svg,
         format_args!(
-            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>\n"
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>\n"
         ),
     );
 }
 
-/// Shares refused over amounts: each amount as far from the next as it is larger by.
+/// Draws the share of denials by amount, on a logarithmic x axis.
 pub(super) fn curve(svg: &mut String, frame: Frame, points: &[(u64, f64)], own: u64) {
-    let most = nice_share(points.iter().map(|(_, share)| *share).fold(0.0, f64::max));
+    let most = round_up_share(points.iter().map(|(_, share)| *share).fold(0.0, f64::max));
     grid(svg, frame, [&percent(0.0), &percent(most / 2.0), &percent(most)]);
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return };
     let (low, high) = ((first.0 as f64).ln(), (last.0 as f64).ln());
@@ -157,15 +157,15 @@ pub(super) fn curve(svg: &mut String, frame: Frame, points: &[(u64, f64)], own: 
     push(svg, format_args!("<polyline class=\"line\" points=\"{path}\"/>\n"));
     let mut labelled_to = f64::NEG_INFINITY;
     for &(amount, share) in points {
-        let (at, words) = (x(amount), format!("{}: {}", count(amount), percent(share)));
+        let (at, title) = (x(amount), format!("{}: {}", count(amount), percent(share)));
         push(
             svg,
             format_args!(
-                "<circle class=\"dot\" cx=\"{at:.1}\" cy=\"{:.1}\" r=\"3.5\"><title>{words}</title></circle>\n",
+                "<circle class=\"dot\" cx=\"{at:.1}\" cy=\"{:.1}\" r=\"3.5\"><title>{title}</title></circle>\n",
                 y(share)
             ),
         );
-        // as many amounts as there is room for, and none over that of the rule itself
+        // labels must not overlap each other or the rule's own amount
         if at - labelled_to > 60.0 && (at - x(own)).abs() > 45.0 {
             text(svg, at, frame.bottom() + 16.0, "t", "middle", &count(amount));
             labelled_to = at;
@@ -173,8 +173,8 @@ pub(super) fn curve(svg: &mut String, frame: Frame, points: &[(u64, f64)], own: 
     }
 }
 
-/// A round number, at least this.
-pub(super) fn nice(most: u64) -> u64 {
+/// Rounds up to a round number.
+pub(super) fn round_up(most: u64) -> u64 {
     let mut unit = 1_u64;
     loop {
         for times in [2, 4, 6, 8, 10, 12, 16] {
@@ -188,18 +188,18 @@ pub(super) fn nice(most: u64) -> u64 {
     }
 }
 
-fn nice_share(most: f64) -> f64 {
+fn round_up_share(most: f64) -> f64 {
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0].into_iter().find(|&round| most <= round).unwrap_or(1.0)
 }
 
-/// Text that is no markup.
+/// Escapes a text for HTML and SVG.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Adds to a text.
+/// Appends formatted text.
 pub(super) fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
-    text.write_fmt(more).expect("a string takes everything");
+    text.write_fmt(more).expect("writing to a string cannot fail");
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_numbers_are_no_smaller() {
+    fn numbers_are_rounded_up() {
         for (most, round) in [
             (0, 2),
             (2, 2),
@@ -219,21 +219,21 @@ mod tests {
             (4_001, 6_000),
             (u64::MAX, u64::MAX),
         ] {
-            assert_eq!(nice(most), round);
+            assert_eq!(round_up(most), round);
         }
-        assert_eq!((nice_share(0.0), nice_share(0.3), nice_share(1.0)), (0.01, 0.5, 1.0));
+        assert_eq!((round_up_share(0.0), round_up_share(0.3), round_up_share(1.0)), (0.01, 0.5, 1.0));
     }
 
     #[test]
-    fn columns_stand_on_each_other() {
+    fn denied_requests_are_stacked_on_allowed_ones() {
         let mut svg = String::new();
         let frame = Frame { left: 0.0, top: 0.0, width: 20.0, height: 100.0 };
-        let both = [Column { allowed: 50, refused: 25 }, Column::default()];
+        let both = [Column { allowed: 50, denied: 25 }, Column::default()];
         columns(&mut svg, frame, &both, 100, |at| Some(format!("<{at}>")));
         assert_eq!(
             svg,
             "<rect class=\"allowed\" x=\"0.0\" y=\"50.0\" width=\"9.0\" height=\"50.0\"><title>&lt;0&gt;</title></rect>\n\
-             <rect class=\"refused\" x=\"0.0\" y=\"25.0\" width=\"9.0\" height=\"25.0\"><title>&lt;0&gt;</title></rect>\n"
+             <rect class=\"denied\" x=\"0.0\" y=\"25.0\" width=\"9.0\" height=\"25.0\"><title>&lt;0&gt;</title></rect>\n"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The counters that are in use. Those that equal fresh ones are dropped before there would be more of them.
+//! The counters in use. Counters that equal fresh ones are dropped before the table grows.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -6,17 +6,17 @@ use std::hash::BuildHasher;
 
 use tollgate_core::{State, Timestamp};
 
-/// So many counters are kept without a look at which of them are in use.
+/// The number of counters below which unused ones are not dropped.
 const FEW: usize = 1 << 12;
 
-/// The counters of all rules of a file.
+/// The counters of all rules of a rule file.
 pub(super) struct Counters<S> {
     list: Vec<Counter<S>>,
     index: HashTable<u32>,
     hasher: RandomState,
-    /// How many may be kept before those that are not in use are dropped.
+    /// The number of counters at which unused ones are dropped.
     sweep_at: usize,
-    /// The most that were kept at once.
+    /// The highest number of counters so far.
     pub(super) peak: usize,
 }
 
@@ -24,23 +24,23 @@ pub(super) struct Counters<S> {
 pub(super) struct Counter<S> {
     hash: u64,
     key: Box<[u8]>,
-    /// The rule's place in its file.
+    /// The index of the rule in its file.
     pub(super) rule: usize,
     pub(super) state: S,
-    /// Since when it has refused everybody.
+    /// The current lockout, if any.
     pub(super) lockout: Option<Lockout>,
 }
 
-/// A time in which a counter let nobody pass.
+/// A period in which a counter denied every request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lockout {
     pub(super) since_us: u64,
     pub(super) last_us: u64,
 }
 
-/// What a counter keeps.
+/// The state of a counter.
 pub(super) trait Kept {
-    /// From when on it equals a fresh one.
+    /// The time from which on it equals a fresh one.
     fn expires_at(&self) -> Timestamp;
 }
 
@@ -66,7 +66,7 @@ impl<S: Kept> Counters<S> {
         self.hasher.hash_one(key)
     }
 
-    /// Makes room for `more` counters: positions are valid until this is called again. `windows` has each rule's.
+    /// Makes room for `more` counters. Positions are valid until the next call. `windows` has the window of each rule.
     #[inline]
     pub(super) fn make_room(&mut self, more: usize, now: Timestamp, windows: &[u64]) {
         if self.list.len() + more > self.sweep_at {
@@ -75,7 +75,7 @@ impl<S: Kept> Counters<S> {
         }
     }
 
-    /// Where the counter of this key is; it is made, if it is not there.
+    /// Returns the position of this key's counter, which is created if missing.
     #[inline]
     pub(super) fn find(&mut self, hash: u64, key: &[u8], rule: usize, fresh: impl FnOnce() -> S) -> usize {
         let list = &self.list;
@@ -89,7 +89,7 @@ impl<S: Kept> Counters<S> {
         let at = self.list.len();
         self.list.push(Counter { hash, key: key.into(), rule, state: fresh(), lockout: None });
         let list = &self.list;
-        let place = u32::try_from(at).expect("four thousand million counters do not fit into memory");
+        let place = u32::try_from(at).expect("2^32 counters do not fit into memory");
         self.index.insert_unique(hash, place, |&at| list[at as usize].hash);
         self.peak = self.peak.max(self.list.len());
         at
@@ -104,7 +104,7 @@ impl<S: Kept> Counters<S> {
         self.list.len()
     }
 
-    /// Drops all others.
+    /// Drops all counters that `keep` rejects.
     #[cold]
     pub(super) fn retain(&mut self, keep: impl FnMut(&Counter<S>) -> bool) {
         self.list.retain(keep);
@@ -117,7 +117,7 @@ impl<S: Kept> Counters<S> {
 }
 
 impl<S: Kept> Counter<S> {
-    /// Whether it is anything but a fresh one.
+    /// Whether it differs from a fresh counter.
     pub(super) fn is_in_use(&self, now: Timestamp, window_us: u64) -> bool {
         let locked = self.lockout.is_some_and(|lockout| lockout.goes_on(now, window_us));
         locked || self.state.expires_at() > now
@@ -129,7 +129,7 @@ impl<S> Counter<S> {
         &self.key
     }
 
-    /// It refused. The lockout of which that is part: it ends when something passes, or nobody came for a window.
+    /// Records a denial; returns its lockout. A lockout ends with an allowed request, or after a window without requests.
     pub(super) fn refused(&mut self, now: Timestamp, window_us: u64) -> Lockout {
         let last_us = now.as_micros();
         let before = self.lockout.filter(|lockout| lockout.goes_on(now, window_us));
@@ -138,7 +138,7 @@ impl<S> Counter<S> {
         lockout
     }
 
-    /// It let somebody pass.
+    /// Records an allowed request.
     #[inline]
     pub(super) fn passed(&mut self) {
         self.lockout = None;

@@ -1,11 +1,10 @@
-//! How many each rule would have refused with other amounts: several of them beside each other, in the same pass.
+//! The number of denials with other amounts, for all candidates in the same pass.
 //!
-//! Each rule is taken by itself, as if it were the only one; everything else about it stays as it is written, also overrides that name an
-//! amount, and a burst that is named. So each point is exactly what a simulation of a file with that rule and that
-//! amount alone would say.
+//! Each rule is simulated on its own. Everything but the amount is unchanged, including overrides with an amount and an explicit burst. So
+//! each point equals the simulation of a file with only that rule and that amount.
 //!
-//! Memory is bounded: when there are too many counters in use, half of the keys are left out, chosen by a hash, and the
-//! others count twice; and so on. Then the points are estimates.
+//! Memory is bounded: if too many counters are in use, half of the keys are dropped by hash and the others count twice, repeatedly. The
+//! points are then estimates.
 
 use std::{collections::HashMap, hash::BuildHasher, rc::Rc, time::Duration};
 
@@ -15,54 +14,54 @@ use tollgate_core::{State, step::step};
 
 use super::counters::{Counters, Kept};
 
-/// The amounts that are tried are a rule's own times powers of the square root of two, up to this exponent both ways: from a 32nd of it
-/// to 32 times as much.
+/// Candidates are the rule's amount times powers of the square root of two, with exponents up to this value in both directions: from a 32nd to
+/// 32 times the amount.
 const STEPS: i32 = 10;
-/// The most amounts that can be asked for.
+/// The maximum number of amounts of `--curve`.
 pub(super) const MAX_AMOUNTS: usize = 64;
-/// The most states that are kept, of about 64 bytes each.
+/// The maximum number of states in memory, of about 64 bytes each.
 const MAX_STATES: usize = 1 << 21;
-/// Chooses the keys that stay when there are too many. Any number would do; it is the same for every run.
+/// The seed of the sampling hash. Its value is arbitrary, but constant for reproducible results.
 const SAMPLING_SEED: u64 = 0x746f_6c6c;
 
 /// The curves of all rules.
 pub(super) struct Curves {
     rules: Vec<Curve>,
-    /// Terms for each amount, of a rule and labels. Most labels share theirs.
-    ladders: Vec<Rc<[Terms]>>,
+    /// Terms for each amount of a rule, shared by most labels.
+    variants: Vec<Rc<[Terms]>>,
     known: HashMap<Rc<[Terms]>, usize, foldhash::fast::RandomState>,
     counters: Counters<Box<[State]>>,
     windows: Vec<u64>,
     max_counters: usize,
-    /// One key of 2 to this power is counted, as so many.
+    /// One key in 2 to this power is counted, with that weight.
     halvings: u32,
 }
 
 struct Curve {
-    /// The rule alone, with another amount: what does not change with it was named by an override.
+    /// The rule alone with another amount. Limits that do not change with it are set by an override.
     probe: RuleSet,
     stagger: bool,
     matched: u64,
-    rungs: Vec<Rung>,
+    candidates: Vec<Candidate>,
 }
 
-/// One amount.
-struct Rung {
+/// An amount and its denials.
+struct Candidate {
     amount: u64,
-    refused: u64,
+    denied: u64,
 }
 
-/// What is known of one amount in the end.
+/// The result of one amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub(super) amount: u64,
     pub(super) matched: u64,
-    pub(super) refused: u64,
+    pub(super) denied: u64,
 }
 
 impl Point {
     pub(super) fn share(&self) -> f64 {
-        if self.matched == 0 { 0.0 } else { self.refused as f64 / self.matched as f64 }
+        if self.matched == 0 { 0.0 } else { self.denied as f64 / self.matched as f64 }
     }
 }
 
@@ -73,7 +72,7 @@ impl Kept for Box<[State]> {
 }
 
 impl Curves {
-    /// Curves over these amounts, or over those around each rule's own.
+    /// Creates curves over these amounts or, if empty, over amounts around each rule's own.
     pub(super) fn new(rules: &RuleSet, amounts: &[u64]) -> Self {
         Self::bounded(rules, amounts, MAX_STATES)
     }
@@ -83,19 +82,19 @@ impl Curves {
             let around = amounts_around(rule.limit.amount());
             let tried = if amounts.is_empty() { &around[..] } else { amounts };
             let largest = rule.limit.algorithm().max_amount();
-            let rungs = tried.iter().filter(|amount| (1..=largest).contains(*amount));
+            let candidates = tried.iter().filter(|amount| (1..=largest).contains(*amount));
             Curve {
                 probe: probe(rule),
                 stagger: rule.stagger,
                 matched: 0,
-                rungs: rungs.map(|&amount| Rung { amount, refused: 0 }).collect(),
+                candidates: candidates.map(|&amount| Candidate { amount, denied: 0 }).collect(),
             }
         };
         let rules_of: Vec<Curve> = rules.rules().map(curve).collect();
-        let longest = rules_of.iter().map(|curve| curve.rungs.len()).max().unwrap_or_default().max(1);
+        let longest = rules_of.iter().map(|curve| curve.candidates.len()).max().unwrap_or_default().max(1);
         Self {
             rules: rules_of,
-            ladders: Vec::new(),
+            variants: Vec::new(),
             known: HashMap::default(),
             counters: Counters::new(),
             windows: rules.rules().map(|rule| rule.limit.window_us()).collect(),
@@ -104,33 +103,33 @@ impl Curves {
         }
     }
 
-    /// The terms for each amount of a rule, which asks `terms` of requests with these labels.
-    pub(super) fn ladder(&mut self, rule: usize, terms: &Terms, labels: &Labels, costs: &Costs) -> usize {
-        let Curve { probe, stagger, rungs, .. } = &self.rules[rule];
+    /// Returns the index of the terms for each amount of a rule, given its own `terms` for these labels.
+    pub(super) fn variant(&mut self, rule: usize, terms: &Terms, labels: &Labels, costs: &Costs) -> usize {
+        let Curve { probe, stagger, candidates, .. } = &self.rules[rule];
         let probed = probe.matching(labels, costs).ok().and_then(|applied| match applied.first()?.effect {
             Effect::Limit { limit, .. } => Some(limit),
             Effect::Deny { .. } => None,
         });
         let probed = probed.unwrap_or(terms.limit);
-        let ladder: Rc<[Terms]> = rungs
+        let variant: Rc<[Terms]> = candidates
             .iter()
-            .map(|rung| {
-                let limit = other_amount(&terms.limit, &probed, rung.amount).unwrap_or(terms.limit);
-                // each key has its own phase, which is put in when it is asked
-                let limit = if *stagger { moved(limit, Duration::ZERO) } else { limit };
+            .map(|candidate| {
+                let limit = other_amount(&terms.limit, &probed, candidate.amount).unwrap_or(terms.limit);
+                // the phase depends on the key and is set for each request
+                let limit = if *stagger { with_phase(limit, Duration::ZERO) } else { limit };
                 Terms { limit, ..*terms }
             })
             .collect();
-        if let Some(&known) = self.known.get(&ladder) {
+        if let Some(&known) = self.known.get(&variant) {
             return known;
         }
-        self.ladders.push(Rc::clone(&ladder));
-        self.known.insert(ladder, self.ladders.len() - 1);
-        self.ladders.len() - 1
+        self.variants.push(Rc::clone(&variant));
+        self.known.insert(variant, self.variants.len() - 1);
+        self.variants.len() - 1
     }
 
-    /// A request that a rule counts, by its own terms `asked`, under `key`.
-    pub(super) fn ask(&mut self, rule: usize, ladder: usize, asked: &Terms, key: &[u8], now: Timestamp) {
+    /// Simulates a request of `key` with all amounts; `own` has the rule's own terms.
+    pub(super) fn check(&mut self, rule: usize, variant: usize, own: &Terms, key: &[u8], now: Timestamp) {
         if !is_chosen(key, self.halvings) {
             return;
         }
@@ -141,48 +140,52 @@ impl Curves {
                 return;
             }
         }
-        let ladder = &self.ladders[ladder];
+        let variant = &self.variants[variant];
         let hash = self.counters.hash(key);
         let at = self.counters.find(hash, key, rule, || {
-            ladder.iter().map(|terms| State::fresh(terms.limit.algorithm())).collect()
+            variant.iter().map(|terms| State::fresh(terms.limit.algorithm())).collect()
         });
         let weight = 1 << self.halvings;
         let curve = &mut self.rules[rule];
         curve.matched += weight;
         let states = &mut self.counters.at(at).state;
-        for ((rung, terms), state) in curve.rungs.iter_mut().zip(&**ladder).zip(states) {
-            let mut terms = Terms { cost: asked.cost, ..*terms };
+        for ((candidate, terms), state) in curve.candidates.iter_mut().zip(&**variant).zip(states) {
+            let mut terms = Terms { cost: own.cost, ..*terms };
             if curve.stagger {
-                terms.limit = moved(terms.limit, Duration::from_micros(asked.limit.phase_us()));
+                terms.limit = with_phase(terms.limit, Duration::from_micros(own.limit.phase_us()));
             }
             if step(state, &terms, Operation::Check, 1, now).passes == 0 {
-                rung.refused += weight;
+                candidate.denied += weight;
             }
         }
     }
 
-    /// A request that a rule refuses whatever its amount is.
-    pub(super) fn refused_outright(&mut self, rule: usize) {
+    /// Records a request that a rule denies regardless of its amount.
+    pub(super) fn denied_outright(&mut self, rule: usize) {
         let curve = &mut self.rules[rule];
         curve.matched += 1;
-        for rung in &mut curve.rungs {
-            rung.refused += 1;
+        for candidate in &mut curve.candidates {
+            candidate.denied += 1;
         }
     }
 
-    /// What became of a rule, from the smallest amount to the largest.
+    /// The results of a rule, by ascending amount.
     pub(super) fn points(&self, rule: usize) -> Vec<Point> {
-        let Curve { rungs, matched, .. } = &self.rules[rule];
-        let point = |rung: &Rung| Point { amount: rung.amount, matched: *matched, refused: rung.refused };
-        rungs.iter().map(point).collect()
+        let Curve { candidates, matched, .. } = &self.rules[rule];
+        let point = |candidate: &Candidate| Point {
+            amount: candidate.amount,
+            matched: *matched,
+            denied: candidate.denied,
+        };
+        candidates.iter().map(point).collect()
     }
 
-    /// One key of so many was counted.
+    /// The sampling rate: one key in this many is counted.
     pub(super) fn sampling(&self) -> u64 {
         1 << self.halvings
     }
 
-    /// Drops counters that are not in use; then keys, until half of the room is free.
+    /// Drops unused counters, then halves the sampled keys until at most half of the capacity is used.
     #[cold]
     fn thin_out(&mut self, now: Timestamp) {
         let windows = &self.windows;
@@ -201,15 +204,15 @@ fn is_chosen(key: &[u8], halvings: u32) -> bool {
 
 /// The rule alone, with an amount that is not its own.
 fn probe(rule: &Rule) -> RuleSet {
-    const POSSIBLE: &str = "a possible rule is possible with an amount beside its own, alone";
+    const VALID: &str = "a valid rule is valid with an adjacent amount";
     let amount = rule.limit.amount();
     let beside = if amount > 1 { amount - 1 } else { amount + 1 };
     let mut other = rule.clone();
-    other.limit = Limit::new(rule.limit.algorithm(), beside, rule.limit.window()).expect(POSSIBLE);
-    RuleSet::new(vec![other]).expect(POSSIBLE)
+    other.limit = Limit::new(rule.limit.algorithm(), beside, rule.limit.window()).expect(VALID);
+    RuleSet::new(vec![other]).expect(VALID)
 }
 
-/// What becomes of a limit when its rule's amount is another. `probed` is the same limit for an amount that is not the rule's own.
+/// Returns a limit with another amount of its rule; none if it does not depend on it. `probed` is the limit under the probe's amount.
 fn other_amount(limit: &Limit, probed: &Limit, amount: u64) -> Option<Limit> {
     if limit.amount() == probed.amount() {
         return None;
@@ -218,11 +221,11 @@ fn other_amount(limit: &Limit, probed: &Limit, amount: u64) -> Option<Limit> {
     if limit.capacity() == probed.capacity() {
         other = other.with_burst(limit.capacity()).ok()?;
     }
-    Some(moved(other, Duration::from_micros(limit.phase_us())))
+    Some(with_phase(other, Duration::from_micros(limit.phase_us())))
 }
 
-/// The limit with other windows, if it has windows.
-fn moved(limit: Limit, phase: Duration) -> Limit {
+/// The limit with another phase, if its algorithm has one.
+fn with_phase(limit: Limit, phase: Duration) -> Limit {
     limit.with_phase(phase).unwrap_or(limit)
 }
 
@@ -244,32 +247,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_lie_around_the_rules_own() {
+    fn candidates_are_around_the_rules_amount() {
         let amounts = amounts_around(100);
         assert_eq!((amounts[0], amounts[10], amounts[20]), (3, 100, 3_200));
         assert_eq!(amounts_around(1), [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]);
     }
 
     #[test]
-    fn with_too_many_keys_some_stand_for_all() {
+    fn too_many_keys_are_sampled() {
         const KEYS: u64 = 20_000;
         let limit = Limit::sliding_log(2, Duration::from_secs(3_600)).unwrap();
         let rules = RuleSet::new(vec![Rule::new("per-key", limit)]).unwrap();
         let mut curves = Curves::bounded(&rules, &[1, 2, 3], 3_000);
         let terms = Terms::new(limit, Cost::ONE);
         let labels = Labels::new::<&str, &str>([]).unwrap();
-        let ladder = curves.ladder(0, &terms, &labels, &Costs::from(1));
+        let variant = curves.variant(0, &terms, &labels, &Costs::from(1));
         for second in 0..3 {
             for key in 0..KEYS {
                 let now = Timestamp::from_micros((1 + second) * 1_000_000);
-                curves.ask(0, ladder, &terms, &key.to_le_bytes(), now);
+                curves.check(0, variant, &terms, &key.to_le_bytes(), now);
             }
         }
         assert!(curves.counters.len() <= 1_000 && curves.sampling() >= 16, "{}", curves.sampling());
         let points = curves.points(0);
-        // every key comes three times; those of the first turn that were left out later counted as what they were
-        let asked = points[0].matched as f64 / (3 * KEYS) as f64;
-        assert!((0.8..1.2).contains(&asked), "{asked}");
+        // every key occurs three times; keys dropped later have counted with the weight of that time
+        let matched = points[0].matched as f64 / (3 * KEYS) as f64;
+        assert!((0.8..1.2).contains(&matched), "{matched}");
         for (point, share) in points.iter().zip([2.0 / 3.0, 1.0 / 3.0, 0.0]) {
             assert!((point.share() - share).abs() < 0.1, "{point:?}");
         }

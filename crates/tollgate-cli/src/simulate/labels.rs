@@ -1,7 +1,7 @@
-//! From a record to the labels that a rule file's rules name, cleaned as the server cleans them.
+//! Extraction of labels from log records, cleaned as in the server.
 //!
-//! A label is read from the field of its name, from where `--field` says, or is made up by `--label`. What no rule names is not
-//! there, so that rules with `exact` apply as they do to callers who send what is needed.
+//! A label is read from the field of its name or of `--field`, or derived by `--label`. Labels that no rule uses are omitted, so that
+//! `exact` rules apply as if clients sent only the needed labels.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -10,20 +10,20 @@ use tollgate_server::labels::{IP, LabelPolicy, LabelSettings};
 
 use super::log::{Fields, Record};
 
-/// The most patterns of a label that are tried on every value: as many as there are bits.
+/// The maximum number of patterns evaluated per label: one bit each.
 const MAX_PATTERNS: usize = 64;
 
-/// The labels that forward-auth derives from requests, and cuts where they are too long.
-const CUT: [&str; 3] = ["method", "path", "host"];
+/// The labels that forward-auth derives from requests and truncates if they are too long.
+const TRUNCATED: [&str; 3] = ["method", "path", "host"];
 
-/// `--field label=name`: a label and the field of the log it is read from.
+/// `--field label=name`: a label and its field in the log.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldFlag {
     label: String,
     name: String,
 }
 
-/// `--label 'route=login when path=/login* method=POST'`: a label, its value, and which requests have it.
+/// `--label 'route=login when path=/login* method=POST'`: a label, its value, and its conditions.
 #[derive(Clone, Debug)]
 pub(crate) struct LabelFlag {
     label: String,
@@ -35,7 +35,7 @@ impl FromStr for FieldFlag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (label, name) = pair(text).ok_or("write label=field, for example ip=client_address")?;
+        let (label, name) = pair(text).ok_or("use label=field, for example ip=client_address")?;
         Ok(Self { label: label.to_owned(), name: name.to_owned() })
     }
 }
@@ -44,16 +44,16 @@ impl FromStr for LabelFlag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const HINT: &str = "write label=value, or for example 'route=login when path=/login* method=POST'";
-        let (said, when) = text.split_once(" when ").unwrap_or((text, ""));
-        let (label, value) = pair(said.trim()).ok_or(HINT)?;
-        // a word that should have been "when", or one with nothing after it
+        const HINT: &str = "use label=value, or for example 'route=login when path=/login* method=POST'";
+        let (assignment, when) = text.split_once(" when ").unwrap_or((text, ""));
+        let (label, value) = pair(assignment.trim()).ok_or(HINT)?;
+        // a misspelt or incomplete "when"
         if value.contains(char::is_whitespace) {
             return Err(HINT.to_owned());
         }
         let when = when.split_whitespace().map(|one| {
             let (label, pattern) = pair(one).ok_or(HINT)?;
-            // as in a rule: an address may be a network
+            // as in a rule, an address may be a network
             let network = if label == IP { Pattern::network(pattern).ok() } else { None };
             Ok((label.to_owned(), network.unwrap_or_else(|| Pattern::parse(pattern))))
         });
@@ -66,9 +66,9 @@ fn pair(text: &str) -> Option<(&str, &str)> {
     text.split_once('=').filter(|(label, value)| !label.is_empty() && !value.is_empty())
 }
 
-/// The labels of one rule file.
+/// Extracts the labels of one rule file.
 #[derive(Debug)]
-pub(super) struct Shape {
+pub(super) struct LabelExtractor {
     labels: Vec<Label>,
     policy: LabelPolicy,
 }
@@ -76,54 +76,54 @@ pub(super) struct Shape {
 #[derive(Debug)]
 struct Label {
     name: String,
-    from: From,
+    source: LabelSource,
     settings: Option<LabelSettings>,
-    matters: Matters,
-    /// Some request has had it.
+    relevance: Relevance,
+    /// Whether any request has had it.
     seen: bool,
 }
 
-/// What of a label decides which rules apply, and with which numbers.
+/// The part of a label that determines which rules and overrides apply.
 #[derive(Clone, Debug)]
-enum Matters {
-    /// Whether it is there; and which of these it matches.
+enum Relevance {
+    /// Its presence, and which of these patterns it matches.
     Patterns(Vec<Pattern>),
-    /// Its value: there are too many patterns to try them all.
+    /// Its value, because there are too many patterns.
     Value,
 }
 
 #[derive(Debug)]
-enum From {
+enum LabelSource {
     Field(usize),
-    /// The first that matches.
-    Made(Vec<Made>),
+    /// The first match applies.
+    Derived(Vec<Derived>),
 }
 
-/// A value, and the fields that must look so for it.
+/// A derived value and its conditions on fields.
 #[derive(Debug)]
-struct Made {
+struct Derived {
     value: Box<[u8]>,
     when: Vec<(usize, Pattern)>,
 }
 
-/// The labels of one request, in buffers that every request uses again.
+/// The labels of one request, in reusable buffers.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(super) struct LabelRow {
     bytes: Vec<u8>,
     values: Vec<Option<(usize, usize)>>,
 }
 
-impl Shape {
-    /// The labels that these rules name, and those that flags name; asks for the fields they are read from.
+impl LabelExtractor {
+    /// Collects the labels of rules and flags, and registers their fields.
     pub(super) fn new<'r>(
         rules: impl Iterator<Item = &'r Rule>,
         policy: LabelPolicy,
         given: &[FieldFlag],
-        made: &[LabelFlag],
+        derived: &[LabelFlag],
         fields: &mut Fields,
     ) -> Self {
-        let mut named: BTreeMap<&str, Matters> = BTreeMap::new();
-        for label in given.iter().map(|flag| &*flag.label).chain(made.iter().map(|flag| &*flag.label)) {
+        let mut named: BTreeMap<&str, Relevance> = BTreeMap::new();
+        for label in given.iter().map(|flag| &*flag.label).chain(derived.iter().map(|flag| &*flag.label)) {
             named.entry(label).or_default();
         }
         for rule in rules {
@@ -137,12 +137,12 @@ impl Shape {
             }
         }
         let field_of = |label: &str| given.iter().find(|flag| flag.label == label).map(|flag| &*flag.name);
-        let labels = named.into_iter().map(|(name, matters)| {
-            let ways: Vec<_> = made.iter().filter(|flag| flag.label == name).collect();
-            let from = if ways.is_empty() {
-                From::Field(fields.label(name, field_of(name)))
+        let labels = named.into_iter().map(|(name, relevance)| {
+            let flags: Vec<_> = derived.iter().filter(|flag| flag.label == name).collect();
+            let source = if flags.is_empty() {
+                LabelSource::Field(fields.label(name, field_of(name)))
             } else {
-                let made = ways.into_iter().map(|flag| Made {
+                let values = flags.into_iter().map(|flag| Derived {
                     value: flag.value.as_bytes().into(),
                     when: flag
                         .when
@@ -150,16 +150,16 @@ impl Shape {
                         .map(|(label, pattern)| (fields.label(label, field_of(label)), pattern.clone()))
                         .collect(),
                 });
-                From::Made(made.collect())
+                LabelSource::Derived(values.collect())
             };
             let settings = policy.label(name).cloned();
-            Label { name: name.to_owned(), from, settings, matters, seen: false }
+            Label { name: name.to_owned(), source, settings, relevance, seen: false }
         });
         let labels = labels.collect();
         Self { labels, policy }
     }
 
-    /// Which of its labels this is.
+    /// The position of a label.
     pub(super) fn position(&self, name: &str) -> Option<usize> {
         self.labels.iter().position(|label| label.name == name)
     }
@@ -168,23 +168,25 @@ impl Shape {
         &self.labels[position].name
     }
 
-    /// Whether some request has had this label.
+    /// Whether any request has had this label.
     pub(super) fn has_seen(&self, name: &str) -> bool {
         self.labels.iter().any(|label| label.name == name && label.seen)
     }
 
-    /// The labels of a record.
+    /// Extracts the labels of a record.
     ///
     /// # Errors
-    /// When the server would refuse to be asked with them.
+    /// If the server would reject them.
     #[inline]
-    pub(super) fn read(&mut self, record: &Record, row: &mut Row) -> Result<(), String> {
+    pub(super) fn read(&mut self, record: &Record, row: &mut LabelRow) -> Result<(), String> {
         row.bytes.clear();
         row.values.clear();
         for label in &mut self.labels {
-            let value = match &label.from {
-                From::Field(slot) => record.get(*slot),
-                From::Made(ways) => ways.iter().find(|made| made.applies(record)).map(|made| &*made.value),
+            let value = match &label.source {
+                LabelSource::Field(slot) => record.get(*slot),
+                LabelSource::Derived(ways) => {
+                    ways.iter().find(|made| made.applies(record)).map(|made| &*made.value)
+                }
             };
             let Some(mut value) = value else {
                 row.values.push(None);
@@ -192,7 +194,7 @@ impl Shape {
             };
             label.seen = true;
             if value.len() > MAX_LABEL_VALUE {
-                if !CUT.contains(&&*label.name) {
+                if !TRUNCATED.contains(&&*label.name) {
                     let (name, length) = (label.name.clone(), value.len());
                     return Err(LabelError::ValueTooLong { name, length }.to_string());
                 }
@@ -211,14 +213,14 @@ impl Shape {
         Ok(())
     }
 
-    /// Writes all that decides which rules apply and with which numbers.
+    /// Writes everything that determines which rules and overrides apply.
     #[inline]
-    pub(super) fn write_matched(&self, row: &Row, into: &mut Vec<u8>) {
+    pub(super) fn write_matched(&self, row: &LabelRow, into: &mut Vec<u8>) {
         for (position, label) in self.labels.iter().enumerate() {
-            match (row.get(position), &label.matters) {
+            match (row.get(position), &label.relevance) {
                 (None, _) => into.push(0),
-                (Some(_), Matters::Patterns(patterns)) if patterns.is_empty() => into.push(1),
-                (Some(value), Matters::Patterns(patterns)) => {
+                (Some(_), Relevance::Patterns(patterns)) if patterns.is_empty() => into.push(1),
+                (Some(value), Relevance::Patterns(patterns)) => {
                     let matches = patterns
                         .iter()
                         .rev()
@@ -226,25 +228,25 @@ impl Shape {
                     into.push(1);
                     into.extend_from_slice(&matches.to_le_bytes());
                 }
-                (Some(value), Matters::Value) => write_value(value, into),
+                (Some(value), Relevance::Value) => write_value(value, into),
             }
         }
     }
 
-    /// The labels of a request as rules see them.
-    pub(super) fn labels(&self, row: &Row) -> Result<Labels, LabelError> {
+    /// The labels of a request, for matching.
+    pub(super) fn labels(&self, row: &LabelRow) -> Result<Labels, LabelError> {
         let pairs = self.labels.iter().enumerate();
         Labels::new(pairs.filter_map(|(position, label)| Some((&*label.name, row.get(position)?))))
     }
 }
 
-impl Default for Matters {
+impl Default for Relevance {
     fn default() -> Self {
         Self::Patterns(Vec::new())
     }
 }
 
-impl Matters {
+impl Relevance {
     fn add(&mut self, pattern: &Pattern) {
         let Self::Patterns(patterns) = self else { return };
         if patterns.contains(pattern) {
@@ -258,23 +260,23 @@ impl Matters {
     }
 }
 
-impl Made {
+impl Derived {
     fn applies(&self, record: &Record) -> bool {
         self.when.iter().all(|(slot, pattern)| record.get(*slot).is_some_and(|value| pattern.matches(value)))
     }
 }
 
-impl Row {
+impl LabelRow {
     #[inline]
     pub(super) fn get(&self, position: usize) -> Option<&[u8]> {
         self.values[position].map(|(start, end)| &self.bytes[start..end])
     }
 }
 
-/// Writes a value so that where it ends is not a question of what follows.
+/// Writes a value with its length, so that concatenated values are unambiguous.
 #[inline]
 pub(super) fn write_value(value: &[u8], into: &mut Vec<u8>) {
-    let length = u16::try_from(value.len()).expect("no label's value is longer");
+    let length = u16::try_from(value.len()).expect("label values are limited to MAX_LABEL_VALUE");
     into.extend_from_slice(&[2, length.to_le_bytes()[0], length.to_le_bytes()[1]]);
     into.extend_from_slice(value);
 }

@@ -1,21 +1,21 @@
-//! Counts over time in a bounded number of buckets, which become wider as time goes on.
+//! Counts over time in a bounded number of buckets, which are widened as needed.
 
 use tollgate_core::Timestamp;
 
-/// The most buckets of a row.
+/// The maximum number of buckets.
 const MAX_BUCKETS: usize = 360;
 
-/// How wide buckets are, in seconds: each a multiple of the one before. Behind the last, twice as wide each time.
+/// Bucket widths in seconds, each a multiple of the previous one. Beyond the last, the width doubles.
 const WIDTHS: [u64; 12] = [1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 21_600, 86_400, 604_800];
 
 const SECOND_US: u64 = 1_000_000;
 
-/// Rows of counts that share their buckets.
+/// Rows of counts with the same buckets.
 #[derive(Debug)]
 pub(super) struct Timeline {
     start_us: u64,
     width_us: u64,
-    /// The bucket that time has come to, and when it ends.
+    /// The current bucket, and its end.
     at: usize,
     ends_us: u64,
     rows: Vec<Vec<u64>>,
@@ -26,15 +26,15 @@ impl Timeline {
         Self { start_us: 0, width_us: 0, at: 0, ends_us: 0, rows: vec![Vec::new(); rows] }
     }
 
-    /// Goes on to `now`, which is not before any other.
+    /// Moves to `now`, which must not be earlier than before.
     #[inline]
-    pub(super) fn reach(&mut self, now: Timestamp) {
+    pub(super) fn advance(&mut self, now: Timestamp) {
         if now.as_micros() >= self.ends_us {
-            self.go_on(now.as_micros());
+            self.next_bucket(now.as_micros());
         }
     }
 
-    /// One more, now.
+    /// Adds one to the current bucket of a row.
     #[inline]
     pub(super) fn count(&mut self, row: usize) {
         let row = &mut self.rows[row];
@@ -44,7 +44,7 @@ impl Timeline {
         row[self.at] += 1;
     }
 
-    /// When the first bucket begins, in microseconds since the epoch.
+    /// The start of the first bucket, in microseconds since the epoch.
     pub(super) fn start_us(&self) -> u64 {
         self.start_us
     }
@@ -53,7 +53,7 @@ impl Timeline {
         self.width_us
     }
 
-    /// A row, as long as all others.
+    /// A row, padded to the current bucket.
     pub(super) fn row(&self, row: usize) -> Vec<u64> {
         let mut row = self.rows[row].clone();
         row.resize(self.at + 1, 0);
@@ -61,7 +61,7 @@ impl Timeline {
     }
 
     #[cold]
-    fn go_on(&mut self, now_us: u64) {
+    fn next_bucket(&mut self, now_us: u64) {
         if self.width_us == 0 {
             self.width_us = SECOND_US;
             self.start_us = floor(now_us, SECOND_US);
@@ -70,7 +70,7 @@ impl Timeline {
             self.widen();
         }
         let at = (now_us - self.start_us) / self.width_us;
-        self.at = usize::try_from(at).expect("a bucket's place is below the most buckets");
+        self.at = usize::try_from(at).expect("the index is below MAX_BUCKETS");
         self.ends_us = self.start_us + (at + 1) * self.width_us;
     }
 
@@ -82,7 +82,7 @@ impl Timeline {
             let mut wider = Vec::new();
             for (at, &count) in row.iter().enumerate() {
                 let bucket = (self.start_us + at as u64 * self.width_us - start_us) / width_us;
-                let bucket = usize::try_from(bucket).expect("a wider bucket comes no later");
+                let bucket = usize::try_from(bucket).expect("the index does not increase");
                 if wider.len() <= bucket {
                     wider.resize(bucket + 1, 0);
                 }
@@ -103,10 +103,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_stay_where_they_belong_as_buckets_widen() {
+    fn counts_are_preserved_when_buckets_are_widened() {
         let mut timeline = Timeline::new(2);
         for second in 1_000_000_007..1_000_100_000_u64 {
-            timeline.reach(Timestamp::from_micros(second * SECOND_US));
+            timeline.advance(Timestamp::from_micros(second * SECOND_US));
             timeline.count(0);
             if second % 10 == 0 {
                 timeline.count(1);
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_of_centuries_is_bounded() {
+    fn a_jump_of_centuries_keeps_the_number_of_buckets_bounded() {
         let mut timeline = Timeline::new(1);
         for time in [0, 1 << 52] {
-            timeline.reach(Timestamp::from_micros(time));
+            timeline.advance(Timestamp::from_micros(time));
             timeline.count(0);
         }
         assert!(timeline.row(0).len() <= MAX_BUCKETS);

@@ -1,6 +1,6 @@
-//! Load on real stores and a real server: what is counted adds up, the limit holds, and when it does not, that is seen.
+//! `tollgate bench` on real stores and a real server: counts add up, the limit holds, and a violation is detected.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     io::{BufRead, BufReader},
@@ -21,9 +21,9 @@ fn tollgate(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    // where no configuration is
+    // a directory without a configuration
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    // a busy machine answers late, which is not what is tested
+    // avoids degraded decisions on a busy machine
     command.env("TOLLGATE_STORE_DEADLINE", "1s");
     command
 }
@@ -34,13 +34,13 @@ fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it says, as JSON, and its exit code.
-fn said(command: &mut Command) -> (i32, Value) {
+/// Runs with --json; returns the exit code and the report.
+fn run_json(command: &mut Command) -> (i32, Value) {
     let output = command.arg("--json").output().unwrap();
-    read(&output)
+    parse(&output)
 }
 
-fn read(output: &Output) -> (i32, Value) {
+fn parse(output: &Output) -> (i32, Value) {
     let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
     (output.status.code().unwrap(), report)
 }
@@ -49,7 +49,7 @@ fn count(report: &Value, field: &str) -> u64 {
     report[field].as_u64().unwrap_or_else(|| panic!("{field} in {report:#}"))
 }
 
-fn assert_kept(report: &Value) {
+fn assert_within_limit(report: &Value) {
     let verdict = &report["verdict"];
     assert_eq!(verdict["kept"], true, "{report:#}");
     assert!(verdict["admitted"].as_u64() <= verdict["allowed"].as_u64(), "{report:#}");
@@ -65,10 +65,10 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn the_store_of_this_process_is_measured_when_nothing_is_said() {
-    let (code, report) = said(&mut bench(&["--requests", "20000", "--concurrency", "4", "--keys", "7"]));
+fn the_memory_store_is_the_default_target() {
+    let (code, report) = run_json(&mut bench(&["--requests", "20000", "--concurrency", "4", "--keys", "7"]));
     assert_eq!((code, &report["target"]), (0, &"memory:".into()));
-    assert_kept(&report);
+    assert_within_limit(&report);
     assert_eq!(count(&report, "decisions"), 20_000);
     assert_eq!(report["verdict"]["keys"], 7);
     assert!(count(&report, "allowed") >= 700 && count(&report, "refused") > 0, "{report:#}");
@@ -77,8 +77,8 @@ fn the_store_of_this_process_is_measured_when_nothing_is_said() {
     let shown = text(&output);
     for part in [
         "memory:",
-        "16 callers, one key, 100 per 1s by token-bucket",
-        "a second",
+        "16 callers, one key, 100 per 1s (token-bucket)",
+        "per second",
         "p99.9",
         "the limit held on 1 key",
     ] {
@@ -88,15 +88,15 @@ fn the_store_of_this_process_is_measured_when_nothing_is_said() {
 }
 
 #[test]
-fn every_algorithm_holds_in_redis_and_only_keys_that_expire_are_left() {
+fn every_algorithm_holds_in_redis_and_only_expiring_keys_remain() {
     let server = Server::start(Flavor::Redis7);
     for algorithm in ["token-bucket", "sliding-log", "sliding-counter", "fixed-window"] {
         let url = server.url();
         let arguments =
             ["--store", &url, "--algorithm", algorithm, "--limit", "50 per 500ms", "--duration", "1500ms"];
-        let (code, report) = said(bench(&arguments).args(["--keys", "20", "--zipf", "1.1"]));
+        let (code, report) = run_json(bench(&arguments).args(["--keys", "20", "--zipf", "1.1"]));
         assert_eq!(code, 0, "{report:#}");
-        assert_kept(&report);
+        assert_within_limit(&report);
         assert!(count(&report, "allowed") > 50, "{report:#}");
     }
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
@@ -104,7 +104,7 @@ fn every_algorithm_holds_in_redis_and_only_keys_that_expire_are_left() {
 }
 
 #[test]
-fn a_store_that_forgets_is_caught() {
+fn a_store_that_loses_counters_is_detected() {
     let server = Server::start(Flavor::Redis7);
     let url = server.url();
     let arguments =
@@ -114,15 +114,15 @@ fn a_store_that_forgets_is_caught() {
         redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap() > 0
     });
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
-    let (code, report) = read(&load.wait_with_output().unwrap());
+    let (code, report) = parse(&load.wait_with_output().unwrap());
     assert_eq!((code, &report["verdict"]["kept"]), (1, &false.into()), "{report:#}");
     assert!(report["verdict"]["admitted"].as_u64() > Some(200), "{report:#}");
 }
 
 /// A server that ends with the test.
-struct Program(Child, String);
+struct ServerProcess(Child, String);
 
-impl Program {
+impl ServerProcess {
     fn start() -> Self {
         let mut command =
             tollgate(&["serve", "--json", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"]);
@@ -134,7 +134,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -142,9 +142,9 @@ impl Drop for Program {
 }
 
 #[test]
-fn a_server_is_measured_over_connections_that_stay_open() {
-    let server = Program::start();
-    let (code, report) = said(&mut bench(&[
+fn a_server_is_measured_over_persistent_connections() {
+    let server = ServerProcess::start();
+    let (code, report) = run_json(&mut bench(&[
         "--server",
         &server.1,
         "--requests",
@@ -157,7 +157,7 @@ fn a_server_is_measured_over_connections_that_stay_open() {
         "10",
     ]));
     assert_eq!(code, 0, "{report:#}");
-    assert_kept(&report);
+    assert_within_limit(&report);
     assert_eq!((count(&report, "decisions"), count(&report, "errors")), (2_000, 0));
     // the burst, and one more every 600 ms
     let allowed = count(&report, "allowed");
@@ -165,33 +165,33 @@ fn a_server_is_measured_over_connections_that_stay_open() {
 }
 
 #[test]
-fn the_server_of_the_environment_is_asked_unless_something_else_is_named() {
-    let server = Program::start();
+fn the_server_of_the_environment_is_used_unless_a_flag_is_set() {
+    let server = ServerProcess::start();
     let arguments = ["--requests", "100", "--limit", "100 per minute"];
-    let asked = |more: &[&str]| said(bench(&arguments).args(more).env("TOLLGATE_SERVER", &server.1)).1;
+    let asked = |more: &[&str]| run_json(bench(&arguments).args(more).env("TOLLGATE_SERVER", &server.1)).1;
     assert_eq!(asked(&[])["target"], *server.1);
     for (more, target) in [(["--store", "memory:"], "memory:"), (["--server", &*server.1], &*server.1)] {
         assert_eq!(asked(&more)["target"], *target);
     }
     let output = bench(&["--ca", "ca.pem"]).output().unwrap();
-    assert!(text(&output).contains("name it with --server or TOLLGATE_SERVER"), "{}", text(&output));
+    assert!(text(&output).contains("set --server or TOLLGATE_SERVER"), "{}", text(&output));
 }
 
 #[test]
-fn who_cannot_be_asked_is_named_with_a_remedy() {
+fn unusable_targets_and_flags_are_errors_with_a_remedy() {
     for (arguments, remedy) in [
-        (&["--store", "redis://:s3cret@127.0.0.1:1"][..], "look whether it is up"),
+        (&["--store", "redis://:s3cret@127.0.0.1:1"][..], "check that the server is running"),
         (&["--store", "redis://:s3cret@127.0.0.1:1"], "tollgate doctor"),
         (&["--server", "http://127.0.0.1:1"], "tollgate serve"),
         (&["--server", "redis://h"], "http://127.0.0.1:8080"),
         (&["--limit", "0 per 1s"], "amount 0 is out of range"),
         (&["--limit", "many"], "100 per 1m"),
         (&["--duration", "0s"], "above zero"),
-        (&["--keys", "10", "--zipf", "-1"], "write a number from 0 on"),
-        (&["--cost", "0"], "write a whole number from 1 on"),
-        (&["--cost", "1.5"], "write a whole number from 1 on"),
-        (&["--concurrency", "501"], "write a whole number from 1 to 500"),
-        (&["--keys", "-1"], "write a whole number from 1 to 100000"),
+        (&["--keys", "10", "--zipf", "-1"], "use a number of at least 0"),
+        (&["--cost", "0"], "use a whole number of at least 1"),
+        (&["--cost", "1.5"], "use a whole number of at least 1"),
+        (&["--concurrency", "501"], "use a whole number from 1 to 500"),
+        (&["--keys", "-1"], "use a whole number from 1 to 100000"),
         (&["--algorithm", "sliding-log", "--burst", "3"], "or use token-bucket"),
     ] {
         let output = bench(arguments).output().unwrap();

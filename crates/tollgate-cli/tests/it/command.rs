@@ -1,20 +1,20 @@
-//! The command, and what it says.
+//! Runs the command and captures its output.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// How a command ended, and what it said.
+/// The exit code and output of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-/// The command, where no configuration is and without any setting of the environment.
+/// The command, in a directory without a configuration and without TOLLGATE_ variables.
 pub(crate) fn tollgate(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(words).current_dir(env!("CARGO_TARGET_TMPDIR")).env_remove("NO_COLOR");
@@ -26,20 +26,20 @@ pub(crate) fn tollgate(words: &[&str]) -> Command {
     command
 }
 
-pub(crate) fn said(command: &mut Command) -> Said {
+pub(crate) fn run(command: &mut Command) -> CommandOutput {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-impl Said {
-    /// What a program reads, and the exit code.
+impl CommandOutput {
+    /// The exit code and the JSON document.
     pub(crate) fn json(&self) -> (Option<i32>, Value) {
         assert_eq!(self.out.lines().count(), 1, "{self:?}");
         (self.code, serde_json::from_str(&self.out).unwrap())
     }
 
-    /// The lines for people.
+    /// The lines of stdout.
     pub(crate) fn lines(&self) -> Vec<&str> {
         self.out.lines().collect()
     }

@@ -1,6 +1,6 @@
-//! The doctor on real servers: each trouble is planted and found, and a well-run server has none.
+//! The doctor on real servers: each problem is created and found, and a well-configured server has none.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +35,7 @@ const RULES: &str =
     "[[rule]]\nname = \"login\"\nper = [\"ip\"]\nalgorithm = \"sliding-log\"\namount = 10\nwindow = \"1m\"\n";
 
 /// How a server should be run.
-const WELL: [&str; 10] = [
+const RECOMMENDED_ARGS: [&str; 10] = [
     "--appendonly",
     "yes",
     "--maxmemory",
@@ -61,13 +61,13 @@ fn doctor(arguments: &[&str]) -> Command {
     command
 }
 
-/// What the doctor said, as JSON.
-struct Said {
+/// What the doctor diagnosis, as JSON.
+struct Diagnosis {
     code: i32,
     report: Value,
 }
 
-impl Said {
+impl Diagnosis {
     fn of(command: &mut Command) -> Self {
         let output = command.arg("--json").output().unwrap();
         let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -100,14 +100,14 @@ impl Said {
         assert_eq!(self.code, 1);
     }
 
-    fn assert_without(&self, severity: &str) {
+    fn assert_none(&self, severity: &str) {
         assert_eq!(self.ids(severity), BTreeSet::new(), "{:#}", self.report);
     }
 }
 
-fn diagnosis(server: &Server, arguments: &[&str]) -> Said {
+fn diagnose(server: &Server, arguments: &[&str]) -> Diagnosis {
     let url = server.url();
-    Said::of(doctor(&["--store", &url]).args(arguments))
+    Diagnosis::of(doctor(&["--store", &url]).args(arguments))
 }
 
 fn text(output: &Output) -> String {
@@ -123,14 +123,14 @@ fn set(server: &Server, key: &str, seconds: Option<u64>) {
     command.exec(&mut server.connection()).unwrap();
 }
 
-fn lifetime(server: &Server, key: &str) -> i64 {
+fn ttl(server: &Server, key: &str) -> i64 {
     redis::cmd("TTL").arg(key).query(&mut server.connection()).unwrap()
 }
 
-fn home(configuration: &str) -> TempDir {
-    let home = tempfile::tempdir().unwrap();
-    fs::write(home.path().join("tollgate.toml"), configuration).unwrap();
-    home
+fn config_dir(configuration: &str) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tollgate.toml"), configuration).unwrap();
+    dir
 }
 
 /// Makes a user as a page has it; its URL.
@@ -144,7 +144,7 @@ fn documented_user(server: &Server, page: &str, name: &str) -> String {
 #[test]
 fn a_well_run_server_has_nothing_wrong_for_tollgates_own_user_and_nothing_unseen_for_the_doctors() {
     for flavor in Flavor::ALL {
-        let primary = Server::start_with(flavor, &WELL);
+        let primary = Server::start_with(flavor, &RECOMMENDED_ARGS);
         let replica = Server::start(flavor);
         replica.replicate(&primary);
         wait::until("the replica is in step", wait::PATIENCE, || {
@@ -155,23 +155,33 @@ fn a_well_run_server_has_nothing_wrong_for_tollgates_own_user_and_nothing_unseen
             if flavor == Flavor::Valkey9 { BTreeSet::new() } else { BTreeSet::from(["version"]) };
 
         let own = documented_user(&primary, REDIS_PAGE, "tollgate");
-        let said = Said::of(&mut doctor(&["--store", &own]));
-        assert_eq!((said.code, said.ids("advice")), (0, by_number.clone()), "{flavor}: {:#}", said.report);
-        said.assert_without("problem");
-        assert_eq!(said.finding("rights")["severity"], "fine");
-        assert_eq!(said.finding("excess-rights")["severity"], "fine");
-        assert_eq!(said.ids("unseen"), BTreeSet::from(["keys", "no-ttl", "settings"]));
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
+        assert_eq!(
+            (diagnosis.code, diagnosis.ids("advice")),
+            (0, by_number.clone()),
+            "{flavor}: {:#}",
+            diagnosis.report
+        );
+        diagnosis.assert_none("problem");
+        assert_eq!(diagnosis.finding("rights")["severity"], "fine");
+        assert_eq!(diagnosis.finding("excess-rights")["severity"], "fine");
+        assert_eq!(diagnosis.ids("unseen"), BTreeSet::from(["keys", "no-ttl", "settings"]));
 
         let doctors = documented_user(&primary, DOCTOR_PAGE, "tollgate-doctor");
-        let said = Said::of(&mut doctor(&["--store", &doctors, "--user", "tollgate"]));
-        assert_eq!((said.code, said.ids("advice")), (0, by_number), "{flavor}: {:#}", said.report);
-        said.assert_without("problem");
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &doctors, "--user", "tollgate"]));
+        assert_eq!(
+            (diagnosis.code, diagnosis.ids("advice")),
+            (0, by_number),
+            "{flavor}: {:#}",
+            diagnosis.report
+        );
+        diagnosis.assert_none("problem");
         match flavor {
-            Flavor::Redis6 => assert_eq!(said.ids("unseen"), BTreeSet::from(["rights"])),
-            Flavor::Redis7 | Flavor::Valkey9 => said.assert_without("unseen"),
+            Flavor::Redis6 => assert_eq!(diagnosis.ids("unseen"), BTreeSet::from(["rights"])),
+            Flavor::Redis7 | Flavor::Valkey9 => diagnosis.assert_none("unseen"),
         }
-        assert_eq!(said.report["servers"][0]["replicas"], 1);
-        assert!(said.report["bound"].as_array().unwrap().iter().any(|row| {
+        assert_eq!(diagnosis.report["servers"][0]["replicas"], 1);
+        assert!(diagnosis.report["bound"].as_array().unwrap().iter().any(|row| {
             row["situation"] == "Redis restarts" && row["most"].as_str().unwrap().contains("last second")
         }));
     }
@@ -183,28 +193,28 @@ fn a_key_without_an_end_is_found_and_gets_one_and_what_is_not_ours_is_left_alone
         let server = Server::start(flavor);
         set(&server, COUNTER, None);
         set(&server, "tg1:session:7", None);
-        let home = home(RULES);
-        let config = home.path().join("tollgate.toml");
+        let dir = config_dir(RULES);
+        let config = dir.path().join("tollgate.toml");
         let with_rules = ["--config", config.to_str().unwrap()];
 
-        let said = diagnosis(&server, &with_rules);
-        said.assert_problem("no-ttl");
-        assert!(said.finding("no-ttl")["what"].as_str().unwrap().contains(COUNTER));
-        assert_eq!(said.finding("foreign-keys")["severity"], "advice");
-        assert_eq!(lifetime(&server, COUNTER), -1, "nothing is written without --fix");
+        let diagnosis = diagnose(&server, &with_rules);
+        diagnosis.assert_problem("no-ttl");
+        assert!(diagnosis.finding("no-ttl")["what"].as_str().unwrap().contains(COUNTER));
+        assert_eq!(diagnosis.finding("foreign-keys")["severity"], "advice");
+        assert_eq!(ttl(&server, COUNTER), -1, "nothing is written without --fix");
 
         // nobody can be asked, so nobody agreed
         let url = server.url();
         let asked = doctor(&["--store", &url, "--fix"]).args(with_rules).output().unwrap();
         assert!(text(&asked).contains("--yes"), "{}", text(&asked));
-        assert_eq!(lifetime(&server, COUNTER), -1);
+        assert_eq!(ttl(&server, COUNTER), -1);
 
-        let said = diagnosis(&server, &["--fix", "--yes", with_rules[0], with_rules[1]]);
-        assert_eq!(said.finding("no-ttl")["severity"], "fine");
-        assert_eq!(said.report["repaired"]["expiring"], 1);
-        assert!((100..=130).contains(&lifetime(&server, COUNTER)), "two windows and ten seconds");
-        assert_eq!(lifetime(&server, "tg1:session:7"), -1, "somebody else's");
-        assert_eq!(diagnosis(&server, &with_rules).finding("no-ttl")["severity"], "fine");
+        let diagnosis = diagnose(&server, &["--fix", "--yes", with_rules[0], with_rules[1]]);
+        assert_eq!(diagnosis.finding("no-ttl")["severity"], "fine");
+        assert_eq!(diagnosis.report["repaired"]["expiring"], 1);
+        assert!((100..=130).contains(&ttl(&server, COUNTER)), "two windows and ten seconds");
+        assert_eq!(ttl(&server, "tg1:session:7"), -1, "somebody else's");
+        assert_eq!(diagnose(&server, &with_rules).finding("no-ttl")["severity"], "fine");
         redis::cmd("DEL").arg("tg1:session:7").exec(&mut server.connection()).unwrap();
     }
 }
@@ -220,29 +230,29 @@ fn counters_of_rules_that_are_gone_are_found_and_removed_and_no_others() {
         set(&server, &format!("tg1:{{{number:08x}}}:token-bucket:gone:many{number}"), Some(600));
         set(&server, &format!("other:{number}"), Some(600));
     }
-    let without = diagnosis(&server, &[]);
+    let without = diagnose(&server, &[]);
     assert!(
         without.findings().iter().all(|finding| finding["id"] != "orphans"),
         "there are no rules to compare with"
     );
 
-    let home = home(RULES);
-    let config = home.path().join("tollgate.toml");
+    let dir = config_dir(RULES);
+    let config = dir.path().join("tollgate.toml");
     let config = config.to_str().unwrap();
-    let said = diagnosis(&server, &["--config", config]);
-    assert_eq!(said.finding("orphans")["severity"], "advice");
-    assert_eq!(said.report["keys"]["orphans"], 1_001);
-    let memory = said.report["rules"].as_array().unwrap();
+    let diagnosis = diagnose(&server, &["--config", config]);
+    assert_eq!(diagnosis.finding("orphans")["severity"], "advice");
+    assert_eq!(diagnosis.report["keys"]["orphans"], 1_001);
+    let memory = diagnosis.report["rules"].as_array().unwrap();
     let gone = memory.iter().find(|of_rule| of_rule["rule"] == "gone").unwrap();
     assert_eq!((&gone["keys"], &gone["sampled"]), (&1_001.into(), &20.into()));
     assert!(gone["bytes"].as_u64().unwrap() > 50 * 1_001, "{gone}");
 
-    let said = diagnosis(&server, &["--config", config, "--fix", "--yes"]);
-    assert_eq!(said.report["repaired"]["removed"], 1_001);
-    assert_eq!(said.finding("orphans")["severity"], "fine");
+    let diagnosis = diagnose(&server, &["--config", config, "--fix", "--yes"]);
+    assert_eq!(diagnosis.report["repaired"]["removed"], 1_001);
+    assert_eq!(diagnosis.finding("orphans")["severity"], "fine");
     let left: u64 = redis::cmd("DBSIZE").query(&mut server.connection()).unwrap();
     assert_eq!(left, 1_003, "three of ours and what is not ours");
-    assert!(lifetime(&server, ORPHAN) < 0 && lifetime(&server, COUNTER) > 0);
+    assert!(ttl(&server, ORPHAN) < 0 && ttl(&server, COUNTER) > 0);
 }
 
 #[test]
@@ -251,16 +261,16 @@ fn a_look_ends_where_it_was_told_to_and_says_so() {
     for number in 0..2_000 {
         set(&server, &format!("other:{number}"), Some(600));
     }
-    let said = diagnosis(&server, &["--max-keys", "500"]);
-    assert_eq!(said.finding("keys")["severity"], "unseen");
-    assert_eq!(said.report["keys"]["complete"], false);
-    assert_eq!(diagnosis(&server, &[]).report["keys"]["complete"], true);
+    let diagnosis = diagnose(&server, &["--max-keys", "500"]);
+    assert_eq!(diagnosis.finding("keys")["severity"], "unseen");
+    assert_eq!(diagnosis.report["keys"]["complete"], false);
+    assert_eq!(diagnose(&server, &[]).report["keys"]["complete"], true);
 }
 
 #[test]
 fn eviction_is_found_before_and_after_it_costs_quotas() {
     let server = Server::start_with(Flavor::Redis7, &["--maxmemory-policy", "allkeys-lru"]);
-    diagnosis(&server, &[]).assert_problem("eviction-policy");
+    diagnose(&server, &[]).assert_problem("eviction-policy");
     server.config_set("maxmemory", "2mb");
     let mut connection = server.connection();
     for number in 0..2_000 {
@@ -272,41 +282,41 @@ fn eviction_is_found_before_and_after_it_costs_quotas() {
             .arg(600);
         command.exec(&mut connection).unwrap();
     }
-    let said = diagnosis(&server, &[]);
-    said.assert_problem("evicted-keys");
-    assert!(said.report["servers"][0]["evicted_keys"].as_u64().unwrap() > 0);
-    let bound = said.report["bound"].to_string();
-    assert!(bound.contains("one more quota for each counter that is evicted"), "{bound}");
+    let diagnosis = diagnose(&server, &[]);
+    diagnosis.assert_problem("evicted-keys");
+    assert!(diagnosis.report["servers"][0]["evicted_keys"].as_u64().unwrap() > 0);
+    let bound = diagnosis.report["bound"].to_string();
+    assert!(bound.contains("one more quota for each evicted counter"), "{bound}");
 }
 
 #[test]
 fn a_server_that_is_full_or_short_of_replicas_would_refuse_and_why_is_said() {
     let server = Server::start(Flavor::Redis7);
     server.config_set("maxmemory", 1);
-    let said = diagnosis(&server, &[]);
-    said.assert_problem("decisions");
-    said.assert_problem("memory");
-    assert!(said.finding("decisions")["what"].as_str().unwrap().contains("OOM"));
+    let diagnosis = diagnose(&server, &[]);
+    diagnosis.assert_problem("decisions");
+    diagnosis.assert_problem("memory");
+    assert!(diagnosis.finding("decisions")["what"].as_str().unwrap().contains("OOM"));
     server.config_set("maxmemory", 0);
 
     server.config_set("min-replicas-to-write", 1);
-    let said = diagnosis(&server, &[]);
-    said.assert_problem("replicas");
-    assert!(said.finding("decisions")["what"].as_str().unwrap().contains("NOREPLICAS"));
+    let diagnosis = diagnose(&server, &[]);
+    diagnosis.assert_problem("replicas");
+    assert!(diagnosis.finding("decisions")["what"].as_str().unwrap().contains("NOREPLICAS"));
     server.config_set("min-replicas-to-write", 0);
 }
 
 #[test]
 fn a_clock_that_is_wrong_is_found_either_way() {
     let server = Server::start(Flavor::Redis7);
-    assert_eq!(diagnosis(&server, &[]).finding("clock")["severity"], "fine");
+    assert_eq!(diagnose(&server, &[]).finding("clock")["severity"], "fine");
     for (offset_seconds, word) in [(3_600, "behind"), (-3_600, "ahead")] {
         let url = server.url();
         let mut command = doctor(&["--store", &url]);
         SkewedClock { offset_seconds, seconds_in_ten: 10 }.apply_to(&mut command);
-        let said = Said::of(&mut command);
-        said.assert_problem("clock");
-        let what = said.finding("clock")["what"].as_str().unwrap();
+        let diagnosis = Diagnosis::of(&mut command);
+        diagnosis.assert_problem("clock");
+        let what = diagnosis.finding("clock")["what"].as_str().unwrap();
         assert!(what.contains("3600 s") && what.contains(word), "{what}");
     }
 }
@@ -316,33 +326,36 @@ fn a_user_who_may_too_much_or_too_little_is_found() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let place = server.addr();
-        let everybody = diagnosis(&server, &[]);
+        let everybody = diagnose(&server, &[]);
         everybody.assert_problem("excess-rights");
         everybody.assert_problem("no-password");
 
         server.set_user("mighty", &["on", ">pw", "~*", "+@all"]);
-        let said = Said::of(&mut doctor(&["--store", &format!("redis://mighty:pw@{place}")]));
-        said.assert_problem("excess-rights");
-        assert!(said.findings().iter().all(|finding| finding["id"] != "no-password"));
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &format!("redis://mighty:pw@{place}")]));
+        diagnosis.assert_problem("excess-rights");
+        assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "no-password"));
 
         let own = documented_user(&server, REDIS_PAGE, "tollgate");
         server.set_user("tollgate", &["+config|set"]);
-        let said = Said::of(&mut doctor(&["--store", &own]));
-        said.assert_problem("excess-rights");
-        assert!(said.finding("excess-rights")["what"].as_str().unwrap().contains("config|set"), "{flavor}");
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
+        diagnosis.assert_problem("excess-rights");
+        assert!(
+            diagnosis.finding("excess-rights")["what"].as_str().unwrap().contains("config|set"),
+            "{flavor}"
+        );
         server.set_user("tollgate", &["-config", "allkeys"]);
-        let said = Said::of(&mut doctor(&["--store", &own]));
-        assert_eq!(said.finding("excess-rights")["severity"], "advice", "{flavor}");
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
+        assert_eq!(diagnosis.finding("excess-rights")["severity"], "advice", "{flavor}");
 
         server.set_user("tollgate", &["resetkeys", "~tg1:*", "-setrange", "-zadd"]);
-        let said = Said::of(&mut doctor(&["--store", &own]));
-        said.assert_problem("rights");
-        assert_eq!(said.finding("rights")["do"], "ACL SETUSER NAME +setrange +zadd", "{flavor}");
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
+        diagnosis.assert_problem("rights");
+        assert_eq!(diagnosis.finding("rights")["do"], "ACL SETUSER NAME +setrange +zadd", "{flavor}");
         if flavor != Flavor::Redis6 {
-            let said = diagnosis(&server, &["--user", "tollgate"]);
-            said.assert_problem("rights");
-            assert_eq!(said.finding("rights")["do"], "ACL SETUSER tollgate +setrange +zadd");
-            assert_eq!(said.finding("excess-rights")["severity"], "fine");
+            let diagnosis = diagnose(&server, &["--user", "tollgate"]);
+            diagnosis.assert_problem("rights");
+            assert_eq!(diagnosis.finding("rights")["do"], "ACL SETUSER tollgate +setrange +zadd");
+            assert_eq!(diagnosis.finding("excess-rights")["severity"], "fine");
         }
     }
 }
@@ -351,8 +364,8 @@ fn a_user_who_may_too_much_or_too_little_is_found() {
 fn a_replica_and_a_node_of_a_cluster_are_not_taken_for_a_store() {
     let (primary, replica) = (Server::start(Flavor::Redis7), Server::start(Flavor::Redis7));
     replica.replicate(&primary);
-    diagnosis(&replica, &[]).assert_problem("role");
-    diagnosis(&replica, &[]).assert_problem("decisions");
+    diagnose(&replica, &[]).assert_problem("role");
+    diagnose(&replica, &[]).assert_problem("decisions");
 }
 
 #[test]
@@ -362,23 +375,23 @@ fn behind_sentinels_the_primary_is_found_and_a_missing_replica_is_a_problem() {
     let places: Vec<String> =
         watched.sentinels().iter().map(|sentinel| sentinel.addr().to_string()).collect();
     let url = format!("redis-sentinel://{}/{NAME}", places.join(","));
-    let said = Said::of(&mut doctor(&["--store", &url]));
-    assert_eq!(said.report["shape"], "sentinel");
-    assert_eq!(said.finding("replicas")["severity"], "fine");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+    assert_eq!(diagnosis.report["shape"], "sentinel");
+    assert_eq!(diagnosis.finding("replicas")["severity"], "fine");
     // sentinels of tests are hasty
-    assert_eq!(said.finding("down-after")["severity"], "advice");
-    assert!(said.findings().iter().all(|finding| finding["id"] != "min-replicas"));
+    assert_eq!(diagnosis.finding("down-after")["severity"], "advice");
+    assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "min-replicas"));
 
     watched.node_mut(1).kill();
     let primary = &watched.nodes()[0];
     wait::until("the replica is missed", wait::PATIENCE, || primary.info("connected_slaves") == "0");
-    let said = Said::of(&mut doctor(&["--store", &url]));
-    said.assert_problem("replicas");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+    diagnosis.assert_problem("replicas");
 
     let unnamed = url.replace(NAME, "nobody");
-    let said = Said::of(&mut doctor(&["--store", &unnamed]));
-    said.assert_problem("reachable");
-    assert_eq!(said.finding("reachable")["see"], "docs/redis.md#sentinel");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &unnamed]));
+    diagnosis.assert_problem("reachable");
+    assert_eq!(diagnosis.finding("reachable")["see"], "docs/redis.md#sentinel");
 }
 
 #[test]
@@ -395,22 +408,22 @@ fn every_primary_of_a_cluster_is_examined_and_mended_and_a_dead_one_is_named() {
         }
         set(&cluster.nodes()[node], &key, None);
     }
-    let said = Said::of(&mut doctor(&["--store", &url]));
-    assert_eq!(said.report["servers"].as_array().unwrap().len(), 3);
-    assert_eq!(said.report["keys"]["without_ttl"], 3);
-    said.assert_problem("no-ttl");
-    said.assert_problem("replicas");
-    assert_eq!(said.finding("rights")["severity"], "fine");
-    let said = Said::of(&mut doctor(&["--store", &url, "--fix", "--yes"]));
-    assert_eq!(said.report["repaired"]["expiring"], 3);
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+    assert_eq!(diagnosis.report["servers"].as_array().unwrap().len(), 3);
+    assert_eq!(diagnosis.report["keys"]["without_ttl"], 3);
+    diagnosis.assert_problem("no-ttl");
+    diagnosis.assert_problem("replicas");
+    assert_eq!(diagnosis.finding("rights")["severity"], "fine");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url, "--fix", "--yes"]));
+    assert_eq!(diagnosis.report["repaired"]["expiring"], 3);
 
-    let as_one = diagnosis(&cluster.nodes()[0], &[]);
+    let as_one = diagnose(&cluster.nodes()[0], &[]);
     as_one.assert_problem("cluster-as-one-server");
 
     cluster.node_mut(2).kill();
-    let said = Said::of(&mut doctor(&["--store", &url]));
-    said.assert_problem("reachable");
-    assert_eq!(said.report["servers"].as_array().unwrap().len(), 2);
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+    diagnosis.assert_problem("reachable");
+    assert_eq!(diagnosis.report["servers"].as_array().unwrap().len(), 2);
 }
 
 #[test]
@@ -431,14 +444,14 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
         (format!("redis://:s3cret@{}", encrypted.addr()), "docs/redis.md#where"),
         (format!("rediss://{}", encrypted.addr()), "docs/redis.md#where"),
         (format!("redis://:right@{place}/99"), "docs/redis.md#where"),
-        (format!("redis://:s3cret@{}", something_else()), "docs/redis.md#where"),
+        (format!("redis://:s3cret@{}", start_non_redis_server()), "docs/redis.md#where"),
     ] {
-        let said = Said::of(&mut doctor(&["--store", &url]));
-        said.assert_problem("reachable");
-        assert_eq!(said.finding("reachable")["see"], see, "{url}: {:#}", said.report);
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+        diagnosis.assert_problem("reachable");
+        assert_eq!(diagnosis.finding("reachable")["see"], see, "{url}: {:#}", diagnosis.report);
         let shown = doctor(&["--store", &url]).output().unwrap();
         assert!(
-            !text(&shown).contains("s3cret") && !said.report.to_string().contains("s3cret"),
+            !text(&shown).contains("s3cret") && !diagnosis.report.to_string().contains("s3cret"),
             "{}",
             text(&shown)
         );
@@ -458,7 +471,7 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
 }
 
 /// Where something listens that is no Redis.
-fn something_else() -> SocketAddr {
+fn start_non_redis_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -474,15 +487,19 @@ fn something_else() -> SocketAddr {
 fn a_wrong_database_and_a_port_of_something_else_are_told_from_a_store_that_is_down() {
     let server = Server::start(Flavor::Redis7);
     for (url, what, remedy) in [
-        (format!("{}/99", server.url()), "DB index is out of range", "a database that it does not have"),
         (
-            format!("redis://{}", something_else()),
-            "what answers there does not speak Redis's protocol",
-            "something else than Redis listens there",
+            format!("{}/99", server.url()),
+            "DB index is out of range",
+            "the database number in the URL does not exist",
+        ),
+        (
+            format!("redis://{}", start_non_redis_server()),
+            "the server does not speak the Redis protocol",
+            "correct host and port",
         ),
     ] {
-        let said = Said::of(&mut doctor(&["--store", &url]));
-        let finding = said.finding("reachable");
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
+        let finding = diagnosis.finding("reachable");
         let found = finding["what"].as_str().unwrap();
         assert!(found.contains(what) && found.lines().count() == 1, "{finding:#}");
         assert!(finding["do"].as_str().unwrap().contains(remedy), "{finding:#}");
@@ -493,17 +510,17 @@ fn a_wrong_database_and_a_port_of_something_else_are_told_from_a_store_that_is_d
 fn a_server_that_speaks_tls_is_examined_by_the_configuration() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     let authority = server.tls().authority.display();
-    let home = home(&format!("[store]\nurl = \"{}\"\nca = \"{authority}\"\n{RULES}", server.url()));
-    let said = Said::of(doctor(&[]).current_dir(home.path()));
-    assert_eq!(said.report["servers"].as_array().unwrap().len(), 1);
-    assert_eq!(said.finding("orphans")["severity"], "fine");
+    let dir = config_dir(&format!("[store]\nurl = \"{}\"\nca = \"{authority}\"\n{RULES}", server.url()));
+    let diagnosis = Diagnosis::of(doctor(&[]).current_dir(dir.path()));
+    assert_eq!(diagnosis.report["servers"].as_array().unwrap().len(), 1);
+    assert_eq!(diagnosis.finding("orphans")["severity"], "fine");
 }
 
 #[test]
 fn the_memory_of_a_process_is_nothing_to_examine() {
     let output = doctor(&["--store", "memory:"]).output().unwrap();
     assert!(output.status.success() && text(&output).contains("no store to examine"), "{}", text(&output));
-    assert_eq!(Said::of(&mut doctor(&[])).finding("store")["severity"], "fine");
+    assert_eq!(Diagnosis::of(&mut doctor(&[])).finding("store")["severity"], "fine");
     let unanswerable = doctor(&["--fix", "--json"]).output().unwrap();
     assert_eq!(unanswerable.status.code(), Some(2));
 }
@@ -514,28 +531,28 @@ fn what_people_read_says_what_why_and_what_to_do() {
     set(&server, COUNTER, Some(600));
     let url = server.url();
     let output = doctor(&["--store", &url]).output().unwrap();
-    let said = text(&output);
+    let diagnosis = text(&output);
     for part in [
-        "problem  the user \"default\" may do everything, with every key [excess-rights]",
-        "why who gets hold of its password",
+        "problem  the user \"default\" has all commands and all keys [excess-rights]",
+        "why a leaked password",
         "see docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else",
         "50 round trips",
         "Memory by rule",
-        "Admitted at most, in any window",
+        "Maximum admitted in any window",
         "2 problems, ",
     ] {
-        assert!(said.contains(part), "{part:?} is not in\n{said}");
+        assert!(diagnosis.contains(part), "{part:?} is not in\n{diagnosis}");
     }
-    assert!(!said.contains('\u{1b}'), "colours are for terminals");
+    assert!(!diagnosis.contains('\u{1b}'), "colours are for terminals");
     let says_nothing = |line: &str| matches!(line.trim(), "why" | "do" | "see");
-    assert!(!said.lines().any(says_nothing), "what is fine takes a line:\n{said}");
+    assert!(!diagnosis.lines().any(says_nothing), "what is fine takes a line:\n{diagnosis}");
 }
 
 #[test]
 fn the_page_explains_every_finding_and_every_link_leads_somewhere() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/doctor");
     let mut text = String::new();
-    for directory in [sources.clone(), sources.join("judge")] {
+    for directory in [sources.clone(), sources.join("checks")] {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {

@@ -1,16 +1,16 @@
 //! Integration tests of the command: each runs the real program.
 //!
-//! `program`, `client` and `command` are shared: a server process, an HTTP client, and the command with its output.
+//! `command`, `server_process` and `http_client` are shared: a command with its output, a server process, and an HTTP client.
 
-mod ask;
 mod bench;
 mod client;
 mod command;
 mod dashboard;
 mod doctor;
 mod documentation;
-mod life;
-mod program;
+mod http_client;
+mod lifecycle;
 mod rules;
 mod serve;
+mod server_process;
 mod simulate;

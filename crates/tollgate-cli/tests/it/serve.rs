@@ -1,6 +1,6 @@
-//! The real program: started, asked, refused, told to stop.
+//! `tollgate serve` as a process: start, requests, errors, shutdown.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// Bounds each wait for the program, also on a busy machine.
+/// Timeout of each wait for the process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server that ends with the test.
@@ -28,7 +28,7 @@ fn tollgate(arguments: &[&str]) -> Command {
     for other in ["TOLLGATE_CONFIG", "TOLLGATE_HTTP", "TOLLGATE_STORE_URL", "TOLLGATE_LOG"] {
         command.env_remove(other);
     }
-    // where no configuration is
+    // a directory without a configuration
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
@@ -43,11 +43,11 @@ impl Server {
             assert_ne!(output.read_line(&mut line).unwrap(), 0, "it ended: {welcome:?}");
             welcome.push(line.trim_end().to_owned());
         }
-        let address = welcome[0].strip_prefix("tollgate listens on http://").unwrap().to_owned();
+        let address = welcome[0].strip_prefix("tollgate listening on http://").unwrap().to_owned();
         Self { process, output, address, welcome }
     }
 
-    /// The answer to the check that the welcome suggests.
+    /// The response to the check that is suggested at startup.
     fn check(&self) -> String {
         let body = self.welcome.last().unwrap().split('\'').rev().nth(1).unwrap();
         let mut stream = TcpStream::connect(&self.address).unwrap();
@@ -65,7 +65,7 @@ impl Server {
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 
-    /// What it says after the signal, and its exit code.
+    /// Sends a signal; returns the remaining output and the exit code.
     fn stop(mut self, signal: &str) -> (String, Option<i32>) {
         let id = self.process.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
@@ -94,14 +94,14 @@ impl Drop for Server {
     }
 }
 
-fn refused(command: &mut Command) -> String {
+fn start_error(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert_eq!((status.code(), &*stdout), (Some(2), &b""[..]));
     String::from_utf8(stderr).unwrap()
 }
 
 #[test]
-fn the_sixth_login_is_refused_and_a_signal_ends_it_well() {
+fn the_sixth_login_is_denied_and_a_signal_shuts_down_gracefully() {
     for signal in ["-TERM", "-INT"] {
         let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
         assert!(!server.address.ends_with(":0"), "{}", server.address);
@@ -122,21 +122,21 @@ fn port(line: &str) -> u16 {
 }
 
 #[test]
-fn it_says_where_it_listens_what_it_uses_and_what_to_try() {
+fn the_startup_output_has_addresses_store_rules_and_an_example() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "[::1]:0"]));
     let address = &server.address;
     assert_eq!(
         server.welcome,
         [
-            &*format!("tollgate listens on http://{address}"),
+            &*format!("tollgate listening on http://{address}"),
             &*format!("grpc   127.0.0.1:{} (Envoy's rate limit service)", port(&server.welcome[1])),
             &*format!("resp   127.0.0.1:{} (Redis protocol)", port(&server.welcome[2])),
             "store  memory:",
-            "rules  for a first look; write your own into ./tollgate.toml",
+            "rules  demo; write your own to ./tollgate.toml",
             "rule   login-per-ip: 5 per 60s for each ip when route=login, by sliding-log",
             "rule   api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket",
             "",
-            "Try this 6 times within a minute; the last one is refused:",
+            "Run this 6 times within a minute; the last request is denied:",
             &*format!(
                 r#"  curl -w '\n' http://{address}/v1/check -d '{{"labels":{{"route":"login","ip":"203.0.113.9"}}}}'"#
             ),
@@ -145,20 +145,20 @@ fn it_says_where_it_listens_what_it_uses_and_what_to_try() {
 }
 
 #[test]
-fn flags_beat_the_environment() {
+fn flags_override_the_environment() {
     let mut command = tollgate(&["serve", "--http", "127.0.0.1:0", "--store", "memory:"]);
     let server =
         Server::start(command.env("TOLLGATE_HTTP", "0.0.0.0:0").env("TOLLGATE_STORE_URL", "nowhere:"));
     assert!(server.welcome.contains(&"store  memory:".to_owned()), "{:?}", server.welcome);
-    let refusal = refused(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
+    let error = start_error(tollgate(&["serve"]).env("TOLLGATE_HTTP", "0.0.0.0:0"));
     assert!(
-        refusal.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
-        "{refusal}"
+        error.starts_with("tollgate: TOLLGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
+        "{error}"
     );
 }
 
 #[test]
-fn many_cores_and_few_files_allowed_at_first_are_no_obstacle() {
+fn a_low_soft_limit_of_open_files_is_raised() {
     let program = tollgate(&["serve", "--http", "127.0.0.1:0"]);
     let mut few_files = Command::new("sh");
     few_files.args(["-c", "ulimit -Sn 64 && exec \"$@\"", "sh"]);
@@ -174,7 +174,7 @@ fn many_cores_and_few_files_allowed_at_first_are_no_obstacle() {
 }
 
 #[test]
-fn what_cannot_be_served_is_one_line_and_exit_code_2() {
+fn start_errors_are_one_line_with_exit_code_2() {
     let server = Server::start(&mut tollgate(&["serve", "--http", "127.0.0.1:0"]));
     let table = [
         (["--http", "0.0.0.0:0"], "or use 127.0.0.1:0, or set insecure = true\n"),
@@ -182,12 +182,12 @@ fn what_cannot_be_served_is_one_line_and_exit_code_2() {
         (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];
     for (flag, remedy) in table {
-        let refusal = refused(tollgate(&["serve"]).args(flag));
-        assert!(refusal.starts_with("tollgate: ") && refusal.ends_with(remedy), "{refusal}");
-        assert!(refusal.lines().count() == 1 && !refusal.contains("s3cret"), "{refusal}");
+        let error = start_error(tollgate(&["serve"]).args(flag));
+        assert!(error.starts_with("tollgate: ") && error.ends_with(remedy), "{error}");
+        assert!(error.lines().count() == 1 && !error.contains("s3cret"), "{error}");
     }
-    let refusal = refused(&mut tollgate(&["serve", "--http", "localhost:8080"]));
-    assert!(refusal.contains("for example \"127.0.0.1:8080\""), "{refusal}");
+    let error = start_error(&mut tollgate(&["serve", "--http", "localhost:8080"]));
+    assert!(error.contains("for example \"127.0.0.1:8080\""), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The files of envoyproxy/ratelimit, read as strictly as it reads them: unknown keys, lists of anything but maps and numbers with
-//! a fraction are refused, in its words where it has some.
+//! Parser of envoyproxy/ratelimit files, as strict as the original: unknown keys, lists of anything but maps, and fractional numbers
+//! are rejected, with the original's messages where they exist.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ struct Document {
     descriptors: Option<Vec<Descriptor>>,
 }
 
-/// A node of the tree.
+/// A node of the descriptor tree.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Descriptor {
@@ -59,12 +59,12 @@ impl Descriptor {
         self.key.as_deref().unwrap_or_default()
     }
 
-    /// Its value; an empty one is none.
+    /// The value; an empty value counts as none.
     pub(super) fn value(&self) -> Option<&str> {
         self.value.as_deref().filter(|value| !value.is_empty())
     }
 
-    pub(super) fn below(&self) -> &[Self] {
+    pub(super) fn children(&self) -> &[Self] {
         self.descriptors.as_deref().unwrap_or_default()
     }
 
@@ -80,8 +80,8 @@ impl Descriptor {
         self.quota_mode.unwrap_or_default()
     }
 
-    /// The settings that only say how metrics are named.
-    pub(super) fn names_metrics(&self) -> bool {
+    /// Whether it has settings that only change the names of metrics.
+    pub(super) fn has_metric_settings(&self) -> bool {
         self.detailed_metric.unwrap_or_default() || self.value_to_metric.unwrap_or_default()
     }
 
@@ -91,7 +91,7 @@ impl Descriptor {
 }
 
 impl RateLimit {
-    /// A window as we write it; a month has 30 days and a year 365, as there.
+    /// The window as a duration of tollgate.toml. As in the original, a month has 30 days and a year 365.
     pub(super) fn window(&self) -> Result<&'static str, String> {
         let unit = self.unit.as_deref().unwrap_or_default();
         Ok(match &*unit.to_ascii_lowercase() {
@@ -126,7 +126,7 @@ impl RateLimit {
         self.name.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// The names of the limits that this one takes the place of.
+    /// The names of the limits that this one replaces.
     pub(super) fn replaces(&self) -> Result<Vec<&str>, String> {
         let replaced =
             self.replaces.iter().flatten().map(|replaced| replaced.name.as_deref().unwrap_or_default());
@@ -141,66 +141,66 @@ impl RateLimit {
     }
 }
 
-/// Reads a file.
+/// Reads and parses a file.
 pub(super) fn read(path: &Path) -> Result<Domain, String> {
     let bytes = read_argument_file(path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(bytes)
-        .map_err(|_| format!("{}: this is not UTF-8: save the file as UTF-8", path.display()))?;
+        .map_err(|_| format!("{}: not valid UTF-8: save the file as UTF-8", path.display()))?;
     parse(path, &text)
 }
 
-/// What is said of YAML that holds something else, as most texts do.
-const NO_RATELIMIT: &str =
-    "this is no file of envoyproxy/ratelimit: name one that begins with domain: and has descriptors:";
+/// The message for YAML of another kind. Most plain texts are valid YAML.
+const NOT_RATELIMIT: &str =
+    "not an envoyproxy/ratelimit file: use one that begins with domain: and has descriptors:";
 
 pub(super) fn parse(path: &Path, text: &str) -> Result<Domain, String> {
     let in_file = |message: String| format!("{}: {message}", path.display());
     let unreadable = |error: serde_saphyr::Error| match serde_saphyr::from_str(text) {
-        Ok(Value::Null | Value::Object(_)) => placed(path, &error),
-        Err(_) if text.contains("domain") => placed(path, &error),
-        Ok(_) | Err::<Value, _>(_) => in_file(NO_RATELIMIT.to_owned()),
+        Ok(Value::Null | Value::Object(_)) => with_location(path, &error),
+        Err(_) if text.contains("domain") => with_location(path, &error),
+        Ok(_) | Err::<Value, _>(_) => in_file(NOT_RATELIMIT.to_owned()),
     };
     let document: Document = serde_saphyr::from_str(text).map_err(unreadable)?;
     let plain: Value = serde_saphyr::from_str(text).map_err(unreadable)?;
     let name = document.domain.filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| in_file("config file cannot have empty domain".to_owned()))?;
     let descriptors = document.descriptors.unwrap_or_default();
-    refuse_fraction("domain", Some(&name), &plain).map_err(in_file)?;
-    refuse_fractions(&descriptors, &plain).map_err(in_file)?;
+    reject_fraction("domain", Some(&name), &plain).map_err(in_file)?;
+    reject_fractions(&descriptors, &plain).map_err(in_file)?;
     Ok(Domain { file: path.to_owned(), name, descriptors })
 }
 
-/// An error of the YAML, with its place in front.
-fn placed(path: &Path, error: &serde_saphyr::Error) -> String {
+/// Formats a YAML error with its location first.
+fn with_location(path: &Path, error: &serde_saphyr::Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
     match error.location() {
         Some(location) => {
             let (line, column) = (location.line(), location.column());
-            let said = format!("column {column}: ");
-            let message = first.split_once(&said).map_or(first, |(_, message)| message);
+            let location = format!("column {column}: ");
+            let message = first.split_once(&location).map_or(first, |(_, message)| message);
             format!("{}:{line}:{column}: {message}", path.display())
         }
         None => format!("{}: {first}", path.display()),
     }
 }
 
-/// Numbers with a fraction are refused, as there: nobody knows in which spelling they would be compared.
-fn refuse_fractions(descriptors: &[Descriptor], plain: &Value) -> Result<(), String> {
+/// Rejects fractional numbers, as the original does: their textual form is ambiguous.
+fn reject_fractions(descriptors: &[Descriptor], plain: &Value) -> Result<(), String> {
     let plain = plain.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     for (descriptor, plain) in descriptors.iter().zip(plain) {
-        refuse_fraction("key", descriptor.key.as_deref(), plain)?;
-        refuse_fraction("value", descriptor.value.as_deref(), plain)?;
-        refuse_fractions(descriptor.below(), plain)?;
+        reject_fraction("key", descriptor.key.as_deref(), plain)?;
+        reject_fraction("value", descriptor.value.as_deref(), plain)?;
+        reject_fractions(descriptor.children(), plain)?;
     }
     Ok(())
 }
 
-fn refuse_fraction(key: &str, text: Option<&str>, plain: &Value) -> Result<(), String> {
+fn reject_fraction(key: &str, text: Option<&str>, plain: &Value) -> Result<(), String> {
     let is_fraction = |text: &&str| text.contains(['.', 'e', 'E']) && text.parse::<f64>().is_ok();
     match text.filter(is_fraction) {
         Some(text) if plain.get(key).is_some_and(Value::is_number) => {
-            Err(format!("{key}: {text} is a number with a fraction: write it in quotes"))
+            Err(format!("{key}: {text} is a fractional number: put it in quotes"))
         }
         _ => Ok(()),
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_are_texts_as_they_are_written() {
+    fn scalars_are_read_as_text() {
         let domain =
             read("domain: 7\ndescriptors:\n- key: 007\n  value: true\n- key: '1.5'\n- key: x\n  value:\n")
                 .unwrap();
@@ -225,16 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn what_envoy_refuses_is_refused_with_its_place() {
+    fn invalid_files_are_rejected_with_their_location() {
         let table = [
             ("", "a.yaml: config file cannot have empty domain"),
             ("domain: ''", "a.yaml: config file cannot have empty domain"),
             ("domain: a\nratelimit: 1", "a.yaml:2:1: unknown field `ratelimit`"),
             ("domain: a\ndescriptors:\n- a", "a.yaml:3:3: expected mapping start"),
-            (
-                "domain: a\ndescriptors:\n- key: a\n  value: 1.5",
-                "a.yaml: value: 1.5 is a number with a fraction",
-            ),
+            ("domain: a\ndescriptors:\n- key: a\n  value: 1.5", "a.yaml: value: 1.5 is a fractional number"),
             (
                 "domain: a\ndescriptors:\n- key: a\n  rate_limit:\n    requests_per_unit: -1",
                 "a.yaml:5:24: invalid u32",
@@ -242,23 +239,17 @@ mod tests {
             ("domain: a\ndomain: b", "a.yaml:2:1: duplicate mapping key"),
             ("domain: [", "a.yaml:"),
             ("[[rule]]\nname = \"a\"\n", "a.yaml:"),
-            (
-                "- domain: a",
-                "a.yaml: this is no file of envoyproxy/ratelimit: name one that begins with domain:",
-            ),
-            (
-                "just words",
-                "a.yaml: this is no file of envoyproxy/ratelimit: name one that begins with domain:",
-            ),
+            ("- domain: a", "a.yaml: not an envoyproxy/ratelimit file: use one that begins with domain:"),
+            ("just words", "a.yaml: not an envoyproxy/ratelimit file: use one that begins with domain:"),
         ];
         for (text, start) in table {
-            let refusal = read(text).unwrap_err();
-            assert!(refusal.starts_with(start) && refusal.lines().count() == 1, "{refusal}");
+            let error = read(text).unwrap_err();
+            assert!(error.starts_with(start) && error.lines().count() == 1, "{error}");
         }
     }
 
     #[test]
-    fn limits_that_contradict_themselves_are_refused() {
+    fn contradictory_limits_are_rejected() {
         let limit = |text: &str| -> RateLimit { serde_saphyr::from_str(text).unwrap() };
         assert_eq!(limit("unit: MINUTE").window(), Ok("1m"));
         assert!(limit("unit: foo").window().unwrap_err().starts_with("invalid rate limit unit 'foo'"));

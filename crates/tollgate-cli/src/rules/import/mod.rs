@@ -1,30 +1,30 @@
-//! `tollgate rules import`: others' rules as ours.
+//! `tollgate rules import`: converts rules of other rate limiters.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `envoy` | the files of envoyproxy/ratelimit, as they are read |
-//! | `tree` | what a tree of descriptors means, as rules; and what it means that no rule can say |
-//! | `write` | rules as TOML |
-//! | `against_envoy` | that both mean the same, tried with random trees |
+//! | `envoy` | parser of envoyproxy/ratelimit files |
+//! | `convert` | conversion of a descriptor tree to rules, with a list of what cannot be expressed |
+//! | `toml` | output of rules as TOML |
+//! | `envoy_equivalence` | test that rules and descriptors decide the same, on random trees |
 
-#[cfg(test)]
-mod against_envoy;
+mod convert;
 mod envoy;
-mod tree;
-mod write;
+#[cfg(test)]
+mod envoy_equivalence;
+mod toml;
 
 use std::{error::Error, path::PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use self::tree::Imported;
+use self::convert::Imported;
 use crate::{
-    Done, Verdict,
-    output::{self, Form, ODD, paint},
+    CommandResult, ExitStatus,
+    output::{self, OutputFormat, WARNING, paint},
 };
 
-/// Turn others' rules into tollgate's
+/// Convert rules of other rate limiters
 #[derive(Args)]
 pub(crate) struct Import {
     #[command(subcommand)]
@@ -33,44 +33,44 @@ pub(crate) struct Import {
 
 #[derive(Subcommand)]
 enum From {
-    /// Turn files of envoyproxy/ratelimit into rules that behave the same through gRPC
+    /// Convert envoyproxy/ratelimit files to rules that behave the same over gRPC
     ///
     /// Prints TOML, for example: tollgate rules import envoy config/*.yaml > tollgate.toml
     ///
-    /// What no rule can say goes to the standard error, and stands in comments where it belongs. Exits with 0 if there is nothing
-    /// of that kind, 1 if there is, 2 if a file cannot be used.
+    /// Differences are printed to the standard error and as comments in the TOML. Exits with 0 if there are none, 1 if there are
+    /// some, 2 if a file is invalid.
     Envoy {
-        /// The files, each with one domain
+        /// Files, each with one domain
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
 }
 
-/// What came of it, for programs.
+/// The JSON report.
 #[derive(Serialize)]
-struct Report<'a> {
+struct ImportReport<'a> {
     toml: String,
     rules: usize,
     remarks: Vec<&'a str>,
 }
 
 impl Import {
-    pub(crate) fn run(self, form: Form) -> Done {
+    pub(crate) fn run(self, format: OutputFormat) -> CommandResult {
         let From::Envoy { files } = self.from;
         let imported = import(&files)?;
-        let toml = write::toml(&files, &imported);
+        let toml = toml::toml(&files, &imported);
         let remarks: Vec<&str> = imported.remarks().collect();
-        let verdict = if remarks.is_empty() { Verdict::Fine } else { Verdict::Found };
-        match form {
-            Form::Json => output::json(&Report { toml, rules: imported.rules.len(), remarks })?,
-            Form::Text => {
-                output::verbatim(toml.as_bytes());
+        let status = if remarks.is_empty() { ExitStatus::Success } else { ExitStatus::Negative };
+        match format {
+            OutputFormat::Json => output::json(&ImportReport { toml, rules: imported.rules.len(), remarks })?,
+            OutputFormat::Text => {
+                output::raw(toml.as_bytes());
                 for remark in remarks {
-                    output::note(format_args!("{} {remark}", paint(ODD.bold(), "not the same:")));
+                    output::note(format_args!("{} {remark}", paint(WARNING.bold(), "difference:")));
                 }
             }
         }
-        Ok(verdict)
+        Ok(status)
     }
 }
 
@@ -81,11 +81,11 @@ fn import(files: &[PathBuf]) -> Result<Imported, Box<dyn Error>> {
         if domains.iter().any(|other: &envoy::Domain| other.name == domain.name) {
             let (path, name) = (path.display(), domain.name);
             return Err(format!(
-                "{path}: duplicate domain {name:?} in config file: put its descriptors into one file"
+                "{path}: duplicate domain {name:?} in config file: merge its descriptors into one file"
             )
             .into());
         }
         domains.push(domain);
     }
-    Ok(tree::rules(&domains)?)
+    Ok(convert::rules(&domains)?)
 }

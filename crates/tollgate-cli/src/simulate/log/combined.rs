@@ -1,10 +1,11 @@
-//! The common and combined log formats of Apache, nginx and most others:
+//! The common and combined log formats of Apache, nginx and others:
 //!
 //! ```text
 //! 203.0.113.9 - ann [16/Nov/2026:04:54:28 +0000] "GET /login?x=1 HTTP/1.1" 200 512 "referer" "agent"
 //! ```
 //!
-//! What follows the agent is ignored. A line may begin with the virtual host (`example.org:443`), as Apache's `vhost_combined`.
+//! Everything after the user agent is ignored. A line may begin with the virtual host (`example.org:443`), as in Apache's
+//! `vhost_combined`.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use memchr::{memchr, memrchr};
 
 use super::record::{Fields, Record};
 
-/// What such a line holds.
+/// A part of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
     Host,
@@ -38,15 +39,15 @@ const COLUMNS: [(&str, Column); 9] = [
     ("user_agent", Column::UserAgent),
 ];
 
-/// Which columns go where.
+/// The requested columns and their slots.
 #[derive(Debug)]
 pub(super) struct Combined {
     wanted: Vec<(Column, usize)>,
-    /// Something behind the request is wanted.
-    to_the_end: bool,
+    /// Whether columns after the request are needed.
+    needs_tail: bool,
 }
 
-/// What is expected of a line.
+/// The expected form of a line, for messages.
 pub(super) const EXPECTED: &str = "ADDRESS - USER [TIME] \"REQUEST\" STATUS BYTES …";
 
 impl Combined {
@@ -55,21 +56,21 @@ impl Combined {
         let wanted: Vec<_> =
             fields.names().filter_map(|(name, slot, _)| Some((column(name)?, slot))).collect();
         let late = [Column::Status, Column::Bytes, Column::Referer, Column::UserAgent];
-        let to_the_end = wanted.iter().any(|(column, _)| late.contains(column));
-        Self { wanted, to_the_end }
+        let needs_tail = wanted.iter().any(|(column, _)| late.contains(column));
+        Self { wanted, needs_tail }
     }
 
-    /// Whether a line looks like one of these.
-    pub(super) fn is_like(line: &[u8]) -> bool {
+    /// Whether a line has this format.
+    pub(super) fn matches(line: &[u8]) -> bool {
         split(line).is_some()
     }
 
-    /// Reads what is wanted of a line into `record`. Its time, as written.
+    /// Reads the requested columns of a line into `record`. Returns the text of its time.
     pub(super) fn read<'l>(&self, line: &'l [u8], record: &mut Record) -> Option<&'l [u8]> {
         let Parts { before, time, request, after } = split(line)?;
-        let (host, ip, user) = who(before)?;
+        let (host, ip, user) = host_ip_user(before)?;
         let (method, path) = method_and_path(request);
-        let behind = if self.to_the_end { Behind::of(after) } else { Behind::default() };
+        let tail = if self.needs_tail { Tail::parse(after) } else { Tail::default() };
         for &(column, slot) in &self.wanted {
             let value = match column {
                 Column::Host => host,
@@ -77,10 +78,10 @@ impl Combined {
                 Column::User => user,
                 Column::Method => &request[method.clone()],
                 Column::Path => &request[path.clone()],
-                Column::Status => behind.status,
-                Column::Bytes => behind.bytes,
-                Column::Referer => behind.referer,
-                Column::UserAgent => behind.user_agent,
+                Column::Status => tail.status,
+                Column::Bytes => tail.bytes,
+                Column::Referer => tail.referer,
+                Column::UserAgent => tail.user_agent,
             };
             record.put(slot, 0, value);
         }
@@ -105,7 +106,7 @@ fn split(line: &[u8]) -> Option<Parts<'_>> {
     Some(Parts { before, time, request, after })
 }
 
-/// What stands between the next two quotes, and what follows. A quote behind a backslash is part of it.
+/// Splits at the next quoted string: its content, and the rest. A quote after a backslash is part of the string.
 #[inline]
 fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = &text[memchr(b'"', text)? + 1..];
@@ -116,15 +117,15 @@ fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..end], &text[end + 1..]))
 }
 
-/// Whether what follows stands behind an odd number of backslashes.
+/// Whether the text ends with an odd number of backslashes.
 #[inline]
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|&&byte| byte == b'\\').count() % 2 == 1
 }
 
-/// Virtual host, address and user. The second or third word is that of identd, which nobody has.
+/// Returns virtual host, address and user. The second or third word is identd's and is always `-`.
 #[inline]
-fn who(before: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+fn host_ip_user(before: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (first, rest) = word(before);
     let (second, after) = word(rest);
     let (host, ip, user) = match second {
@@ -152,7 +153,7 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Where method and path are in a request line; nowhere where it is something else, as a TLS greeting on the wrong port.
+/// The ranges of method and path in a request line; empty for other data, such as a TLS handshake on the wrong port.
 #[inline]
 pub(super) fn method_and_path(request: &[u8]) -> (Range<usize>, Range<usize>) {
     let (method, rest) = word(request);
@@ -168,7 +169,7 @@ pub(super) fn method_and_path(request: &[u8]) -> (Range<usize>, Range<usize>) {
     (0..method.len(), before + path.start..before + path.end)
 }
 
-/// Where in a request's target its path is: without the query, and without a scheme and host before it.
+/// The range of the path in a request target, without scheme, host and query.
 #[inline]
 pub(super) fn path_within(target: &[u8]) -> Range<usize> {
     let end = memchr(b'?', target).unwrap_or(target.len());
@@ -180,17 +181,17 @@ pub(super) fn path_within(target: &[u8]) -> Range<usize> {
     start..end
 }
 
-/// What follows the request.
+/// The columns after the request.
 #[derive(Default)]
-struct Behind<'l> {
+struct Tail<'l> {
     status: &'l [u8],
     bytes: &'l [u8],
     referer: &'l [u8],
     user_agent: &'l [u8],
 }
 
-impl<'l> Behind<'l> {
-    fn of(after: &'l [u8]) -> Self {
+impl<'l> Tail<'l> {
+    fn parse(after: &'l [u8]) -> Self {
         let (status, rest) = word(after.strip_prefix(b" ").unwrap_or(after));
         let (bytes, rest) = word(rest);
         let (referer, rest) = quoted(rest).unwrap_or_default();
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_none_have_no_method_and_path() {
+    fn invalid_request_lines_have_no_method_and_path() {
         for (request, method, path) in [
             ("-", "none", "none"),
             (r"\x16\x03\x01", "none", "none"),
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_are_none_of_these() {
+    fn lines_of_other_formats_are_not_read() {
         for line in [
             "",
             "hello",

@@ -1,26 +1,26 @@
-//! CSV with a header, one record to the line. Commas, or semicolons or tabs if the header has those instead.
+//! CSV with a header, one record per line. The delimiter is a comma, tab or semicolon, detected by the header.
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
 use super::record::{Fields, Record};
 
-/// The most columns of a log.
+/// The maximum number of columns.
 const MAX_COLUMNS: usize = 1_000;
-/// How many of them are named to people.
-const MAX_NAMED: usize = 20;
+/// The maximum number of columns listed in messages.
+const MAX_LISTED: usize = 20;
 
-/// Reads records.
+/// The CSV parser.
 #[derive(Debug)]
 pub(super) struct Csv {
     reader: Reader,
-    /// For each column, where it goes, each with how good a name it has.
+    /// For each column, its slots and the rank of its name.
     columns: Vec<Vec<(usize, usize)>>,
     cells: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Csv {
-    /// Reads the header.
+    /// Parses the header.
     pub(super) fn new(header: &[u8], fields: &Fields) -> Option<Self> {
         let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
         let delimiter = [b',', b'\t', b';'].into_iter().find(|mark| header.contains(mark))?;
@@ -37,31 +37,31 @@ impl Csv {
         Some(csv)
     }
 
-    /// Whether some column has been asked for as the time.
+    /// Whether a column is stored in this slot.
     pub(super) fn has(&self, slot: usize) -> bool {
         self.columns.iter().flatten().any(|(wanted, _)| *wanted == slot)
     }
 
-    /// Whether any column has been asked for.
+    /// Whether any column is requested.
     pub(super) fn has_any(&self) -> bool {
         self.columns.iter().any(|slots| !slots.is_empty())
     }
 
-    /// What the columns are called, for people; only until the first record is read.
+    /// The column names, for messages. Valid only before the first record is read.
     pub(super) fn header(&self) -> String {
         let name =
             |column| String::from_utf8_lossy(self.cell(column).trim_ascii()).escape_debug().to_string();
-        let names: Vec<_> = (0..self.columns.len()).take(MAX_NAMED).map(name).collect();
-        let more = if self.columns.len() > MAX_NAMED { ", …" } else { "" };
+        let names: Vec<_> = (0..self.columns.len()).take(MAX_LISTED).map(name).collect();
+        let more = if self.columns.len() > MAX_LISTED { ", …" } else { "" };
         format!("{}{more}", names.join(", "))
     }
 
-    /// How many cells every record has.
+    /// The expected number of cells, for messages.
     pub(super) fn expected(&self) -> String {
-        format!("{} columns, as the header has", self.columns.len())
+        format!("{} columns, as in the header", self.columns.len())
     }
 
-    /// Reads what is wanted of a line into `record`. Whether it has as many cells as the header.
+    /// Reads the requested columns of a line into `record`. Returns whether it has as many cells as the header.
     pub(super) fn read(&mut self, line: &[u8], record: &mut Record) -> bool {
         if self.split(line) != Some(self.columns.len()) {
             return false;
@@ -79,7 +79,7 @@ impl Csv {
         &self.cells[start..self.ends[column]]
     }
 
-    /// How many cells a line has, now in `cells`.
+    /// Splits a line into `cells`. Returns their number.
     fn split(&mut self, line: &[u8]) -> Option<usize> {
         if self.cells.len() < line.len() {
             self.cells.resize(line.len(), 0);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_other_cells_than_the_header_is_not_read() {
+    fn a_line_with_a_different_number_of_cells_is_not_read() {
         let fields = Fields::new(None);
         let mut csv = Csv::new(b"ts,ip", &fields).unwrap();
         for line in ["", "1", "1,2,3", "1,2\n3,4"] {

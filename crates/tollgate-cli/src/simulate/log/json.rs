@@ -1,4 +1,4 @@
-//! JSON lines: one object to the line, fields found by name. `request.uri` is the field `uri` of the object `request`.
+//! JSON lines: one object per line. `request.uri` is the field `uri` of the object `request`.
 
 use std::{collections::HashMap, fmt, io::Write};
 
@@ -6,10 +6,10 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::record::{Fields, Record};
 
-/// What is expected of a line.
-pub(super) const EXPECTED: &str = "one JSON object to the line";
+/// The expected form of a line, for messages.
+pub(super) const EXPECTED: &str = "one JSON object per line";
 
-/// The wanted fields, as the objects of a line nest.
+/// The requested fields, as a tree of nested objects.
 #[derive(Debug, Default)]
 pub(super) struct Json {
     root: Object,
@@ -20,9 +20,9 @@ struct Object(HashMap<Box<str>, Node, foldhash::fast::RandomState>);
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Where the value goes, each with how good a name this is.
+    /// The slots of the value and the rank of its name.
     slots: Vec<(usize, usize)>,
-    /// Wanted fields within it.
+    /// Requested fields of the value.
     within: Object,
 }
 
@@ -43,7 +43,7 @@ impl Json {
         json
     }
 
-    /// Reads what is wanted of a line into `record`. Whether it is an object.
+    /// Reads the requested fields of a line into `record`. Returns whether it is an object.
     pub(super) fn read(&self, line: &[u8], record: &mut Record) -> bool {
         let mut reader = serde_json::Deserializer::from_slice(line);
         let root = Walk { slots: &[], within: &self.root, record };
@@ -51,14 +51,14 @@ impl Json {
     }
 }
 
-/// What a value turned out to be.
+/// The kind of a value.
 #[derive(PartialEq, Eq)]
 enum Kind {
     Object,
     Other,
 }
 
-/// Goes through one value, keeps it and what is wanted within it.
+/// Visits one value, stores it and its requested fields.
 struct Walk<'a> {
     slots: &'a [(usize, usize)],
     within: &'a Object,
@@ -73,7 +73,7 @@ impl Walk<'_> {
         Kind::Other
     }
 
-    fn keep_shown(self, value: impl fmt::Display) -> Kind {
+    fn keep_formatted(self, value: impl fmt::Display) -> Kind {
         let mut text = [0; 32];
         let mut rest = &mut text[..];
         let written = write!(rest, "{value}").map(|()| 32 - rest.len());
@@ -108,22 +108,22 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Kind, E> {
-        Ok(self.keep_shown(value))
+        Ok(self.keep_formatted(value))
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Kind, E> {
-        Ok(self.keep_shown(value))
+        Ok(self.keep_formatted(value))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Kind, E> {
-        Ok(self.keep_shown(value))
+        Ok(self.keep_formatted(value))
     }
 
     fn visit_unit<E>(self) -> Result<Kind, E> {
         Ok(Kind::Other)
     }
 
-    /// The first of several counts, as of headers.
+    /// Only the first element is used, as for headers.
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Kind, A::Error> {
         seq.next_element_seed(self)?;
         while seq.next_element::<IgnoredAny>()?.is_some() {}
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 }
 
-/// Finds what is wanted of a field by its name.
+/// Looks up a field by its name.
 struct Name<'a>(&'a Object);
 
 impl<'de, 'a> DeserializeSeed<'de> for Name<'a> {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_by_name_also_within_objects_and_lists() {
+    fn nested_fields_and_first_array_elements_are_found() {
         let mut fields = Fields::new(None);
         let slots =
             ["ip", "path", "user_agent", "tenant", "tokens", "up"].map(|name| fields.label(name, None));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_better_name_wins_whatever_the_order() {
+    fn the_name_with_the_best_rank_wins_in_any_order() {
         let mut fields = Fields::new(None);
         let slot = fields.label("ip", None);
         let json = Json::new(&fields);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_not_read() {
+    fn lines_that_are_not_objects_are_not_read() {
         let fields = Fields::new(None);
         let json = Json::new(&fields);
         for line in ["", "[]", "1", "{", "{\"a\":1} x", "{\"a\" 1}", "{\"ts\":\"\u{1}\"}"] {

@@ -1,13 +1,13 @@
-//! Logs of any size as a stream of records, in the order of time as far as they are in order themselves.
+//! Access logs of any size as a stream of records.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `record` | the fields that are wanted of every line, and one line's values |
+//! | `record` | requested fields, and the values of one line |
 //! | `combined`, `json`, `csv` | the formats |
-//! | `time` | the ways to write the time |
+//! | `time` | parser of times |
 //!
-//! Several logs, as of several servers, are merged by time. One buffer per log; nothing is allocated for a line. A line that cannot be
-//! read is counted and skipped; the first few are remembered.
+//! Several logs, for example of several servers, are merged by time. Each log has one buffer; reading a line allocates nothing. Unreadable
+//! lines are counted and skipped; the first ones are reported.
 
 mod combined;
 mod csv;
@@ -28,128 +28,126 @@ use flate2::bufread::MultiGzDecoder;
 use memchr::memchr;
 
 pub(crate) use self::record::{Fields, Record};
-use self::{combined::Combined, csv::Csv, json::Json, time::Times};
+use self::{combined::Combined, csv::Csv, json::Json, time::TimeParser};
 
-/// How much of a log is held at once, and so the longest line that is read.
+/// The buffer size per log, which is also the longest line.
 const BUFFER: usize = 256 << 10;
-/// The most logs that are merged: each has its buffer.
+/// The maximum number of merged logs: each has a buffer.
 pub(crate) const MAX_LOGS: usize = 256;
-/// How many unreadable lines are remembered; the rest is counted.
+/// The number of unreadable lines that are reported.
 const MAX_SHOWN: usize = 5;
-/// How much of an unreadable line is remembered.
+/// The reported length of an unreadable line.
 const MAX_SHOWN_BYTES: usize = 100;
-/// The name of the standard input.
+/// The path of the standard input.
 const STDIN: &str = "-";
-/// How a gzip file begins.
+/// The magic bytes of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// How files begin that are packed in another way: how they are called, and what unpacks them.
-const PACKED: [(&[u8], &str, &str); 4] = [
+/// Unsupported compression formats: magic bytes, name, command to decompress.
+const UNSUPPORTED_COMPRESSION: [(&[u8], &str, &str); 4] = [
     (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstdcat"),
     (&[0xfd, b'7', b'z', b'X', b'Z', 0], "xz", "xzcat"),
     (b"BZh", "bzip2", "bzcat"),
     (b"PK\x03\x04", "zip", "unzip -p"),
 ];
 
-/// How the lines of a log look.
+/// The format of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// Found out by the first line
+pub(crate) enum AccessLogFormat {
+    /// Detected by the first line
     Auto,
-    /// Apache's and nginx's access logs
+    /// Apache and nginx access logs
     Combined,
-    /// The same without referer and agent
+    /// Access logs without referer and user agent
     Common,
-    /// One JSON object to the line
+    /// One JSON object per line
     Json,
-    /// With a header that names the columns
+    /// CSV with a header line
     Csv,
 }
 
-/// How logs are read.
+/// Options of reading logs.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    pub(crate) format: Format,
+    pub(crate) format: AccessLogFormat,
     pub(crate) fields: Fields,
     pub(crate) time_format: Option<String>,
 }
 
 /// Several logs, merged by time.
 pub(crate) struct Logs {
-    sources: Vec<Source>,
+    sources: Vec<LogSource>,
     reading: Reading,
-    /// Where the last record is from.
+    /// The index of the last record's source.
     current: usize,
-    /// Lines that were records.
+    /// The number of records.
     pub(crate) read: u64,
-    /// Bytes of the files that were read, packed as they are.
+    /// Bytes read from the files, before decompression.
     bytes: Rc<Cell<u64>>,
-    pub(crate) trouble: Trouble,
+    pub(crate) unreadable: UnreadableLines,
 }
 
-/// Lines that could not be read.
+/// Unreadable lines.
 #[derive(Debug, Default)]
-pub(crate) struct Trouble {
+pub(crate) struct UnreadableLines {
     pub(crate) lines: u64,
-    /// The first few of them.
+    /// The first ones.
     pub(crate) shown: Vec<Unreadable>,
 }
 
-/// A line that could not be read.
+/// An unreadable line.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Unreadable {
     pub(crate) log: String,
     pub(crate) line: u64,
-    /// What is wrong, or would be right.
+    /// What was expected.
     pub(crate) problem: String,
-    /// How it begins.
+    /// The start of the line.
     pub(crate) text: String,
 }
 
-/// Why a log cannot be read.
+/// The reason why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogError {
-    #[error("cannot read the log {0:?}: {1}{remedy}", remedy = remedy(.1))]
+    #[error("cannot read log {0:?}: {1}{remedy}", remedy = remedy(.1))]
     Io(String, io::Error),
     #[error(
-        "{0} logs are too many: merge at most {MAX_LOGS} at once, or concatenate some: zcat a b | tollgate simulate --log - …"
+        "{0} logs are too many: use at most {MAX_LOGS}, or concatenate some: zcat a b | tollgate simulate --log - …"
     )]
     TooMany(usize),
     #[error(
-        "{log:?} is packed with {name}, and only gzip is unpacked here: {unpack} {log} | tollgate simulate --log - …"
+        "{log:?} is compressed with {name}, only gzip is supported: {decompress} {log} | tollgate simulate --log - …"
     )]
-    Packed { log: String, name: &'static str, unpack: &'static str },
+    Compression { log: String, name: &'static str, decompress: &'static str },
     #[error(
-        "{0:?} is a JSON list, and one object to the line is read: jq -c '.[]' {0} | tollgate simulate --log - …"
+        "{0:?} is a JSON array, expected one object per line: jq -c '.[]' {0} | tollgate simulate --log - …"
     )]
-    JsonList(String),
+    JsonArray(String),
     #[error(
-        "cannot tell the format of {0:?} by its first line: it is no access log, no JSON object and no header of CSV; name the \
-         format with --format combined, json or csv, or make CSV of it, for example with the columns time,ip,path"
+        "cannot detect the format of {0:?} by its first line: it is not an access log, a JSON object or a CSV header; set \
+         --format to combined, json or csv, or convert it to CSV, for example with the columns time,ip,path"
     )]
     Format(String),
     #[error(
-        "{log:?} seems to be CSV, and of its columns ({columns}) none is known: name the one with the time with --time COLUMN, \
-         and others with --field ip=COLUMN; name the format with --format if it is another"
+        "{log:?} looks like CSV with unknown columns ({columns}): set the column of the time with --time COLUMN, others with \
+         --field ip=COLUMN; set --format if it is another format"
     )]
     Columns { log: String, columns: String },
-    #[error(
-        "{log:?} has no column for the time (looked for {names}, found {columns}): name it with --time COLUMN"
-    )]
+    #[error("{log:?} has no time column (expected {names}, found {columns}): set it with --time COLUMN")]
     NoTime { log: String, names: String, columns: String },
-    #[error("there is no request in {0}: name a log that has some, such as an older one (access.log.1)")]
+    #[error("no requests in {0}: use another log, such as an older one (access.log.1)")]
     Empty(String),
-    #[error("no line of the logs could be read{0}")]
-    Nothing(String),
+    #[error("no line of the logs is readable{0}")]
+    Unreadable(String),
 }
 
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => ": correct its path",
-        io::ErrorKind::IsADirectory => ": name the logs in it, for example with *.log at the end",
-        io::ErrorKind::PermissionDenied => ": let this user read it",
-        // as the one that unpacks says it
+        io::ErrorKind::IsADirectory => ": use the files in it, for example with *.log",
+        io::ErrorKind::PermissionDenied => ": grant this user read permission",
+        // errors of the decompressor
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-            ": it is cut off or damaged, gzip -t tells: get it once more"
+            ": the file is truncated or corrupt, check it with gzip -t"
         }
         _ => "",
     }
@@ -162,52 +160,54 @@ impl Logs {
             return Err(LogError::TooMany(paths.len()));
         }
         let bytes = Rc::new(Cell::new(0));
-        let sources = paths.iter().map(|path| Source::open(path, &reading, &bytes));
+        let sources = paths.iter().map(|path| LogSource::open(path, &reading, &bytes));
         let sources = sources.collect::<Result<_, _>>()?;
-        Ok(Self { sources, reading, current: 0, read: 0, bytes, trouble: Trouble::default() })
+        Ok(Self { sources, reading, current: 0, read: 0, bytes, unreadable: UnreadableLines::default() })
     }
 
-    /// The next record: of those that stand first in their logs, the earliest.
+    /// Returns the next record: the earliest of the logs' next records.
     pub(crate) fn next(&mut self) -> Result<Option<&Record>, LogError> {
         if let [only] = &mut self.sources[..] {
-            only.advance(&self.reading, &mut self.trouble)?;
+            only.advance(&self.reading, &mut self.unreadable)?;
         } else {
             for source in &mut self.sources {
-                if source.state == State::Taken {
-                    source.advance(&self.reading, &mut self.trouble)?;
+                if source.state == RecordState::Taken {
+                    source.advance(&self.reading, &mut self.unreadable)?;
                 }
             }
             let waiting =
-                self.sources.iter().enumerate().filter(|(_, source)| source.state == State::Waiting);
+                self.sources.iter().enumerate().filter(|(_, source)| source.state == RecordState::Ready);
             let earliest = waiting.min_by_key(|(_, source)| source.record.time_us);
             self.current = earliest.map_or(0, |(at, _)| at);
         }
         let source = &mut self.sources[self.current];
-        if source.state == State::Ended {
+        if source.state == RecordState::Ended {
             return Ok(None);
         }
-        source.state = State::Taken;
+        source.state = RecordState::Taken;
         self.read += 1;
         Ok(Some(&source.record))
     }
 
-    /// Counts the last record as one that could not be read after all.
+    /// Counts the last record as unreadable.
     pub(crate) fn reject(&mut self, problem: String) {
         let source = &self.sources[self.current];
         self.read -= 1;
-        self.trouble.add(&source.name, source.line, problem, source.last());
+        self.unreadable.add(&source.name, source.line, problem, source.last());
     }
 
-    /// How many bytes of the files were read, packed as they are.
+    /// The number of bytes read from the files, before decompression.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// Nothing at all could be read.
-    pub(crate) fn nothing(&self) -> LogError {
-        match self.trouble.shown.first() {
-            Some(line) if self.reading.format == Format::Auto => LogError::Nothing(format!("; {line}")),
-            Some(line) => LogError::Nothing(format!("; {line}; leave --format out to have it found out")),
+    /// The error if there was no readable line.
+    pub(crate) fn no_requests_error(&self) -> LogError {
+        match self.unreadable.shown.first() {
+            Some(line) if self.reading.format == AccessLogFormat::Auto => {
+                LogError::Unreadable(format!("; {line}"))
+            }
+            Some(line) => LogError::Unreadable(format!("; {line}; omit --format to detect it")),
             None => {
                 let names: Vec<_> = self.sources.iter().map(|source| format!("{:?}", source.name)).collect();
                 LogError::Empty(names.join(", "))
@@ -216,7 +216,7 @@ impl Logs {
     }
 }
 
-impl Trouble {
+impl UnreadableLines {
     #[cold]
     fn add(&mut self, log: &str, line: u64, problem: String, text: &[u8]) {
         self.lines += 1;
@@ -234,48 +234,48 @@ impl std::fmt::Display for Unreadable {
 }
 
 /// One log.
-struct Source {
+struct LogSource {
     name: String,
     input: Box<dyn Read>,
     buffer: Vec<u8>,
-    /// Where the lines that are left begin and end in the buffer.
+    /// The range of the buffer not yet consumed.
     left: (usize, usize),
-    /// Where the last line begins and ends.
+    /// The range of the last line.
     last: (usize, usize),
-    /// How many lines have been read.
+    /// The number of lines read.
     line: u64,
-    format: Option<Lines>,
-    times: Times,
+    format: Option<LineParser>,
+    times: TimeParser,
     record: Record,
-    state: State,
+    state: RecordState,
 }
 
-/// What became of a source's record.
+/// The state of a source's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// It is there to be taken.
-    Waiting,
-    /// It was taken; the next one has to be read.
+enum RecordState {
+    /// The record is available.
+    Ready,
+    /// The record was returned; the next one must be read.
     Taken,
-    /// There is none any more.
+    /// There are no more records.
     Ended,
 }
 
-/// A format, ready to read lines.
-enum Lines {
+/// The parser of a format.
+enum LineParser {
     Combined(Combined),
     Json(Json),
     Csv(Box<Csv>),
 }
 
-/// What came of looking for the end of a line.
-enum Found {
+/// The result of reading a line.
+enum LineRead {
     Line,
     TooLong,
     End,
 }
 
-impl Source {
+impl LogSource {
     fn open(path: &Path, reading: &Reading, bytes: &Rc<Cell<u64>>) -> Result<Self, LogError> {
         let name = path.display().to_string();
         let input = input(path, Rc::clone(bytes))?;
@@ -287,25 +287,25 @@ impl Source {
             last: (0, 0),
             line: 0,
             format: None,
-            times: Times::new(reading.time_format.as_deref()),
+            times: TimeParser::new(reading.time_format.as_deref()),
             record: Record::new(&reading.fields),
-            state: State::Taken,
+            state: RecordState::Taken,
         })
     }
 
-    /// Reads on to the next line that is a record.
+    /// Reads to the next readable line.
     #[inline]
-    fn advance(&mut self, reading: &Reading, trouble: &mut Trouble) -> Result<(), LogError> {
+    fn advance(&mut self, reading: &Reading, unreadable: &mut UnreadableLines) -> Result<(), LogError> {
         loop {
             match self.next_line().map_err(|error| LogError::Io(self.name.clone(), error))? {
-                Found::Line => {}
-                Found::TooLong => {
+                LineRead::Line => {}
+                LineRead::TooLong => {
                     let problem = format!("expected a line of at most {BUFFER} bytes");
-                    trouble.add(&self.name, self.line, problem, self.last());
+                    unreadable.add(&self.name, self.line, problem, self.last());
                     continue;
                 }
-                Found::End => {
-                    self.state = State::Ended;
+                LineRead::End => {
+                    self.state = RecordState::Ended;
                     return Ok(());
                 }
             }
@@ -313,19 +313,19 @@ impl Source {
                 continue;
             }
             if self.format.is_none() {
-                let (lines, is_header) = self.recognise(reading)?;
-                self.format = Some(lines);
+                let (parser, is_header) = self.detect_format(reading)?;
+                self.format = Some(parser);
                 if is_header {
                     continue;
                 }
             }
             match self.read_last(reading) {
                 Ok(()) => {
-                    self.state = State::Waiting;
+                    self.state = RecordState::Ready;
                     return Ok(());
                 }
                 Err(expected) => {
-                    trouble.add(&self.name, self.line, format!("expected {expected}"), self.last())
+                    unreadable.add(&self.name, self.line, format!("expected {expected}"), self.last())
                 }
             }
         }
@@ -335,9 +335,9 @@ impl Source {
         &self.buffer[self.last.0..self.last.1]
     }
 
-    /// Finds the next line, without its end.
+    /// Finds the next line, without its terminator.
     #[inline]
-    fn next_line(&mut self) -> io::Result<Found> {
+    fn next_line(&mut self) -> io::Result<LineRead> {
         let mut searched = 0;
         loop {
             let (start, end) = self.left;
@@ -345,7 +345,7 @@ impl Source {
                 let stop = start + searched + at;
                 self.left.0 = stop + 1;
                 self.take(start, stop);
-                return Ok(Found::Line);
+                return Ok(LineRead::Line);
             }
             searched = end - start;
             if searched == self.buffer.len() {
@@ -359,11 +359,11 @@ impl Source {
             self.left.1 = searched + got;
             if got == 0 {
                 if searched == 0 {
-                    return Ok(Found::End);
+                    return Ok(LineRead::End);
                 }
                 self.left = (0, 0);
                 self.take(0, searched);
-                return Ok(Found::Line);
+                return Ok(LineRead::Line);
             }
         }
     }
@@ -375,9 +375,9 @@ impl Source {
         self.line += 1;
     }
 
-    /// Leaves a line behind that does not fit the buffer; what is kept of it is its end.
+    /// Skips a line that does not fit the buffer; its end remains in the buffer.
     #[cold]
-    fn skip_line(&mut self) -> io::Result<Found> {
+    fn skip_line(&mut self) -> io::Result<LineRead> {
         loop {
             let got = read_some(&mut *self.input, &mut self.buffer)?;
             self.left = (0, got);
@@ -386,61 +386,63 @@ impl Source {
                 let end = end.unwrap_or(0);
                 self.left.0 = (end + 1).min(got);
                 self.take(0, end);
-                return Ok(Found::TooLong);
+                return Ok(LineRead::TooLong);
             }
         }
     }
 
-    /// Finds out by the last line, the first of the log, how to read all of them. Whether it is a header.
-    fn recognise(&self, reading: &Reading) -> Result<(Lines, bool), LogError> {
+    /// Detects the format by the first line. Returns the parser and whether the line is a header.
+    fn detect_format(&self, reading: &Reading) -> Result<(LineParser, bool), LogError> {
         let line = self.last();
         let fields = &reading.fields;
         let format = match reading.format {
-            Format::Auto if line.trim_ascii_start().starts_with(b"{") => Format::Json,
-            Format::Auto if Combined::is_like(line) => Format::Combined,
-            Format::Auto | Format::Json if is_json_list(line) => {
-                return Err(LogError::JsonList(self.name.clone()));
+            AccessLogFormat::Auto if line.trim_ascii_start().starts_with(b"{") => AccessLogFormat::Json,
+            AccessLogFormat::Auto if Combined::matches(line) => AccessLogFormat::Combined,
+            AccessLogFormat::Auto | AccessLogFormat::Json if is_json_array(line) => {
+                return Err(LogError::JsonArray(self.name.clone()));
             }
-            Format::Auto => Format::Csv,
+            AccessLogFormat::Auto => AccessLogFormat::Csv,
             named => named,
         };
         Ok(match format {
-            Format::Json => (Lines::Json(Json::new(fields)), false),
-            Format::Combined | Format::Common => (Lines::Combined(Combined::new(fields)), false),
-            Format::Csv | Format::Auto => {
+            AccessLogFormat::Json => (LineParser::Json(Json::new(fields)), false),
+            AccessLogFormat::Combined | AccessLogFormat::Common => {
+                (LineParser::Combined(Combined::new(fields)), false)
+            }
+            AccessLogFormat::Csv | AccessLogFormat::Auto => {
                 let csv = Csv::new(line, fields).ok_or_else(|| LogError::Format(self.name.clone()))?;
                 if !csv.has(record::TIME) {
                     let (log, columns) = (self.name.clone(), csv.header());
                     return Err(match reading.format {
-                        Format::Auto if !csv.has_any() && !fields.is_time_named() => {
+                        AccessLogFormat::Auto if !csv.has_any() && !fields.is_time_named() => {
                             LogError::Columns { log, columns }
                         }
                         _ => LogError::NoTime { log, names: fields.time_names(), columns },
                     });
                 }
-                (Lines::Csv(Box::new(csv)), true)
+                (LineParser::Csv(Box::new(csv)), true)
             }
         })
     }
 
-    /// Reads the last line into the record.
+    /// Parses the last line into the record.
     #[inline]
     fn read_last(&mut self, reading: &Reading) -> Result<(), String> {
         let line = &self.buffer[self.last.0..self.last.1];
         self.record.clear();
-        let format = self.format.as_mut().expect("the first line has shown the format");
+        let format = self.format.as_mut().expect("the format was detected by the first line");
         let time = match format {
-            Lines::Combined(combined) => {
+            LineParser::Combined(combined) => {
                 let time = combined.read(line, &mut self.record);
                 self.times.read(time.ok_or_else(|| combined::EXPECTED.to_owned())?)
             }
-            Lines::Json(json) => {
+            LineParser::Json(json) => {
                 if !json.read(line, &mut self.record) {
                     return Err(json::EXPECTED.to_owned());
                 }
                 named_fields(&mut self.record, &mut self.times, &reading.fields)?
             }
-            Lines::Csv(csv) => {
+            LineParser::Csv(csv) => {
                 if !csv.read(line, &mut self.record) {
                     return Err(csv.expected());
                 }
@@ -452,36 +454,36 @@ impl Source {
     }
 }
 
-/// The time of a record whose fields have names, and what a whole request line says that no other field did.
-fn named_fields(record: &mut Record, times: &mut Times, fields: &Fields) -> Result<Option<u64>, String> {
+/// Returns the time of a record with named fields, and takes method and path from a request line if they have no field.
+fn named_fields(record: &mut Record, times: &mut TimeParser, fields: &Fields) -> Result<Option<u64>, String> {
     let (method, path) = (fields.slot_of("method"), fields.slot_of("path"));
     if let Some(path) = path {
         record.narrow(path, combined::path_within);
     }
     if let Some(request) = record.get(record::REQUEST) {
-        let (said_method, said_path) = combined::method_and_path(request);
-        for (slot, said) in [(method, said_method), (path, said_path)] {
+        let (method_range, path_range) = combined::method_and_path(request);
+        for (slot, range) in [(method, method_range), (path, path_range)] {
             if let Some(slot) = slot {
-                record.put_part(slot, record::REQUEST, said);
+                record.put_part(slot, record::REQUEST, range);
             }
         }
     }
     match record.get(record::TIME) {
         Some(time) => Ok(times.read(time)),
         None if fields.is_time_named() => {
-            Err(format!("a time in the field {}, which --time names", fields.time_names()))
+            Err(format!("a time in the field {} of --time", fields.time_names()))
         }
-        None => Err(format!("a time in one of {}; --time names another field", fields.time_names())),
+        None => Err(format!("a time in one of {}; --time sets another field", fields.time_names())),
     }
 }
 
-/// Whether a line is how a list of objects begins.
-fn is_json_list(line: &[u8]) -> bool {
+/// Whether a line is the start of an array of objects.
+fn is_json_array(line: &[u8]) -> bool {
     let first = line.trim_ascii_start();
     first.strip_prefix(b"[").is_some_and(|rest| matches!(rest.trim_ascii_start(), [] | [b'{', ..]))
 }
 
-/// The bytes of a log, unpacked; those of the file are counted.
+/// Opens a log, decompressed; the bytes of the file are counted.
 fn input(path: &Path, bytes: Rc<Cell<u64>>) -> Result<Box<dyn Read>, LogError> {
     let log = path.display().to_string();
     let failed = |error| LogError::Io(log.clone(), error);
@@ -490,22 +492,24 @@ fn input(path: &Path, bytes: Rc<Cell<u64>>) -> Result<Box<dyn Read>, LogError> {
     } else {
         Box::new(File::open(path).map_err(failed)?)
     };
-    let mut raw = BufReader::new(Counted { raw, bytes });
+    let mut raw = BufReader::new(CountingReader { raw, bytes });
     let first = raw.fill_buf().map_err(failed)?;
-    if let Some((_, name, unpack)) = PACKED.iter().find(|(magic, ..)| first.starts_with(magic)) {
-        return Err(LogError::Packed { log, name, unpack });
+    if let Some((_, name, decompress)) =
+        UNSUPPORTED_COMPRESSION.iter().find(|(magic, ..)| first.starts_with(magic))
+    {
+        return Err(LogError::Compression { log, name, decompress });
     }
-    let is_packed = first.starts_with(&GZIP);
-    Ok(if is_packed { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) })
+    let is_gzip = first.starts_with(&GZIP);
+    Ok(if is_gzip { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) })
 }
 
-/// Counts what is read.
-struct Counted {
+/// Counts the bytes read.
+struct CountingReader {
     raw: Box<dyn Read>,
     bytes: Rc<Cell<u64>>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let got = self.raw.read(into)?;
         self.bytes.set(self.bytes.get() + got as u64);
@@ -513,7 +517,7 @@ impl Read for Counted {
     }
 }
 
-/// Reads something, or finds the end.
+/// Reads some bytes, or none at the end of the input.
 fn read_some(input: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match input.read(into) {

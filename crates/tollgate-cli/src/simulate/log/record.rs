@@ -1,13 +1,13 @@
-//! One line of a log, as far as somebody asked for it.
+//! The requested fields of a log line.
 
 use std::ops::Range;
 
-/// Where the time is kept; every log has one.
+/// The slot of the time, which every log has.
 pub(super) const TIME: usize = 0;
-/// Where a whole request line (`GET /path HTTP/1.1`) is kept, for logs that have it as one field.
+/// The slot of the request line (`GET /path HTTP/1.1`), for logs with such a field.
 pub(super) const REQUEST: usize = 1;
 
-/// Names under which well-known labels stand in the logs of common servers, best first.
+/// Field names of well-known labels in the logs of common servers, best first.
 const ALIASES: [(&str, &[&str]); 8] = [
     (
         "time",
@@ -49,29 +49,29 @@ const ALIASES: [(&str, &[&str]); 8] = [
     ("user_agent", &["user_agent", "http_user_agent", "agent", "request.headers.User-Agent"]),
 ];
 
-/// What is asked of every line.
+/// The requested fields.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields(Vec<Field>);
 
-/// Something that is asked of every line.
+/// A requested field.
 #[derive(Clone, Debug)]
 pub(crate) struct Field {
     /// The label it becomes.
     label: String,
-    /// What it may be called in the log, best first.
+    /// Its possible names in the log, best first.
     names: Vec<String>,
 }
 
-/// The values of one line, in buffers that every line uses again.
+/// The values of one line, in reusable buffers.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// When, in microseconds since the epoch.
+    /// In microseconds since the epoch.
     pub(crate) time_us: u64,
     bytes: Vec<u8>,
     slots: Vec<Option<Slot>>,
 }
 
-/// Where a value lies, and how good a name it was found under: 0 is the best.
+/// The position of a value, and the rank of its field name: 0 is the best.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     start: usize,
@@ -80,7 +80,7 @@ struct Slot {
 }
 
 impl Fields {
-    /// Time and request line.
+    /// Requests the time and the request line.
     pub(crate) fn new(time: Option<&str>) -> Self {
         let mut fields = Self(Vec::new());
         match time {
@@ -91,21 +91,21 @@ impl Fields {
         fields
     }
 
-    /// Asks for a label, under the name that was given for it or those it usually has. Where it will be.
+    /// Requests a label by the given field name, or by its usual names. Returns its slot.
     pub(crate) fn label(&mut self, label: &str, given: Option<&str>) -> usize {
         let field = match given {
             Some(name) => Field { label: label.to_owned(), names: vec![name.to_owned()] },
             None => Field::of_label(label),
         };
-        self.ask(field)
+        self.request(field)
     }
 
-    /// Asks for a field by its name in the log. Where it will be.
+    /// Requests a field by its name. Returns its slot.
     pub(crate) fn named(&mut self, name: &str) -> usize {
-        self.ask(Field { label: String::new(), names: vec![name.to_owned()] })
+        self.request(Field { label: String::new(), names: vec![name.to_owned()] })
     }
 
-    fn ask(&mut self, field: Field) -> usize {
+    fn request(&mut self, field: Field) -> usize {
         let same = |other: &Field| other.label == field.label && other.names == field.names;
         if let Some(at) = self.0.iter().position(same) {
             return at;
@@ -114,7 +114,7 @@ impl Fields {
         self.0.len() - 1
     }
 
-    /// Every name that a field may have in the log, with where it goes and how good a name it is.
+    /// All possible field names, with slot and rank.
     pub(super) fn names(&self) -> impl Iterator<Item = (&str, usize, usize)> {
         self.0.iter().enumerate().flat_map(|(slot, field)| {
             field.names.iter().enumerate().map(move |(rank, name)| (name.as_str(), slot, rank))
@@ -125,17 +125,17 @@ impl Fields {
         self.0.len()
     }
 
-    /// Where this label is, if somebody asked for it.
+    /// The slot of a label, if requested.
     pub(super) fn slot_of(&self, label: &str) -> Option<usize> {
         self.0.iter().position(|field| field.label == label)
     }
 
-    /// Whether somebody said what the time is called.
+    /// Whether the field of the time was set explicitly.
     pub(super) fn is_time_named(&self) -> bool {
         self.0[TIME].names.len() == 1
     }
 
-    /// What the time may be called, for people.
+    /// The possible fields of the time, for messages.
     pub(super) fn time_names(&self) -> String {
         self.0[TIME].names.join(", ")
     }
@@ -167,7 +167,7 @@ impl Record {
         self.slots.fill(None);
     }
 
-    /// Keeps a value, unless it was found under a better name already. Empty, or a dash, is no value.
+    /// Stores a value, unless one with a better rank is stored. Empty values and `-` are ignored.
     pub(super) fn put(&mut self, slot: usize, rank: usize, value: &[u8]) {
         if matches!(value, b"" | b"-") || self.slots[slot].is_some_and(|kept| kept.rank <= rank) {
             return;
@@ -177,7 +177,7 @@ impl Record {
         self.slots[slot] = Some(Slot { start, end: self.bytes.len(), rank });
     }
 
-    /// Keeps a part of another value, unless there is one already.
+    /// Stores a part of another value, unless the slot is filled.
     pub(super) fn put_part(&mut self, slot: usize, of: usize, part: Range<usize>) {
         if let (None, Some(whole)) = (self.slots[slot], self.slots[of])
             && !part.is_empty()
@@ -187,7 +187,7 @@ impl Record {
         }
     }
 
-    /// The same value, cut to a part of it.
+    /// Reduces a value to a part of it.
     pub(super) fn narrow(&mut self, slot: usize, cut: impl FnOnce(&[u8]) -> Range<usize>) {
         let Some(Slot { start, end, rank }) = self.slots[slot] else { return };
         let part = cut(&self.bytes[start..end]);

@@ -1,28 +1,28 @@
-//! From the many ways in which logs write the time to microseconds since the epoch.
+//! Parser of times in the usual formats.
 
 use jiff::{Timestamp, civil::DateTime, fmt::strtime, tz::TimeZone};
 
-/// How access logs write it.
-const COMMON: &str = "%d/%b/%Y:%H:%M:%S %z";
+/// The format of access logs.
+const ACCESS_LOG_FORMAT: &str = "%d/%b/%Y:%H:%M:%S %z";
 
-/// What a number means depends on its size: seconds to the year 5138, milliseconds from 1973 on, and so forth.
+/// The unit of a number follows from its size: seconds up to the year 5138, milliseconds from 1973, and so on.
 const SECONDS_BELOW: u128 = 100_000_000_000;
 
-/// Reads times. Neighbouring lines mostly have the same, which is then not read again.
+/// Parses times. The last result is cached, because adjacent lines often have the same time.
 #[derive(Debug)]
-pub(super) struct Times {
+pub(super) struct TimeParser {
     format: Option<String>,
     last_text: Vec<u8>,
     last_us: u64,
 }
 
-impl Times {
-    /// Reads `format` (strftime), or whatever is usual.
+impl TimeParser {
+    /// Creates a parser of `format` (strftime), or of the usual formats.
     pub(super) fn new(format: Option<&str>) -> Self {
         Self { format: format.map(str::to_owned), last_text: Vec::new(), last_us: 0 }
     }
 
-    /// Microseconds since the epoch; nothing for what is no time, or lies before it.
+    /// Returns microseconds since the epoch; none for an invalid time or one before the epoch.
     #[inline]
     pub(super) fn read(&mut self, text: &[u8]) -> Option<u64> {
         if text != self.last_text || text.is_empty() {
@@ -36,7 +36,7 @@ impl Times {
     fn parse(&self, text: &str) -> Option<u64> {
         let timestamp = match &self.format {
             Some(format) => by_format(format, text)?,
-            None if text.as_bytes().get(2) == Some(&b'/') => by_format(COMMON, text)?,
+            None if text.as_bytes().get(2) == Some(&b'/') => by_format(ACCESS_LOG_FORMAT, text)?,
             None => match since_epoch(text) {
                 Some(micros) => return Some(micros),
                 None => iso(text)?,
@@ -45,7 +45,7 @@ impl Times {
         u64::try_from(timestamp.as_microsecond()).ok()
     }
 
-    /// What is expected, for people.
+    /// The expected form, for messages.
     pub(super) fn expected(&self) -> String {
         match &self.format {
             Some(format) => format!("a time like {format:?}"),
@@ -56,7 +56,7 @@ impl Times {
     }
 }
 
-/// A time without an offset is in UTC.
+/// Parses a time by a format. Without an offset it is in UTC.
 fn by_format(format: &str, text: &str) -> Option<Timestamp> {
     let time = strtime::parse(format, text).ok()?;
     time.to_timestamp().ok().or_else(|| in_utc(time.to_datetime().ok()?))
@@ -70,7 +70,7 @@ fn in_utc(time: DateTime) -> Option<Timestamp> {
     TimeZone::UTC.to_timestamp(time).ok()
 }
 
-/// A number, with or without a fraction: seconds, milliseconds, microseconds or nanoseconds by its size.
+/// Parses a number of seconds, milliseconds, microseconds or nanoseconds, by its size.
 fn since_epoch(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
@@ -78,7 +78,7 @@ fn since_epoch(text: &str) -> Option<u64> {
         return None;
     }
     let whole: u128 = whole.parse().ok()?;
-    // the whole number and six digits of the fraction, as one
+    // scaled by 10^6: the whole number followed by six digits of the fraction
     let millionths = fraction.bytes().chain(std::iter::repeat(b'0')).take(6);
     let scaled = millionths.fold(whole, |number, digit| number * 10 + u128::from(digit - b'0'));
     let unit = [(1, 1), (1_000, 1_000), (1_000_000, 1_000_000)]
@@ -93,9 +93,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usual_times_are_read_to_the_microsecond() {
+    fn usual_formats_are_parsed_to_the_microsecond() {
         const AT: u64 = 1_794_804_868_000_000;
-        let mut times = Times::new(None);
+        let mut times = TimeParser::new(None);
         for (text, micros) in [
             ("16/Nov/2026:04:54:28 +0000", AT),
             ("16/Nov/2026:05:54:28 +0100", AT),
@@ -116,16 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
-        let mut times = Times::new(None);
+    fn invalid_times_are_rejected() {
+        let mut times = TimeParser::new(None);
         for text in ["", "yesterday", "16/Nov/2026", "1.2.3", "-5", "1e9", "1969-12-31T00:00:00Z", "."] {
             assert_eq!(times.read(text.as_bytes()), None, "{text}");
         }
     }
 
     #[test]
-    fn a_format_of_ones_own_is_read() {
-        let mut times = Times::new(Some("%Y%m%d %H%M%S"));
+    fn a_custom_format_is_parsed() {
+        let mut times = TimeParser::new(Some("%Y%m%d %H%M%S"));
         assert_eq!(times.read(b"20261116 045428"), Some(1_794_804_868_000_000));
         assert_eq!(times.read(b"2026-11-16T04:54:28Z"), None);
     }

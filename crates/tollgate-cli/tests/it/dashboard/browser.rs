@@ -184,7 +184,7 @@ impl Browser {
     }
 
     /// Fails if the browser has complained about anything.
-    pub(crate) async fn is_content(&self) {
+    pub(crate) async fn assert_no_complaints(&self) {
         assert_eq!(self.complaints().await, Vec::<String>::new());
     }
 

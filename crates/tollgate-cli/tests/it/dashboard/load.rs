@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::client::Client;
+use crate::http_client::Client;
 
 /// The pause between two checks: it goes up and down between these, so that there is something to see.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(6);

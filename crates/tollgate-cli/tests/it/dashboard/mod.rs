@@ -1,23 +1,23 @@
 //! The dashboard in a real browser, on a real server under load.
 //!
-//! * `watch`: charts, rules and keys, as they change; a store that is away; a server that is started again
-//! * `try_it`: a request is tried, and its refusal explained
-//! * `looks`: dark, narrow, by keyboard
-//! * `tokens`: who may see what
-//! * `pictures`: those of the documentation
-//! * `browser`, `load`: what looks, and what asks meanwhile
+//! * `live_updates`: charts, rules and keys under load; a store outage; a restart of the server
+//! * `try_it`: requests from the page, and the explanation of a denial
+//! * `appearance`: themes, narrow screens, keyboard use
+//! * `tokens`: permissions
+//! * `screenshots`: images of the documentation
+//! * `browser`, `load`: the browser, and background load
 //!
-//! The pictures that they take are in `target/tmp/dashboard`, or where `TOLLGATE_SCREENSHOTS` says.
+//! Screenshots are written to `target/tmp/dashboard`, or to `TOLLGATE_SCREENSHOTS`.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
+mod appearance;
 mod browser;
+mod live_updates;
 mod load;
-mod looks;
-mod pictures;
+mod screenshots;
 mod tokens;
 mod try_it;
-mod watch;
 
 /// Rules of every algorithm.
 const RULES: &str = r#"

@@ -3,14 +3,14 @@
 use tollgate_testkit::wait::{self, PATIENCE};
 
 use super::{RULES, browser::Browser, load::Load};
-use crate::program::{ANY_PORTS, Home};
+use crate::server_process::{ANY_PORTS, ConfigDir};
 
 #[tokio::test]
 async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     let tokens = "[[server.token]]\nname = \"app\"\nfile = \"app\"\nmay = [\"check\"]\n\
                   [[server.token]]\nname = \"ops\"\nfile = \"ops\"\nmay = [\"check\", \"admin\"]\n\
                   [[server.token]]\nname = \"billing\"\nfile = \"billing\"\nmay = [\"adjust\"]\n";
-    let home = Home::with("");
+    let home = ConfigDir::new("");
     for (name, secret) in
         [("app", "app-s3cret-token"), ("ops", "ops-s3cret-token"), ("billing", "bill-s3cret-token")]
     {

@@ -3,11 +3,11 @@
 use fantoccini::key::Key;
 
 use super::{RULES, browser::Browser};
-use crate::program::{ANY_PORTS, Home};
+use crate::server_process::{ANY_PORTS, ConfigDir};
 
 #[tokio::test]
 async fn a_denial_is_explained_and_drawn() {
-    let home = Home::with(&format!("{ANY_PORTS}{RULES}"));
+    let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
     browser.until_text("#rules", "login-per-ip").await;
@@ -55,12 +55,12 @@ async fn a_denial_is_explained_and_drawn() {
         browser.click("button[value=explain]").await;
         browser.until_text("#verdict", complaint).await;
     }
-    browser.is_content().await;
+    browser.assert_no_complaints().await;
 }
 
 #[tokio::test]
 async fn every_algorithm_is_drawn() {
-    let home = Home::with(&format!("{ANY_PORTS}{RULES}"));
+    let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
     browser.until_text("#status", "live").await;
@@ -84,5 +84,5 @@ async fn every_algorithm_is_drawn() {
         browser.eval("document.getElementById('try').scrollIntoView()").await;
         browser.screenshot(&format!("drawn-{rule}")).await;
     }
-    browser.is_content().await;
+    browser.assert_no_complaints().await;
 }

@@ -1,5 +1,5 @@
 //! The documentation is true: every command in it is run, every configuration is read, every link leads somewhere. What
-//! stands in for programs, and so is not tried here, is in `stand_ins`: above all, `cargo install` builds nothing.
+//! stands in for programs, and so is not tried here, is in `stubs`: above all, `cargo install` builds nothing.
 //!
 //! * `markdown`: pages, their blocks of code, links and headings
 //! * `session`: a shell in a network of its own, where the ports of the documentation are free
@@ -12,7 +12,7 @@
 //! A block that no test can run says so in a comment above it: `<!-- not run: needs Docker -->`. One that is a file says
 //! which: `<!-- file: tollgate.toml -->`. Each page is a test of its own, so that they run side by side.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 mod languages;
 mod links;

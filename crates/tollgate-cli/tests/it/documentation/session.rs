@@ -59,9 +59,9 @@ impl Session {
         for name in ["work", "bin", "state"] {
             fs::create_dir(directory.path().join(name)).unwrap();
         }
-        stand_in(directory.path(), "tollgate", include_str!("stand_ins/tollgate"));
-        stand_in(directory.path(), "cargo", include_str!("stand_ins/cargo"));
-        stand_in(directory.path(), "redis-cli", include_str!("stand_ins/redis-cli"));
+        stand_in(directory.path(), "tollgate", include_str!("stubs/tollgate"));
+        stand_in(directory.path(), "cargo", include_str!("stubs/cargo"));
+        stand_in(directory.path(), "redis-cli", include_str!("stubs/redis-cli"));
         let modules = root().join(NODE_MODULES).canonicalize();
         let modules = modules.unwrap_or_else(|error| panic!("{NODE_MODULES}: {error}; run scripts/servers"));
         symlink(modules, directory.path().join("work/node_modules")).unwrap();

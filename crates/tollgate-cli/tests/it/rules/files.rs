@@ -3,8 +3,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::{
-    command::{said, tollgate},
-    program::Home,
+    command::{run, tollgate},
+    server_process::ConfigDir,
 };
 
 const GOOD: &str = r#"
@@ -32,25 +32,25 @@ when = { user = "mallory" }
 blocked = true
 "#;
 
-fn file(home: &Home) -> String {
+fn file(home: &ConfigDir) -> String {
     home.path().join("tollgate.toml").to_str().unwrap().to_owned()
 }
 
 #[test]
-fn a_good_file_is_said_to_be_so() {
-    let home = Home::with(GOOD);
-    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+fn a_valid_file_is_ok() {
+    let home = ConfigDir::new(GOOD);
+    let checked = run(&mut tollgate(&["rules", "check", &file(&home)]));
     assert_eq!(checked.code, Some(0), "{checked:?}");
     assert!(checked.out.starts_with(&format!("OK  {}: 2 rules  fingerprint ", file(&home))), "{checked:?}");
-    let (code, report) = said(&mut tollgate(&["--json", "rules", "check", &file(&home)])).json();
+    let (code, report) = run(&mut tollgate(&["--json", "rules", "check", &file(&home)])).json();
     assert_eq!((code, &report["errors"], &report["warnings"]), (Some(0), &json!([]), &json!([])));
     assert_eq!(report["rules"], 2);
 }
 
 #[test]
-fn mistakes_are_shown_where_they_stand() {
-    let home = Home::with("[[rule]]\nname = \"a\"\namuont = 5\namount = 5\nwindow = \"1x\"\n");
-    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+fn errors_are_shown_with_their_location() {
+    let home = ConfigDir::new("[[rule]]\nname = \"a\"\namuont = 5\namount = 5\nwindow = \"1x\"\n");
+    let checked = run(&mut tollgate(&["rules", "check", &file(&home)]));
     assert_eq!((checked.code, &*checked.err), (Some(1), ""), "{checked:?}");
     for part in [
         "unknown key `amuont`",
@@ -62,7 +62,7 @@ fn mistakes_are_shown_where_they_stand() {
     ] {
         assert!(checked.out.contains(part), "{part}: {}", checked.out);
     }
-    let (code, report) = said(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
+    let (code, report) = run(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
     assert_eq!(code, Some(1));
     let places: Vec<_> = report["errors"]
         .as_array()
@@ -74,56 +74,56 @@ fn mistakes_are_shown_where_they_stand() {
 }
 
 #[test]
-fn what_is_probably_not_meant_is_found() {
-    let home = Home::with(
+fn probably_unintended_rules_are_reported() {
+    let home = ConfigDir::new(
         "[labels]\napikey = { secret = true }\n[[rule]]\nname = \"a\"\nwhen = { route = \"login\" }\nunless = { route = \"log*\" }\n\
          amount = 5\nwindow = \"1m\"\n",
     );
-    let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+    let checked = run(&mut tollgate(&["rules", "check", &file(&home)]));
     assert_eq!(checked.code, Some(1), "{checked:?}");
     let lines = checked.lines();
     assert!(lines[0].starts_with("warning: store.hash_secret_file is not set"), "{checked:?}");
-    let place = format!("warning: {}:3: rule \"a\": it never applies", file(&home));
+    let place = format!("warning: {}:3: rule \"a\": never applies", file(&home));
     assert!(lines[1].starts_with(&place), "{checked:?}");
     assert!(
-        lines[2].starts_with("warning: labels.apikey is configured, and no rule names apikey"),
+        lines[2].starts_with("warning: labels.apikey is configured, but no rule uses apikey"),
         "{checked:?}"
     );
     assert!(lines[3].starts_with("3 warnings  "), "{checked:?}");
-    let (_, report) = said(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
+    let (_, report) = run(&mut tollgate(&["rules", "check", "--json", &file(&home)])).json();
     let places: Vec<_> =
         report["warnings"].as_array().unwrap().iter().map(|warning| warning["line"].as_u64()).collect();
     assert_eq!(places, [None, Some(3), None]);
 }
 
 #[test]
-fn several_files_are_checked_each_by_itself() {
-    let home = Home::with(GOOD);
+fn several_files_are_checked_separately() {
+    let home = ConfigDir::new(GOOD);
     let other = home.write("other.toml", "[[rule]]\nname = \"a\"\namount = 1\n");
     let files = [&*file(&home), other.to_str().unwrap()];
-    let checked = said(tollgate(&["rules", "check"]).args(files));
+    let checked = run(tollgate(&["rules", "check"]).args(files));
     assert_eq!(checked.code, Some(1), "{checked:?}");
     assert!(checked.out.starts_with(&format!("OK  {}: 2 rules", files[0])), "{checked:?}");
     assert!(checked.out.contains("rule \"a\" has no window"), "{checked:?}");
-    let checked = said(tollgate(&["rules", "check", "--json"]).args(files));
+    let checked = run(tollgate(&["rules", "check", "--json"]).args(files));
     let named: Vec<Value> = checked
         .lines()
         .iter()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["file"].clone())
         .collect();
     assert_eq!(named, files);
-    let refused = said(tollgate(&["rules", "check", "nowhere.toml"]).args(files));
+    let refused = run(tollgate(&["rules", "check", "nowhere.toml"]).args(files));
     assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
 }
 
 #[test]
-fn rules_come_by_the_standard_input_too_with_files_of_this_directory() {
-    let home = Home::with(GOOD);
+fn rules_are_read_from_the_standard_input() {
+    let home = ConfigDir::new(GOOD);
     home.write("tenants.csv", "user,amount\nann,5\n");
     let with_file = GOOD.replace("burst = 20", "burst = 20\noverrides_file = \"tenants.csv\"");
     let of_input = |words: &[&str], text: &str| {
         let path = home.write("piped.toml", text);
-        said(tollgate(words).current_dir(home.path()).stdin(fs::File::open(path).unwrap()))
+        run(tollgate(words).current_dir(home.path()).stdin(fs::File::open(path).unwrap()))
     };
     let checked = of_input(&["rules", "check", "-"], &with_file);
     assert_eq!(checked.code, Some(0), "{checked:?}");
@@ -135,7 +135,7 @@ fn rules_come_by_the_standard_input_too_with_files_of_this_directory() {
 }
 
 #[test]
-fn common_syntax_errors_and_other_languages_are_reported_with_a_fix() {
+fn common_syntax_errors_have_a_hint() {
     let quotes = "invalid TOML: write strings in quotes and numbers as digits, for example \"1m\" or 5";
     for (text, message, help) in [
         ("[[rule]]\nname = \"a\"\namount = five\n", quotes, ":3:10\n"),
@@ -158,12 +158,12 @@ fn common_syntax_errors_and_other_languages_are_reported_with_a_fix() {
         ("domain: edge\ndescriptors:\n", "the file is YAML", "tollgate rules import envoy"),
         ("[[rule]\nname = \"a\"\n", "invalid TOML: ", ":1:"),
     ] {
-        let home = Home::with(text);
-        let checked = said(&mut tollgate(&["rules", "check", &file(&home)]));
+        let home = ConfigDir::new(text);
+        let checked = run(&mut tollgate(&["rules", "check", &file(&home)]));
         assert_eq!(checked.code, Some(1), "{checked:?}");
         assert!(checked.out.contains(message) && checked.out.contains(help), "{text}\n{}", checked.out);
         assert!(checked.out.matches("invalid TOML").count() <= 1, "once is enough: {}", checked.out);
-        let simulated = said(&mut tollgate(&["simulate", "--log", "x", "--config", &file(&home)]));
+        let simulated = run(&mut tollgate(&["simulate", "--log", "x", "--config", &file(&home)]));
         assert!(simulated.code == Some(2) && simulated.err.lines().count() == 1, "{simulated:?}");
     }
 }
@@ -171,26 +171,29 @@ fn common_syntax_errors_and_other_languages_are_reported_with_a_fix() {
 #[test]
 fn a_file_that_cannot_be_read_is_an_error() {
     for words in [&["rules", "check", "nowhere.toml"][..], &["rules", "explain", "nowhere.toml", "a=1"]] {
-        let refused = said(&mut tollgate(words));
+        let refused = run(&mut tollgate(words));
         assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
         assert!(refused.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{refused:?}");
         assert!(refused.err.ends_with(": correct its path\n"), "{refused:?}");
     }
-    let forgotten = said(&mut tollgate(&["rules", "explain", "route=login", "ip=192.0.2.1"]));
-    assert!(forgotten.err.contains("name the configuration before route=login"), "{forgotten:?}");
-    let directory = said(&mut tollgate(&["rules", "check", "."]));
+    let forgotten = run(&mut tollgate(&["rules", "explain", "route=login", "ip=192.0.2.1"]));
+    assert!(
+        forgotten.err.contains("the first argument must be a configuration file, found label route=login"),
+        "{forgotten:?}"
+    );
+    let directory = run(&mut tollgate(&["rules", "check", "."]));
     assert!(directory.err.ends_with(": name a file in it\n"), "{directory:?}");
-    let home = Home::with("[[rule]]\nname = \"a\"\n");
-    let refused = said(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
+    let home = ConfigDir::new("[[rule]]\nname = \"a\"\n");
+    let refused = run(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.err.contains("rule \"a\" has no amount"), "{refused:?}");
 }
 
 #[test]
-fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
-    let home = Home::with(GOOD);
+fn explain_lists_applying_rules_and_reasons_for_the_others() {
+    let home = ConfigDir::new(GOOD);
     let explain =
-        |labels: &[&str]| said(&mut tollgate(&[&["rules", "explain", &file(&home)][..], labels].concat()));
+        |labels: &[&str]| run(&mut tollgate(&[&["rules", "explain", &file(&home)][..], labels].concat()));
     let explained = explain(&["route=login", "ip=::ffff:203.0.113.9", "--cost", "2"]);
     assert_eq!(explained.code, Some(0), "{explained:?}");
     assert_eq!(
@@ -199,10 +202,10 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
             "1 of 2 rules applies",
             "",
             "Rules that apply",
-            "  login-per-ip: 5 per 1m by sliding-log",
-            "    costs 2 (requests)  counter login-per-ip:203.0.113.9",
+            "  login-per-ip: 5 per 1m (sliding-log)",
+            "    cost 2 (requests)  counter login-per-ip:203.0.113.9",
             "",
-            "Rules that do not",
+            "Rules that do not apply",
             "  api-per-user  per label user is missing",
         ]
     );
@@ -213,9 +216,9 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
             "1 of 2 rules applies",
             "",
             "Rules that apply",
-            "  api-per-user: refuses, as an override blocks this request",
+            "  api-per-user: denies: an override blocks this request",
             "",
-            "Rules that do not",
+            "Rules that do not apply",
             "  login-per-ip  an override makes it unlimited",
         ]
     );
@@ -228,9 +231,9 @@ fn it_is_explained_which_rules_apply_and_why_the_others_do_not() {
 }
 
 #[test]
-fn the_schema_is_a_schema() {
+fn the_schema_is_printed() {
     for words in [&["rules", "schema"][..], &["--json", "rules", "schema"]] {
-        let printed = said(&mut tollgate(words));
+        let printed = run(&mut tollgate(words));
         assert_eq!(printed.code, Some(0));
         let schema: Value = serde_json::from_str(&printed.out).unwrap();
         assert_eq!(schema["title"], "tollgate.toml");

@@ -1,4 +1,4 @@
-//! The scenarios that envoyproxy/ratelimit tests itself with, asked of a real server with the imported rules.
+//! envoyproxy/ratelimit's own test scenarios, run against a real server with the imported rules.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,8 +10,8 @@ use tollgate_testkit::wait::{PATIENCE, until};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{
-    command::{Said, said, tollgate},
-    program::{ANY_PORTS, Home, Program},
+    command::{CommandOutput, run, tollgate},
+    server_process::{ANY_PORTS, ConfigDir, ServerProcess},
 };
 
 const BASIC: &str = "
@@ -86,31 +86,31 @@ descriptors:
 
 /// A server with the rules that come of these files.
 struct Imported {
-    home: Home,
-    server: Program,
+    home: ConfigDir,
+    server: ServerProcess,
     client: RateLimitServiceClient<Channel>,
 }
 
 /// A status in short: its code, what remains, its limit.
-type Short = (Code, u32, Option<(u32, Unit)>);
+type StatusSummary = (Code, u32, Option<(u32, Unit)>);
 
-fn import(home: &Home, files: &[(&str, &str)]) -> Said {
+fn import(home: &ConfigDir, files: &[(&str, &str)]) -> CommandOutput {
     let paths = files.iter().map(|(name, yaml)| home.write(name, yaml));
-    said(tollgate(&["rules", "import", "envoy"]).args(paths))
+    run(tollgate(&["rules", "import", "envoy"]).args(paths))
 }
 
 /// What the import prints, with nothing to say but of keys that look like other keys with their values.
-fn toml(home: &Home, files: &[(&str, &str)]) -> String {
-    let Said { code, out, err } = import(home, files);
-    assert!(code.is_some_and(|code| code < 2) && err.lines().all(|line| line.ends_with(TOLD_APART)), "{err}");
+fn toml(home: &ConfigDir, files: &[(&str, &str)]) -> String {
+    let CommandOutput { code, out, err } = import(home, files);
+    assert!(code.is_some_and(|code| code < 2) && err.lines().all(|line| line.ends_with(NOT_JOINED)), "{err}");
     format!("{out}\n{ANY_PORTS}")
 }
 
-const TOLD_APART: &str = "here keys and values are told apart";
+const NOT_JOINED: &str = "tollgate does not join keys and values";
 
 impl Imported {
     async fn start(files: &[(&str, &str)]) -> Self {
-        let home = Home::with("");
+        let home = ConfigDir::new("");
         home.write("tollgate.toml", toml(&home, files));
         let server = home.start();
         let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
@@ -118,7 +118,7 @@ impl Imported {
         Self { home, server, client }
     }
 
-    async fn ask(&mut self, domain: &str, descriptors: &[&[(&str, &str)]], hits: u32) -> RateLimitResponse {
+    async fn send(&mut self, domain: &str, descriptors: &[&[(&str, &str)]], hits: u32) -> RateLimitResponse {
         let entry =
             |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: value.as_bytes().to_vec() };
         let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
@@ -131,8 +131,12 @@ impl Imported {
     }
 
     /// The overall code, and each status in short.
-    async fn shorts(&mut self, domain: &str, descriptors: &[&[(&str, &str)]]) -> (Code, Vec<Short>) {
-        let response = self.ask(domain, descriptors, 0).await;
+    async fn summaries(
+        &mut self,
+        domain: &str,
+        descriptors: &[&[(&str, &str)]],
+    ) -> (Code, Vec<StatusSummary>) {
+        let response = self.send(domain, descriptors, 0).await;
         let short = |status: &tollgate_server::grpc::messages::DescriptorStatus| {
             let limit = status.current_limit.as_ref().map(|limit| (limit.requests_per_unit, limit.unit()));
             (status.code(), status.limit_remaining, limit)
@@ -159,10 +163,10 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
     let over = Code::OverLimit;
 
     // an unknown domain
-    assert_eq!(imported.shorts("foo", &[&[("hello", "world")]]).await, (ok, vec![(ok, 0, None)]));
+    assert_eq!(imported.summaries("foo", &[&[("hello", "world")]]).await, (ok, vec![(ok, 0, None)]));
     // one request
     assert_eq!(
-        imported.shorts("basic", &[&[("key1", "foo")]]).await,
+        imported.summaries("basic", &[&[("key1", "foo")]]).await,
         (ok, vec![(ok, 49, Some((50, Unit::Second)))])
     );
     // a limit that is used up
@@ -170,7 +174,7 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
     for call in 0..25_u32 {
         let expected =
             if call < 20 { (ok, vec![(ok, 19 - call, limit)]) } else { (over, vec![(over, 0, limit)]) };
-        assert_eq!(imported.shorts("another", &[&[("key2", "first")]]).await, expected, "call {call}");
+        assert_eq!(imported.summaries("another", &[&[("key2", "first")]]).await, expected, "call {call}");
     }
     // two descriptors: all or none, so that the first keeps its ten
     let hour = Some((10, Unit::Hour));
@@ -180,25 +184,25 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
             _ => (over, vec![(ok, 10, limit), (over, 0, hour)]),
         };
         let both: [&[_]; 2] = [&[("key2", "second")], &[("key3", "second")]];
-        assert_eq!(imported.shorts("another", &both).await, expected, "call {call}");
+        assert_eq!(imported.summaries("another", &both).await, expected, "call {call}");
     }
     // what is longer or shorter than its rule has no limit
     for entries in [&[("key2", "second"), ("key3", "second")][..], &[("unknown", "x")]] {
-        assert_eq!(imported.shorts("another", &[entries]).await, (ok, vec![(ok, 0, None)]));
+        assert_eq!(imported.summaries("another", &[entries]).await, (ok, vec![(ok, 0, None)]));
     }
     // one counter for all files, or one for each
     for _ in 0..10 {
-        assert_eq!(imported.shorts("share-threshold-test", &[&[("files", "files/a.pdf")]]).await.0, ok);
+        assert_eq!(imported.summaries("share-threshold-test", &[&[("files", "files/a.pdf")]]).await.0, ok);
     }
-    let last = imported.shorts("share-threshold-test", &[&[("files", "files/b.csv")]]).await;
+    let last = imported.summaries("share-threshold-test", &[&[("files", "files/b.csv")]]).await;
     assert_eq!(last, (over, vec![(over, 0, hour)]));
     for number in 0..10 {
         let name = format!("files_no_share/{number}");
-        let each = imported.shorts("share-threshold-test", &[&[("files_no_share", &name)]]).await;
+        let each = imported.summaries("share-threshold-test", &[&[("files_no_share", &name)]]).await;
         assert_eq!(each, (ok, vec![(ok, 9, hour)]));
     }
     assert_eq!(
-        imported.shorts("share-threshold-test", &[&[("files", "other/a")]]).await,
+        imported.summaries("share-threshold-test", &[&[("files", "other/a")]]).await,
         (ok, vec![(ok, 0, None)])
     );
 }
@@ -207,7 +211,7 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
 async fn a_window_ends_when_it_says() {
     let mut imported = Imported::start(&[("another.yaml", ANOTHER)]).await;
     let mut until_reset = async || {
-        let response = imported.ask("another", &[&[("key4", "d")]], 0).await;
+        let response = imported.send("another", &[&[("key4", "d")]], 0).await;
         response.statuses[0].duration_until_reset.unwrap().seconds
     };
     let (first, day) = (until_reset().await, 86_400);
@@ -220,8 +224,8 @@ async fn a_file_that_comes_and_goes_takes_its_limits_along() {
     let mut imported = Imported::start(&[("basic.yaml", BASIC)]).await;
     let (ok, none) = (Code::Ok, vec![(Code::Ok, 0, None)]);
     let block: &[_] = &[("block", "foo")];
-    assert_eq!(imported.shorts("reload", &[block]).await, (ok, none.clone()));
-    let loaded = |server: &Program| {
+    assert_eq!(imported.summaries("reload", &[block]).await, (ok, none.clone()));
+    let loaded = |server: &ServerProcess| {
         server.metric("tollgate_config_reloads_total{result=\"success\"}").parse::<u64>().unwrap()
     };
     let before = loaded(&imported.server);
@@ -229,15 +233,15 @@ async fn a_file_that_comes_and_goes_takes_its_limits_along() {
     let both = toml(&imported.home, &[("basic.yaml", BASIC), ("reload.yaml", RELOADED)]);
     imported.home.write("tollgate.toml", both);
     until("the new rules are in force", PATIENCE, || loaded(&imported.server) > before);
-    let key1 = imported.shorts("reload", &[&[("key1", "foo")]]).await;
+    let key1 = imported.summaries("reload", &[&[("key1", "foo")]]).await;
     assert_eq!(key1, (ok, vec![(ok, 49, Some((50, Unit::Second)))]));
-    assert_eq!(imported.shorts("reload", &[block]).await.0, Code::OverLimit);
+    assert_eq!(imported.summaries("reload", &[block]).await.0, Code::OverLimit);
 
     let before = loaded(&imported.server);
     let one = toml(&imported.home, &[("basic.yaml", BASIC)]);
     imported.home.write("tollgate.toml", one);
     until("the old rules are in force", PATIENCE, || loaded(&imported.server) > before);
-    assert_eq!(imported.shorts("reload", &[block]).await, (ok, none));
+    assert_eq!(imported.summaries("reload", &[block]).await, (ok, none));
 }
 
 #[tokio::test]
@@ -259,8 +263,8 @@ async fn the_counting_vectors_of_the_original_come_out_the_same() {
     for (limit, before, hits, passes, remains) in vectors {
         let (key, value) = (format!("of{limit}"), format!("{before}+{hits}"));
         let entries: &[_] = &[(key.as_str(), value.as_str())];
-        assert_eq!(imported.ask("vectors", &[entries], before).await.overall_code(), Code::Ok);
-        let response = imported.ask("vectors", &[entries], hits).await;
+        assert_eq!(imported.send("vectors", &[entries], before).await.overall_code(), Code::Ok);
+        let response = imported.send("vectors", &[entries], hits).await;
         let status = &response.statuses[0];
         let code = if passes { Code::Ok } else { Code::OverLimit };
         assert_eq!((response.overall_code(), status.code()), (code, code), "{limit}, {before}, {hits}");
@@ -277,25 +281,28 @@ async fn values_that_have_a_node_of_their_own_are_not_counted_by_another() {
     let day = |amount| Some((amount, Unit::Day));
     let free = |user| [("plan", "free"), ("user", user)];
     for expected in [(ok, 1), (ok, 0), (over, 0)] {
-        let ann = imported.shorts("vectors", &[&free("ann")]).await;
+        let ann = imported.summaries("vectors", &[&free("ann")]).await;
         assert_eq!(ann, (expected.0, vec![(expected.0, expected.1, day(2))]));
-        assert_eq!(imported.shorts("vectors", &[&free("admin")]).await, (ok, vec![(ok, 0, None)]));
+        assert_eq!(imported.summaries("vectors", &[&free("admin")]).await, (ok, vec![(ok, 0, None)]));
         // a plan with a node of its own has no limit, and others have one each
-        assert_eq!(imported.shorts("vectors", &[&[("plan", "free")]]).await, (ok, vec![(ok, 0, None)]));
+        assert_eq!(imported.summaries("vectors", &[&[("plan", "free")]]).await, (ok, vec![(ok, 0, None)]));
     }
-    let response = imported.ask("vectors", &[&free("bob")], 0).await;
+    let response = imported.send("vectors", &[&free("bob")], 0).await;
     assert_eq!(response.statuses[0].current_limit.as_ref().unwrap().name, "free-per-user");
     for (plan, remains) in [("gold", 2), ("silver", 2), ("gold", 1)] {
-        assert_eq!(imported.shorts("vectors", &[&[("plan", plan)]]).await, (ok, vec![(ok, remains, day(3))]));
+        assert_eq!(
+            imported.summaries("vectors", &[&[("plan", plan)]]).await,
+            (ok, vec![(ok, remains, day(3))])
+        );
     }
     for _ in 0..3 {
-        assert_eq!(imported.shorts("vectors", &[&[("tried", "x")]]).await.0, ok);
+        assert_eq!(imported.summaries("vectors", &[&[("tried", "x")]]).await.0, ok);
     }
 }
 
 #[test]
-fn what_cannot_be_said_is_told_and_stands_beside_its_rule() {
-    let home = Home::with("");
+fn differences_are_reported_and_written_as_comments() {
+    let home = ConfigDir::new("");
     let yaml = "
 domain: d
 descriptors:
@@ -313,24 +320,28 @@ descriptors:
     assert_eq!(imported.code, Some(1), "{imported:?}");
     assert_eq!(imported.err.lines().count(), 2, "{}", imported.err);
     assert!(
-        imported
-            .err
-            .starts_with("not the same: d/path=*/admin: only a \"*\" at the end of a value is known here"),
+        imported.err.starts_with(
+            "difference: d/path=*/admin: skipped: only a \"*\" at the end of a value is supported"
+        ),
         "{imported:?}"
     );
-    assert!(imported.out.contains("# Not the same as there:\n# d/path=*/admin: only"), "{}", imported.out);
+    assert!(
+        imported.out.contains("# Differences from envoyproxy/ratelimit:\n# d/path=*/admin: skipped: only"),
+        "{}",
+        imported.out
+    );
     assert!(imported.out.contains("[labels]\nip = { kind = \"text\" }\n"), "{}", imported.out);
     // and whatever was written is read back as it was meant
     let path = home.write("tollgate.toml", &imported.out);
-    let checked = said(tollgate(&["rules", "check", "--json"]).arg(&path)).json();
+    let checked = run(tollgate(&["rules", "check", "--json"]).arg(&path)).json();
     assert_eq!((checked.0, checked.1["rules"].as_u64()), (Some(0), Some(2)), "{}", imported.out);
-    let explained = said(
-        tollgate(&["rules", "explain"]).arg(&path).args(["domain=d", "odd \"key\"\n[[rule]]=a\nname = 1"]),
-    );
+    let explained = run(tollgate(&["rules", "explain"])
+        .arg(&path)
+        .args(["domain=d", "odd \"key\"\n[[rule]]=a\nname = 1"]));
     assert!(explained.out.starts_with("1 of 2 rules applies"), "{explained:?}");
 
     let (code, report) =
-        said(tollgate(&["--json", "rules", "import", "envoy"]).arg(home.path().join("d.yaml"))).json();
+        run(tollgate(&["--json", "rules", "import", "envoy"]).arg(home.path().join("d.yaml"))).json();
     assert_eq!(
         (code, report["rules"].as_u64(), report["remarks"].as_array().unwrap().len()),
         (Some(1), Some(2), 2)
@@ -339,8 +350,8 @@ descriptors:
 }
 
 #[test]
-fn a_file_that_envoy_would_refuse_is_refused() {
-    let home = Home::with("");
+fn files_that_envoy_rejects_are_rejected() {
+    let home = ConfigDir::new("");
     let table = [
         (vec![("a.yaml", "domain: ''")], "a.yaml: config file cannot have empty domain"),
         (vec![("a.yaml", "domain: a\nfoo: 1")], "a.yaml:2:1: unknown field `foo`"),
@@ -351,7 +362,7 @@ fn a_file_that_envoy_would_refuse_is_refused() {
         assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
         assert!(refused.err.starts_with("tollgate: ") && refused.err.contains(part), "{refused:?}");
     }
-    let missing = said(&mut tollgate(&["rules", "import", "envoy", "nowhere.yaml"]));
+    let missing = run(&mut tollgate(&["rules", "import", "envoy", "nowhere.yaml"]));
     assert!(
         missing.code == Some(2) && missing.err.contains("cannot read nowhere.yaml: No such file"),
         "{missing:?}"

@@ -1,11 +1,11 @@
-//! What is said of rules, and of the command itself, without a server.
+//! `tollgate rules`, and the command line itself.
 //!
-//! * `files`: checked, explained, described
-//! * `import`: others' rules, read by a real server and asked by gRPC
-//! * `manual`: completions, pages, help
+//! * `files`: rules check, explain and schema
+//! * `import`: imported rules, used by a real server over gRPC
+//! * `command_line`: completions, manual pages, help
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
+mod command_line;
 mod files;
 mod import;
-mod manual;

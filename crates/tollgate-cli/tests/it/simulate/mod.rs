@@ -1,9 +1,9 @@
 //! `tollgate simulate`, the real program: made logs with known answers.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
-mod exact;
-mod reading;
+mod decisions;
+mod logs;
 mod reports;
 
 use std::{
@@ -17,11 +17,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A directory with logs and rules, and the program in it.
-struct Desk {
+struct TestDir {
     directory: TempDir,
 }
 
-impl Desk {
+impl TestDir {
     fn new() -> Self {
         Self { directory: TempDir::new().unwrap() }
     }
@@ -58,7 +58,7 @@ impl Desk {
     }
 
     /// The same with something on the standard input.
-    fn json_of_input(&self, arguments: &[&str], input: &[u8]) -> Value {
+    fn json_from_stdin(&self, arguments: &[&str], input: &[u8]) -> Value {
         let mut command = self.command(arguments);
         command.arg("--json").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
@@ -111,10 +111,10 @@ fn combined(hits: &[Hit]) -> String {
     hits.iter().map(Hit::combined).collect()
 }
 
-/// Numbers that look random and are the same every time.
-struct Numbers(u64);
+/// Random that look random and are the same every time.
+struct Random(u64);
 
-impl Numbers {
+impl Random {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
@@ -123,14 +123,14 @@ impl Numbers {
 
 /// Traffic of a few addresses on a few paths, with bursts.
 fn traffic(seed: u64, count: usize) -> Vec<Hit> {
-    let mut numbers = Numbers(seed);
+    let mut random = Random(seed);
     let mut second = 0;
     let hit = |_| {
-        if numbers.below(4) == 0 {
-            second += numbers.below(5);
+        if random.below(4) == 0 {
+            second += random.below(5);
         }
-        let ip = format!("203.0.113.{}", numbers.below(6));
-        let path = ["/login", "/search", "/static/logo.svg"][numbers.below(3) as usize];
+        let ip = format!("203.0.113.{}", random.below(6));
+        let path = ["/login", "/search", "/static/logo.svg"][random.below(3) as usize];
         Hit::new(second, &ip, path)
     };
     (0..count).map(hit).collect()

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Desk, combined, rule, traffic};
+use super::{TestDir, combined, rule, traffic};
 
 fn rules(amount: u64, algorithm: &str, more: &str) -> String {
     format!(
@@ -20,8 +20,8 @@ fn points(report: &Value) -> Vec<(u64, u64)> {
 
 #[test]
 fn a_curve_has_what_simulating_each_amount_would_say() {
-    let desk = Desk::new();
-    desk.write("access.log", combined(&traffic(1, 3_000)));
+    let dir = TestDir::new();
+    dir.write("access.log", combined(&traffic(1, 3_000)));
     let burst = "burst = 6\n[[rule.override]]\nwhen = { ip = \"203.0.113.3\" }\namount = 5\n";
     let own = "[[rule.override]]\nwhen = { ip = \"203.0.113.3\" }\namount = 8\n";
     for (algorithm, more) in [
@@ -31,13 +31,13 @@ fn a_curve_has_what_simulating_each_amount_would_say() {
         ("token-bucket", ""),
         ("token-bucket", burst),
     ] {
-        desk.write("rules.toml", rules(8, algorithm, more));
-        let curve = points(&desk.json(&["--config", "rules.toml", "--log", "access.log", "--curve"]));
+        dir.write("rules.toml", rules(8, algorithm, more));
+        let curve = points(&dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve"]));
         assert!(curve.len() > 10, "{curve:?}");
         assert!(curve.iter().any(|(amount, _)| *amount == 8));
         for &(amount, refused) in curve.iter().step_by(3) {
-            desk.write("one.toml", rules(amount, algorithm, more));
-            let alone = desk.json(&["--config", "one.toml", "--log", "access.log"]);
+            dir.write("one.toml", rules(amount, algorithm, more));
+            let alone = dir.json(&["--config", "one.toml", "--log", "access.log"]);
             assert_eq!(alone["rules"]["refused"], refused, "{algorithm} {amount} {more}");
         }
     }
@@ -45,9 +45,9 @@ fn a_curve_has_what_simulating_each_amount_would_say() {
 
 #[test]
 fn a_curve_names_the_amounts_that_refuse_little_enough() {
-    let desk = Desk::new();
-    desk.write("access.log", combined(&traffic(2, 3_000))).write("rules.toml", rules(8, "sliding-log", ""));
-    let report = desk.json(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
+    let dir = TestDir::new();
+    dir.write("access.log", combined(&traffic(2, 3_000))).write("rules.toml", rules(8, "sliding-log", ""));
+    let report = dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
     let curve = points(&report);
     let expected = |share: f64| {
         curve.iter().find(|(_, refused)| *refused as f64 / 3_000.0 <= share).map(|(amount, _)| *amount)
@@ -55,19 +55,19 @@ fn a_curve_names_the_amounts_that_refuse_little_enough() {
     let targets = rule(&report["rules"], "per-ip")["curve"]["targets"].as_array().unwrap();
     let said: Vec<_> = targets.iter().map(|target| target["amount"].as_u64()).collect();
     assert_eq!(said, [0.001, 0.01, 0.05].map(expected));
-    let text = desk.text(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
-    assert!(text.contains("refuses at most 5 %"), "{text}");
+    let text = dir.text(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
+    assert!(text.contains("denies at most 5 %"), "{text}");
     assert!(text.contains("→           8"), "{text}");
 }
 
 #[test]
 fn the_page_is_whole_in_itself_and_has_the_numbers() {
-    let desk = Desk::new();
-    desk.write("access.log", combined(&traffic(3, 2_000)) + "<script>alert(1)</script>\n");
-    desk.write("new.toml", rules(5, "sliding-log", "")).write("old.toml", rules(8, "fixed-window", ""));
+    let dir = TestDir::new();
+    dir.write("access.log", combined(&traffic(3, 2_000)) + "<script>alert(1)</script>\n");
+    dir.write("new.toml", rules(5, "sliding-log", "")).write("old.toml", rules(8, "fixed-window", ""));
     let run = ["--config", "new.toml", "--against", "old.toml", "--log", "access.log", "--curve"];
-    let report = desk.json(&[&run[..], &["--html", "report.html"]].concat());
-    let page = std::fs::read_to_string(desk.path("report.html")).unwrap();
+    let report = dir.json(&[&run[..], &["--html", "report.html"]].concat());
+    let page = std::fs::read_to_string(dir.path("report.html")).unwrap();
 
     for outside in ["http:", "https:", "src=", "href=", "@import", "url(", "<script", "<link"] {
         assert!(!page.contains(outside), "{outside}");
@@ -77,10 +77,10 @@ fn the_page_is_whole_in_itself_and_has_the_numbers() {
     let difference = &report["difference"];
     for (number, what) in [
         (&report["requests"], "</b>requests"),
-        (&report["rules"]["refused"], "</b>refused by <code>new.toml</code>"),
-        (&report["against"]["refused"], "</b>refused by <code>old.toml</code>"),
-        (&difference["newly_refused"], "</b>newly refused"),
-        (&difference["no_longer_refused"], "</b>no longer refused"),
+        (&report["rules"]["refused"], "</b>denied by <code>new.toml</code>"),
+        (&report["against"]["refused"], "</b>denied by <code>old.toml</code>"),
+        (&difference["newly_refused"], "</b>newly denied"),
+        (&difference["no_longer_refused"], "</b>no longer denied"),
     ] {
         let number = number.as_u64().unwrap();
         let shown = if number < 1_000 {

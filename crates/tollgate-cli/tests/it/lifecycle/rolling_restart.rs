@@ -1,0 +1,239 @@
+//! Two instances over one Redis, started again one after the other: clients that go where the server is ready notice
+//! nothing.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use redis::{Value, cmd};
+use tollgate_server::grpc::messages::{
+    Code, RateLimitDescriptor, RateLimitRequest, rate_limit_descriptor::Entry,
+    rate_limit_service_client::RateLimitServiceClient,
+};
+use tollgate_testkit::{
+    server::{Flavor, Server},
+    wait::{self, PATIENCE},
+};
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::{
+    http_client::Client,
+    server_process::{ANY_PORTS, ConfigDir, ServerProcess},
+};
+
+/// How often each of both instances is started again.
+const ROUNDS: usize = 2;
+const NO_LABELS: &str = r#"{"labels":{}}"#;
+
+#[derive(Clone)]
+struct Addresses {
+    http: String,
+    grpc: String,
+    resp: String,
+}
+
+/// What a load balancer knows: where the instances are that say they are ready.
+#[derive(Default)]
+struct Balancer {
+    instances: Mutex<Vec<Addresses>>,
+    ready: Mutex<Vec<Addresses>>,
+    turn: AtomicU64,
+}
+
+impl Balancer {
+    /// Asks every instance.
+    fn look(&self) {
+        let instances = self.instances.lock().unwrap().clone();
+        *self.ready.lock().unwrap() = instances.into_iter().filter(|at| is_ready(&at.http)).collect();
+    }
+
+    fn pick(&self) -> Addresses {
+        let ready = self.ready.lock().unwrap();
+        let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap();
+        ready[turn % ready.len()].clone()
+    }
+
+    fn still_picks(&self, http: &str) -> bool {
+        self.ready.lock().unwrap().iter().any(|at| at.http == http)
+    }
+}
+
+fn is_ready(http: &str) -> bool {
+    let answer = Client::connect(http).and_then(|mut client| client.get("/readyz"));
+    answer.is_ok_and(|answer| answer.status == 200)
+}
+
+fn start(home: &ConfigDir, balancer: &Balancer) -> ServerProcess {
+    let program = home.start();
+    wait::until("it is ready", PATIENCE, || is_ready(&program.http));
+    assert_eq!(program.metric("tollgate_store_connections_total"), "1", "before anybody connect");
+    let ServerProcess { http, grpc, resp, .. } = &program;
+    let addresses = Addresses { http: http.clone(), grpc: grpc.clone(), resp: resp.clone() };
+    balancer.instances.lock().unwrap().push(addresses);
+    wait::until("the balancer knows it", PATIENCE, || balancer.still_picks(&program.http));
+    program
+}
+
+/// What is asked by all clients.
+struct Load {
+    balancer: Balancer,
+    asked: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Load {
+    fn goes_on_at(&self, http: &str) -> bool {
+        !self.is_over() && self.balancer.still_picks(http)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    fn answered(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps its connection until the server connect to go, or the balancer says so.
+    fn by_http(&self) {
+        let Addresses { http, .. } = self.balancer.pick();
+        let mut client = Client::connect(&http).unwrap();
+        while self.goes_on_at(&http) {
+            let answer = client.post("/v1/check", NO_LABELS).unwrap();
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let decision = answer.json();
+            assert_eq!(
+                (&decision["allowed"], &decision["degraded"]),
+                (&true.into(), &false.into()),
+                "{decision}"
+            );
+            self.answered();
+            if answer.closes_connection() {
+                return;
+            }
+        }
+    }
+
+    fn by_redis_protocol(&self) {
+        let Addresses { http, resp, .. } = self.balancer.pick();
+        let client = redis::Client::open(format!("redis://{resp}")).unwrap();
+        let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
+        while self.goes_on_at(&http) {
+            let answer: Vec<Value> = cmd("TG.CHECK").arg(&["1", "a", "b"]).query(&mut connection).unwrap();
+            let (allowed, degraded) = (&answer[0], &answer[6]);
+            assert_eq!((allowed, degraded), (&Value::Int(1), &Value::Int(0)), "{answer:?}");
+            self.answered();
+        }
+    }
+
+    fn by_grpc(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let Addresses { http, grpc, .. } = self.balancer.pick();
+        runtime.block_on(async {
+            let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
+            let mut client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
+            while self.goes_on_at(&http) {
+                let entry = Entry { key: "a".to_owned(), value: b"b".to_vec() };
+                let descriptor =
+                    RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+                let request = RateLimitRequest {
+                    domain: "d".to_owned(),
+                    descriptors: vec![descriptor],
+                    hits_addend: 0,
+                };
+                let answer = client.should_rate_limit(request).await.unwrap().into_inner();
+                assert_eq!(answer.overall_code(), Code::Ok, "{answer:?}");
+                self.answered();
+            }
+        });
+    }
+}
+
+/// Ends the load also when the test fails, so that its clients do.
+struct Until<'a>(&'a Load);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
+    let redis = Server::start(Flavor::Redis7);
+    let home = ConfigDir::new(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"5s\"\n\
+         [[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = 1000000\nwindow = \"1d\"\n",
+        redis.url()
+    ));
+    let load =
+        Load { balancer: Balancer::default(), asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+    // those that run at the end outlive their clients
+    let mut instances = Vec::new();
+    thread::scope(|scope| {
+        let _until = Until(&load);
+        scope.spawn(|| {
+            while !load.is_over() {
+                load.balancer.look();
+                thread::yield_now();
+            }
+        });
+        instances.extend([start(&home, &load.balancer), start(&home, &load.balancer)]);
+        for client in [Load::by_http, Load::by_http, Load::by_redis_protocol, Load::by_grpc] {
+            let load = &load;
+            scope.spawn(move || {
+                let _until = Until(load);
+                while !load.is_over() {
+                    client(load);
+                }
+            });
+        }
+        for _ in 0..ROUNDS {
+            for instance in &mut instances {
+                let before = load.asked.load(Ordering::Relaxed);
+                instance.signal("-TERM");
+                assert_eq!(instance.ended().code(), Some(0));
+                *instance = start(&home, &load.balancer);
+                assert!(load.asked.load(Ordering::Relaxed) > before, "nobody asked meanwhile");
+            }
+        }
+    });
+    drop(instances);
+    let program = home.start();
+    wait::until("it is ready", PATIENCE, || is_ready(&program.http));
+    let answer = program.client().post("/v1/peek", NO_LABELS).unwrap().json();
+    assert_eq!(answer["remaining"].as_u64(), Some(1_000_000 - load.asked.into_inner()), "{answer}");
+}
+
+#[tokio::test]
+async fn a_server_that_drains_says_so_on_every_front_end_and_still_answers() {
+    let home = ConfigDir::new(ANY_PORTS);
+    let mut program = home.start();
+    let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+    let status = async |health: &mut HealthClient<_>| {
+        health.check(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner().status()
+    };
+    assert_eq!(status(&mut health).await, ServingStatus::Serving);
+    let mut client = program.client();
+    assert!(!client.get("/readyz").unwrap().closes_connection());
+    program.signal("-TERM");
+    let draining = wait::for_some("it drains", PATIENCE, || {
+        let answer = client.get("/readyz").unwrap();
+        (answer.status == 503).then_some(answer)
+    });
+    assert_eq!(draining.body, r#"{"ready":false,"store":"ok","rules":"ok"}"#);
+    assert!(draining.closes_connection());
+    assert_eq!(program.client().post("/v1/check", NO_LABELS).unwrap().status, 200);
+    assert_eq!(status(&mut health).await, ServingStatus::NotServing);
+    drop(health);
+    assert_eq!(program.ended().code(), Some(0));
+    assert!(program.words().contains("stopped"));
+}

@@ -1,0 +1,75 @@
+use std::fs;
+
+use crate::command::{run, tollgate};
+
+#[test]
+fn every_shell_has_completions() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let printed = run(&mut tollgate(&["completions", shell]));
+        assert_eq!((printed.code, &*printed.err), (Some(0), ""));
+        for word in ["explain", "import", "sliding-counter", "store"] {
+            assert!(printed.out.contains(word), "{shell}: {word}");
+        }
+    }
+    let refused = run(&mut tollgate(&["completions", "tcsh"]));
+    assert!(refused.code == Some(2) && refused.err.contains("[possible values: bash"), "{refused:?}");
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_a_help_of_at_most_100_columns() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let written = run(&mut tollgate(&["man", "--dir", path]));
+    assert_eq!((written.code, &*written.out, &*written.err), (Some(0), "", ""));
+    let mut pages: Vec<String> = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        pages.push(name.strip_suffix(".1").unwrap().to_owned());
+    }
+    for known in ["tollgate", "tollgate-check", "tollgate-rules-import-envoy", "tollgate-man"] {
+        assert!(pages.iter().any(|page| page == known), "{known} is missing: {pages:?}");
+    }
+    for page in pages {
+        let words: Vec<&str> = page.split('-').skip(1).collect();
+        let printed = run(&mut tollgate(&[&["man"][..], &words].concat()));
+        assert!(
+            printed.out.contains(".SH SYNOPSIS") && printed.out.contains(".SH OPTIONS"),
+            "{page}: {printed:?}"
+        );
+        assert_eq!(fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap(), printed.out);
+        let help = run(&mut tollgate(&[&words[..], &["--help"]].concat()));
+        assert_eq!((help.code, &*help.err), (Some(0), ""), "{page}");
+        assert!(
+            help.out.starts_with(|c: char| c.is_uppercase()) && help.out.contains("Usage: tollgate"),
+            "{page}: {}",
+            help.out
+        );
+        assert!(help.out.lines().all(|line| line.chars().count() <= 100), "{page}: {}", help.out);
+    }
+    let refused = run(&mut tollgate(&["man", "nope"]));
+    assert!(
+        refused.code == Some(2) && refused.err.contains("unknown command \"nope\": use one of serve, check"),
+        "{refused:?}"
+    );
+    let refused = run(&mut tollgate(&["man", "--dir", "/nowhere/at/all"]));
+    assert!(refused.code == Some(2) && refused.err.contains("create the directory first"), "{refused:?}");
+}
+
+#[test]
+fn a_closed_pipe_is_not_an_error() {
+    let mut command = tollgate(&["rules", "schema"]);
+    let mut child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stderr), (Some(0), &b""[..]));
+}
+
+#[test]
+fn a_full_device_is_an_error() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = tollgate(&["rules", "schema"]).stdout(full).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("could not be written"), "{stderr}");
+}

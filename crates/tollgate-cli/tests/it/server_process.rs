@@ -1,0 +1,178 @@
+//! A server as a process, with a directory for its configuration; it ends with the test.
+
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use tempfile::TempDir;
+use tollgate_testkit::wait::{self, PATIENCE};
+
+use crate::http_client::Client;
+
+/// Every front end on a free port.
+pub(crate) const ANY_PORTS: &str =
+    "[server]\nhttp = \"127.0.0.1:0\"\ngrpc = \"127.0.0.1:0\"\nresp = \"127.0.0.1:0\"\n";
+
+/// A directory with a configuration.
+pub(crate) struct ConfigDir {
+    directory: TempDir,
+    writes: AtomicU64,
+}
+
+/// A running server.
+pub(crate) struct ServerProcess {
+    process: Child,
+    stdout: Arc<Mutex<String>>,
+    log: Arc<Mutex<String>>,
+    pub(crate) http: String,
+    pub(crate) grpc: String,
+    pub(crate) resp: String,
+}
+
+impl ConfigDir {
+    pub(crate) fn new(configuration: &str) -> Self {
+        let home = Self { directory: tempfile::tempdir().unwrap(), writes: AtomicU64::new(0) };
+        home.write("tollgate.toml", configuration);
+        home
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Puts a file in the place of another, as editors and tools do.
+    pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(name);
+        let new = self.path().join(format!("{name}.new{}", self.writes.fetch_add(1, Ordering::Relaxed)));
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &path).unwrap();
+        path
+    }
+
+    /// The command that starts a server here.
+    pub(crate) fn serve(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.arg("serve").current_dir(self.path());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TOLLGATE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    pub(crate) fn start(&self) -> ServerProcess {
+        ServerProcess::start(&mut self.serve())
+    }
+}
+
+impl ServerProcess {
+    /// Starts it, and returns when it answers.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = collect(process.stdout.take().unwrap());
+        let log = collect(process.stderr.take().unwrap());
+        wait::until("the server says where it listens", PATIENCE, || {
+            let ended = process.try_wait().unwrap();
+            assert_eq!(ended, None, "{}", log.lock().unwrap());
+            stdout.lock().unwrap().contains("\nrules  ")
+        });
+        let welcome = stdout.lock().unwrap().clone();
+        let address = |start: &str| {
+            let rest = welcome.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
+            rest.split_whitespace().next().unwrap_or_default().rsplit('/').next().unwrap().to_owned()
+        };
+        let (http, grpc, resp) = (address("tollgate listening on "), address("grpc "), address("resp "));
+        Self { process, stdout, log, http, grpc, resp }
+    }
+
+    /// A new connection to the HTTP front end.
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(&self.http).unwrap()
+    }
+
+    /// The answer to a `GET`, on a connection of its own.
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        let answer = self.client().get(path).unwrap();
+        (answer.status, answer.body)
+    }
+
+    pub(crate) fn metric(&self, start: &str) -> String {
+        let metrics = self.get("/metrics").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(start));
+        line.unwrap_or_else(|| panic!("there is no {start}: {metrics}")).trim().to_owned()
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    /// Everything it has logged.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(crate) fn wait_for_log(&self, part: &str) {
+        wait::until(format_args!("{part:?} is logged"), PATIENCE, || self.log().contains(part));
+    }
+
+    /// The first line of the log that has both of these.
+    pub(crate) fn wait_for_line(&self, one: &str, other: &str) -> String {
+        wait::for_some(format_args!("{one:?} is logged with {other:?}"), PATIENCE, || {
+            self.log().lines().find(|line| line.contains(one) && line.contains(other)).map(str::to_owned)
+        })
+    }
+
+    /// Everything it has stdout and logged.
+    pub(crate) fn words(&self) -> String {
+        format!("{}{}", self.stdout.lock().unwrap(), self.log())
+    }
+
+    /// The most memory it has taken, in bytes.
+    pub(crate) fn peak_memory(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        wait::for_some("the server ends", 2 * PATIENCE, || self.process.try_wait().unwrap())
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // fails when it has ended already
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if thread::panicking() {
+            eprintln!("{}", self.words());
+        }
+    }
+}
+
+/// Collects what comes, as it comes.
+fn collect(pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+    let collected = Arc::<Mutex<String>>::default();
+    let shared = Arc::clone(&collected);
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let mut text = shared.lock().unwrap();
+            text.push_str(&line);
+            text.push('\n');
+        }
+    });
+    collected
+}
