@@ -36,10 +36,8 @@ pub(super) struct BenchReport {
     decisions: u64,
     per_second: f64,
     allowed: u64,
-    #[serde(rename = "refused")]
     denied: u64,
     /// Of these, without a call to the store.
-    #[serde(rename = "refused_locally")]
     denied_locally: u64,
     degraded: u64,
     errors: u64,
@@ -84,7 +82,6 @@ struct LimitVerdict {
     /// The number of keys with admitted calls.
     keys: usize,
     /// Admitted calls that were not verified.
-    #[serde(rename = "unjudged")]
     unverified: u64,
 }
 

@@ -14,7 +14,7 @@ pub(crate) enum Severity {
     /// It works and could be improved.
     Advice,
     /// It could not be checked.
-    Unseen,
+    Unknown,
     /// It is as recommended.
     Fine,
 }
@@ -24,7 +24,7 @@ impl Severity {
         match self {
             Self::Problem => "problem",
             Self::Advice => "advice",
-            Self::Unseen => "unseen",
+            Self::Unknown => "unknown",
             Self::Fine => "fine",
         }
     }
@@ -33,7 +33,7 @@ impl Severity {
         match self {
             Self::Problem => ERROR,
             Self::Advice => WARNING,
-            Self::Unseen => DIM,
+            Self::Unknown => DIM,
             Self::Fine => SUCCESS,
         }
     }
@@ -94,8 +94,8 @@ impl Finding {
         Self::new(Severity::Advice, id, what)
     }
 
-    pub(crate) fn unseen(id: &'static str, what: impl Into<String>) -> Self {
-        Self::new(Severity::Unseen, id, what)
+    pub(crate) fn unknown(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Unknown, id, what)
     }
 
     pub(crate) fn fine(id: &'static str, what: impl Into<String>) -> Self {

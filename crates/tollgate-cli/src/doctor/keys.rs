@@ -248,14 +248,14 @@ impl KeyScan {
     pub(crate) fn findings(&self, known: Option<&ConfiguredRules>) -> Vec<Finding> {
         let mut findings = Vec::new();
         if let Some(error) = &self.error {
-            let finding = Finding::unseen("keys", format!("keys not scanned completely: {error}"));
+            let finding = Finding::unknown("keys", format!("keys not scanned completely: {error}"));
             findings.push(finding.remedy(
                 "run the doctor as a user with +scan +dbsize +pttl +memory|usage",
                 see::DOCTORS_USER,
             ));
         } else if !self.is_complete {
             let what = format!("keys beyond the first {} not scanned", format::count(self.scanned));
-            findings.push(Finding::unseen("keys", what).remedy("raise --max-keys", see::KEYS));
+            findings.push(Finding::unknown("keys", what).remedy("raise --max-keys", see::KEYS));
         } else {
             findings.push(Finding::fine("keys", format::plural(self.own, "tollgate key", "tollgate keys")));
         }
@@ -278,7 +278,7 @@ impl KeyScan {
         let count = self.without_ttl.count;
         if count == 0 {
             let severity =
-                if self.error.is_some() && self.own == 0 { Severity::Unseen } else { Severity::Fine };
+                if self.error.is_some() && self.own == 0 { Severity::Unknown } else { Severity::Fine };
             return Finding::new(severity, "no-ttl", "no tollgate key without a TTL found");
         }
         let what = format!(

@@ -218,14 +218,14 @@ impl DoctorReport {
     fn summary(&self) -> String {
         let problems = format::plural(self.problems as u64, "problem", "problems");
         let advice = format::plural(self.advice as u64, "piece of advice", "pieces of advice");
-        let unseen = self.findings.iter().filter(|finding| finding.severity == Severity::Unseen).count();
-        let unseen = if unseen == 0 { String::new() } else { format!(", {unseen} not checked") };
+        let unknown = self.findings.iter().filter(|finding| finding.severity == Severity::Unknown).count();
+        let unknown = if unknown == 0 { String::new() } else { format!(", {unknown} not checked") };
         let style = match (self.problems, self.advice) {
             (0, 0) => Severity::Fine.style(),
             (0, _) => Severity::Advice.style(),
             _ => Severity::Problem.style(),
         };
-        paint(style, format_args!("{problems}, {advice}{unseen}"))
+        paint(style, format_args!("{problems}, {advice}{unknown}"))
     }
 }
 

@@ -56,7 +56,6 @@ struct AppliedRule {
     unit: String,
     cost: Option<u64>,
     /// The reason why it denies without counting.
-    #[serde(rename = "refuses")]
     denies: Option<&'static str>,
 }
 

@@ -130,7 +130,7 @@ impl<S> Counter<S> {
     }
 
     /// Records a denial; returns its lockout. A lockout ends with an allowed request, or after a window without requests.
-    pub(super) fn refused(&mut self, now: Timestamp, window_us: u64) -> Lockout {
+    pub(super) fn denied(&mut self, now: Timestamp, window_us: u64) -> Lockout {
         let last_us = now.as_micros();
         let before = self.lockout.filter(|lockout| lockout.goes_on(now, window_us));
         let lockout = Lockout { since_us: before.map_or(last_us, |lockout| lockout.since_us), last_us };
@@ -140,7 +140,7 @@ impl<S> Counter<S> {
 
     /// Records an allowed request.
     #[inline]
-    pub(super) fn passed(&mut self) {
+    pub(super) fn allowed(&mut self) {
         self.lockout = None;
     }
 }

@@ -252,7 +252,7 @@ impl Replay {
         for place in 0..self.tiers.len() {
             let PendingTier { at, hash, passes, terms } = &self.tiers[place];
             if *passes > 0 {
-                self.counters.at(*at).passed();
+                self.counters.at(*at).allowed();
             } else {
                 self.note_denial(plan.tiers[place].rule, terms.mode, *hash, *at, now);
             }
@@ -261,7 +261,7 @@ impl Replay {
     }
 
     fn note_denial(&mut self, rule: usize, mode: Mode, hash: u64, at: usize, now: Timestamp) {
-        let lockout = self.counters.at(at).refused(now, self.windows[rule]);
+        let lockout = self.counters.at(at).denied(now, self.windows[rule]);
         let stats = &mut self.stats[rule];
         match mode {
             Mode::Enforced => stats.denied += 1,

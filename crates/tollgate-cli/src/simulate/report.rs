@@ -53,9 +53,8 @@ pub(super) struct Series {
     pub(super) start: Option<JiffTimestamp>,
     pub(super) bucket_seconds: u64,
     pub(super) requests: Vec<u64>,
-    #[serde(rename = "refused")]
     pub(super) denied: Vec<u64>,
-    #[serde(rename = "refused_against", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) denied_against: Option<Vec<u64>>,
 }
 
@@ -63,9 +62,7 @@ pub(super) struct Series {
 #[derive(Debug, Serialize)]
 pub(super) struct FileReport {
     pub(super) file: String,
-    #[serde(rename = "refused")]
     pub(super) denied: u64,
-    #[serde(rename = "refused_share")]
     pub(super) denied_share: f64,
     /// Requests that no rule applied to.
     pub(super) unmatched: u64,
@@ -80,15 +77,11 @@ pub(super) struct RuleReport {
     #[serde(flatten)]
     pub(super) rule: RuleView,
     pub(super) matched: u64,
-    #[serde(rename = "refused")]
     pub(super) denied: u64,
     /// Relative to `matched`.
-    #[serde(rename = "refused_share")]
     pub(super) denied_share: f64,
     /// Requests it would have denied without shadow mode.
-    #[serde(rename = "shadow_refused")]
     pub(super) shadow_denied: u64,
-    #[serde(rename = "keys_refused")]
     pub(super) denied_keys: u64,
     /// Whether the number of keys is exact.
     pub(super) keys_exact: bool,
@@ -98,7 +91,6 @@ pub(super) struct RuleReport {
     pub(super) labels_never_seen: Vec<String>,
     /// Whether no field has the cost in its unit, so that all costs are 0.
     pub(super) unit_unknown: bool,
-    #[serde(rename = "refused_over_time")]
     pub(super) denied_over_time: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) curve: Option<CurveReport>,
@@ -125,7 +117,6 @@ pub(super) struct CurveReport {
 #[derive(Debug, Serialize)]
 pub(super) struct PointReport {
     pub(super) amount: u64,
-    #[serde(rename = "refused")]
     pub(super) denied: u64,
     pub(super) share: f64,
 }
@@ -143,12 +134,9 @@ pub(super) struct CurveTarget {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Difference {
     /// Denied by `--config` and not by `--against`.
-    #[serde(rename = "newly_refused")]
     pub(super) newly_denied: u64,
     /// Denied by `--against` and not by `--config`.
-    #[serde(rename = "no_longer_refused")]
     pub(super) no_longer_denied: u64,
-    #[serde(rename = "refused_by_both")]
     pub(super) denied_by_both: u64,
     /// By rules of `--config`.
     pub(super) newly_by_rule: Vec<RuleDifference>,

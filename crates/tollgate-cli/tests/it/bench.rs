@@ -53,7 +53,7 @@ fn assert_within_limit(report: &Value) {
     let verdict = &report["verdict"];
     assert_eq!(verdict["kept"], true, "{report:#}");
     assert!(verdict["admitted"].as_u64() <= verdict["allowed"].as_u64(), "{report:#}");
-    let parts = ["allowed", "refused", "degraded"].map(|part| count(report, part));
+    let parts = ["allowed", "denied", "degraded"].map(|part| count(report, part));
     assert_eq!(parts.iter().sum::<u64>(), count(report, "decisions"), "{report:#}");
     let latency =
         ["p50", "p90", "p99", "p99.9", "max"].map(|part| report["latency_us"][part].as_f64().unwrap());
@@ -71,7 +71,7 @@ fn the_memory_store_is_the_default_target() {
     assert_within_limit(&report);
     assert_eq!(count(&report, "decisions"), 20_000);
     assert_eq!(report["verdict"]["keys"], 7);
-    assert!(count(&report, "allowed") >= 700 && count(&report, "refused") > 0, "{report:#}");
+    assert!(count(&report, "allowed") >= 700 && count(&report, "denied") > 0, "{report:#}");
 
     let output = bench(&["--duration", "300ms"]).output().unwrap();
     let shown = text(&output);
@@ -119,7 +119,7 @@ fn a_store_that_loses_counters_is_detected() {
     assert!(report["verdict"]["admitted"].as_u64() > Some(200), "{report:#}");
 }
 
-/// A server that ends with the test.
+/// A server process that is killed at the end of the test.
 struct ServerProcess(Child, String);
 
 impl ServerProcess {

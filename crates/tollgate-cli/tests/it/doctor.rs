@@ -26,15 +26,15 @@ use tollgate_testkit::{
 const REDIS_PAGE: &str = include_str!("../../../../docs/redis.md");
 const DOCTOR_PAGE: &str = include_str!("../../../../docs/doctor.md");
 
-/// A counter of a rule that no configuration here has.
+/// A counter of a rule that no configuration of these tests has.
 const ORPHAN: &str = "tg1:{30d13f94}:token-bucket:gone:a";
-/// One of the rule `login`.
+/// A counter of the rule `login`.
 const COUNTER: &str = "tg1:{30d13f94}:sliding-log:login:a";
 
 const RULES: &str =
     "[[rule]]\nname = \"login\"\nper = [\"ip\"]\nalgorithm = \"sliding-log\"\namount = 10\nwindow = \"1m\"\n";
 
-/// How a server should be run.
+/// The recommended settings.
 const RECOMMENDED_ARGS: [&str; 10] = [
     "--appendonly",
     "yes",
@@ -56,12 +56,12 @@ fn doctor(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    // where no configuration is
+    // a directory without a configuration
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
-/// What the doctor diagnosis, as JSON.
+/// The JSON report and the exit code.
 struct Diagnosis {
     code: i32,
     report: Value,
@@ -79,7 +79,7 @@ impl Diagnosis {
         self.report["findings"].as_array().unwrap()
     }
 
-    /// The names of what is so severe.
+    /// Returns the ids of the findings with this severity.
     fn ids(&self, severity: &str) -> BTreeSet<&str> {
         let found = self.findings().iter().filter(|finding| finding["severity"] == severity);
         found.map(|finding| finding["id"].as_str().unwrap()).collect()
@@ -90,7 +90,7 @@ impl Diagnosis {
         found.unwrap_or_else(|| panic!("no {id} in {:#}", self.report))
     }
 
-    /// It is a problem, with all that belongs to one, and the exit code says so.
+    /// Asserts a complete finding of severity problem, and exit code 1.
     fn assert_problem(&self, id: &str) {
         let finding = self.finding(id);
         assert_eq!(finding["severity"], "problem", "{finding:#}");
@@ -133,7 +133,7 @@ fn config_dir(configuration: &str) -> TempDir {
     dir
 }
 
-/// Makes a user as a page has it; its URL.
+/// Creates a user as documented; returns its URL.
 fn documented_user(server: &Server, page: &str, name: &str) -> String {
     let line = page.lines().find_map(|line| line.strip_prefix(&format!("user {name} "))).unwrap();
     server.set_user(name, &line.split(' ').collect::<Vec<_>>());
@@ -142,43 +142,43 @@ fn documented_user(server: &Server, page: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_well_run_server_has_nothing_wrong_for_tollgates_own_user_and_nothing_unseen_for_the_doctors() {
+fn the_recommended_setup_has_no_problems_and_the_doctors_user_can_check_everything() {
     for flavor in Flavor::ALL {
         let primary = Server::start_with(flavor, &RECOMMENDED_ARGS);
         let replica = Server::start(flavor);
         replica.replicate(&primary);
-        wait::until("the replica is in step", wait::PATIENCE, || {
+        wait::until("the replica is in sync", wait::PATIENCE, || {
             primary.info("min_slaves_good_slaves") == "1"
         });
-        // Valkey 9.1.2 is the only one of them that is up to date by its number
-        let by_number: BTreeSet<&str> =
+        // only Valkey 9.1.2 has no known flaws by its version number
+        let outdated: BTreeSet<&str> =
             if flavor == Flavor::Valkey9 { BTreeSet::new() } else { BTreeSet::from(["version"]) };
 
         let own = documented_user(&primary, REDIS_PAGE, "tollgate");
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
         assert_eq!(
             (diagnosis.code, diagnosis.ids("advice")),
-            (0, by_number.clone()),
+            (0, outdated.clone()),
             "{flavor}: {:#}",
             diagnosis.report
         );
         diagnosis.assert_none("problem");
-        assert_eq!(diagnosis.finding("rights")["severity"], "fine");
-        assert_eq!(diagnosis.finding("excess-rights")["severity"], "fine");
-        assert_eq!(diagnosis.ids("unseen"), BTreeSet::from(["keys", "no-ttl", "settings"]));
+        assert_eq!(diagnosis.finding("permissions")["severity"], "fine");
+        assert_eq!(diagnosis.finding("excess-permissions")["severity"], "fine");
+        assert_eq!(diagnosis.ids("unknown"), BTreeSet::from(["keys", "no-ttl", "settings"]));
 
         let doctors = documented_user(&primary, DOCTOR_PAGE, "tollgate-doctor");
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &doctors, "--user", "tollgate"]));
         assert_eq!(
             (diagnosis.code, diagnosis.ids("advice")),
-            (0, by_number),
+            (0, outdated),
             "{flavor}: {:#}",
             diagnosis.report
         );
         diagnosis.assert_none("problem");
         match flavor {
-            Flavor::Redis6 => assert_eq!(diagnosis.ids("unseen"), BTreeSet::from(["rights"])),
-            Flavor::Redis7 | Flavor::Valkey9 => diagnosis.assert_none("unseen"),
+            Flavor::Redis6 => assert_eq!(diagnosis.ids("unknown"), BTreeSet::from(["permissions"])),
+            Flavor::Redis7 | Flavor::Valkey9 => diagnosis.assert_none("unknown"),
         }
         assert_eq!(diagnosis.report["servers"][0]["replicas"], 1);
         assert!(diagnosis.report["bound"].as_array().unwrap().iter().any(|row| {
@@ -188,7 +188,7 @@ fn a_well_run_server_has_nothing_wrong_for_tollgates_own_user_and_nothing_unseen
 }
 
 #[test]
-fn a_key_without_an_end_is_found_and_gets_one_and_what_is_not_ours_is_left_alone() {
+fn keys_without_ttl_are_fixed_and_foreign_keys_are_unchanged() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         set(&server, COUNTER, None);
@@ -203,24 +203,24 @@ fn a_key_without_an_end_is_found_and_gets_one_and_what_is_not_ours_is_left_alone
         assert_eq!(diagnosis.finding("foreign-keys")["severity"], "advice");
         assert_eq!(ttl(&server, COUNTER), -1, "nothing is written without --fix");
 
-        // nobody can be asked, so nobody agreed
+        // stdin is not a terminal, so the fix is not confirmed
         let url = server.url();
-        let asked = doctor(&["--store", &url, "--fix"]).args(with_rules).output().unwrap();
-        assert!(text(&asked).contains("--yes"), "{}", text(&asked));
+        let unconfirmed = doctor(&["--store", &url, "--fix"]).args(with_rules).output().unwrap();
+        assert!(text(&unconfirmed).contains("--yes"), "{}", text(&unconfirmed));
         assert_eq!(ttl(&server, COUNTER), -1);
 
         let diagnosis = diagnose(&server, &["--fix", "--yes", with_rules[0], with_rules[1]]);
         assert_eq!(diagnosis.finding("no-ttl")["severity"], "fine");
         assert_eq!(diagnosis.report["repaired"]["expiring"], 1);
         assert!((100..=130).contains(&ttl(&server, COUNTER)), "two windows and ten seconds");
-        assert_eq!(ttl(&server, "tg1:session:7"), -1, "somebody else's");
+        assert_eq!(ttl(&server, "tg1:session:7"), -1, "foreign key");
         assert_eq!(diagnose(&server, &with_rules).finding("no-ttl")["severity"], "fine");
         redis::cmd("DEL").arg("tg1:session:7").exec(&mut server.connection()).unwrap();
     }
 }
 
 #[test]
-fn counters_of_rules_that_are_gone_are_found_and_removed_and_no_others() {
+fn only_orphaned_counters_are_removed() {
     let server = Server::start(Flavor::Redis7);
     let without_rule = "tg1:{30d13f94}:token-bucket:!key:a";
     for key in [ORPHAN, COUNTER, without_rule, "tg1:{instances}"] {
@@ -233,7 +233,7 @@ fn counters_of_rules_that_are_gone_are_found_and_removed_and_no_others() {
     let without = diagnose(&server, &[]);
     assert!(
         without.findings().iter().all(|finding| finding["id"] != "orphans"),
-        "there are no rules to compare with"
+        "without rules, there are no orphans"
     );
 
     let dir = config_dir(RULES);
@@ -251,24 +251,24 @@ fn counters_of_rules_that_are_gone_are_found_and_removed_and_no_others() {
     assert_eq!(diagnosis.report["repaired"]["removed"], 1_001);
     assert_eq!(diagnosis.finding("orphans")["severity"], "fine");
     let left: u64 = redis::cmd("DBSIZE").query(&mut server.connection()).unwrap();
-    assert_eq!(left, 1_003, "three of ours and what is not ours");
+    assert_eq!(left, 1_003, "three own keys and the foreign ones");
     assert!(ttl(&server, ORPHAN) < 0 && ttl(&server, COUNTER) > 0);
 }
 
 #[test]
-fn a_look_ends_where_it_was_told_to_and_says_so() {
+fn a_scan_stops_at_max_keys_and_reports_it() {
     let server = Server::start(Flavor::Redis7);
     for number in 0..2_000 {
         set(&server, &format!("other:{number}"), Some(600));
     }
     let diagnosis = diagnose(&server, &["--max-keys", "500"]);
-    assert_eq!(diagnosis.finding("keys")["severity"], "unseen");
+    assert_eq!(diagnosis.finding("keys")["severity"], "unknown");
     assert_eq!(diagnosis.report["keys"]["complete"], false);
     assert_eq!(diagnose(&server, &[]).report["keys"]["complete"], true);
 }
 
 #[test]
-fn eviction_is_found_before_and_after_it_costs_quotas() {
+fn eviction_is_found_before_and_after_keys_are_evicted() {
     let server = Server::start_with(Flavor::Redis7, &["--maxmemory-policy", "allkeys-lru"]);
     diagnose(&server, &[]).assert_problem("eviction-policy");
     server.config_set("maxmemory", "2mb");
@@ -290,7 +290,7 @@ fn eviction_is_found_before_and_after_it_costs_quotas() {
 }
 
 #[test]
-fn a_server_that_is_full_or_short_of_replicas_would_refuse_and_why_is_said() {
+fn a_full_server_and_missing_replicas_are_reported_as_failing_decisions() {
     let server = Server::start(Flavor::Redis7);
     server.config_set("maxmemory", 1);
     let diagnosis = diagnose(&server, &[]);
@@ -307,7 +307,7 @@ fn a_server_that_is_full_or_short_of_replicas_would_refuse_and_why_is_said() {
 }
 
 #[test]
-fn a_clock_that_is_wrong_is_found_either_way() {
+fn a_clock_that_is_ahead_or_behind_is_found() {
     let server = Server::start(Flavor::Redis7);
     assert_eq!(diagnose(&server, &[]).finding("clock")["severity"], "fine");
     for (offset_seconds, word) in [(3_600, "behind"), (-3_600, "ahead")] {
@@ -322,46 +322,46 @@ fn a_clock_that_is_wrong_is_found_either_way() {
 }
 
 #[test]
-fn a_user_who_may_too_much_or_too_little_is_found() {
+fn missing_and_excess_permissions_are_found() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
-        let place = server.addr();
-        let everybody = diagnose(&server, &[]);
-        everybody.assert_problem("excess-rights");
-        everybody.assert_problem("no-password");
+        let address = server.addr();
+        let default_user = diagnose(&server, &[]);
+        default_user.assert_problem("excess-permissions");
+        default_user.assert_problem("no-password");
 
-        server.set_user("mighty", &["on", ">pw", "~*", "+@all"]);
-        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &format!("redis://mighty:pw@{place}")]));
-        diagnosis.assert_problem("excess-rights");
+        server.set_user("powerful", &["on", ">pw", "~*", "+@all"]);
+        let diagnosis = Diagnosis::of(&mut doctor(&["--store", &format!("redis://powerful:pw@{address}")]));
+        diagnosis.assert_problem("excess-permissions");
         assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "no-password"));
 
         let own = documented_user(&server, REDIS_PAGE, "tollgate");
         server.set_user("tollgate", &["+config|set"]);
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
-        diagnosis.assert_problem("excess-rights");
+        diagnosis.assert_problem("excess-permissions");
         assert!(
-            diagnosis.finding("excess-rights")["what"].as_str().unwrap().contains("config|set"),
+            diagnosis.finding("excess-permissions")["what"].as_str().unwrap().contains("config|set"),
             "{flavor}"
         );
         server.set_user("tollgate", &["-config", "allkeys"]);
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
-        assert_eq!(diagnosis.finding("excess-rights")["severity"], "advice", "{flavor}");
+        assert_eq!(diagnosis.finding("excess-permissions")["severity"], "advice", "{flavor}");
 
         server.set_user("tollgate", &["resetkeys", "~tg1:*", "-setrange", "-zadd"]);
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &own]));
-        diagnosis.assert_problem("rights");
-        assert_eq!(diagnosis.finding("rights")["do"], "ACL SETUSER NAME +setrange +zadd", "{flavor}");
+        diagnosis.assert_problem("permissions");
+        assert_eq!(diagnosis.finding("permissions")["do"], "ACL SETUSER NAME +setrange +zadd", "{flavor}");
         if flavor != Flavor::Redis6 {
             let diagnosis = diagnose(&server, &["--user", "tollgate"]);
-            diagnosis.assert_problem("rights");
-            assert_eq!(diagnosis.finding("rights")["do"], "ACL SETUSER tollgate +setrange +zadd");
-            assert_eq!(diagnosis.finding("excess-rights")["severity"], "fine");
+            diagnosis.assert_problem("permissions");
+            assert_eq!(diagnosis.finding("permissions")["do"], "ACL SETUSER tollgate +setrange +zadd");
+            assert_eq!(diagnosis.finding("excess-permissions")["severity"], "fine");
         }
     }
 }
 
 #[test]
-fn a_replica_and_a_node_of_a_cluster_are_not_taken_for_a_store() {
+fn a_replica_is_not_accepted_as_a_store() {
     let (primary, replica) = (Server::start(Flavor::Redis7), Server::start(Flavor::Redis7));
     replica.replicate(&primary);
     diagnose(&replica, &[]).assert_problem("role");
@@ -369,33 +369,33 @@ fn a_replica_and_a_node_of_a_cluster_are_not_taken_for_a_store() {
 }
 
 #[test]
-fn behind_sentinels_the_primary_is_found_and_a_missing_replica_is_a_problem() {
+fn sentinels_lead_to_the_primary_and_a_missing_replica_is_a_problem() {
     let args = ["--min-replicas-to-write", "1", "--maxmemory", "256mb"];
-    let mut watched = sentinel::Setup::new(Flavor::Redis7).args(&args).start();
-    let places: Vec<String> =
-        watched.sentinels().iter().map(|sentinel| sentinel.addr().to_string()).collect();
-    let url = format!("redis-sentinel://{}/{NAME}", places.join(","));
+    let mut deployment = sentinel::Setup::new(Flavor::Redis7).args(&args).start();
+    let addresses: Vec<String> =
+        deployment.sentinels().iter().map(|sentinel| sentinel.addr().to_string()).collect();
+    let url = format!("redis-sentinel://{}/{NAME}", addresses.join(","));
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
     assert_eq!(diagnosis.report["shape"], "sentinel");
     assert_eq!(diagnosis.finding("replicas")["severity"], "fine");
-    // sentinels of tests are hasty
+    // the sentinels of tests have a short timeout
     assert_eq!(diagnosis.finding("down-after")["severity"], "advice");
     assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "min-replicas"));
 
-    watched.node_mut(1).kill();
-    let primary = &watched.nodes()[0];
-    wait::until("the replica is missed", wait::PATIENCE, || primary.info("connected_slaves") == "0");
+    deployment.node_mut(1).kill();
+    let primary = &deployment.nodes()[0];
+    wait::until("the replica is disconnected", wait::PATIENCE, || primary.info("connected_slaves") == "0");
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
     diagnosis.assert_problem("replicas");
 
-    let unnamed = url.replace(NAME, "nobody");
-    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &unnamed]));
+    let unknown_name = url.replace(NAME, "unknown");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--store", &unknown_name]));
     diagnosis.assert_problem("reachable");
     assert_eq!(diagnosis.finding("reachable")["see"], "docs/redis.md#sentinel");
 }
 
 #[test]
-fn every_primary_of_a_cluster_is_examined_and_mended_and_a_dead_one_is_named() {
+fn every_cluster_primary_is_checked_and_fixed_and_a_dead_one_is_reported() {
     let mut cluster = cluster::Setup::new(Flavor::Redis7).replicas(0).start();
     let url = format!("redis-cluster://{}", cluster.nodes()[0].addr());
     for node in 0..3 {
@@ -413,12 +413,12 @@ fn every_primary_of_a_cluster_is_examined_and_mended_and_a_dead_one_is_named() {
     assert_eq!(diagnosis.report["keys"]["without_ttl"], 3);
     diagnosis.assert_problem("no-ttl");
     diagnosis.assert_problem("replicas");
-    assert_eq!(diagnosis.finding("rights")["severity"], "fine");
+    assert_eq!(diagnosis.finding("permissions")["severity"], "fine");
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url, "--fix", "--yes"]));
     assert_eq!(diagnosis.report["repaired"]["expiring"], 3);
 
-    let as_one = diagnose(&cluster.nodes()[0], &[]);
-    as_one.assert_problem("cluster-as-one-server");
+    let single = diagnose(&cluster.nodes()[0], &[]);
+    single.assert_problem("cluster-as-one-server");
 
     cluster.node_mut(2).kill();
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
@@ -427,23 +427,23 @@ fn every_primary_of_a_cluster_is_examined_and_mended_and_a_dead_one_is_named() {
 }
 
 #[test]
-fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_password() {
+fn an_unreachable_store_is_a_problem_with_a_remedy_and_without_a_password() {
     let server = Setup::new(Flavor::Redis7).password("right").start();
     let encrypted = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
-    let place = server.addr();
+    let address = server.addr();
     for (url, see) in [
         ("redis://:s3cret@127.0.0.1:1".to_owned(), "docs/redis.md#when-something-is-wrong"),
         (
-            format!("redis://:s3cret@{place}"),
+            format!("redis://:s3cret@{address}"),
             "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else",
         ),
-        (format!("redis://{place}"), "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else"),
-        (format!("redis-cluster://:right@{place}"), "docs/redis.md#cluster"),
+        (format!("redis://{address}"), "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else"),
+        (format!("redis-cluster://:right@{address}"), "docs/redis.md#cluster"),
         (format!("redis-sentinel://127.0.0.1:1/{NAME}"), "docs/redis.md#sentinel"),
-        (format!("rediss://:s3cret@{place}"), "docs/redis.md#where"),
+        (format!("rediss://:s3cret@{address}"), "docs/redis.md#where"),
         (format!("redis://:s3cret@{}", encrypted.addr()), "docs/redis.md#where"),
         (format!("rediss://{}", encrypted.addr()), "docs/redis.md#where"),
-        (format!("redis://:right@{place}/99"), "docs/redis.md#where"),
+        (format!("redis://:right@{address}/99"), "docs/redis.md#where"),
         (format!("redis://:s3cret@{}", start_non_redis_server()), "docs/redis.md#where"),
     ] {
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
@@ -456,9 +456,13 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
             text(&shown)
         );
     }
-    let stray = doctor(&["redis://:s3cret@127.0.0.1:1"]).output().unwrap();
-    assert_eq!(stray.status.code(), Some(2));
-    assert!(text(&stray).contains("--store URL") && !text(&stray).contains("s3cret"), "{}", text(&stray));
+    let positional = doctor(&["redis://:s3cret@127.0.0.1:1"]).output().unwrap();
+    assert_eq!(positional.status.code(), Some(2));
+    assert!(
+        text(&positional).contains("--store URL") && !text(&positional).contains("s3cret"),
+        "{}",
+        text(&positional)
+    );
     for wrong in ["http://:s3cret@h", "redis://:s3cret@h:port"] {
         let output = doctor(&["--store", wrong]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
@@ -470,13 +474,13 @@ fn a_store_that_cannot_be_reached_is_a_problem_with_a_remedy_and_shows_no_passwo
     }
 }
 
-/// Where something listens that is no Redis.
+/// Starts a server that does not use the Redis protocol.
 fn start_non_redis_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // whoever was answered hangs up
+            // fails if the client has already closed the connection
             let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
@@ -484,7 +488,7 @@ fn start_non_redis_server() -> SocketAddr {
 }
 
 #[test]
-fn a_wrong_database_and_a_port_of_something_else_are_told_from_a_store_that_is_down() {
+fn a_wrong_database_and_a_wrong_port_have_their_own_remedies() {
     let server = Server::start(Flavor::Redis7);
     for (url, what, remedy) in [
         (
@@ -507,7 +511,7 @@ fn a_wrong_database_and_a_port_of_something_else_are_told_from_a_store_that_is_d
 }
 
 #[test]
-fn a_server_that_speaks_tls_is_examined_by_the_configuration() {
+fn a_tls_server_is_checked_with_the_configured_authority() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     let authority = server.tls().authority.display();
     let dir = config_dir(&format!("[store]\nurl = \"{}\"\nca = \"{authority}\"\n{RULES}", server.url()));
@@ -517,23 +521,23 @@ fn a_server_that_speaks_tls_is_examined_by_the_configuration() {
 }
 
 #[test]
-fn the_memory_of_a_process_is_nothing_to_examine() {
+fn a_memory_store_needs_no_diagnosis() {
     let output = doctor(&["--store", "memory:"]).output().unwrap();
     assert!(output.status.success() && text(&output).contains("no store to examine"), "{}", text(&output));
     assert_eq!(Diagnosis::of(&mut doctor(&[])).finding("store")["severity"], "fine");
-    let unanswerable = doctor(&["--fix", "--json"]).output().unwrap();
-    assert_eq!(unanswerable.status.code(), Some(2));
+    let unconfirmable = doctor(&["--fix", "--json"]).output().unwrap();
+    assert_eq!(unconfirmable.status.code(), Some(2));
 }
 
 #[test]
-fn what_people_read_says_what_why_and_what_to_do() {
+fn text_output_states_finding_reason_and_remedy() {
     let server = Server::start(Flavor::Redis7);
     set(&server, COUNTER, Some(600));
     let url = server.url();
     let output = doctor(&["--store", &url]).output().unwrap();
-    let diagnosis = text(&output);
+    let report = text(&output);
     for part in [
-        "problem  the user \"default\" has all commands and all keys [excess-rights]",
+        "problem  the user \"default\" has all commands and all keys [excess-permissions]",
         "why a leaked password",
         "see docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else",
         "50 round trips",
@@ -541,15 +545,15 @@ fn what_people_read_says_what_why_and_what_to_do() {
         "Maximum admitted in any window",
         "2 problems, ",
     ] {
-        assert!(diagnosis.contains(part), "{part:?} is not in\n{diagnosis}");
+        assert!(report.contains(part), "{part:?} is not in\n{report}");
     }
-    assert!(!diagnosis.contains('\u{1b}'), "colours are for terminals");
-    let says_nothing = |line: &str| matches!(line.trim(), "why" | "do" | "see");
-    assert!(!diagnosis.lines().any(says_nothing), "what is fine takes a line:\n{diagnosis}");
+    assert!(!report.contains('\u{1b}'), "colours are for terminals");
+    let is_empty = |line: &str| matches!(line.trim(), "why" | "do" | "see");
+    assert!(!report.lines().any(is_empty), "a finding without details takes one line:\n{report}");
 }
 
 #[test]
-fn the_page_explains_every_finding_and_every_link_leads_somewhere() {
+fn the_page_documents_every_finding_and_every_link_resolves() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/doctor");
     let mut text = String::new();
     for directory in [sources.clone(), sources.join("checks")] {
@@ -562,7 +566,7 @@ fn the_page_explains_every_finding_and_every_link_leads_somewhere() {
     }
     let compact: String = text.split_whitespace().collect();
     let mut ids = BTreeSet::new();
-    for call in ["problem(\"", "advice(\"", "unseen(\"", "fine(\"", "finding(\""] {
+    for call in ["problem(\"", "advice(\"", "unknown(\"", "fine(\"", "finding(\""] {
         ids.extend(compact.split(call).skip(1).map(|rest| rest.split('"').next().unwrap()));
     }
     assert!(ids.len() > 25, "{ids:?}");

@@ -1,4 +1,4 @@
-//! A client of HTTP that keeps its connection, says when that fails, and never tries again.
+//! An HTTP client with one persistent connection and no retries.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -27,7 +27,7 @@ pub(crate) struct Client {
 
 pub(crate) struct HttpResponse {
     pub(crate) status: u16,
-    /// In small letters.
+    /// In lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
@@ -37,7 +37,7 @@ impl HttpResponse {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// Whether the server connect to connect elsewhere next.
+    /// Whether the server closes the connection.
     pub(crate) fn closes_connection(&self) -> bool {
         self.head.contains("connection: close")
     }
@@ -45,14 +45,14 @@ impl HttpResponse {
 
 impl Client {
     pub(crate) fn connect(address: &str) -> io::Result<Self> {
-        Ok(Self::over(address, Box::new(connected(address)?)))
+        Ok(Self::over(address, Box::new(connect(address)?)))
     }
 
-    /// By TLS: trusts the authority at this path, and shows the certificate and key, if any.
+    /// Connects with TLS. Trusts the authority at this path, and uses the client certificate, if any.
     pub(crate) fn connect_tls(
         address: &str,
         authority: &Path,
-        shown: Option<&Certificates>,
+        client: Option<&Certificates>,
     ) -> io::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
@@ -60,7 +60,7 @@ impl Client {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let config = match shown {
+        let config = match client {
             None => builder.with_no_client_auth(),
             Some(files) => {
                 let chain = vec![CertificateDer::from_pem_file(&files.client_certificate).unwrap()];
@@ -70,7 +70,7 @@ impl Client {
         };
         let connection =
             ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
-        Ok(Self::over(address, Box::new(StreamOwned::new(connection, connected(address)?))))
+        Ok(Self::over(address, Box::new(StreamOwned::new(connection, connect(address)?))))
     }
 
     fn over(address: &str, stream: Box<dyn Stream>) -> Self {
@@ -85,14 +85,14 @@ impl Client {
         self.call(&format!("POST {path}"), &[], body)
     }
 
-    /// Sends a request with these headers, and reads the answer.
+    /// Sends a request with these headers and reads the response.
     pub(crate) fn call(
         &mut self,
-        what: &str,
+        target: &str,
         headers: &[(&str, &str)],
         body: &str,
     ) -> io::Result<HttpResponse> {
-        let mut request = format!("{what} HTTP/1.1\r\ncontent-length: {}\r\n", body.len());
+        let mut request = format!("{target} HTTP/1.1\r\ncontent-length: {}\r\n", body.len());
         if !headers.iter().any(|(name, _)| *name == "host") {
             request.push_str(&format!("host: {}\r\n", self.host));
         }
@@ -113,7 +113,10 @@ impl Client {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             if self.stream.read_line(&mut head)? == 0 {
-                return Err(io::Error::new(ErrorKind::UnexpectedEof, format!("it ended after {head:?}")));
+                return Err(io::Error::new(
+                    ErrorKind::UnexpectedEof,
+                    format!("connection closed after {head:?}"),
+                ));
             }
         }
         let head = head.to_ascii_lowercase();
@@ -125,7 +128,7 @@ impl Client {
     }
 }
 
-fn connected(address: &str) -> io::Result<TcpStream> {
+fn connect(address: &str) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

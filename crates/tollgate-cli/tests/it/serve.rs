@@ -14,7 +14,7 @@ use std::{
 /// Timeout of each wait for the process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server that ends with the test.
+/// A server process that is killed at the end of the test.
 struct Server {
     process: Child,
     output: BufReader<ChildStdout>,
@@ -88,7 +88,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // fails when it has ended already, as it should have
+        // fails if it has already ended
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -115,7 +115,7 @@ fn the_sixth_login_is_denied_and_a_signal_shuts_down_gracefully() {
     }
 }
 
-/// The port in a line of the welcome.
+/// Returns the port in a line of the startup output.
 fn port(line: &str) -> u16 {
     let address = line.split_whitespace().nth(1).unwrap();
     address.rsplit(':').next().unwrap().parse().unwrap()

@@ -1,4 +1,4 @@
-//! A server as a process, with a directory for its configuration; it ends with the test.
+//! A server process with a directory for its configuration. It is killed at the end of the test.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -50,7 +50,7 @@ impl ConfigDir {
         self.directory.path()
     }
 
-    /// Puts a file in the place of another, as editors and tools do.
+    /// Replaces a file by renaming, as editors and tools do.
     pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
         let new = self.path().join(format!("{name}.new{}", self.writes.fetch_add(1, Ordering::Relaxed)));
@@ -77,19 +77,19 @@ impl ConfigDir {
 }
 
 impl ServerProcess {
-    /// Starts it, and returns when it answers.
+    /// Starts the server and waits until it listens.
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = collect(process.stdout.take().unwrap());
         let log = collect(process.stderr.take().unwrap());
-        wait::until("the server says where it listens", PATIENCE, || {
+        wait::until("the server prints its addresses", PATIENCE, || {
             let ended = process.try_wait().unwrap();
             assert_eq!(ended, None, "{}", log.lock().unwrap());
             stdout.lock().unwrap().contains("\nrules  ")
         });
-        let welcome = stdout.lock().unwrap().clone();
+        let startup = stdout.lock().unwrap().clone();
         let address = |start: &str| {
-            let rest = welcome.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
+            let rest = startup.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
             rest.split_whitespace().next().unwrap_or_default().rsplit('/').next().unwrap().to_owned()
         };
         let (http, grpc, resp) = (address("tollgate listening on "), address("grpc "), address("resp "));
@@ -101,16 +101,16 @@ impl ServerProcess {
         Client::connect(&self.http).unwrap()
     }
 
-    /// The answer to a `GET`, on a connection of its own.
+    /// Returns the response to a `GET`, on a new connection.
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
-        let answer = self.client().get(path).unwrap();
-        (answer.status, answer.body)
+        let response = self.client().get(path).unwrap();
+        (response.status, response.body)
     }
 
     pub(crate) fn metric(&self, start: &str) -> String {
         let metrics = self.get("/metrics").1;
         let line = metrics.lines().find_map(|line| line.strip_prefix(start));
-        line.unwrap_or_else(|| panic!("there is no {start}: {metrics}")).trim().to_owned()
+        line.unwrap_or_else(|| panic!("no {start} in {metrics}")).trim().to_owned()
     }
 
     pub(crate) fn signal(&self, signal: &str) {
@@ -118,7 +118,7 @@ impl ServerProcess {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Everything it has logged.
+    /// Returns the complete log.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -127,43 +127,43 @@ impl ServerProcess {
         wait::until(format_args!("{part:?} is logged"), PATIENCE, || self.log().contains(part));
     }
 
-    /// The first line of the log that has both of these.
+    /// Returns the first log line that contains both parts.
     pub(crate) fn wait_for_line(&self, one: &str, other: &str) -> String {
         wait::for_some(format_args!("{one:?} is logged with {other:?}"), PATIENCE, || {
             self.log().lines().find(|line| line.contains(one) && line.contains(other)).map(str::to_owned)
         })
     }
 
-    /// Everything it has stdout and logged.
-    pub(crate) fn words(&self) -> String {
+    /// Returns the standard output and the log.
+    pub(crate) fn output(&self) -> String {
         format!("{}{}", self.stdout.lock().unwrap(), self.log())
     }
 
-    /// The most memory it has taken, in bytes.
+    /// Returns the peak memory of the process, in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
     }
 
-    /// Waits until it has ended.
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    /// Waits until the process ends.
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         wait::for_some("the server ends", 2 * PATIENCE, || self.process.try_wait().unwrap())
     }
 }
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // fails when it has ended already
+        // fails if it has already ended
         let _ = self.process.kill();
         let _ = self.process.wait();
         if thread::panicking() {
-            eprintln!("{}", self.words());
+            eprintln!("{}", self.output());
         }
     }
 }
 
-/// Collects what comes, as it comes.
+/// Collects the lines of a pipe in the background.
 fn collect(pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     let collected = Arc::<Mutex<String>>::default();
     let shared = Arc::clone(&collected);

@@ -16,7 +16,7 @@ pub(super) fn check(clock: &Result<ClockReading, StoreError>) -> Finding {
     let ClockReading { skew, uncertainty } = match clock {
         Ok(reading) => *reading,
         Err(error) => {
-            return Finding::unseen("clock", format!("clock not checked: {error}"))
+            return Finding::unknown("clock", format!("clock not checked: {error}"))
                 .remedy("run the doctor as a user with +time", see::DOCTORS_USER);
         }
     };

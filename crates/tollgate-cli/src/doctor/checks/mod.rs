@@ -46,7 +46,7 @@ pub(crate) fn server(facts: &ServerFacts, context: &Context<'_>) -> Vec<Finding>
             findings.extend(clients(info, &facts.settings));
         }
         Err(error) => findings.push(
-            Finding::unseen(
+            Finding::unknown(
                 "info",
                 format!("version, memory, persistence and replicas not checked: {error}"),
             )
@@ -55,7 +55,7 @@ pub(crate) fn server(facts: &ServerFacts, context: &Context<'_>) -> Vec<Finding>
     }
     if facts.settings.0.is_empty() {
         findings.push(
-            Finding::unseen("settings", "settings not checked: CONFIG GET is not permitted")
+            Finding::unknown("settings", "settings not checked: CONFIG GET is not permitted")
                 .remedy("run the doctor as a user with +config|get", see::DOCTORS_USER),
         );
     }
@@ -237,8 +237,8 @@ pub(crate) mod tests {
     #[test]
     fn each_error_code_has_its_own_remedy() {
         for code in ["OOM", "NOREPLICAS", "MISCONF", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "MOVED"] {
-            let refused = StoreError::Rejected { code: code.to_owned(), detail: "x".to_owned() };
-            let finding = decisions(&Err(refused));
+            let rejected = StoreError::Rejected { code: code.to_owned(), detail: "x".to_owned() };
+            let finding = decisions(&Err(rejected));
             assert_eq!(finding.severity, Severity::Problem);
             assert_ne!(finding.remedy, rejection_remedy("?"), "{code}");
         }

@@ -17,7 +17,7 @@ pub(super) fn check(rights: &Rights, context: &Context<'_>) -> Vec<Finding> {
     if let (Some(name), Err(StoreError::Rejected { detail, .. })) = (context.user, &rights.user)
         && detail.starts_with("there is no user")
     {
-        let finding = Finding::problem("rights", format!("there is no user {name:?}"))
+        let finding = Finding::problem("permissions", format!("there is no user {name:?}"))
             .why("connections as this user are rejected, and the failure policies decide")
             .remedy("use a user of ACL LIST, or create it with ACL SETUSER", see::USER);
         return vec![finding];
@@ -49,17 +49,17 @@ fn needed(needed: &[Right], shown: &str, name: Option<&str>) -> Finding {
     if !missing.is_empty() {
         let grants: Vec<String> = missing.iter().map(|command| format!("+{command}")).collect();
         let name = name.unwrap_or("NAME");
-        return Finding::problem("rights", format!("{shown} lacks permissions: {}", missing.join(", ")))
+        return Finding::problem("permissions", format!("{shown} lacks permissions: {}", missing.join(", ")))
             .why("decisions, resets or the instance count fail, and the failure policies decide")
             .remedy(format!("ACL SETUSER {name} {}", grants.join(" ")), see::USER);
     }
     if !unknown.is_empty() {
-        return Finding::unseen("rights", format!("permissions of {shown} not checked")).remedy(
+        return Finding::unknown("permissions", format!("permissions of {shown} not checked")).remedy(
             "run the doctor as that user; or, on Redis 7.0 or newer, as one with +acl|dryrun +acl|getuser",
             see::DOCTORS_USER,
         );
     }
-    Finding::fine("rights", format!("{shown} has the required permissions"))
+    Finding::fine("permissions", format!("{shown} has the required permissions"))
 }
 
 /// The ACL rule of a user with all commands.
@@ -82,14 +82,14 @@ fn excess(rights: &Rights, shown: &str, prefix: &str) -> Finding {
             }
             (false, _) => format!("{shown} has unnecessary permissions: {}", dangerous.join(", ")),
         };
-        return Finding::problem("excess-rights", what).why(why).remedy(remedy, see::USER);
+        return Finding::problem("excess-permissions", what).why(why).remedy(remedy, see::USER);
     }
     if other_keys {
-        return Finding::advice("excess-rights", format!("{shown} can read keys of other applications"))
+        return Finding::advice("excess-permissions", format!("{shown} can read keys of other applications"))
             .why("a leaked password allows reading all other data on this server")
             .remedy(remedy, see::USER);
     }
-    Finding::fine("excess-rights", format!("{shown} has no dangerous permissions"))
+    Finding::fine("excess-permissions", format!("{shown} has no dangerous permissions"))
 }
 
 #[cfg(test)]
@@ -102,7 +102,7 @@ mod tests {
     };
 
     use super::{super::tests::issues, *};
-    use crate::doctor::finding::Severity::{self, Advice, Problem, Unseen};
+    use crate::doctor::finding::Severity::{self, Advice, Problem};
 
     fn found(
         user: Option<(&str, bool)>,
@@ -138,12 +138,15 @@ mod tests {
         let narrow = Some(("-@all +eval", false));
         assert_eq!(found(narrow, Granted, Denied, Denied), []);
         assert_eq!(found(None, Granted, Unknown, Denied), []);
-        assert_eq!(found(narrow, Denied, Denied, Denied), [(Problem, "rights")]);
-        assert_eq!(found(None, Unknown, Unknown, Unknown), [(Unseen, "rights")]);
-        assert_eq!(found(narrow, Granted, Granted, Denied), [(Problem, "excess-rights")]);
-        assert_eq!(found(narrow, Granted, Denied, Granted), [(Advice, "excess-rights")]);
-        assert_eq!(found(Some(("+@all", false)), Granted, Unknown, Granted), [(Problem, "excess-rights")]);
-        let open = [(Problem, "excess-rights"), (Problem, "no-password")];
+        assert_eq!(found(narrow, Denied, Denied, Denied), [(Problem, "permissions")]);
+        assert_eq!(found(None, Unknown, Unknown, Unknown), [(Severity::Unknown, "permissions")]);
+        assert_eq!(found(narrow, Granted, Granted, Denied), [(Problem, "excess-permissions")]);
+        assert_eq!(found(narrow, Granted, Denied, Granted), [(Advice, "excess-permissions")]);
+        assert_eq!(
+            found(Some(("+@all", false)), Granted, Unknown, Granted),
+            [(Problem, "excess-permissions")]
+        );
+        let open = [(Problem, "excess-permissions"), (Problem, "no-password")];
         assert_eq!(found(Some(("+@all", true)), Granted, Granted, Granted), open);
     }
 }

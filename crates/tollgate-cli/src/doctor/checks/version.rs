@@ -82,7 +82,7 @@ const VULNERABILITIES: [Vulnerability; 5] = [
 
 pub(super) fn check(info: &Info, is_encrypted: bool) -> Finding {
     let Some(version) = Version::read(info) else {
-        return Finding::unseen("version", "version not checked: INFO contains none")
+        return Finding::unknown("version", "version not checked: INFO contains none")
             .remedy("check that this is Redis 6.2 or newer, or Valkey", see::VERSIONS);
     };
     if version.product == Product::Redis && version.series < OLDEST_REDIS {
@@ -197,6 +197,6 @@ mod tests {
     #[test]
     fn an_unsupported_version_is_a_problem_and_an_unknown_one_is_not_checked() {
         assert_eq!(found("redis_version:5.0.14", false).unwrap().0, Severity::Problem);
-        assert_eq!(found("redis_version:unstable", false).unwrap().0, Severity::Unseen);
+        assert_eq!(found("redis_version:unstable", false).unwrap().0, Severity::Unknown);
     }
 }

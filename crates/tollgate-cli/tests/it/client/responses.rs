@@ -83,7 +83,7 @@ fn a_refund_does_not_claim_that_units_were_refunded() {
             "REFUNDED  as far as it still counted: 5 of 5 remaining (login-per-ip)"
         );
     }
-    // seconds in the place of microseconds
+    // seconds instead of microseconds
     for long_ago in ["5", &at[..10]] {
         let output = server.run(&[&["refund"], &login[..], &["--at", long_ago]].concat());
         assert_eq!(output.code, Some(0), "{output:?}");
@@ -101,10 +101,10 @@ fn a_rule_that_denies_without_counting_is_distinguished_from_an_unchecked_one() 
         let labels = [command, "route=login", "ip=203.0.113.9", "user=mallory"];
         run(tollgate(&labels).arg("--config").arg(&config).args(store))
     };
-    let refused = ask("check", &[]);
-    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let denied = ask("check", &[]);
+    assert_eq!(denied.code, Some(1), "{denied:?}");
     assert_eq!(
-        refused.lines()[..2],
+        denied.lines()[..2],
         [
             "DENIED  by tokens-per-user: never allowed, retrying does not help",
             "the rule denies without counting; run tollgate explain for the reason"

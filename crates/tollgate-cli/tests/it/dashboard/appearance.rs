@@ -1,4 +1,4 @@
-//! Dark, narrow, by keyboard.
+//! Themes, narrow screens and keyboard use.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const DARK: &str = "rgb(16, 21, 28)";
 const LIGHT: &str = "rgb(245, 246, 248)";
 
 #[tokio::test]
-async fn dark_is_as_the_system_prefers_or_as_chosen() {
+async fn the_theme_follows_the_system_or_the_users_choice() {
     let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let _load = Load::on(&program.http, None);
@@ -25,7 +25,7 @@ async fn dark_is_as_the_system_prefers_or_as_chosen() {
     browser.prefer("dark").await;
     browser.until(&format!("{BACKGROUND} === '{DARK}'")).await;
     browser.until_text("#theme", "Light").await;
-    // the charts have the theme's colours too
+    // the charts use the colours of the theme
     let axis = "tollgateCharts.decisions.plot.axes[0].stroke()";
     let soft = "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()";
     browser.until(&format!("{axis} === {soft}")).await;
@@ -34,17 +34,17 @@ async fn dark_is_as_the_system_prefers_or_as_chosen() {
     browser.fill("#labels", "route=login ip=203.0.113.1").await;
     browser.click("button[value=check]").await;
     browser.until("document.querySelectorAll('.timeline').length > 0").await;
-    browser.screenshot_whole("dark", 1200).await;
+    browser.screenshot_page("dark", 1200).await;
 
     browser.click("#theme").await;
     browser.until(&format!("{BACKGROUND} === '{LIGHT}'")).await;
     browser.reload().await;
     browser.until(&format!("{BACKGROUND} === '{LIGHT}'")).await;
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }
 
 #[tokio::test]
-async fn nothing_is_wider_than_the_screen() {
+async fn no_element_is_wider_than_the_screen() {
     let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let _load = Load::on(&program.http, None);
@@ -64,13 +64,13 @@ async fn nothing_is_wider_than_the_screen() {
              && !node.closest('.hidden')).map((node) => node.id || node.className || node.tagName).join()"
         );
         browser.until(&format!("{wide} === ''")).await;
-        browser.screenshot_whole(&format!("width-{width}"), width).await;
+        browser.screenshot_page(&format!("width-{width}"), width).await;
     }
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }
 
 #[tokio::test]
-async fn everything_is_reached_by_the_tab_key_and_shows_it() {
+async fn every_control_is_reachable_by_tab_and_shows_its_focus() {
     let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let program = home.start();
     let browser = Browser::open(&program.http).await;
@@ -94,8 +94,8 @@ async fn everything_is_reached_by_the_tab_key_and_shows_it() {
         if name == "BODY" {
             continue;
         }
-        assert_eq!(focused[1], true, "{name} does not show that it has the focus");
-        assert_ne!(focused[2], "", "{name} does not say what it is");
+        assert_eq!(focused[1], true, "{name} does not show its focus");
+        assert_ne!(focused[2], "", "{name} has no accessible name");
         if first.as_ref() == Some(&name) {
             break;
         }
@@ -107,7 +107,7 @@ async fn everything_is_reached_by_the_tab_key_and_shows_it() {
     {
         assert!(reached.contains(wanted), "{wanted} is not among {reached:?}");
     }
-    // a choice is changed by arrow keys
+    // arrow keys change a choice
     browser
         .find("#range input[value='300']")
         .await
@@ -115,5 +115,5 @@ async fn everything_is_reached_by_the_tab_key_and_shows_it() {
         .await
         .unwrap();
     browser.until("tollgateCharts.range === 900").await;
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }

@@ -1,4 +1,4 @@
-//! A real browser: Debian's Chromium, driven through its chromedriver.
+//! Chromium, controlled through chromedriver.
 
 use std::{
     io::{BufRead, BufReader},
@@ -17,14 +17,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tollgate_testkit::wait::{self, PATIENCE};
 
-/// How Chromium runs without a screen, and in a container.
+/// Options for running without a screen and in a container.
 const ARGUMENTS: [&str; 5] =
     ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"];
 
-/// Where screenshots go, unless `TOLLGATE_SCREENSHOTS` says otherwise.
+/// The default directory of screenshots; `TOLLGATE_SCREENSHOTS` overrides it.
 const SCREENSHOTS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/dashboard");
 
-/// A window that shows one page. It ends with the test.
+/// A browser window with one page. It is closed at the end of the test.
 pub(crate) struct Browser {
     page: Client,
     _driver: Driver,
@@ -35,14 +35,14 @@ struct Driver {
     home: TempDir,
 }
 
-/// What only Chromium's driver knows: its log, and its debugging protocol.
+/// A command that only chromedriver supports: its log and its debugging protocol.
 #[derive(Debug)]
-struct Vendor {
+struct VendorCommand {
     path: &'static str,
     body: Value,
 }
 
-impl WebDriverCompatibleCommand for Vendor {
+impl WebDriverCompatibleCommand for VendorCommand {
     fn endpoint(&self, base: &url::Url, session: Option<&str>) -> Result<url::Url, url::ParseError> {
         base.join(&format!("session/{}/{}", session.unwrap_or_default(), self.path))
     }
@@ -57,21 +57,21 @@ impl Driver {
         let home = tempfile::tempdir().unwrap();
         let mut command = Command::new("chromedriver");
         command.args(["--port=0", "--allowed-ips=127.0.0.1"]);
-        // everything that it writes goes with the test; and so does everything that it starts
+        // its files and its child processes are removed with the test
         command.env("HOME", home.path()).env("TMPDIR", home.path()).process_group(0);
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut process = process.expect("chromedriver is missing: run scripts/servers");
-        let said = BufReader::new(process.stdout.take().unwrap());
+        let output = BufReader::new(process.stdout.take().unwrap());
         let driver = Self { process, home };
-        let (tell, told) = mpsc::channel();
+        let (sender, port) = mpsc::channel();
         thread::spawn(move || {
-            for line in said.lines().map_while(Result::ok) {
+            for line in output.lines().map_while(Result::ok) {
                 if let Some(port) = line.strip_prefix("ChromeDriver was started successfully on port ") {
-                    let _ = tell.send(port.trim_end_matches('.').parse().unwrap());
+                    let _ = sender.send(port.trim_end_matches('.').parse().unwrap());
                 }
             }
         });
-        let port = told.recv_timeout(PATIENCE).expect("chromedriver says where it listens");
+        let port = port.recv_timeout(PATIENCE).expect("chromedriver should print its port");
         (driver, port)
     }
 }
@@ -85,7 +85,7 @@ impl Drop for Driver {
 }
 
 impl Browser {
-    /// Opens a page in a window of a usual size.
+    /// Opens the dashboard of this server.
     pub(crate) async fn open(address: &str) -> Self {
         let (driver, port) = Driver::start();
         let profile = format!("--user-data-dir={}", driver.home.path().join("profile").display());
@@ -98,7 +98,7 @@ impl Browser {
         let mut builder = ClientBuilder::new(HttpConnector::new());
         builder.capabilities(capabilities.as_object().unwrap().clone());
         let page = builder.connect(&format!("http://127.0.0.1:{port}")).await;
-        let page = page.expect("Chromium starts: is it installed by scripts/servers?");
+        let page = page.expect("Chromium does not start: run scripts/servers");
         let browser = Self { page, _driver: driver };
         browser.resize(1200, 900).await;
         browser.page.goto(&format!("http://{address}/")).await.unwrap();
@@ -110,22 +110,22 @@ impl Browser {
     }
 
     async fn vendor(&self, path: &'static str, body: Value) -> Value {
-        self.page.issue_cmd(Vendor { path, body }).await.unwrap()
+        self.page.issue_cmd(VendorCommand { path, body }).await.unwrap()
     }
 
-    /// Makes the window so large, in CSS pixels.
+    /// Sets the size of the window, in CSS pixels.
     pub(crate) async fn resize(&self, width: u32, height: u32) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500});
         self.debug("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Has the system prefer this colour scheme.
+    /// Sets the colour scheme that the system prefers.
     pub(crate) async fn prefer(&self, scheme: &str) {
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.debug("Emulation.setEmulatedMedia", features).await;
     }
 
-    /// The value of an expression of JavaScript.
+    /// Evaluates a JavaScript expression.
     pub(crate) async fn eval(&self, expression: &str) -> Value {
         self.page.execute(&format!("return {expression};"), Vec::new()).await.unwrap()
     }
@@ -136,12 +136,12 @@ impl Browser {
             .await;
     }
 
-    /// The text of the first element that a selector finds.
+    /// Returns the text of the first element that matches a selector.
     pub(crate) async fn text(&self, selector: &str) -> String {
         self.find(selector).await.text().await.unwrap()
     }
 
-    /// Waits until an element's text has this part.
+    /// Waits until the text of an element contains this part.
     pub(crate) async fn until_text(&self, selector: &str, part: &str) {
         let has = format!("document.querySelector({}).innerText.includes({})", json!(selector), json!(part));
         self.until(&has).await;
@@ -156,14 +156,14 @@ impl Browser {
         self.find(selector).await.click().await.unwrap();
     }
 
-    /// Puts a text into a field, in the place of what is there.
+    /// Replaces the text of a field.
     pub(crate) async fn fill(&self, selector: &str, text: &str) {
         let field = self.find(selector).await;
         field.clear().await.unwrap();
         field.send_keys(text).await.unwrap();
     }
 
-    /// Presses a key where the focus is.
+    /// Presses a key in the focused element.
     pub(crate) async fn press(&self, key: Key) {
         let focused = self.page.active_element().await.unwrap();
         focused.send_keys(&char::from(key).to_string()).await.unwrap();
@@ -173,34 +173,34 @@ impl Browser {
         self.page.refresh().await.unwrap();
     }
 
-    /// What the browser has complained about since this was last asked.
-    pub(crate) async fn complaints(&self) -> Vec<String> {
+    /// Returns the warnings and errors of the console since the last call.
+    pub(crate) async fn console_errors(&self) -> Vec<String> {
         let log = self.vendor("se/log", json!({"type": "browser"})).await;
         let entries = log.as_array().unwrap().iter();
         let bad = entries.filter(|entry| entry["level"] != "INFO" && entry["level"] != "DEBUG");
-        let said = bad.map(|entry| entry["message"].as_str().unwrap().to_owned());
-        // that tests look at pixels is not the page's fault
-        said.filter(|message| !message.contains("getImageData")).collect()
+        let messages = bad.map(|entry| entry["message"].as_str().unwrap().to_owned());
+        // caused by tests that read pixels
+        messages.filter(|message| !message.contains("getImageData")).collect()
     }
 
-    /// Fails if the browser has complained about anything.
-    pub(crate) async fn assert_no_complaints(&self) {
-        assert_eq!(self.complaints().await, Vec::<String>::new());
+    /// Asserts that the console has no warnings or errors.
+    pub(crate) async fn assert_no_console_errors(&self) {
+        assert_eq!(self.console_errors().await, Vec::<String>::new());
     }
 
-    /// Keeps a picture of what the window shows, or of the whole page.
+    /// Saves a screenshot of the window.
     pub(crate) async fn screenshot(&self, name: &str) {
         let directory = std::env::var_os("TOLLGATE_SCREENSHOTS").map_or(SCREENSHOTS.into(), PathBuf::from);
         std::fs::create_dir_all(&directory).unwrap();
-        let picture = self.page.screenshot().await.unwrap();
-        std::fs::write(directory.join(format!("{name}.png")), picture).unwrap();
+        let image = self.page.screenshot().await.unwrap();
+        std::fs::write(directory.join(format!("{name}.png")), image).unwrap();
     }
 
-    /// Keeps a picture of the whole page.
-    pub(crate) async fn screenshot_whole(&self, name: &str, width: u32) {
+    /// Saves a screenshot of the whole page.
+    pub(crate) async fn screenshot_page(&self, name: &str, width: u32) {
         let height = self.eval("document.documentElement.scrollHeight").await.as_u64().unwrap();
         self.resize(width, u32::try_from(height).unwrap()).await;
-        // what depends on the size is drawn with the next frame
+        // size-dependent elements are drawn in the next frame
         self.page
             .execute_async("requestAnimationFrame(() => setTimeout(arguments[0], 100))", Vec::new())
             .await

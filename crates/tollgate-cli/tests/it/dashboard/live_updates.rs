@@ -1,13 +1,13 @@
-//! Charts, rules and keys, as they change.
+//! Live updates of charts, rules and keys.
 
 use tollgate_testkit::server::{Flavor, Server};
 
 use super::{RULES, browser::Browser, load::Load};
 use crate::server_process::{ANY_PORTS, ConfigDir, ServerProcess};
 
-/// How many points the chart of decisions has.
+/// The number of points in the chart of decisions.
 const POINTS: &str = "tollgateCharts.decisions.plot.data[0].length";
-/// A number for what the chart of decisions looks like.
+/// A checksum of the pixels of the chart of decisions.
 const PIXELS: &str = "(() => {
     const canvas = document.querySelector('#decisions canvas');
     const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -46,7 +46,7 @@ async fn charts_move_under_load_and_rules_and_keys_are_shown() {
     browser.until_text("#top", "user=user-0").await;
     browser.click("#top-by label:nth-of-type(2)").await;
     browser.until_text("#top", "ip=203.0.113.").await;
-    browser.screenshot_whole("watch", 1200).await;
+    browser.screenshot_page("watch", 1200).await;
 
     for (view, legend) in
         [("rules", "api-per-user"), ("denials", "login-per-ip"), ("rule:per-key", "would deny")]
@@ -64,17 +64,17 @@ async fn charts_move_under_load_and_rules_and_keys_are_shown() {
     }
     drop(load);
 
-    // who opens the page later sees what has been
+    // a reloaded page shows the history
     browser.reload().await;
     browser.until(&format!("window.tollgateCharts?.decisions.plot && {POINTS} > {points}")).await;
-    browser.assert_no_complaints().await;
-    // no label that is secret is ever seen as it was sent
+    browser.assert_no_console_errors().await;
+    // secret labels are masked
     let shown = browser.text("body").await;
     assert!(shown.contains("api_key=") && !shown.contains("s3cret-key"), "{shown}");
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_a_band_on_the_charts() {
+async fn a_store_outage_is_a_band_on_the_charts() {
     let redis = Server::start(Flavor::Redis7);
     let home = ConfigDir::new(&format!(
         "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"100ms\"\n{RULES}",
@@ -94,7 +94,7 @@ async fn a_store_that_is_away_is_a_band_on_the_charts() {
         .until("tollgateCharts.decisions.picture.bands.at(-1).reduce((from, until) => until - from) > 3")
         .await;
     browser.until_text("#decisions-legend", "decided without the store").await;
-    // the band is drawn: its mark at the upper edge has the band's own colour
+    // the mark at the upper edge has the colour of the band
     let marked = "(() => {
         const { plot, picture } = tollgateCharts.decisions;
         const [from, until] = picture.bands.at(-1);
@@ -106,29 +106,29 @@ async fn a_store_that_is_away_is_a_band_on_the_charts() {
     browser.fill("#labels", "route=login ip=203.0.113.200").await;
     browser.click("button[value=peek]").await;
     browser.until_text("#verdict", "without the store").await;
-    browser.screenshot_whole("outage", 1200).await;
+    browser.screenshot_page("outage", 1200).await;
 
     redis.resume();
     browser.until_text("#state", "Healthy").await;
     browser.until_text("#state-note", "after a degraded period").await;
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_started_again_is_found_again() {
+async fn the_page_reconnects_after_a_server_restart() {
     let home = ConfigDir::new(&format!("{ANY_PORTS}{RULES}"));
     let mut program = home.start();
     let address = program.http.clone();
     let browser = Browser::open(&address).await;
     let load = Load::on(&address, None);
     browser.until(&format!("window.tollgateCharts?.decisions.plot && {POINTS} >= 3")).await;
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 
-    // the page listens all the time, and does not hold it up
+    // the open stream of the page does not delay the shutdown
     program.signal("-TERM");
     browser.until_text("#status", "reconnecting").await;
     browser.until_text("#state", "Unknown").await;
-    assert!(program.ended().success());
+    assert!(program.wait_for_exit().success());
     drop(program);
     let before = browser.eval(POINTS).await.as_u64().unwrap();
 
@@ -136,12 +136,12 @@ async fn a_server_that_is_started_again_is_found_again() {
     let _program = ServerProcess::start(command.args(["--http", &address]));
     browser.until_text("#status", "live").await;
     browser.until_text("#state", "Healthy").await;
-    // what was there before is still, and goes on
+    // the chart keeps its history and continues
     browser.until(&format!("{POINTS} > {before}")).await;
     browser.until("tollgateCharts.decisions.picture.values[0].at(-1) > 0").await;
     drop(load);
-    // that nobody answered for a while is all there is to complain about
-    for complaint in browser.complaints().await {
+    // only network errors are expected
+    for error in browser.console_errors().await {
         let network = [
             "ERR_CONNECTION_REFUSED",
             "ERR_CONNECTION_RESET",
@@ -149,6 +149,6 @@ async fn a_server_that_is_started_again_is_found_again() {
             "ERR_INCOMPLETE_CHUNKED_ENCODING",
             "ERR_EMPTY_RESPONSE",
         ];
-        assert!(network.iter().any(|kind| complaint.contains(kind)), "{complaint}");
+        assert!(network.iter().any(|kind| error.contains(kind)), "{error}");
     }
 }

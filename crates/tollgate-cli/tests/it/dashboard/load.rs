@@ -1,4 +1,4 @@
-//! Somebody who asks all the time, as many different people.
+//! Background load with the labels of many users.
 
 use std::{
     sync::{
@@ -11,13 +11,13 @@ use std::{
 
 use crate::http_client::Client;
 
-/// The pause between two checks: it goes up and down between these, so that there is something to see.
+/// The pause between two checks varies between these bounds, so that the charts are not flat.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(6);
 const LONGEST_PAUSE: Duration = Duration::from_millis(18);
-/// How many checks that takes.
+/// The period of the variation, in checks.
 const WAVE: u64 = 1_500;
 
-/// Load on a server, until dropped. A server that is away is asked again.
+/// Load on a server until dropped. It reconnects after errors.
 pub(crate) struct Load {
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -36,12 +36,12 @@ impl Load {
                 }
                 client = client.or_else(|| Client::connect(&address).ok());
                 let headers: Vec<_> = authorization.iter().map(|value| ("authorization", &**value)).collect();
-                let answered = client.as_mut().is_some_and(|client| {
+                let is_ok = client.as_mut().is_some_and(|client| {
                     client
                         .call("POST /v1/check", &headers, &body(number))
-                        .is_ok_and(|answer| answer.status == 200)
+                        .is_ok_and(|response| response.status == 200)
                 });
-                if !answered {
+                if !is_ok {
                     client = None;
                 }
                 pause(number);
@@ -51,14 +51,14 @@ impl Load {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a browser and a server see it in real time")]
+#[expect(clippy::disallowed_methods, reason = "the load runs in real time")]
 fn pause(number: u64) {
     let phase = (number % WAVE) as f64 / WAVE as f64;
     let height = (phase * std::f64::consts::TAU).sin().mul_add(0.5, 0.5);
     thread::sleep(SHORTEST_PAUSE + (LONGEST_PAUSE - SHORTEST_PAUSE).mul_f64(height));
 }
 
-/// Few users ask for most, some routes have rules and one has none.
+/// A few users send most requests; one route has no rule.
 fn body(number: u64) -> String {
     let user = (number % 7) * (number % 3);
     let tenant = ["acme", "acme", "globex", "initech"][number as usize % 4];

@@ -1,4 +1,4 @@
-//! The pictures in the documentation: `scripts/screenshots` takes them after minutes, a test after seconds.
+//! The screenshots of the documentation: `scripts/screenshots` takes them after minutes, the test after seconds.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tollgate_testkit::{
 use super::{RULES, browser::Browser, load::Load};
 use crate::server_process::{ANY_PORTS, ConfigDir};
 
-/// How many seconds the charts show, unless `TOLLGATE_PICTURE_SECONDS` says otherwise.
+/// The default time span of the charts in seconds; `TOLLGATE_PICTURE_SECONDS` overrides it.
 const SECONDS: u64 = 5;
-/// Of how many of them the store is away, if there are many: one in so many.
-const AWAY: u64 = 16;
+/// The length of the store outage: this fraction of the time span.
+const OUTAGE_FRACTION: u64 = 16;
 
 #[tokio::test]
-async fn the_page_as_the_documentation_shows_it() {
+async fn screenshots_of_the_documentation() {
     let seconds = std::env::var("TOLLGATE_PICTURE_SECONDS").map_or(SECONDS, |text| text.parse().unwrap());
     let redis = Server::start(Flavor::Redis7);
     let home = ConfigDir::new(&format!(
@@ -38,12 +38,12 @@ async fn the_page_as_the_documentation_shows_it() {
         .await;
     };
     until(seconds / 2).await;
-    if seconds / AWAY > 0 {
+    if seconds / OUTAGE_FRACTION > 0 {
         redis.suspend();
-        until(seconds / 2 + seconds / AWAY).await;
+        until(seconds / 2 + seconds / OUTAGE_FRACTION).await;
         redis.resume();
     }
-    // requests that are admitted at different times, and one that is not, all within the rule's window
+    // allowed requests at different times and a denied one, all within the window of the rule
     until(seconds - seconds / 10).await;
     browser.fill("#labels", "route=login ip=203.0.113.77").await;
     for (cost, left) in [("2", 3), ("1", 2), ("2", 0)] {
@@ -62,5 +62,5 @@ async fn the_page_as_the_documentation_shows_it() {
         browser.resize(1200, 1330).await;
         browser.screenshot(name).await;
     }
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }

@@ -1,4 +1,4 @@
-//! Who may see what.
+//! Tokens and scopes.
 
 use tollgate_testkit::wait::{self, PATIENCE};
 
@@ -6,7 +6,7 @@ use super::{RULES, browser::Browser, load::Load};
 use crate::server_process::{ANY_PORTS, ConfigDir};
 
 #[tokio::test]
-async fn the_page_asks_for_a_token_and_shows_what_it_may() {
+async fn the_page_requires_a_token_and_shows_what_its_scopes_allow() {
     let tokens = "[[server.token]]\nname = \"app\"\nfile = \"app\"\nmay = [\"check\"]\n\
                   [[server.token]]\nname = \"ops\"\nfile = \"ops\"\nmay = [\"check\", \"admin\"]\n\
                   [[server.token]]\nname = \"billing\"\nfile = \"billing\"\nmay = [\"adjust\"]\n";
@@ -43,7 +43,7 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     browser.click("button[value=check]").await;
     browser.until_text("#verdict", "Allowed").await;
 
-    // which rules do not apply, and why, is for who may see rules
+    // rules that do not apply are shown only with the scope admin
     browser.until_text("#reasons", "needs a token with the scope admin").await;
     let reasons = browser.eval("document.getElementById('reasons').textContent").await.to_string();
     assert!(reasons.contains("login-per-ip") && !reasons.contains("export-per-tenant"), "{reasons}");
@@ -52,11 +52,12 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
         browser.click("#sign-out").await;
         browser.until_text("#sign-in", "This server requires a token").await;
         browser.until("document.getElementById('sign-out').hidden").await;
-        // whoever comes next sees nothing of what was seen and tried here
+        // nothing of the session remains visible
         browser.until("!document.body.innerHTML.includes('login-per-ip')").await;
-        let left = browser.eval("document.body.innerHTML + document.getElementById('labels').value").await;
+        let remaining =
+            browser.eval("document.body.innerHTML + document.getElementById('labels').value").await;
         for word in ["203.0.113.50", "user-0", "per-tenant", "Bearer", "Allowed", "denied,"] {
-            assert!(!left.to_string().contains(word), "{word}: {left}");
+            assert!(!remaining.to_string().contains(word), "{word}: {remaining}");
         }
     };
     sign_out().await;
@@ -72,11 +73,11 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     browser.until_text("#rules", "login-per-ip").await;
     browser.reload().await;
     browser.until_text("#rules", "login-per-ip").await;
-    // a look at rules and keys is written down, once and not every second
-    let looks = || program.log().matches("action=\"live\"").count();
-    wait::until("all three looks are in the log", PATIENCE, || looks() == 3);
+    // a stream with rules and keys is audited once, not every second
+    let audited = || program.log().matches("action=\"live\"").count();
+    wait::until("three streams are audited", PATIENCE, || audited() == 3);
 
-    // it is taken back while the page listens
+    // the scope is removed while the page is open
     home.write(
         "tollgate.toml",
         format!("{ANY_PORTS}{}{RULES}", tokens.replacen("\"check\", \"admin\"", "\"check\"", 1)),
@@ -84,8 +85,8 @@ async fn the_page_asks_for_a_token_and_shows_what_it_may() {
     browser.until_text("#rules", "Rules need a token with the scope admin").await;
     home.write("ops", "another-s3cret-token");
     browser.until_text("#status", "not signed in").await;
-    for complaint in browser.complaints().await {
-        assert!(complaint.contains("401") || complaint.contains("403"), "{complaint}");
+    for error in browser.console_errors().await {
+        assert!(error.contains("401") || error.contains("403"), "{error}");
     }
     let source = browser.eval("document.documentElement.outerHTML").await.to_string();
     assert!(!source.contains("s3cret"), "{source}");

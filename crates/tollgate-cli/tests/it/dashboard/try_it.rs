@@ -1,4 +1,4 @@
-//! A request is tried, and what becomes of it explained.
+//! Requests from the page, and the explanation of their decisions.
 
 use fantoccini::key::Key;
 
@@ -24,12 +24,12 @@ async fn a_denial_is_explained_and_drawn() {
     browser.until_text("#reasons", "Next request: 5 used + 1 asked = 6 of 5: fits in").await;
     browser.until_text("#reasons", "login-per-ip:203.0.113.9").await;
     browser.until_text("#reasons", "4 rules do not apply").await;
-    // each of the five that were admitted, and from when on the next one fits
+    // the five allowed requests, and the time at which the next one fits
     browser.until("document.querySelectorAll('#reasons .timeline .charge').length === 5").await;
     browser.until("document.querySelector('#reasons .when-text').textContent.startsWith('fits in ')").await;
-    browser.screenshot_whole("denial", 1200).await;
+    browser.screenshot_page("denial", 1200).await;
 
-    // the same by keyboard, and without charging
+    // by keyboard, and without charging
     browser.fill("#labels", "route=login ip=203.0.113.10").await;
     browser.click("button[value=peek]").await;
     browser.until_text("#verdict", "Would be allowed").await;
@@ -45,7 +45,7 @@ async fn a_denial_is_explained_and_drawn() {
     browser.until_text("#verdict", "never fits").await;
     browser.until_text("#reasons", "50 asked is more than the 5 that ever fit").await;
 
-    for (labels, cost, complaint) in [
+    for (labels, cost, message) in [
         ("route", "1", "“route” is not a label: write name=value"),
         ("route=login", "many", "“many” is not a cost"),
         (r#"note="two words" ip=1.2.3.4"#, "requests=1,tokens=5", "No rule applies"),
@@ -53,9 +53,9 @@ async fn a_denial_is_explained_and_drawn() {
         browser.fill("#labels", labels).await;
         browser.fill("#cost", cost).await;
         browser.click("button[value=explain]").await;
-        browser.until_text("#verdict", complaint).await;
+        browser.until_text("#verdict", message).await;
     }
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn every_algorithm_is_drawn() {
     let program = home.start();
     let browser = Browser::open(&program.http).await;
     browser.until_text("#status", "live").await;
-    // the cost is what fills a good part of each
+    // each cost uses more than half of the limit
     for (rule, labels, cost) in [
         ("api-per-user", "user=ann", "30"),
         ("search-per-tenant", "route=search tenant=acme", "150"),
@@ -84,5 +84,5 @@ async fn every_algorithm_is_drawn() {
         browser.eval("document.getElementById('try').scrollIntoView()").await;
         browser.screenshot(&format!("drawn-{rule}")).await;
     }
-    browser.assert_no_complaints().await;
+    browser.assert_no_console_errors().await;
 }

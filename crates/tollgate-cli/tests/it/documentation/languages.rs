@@ -1,4 +1,4 @@
-//! The Lua script as other languages use it: what `docs/examples` decides is what the server decides, over the same
+//! The Lua script in other languages: the programs of `docs/examples` and the server make the same decisions with shared
 //! counters.
 
 use std::{
@@ -19,13 +19,13 @@ use tollgate_testkit::{
 use super::markdown::root;
 
 const ALGORITHMS: [&str; 4] = ["fixed-window", "sliding-counter", "token-bucket", "sliding-log"];
-/// 300 days: nothing is forgotten or refilled while a test runs, and hardly ever does a window end meanwhile.
+/// 300 days: nothing expires or refills during a test, and a window rarely ends.
 const WINDOW_MS: u64 = 300 * 86_400_000;
 const AMOUNT: u64 = 12;
-/// What identities are encoded for.
-const SUBJECTS: [&str; 3] = ["user:42", "a,b c{d}*!#é", ""];
+/// Key values that need different encodings.
+const VALUES: [&str; 3] = ["user:42", "a,b c{d}*!#é", ""];
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -46,8 +46,8 @@ impl Process {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}; run scripts/servers"))
     }
 
-    fn ask(&mut self, question: &Value) -> Value {
-        writeln!(self.input, "{question}").unwrap();
+    fn send(&mut self, request: &Value) -> Value {
+        writeln!(self.input, "{request}").unwrap();
         self.line()
     }
 }
@@ -59,8 +59,8 @@ impl Drop for Process {
     }
 }
 
-/// A server and a program of ours in another language, over one Redis.
-struct Both {
+/// A server and an example program with one Redis.
+struct Deployment {
     _server: Process,
     address: String,
     program: Process,
@@ -68,7 +68,7 @@ struct Both {
     _home: TempDir,
 }
 
-/// What one of them is asked: one counter or, by rules, all four kinds at once.
+/// The subject of a request: one counter, or all four algorithms at once.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
     Key { algorithm: &'a str, key: &'a str },
@@ -76,7 +76,7 @@ enum Subject<'a> {
     AllRules { user: &'a str },
 }
 
-impl Both {
+impl Deployment {
     fn start(example: &str, program: &str) -> Self {
         let redis = Server::start(Flavor::Redis7);
         let home = tempfile::tempdir().unwrap();
@@ -110,8 +110,8 @@ impl Both {
         Self { _server: server, address, program, _redis: redis, _home: home }
     }
 
-    fn ask_server(&self, operation: &str, subject: Subject<'_>, cost: u64) -> Answer {
-        let question = match subject {
+    fn call_server(&self, operation: &str, subject: Subject<'_>, cost: u64) -> ComparableDecision {
+        let request = match subject {
             Subject::Key { algorithm, key } => {
                 let limit =
                     json!({"algorithm": algorithm, "amount": AMOUNT, "window": format!("{WINDOW_MS}ms")});
@@ -122,21 +122,22 @@ impl Both {
             }
             Subject::AllRules { user } => json!({"labels": {"about": "all", "user": user}, "cost": cost}),
         };
-        let body = question.to_string();
+        let body = request.to_string();
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let length = body.len();
         let head = format!("POST /v1/{operation} HTTP/1.1\r\nhost: {}\r\n", self.address);
         write!(stream, "{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let body = answer.split_once("\r\n\r\n").unwrap().1;
-        let answer: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
-        assert_eq!(answer["source"], "store", "{answer}");
-        Answer::of(&answer, "_ms", 1000)
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let body = response.split_once("\r\n\r\n").unwrap().1;
+        let decision: Value =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"));
+        assert_eq!(decision["source"], "store", "{decision}");
+        ComparableDecision::new(&decision, "_ms", 1000)
     }
 
-    fn ask_program(&mut self, operation: &str, subject: Subject<'_>, cost: u64) -> Answer {
+    fn call_program(&mut self, operation: &str, subject: Subject<'_>, cost: u64) -> ComparableDecision {
         let tier = |algorithm: &str, rule: Option<String>, value: &str| {
             json!({"rule": rule, "values": [value], "algorithm": algorithm, "amount": AMOUNT, "window_ms": WINDOW_MS,
                    "cost": cost})
@@ -148,21 +149,21 @@ impl Both {
             Subject::Rule { algorithm, user } => vec![of_rule(algorithm, user)],
             Subject::AllRules { user } => ALGORITHMS.map(|algorithm| of_rule(algorithm, user)).to_vec(),
         };
-        let answer = self.program.ask(&json!({"operation": operation, "tiers": tiers}));
-        Answer::of(&answer, "_us", 1)
+        let decision = self.program.send(&json!({"operation": operation, "tiers": tiers}));
+        ComparableDecision::new(&decision, "_us", 1)
     }
 }
 
-/// What can be compared between answers that were not given at the same moment: moments, not waits.
+/// The fields of a decision that are comparable between decisions made at different times: points in time instead of waits.
 #[derive(Debug)]
-struct Answer {
+struct ComparableDecision {
     allowed: bool,
     at_us: u64,
-    tiers: Vec<Tier>,
+    tiers: Vec<ComparableTier>,
 }
 
 #[derive(Debug)]
-struct Tier {
+struct ComparableTier {
     rule: Option<String>,
     allowed: bool,
     limit: u64,
@@ -171,28 +172,32 @@ struct Tier {
     reset_at_us: u64,
 }
 
-impl Answer {
-    fn of(answer: &Value, unit: &str, micros: u64) -> Self {
-        let at_us = answer["at_us"].as_f64().unwrap() as u64;
-        let moment = |tier: &Value, name: &str| {
+impl ComparableDecision {
+    fn new(decision: &Value, unit: &str, micros: u64) -> Self {
+        let at_us = decision["at_us"].as_f64().unwrap() as u64;
+        let time = |tier: &Value, name: &str| {
             tier[format!("{name}{unit}")].as_f64().map(|wait| at_us + wait as u64 * micros)
         };
-        let tiers = answer["tiers"].as_array().unwrap_or_else(|| panic!("{answer}"));
-        let tier = |tier: &Value| Tier {
+        let tiers = decision["tiers"].as_array().unwrap_or_else(|| panic!("{decision}"));
+        let tier = |tier: &Value| ComparableTier {
             rule: tier["rule"].as_str().map(str::to_owned),
             allowed: tier["allowed"].as_bool().unwrap(),
             limit: tier["limit"].as_u64().unwrap(),
             remaining: tier["remaining"].as_f64().unwrap() as u64,
-            retry_at_us: moment(tier, "retry_after"),
-            reset_at_us: moment(tier, "reset_after").unwrap(),
+            retry_at_us: time(tier, "retry_after"),
+            reset_at_us: time(tier, "reset_after").unwrap(),
         };
-        Self { allowed: answer["allowed"].as_bool().unwrap(), at_us, tiers: tiers.iter().map(tier).collect() }
+        Self {
+            allowed: decision["allowed"].as_bool().unwrap(),
+            at_us,
+            tiers: tiers.iter().map(tier).collect(),
+        }
     }
 
-    /// Both say the same. What one says of a moment may be rounded up to a millisecond, and a counter in which nothing
-    /// is has been so since whenever it was asked.
+    /// Asserts that both decisions are equal. Times may be rounded up to a millisecond, and the reset time of an unused
+    /// counter is the time of the request.
     fn assert_same(&self, other: &Self, context: &str) {
-        let same_moment = |one: u64, another: u64| one.abs_diff(another) <= 1_000;
+        let same_time = |one: u64, another: u64| one.abs_diff(another) <= 1_000;
         assert_eq!((self.allowed, self.tiers.len()), (other.allowed, other.tiers.len()), "{context}");
         for (one, another) in self.tiers.iter().zip(&other.tiers) {
             let context = format!("{context}\n{one:?}\n{another:?}");
@@ -200,27 +205,27 @@ impl Answer {
             assert_eq!((one.allowed, one.limit), (another.allowed, another.limit), "{context}");
             assert_eq!(one.remaining, another.remaining, "{context}");
             match (one.retry_at_us, another.retry_at_us) {
-                (Some(one), Some(another)) => assert!(same_moment(one, another), "{context}"),
+                (Some(one), Some(another)) => assert!(same_time(one, another), "{context}"),
                 (one, another) => assert_eq!(one, another, "{context}"),
             }
             let is_unused = one.reset_at_us == self.at_us && another.reset_at_us == other.at_us;
-            assert!(is_unused || same_moment(one.reset_at_us, another.reset_at_us), "{context}");
+            assert!(is_unused || same_time(one.reset_at_us, another.reset_at_us), "{context}");
         }
     }
 }
 
-/// They take turns, and each sees before and after what the other does.
-fn agree(example: &str, program: &str) {
-    let mut both = Both::start(example, program);
+/// Alternates between both and compares them before and after each step.
+fn assert_equal_decisions(example: &str, program: &str) {
+    let mut deployment = Deployment::start(example, program);
     let long = "x".repeat(200);
     let mut subjects: Vec<Subject<'_>> = Vec::new();
     for algorithm in ALGORITHMS {
-        let keys = [SUBJECTS[0], SUBJECTS[1], &*long];
+        let keys = [VALUES[0], VALUES[1], &*long];
         subjects.extend(keys.map(|key| Subject::Key { algorithm, key }));
-        subjects.extend(SUBJECTS.map(|user| Subject::Rule { algorithm, user }));
+        subjects.extend(VALUES.map(|user| Subject::Rule { algorithm, user }));
     }
     subjects.push(Subject::AllRules { user: "everything" });
-    subjects.push(Subject::AllRules { user: SUBJECTS[0] }); // some of its tiers are used up by now
+    subjects.push(Subject::AllRules { user: VALUES[0] }); // some of its tiers are exhausted by now
 
     let steps = [
         ("check", 1),
@@ -234,23 +239,23 @@ fn agree(example: &str, program: &str) {
     ];
     for (number, subject) in subjects.into_iter().enumerate() {
         for (step, (operation, cost)) in steps.into_iter().enumerate() {
-            let seen_by_server = both.ask_server("peek", subject, cost);
-            let seen_by_program = both.ask_program("peek", subject, cost);
+            let server_peek = deployment.call_server("peek", subject, cost);
+            let program_peek = deployment.call_program("peek", subject, cost);
             let context = format!("subject {number}, step {step}: {operation} {cost}");
-            seen_by_server.assert_same(&seen_by_program, &format!("{context}, peek"));
+            server_peek.assert_same(&program_peek, &format!("{context}, peek"));
             let done = match (number + step) % 2 {
-                0 => both.ask_server(operation, subject, cost),
-                _ => both.ask_program(operation, subject, cost),
+                0 => deployment.call_server(operation, subject, cost),
+                _ => deployment.call_program(operation, subject, cost),
             };
             if operation == "check" {
-                assert_eq!(done.allowed, seen_by_server.allowed, "{context}");
+                assert_eq!(done.allowed, server_peek.allowed, "{context}");
             }
             let (server, program) =
-                (both.ask_server("peek", subject, 0), both.ask_program("peek", subject, 0));
+                (deployment.call_server("peek", subject, 0), deployment.call_program("peek", subject, 0));
             server.assert_same(&program, &format!("{context}, afterwards"));
-            let left: Vec<_> = server.tiers.iter().map(|tier| tier.remaining).collect();
-            let said: Vec<_> = done.tiers.iter().map(|tier| tier.remaining).collect();
-            assert_eq!(left, said, "{context}: {done:?}");
+            let remaining: Vec<_> = server.tiers.iter().map(|tier| tier.remaining).collect();
+            let reported: Vec<_> = done.tiers.iter().map(|tier| tier.remaining).collect();
+            assert_eq!(remaining, reported, "{context}: {done:?}");
             for (tier, after) in done.tiers.iter().zip(&server.tiers) {
                 let is_unused = after.reset_at_us == server.at_us;
                 assert!(
@@ -263,28 +268,28 @@ fn agree(example: &str, program: &str) {
 }
 
 #[test]
-fn python_decides_as_the_server_does_over_the_same_counters() {
-    agree("tollgate.py", "python3");
+fn python_and_the_server_decide_alike_with_shared_counters() {
+    assert_equal_decisions("tollgate.py", "python3");
 }
 
 #[test]
-fn node_decides_as_the_server_does_over_the_same_counters() {
-    agree("tollgate.mjs", "node");
+fn node_and_the_server_decide_alike_with_shared_counters() {
+    assert_equal_decisions("tollgate.mjs", "node");
 }
 
 #[test]
-fn the_examples_know_how_keys_are_written() {
-    // what `tollgate/src/redis/keys.rs` asserts of itself
+fn the_examples_build_the_documented_keys() {
+    // as asserted in `tollgate/src/redis/keys.rs`
     let expected = "tg1:{30d13f94}:token-bucket:!key:user%3a42";
     let tier = r#"{"values": ["user:42"], "algorithm": "token-bucket"}"#;
     let examples = root().join("docs/examples").canonicalize().unwrap();
     let python = format!("import tollgate; print(tollgate.key_of({tier}))");
-    assert_eq!(said(Command::new("python3").args(["-B", "-c", &python]).current_dir(&examples)), expected);
+    assert_eq!(stdout(Command::new("python3").args(["-B", "-c", &python]).current_dir(&examples)), expected);
     let page = fs::read_to_string(root().join("docs/lua.md")).unwrap();
-    assert!(page.contains(expected), "docs/lua.md shows another key");
+    assert!(page.contains(expected), "docs/lua.md shows a different key");
 }
 
-fn said(command: &mut Command) -> String {
+fn stdout(command: &mut Command) -> String {
     let redis_py = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers/redis-py");
     let output = command.env("PYTHONPATH", redis_py).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

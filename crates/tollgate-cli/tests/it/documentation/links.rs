@@ -1,11 +1,11 @@
-//! What the pages refer to is there: pages, anchors, files, tests.
+//! The pages, anchors, files and tests that the pages refer to exist.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use super::markdown::{self, Page, below, root};
 
 #[test]
-fn every_link_and_anchor_leads_somewhere() {
+fn every_link_and_anchor_resolves() {
     let mut broken = Vec::new();
     for page in markdown::all() {
         for link in page.links() {
@@ -17,7 +17,7 @@ fn every_link_and_anchor_leads_somewhere() {
                 target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
             let path = match file {
                 "" => page.path.clone(),
-                _ => normal(&page.path.parent().unwrap().join(file)),
+                _ => normalized(&page.path.parent().unwrap().join(file)),
             };
             let place = format!("{}:{}: {target}", page.path.display(), link.line);
             if !root().join(&path).exists() {
@@ -29,11 +29,11 @@ fn every_link_and_anchor_leads_somewhere() {
             }
         }
     }
-    assert!(broken.is_empty(), "these lead nowhere:\n{}", broken.join("\n"));
+    assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
 }
 
-/// A path without `..`.
-fn normal(path: &std::path::Path) -> PathBuf {
+/// Removes `..` from a path.
+fn normalized(path: &std::path::Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
         match part {
@@ -48,19 +48,22 @@ fn normal(path: &std::path::Path) -> PathBuf {
 #[test]
 fn every_page_of_the_guide_is_in_its_table_of_contents() {
     let summary = Page::read("docs/SUMMARY.md");
-    let listed: Vec<_> =
-        summary.links().into_iter().map(|link| normal(&PathBuf::from("docs").join(link.target))).collect();
+    let listed: Vec<_> = summary
+        .links()
+        .into_iter()
+        .map(|link| normalized(&PathBuf::from("docs").join(link.target)))
+        .collect();
     let pages: BTreeSet<_> =
         below("docs", "md").into_iter().filter(|path| !path.ends_with("SUMMARY.md")).collect();
     let in_docs = listed.iter().filter(|path| path.starts_with("docs")).cloned().collect::<BTreeSet<_>>();
-    assert_eq!(in_docs, pages, "docs/SUMMARY.md (left) and the pages that are there (right)");
+    assert_eq!(in_docs, pages, "docs/SUMMARY.md (left) and the existing pages (right)");
     assert_eq!(listed.len(), listed.iter().collect::<BTreeSet<_>>().len(), "a page is listed twice");
     let book = fs::read_to_string(root().join("book.toml")).unwrap();
     assert!(book.contains("src = \"docs\""), "{book}");
 }
 
 #[test]
-fn every_file_that_is_named_exists() {
+fn every_mentioned_file_exists() {
     const PLACES: &[&str] = &["crates/", "docs/", "deploy/", "scripts/", "bench/", ".ci/"];
     let mut missing = Vec::new();
     for page in markdown::all() {
@@ -74,11 +77,11 @@ fn every_file_that_is_named_exists() {
             }
         }
     }
-    assert!(missing.is_empty(), "these are not there:\n{}", missing.join("\n"));
+    assert!(missing.is_empty(), "missing files:\n{}", missing.join("\n"));
 }
 
 #[test]
-fn every_promise_names_a_test_that_exists() {
+fn every_test_named_by_a_promise_exists() {
     let sources: Vec<_> =
         below("crates", "rs").iter().map(|path| fs::read_to_string(root().join(path)).unwrap()).collect();
     let is_a_name = |name: &str| {
@@ -89,7 +92,7 @@ fn every_promise_names_a_test_that_exists() {
     for (line, name) in Page::read("docs/promises.md").code_spans() {
         if is_a_name(&name) && !name.starts_with("tollgate_") {
             named += 1;
-            // the last is how the conformance suite declares them
+            // the last form is the declaration in the conformance suite
             let declared = [format!("fn {name}("), format!("fn {name}<"), format!(" {name}(fixture)")];
             let exists = sources.iter().any(|source| declared.iter().any(|form| source.contains(form)));
             assert!(exists, "docs/promises.md:{line}: there is no test `{name}`");

@@ -1,4 +1,4 @@
-//! Pages of Markdown: their blocks of code, links and headings.
+//! Markdown pages: code blocks, links and headings.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ pub(crate) fn root() -> &'static Path {
 }
 
 pub(crate) struct Page {
-    /// From the root.
+    /// Relative to the root.
     pub(crate) path: PathBuf,
     pub(crate) text: String,
 }
@@ -22,19 +22,19 @@ pub(crate) struct Page {
 pub(crate) struct Block {
     /// The first line of the code, from 1.
     pub(crate) line: usize,
-    /// All that stands after the fence; empty for none.
+    /// The text after the fence; may be empty.
     pub(crate) language: String,
     pub(crate) text: String,
     pub(crate) mark: Mark,
 }
 
-/// What the comment above a block says.
+/// The comment above a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     None,
-    /// No test can run it, for this reason.
+    /// It is not run, for this reason.
     NotRun(String),
-    /// It is what is in this file.
+    /// It is the content of this file.
     File(String),
 }
 
@@ -44,14 +44,14 @@ pub(crate) struct Link {
     pub(crate) target: String,
 }
 
-/// What people read to use tollgate, and what is run: the first page, how to work on it, and the guide.
+/// Returns the pages whose blocks are run: README, CONTRIBUTING and the guide.
 pub(crate) fn guide() -> Vec<Page> {
     let mut paths = vec![PathBuf::from("README.md"), PathBuf::from("CONTRIBUTING.md")];
     paths.extend(below("docs", "md"));
     paths.into_iter().map(Page::read).collect()
 }
 
-/// All pages: those, and what stands beside the code.
+/// Returns all pages, including those next to the code.
 pub(crate) fn all() -> Vec<Page> {
     let mut pages = guide();
     let others = ["ARCHITECTURE.md", "CHANGELOG.md"].map(PathBuf::from).into_iter();
@@ -59,7 +59,7 @@ pub(crate) fn all() -> Vec<Page> {
     pages
 }
 
-/// The files in this directory and those below that end like this, from the root.
+/// Returns the files with this extension in a directory and its subdirectories, relative to the root.
 pub(crate) fn below(directory: &str, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![PathBuf::from(directory)];
@@ -86,7 +86,7 @@ impl Page {
         Self { path, text }
     }
 
-    /// Where a block stands, as editors know it.
+    /// Returns the path and line of a block.
     pub(crate) fn place(&self, block: &Block) -> String {
         format!("{}:{}", self.path.display(), block.line)
     }
@@ -142,7 +142,7 @@ impl Page {
         self.events().filter_map(target).collect()
     }
 
-    /// What stands in backticks, with its line.
+    /// Returns the code spans with their lines.
     pub(crate) fn code_spans(&self) -> Vec<(usize, String)> {
         let code = |(event, range): (Event<'_>, std::ops::Range<usize>)| match event {
             Event::Code(text) => Some((self.line_at(range.start), text.into_string())),
@@ -151,7 +151,7 @@ impl Page {
         self.events().filter_map(code).collect()
     }
 
-    /// The anchors of its headings, as GitHub and mdBook make them.
+    /// Returns the anchors of the headings, in the format of GitHub and mdBook.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let mut anchors: Vec<String> = Vec::new();
         let mut heading: Option<String> = None;
@@ -193,7 +193,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn a_comment_marks_the_block_below_it_and_no_other() {
+fn a_comment_marks_only_the_block_below_it() {
     let text = "# One `two`: three\n\n<!-- not run: needs Docker -->\n```sh\na\n```\n\n```toml\nb\n```\n\nword\n\n    c\n";
     let page = Page { path: PathBuf::new(), text: text.to_owned() };
     let blocks = page.blocks();

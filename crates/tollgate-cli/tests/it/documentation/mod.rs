@@ -1,16 +1,16 @@
-//! The documentation is true: every command in it is run, every configuration is read, every link leads somewhere. What
-//! stands in for programs, and so is not tried here, is in `stubs`: above all, `cargo install` builds nothing.
+//! Tests the documentation: every command is run, every configuration is read, every link is resolved. `stubs` contains
+//! replacements of programs: `cargo install`, for example, builds nothing.
 //!
-//! * `markdown`: pages, their blocks of code, links and headings
-//! * `session`: a shell in a network of its own, where the ports of the documentation are free
-//! * `page`: what is done with each block of a page
-//! * `output`: whether what a command says is what the page shows
+//! * `markdown`: pages with their code blocks, links and headings
+//! * `session`: a shell in its own network namespace, where the documented ports are free
+//! * `page`: runs or reads each block of a page
+//! * `output`: compares the output of a command with the page
 //! * `links`: links, anchors, the table of contents, names of files and tests
-//! * `reference`: the page that is made from the schema
-//! * `languages`: the Lua script as Python and Node use it, beside the server
+//! * `reference`: the page that is generated from the schema
+//! * `languages`: the Lua script used by Python and Node, compared with the server
 //!
-//! A block that no test can run says so in a comment above it: `<!-- not run: needs Docker -->`. One that is a file says
-//! which: `<!-- file: tollgate.toml -->`. Each page is a test of its own, so that they run side by side.
+//! A comment above a block marks one that no test can run (`<!-- not run: needs Docker -->`) or the content of a file
+//! (`<!-- file: tollgate.toml -->`). Each page is a separate test, so that pages run in parallel.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -71,23 +71,27 @@ fn every_page_with_a_block_of_code_is_tested() {
     for page in markdown::guide() {
         let path = page.path.to_str().unwrap();
         let tested = PAGES.contains(&path) || page.blocks().is_empty();
-        assert!(tested, "{path} has blocks of code: add a line to the pages in {}", file!());
+        assert!(tested, "{path} has code blocks: add it to the pages in {}", file!());
     }
     for path in PAGES {
-        assert!(markdown::root().join(path).is_file(), "{path} is gone: remove its line in {}", file!());
+        assert!(
+            markdown::root().join(path).is_file(),
+            "{path} does not exist: remove it from the pages in {}",
+            file!()
+        );
     }
 }
 
-/// How many blocks may go unrun. Raise it only for one that truly cannot be.
+/// The maximum number of skipped blocks. Raise it only for a block that cannot be run.
 const MAX_NOT_RUN: usize = 24;
 
 #[test]
-fn few_blocks_are_not_run_and_each_says_why() {
+fn few_blocks_are_skipped_and_each_states_why() {
     let mut not_run = Vec::new();
     for page in markdown::guide() {
         for block in page.blocks() {
             if let markdown::Mark::NotRun(reason) = &block.mark {
-                assert!(reason.len() > 5, "{}: say why it is not run", page.place(&block));
+                assert!(reason.len() > 5, "{}: state why it is not run", page.place(&block));
                 not_run.push(format!("{}: {reason}", page.place(&block)));
             }
         }

@@ -1,7 +1,7 @@
-//! Whether what a command says is what the page shows.
+//! Compares the output of a command with the page.
 //!
-//! `...` or `…` stands for anything, on a line of its own for any lines. Numbers of four digits and more, fractions and
-//! times differ from run to run and stand for any. Two spaces and `#` begin a remark.
+//! `...` or `…` matches anything; on a separate line, any lines. Numbers of four digits and more, fractions and times
+//! match any number or time, because they differ from run to run. Two spaces and `#` begin a remark.
 
 use std::sync::LazyLock;
 
@@ -14,13 +14,13 @@ static VOLATILE: LazyLock<Regex> = LazyLock::new(|| {
 
 static REMARK: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\s\s+#\s.*$").unwrap());
 
-/// What is wrong, if anything is.
-pub(crate) fn differs(shown: &str, said: &str) -> Option<String> {
-    let said: String = said.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+/// Returns a description of the difference, if any.
+pub(crate) fn difference(shown: &str, actual: &str) -> Option<String> {
+    let actual: String = actual.lines().map(|line| format!("{}\n", line.trim_end())).collect();
     let pattern: String = shown.lines().map(pattern_of_line).collect();
     let pattern = Regex::new(&format!("^{pattern}$")).unwrap();
-    (!pattern.is_match(said.trim_end_matches('\n')) && !pattern.is_match(&said))
-        .then(|| format!("the page shows\n{shown}\nbut it says\n{said}"))
+    (!pattern.is_match(actual.trim_end_matches('\n')) && !pattern.is_match(&actual))
+        .then(|| format!("the page shows\n{shown}\nbut the output is\n{actual}"))
 }
 
 fn pattern_of_line(line: &str) -> String {
@@ -49,7 +49,7 @@ fn pattern_of_line(line: &str) -> String {
 }
 
 #[test]
-fn a_page_may_leave_out_what_differs_and_nothing_else() {
+fn a_page_may_omit_only_volatile_output() {
     let fits = [
         ("a\n", "a\n"),
         ("a\n...\nd\n", "a\nb\nc\nd\n"),
@@ -58,12 +58,12 @@ fn a_page_may_leave_out_what_differs_and_nothing_else() {
         ("1) (integer) 0        # allowed\n", "1) (integer) 0\n"),
         ("at 2026-11-15T12:00:00.000000Z, 1,234 in 0.5 s\n", "at 2027-01-01T00:00:00Z, 77 in 12.25 s\n"),
     ];
-    for (shown, said) in fits {
-        assert_eq!(differs(shown, said), None);
+    for (shown, actual) in fits {
+        assert_eq!(difference(shown, actual), None);
     }
     let differ =
         [("a\n", "b\n"), ("a\n", "a\nb\n"), ("5 of 10\n", "6 of 10\n"), ("a\n...\n", "b\na\n"), ("a\n", "")];
-    for (shown, said) in differ {
-        assert!(differs(shown, said).is_some(), "{shown} {said}");
+    for (shown, actual) in differ {
+        assert!(difference(shown, actual).is_some(), "{shown} {actual}");
     }
 }

@@ -1,4 +1,4 @@
-//! What is done with each block of a page, in order and in one session: later blocks find what earlier ones made.
+//! Runs or reads each block of a page, in order and in one session, so that later blocks can use the results of earlier ones.
 
 use std::{fs, path::Path};
 
@@ -12,8 +12,8 @@ use super::{
     session::Session,
 };
 
-/// What is not run, since it is not a command, or is another program's.
-const SHOWN_ONLY: &[&str] = &[
+/// Languages of blocks that are not checked: no commands, or commands of other programs.
+const UNCHECKED: &[&str] = &[
     "text",
     "csv",
     "yaml",
@@ -28,10 +28,10 @@ const SHOWN_ONLY: &[&str] = &[
     "mermaid",
 ];
 
-/// The file that a server reads by itself.
+/// The file that a server reads by default.
 const CONFIGURATION: &str = "tollgate.toml";
 
-/// Does with each block of the page what its language asks for.
+/// Checks each block of the page according to its language.
 pub(crate) fn check(path: &str) {
     let page = Page::read(path);
     let mut session = None;
@@ -55,9 +55,9 @@ pub(crate) fn check(path: &str) {
             "json" => drop(json(&block, &place)),
             "toml" => read_configuration(&block, &place),
             "rust" => assert_is_compiled(&page, &words, &place),
-            other if SHOWN_ONLY.contains(&other) => {}
-            "" => panic!("{place}: say after the fence what this is; text, if it is nothing"),
-            other => panic!("{place}: `{other}` is not a language that is known in {}", file!()),
+            other if UNCHECKED.contains(&other) => {}
+            "" => panic!("{place}: write a language after the fence; text, if there is none"),
+            other => panic!("{place}: unknown language `{other}`: add it to {}", file!()),
         }
     }
 }
@@ -66,20 +66,20 @@ fn run(session: &mut Session, block: &Block, place: &str) {
     prepare(session, &block.text);
     let (before, reloads) = (fs::read(session.work().join(CONFIGURATION)).ok(), session.reloads());
     match &*block.language {
-        "sh" => must_work(session, &block.text, place),
+        "sh" => run_successfully(session, &block.text, place),
         "console" => run_console(session, block, place),
         "python" => {
             session.write("block.py", &block.text);
-            must_work(session, "python3 block.py", place);
+            run_successfully(session, "python3 block.py", place);
         }
         "js" => {
-            // a connection that stays open would keep it from ending
+            // an open connection would keep the process running
             session.write("block.mjs", &format!("{}\nprocess.exit(0);\n", block.text));
-            must_work(session, "node block.mjs", place);
+            run_successfully(session, "node block.mjs", place);
         }
-        _ => ask(session, &json(block, place), place),
+        _ => send_request(session, &json(block, place), place),
     }
-    // a reader is slower than what just began in the background, or was written
+    // a reader is slower than a background process or a reload
     session.await_background(&block.text);
     if let Some(reloads) = reloads
         && before != fs::read(session.work().join(CONFIGURATION)).ok()
@@ -88,33 +88,33 @@ fn run(session: &mut Session, block: &Block, place: &str) {
     }
 }
 
-/// Starts what these commands take for granted.
+/// Starts the Redis or the server that these commands require.
 fn prepare(session: &mut Session, text: &str) {
     let mentions = |words: &[&str]| words.iter().any(|word| text.contains(word));
     if mentions(&["redis://127.0.0.1:6379", "redis://127.0.0.1/", "redis-cli", "6379"]) {
         session.need_redis();
     }
-    let starts_itself = mentions(&["tollgate serve", "-- serve"]);
-    let asks_a_server = mentions(&[":8080", ":8081", "6380"])
+    let starts_server = mentions(&["tollgate serve", "-- serve"]);
+    let needs_server = mentions(&[":8080", ":8081", "6380"])
         || ["check", "peek", "charge", "refund", "reset", "explain"].iter().any(|command| {
             let lines = text.lines().filter(|line| line.contains(&format!("tollgate {command} ")));
             lines.into_iter().any(|line| !line.contains("--store") && !line.contains("--config"))
         });
-    if asks_a_server && !starts_itself {
+    if needs_server && !starts_server {
         session.need_server();
     }
 }
 
-fn must_work(session: &mut Session, script: &str, place: &str) {
+fn run_successfully(session: &mut Session, script: &str, place: &str) {
     let ran = session.run(script);
     if let Some(failed) = ran.failed {
-        panic!("{place}: this fails: {failed}\n{}", ran.said);
+        panic!("{place}: command failed: {failed}\n{}", ran.output);
     }
-    assert_eq!(ran.status, 0, "{place}: {}", ran.said);
+    assert_eq!(ran.status, 0, "{place}: {}", ran.output);
 }
 
-/// Runs each command that follows a `$`, and compares what it says with what stands below it. One that shows what it
-/// says may fail: a refusal has an exit code, too.
+/// Runs each command that follows a `$` and compares its output with the lines below. A command with output may fail,
+/// because a denial has an exit code too.
 fn run_console(session: &mut Session, block: &Block, place: &str) {
     let mut steps: Vec<(String, String)> = Vec::new();
     for line in block.text.lines() {
@@ -124,7 +124,8 @@ fn run_console(session: &mut Session, block: &Block, place: &str) {
             steps.push((format!("{command}\n"), String::new()));
             continue;
         }
-        let (command, shown) = steps.last_mut().unwrap_or_else(|| panic!("{place}: it begins without `$ `"));
+        let (command, shown) =
+            steps.last_mut().unwrap_or_else(|| panic!("{place}: the first line does not begin with `$ `"));
         if is_continued || (shown.is_empty() && line.starts_with("> ")) {
             *command += &format!("{}\n", line.strip_prefix("> ").unwrap_or(line));
         } else {
@@ -134,8 +135,8 @@ fn run_console(session: &mut Session, block: &Block, place: &str) {
     for (command, shown) in steps {
         let ran = session.run(&command);
         if shown.is_empty() {
-            assert_eq!(ran.status, 0, "{place}: {command}{}", ran.said);
-        } else if let Some(difference) = output::differs(&shown, &ran.said) {
+            assert_eq!(ran.status, 0, "{place}: {command}{}", ran.output);
+        } else if let Some(difference) = output::difference(&shown, &ran.output) {
             panic!("{place}: $ {command}{difference}");
         }
     }
@@ -145,8 +146,8 @@ fn json(block: &Block, place: &str) -> Value {
     serde_json::from_str(&block.text).unwrap_or_else(|error| panic!("{place}: {error}"))
 }
 
-/// Sends it to the server, if it is a question.
-fn ask(session: &mut Session, value: &Value, place: &str) {
+/// Sends the JSON to the server, if it is a request.
+fn send_request(session: &mut Session, value: &Value, place: &str) {
     let has = |field: &str| value.get(field).is_some();
     if !(has("labels") || has("checks") || (has("key") && has("limit"))) {
         return;
@@ -154,10 +155,14 @@ fn ask(session: &mut Session, value: &Value, place: &str) {
     let call = if has("rules") || has("at_us") { "refund" } else { "check" };
     session.need_server();
     session.write("body.json", &value.to_string());
-    must_work(session, &format!("curl -sS --fail-with-body 127.0.0.1:8080/v1/{call} -d @body.json"), place);
+    run_successfully(
+        session,
+        &format!("curl -sS --fail-with-body 127.0.0.1:8080/v1/{call} -d @body.json"),
+        place,
+    );
 }
 
-/// Reads a configuration as the server would; the files that it names are made up.
+/// Reads a configuration as the server does; the files that it refers to are generated.
 fn read_configuration(block: &Block, place: &str) {
     let table: toml::Table = block.text.parse().unwrap_or_else(|error| panic!("{place}: {error}"));
     let belongs_to_cargo = ["dependencies", "package", "book"].iter().any(|key| table.contains_key(*key));
@@ -166,7 +171,7 @@ fn read_configuration(block: &Block, place: &str) {
     }
     let home = tempfile::tempdir().unwrap();
     let certificates = Certificates::issue(home.path(), [127, 0, 0, 1].into());
-    make_up(&toml::Value::Table(table), home.path(), &certificates);
+    generate_files(&toml::Value::Table(table), home.path(), &certificates);
     let path = home.path().join("tollgate.toml");
     fs::write(&path, &block.text).unwrap();
     let flags = Flags { config: Some(path), ..Flags::default() };
@@ -177,8 +182,8 @@ fn read_configuration(block: &Block, place: &str) {
     }
 }
 
-/// Writes the files that a configuration names.
-fn make_up(value: &toml::Value, home: &Path, certificates: &Certificates) {
+/// Generates the files that a configuration refers to.
+fn generate_files(value: &toml::Value, home: &Path, certificates: &Certificates) {
     let copy = |from: &Path, name: &str| write_below(home, name, &fs::read_to_string(from).unwrap());
     match value {
         toml::Value::Table(table) => {
@@ -189,27 +194,27 @@ fn make_up(value: &toml::Value, home: &Path, certificates: &Certificates) {
                     ("ca" | "client_ca", Some(name)) => copy(&certificates.authority, name),
                     ("overrides_file", Some(name)) => write_below(home, name, "tenant,amount\nacme,5\n"),
                     (key, Some(name)) if key == "file" || key.ends_with("_file") => {
-                        write_below(home, name, "made-up-and-long-enough-for-a-key\n");
+                        write_below(home, name, "generated-and-long-enough-for-a-key\n");
                     }
-                    _ => make_up(value, home, certificates),
+                    _ => generate_files(value, home, certificates),
                 }
             }
         }
-        toml::Value::Array(array) => array.iter().for_each(|value| make_up(value, home, certificates)),
+        toml::Value::Array(array) => array.iter().for_each(|value| generate_files(value, home, certificates)),
         _ => {}
     }
 }
 
 fn write_below(home: &Path, name: &str, text: &str) {
     let path = home.join(name);
-    assert!(path.starts_with(home), "{name} is an absolute path: a relative one can be tried");
+    assert!(path.starts_with(home), "{name} is an absolute path: use a relative one");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
 }
 
-/// Rust is compiled, and run, by `cargo test --doc`: some crate must include the page.
+/// Asserts that a crate includes the page: `cargo test --doc` compiles and runs its Rust.
 fn assert_is_compiled(page: &Page, words: &[&str], place: &str) {
-    assert!(!words.contains(&"ignore"), "{place}: make it compile; no_run, if it cannot run");
+    assert!(!words.contains(&"ignore"), "{place}: make it compile; use no_run if it cannot run");
     let included = format!("{}\")]", page.path.display());
     let is_included = below("crates", "rs").iter().any(|source| {
         let text = fs::read_to_string(root().join(source)).unwrap();

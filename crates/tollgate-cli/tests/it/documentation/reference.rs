@@ -94,18 +94,18 @@ fn the_reference_page_matches_the_schema() {
 fn page() -> String {
     let schema = config::schema();
     let mut page = INTRODUCTION.to_owned();
-    for (heading, definition, words) in TABLES {
+    for (heading, definition, text) in TABLES {
         write!(page, "\n## {heading}\n\n").unwrap();
         if let Some(definition) = schema["$defs"].get(definition) {
-            if words.is_empty() {
-                writeln!(page, "{}.\n", words_of(definition)).unwrap();
+            if text.is_empty() {
+                writeln!(page, "{}.\n", description(definition)).unwrap();
             } else {
-                writeln!(page, "{words}").unwrap();
+                writeln!(page, "{text}").unwrap();
             }
             page += &table(definition);
         } else {
-            assert!(definition.is_empty(), "there is no {definition} in the schema");
-            page += words;
+            assert!(definition.is_empty(), "the schema has no {definition}");
+            page += text;
         }
     }
     let documented = TABLES.iter().filter(|(_, definition, _)| !definition.is_empty()).count();
@@ -127,7 +127,7 @@ fn table(definition: &Value) -> String {
             Some(default) => format!("`{default}`"),
             None => String::new(),
         };
-        writeln!(table, "| `{key}` | {} | {default} | {} |", kind(property), words_of(property)).unwrap();
+        writeln!(table, "| `{key}` | {} | {default} | {} |", kind(property), description(property)).unwrap();
     }
     table
 }
@@ -158,9 +158,9 @@ fn documented_defaults_are_the_actual_defaults() {
     );
 }
 
-fn words_of(schema: &Value) -> String {
-    let words = schema["description"].as_str().unwrap_or_else(|| panic!("no words for {schema}"));
-    words.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+fn description(schema: &Value) -> String {
+    let text = schema["description"].as_str().unwrap_or_else(|| panic!("no description in {schema}"));
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
 /// The type of a value.

@@ -1,7 +1,7 @@
-//! A shell in a network of its own, where every port is free: commands run there as the page has them.
+//! A shell in its own network namespace, where every port is free, for the unchanged commands of a page.
 //!
-//! `tollgate` is the program of this build. As a reader would have it in another terminal, `tollgate serve` goes on in
-//! the background once it serves, and ends when it is started again or the session ends.
+//! `tollgate` is the program of this build. `tollgate serve` continues in the background, as in another terminal, until it
+//! is started again or the session ends.
 
 use std::{
     fs,
@@ -26,31 +26,31 @@ use tollgate_testkit::wait;
 
 use super::markdown::root;
 
-/// How long one command may take, also on a busy machine.
+/// The time limit of one command, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What clients in Python and Node are found by, below the root.
+/// The Python and Node clients, relative to the root.
 const REDIS_PY: &str = ".servers/redis-py";
 const NODE_MODULES: &str = ".servers/ioredis/node_modules";
 
-/// What a page may take from the repository.
+/// The directories of the repository that pages may use.
 const CHECKED_OUT: &[&str] = &["docs", "deploy"];
 
 pub(crate) struct Session {
     shell: Child,
     input: ChildStdin,
     done: Receiver<String>,
-    /// `work` is where commands run; `bin` has what stands in for programs, `state` what is running.
+    /// `work` is the working directory, `bin` contains the stubs, `state` the state of running programs.
     directory: TempDir,
 }
 
-/// What became of a command.
-pub(crate) struct Ran {
+/// The result of a script.
+pub(crate) struct ScriptResult {
     pub(crate) status: i32,
     /// The first command that failed.
     pub(crate) failed: Option<String>,
-    /// Both outputs.
-    pub(crate) said: String,
+    /// Standard output and standard error.
+    pub(crate) output: String,
 }
 
 impl Session {
@@ -59,9 +59,9 @@ impl Session {
         for name in ["work", "bin", "state"] {
             fs::create_dir(directory.path().join(name)).unwrap();
         }
-        stand_in(directory.path(), "tollgate", include_str!("stubs/tollgate"));
-        stand_in(directory.path(), "cargo", include_str!("stubs/cargo"));
-        stand_in(directory.path(), "redis-cli", include_str!("stubs/redis-cli"));
+        install_stub(directory.path(), "tollgate", include_str!("stubs/tollgate"));
+        install_stub(directory.path(), "cargo", include_str!("stubs/cargo"));
+        install_stub(directory.path(), "redis-cli", include_str!("stubs/redis-cli"));
         let modules = root().join(NODE_MODULES).canonicalize();
         let modules = modules.unwrap_or_else(|error| panic!("{NODE_MODULES}: {error}; run scripts/servers"));
         symlink(modules, directory.path().join("work/node_modules")).unwrap();
@@ -85,33 +85,33 @@ impl Session {
         command.env("REAL", env!("CARGO_BIN_EXE_tollgate"));
         command.env("PYTHONPATH", root().join(REDIS_PY).canonicalize().unwrap());
         command.env("PYTHONDONTWRITEBYTECODE", "1");
-        // a machine that tests keep busy takes longer than 50 ms now and then, and policies would answer
+        // on a machine that is busy with tests, a shorter deadline would apply failure policies
         command.env("TOLLGATE_STORE_DEADLINE", "5s");
         for name in ["XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
             command.env(name, directory.path().join("state"));
         }
-        // modules are looked for where commands run, not where the links lead
+        // modules are resolved from the working directory, not from the targets of links
         command.env("NODE_OPTIONS", "--preserve-symlinks --preserve-symlinks-main");
-        // all that it starts ends with it
+        // its process group is killed with it
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut shell = command.spawn().expect("unshare, of the package util-linux");
+        let mut shell = command.spawn().expect("unshare is missing: install util-linux");
 
         let input = shell.stdin.take().unwrap();
-        let output = BufReader::new(shell.stdout.take().unwrap());
-        let (said, done) = mpsc::channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
+        let lines = BufReader::new(shell.stdout.take().unwrap());
+        let (sender, done) = mpsc::channel();
+        thread::spawn(move || lines.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let mut session = Self { shell, input, done, directory };
         let ran = session.run("ip link set lo up");
-        assert_eq!(ran.status, 0, "no network of its own (are you root?): {}", ran.said);
+        assert_eq!(ran.status, 0, "cannot create a network namespace (are you root?): {}", ran.output);
         session
     }
 
-    /// Where commands run.
+    /// Returns the working directory.
     pub(crate) fn work(&self) -> PathBuf {
         self.directory.path().join("work")
     }
 
-    /// Writes a file where commands run.
+    /// Writes a file to the working directory.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.work().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -119,35 +119,35 @@ impl Session {
         path
     }
 
-    /// Runs commands in the shell, which remembers what they set.
-    pub(crate) fn run(&mut self, script: &str) -> Ran {
+    /// Runs commands in the shell, which keeps variables and functions.
+    pub(crate) fn run(&mut self, script: &str) -> ScriptResult {
         let state = self.directory.path().join("state");
         let of_state = |name: &str| fs::read_to_string(state.join(name)).unwrap_or_default();
         fs::write(state.join("step"), script).unwrap();
         fs::write(state.join("failed"), "").unwrap();
         let line = "set -E; trap 'printf \"%s\\n\" \"$BASH_COMMAND\" >>\"$STATE/failed\"' ERR; \
-                    . \"$STATE/step\" >\"$STATE/said\" 2>&1 </dev/null; echo $?; trap - ERR\n";
+                    . \"$STATE/step\" >\"$STATE/output\" 2>&1 </dev/null; echo $?; trap - ERR\n";
         self.input.write_all(line.as_bytes()).unwrap();
         self.input.flush().unwrap();
         let status = self.done.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-            panic!("this does not end, or ends the shell:\n{script}\nit said:\n{}", of_state("said"))
+            panic!("the script does not end, or ends the shell:\n{script}\noutput:\n{}", of_state("output"))
         });
         let failed = of_state("failed").lines().next().map(str::to_owned);
-        Ran { status: status.parse().unwrap(), failed, said: of_state("said") }
+        ScriptResult { status: status.parse().unwrap(), failed, output: of_state("output") }
     }
 
-    /// Runs what the page takes for granted.
+    /// Runs a script that must succeed.
     fn prepare(&mut self, script: &str) {
         let ran = self.run(script);
-        assert_eq!(ran.status, 0, "{script}: {}", ran.said);
+        assert_eq!(ran.status, 0, "{script}: {}", ran.output);
     }
 
-    /// Makes sure that a server is there, as the page's own configuration has it, if it has one.
+    /// Starts a server with the configuration of the page, if none runs.
     pub(crate) fn need_server(&mut self) {
         self.prepare("[ -n \"$(ls \"$STATE\"/*.serving 2>/dev/null)\" ] || tollgate serve");
     }
 
-    /// Makes sure that there is a Redis at its usual port.
+    /// Starts a Redis on its default port, if none runs.
     pub(crate) fn need_redis(&mut self) {
         self.prepare(
             "redis-cli ping >/dev/null 2>&1 || {
@@ -158,26 +158,26 @@ impl Session {
         );
     }
 
-    /// How often the server at the usual address has read its configuration again; `None` where none runs.
+    /// Returns the reload metrics of the server at the default address; `None` if none runs.
     pub(crate) fn reloads(&mut self) -> Option<String> {
         let ran = self.run("curl -s 127.0.0.1:8080/metrics | grep '^tollgate_config_reloads_total' || true");
-        Some(ran.said).filter(|said| !said.is_empty())
+        Some(ran.output).filter(|output| !output.is_empty())
     }
 
-    /// Waits until the server has read its configuration again since.
+    /// Waits until the reload metrics change.
     pub(crate) fn await_reload(&mut self, before: &str) {
         wait::until("the server has read its changed configuration", PATIENCE, || {
             self.reloads().is_some_and(|now| now != before)
         });
     }
 
-    /// Waits until something listens at each port that commands which go on in the background name.
+    /// Waits until each port in a background command accepts connections.
     pub(crate) fn await_background(&mut self, script: &str) {
         static PORT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b\d{4,5}\b").unwrap());
         for line in script.lines().filter(|line| line.trim_end().ends_with('&')) {
             for port in PORT.find_iter(line) {
-                let ask = format!("(exec 3<>/dev/tcp/127.0.0.1/{}) 2>/dev/null || false", port.as_str());
-                wait::until(format_args!("`{line}` listens"), PATIENCE, || self.run(&ask).status == 0);
+                let connect = format!("(exec 3<>/dev/tcp/127.0.0.1/{}) 2>/dev/null || false", port.as_str());
+                wait::until(format_args!("`{line}` listens"), PATIENCE, || self.run(&connect).status == 0);
             }
         }
     }
@@ -191,8 +191,8 @@ impl Drop for Session {
     }
 }
 
-/// Puts a script in the place of a program.
-fn stand_in(directory: &Path, name: &str, text: &str) {
+/// Installs a script that replaces a program.
+fn install_stub(directory: &Path, name: &str, text: &str) {
     let path = directory.join("bin").join(name);
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

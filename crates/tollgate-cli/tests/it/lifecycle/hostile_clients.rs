@@ -1,4 +1,4 @@
-//! Clients that mean no good: none of them keeps others out, or takes more than its share of memory.
+//! Hostile clients: they neither block other clients nor use much memory.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -8,16 +8,16 @@ use std::{
 
 use tollgate_testkit::wait::PATIENCE;
 
-use super::reload::{Checks, by_grpc, by_http, by_resp};
+use super::reload::{Checker, by_grpc, by_http, by_resp};
 use crate::{
     http_client::Client,
     server_process::{ANY_PORTS, ConfigDir, ServerProcess},
 };
 
-/// More than there are places on one front end.
+/// More than the connection limit of one front end.
 const INCOMPLETE_REQUESTS: usize = 2_000;
 const FRONTS: usize = 3;
-/// The most that all of them may take on one front end, in bytes.
+/// The maximum memory growth by all hostile clients of one front end, in bytes.
 const MAX_GROWTH: usize = 64 << 20;
 const HUGE_BODY: usize = 64 << 20;
 
@@ -28,36 +28,36 @@ fn start() -> (ConfigDir, ServerProcess) {
 }
 
 fn assert_serves(client: &mut Client) {
-    let answer = client.post("/v1/check", r#"{"labels":{"user":"a"}}"#).unwrap();
-    assert_eq!(answer.status, 200, "{}", answer.body);
+    let response = client.post("/v1/check", r#"{"labels":{"user":"a"}}"#).unwrap();
+    assert_eq!(response.status, 200, "{}", response.body);
 }
 
-/// What came until the connection ended, if it did in time; how it ended does not matter.
+/// Returns everything received until the connection was closed or reset; none after a timeout.
 fn read_to_end(mut stream: TcpStream) -> Option<String> {
     stream.set_read_timeout(Some(2 * PATIENCE)).unwrap();
-    let mut stdout = Vec::new();
+    let mut received = Vec::new();
     let mut buffer = [0; 4 << 10];
     loop {
         match stream.read(&mut buffer) {
             Ok(0) => break,
-            Ok(count) => stdout.extend_from_slice(&buffer[..count]),
+            Ok(count) => received.extend_from_slice(&buffer[..count]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock) => return None,
             Err(_) => break,
         }
     }
-    Some(String::from_utf8_lossy(&stdout).into_owned())
+    Some(String::from_utf8_lossy(&received).into_owned())
 }
 
-/// Who connect properly on one front end, and what others never finish there.
+/// A front end, a well-behaved client, and the incomplete requests of hostile clients.
 struct Front<'a> {
     address: &'a str,
-    connect: fn(&ServerProcess) -> Checks,
+    connect: fn(&ServerProcess) -> Checker,
     incomplete: Vec<Vec<u8>>,
 }
 
 #[test]
-fn what_is_never_finished_keeps_nobody_out_and_is_ended() {
-    allow_open_files();
+fn incomplete_requests_block_no_other_client_and_are_closed() {
+    raise_open_file_limit();
     let (_home, program) = start();
     let texts = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect();
     let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
@@ -102,11 +102,11 @@ fn what_is_never_finished_keeps_nobody_out_and_is_ended() {
                 }
                 connect(program)();
                 old();
-                let ends: Vec<_> = streams.into_iter().map(read_to_end).collect();
+                let responses: Vec<_> = streams.into_iter().map(read_to_end).collect();
                 assert_eq!(
-                    ends.iter().filter(|end| end.is_none()).count(),
+                    responses.iter().filter(|response| response.is_none()).count(),
                     0,
-                    "some are not ended on {address}"
+                    "some connections stay open on {address}"
                 );
                 connect(program)();
             });
@@ -117,7 +117,7 @@ fn what_is_never_finished_keeps_nobody_out_and_is_ended() {
 }
 
 #[test]
-fn a_huge_body_is_refused_before_it_has_arrived() {
+fn a_huge_body_is_rejected_before_it_is_read_completely() {
     let (_home, program) = start();
     let mut other = program.client();
     assert_serves(&mut other);
@@ -131,15 +131,15 @@ fn a_huge_body_is_refused_before_it_has_arrived() {
             piece.resize(piece.len() + (1 << 20), b' ');
             piece.extend_from_slice(b"\r\n");
             for _ in 0..HUGE_BODY >> 20 {
-                // fails as soon as the server has heard enough
+                // fails once the server has closed the connection
                 if stream.write_all(&piece).is_err() {
                     break;
                 }
             }
             assert_serves(&mut other);
-            let words = read_to_end(stream).expect("the connection is ended");
-            let status = words.split(' ').nth(1).unwrap_or_default();
-            assert!(["", "413", "200"].contains(&status), "{path} {framing}: {words}");
+            let response = read_to_end(stream).expect("the connection should be closed");
+            let status = response.split(' ').nth(1).unwrap_or_default();
+            assert!(["", "413", "200"].contains(&status), "{path} {framing}: {response}");
         }
     }
     let grown = program.peak_memory() - before;
@@ -147,7 +147,7 @@ fn a_huge_body_is_refused_before_it_has_arrived() {
 }
 
 #[test]
-fn heads_without_end_are_refused() {
+fn endless_request_heads_are_rejected() {
     let (_home, program) = start();
     let mut other = program.client();
     assert_serves(&mut other);
@@ -165,19 +165,19 @@ fn heads_without_end_are_refused() {
     for data in streams {
         let mut stream = TcpStream::connect(&program.http).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        // fails as soon as the server has heard enough
+        // fails once the server has closed the connection
         let _ = stream.write_all(data.as_bytes());
         let _ = stream.shutdown(Shutdown::Write);
         assert_serves(&mut other);
-        let words = read_to_end(stream).expect("the connection is ended");
-        assert!(words.is_empty() || words.starts_with("HTTP/1.1 4"), "{words}");
+        let response = read_to_end(stream).expect("the connection should be closed");
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 4"), "{response}");
     }
     let grown = program.peak_memory() - before;
     assert!(grown < MAX_GROWTH, "{grown} bytes");
 }
 
-/// Lets this process, and those that it starts, open the files that the test needs.
-fn allow_open_files() {
+/// Raises the open file limit of this process and its children.
+fn raise_open_file_limit() {
     let allowed = tollgate_server::net::listener::raise_open_files_limit();
     let needed = u64::try_from(FRONTS * INCOMPLETE_REQUESTS).unwrap() + 500;
     assert!(allowed >= needed, "this test opens {needed} files: raise the limit (ulimit -Hn)");

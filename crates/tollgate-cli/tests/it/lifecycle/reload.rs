@@ -1,4 +1,4 @@
-//! Another configuration, under load: nobody notices but by its effect.
+//! Configuration reloads, also under load.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,10 +14,10 @@ use tonic::transport::Endpoint;
 
 use crate::server_process::{ANY_PORTS, ConfigDir, ServerProcess};
 
-/// How often the rules change while clients ask.
+/// The number of reloads under load.
 const CHANGES: u64 = 1_000;
-/// Some of them are left to be noticed; for the others the server is told.
-const NOTICED: u64 = 10;
+/// The number of reloads that the server detects itself; the others are triggered by a signal.
+const DETECTED: u64 = 10;
 const NO_LABELS: &str = r#"{"labels":{}}"#;
 
 fn rules(amount: u64) -> String {
@@ -26,39 +26,43 @@ fn rules(amount: u64) -> String {
     )
 }
 
-/// Somebody who checks, and sees to it that this goes well.
-pub(crate) type Checks = Box<dyn FnMut()>;
+/// Sends one check and asserts its response.
+pub(crate) type Checker = Box<dyn FnMut()>;
 
-pub(crate) fn by_http(program: &ServerProcess) -> Checks {
+pub(crate) fn by_http(program: &ServerProcess) -> Checker {
     let mut client = program.client();
     Box::new(move || {
-        let answer = client.post("/v1/check", NO_LABELS).unwrap();
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        let answer = answer.json();
-        assert_eq!((&answer["allowed"], &answer["degraded"]), (&true.into(), &false.into()), "{answer}");
+        let response = client.post("/v1/check", NO_LABELS).unwrap();
+        assert_eq!(response.status, 200, "{}", response.body);
+        let response = response.json();
+        assert_eq!(
+            (&response["allowed"], &response["degraded"]),
+            (&true.into(), &false.into()),
+            "{response}"
+        );
     })
 }
 
-fn by_forward_auth(program: &ServerProcess) -> Checks {
+fn by_forward_auth(program: &ServerProcess) -> Checker {
     let mut client = program.client();
     Box::new(move || {
-        let answer = client.get("/v1/auth").unwrap();
-        assert_eq!(answer.status, 200, "{}", answer.body);
+        let response = client.get("/v1/auth").unwrap();
+        assert_eq!(response.status, 200, "{}", response.body);
     })
 }
 
-pub(crate) fn by_resp(program: &ServerProcess) -> Checks {
+pub(crate) fn by_resp(program: &ServerProcess) -> Checker {
     let client = redis::Client::open(format!("redis://{}", program.resp)).unwrap();
     let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
     Box::new(move || {
-        let answer: Vec<redis::Value> =
+        let response: Vec<redis::Value> =
             redis::cmd("TG.CHECK").arg(&["1", "a", "b"]).query(&mut connection).unwrap();
-        let (allowed, degraded) = (&answer[0], &answer[6]);
-        assert_eq!((allowed, degraded), (&redis::Value::Int(1), &redis::Value::Int(0)), "{answer:?}");
+        let (allowed, degraded) = (&response[0], &response[6]);
+        assert_eq!((allowed, degraded), (&redis::Value::Int(1), &redis::Value::Int(0)), "{response:?}");
     })
 }
 
-pub(crate) fn by_grpc(program: &ServerProcess) -> Checks {
+pub(crate) fn by_grpc(program: &ServerProcess) -> Checker {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
     let mut client = RateLimitServiceClient::new(runtime.block_on(endpoint.connect()).unwrap());
@@ -66,15 +70,15 @@ pub(crate) fn by_grpc(program: &ServerProcess) -> Checks {
         let entry = Entry { key: "a".to_owned(), value: b"b".to_vec() };
         let descriptors =
             vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
-        let question = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
-        let answer = runtime.block_on(client.should_rate_limit(question)).unwrap().into_inner();
-        assert_eq!(answer.overall_code(), Code::Ok, "{answer:?}");
+        let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+        let response = runtime.block_on(client.should_rate_limit(request)).unwrap().into_inner();
+        assert_eq!(response.overall_code(), Code::Ok, "{response:?}");
     })
 }
 
 fn limit(program: &ServerProcess) -> u64 {
-    let answer = program.client().post("/v1/peek", NO_LABELS).unwrap();
-    answer.json()["limit"].as_u64().unwrap()
+    let response = program.client().post("/v1/peek", NO_LABELS).unwrap();
+    response.json()["limit"].as_u64().unwrap()
 }
 
 fn wait_for_limit(program: &ServerProcess, amount: u64) {
@@ -82,7 +86,7 @@ fn wait_for_limit(program: &ServerProcess, amount: u64) {
 }
 
 #[test]
-fn a_thousand_changes_under_load_fail_no_call_and_forget_nothing() {
+fn a_thousand_reloads_under_load_fail_no_call_and_lose_no_count() {
     let home = ConfigDir::new(&rules(900_000));
     let program = home.start();
     let (is_over, charged) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -101,7 +105,7 @@ fn a_thousand_changes_under_load_fail_no_call_and_forget_nothing() {
             for change in 1..=CHANGES {
                 let amount = 900_000 + change;
                 home.write("tollgate.toml", rules(amount));
-                if change % (CHANGES / NOTICED) != 0 {
+                if change % (CHANGES / DETECTED) != 0 {
                     program.signal("-HUP");
                 }
                 wait_for_limit(&program, amount);
@@ -111,20 +115,20 @@ fn a_thousand_changes_under_load_fail_no_call_and_forget_nothing() {
         changed.unwrap();
     });
     let charged = charged.into_inner();
-    let answer = program.client().post("/v1/peek", NO_LABELS).unwrap().json();
+    let response = program.client().post("/v1/peek", NO_LABELS).unwrap().json();
     assert!(charged > CHANGES, "{charged}");
-    assert_eq!(answer["remaining"].as_u64(), Some(900_000 + CHANGES - charged));
+    assert_eq!(response["remaining"].as_u64(), Some(900_000 + CHANGES - charged));
     assert_eq!(program.metric("tollgate_config_last_reload_successful"), "1");
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_says_so_until_it_is_mended() {
+fn an_invalid_file_is_rejected_and_reported_until_it_is_fixed() {
     let home = ConfigDir::new(&rules(10));
     let program = home.start();
     assert_eq!(program.get("/readyz"), (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned()));
     home.write("tollgate.toml", rules(20).replace("1d", "1w"));
     let stale = (200, r#"{"ready":true,"store":"ok","rules":"stale"}"#.to_owned());
-    wait::until("the server says that its rules are stale", PATIENCE, || program.get("/readyz") == stale);
+    wait::until("the server reports stale rules", PATIENCE, || program.get("/readyz") == stale);
     assert_eq!(limit(&program), 10);
     assert_eq!(program.metric("tollgate_config_last_reload_successful"), "0");
     assert_eq!(program.metric("tollgate_config_reloads_total{result=\"failure\"}"), "1");
@@ -139,7 +143,7 @@ fn a_bad_file_changes_nothing_and_says_so_until_it_is_mended() {
 }
 
 #[test]
-fn what_takes_a_restart_is_named_and_the_rest_is_in_force() {
+fn settings_that_need_a_restart_are_logged_and_the_others_take_effect() {
     let home = ConfigDir::new(&rules(10));
     let program = home.start();
     let moved = rules(20).replace("http = \"127.0.0.1:0\"", "http = \"127.0.0.1:1\"");
@@ -152,14 +156,14 @@ fn what_takes_a_restart_is_named_and_the_rest_is_in_force() {
 }
 
 #[test]
-fn a_reload_does_not_open_to_others_what_needed_a_token() {
+fn a_reload_does_not_remove_the_tokens_of_a_public_listener() {
     let with_token =
         rules(10).replace("127.0.0.1:0", "0.0.0.0:0") + "[[server.token]]\nname = \"app\"\nfile = \"app\"\n";
     let home = ConfigDir::new("");
     home.write("app", "s3cret-of-app\n");
     home.write("tollgate.toml", &with_token);
     let program = home.start();
-    // on its own this would be fine: but the server still listens where others can reach it
+    // the new file is valid, but the server keeps its public listener until a restart
     home.write("tollgate.toml", rules(20));
     program.signal("-HUP");
     program.wait_for_log("would be open to everybody without a token");
@@ -170,7 +174,7 @@ fn a_reload_does_not_open_to_others_what_needed_a_token() {
 }
 
 #[test]
-fn a_reload_drops_all_rules_only_if_the_file_says_so() {
+fn a_reload_removes_all_rules_only_if_the_file_sets_an_empty_list() {
     let home = ConfigDir::new(&rules(10));
     let program = home.start();
     let stale = r#"{"ready":true,"store":"ok","rules":"stale"}"#;
@@ -186,15 +190,15 @@ fn a_reload_drops_all_rules_only_if_the_file_says_so() {
     program.wait_for_line("configuration rejected, keeping the previous one", "write rule = [] at the top");
 
     home.write("tollgate.toml", format!("rule = []\n{ANY_PORTS}"));
-    wait::until("the rules are dropped", PATIENCE, || {
-        let answer = program.client().post("/v1/check", NO_LABELS).unwrap().json();
-        answer["tiers"].as_array().is_some_and(Vec::is_empty)
+    wait::until("the rules are removed", PATIENCE, || {
+        let response = program.client().post("/v1/check", NO_LABELS).unwrap().json();
+        response["tiers"].as_array().is_some_and(Vec::is_empty)
     });
     assert_eq!(program.get("/readyz").1, r#"{"ready":true,"store":"ok","rules":"ok"}"#);
 }
 
 #[test]
-fn a_reload_drops_all_tokens_only_if_the_file_says_so() {
+fn a_reload_removes_all_tokens_only_if_the_file_sets_an_empty_list() {
     let token = "[[server.token]]\nname = \"app\"\nfile = \"app\"\n";
     let home = ConfigDir::new("");
     home.write("app", "s3cret-of-app\n");
@@ -209,6 +213,6 @@ fn a_reload_drops_all_tokens_only_if_the_file_says_so() {
     assert!(program.get("/readyz").1.contains("\"rules\":\"stale\""));
 
     home.write("tollgate.toml", rules(20).replace("[server]\n", "[server]\ntoken = []\n"));
-    wait::until("the tokens are dropped", PATIENCE, || status() == 200);
+    wait::until("the tokens are removed", PATIENCE, || status() == 200);
     assert!(program.get("/readyz").1.contains("\"rules\":\"ok\""));
 }

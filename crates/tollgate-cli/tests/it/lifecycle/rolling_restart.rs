@@ -1,5 +1,4 @@
-//! Two instances over one Redis, started again one after the other: clients that go where the server is ready notice
-//! nothing.
+//! Rolling restarts of two instances with one Redis, as seen by clients that use ready instances only.
 
 use std::{
     sync::{
@@ -28,7 +27,7 @@ use crate::{
     server_process::{ANY_PORTS, ConfigDir, ServerProcess},
 };
 
-/// How often each of both instances is started again.
+/// The number of restarts of each instance.
 const ROUNDS: usize = 2;
 const NO_LABELS: &str = r#"{"labels":{}}"#;
 
@@ -39,7 +38,7 @@ struct Addresses {
     resp: String,
 }
 
-/// What a load balancer knows: where the instances are that say they are ready.
+/// A load balancer that selects ready instances.
 #[derive(Default)]
 struct Balancer {
     instances: Mutex<Vec<Addresses>>,
@@ -48,8 +47,8 @@ struct Balancer {
 }
 
 impl Balancer {
-    /// Asks every instance.
-    fn look(&self) {
+    /// Polls the readiness of every instance.
+    fn poll(&self) {
         let instances = self.instances.lock().unwrap().clone();
         *self.ready.lock().unwrap() = instances.into_iter().filter(|at| is_ready(&at.http)).collect();
     }
@@ -60,62 +59,66 @@ impl Balancer {
         ready[turn % ready.len()].clone()
     }
 
-    fn still_picks(&self, http: &str) -> bool {
+    fn selects(&self, http: &str) -> bool {
         self.ready.lock().unwrap().iter().any(|at| at.http == http)
     }
 }
 
 fn is_ready(http: &str) -> bool {
-    let answer = Client::connect(http).and_then(|mut client| client.get("/readyz"));
-    answer.is_ok_and(|answer| answer.status == 200)
+    let response = Client::connect(http).and_then(|mut client| client.get("/readyz"));
+    response.is_ok_and(|response| response.status == 200)
 }
 
 fn start(home: &ConfigDir, balancer: &Balancer) -> ServerProcess {
     let program = home.start();
     wait::until("it is ready", PATIENCE, || is_ready(&program.http));
-    assert_eq!(program.metric("tollgate_store_connections_total"), "1", "before anybody connect");
+    assert_eq!(
+        program.metric("tollgate_store_connections_total"),
+        "1",
+        "the store is connected before the first request"
+    );
     let ServerProcess { http, grpc, resp, .. } = &program;
     let addresses = Addresses { http: http.clone(), grpc: grpc.clone(), resp: resp.clone() };
     balancer.instances.lock().unwrap().push(addresses);
-    wait::until("the balancer knows it", PATIENCE, || balancer.still_picks(&program.http));
+    wait::until("the balancer selects it", PATIENCE, || balancer.selects(&program.http));
     program
 }
 
-/// What is asked by all clients.
+/// The load of all clients.
 struct Load {
     balancer: Balancer,
-    asked: AtomicU64,
+    checks: AtomicU64,
     is_over: AtomicBool,
 }
 
 impl Load {
-    fn goes_on_at(&self, http: &str) -> bool {
-        !self.is_over() && self.balancer.still_picks(http)
+    fn continues_at(&self, http: &str) -> bool {
+        !self.is_over() && self.balancer.selects(http)
     }
 
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    fn answered(&self) {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+    fn record(&self) {
+        self.checks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps its connection until the server connect to go, or the balancer says so.
+    /// Keeps its connection until the server closes it or the balancer no longer selects the instance.
     fn by_http(&self) {
         let Addresses { http, .. } = self.balancer.pick();
         let mut client = Client::connect(&http).unwrap();
-        while self.goes_on_at(&http) {
-            let answer = client.post("/v1/check", NO_LABELS).unwrap();
-            assert_eq!(answer.status, 200, "{}", answer.body);
-            let decision = answer.json();
+        while self.continues_at(&http) {
+            let response = client.post("/v1/check", NO_LABELS).unwrap();
+            assert_eq!(response.status, 200, "{}", response.body);
+            let decision = response.json();
             assert_eq!(
                 (&decision["allowed"], &decision["degraded"]),
                 (&true.into(), &false.into()),
                 "{decision}"
             );
-            self.answered();
-            if answer.closes_connection() {
+            self.record();
+            if response.closes_connection() {
                 return;
             }
         }
@@ -125,11 +128,11 @@ impl Load {
         let Addresses { http, resp, .. } = self.balancer.pick();
         let client = redis::Client::open(format!("redis://{resp}")).unwrap();
         let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
-        while self.goes_on_at(&http) {
-            let answer: Vec<Value> = cmd("TG.CHECK").arg(&["1", "a", "b"]).query(&mut connection).unwrap();
-            let (allowed, degraded) = (&answer[0], &answer[6]);
-            assert_eq!((allowed, degraded), (&Value::Int(1), &Value::Int(0)), "{answer:?}");
-            self.answered();
+        while self.continues_at(&http) {
+            let response: Vec<Value> = cmd("TG.CHECK").arg(&["1", "a", "b"]).query(&mut connection).unwrap();
+            let (allowed, degraded) = (&response[0], &response[6]);
+            assert_eq!((allowed, degraded), (&Value::Int(1), &Value::Int(0)), "{response:?}");
+            self.record();
         }
     }
 
@@ -139,7 +142,7 @@ impl Load {
         runtime.block_on(async {
             let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
             let mut client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
-            while self.goes_on_at(&http) {
+            while self.continues_at(&http) {
                 let entry = Entry { key: "a".to_owned(), value: b"b".to_vec() };
                 let descriptor =
                     RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
@@ -148,25 +151,25 @@ impl Load {
                     descriptors: vec![descriptor],
                     hits_addend: 0,
                 };
-                let answer = client.should_rate_limit(request).await.unwrap().into_inner();
-                assert_eq!(answer.overall_code(), Code::Ok, "{answer:?}");
-                self.answered();
+                let response = client.should_rate_limit(request).await.unwrap().into_inner();
+                assert_eq!(response.overall_code(), Code::Ok, "{response:?}");
+                self.record();
             }
         });
     }
 }
 
-/// Ends the load also when the test fails, so that its clients do.
-struct Until<'a>(&'a Load);
+/// Stops the load on drop, also when the test fails.
+struct StopOnDrop<'a>(&'a Load);
 
-impl Drop for Until<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
-fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
+fn a_rolling_restart_degrades_no_call_and_counts_each_once() {
     let redis = Server::start(Flavor::Redis7);
     let home = ConfigDir::new(&format!(
         "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"5s\"\n\
@@ -174,14 +177,14 @@ fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
         redis.url()
     ));
     let load =
-        Load { balancer: Balancer::default(), asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
-    // those that run at the end outlive their clients
+        Load { balancer: Balancer::default(), checks: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+    // the last instances outlive their clients
     let mut instances = Vec::new();
     thread::scope(|scope| {
-        let _until = Until(&load);
+        let _stop = StopOnDrop(&load);
         scope.spawn(|| {
             while !load.is_over() {
-                load.balancer.look();
+                load.balancer.poll();
                 thread::yield_now();
             }
         });
@@ -189,7 +192,7 @@ fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
         for client in [Load::by_http, Load::by_http, Load::by_redis_protocol, Load::by_grpc] {
             let load = &load;
             scope.spawn(move || {
-                let _until = Until(load);
+                let _stop = StopOnDrop(load);
                 while !load.is_over() {
                     client(load);
                 }
@@ -197,23 +200,23 @@ fn starting_one_after_the_other_again_degrades_no_call_and_counts_each_once() {
         }
         for _ in 0..ROUNDS {
             for instance in &mut instances {
-                let before = load.asked.load(Ordering::Relaxed);
+                let before = load.checks.load(Ordering::Relaxed);
                 instance.signal("-TERM");
-                assert_eq!(instance.ended().code(), Some(0));
+                assert_eq!(instance.wait_for_exit().code(), Some(0));
                 *instance = start(&home, &load.balancer);
-                assert!(load.asked.load(Ordering::Relaxed) > before, "nobody asked meanwhile");
+                assert!(load.checks.load(Ordering::Relaxed) > before, "no checks during the restart");
             }
         }
     });
     drop(instances);
     let program = home.start();
     wait::until("it is ready", PATIENCE, || is_ready(&program.http));
-    let answer = program.client().post("/v1/peek", NO_LABELS).unwrap().json();
-    assert_eq!(answer["remaining"].as_u64(), Some(1_000_000 - load.asked.into_inner()), "{answer}");
+    let response = program.client().post("/v1/peek", NO_LABELS).unwrap().json();
+    assert_eq!(response["remaining"].as_u64(), Some(1_000_000 - load.checks.into_inner()), "{response}");
 }
 
 #[tokio::test]
-async fn a_server_that_drains_says_so_on_every_front_end_and_still_answers() {
+async fn a_draining_server_reports_it_on_every_front_end_and_still_responds() {
     let home = ConfigDir::new(ANY_PORTS);
     let mut program = home.start();
     let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
@@ -226,14 +229,14 @@ async fn a_server_that_drains_says_so_on_every_front_end_and_still_answers() {
     assert!(!client.get("/readyz").unwrap().closes_connection());
     program.signal("-TERM");
     let draining = wait::for_some("it drains", PATIENCE, || {
-        let answer = client.get("/readyz").unwrap();
-        (answer.status == 503).then_some(answer)
+        let response = client.get("/readyz").unwrap();
+        (response.status == 503).then_some(response)
     });
     assert_eq!(draining.body, r#"{"ready":false,"store":"ok","rules":"ok"}"#);
     assert!(draining.closes_connection());
     assert_eq!(program.client().post("/v1/check", NO_LABELS).unwrap().status, 200);
     assert_eq!(status(&mut health).await, ServingStatus::NotServing);
     drop(health);
-    assert_eq!(program.ended().code(), Some(0));
-    assert!(program.words().contains("stopped"));
+    assert_eq!(program.wait_for_exit().code(), Some(0));
+    assert!(program.output().contains("stopped"));
 }

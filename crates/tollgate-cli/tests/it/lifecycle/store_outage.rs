@@ -14,16 +14,16 @@ use tonic_health::pb::{
 
 use crate::server_process::{ANY_PORTS, ConfigDir};
 
-/// How long a request takes to a Redis that is far away, and a reply back. One round trip is well within [`FAR_DEADLINE`]; the four that
-/// it takes to connect and to load the script as well are not.
+/// The delay of each direction. One round trip is well within [`SLOW_DEADLINE`]; the four that connecting and loading the script need are
+/// not.
 const ONE_WAY: Duration = Duration::from_millis(75);
-const FAR_DEADLINE: &str = "580ms";
+const SLOW_DEADLINE: &str = "580ms";
 
 fn check(client: &mut crate::http_client::Client, route: &str) -> serde_json::Value {
     let body = format!(r#"{{"labels":{{"route":"{route}"}}}}"#);
-    let answer = client.post("/v1/check", &body).unwrap();
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    answer.json()
+    let response = client.post("/v1/check", &body).unwrap();
+    assert_eq!(response.status, 200, "{}", response.body);
+    response.json()
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
     ));
     let program = home.start();
     let degraded = (200, r#"{"ready":true,"store":"degraded","rules":"ok"}"#.to_owned());
-    // not a single request has been decided without the store, and still it is known to be away
+    // the outage is detected without a request
     let before_ready = [r#"{"ready":false,"store":"degraded","rules":"ok"}"#.to_owned(), degraded.1.clone()];
     wait::until("the server is ready without its store", PATIENCE, || {
         let (status, body) = program.get("/readyz");
@@ -65,23 +65,23 @@ fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
     }
     let local: Vec<_> = (0..4).map(|_| check(&mut client, "local")["allowed"].as_bool().unwrap()).collect();
     assert_eq!(local, [true, true, true, false]);
-    wait::until("the server says that its store is away", PATIENCE, || {
+    wait::until("the server reports the store outage", PATIENCE, || {
         check(&mut client, "open");
         program.get("/readyz") == degraded
     });
 
     redis.restart();
-    let well = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
-    // tried in the background, at least every two seconds
-    wait::until("the server says that its store is there", Duration::from_secs(10), || {
-        program.get("/readyz") == well
+    let healthy = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
+    // probed in the background, at least every two seconds
+    wait::until("the server reports the store as available", Duration::from_secs(10), || {
+        program.get("/readyz") == healthy
     });
     for route in ["open", "closed"] {
         let counted: Vec<_> = (0..4)
             .map(|_| {
-                let answer = check(&mut client, route);
-                assert_eq!(answer["degraded"], false, "{answer}");
-                answer["allowed"].as_bool().unwrap()
+                let response = check(&mut client, route);
+                assert_eq!(response["degraded"], false, "{response}");
+                response["allowed"].as_bool().unwrap()
             })
             .collect();
         assert_eq!(counted, [true, true, true, false], "{route}");
@@ -91,23 +91,23 @@ fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_check_after_readiness_is_decided_by_a_slow_redis() {
     let redis = Server::start(Flavor::Redis7);
-    let far = Proxy::start(redis.addr());
-    far.delay(ONE_WAY);
+    let slow = Proxy::start(redis.addr());
+    slow.delay(ONE_WAY);
     let home = ConfigDir::new(&format!(
-        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"{FAR_DEADLINE}\"\n\
+        "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"{SLOW_DEADLINE}\"\n\
          [[rule]]\nname = \"all\"\nper = []\namount = 3\nwindow = \"1h\"\n",
-        far.url()
+        slow.url()
     ));
     let program = home.start();
     let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
     let mut health = HealthClient::new(endpoint.connect().await.unwrap());
-    let well = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
-    wait::until("the server is ready", PATIENCE, || program.get("/readyz") == well);
+    let healthy = (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned());
+    wait::until("the server is ready", PATIENCE, || program.get("/readyz") == healthy);
     let first = check(&mut program.client(), "any");
     assert_eq!((&first["source"], &first["degraded"]), (&"store".into(), &false.into()), "{first}");
-    wait::until_async("gRPC clients are told that it is ready", PATIENCE, async || {
-        let asked = HealthCheckRequest { service: String::new() };
-        health.check(asked).await.unwrap().into_inner().status() == ServingStatus::Serving
+    wait::until_async("the gRPC health service reports ready", PATIENCE, async || {
+        let request = HealthCheckRequest { service: String::new() };
+        health.check(request).await.unwrap().into_inner().status() == ServingStatus::Serving
     })
     .await;
 }
@@ -115,10 +115,10 @@ async fn the_first_check_after_readiness_is_decided_by_a_slow_redis() {
 #[test]
 fn a_round_trip_close_to_the_deadline_is_logged_with_a_remedy() {
     let redis = Server::start(Flavor::Redis7);
-    let far = Proxy::start(redis.addr());
-    far.delay(ONE_WAY);
+    let slow = Proxy::start(redis.addr());
+    slow.delay(ONE_WAY);
     let home =
-        ConfigDir::new(&format!("{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"250ms\"\n", far.url()));
+        ConfigDir::new(&format!("{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"250ms\"\n", slow.url()));
     let program = home.start();
     program.wait_for_line("the round trip to the store takes", "set the deadline to 6");
 }

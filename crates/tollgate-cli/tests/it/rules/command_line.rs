@@ -11,8 +11,8 @@ fn every_shell_has_completions() {
             assert!(printed.out.contains(word), "{shell}: {word}");
         }
     }
-    let refused = run(&mut tollgate(&["completions", "tcsh"]));
-    assert!(refused.code == Some(2) && refused.err.contains("[possible values: bash"), "{refused:?}");
+    let failed = run(&mut tollgate(&["completions", "tcsh"]));
+    assert!(failed.code == Some(2) && failed.err.contains("[possible values: bash"), "{failed:?}");
 }
 
 #[test]
@@ -46,13 +46,13 @@ fn every_command_has_a_manual_page_and_a_help_of_at_most_100_columns() {
         );
         assert!(help.out.lines().all(|line| line.chars().count() <= 100), "{page}: {}", help.out);
     }
-    let refused = run(&mut tollgate(&["man", "nope"]));
+    let failed = run(&mut tollgate(&["man", "nope"]));
     assert!(
-        refused.code == Some(2) && refused.err.contains("unknown command \"nope\": use one of serve, check"),
-        "{refused:?}"
+        failed.code == Some(2) && failed.err.contains("unknown command \"nope\": use one of serve, check"),
+        "{failed:?}"
     );
-    let refused = run(&mut tollgate(&["man", "--dir", "/nowhere/at/all"]));
-    assert!(refused.code == Some(2) && refused.err.contains("create the directory first"), "{refused:?}");
+    let failed = run(&mut tollgate(&["man", "--dir", "/nowhere/at/all"]));
+    assert!(failed.code == Some(2) && failed.err.contains("create the directory first"), "{failed:?}");
 }
 
 #[test]

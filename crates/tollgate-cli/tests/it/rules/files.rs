@@ -112,8 +112,8 @@ fn several_files_are_checked_separately() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["file"].clone())
         .collect();
     assert_eq!(named, files);
-    let refused = run(tollgate(&["rules", "check", "nowhere.toml"]).args(files));
-    assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
+    let failed = run(tollgate(&["rules", "check", "nowhere.toml"]).args(files));
+    assert_eq!((failed.code, &*failed.out), (Some(2), ""), "{failed:?}");
 }
 
 #[test]
@@ -171,10 +171,10 @@ fn common_syntax_errors_have_a_hint() {
 #[test]
 fn a_file_that_cannot_be_read_is_an_error() {
     for words in [&["rules", "check", "nowhere.toml"][..], &["rules", "explain", "nowhere.toml", "a=1"]] {
-        let refused = run(&mut tollgate(words));
-        assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
-        assert!(refused.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{refused:?}");
-        assert!(refused.err.ends_with(": correct its path\n"), "{refused:?}");
+        let failed = run(&mut tollgate(words));
+        assert_eq!((failed.code, &*failed.out), (Some(2), ""), "{failed:?}");
+        assert!(failed.err.starts_with("tollgate: cannot read nowhere.toml: No such file"), "{failed:?}");
+        assert!(failed.err.ends_with(": correct its path\n"), "{failed:?}");
     }
     let forgotten = run(&mut tollgate(&["rules", "explain", "route=login", "ip=192.0.2.1"]));
     assert!(
@@ -184,9 +184,9 @@ fn a_file_that_cannot_be_read_is_an_error() {
     let directory = run(&mut tollgate(&["rules", "check", "."]));
     assert!(directory.err.ends_with(": name a file in it\n"), "{directory:?}");
     let home = ConfigDir::new("[[rule]]\nname = \"a\"\n");
-    let refused = run(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.err.contains("rule \"a\" has no amount"), "{refused:?}");
+    let failed = run(&mut tollgate(&["rules", "explain", &file(&home), "a=1"]));
+    assert_eq!(failed.code, Some(2), "{failed:?}");
+    assert!(failed.err.contains("rule \"a\" has no amount"), "{failed:?}");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn explain_lists_applying_rules_and_reasons_for_the_others() {
     let (_, report) = explain(&["user=42", "--cost", "requests=3", "--json"]).json();
     let limit =
         json!({"algorithm": "token-bucket", "amount": 10, "window": "1s", "capacity": 20, "shadow": false});
-    let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "refuses": null}]);
+    let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "denies": null}]);
     assert_eq!(report["applies"], applies);
     assert_eq!(report["others"][0]["because"], "label route is missing, required login");
 }

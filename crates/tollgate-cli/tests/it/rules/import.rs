@@ -57,7 +57,7 @@ descriptors:
     rate_limit: { unit: minute, requests_per_unit: 1 }
 ";
 
-/// Limits of every size that the counting vectors need, and what else a file may have.
+/// Limits of every size that the counting vectors need, and other valid content.
 const VECTORS: &str = "
 domain: vectors
 descriptors:
@@ -84,14 +84,14 @@ descriptors:
     rate_limit: { unit: day, requests_per_unit: 1 }
 ";
 
-/// A server with the rules that come of these files.
+/// A server with the imported rules of these files.
 struct Imported {
     home: ConfigDir,
     server: ServerProcess,
     client: RateLimitServiceClient<Channel>,
 }
 
-/// A status in short: its code, what remains, its limit.
+/// A status: code, remaining units, limit.
 type StatusSummary = (Code, u32, Option<(u32, Unit)>);
 
 fn import(home: &ConfigDir, files: &[(&str, &str)]) -> CommandOutput {
@@ -99,7 +99,7 @@ fn import(home: &ConfigDir, files: &[(&str, &str)]) -> CommandOutput {
     run(tollgate(&["rules", "import", "envoy"]).args(paths))
 }
 
-/// What the import prints, with nothing to say but of keys that look like other keys with their values.
+/// Returns the imported rules; asserts that only ambiguous keys are reported.
 fn toml(home: &ConfigDir, files: &[(&str, &str)]) -> String {
     let CommandOutput { code, out, err } = import(home, files);
     assert!(code.is_some_and(|code| code < 2) && err.lines().all(|line| line.ends_with(NOT_JOINED)), "{err}");
@@ -130,7 +130,7 @@ impl Imported {
         self.client.should_rate_limit(request).await.unwrap().into_inner()
     }
 
-    /// The overall code, and each status in short.
+    /// Returns the overall code and each status.
     async fn summaries(
         &mut self,
         domain: &str,
@@ -145,8 +145,8 @@ impl Imported {
     }
 }
 
-/// Waits for a minute that lasts long enough for what comes: a window that ends meanwhile forgets what was counted.
-async fn within_a_minute() {
+/// Waits until enough of the current minute is left, because the end of a window resets its counters.
+async fn wait_for_enough_of_a_minute() {
     const ENOUGH: u64 = 20;
     let second = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() % 60;
     if second > 60 - ENOUGH {
@@ -155,8 +155,8 @@ async fn within_a_minute() {
 }
 
 #[tokio::test]
-async fn the_scenarios_of_the_original_come_out_the_same() {
-    within_a_minute().await;
+async fn the_scenarios_of_the_original_have_the_same_results() {
+    wait_for_enough_of_a_minute().await;
     let mut imported =
         Imported::start(&[("basic.yaml", BASIC), ("another.yaml", ANOTHER), ("shared.yaml", SHARED)]).await;
     let ok = Code::Ok;
@@ -169,14 +169,14 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
         imported.summaries("basic", &[&[("key1", "foo")]]).await,
         (ok, vec![(ok, 49, Some((50, Unit::Second)))])
     );
-    // a limit that is used up
+    // an exhausted limit
     let limit = Some((20, Unit::Minute));
     for call in 0..25_u32 {
         let expected =
             if call < 20 { (ok, vec![(ok, 19 - call, limit)]) } else { (over, vec![(over, 0, limit)]) };
         assert_eq!(imported.summaries("another", &[&[("key2", "first")]]).await, expected, "call {call}");
     }
-    // two descriptors: all or none, so that the first keeps its ten
+    // two descriptors: all or none, so that the first keeps its ten units
     let hour = Some((10, Unit::Hour));
     for call in 0..15_u32 {
         let expected = match call {
@@ -186,7 +186,7 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
         let both: [&[_]; 2] = [&[("key2", "second")], &[("key3", "second")]];
         assert_eq!(imported.summaries("another", &both).await, expected, "call {call}");
     }
-    // what is longer or shorter than its rule has no limit
+    // a descriptor with more or fewer entries than its rule has no limit
     for entries in [&[("key2", "second"), ("key3", "second")][..], &[("unknown", "x")]] {
         assert_eq!(imported.summaries("another", &[entries]).await, (ok, vec![(ok, 0, None)]));
     }
@@ -208,7 +208,7 @@ async fn the_scenarios_of_the_original_come_out_the_same() {
 }
 
 #[tokio::test]
-async fn a_window_ends_when_it_says() {
+async fn a_window_ends_after_its_duration() {
     let mut imported = Imported::start(&[("another.yaml", ANOTHER)]).await;
     let mut until_reset = async || {
         let response = imported.send("another", &[&[("key4", "d")]], 0).await;
@@ -220,7 +220,7 @@ async fn a_window_ends_when_it_says() {
 }
 
 #[tokio::test]
-async fn a_file_that_comes_and_goes_takes_its_limits_along() {
+async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
     let mut imported = Imported::start(&[("basic.yaml", BASIC)]).await;
     let (ok, none) = (Code::Ok, vec![(Code::Ok, 0, None)]);
     let block: &[_] = &[("block", "foo")];
@@ -245,10 +245,10 @@ async fn a_file_that_comes_and_goes_takes_its_limits_along() {
 }
 
 #[tokio::test]
-async fn the_counting_vectors_of_the_original_come_out_the_same() {
+async fn the_counting_vectors_of_the_original_have_the_same_results() {
     let mut imported = Imported::start(&[("vectors.yaml", VECTORS)]).await;
-    // limit, count before, hits, whether they pass, what remains there. One more vector begins with a count above its limit, which
-    // only refused hits make there: they are not counted here.
+    // limit, count before, hits, whether they are allowed, remaining units in the original. One vector is left out: it starts with a
+    // count above its limit, which needs denied hits to be counted.
     let vectors = [
         (10, 4, 1, true, 5),
         (15, 10, 1, true, 4),
@@ -268,14 +268,14 @@ async fn the_counting_vectors_of_the_original_come_out_the_same() {
         let status = &response.statuses[0];
         let code = if passes { Code::Ok } else { Code::OverLimit };
         assert_eq!((response.overall_code(), status.code()), (code, code), "{limit}, {before}, {hits}");
-        // what was refused is not counted, and stays
+        // a denied hit is not counted here
         let remains = if passes { remains } else { limit - before };
         assert_eq!(status.limit_remaining, remains, "{limit}, {before}, {hits}");
     }
 }
 
 #[tokio::test]
-async fn values_that_have_a_node_of_their_own_are_not_counted_by_another() {
+async fn values_with_their_own_node_are_not_counted_by_another() {
     let mut imported = Imported::start(&[("vectors.yaml", VECTORS)]).await;
     let (ok, over) = (Code::Ok, Code::OverLimit);
     let day = |amount| Some((amount, Unit::Day));
@@ -284,7 +284,7 @@ async fn values_that_have_a_node_of_their_own_are_not_counted_by_another() {
         let ann = imported.summaries("vectors", &[&free("ann")]).await;
         assert_eq!(ann, (expected.0, vec![(expected.0, expected.1, day(2))]));
         assert_eq!(imported.summaries("vectors", &[&free("admin")]).await, (ok, vec![(ok, 0, None)]));
-        // a plan with a node of its own has no limit, and others have one each
+        // a plan with its own node has no limit; the others have one each
         assert_eq!(imported.summaries("vectors", &[&[("plan", "free")]]).await, (ok, vec![(ok, 0, None)]));
     }
     let response = imported.send("vectors", &[&free("bob")], 0).await;
@@ -331,7 +331,7 @@ descriptors:
         imported.out
     );
     assert!(imported.out.contains("[labels]\nip = { kind = \"text\" }\n"), "{}", imported.out);
-    // and whatever was written is read back as it was meant
+    // the generated file is read back with the same meaning
     let path = home.write("tollgate.toml", &imported.out);
     let checked = run(tollgate(&["rules", "check", "--json"]).arg(&path)).json();
     assert_eq!((checked.0, checked.1["rules"].as_u64()), (Some(0), Some(2)), "{}", imported.out);
@@ -358,9 +358,9 @@ fn files_that_envoy_rejects_are_rejected() {
         (vec![("a.yaml", BASIC), ("b.yaml", BASIC)], "b.yaml: duplicate domain \"basic\" in config file"),
     ];
     for (files, part) in table {
-        let refused = import(&home, &files);
-        assert_eq!((refused.code, &*refused.out), (Some(2), ""), "{refused:?}");
-        assert!(refused.err.starts_with("tollgate: ") && refused.err.contains(part), "{refused:?}");
+        let failed = import(&home, &files);
+        assert_eq!((failed.code, &*failed.out), (Some(2), ""), "{failed:?}");
+        assert!(failed.err.starts_with("tollgate: ") && failed.err.contains(part), "{failed:?}");
     }
     let missing = run(&mut tollgate(&["rules", "import", "envoy", "nowhere.yaml"]));
     assert!(

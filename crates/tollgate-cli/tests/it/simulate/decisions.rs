@@ -11,7 +11,7 @@ use tollgate_testkit::model::Model;
 use super::{Hit, START, TestDir, combined, rule, traffic};
 
 #[test]
-fn a_log_counted_by_hand_has_this_answer() {
+fn a_log_counted_by_hand_has_the_expected_report() {
     let rules = r#"
         [[rule]]
         name = "per-ip"
@@ -23,7 +23,7 @@ fn a_log_counted_by_hand_has_this_answer() {
     let of = |ip: &str, seconds: &[u64]| -> Vec<Hit> {
         seconds.iter().map(|&second| Hit::new(second, ip, "/")).collect()
     };
-    // three pass in each minute; 10.0.0.1 is refused at 30, 40, 50, then at 100; 10.0.0.2 at 59
+    // three are allowed in each minute; 10.0.0.1 is denied at 30, 40, 50, then at 100; 10.0.0.2 at 59
     let mut hits = of("10.0.0.1", &[0, 10, 20, 30, 40, 50, 60, 70, 80, 100]);
     hits.extend(of("10.0.0.2", &[56, 57, 58, 59, 61]));
     hits.sort_by_key(|hit| hit.second);
@@ -31,12 +31,12 @@ fn a_log_counted_by_hand_has_this_answer() {
     dir.write("rules.toml", rules).write("access.log", combined(&hits));
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log"]);
 
-    assert_eq!((&report["requests"], &report["rules"]["refused"]), (&json!(15), &json!(5)));
+    assert_eq!((&report["requests"], &report["rules"]["denied"]), (&json!(15), &json!(5)));
     assert_eq!(report["from"], "2026-11-16T04:54:00Z");
     assert_eq!(report["to"], "2026-11-16T04:55:40Z");
     let rule = rule(&report["rules"], "per-ip");
-    assert_eq!((&rule["matched"], &rule["refused"]), (&json!(15), &json!(5)));
-    assert_eq!(rule["keys_refused"], 2);
+    assert_eq!((&rule["matched"], &rule["denied"]), (&json!(15), &json!(5)));
+    assert_eq!(rule["denied_keys"], 2);
     assert_eq!(
         rule["worst"],
         json!([{"key": {"ip": "10.0.0.1"}, "requests": 4}, {"key": {"ip": "10.0.0.2"}, "requests": 1}])
@@ -44,8 +44,8 @@ fn a_log_counted_by_hand_has_this_answer() {
     let lockout = &rule["longest_lockout"];
     assert_eq!(lockout["key"], json!({"ip": "10.0.0.1"}));
     assert_eq!((&lockout["from"], &lockout["seconds"]), (&json!("2026-11-16T04:54:30Z"), &json!(20.0)));
-    let refused: Vec<u64> = serde_json::from_value(report["timeline"]["refused"].clone()).unwrap();
-    let at: Vec<usize> = (0..refused.len()).filter(|&second| refused[second] > 0).collect();
+    let denied: Vec<u64> = serde_json::from_value(report["timeline"]["denied"].clone()).unwrap();
+    let at: Vec<usize> = (0..denied.len()).filter(|&second| denied[second] > 0).collect();
     assert_eq!(at, [30, 40, 50, 59, 100]);
 
     let text = dir.text(&["--config", "rules.toml", "--log", "access.log"]);
@@ -53,7 +53,7 @@ fn a_log_counted_by_hand_has_this_answer() {
     assert!(text.contains("ip=10.0.0.1 (4)"), "{text}");
 }
 
-/// What the model makes of some hits: how many each rule refuses or would, and how many are refused.
+/// The decisions of the model: the number of denials of each rule, including shadow rules, and the result of each hit.
 struct ModelResult {
     by_rule: Vec<u64>,
     allowed: Vec<bool>,
@@ -89,23 +89,23 @@ fn terms(algorithm: Algorithm, amount: u64, seconds: u64) -> Terms {
     Terms::new(Limit::new(algorithm, amount, Duration::from_secs(seconds)).unwrap(), Cost::ONE)
 }
 
-fn refused(allowed: &[bool]) -> u64 {
+fn denied(allowed: &[bool]) -> u64 {
     allowed.iter().filter(|allowed| !**allowed).count() as u64
 }
 
 fn assert_matches_model(file: &Value, rules: Rules<'_>, expected: &ModelResult) {
-    assert_eq!(file["refused"], refused(&expected.allowed));
-    for ((name, _), refused) in rules.iter().zip(&expected.by_rule) {
+    assert_eq!(file["denied"], denied(&expected.allowed));
+    for ((name, _), denied) in rules.iter().zip(&expected.by_rule) {
         let report = rule(file, name);
-        let said = report["refused"].as_u64().unwrap() + report["shadow_refused"].as_u64().unwrap();
-        assert_eq!(said, *refused, "{name}");
+        let reported = report["denied"].as_u64().unwrap() + report["shadow_denied"].as_u64().unwrap();
+        assert_eq!(reported, *denied, "{name}");
     }
-    assert!(expected.by_rule.iter().all(|refused| *refused > 0), "each rule has something to say");
+    assert!(expected.by_rule.iter().all(|denied| *denied > 0), "each rule should deny some requests");
 }
 
 /// All algorithms, overrides, factors, shadow and overdraft, all or none.
 #[test]
-fn random_traffic_has_the_answer_of_the_model() {
+fn random_traffic_is_decided_as_by_the_model() {
     let rules = r#"
         [[rule]]
         name = "login-log"
@@ -195,7 +195,7 @@ fn random_traffic_has_the_answer_of_the_model() {
 }
 
 #[test]
-fn what_two_rule_files_disagree_about_is_counted_exactly() {
+fn differences_between_two_rule_files_are_counted_exactly() {
     let file = |algorithm: Algorithm, amount: u64| {
         format!(
             "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\nalgorithm = \"{algorithm}\"\namount = {amount}\nwindow = \"10s\"\n"
@@ -218,12 +218,12 @@ fn what_two_rule_files_disagree_about_is_counted_exactly() {
         .write("access.log", combined(&hits));
     let report = dir.json(&["--config", "new.toml", "--against", "old.toml", "--log", "access.log"]);
 
-    assert_eq!(report["rules"]["refused"], refused(&new.allowed));
-    assert_eq!(report["against"]["refused"], refused(&old.allowed));
+    assert_eq!(report["rules"]["denied"], denied(&new.allowed));
+    assert_eq!(report["against"]["denied"], denied(&old.allowed));
     let difference = &report["difference"];
-    assert_eq!(difference["newly_refused"], count(false, true));
-    assert_eq!(difference["no_longer_refused"], count(true, false));
-    assert_eq!(difference["refused_by_both"], count(false, false));
+    assert_eq!(difference["newly_denied"], count(false, true));
+    assert_eq!(difference["no_longer_denied"], count(true, false));
+    assert_eq!(difference["denied_by_both"], count(false, false));
     assert!(count(false, true) > 0 && count(true, false) > 0 && count(false, false) > 0);
     assert_eq!(difference["newly_by_rule"][0]["rule"], "per-ip");
     assert_eq!(difference["newly_by_rule"][0]["requests"], count(false, true));
@@ -257,7 +257,7 @@ fn units_are_read_from_the_log() {
     dir.write("rules.toml", rules).write("log.jsonl", lines);
     let report = dir.json(&["--config", "rules.toml", "--log", "log.jsonl", "--cost", "tokens=usage.total"]);
     let tokens = rule(&report["rules"], "tokens");
-    assert_eq!((&tokens["matched"], &tokens["refused"]), (&json!(6), &json!(3)));
+    assert_eq!((&tokens["matched"], &tokens["denied"]), (&json!(6), &json!(3)));
     assert_eq!(tokens["worst"][0], json!({"key": {"user": "ann"}, "requests": 2}));
     assert_eq!(report["lines"]["unreadable"], 1);
     let problem = report["lines"]["unreadable_first"][0]["problem"].as_str().unwrap();
@@ -267,7 +267,7 @@ fn units_are_read_from_the_log() {
 }
 
 #[test]
-fn blocked_and_absent_are_refused_outright_and_charge_nobody() {
+fn blocked_and_absent_requests_are_denied_and_charge_no_rule() {
     let rules = r#"
         [[rule]]
         name = "per-user"
@@ -290,14 +290,14 @@ fn blocked_and_absent_are_refused_outright_and_charge_nobody() {
     let dir = TestDir::new();
     dir.write("rules.toml", rules).write("log.csv", format!("ts,user\n{lines}"));
     let report = dir.json(&["--config", "rules.toml", "--log", "log.csv"]);
-    assert_eq!(report["rules"]["refused"], 4);
-    assert_eq!(rule(&report["rules"], "per-user")["refused"], 3);
+    assert_eq!(report["rules"]["denied"], 4);
+    assert_eq!(rule(&report["rules"], "per-user")["denied"], 3);
     assert_eq!(rule(&report["rules"], "per-user")["worst"][0]["key"], json!({"user": "eve"}));
-    assert_eq!(rule(&report["rules"], "all")["refused"], 1);
+    assert_eq!(rule(&report["rules"], "all")["denied"], 1);
 }
 
 #[test]
-fn staggered_windows_begin_when_the_servers_do() {
+fn staggered_windows_start_as_on_the_server() {
     let rules = "[[rule]]\nname = \"w\"\nper = [\"ip\"]\nalgorithm = \"fixed-window\"\namount = 3\nwindow = \"10s\"\nstagger = true\n";
     let hits = traffic(5, 2_000);
     let applies = |hit: &Hit| {
@@ -312,12 +312,12 @@ fn staggered_windows_begin_when_the_servers_do() {
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve=3"]);
     assert_matches_model(&report["rules"], modelled, &run_model(modelled, &hits));
     let w = rule(&report["rules"], "w");
-    assert_eq!(w["curve"]["points"][0]["refused"], w["refused"]);
+    assert_eq!(w["curve"]["points"][0]["denied"], w["denied"]);
 }
 
-/// More overrides than are tried one by one, and more paths than are remembered.
+/// More overrides than are matched sequentially, and more paths than are cached.
 #[test]
-fn many_overrides_and_many_paths_are_told_apart() {
+fn many_overrides_and_many_paths_are_distinguished() {
     let mut rules = String::from(
         "[[rule]]\nname = \"per-ip\"\nwhen = { path = \"/a*\" }\nper = [\"ip\"]\nalgorithm = \"fixed-window\"\namount = 1\nwindow = \"1h\"\n",
     );
@@ -334,6 +334,6 @@ fn many_overrides_and_many_paths_are_told_apart() {
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log"]);
     let admitted: u64 = (0..100).map(|n| n + 2).sum::<u64>() + 20;
     assert_eq!(rule(&report["rules"], "per-ip")["matched"], 120 * 110);
-    assert_eq!(rule(&report["rules"], "per-ip")["refused"], 120 * 110 - admitted);
+    assert_eq!(rule(&report["rules"], "per-ip")["denied"], 120 * 110 - admitted);
     assert_eq!(report["rules"]["unmatched"], 120);
 }

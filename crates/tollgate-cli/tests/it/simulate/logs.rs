@@ -16,7 +16,7 @@ const RULES: &str = r#"
     window = "10s"
 "#;
 
-/// What must be the same however the log is written.
+/// The results that do not depend on the log format.
 fn comparable(report: &Value) -> Value {
     let login = rule(&report["rules"], "login");
     json!([
@@ -24,7 +24,7 @@ fn comparable(report: &Value) -> Value {
         report["from"],
         report["to"],
         login["matched"],
-        login["refused"],
+        login["denied"],
         login["worst"]
     ])
 }
@@ -34,7 +34,7 @@ fn lines(hits: &[Hit], line: impl Fn(&Hit) -> String) -> String {
 }
 
 #[test]
-fn the_answer_is_the_same_in_every_format() {
+fn the_result_is_the_same_in_every_format() {
     let hits = traffic(1, 2_000);
     let dir = TestDir::new();
     dir.write("rules.toml", RULES).write("combined", combined(&hits));
@@ -98,7 +98,7 @@ fn the_answer_is_the_same_in_every_format() {
 }
 
 #[test]
-fn a_packed_log_is_unpacked() {
+fn a_gzip_log_is_decompressed() {
     let hits = traffic(1, 500);
     let dir = TestDir::new();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -119,12 +119,12 @@ fn several_logs_are_merged_by_time() {
     let whole = dir.json(&["--config", "rules.toml", "--log", "log"]);
     let merged = dir.json(&["--config", "rules.toml", "--log", "c", "a", "b"]);
     assert_eq!(merged["lines"]["out_of_order"], 0);
-    // who is the worst hit of several is a question of who came first
+    // among keys with equal counts, the first one is the worst hit
     assert_eq!(comparable(&merged).as_array().unwrap()[..5], comparable(&whole).as_array().unwrap()[..5]);
 }
 
 #[test]
-fn lines_that_cannot_be_read_are_counted_and_the_first_are_shown() {
+fn unreadable_lines_are_counted_and_the_first_are_shown() {
     let good = Hit::new(0, "203.0.113.9", "/login").combined();
     let mut log = String::new();
     for number in 1..=20 {
@@ -153,7 +153,7 @@ fn lines_that_cannot_be_read_are_counted_and_the_first_are_shown() {
 }
 
 #[test]
-fn what_a_log_holds_is_not_obeyed_by_a_terminal() {
+fn control_characters_of_a_log_are_replaced() {
     let dir = TestDir::new();
     let line = r#"{"ts":1,"path":"/login","ip":"\u001b[31mred"}"#;
     dir.write("rules.toml", RULES).write("log.jsonl", format!("{line}\n").repeat(5));
@@ -173,7 +173,7 @@ fn an_endless_line_is_one_unreadable_line() {
 
 #[test]
 fn the_clock_never_runs_backwards() {
-    // The third line comes late: at the time of the second it is the fourth in ten seconds, and refused.
+    // the third line is late: at the time of the second, it is the fourth in ten seconds and denied
     let seconds = [0, 1, 1, 9, 2, 10, 11];
     let hits: Vec<_> = seconds.iter().map(|&second| Hit::new(second, "203.0.113.9", "/login")).collect();
     let dir = TestDir::new();
@@ -181,8 +181,8 @@ fn the_clock_never_runs_backwards() {
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log"]);
     assert_eq!(report["lines"]["out_of_order"], 1);
     assert_eq!(report["lines"]["furthest_back_seconds"], 7.0);
-    // 0, 1, 1 pass; 9 and the late one (at 9) do not; 10 and 11 do, when 0 and 1 have left
-    assert_eq!(report["rules"]["refused"], 2);
+    // 0, 1, 1 are allowed; 9 and the late one (at 9) are denied; 10 and 11 are allowed, because 0 and 1 have expired
+    assert_eq!(report["rules"]["denied"], 2);
     let text = dir.text(&["--config", "rules.toml", "--log", "access.log"]);
     assert!(
         text.contains("1 line out of order, by up to 7s: decided at the time of the latest line\n"),
@@ -191,7 +191,7 @@ fn the_clock_never_runs_backwards() {
 }
 
 #[test]
-fn labels_are_cleaned_as_the_server_does() {
+fn labels_are_normalized_as_on_the_server() {
     let rules = r#"
         [labels]
         ip = { kind = "ip", ipv6_prefix = 48 }
@@ -229,24 +229,24 @@ fn labels_are_cleaned_as_the_server_does() {
     let per_ip = rule(&report["rules"], "per-ip");
     assert_eq!(per_ip["worst"][0]["key"], json!({"ip": "2001:db8:1::"}));
     assert_eq!(per_ip["worst"][1]["key"], json!({"ip": "192.0.2.1"}));
-    assert_eq!(rule(&report["rules"], "per-key")["refused"], 1);
+    assert_eq!(rule(&report["rules"], "per-key")["denied"], 1);
     assert!(!report.to_string().contains("s3cret"));
     assert_eq!(report["lines"]["unreadable"], 1, "not an address");
 }
 
 #[test]
-fn a_path_that_is_too_long_is_cut_and_not_let_off() {
+fn a_path_that_is_too_long_is_truncated_and_still_counted() {
     let hit = |end: &str| Hit::new(0, "192.0.2.1", &format!("/login{}", end.repeat(2_000)));
     let dir = TestDir::new();
     let rules = RULES.replace("/login", "/login*");
     dir.write("rules.toml", rules).write("access.log", combined(&["a", "b", "a", "b", "a"].map(hit)));
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log"]);
     let login = rule(&report["rules"], "login");
-    assert_eq!((&login["matched"], &login["refused"]), (&5.into(), &2.into()), "{report}");
+    assert_eq!((&login["matched"], &login["denied"]), (&5.into(), &2.into()), "{report}");
 }
 
 #[test]
-fn labels_are_made_up_by_flags_and_the_first_that_matches_counts() {
+fn flags_add_labels_and_the_first_match_counts() {
     let rules = r#"
         [[rule]]
         name = "login"
@@ -275,7 +275,7 @@ fn labels_are_made_up_by_flags_and_the_first_that_matches_counts() {
     ];
     let report = dir.json(&[&run[..], &flags[..]].concat());
     assert_eq!(rule(&report["rules"], "login")["matched"], 3);
-    assert_eq!(rule(&report["rules"], "login")["refused"], 2);
+    assert_eq!(rule(&report["rules"], "login")["denied"], 2);
     assert_eq!(rule(&report["rules"], "other")["matched"], 1);
 
     let text = dir.text(&run);
@@ -284,21 +284,21 @@ fn labels_are_made_up_by_flags_and_the_first_that_matches_counts() {
 }
 
 #[test]
-fn counters_are_dropped_when_nothing_counts_any_more() {
+fn expired_counters_are_removed() {
     let rules = "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\namount = 2\nwindow = \"1s\"\n";
     let hit = |n: u64| Hit::new(n / 100, &format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255), "/");
     let hits: Vec<_> = (0..200_000).map(hit).collect();
     let dir = TestDir::new();
     dir.write("rules.toml", rules).write("access.log", combined(&hits));
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log"]);
-    assert_eq!((&report["requests"], &report["rules"]["refused"]), (&json!(200_000), &json!(0)));
-    // 200,000 callers, 200 of which count at any time
+    assert_eq!((&report["requests"], &report["rules"]["denied"]), (&json!(200_000), &json!(0)));
+    // 200,000 keys, 200 of which are in use at any time
     let most = report["rules"]["most_counters"].as_u64().unwrap();
     assert!(most < 10_000, "{most}");
 }
 
 #[test]
-fn what_cannot_be_simulated_says_what_to_do() {
+fn errors_state_the_fix() {
     let dir = TestDir::new();
     dir.write("rules.toml", RULES).write("prose", "once upon a time\nthere was a log\n").write("empty", "");
     dir.write("odd.csv", "when,w\u{1b}ho\n1,2\n")
@@ -360,7 +360,7 @@ fn what_cannot_be_simulated_says_what_to_do() {
 }
 
 #[test]
-fn one_is_not_several() {
+fn singular_and_plural_are_distinguished() {
     let dir = TestDir::new();
     dir.write("log.jsonl", "{\"ts\":1,\"ip\":\"192.0.2.1\"}\nnonsense\n");
     let text = dir.text(&["--log", "log.jsonl", "--html", "report.html"]);

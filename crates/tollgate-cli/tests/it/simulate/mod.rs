@@ -1,4 +1,4 @@
-//! `tollgate simulate`, the real program: made logs with known answers.
+//! `tollgate simulate` with generated logs and known results.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -16,7 +16,7 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A directory with logs and rules, and the program in it.
+/// A directory with logs and rules, in which the program runs.
 struct TestDir {
     directory: TempDir,
 }
@@ -46,18 +46,18 @@ impl TestDir {
         self.command(arguments).output().unwrap()
     }
 
-    /// What it prints for people.
+    /// Returns the text output.
     fn text(&self, arguments: &[&str]) -> String {
         printed(&self.run(arguments))
     }
 
-    /// What it prints for programs.
+    /// Returns the JSON output.
     fn json(&self, arguments: &[&str]) -> Value {
         let arguments: Vec<_> = arguments.iter().copied().chain(["--json"]).collect();
         serde_json::from_str(&self.text(&arguments)).unwrap()
     }
 
-    /// The same with something on the standard input.
+    /// Returns the JSON output, with data on the standard input.
     fn json_from_stdin(&self, arguments: &[&str], input: &[u8]) -> Value {
         let mut command = self.command(arguments);
         command.arg("--json").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -66,7 +66,7 @@ impl TestDir {
         serde_json::from_str(&printed(&process.wait_with_output().unwrap())).unwrap()
     }
 
-    /// What it says when it cannot.
+    /// Runs a failing simulation; returns the error message.
     fn error(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -79,7 +79,7 @@ fn printed(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// One request of a made log.
+/// One request of a generated log.
 #[derive(Clone, Debug)]
 struct Hit {
     second: u64,
@@ -104,14 +104,14 @@ impl Hit {
     }
 }
 
-/// When made logs begin: on the minute.
+/// The start of generated logs, at a full minute.
 const START: u64 = 1_794_804_840;
 
 fn combined(hits: &[Hit]) -> String {
     hits.iter().map(Hit::combined).collect()
 }
 
-/// Random that look random and are the same every time.
+/// A reproducible pseudorandom sequence.
 struct Random(u64);
 
 impl Random {
@@ -121,7 +121,7 @@ impl Random {
     }
 }
 
-/// Traffic of a few addresses on a few paths, with bursts.
+/// Generates bursty traffic of a few addresses on a few paths.
 fn traffic(seed: u64, count: usize) -> Vec<Hit> {
     let mut random = Random(seed);
     let mut second = 0;
@@ -136,7 +136,7 @@ fn traffic(seed: u64, count: usize) -> Vec<Hit> {
     (0..count).map(hit).collect()
 }
 
-/// A rule's report by its name.
+/// Returns the report of a rule.
 fn rule<'v>(file: &'v Value, name: &str) -> &'v Value {
     let rules = file["rules"].as_array().unwrap();
     rules.iter().find(|rule| rule["name"] == name).unwrap_or_else(|| panic!("no rule {name} in {file}"))

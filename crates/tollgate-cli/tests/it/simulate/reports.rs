@@ -1,4 +1,4 @@
-//! Curves and pages.
+//! Curves and HTML reports.
 
 use serde_json::Value;
 
@@ -14,12 +14,12 @@ fn points(report: &Value) -> Vec<(u64, u64)> {
     let points = rule(&report["rules"], "per-ip")["curve"]["points"].as_array().unwrap();
     points
         .iter()
-        .map(|point| (point["amount"].as_u64().unwrap(), point["refused"].as_u64().unwrap()))
+        .map(|point| (point["amount"].as_u64().unwrap(), point["denied"].as_u64().unwrap()))
         .collect()
 }
 
 #[test]
-fn a_curve_has_what_simulating_each_amount_would_say() {
+fn a_curve_equals_separate_simulations_of_each_amount() {
     let dir = TestDir::new();
     dir.write("access.log", combined(&traffic(1, 3_000)));
     let burst = "burst = 6\n[[rule.override]]\nwhen = { ip = \"203.0.113.3\" }\namount = 5\n";
@@ -35,22 +35,22 @@ fn a_curve_has_what_simulating_each_amount_would_say() {
         let curve = points(&dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve"]));
         assert!(curve.len() > 10, "{curve:?}");
         assert!(curve.iter().any(|(amount, _)| *amount == 8));
-        for &(amount, refused) in curve.iter().step_by(3) {
+        for &(amount, denied) in curve.iter().step_by(3) {
             dir.write("one.toml", rules(amount, algorithm, more));
             let alone = dir.json(&["--config", "one.toml", "--log", "access.log"]);
-            assert_eq!(alone["rules"]["refused"], refused, "{algorithm} {amount} {more}");
+            assert_eq!(alone["rules"]["denied"], denied, "{algorithm} {amount} {more}");
         }
     }
 }
 
 #[test]
-fn a_curve_names_the_amounts_that_refuse_little_enough() {
+fn a_curve_names_the_smallest_amounts_that_meet_its_targets() {
     let dir = TestDir::new();
     dir.write("access.log", combined(&traffic(2, 3_000))).write("rules.toml", rules(8, "sliding-log", ""));
     let report = dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
     let curve = points(&report);
     let expected = |share: f64| {
-        curve.iter().find(|(_, refused)| *refused as f64 / 3_000.0 <= share).map(|(amount, _)| *amount)
+        curve.iter().find(|(_, denied)| *denied as f64 / 3_000.0 <= share).map(|(amount, _)| *amount)
     };
     let targets = rule(&report["rules"], "per-ip")["curve"]["targets"].as_array().unwrap();
     let said: Vec<_> = targets.iter().map(|target| target["amount"].as_u64()).collect();
@@ -61,7 +61,7 @@ fn a_curve_names_the_amounts_that_refuse_little_enough() {
 }
 
 #[test]
-fn the_page_is_whole_in_itself_and_has_the_numbers() {
+fn the_html_report_is_self_contained_and_has_the_numbers() {
     let dir = TestDir::new();
     dir.write("access.log", combined(&traffic(3, 2_000)) + "<script>alert(1)</script>\n");
     dir.write("new.toml", rules(5, "sliding-log", "")).write("old.toml", rules(8, "fixed-window", ""));
@@ -77,10 +77,10 @@ fn the_page_is_whole_in_itself_and_has_the_numbers() {
     let difference = &report["difference"];
     for (number, what) in [
         (&report["requests"], "</b>requests"),
-        (&report["rules"]["refused"], "</b>denied by <code>new.toml</code>"),
-        (&report["against"]["refused"], "</b>denied by <code>old.toml</code>"),
-        (&difference["newly_refused"], "</b>newly denied"),
-        (&difference["no_longer_refused"], "</b>no longer denied"),
+        (&report["rules"]["denied"], "</b>denied by <code>new.toml</code>"),
+        (&report["against"]["denied"], "</b>denied by <code>old.toml</code>"),
+        (&difference["newly_denied"], "</b>newly denied"),
+        (&difference["no_longer_denied"], "</b>no longer denied"),
     ] {
         let number = number.as_u64().unwrap();
         let shown = if number < 1_000 {
@@ -90,7 +90,7 @@ fn the_page_is_whole_in_itself_and_has_the_numbers() {
         };
         assert!(page.contains(&format!(">{shown}{what}")), "{shown}{what}");
     }
-    let share = rule(&report["rules"], "per-ip")["refused_share"].as_f64().unwrap();
+    let share = rule(&report["rules"], "per-ip")["denied_share"].as_f64().unwrap();
     assert!(page.contains(&format!("<title>5: {:.1} %</title>", share * 100.0)), "{share}");
     let opened = page.matches("<svg").count();
     assert!(opened >= 4 && opened == page.matches("</svg>").count(), "{opened}");
