@@ -6,7 +6,7 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tollgate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
+use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
 
 /// Never used up: one unit comes back every 100 us.
 const AMOUNT: u64 = 1_000_000_000;

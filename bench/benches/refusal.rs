@@ -10,7 +10,7 @@ mod server;
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tollgate::{Cost, Limit, Limiter, Options, RedisStore};
+use sluicegate::{Cost, Limit, Limiter, Options, RedisStore};
 
 fn refused_here(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");

@@ -9,7 +9,7 @@ mod server;
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tollgate::{Cost, Limit, Limiter, Options, RedisStore};
+use sluicegate::{Cost, Limit, Limiter, Options, RedisStore};
 
 /// On a busy machine no decision shall become a failure policy's.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{fronts::TowerAppVariant, network::Kind, stats::Target};
 
-/// Measures tollgate against hand-written scripts and other limiters, on this machine.
+/// Measures sluicegate against hand-written scripts and other limiters, on this machine.
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
@@ -48,7 +48,7 @@ pub enum Task {
     },
     /// What callers see while Redis stands still for ten seconds
     Outage,
-    /// How fast `tollgate simulate` goes through a log of five million lines, and in how much memory
+    /// How fast `sluicegate simulate` goes through a log of five million lines, and in how much memory
     Simulate,
     /// The server's front ends against servers that always allow, and against throttlecrab's
     Fronts,

@@ -42,9 +42,9 @@ impl Machine {
 }
 
 /// The program itself, as `scripts/bench` has built it.
-pub fn tollgate() -> PathBuf {
-    let built = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/tollgate");
-    std::env::var_os("TOLLGATE").map_or_else(built, PathBuf::from)
+pub fn sluicegate() -> PathBuf {
+    let built = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/sluicegate");
+    std::env::var_os("SLUICEGATE").map_or_else(built, PathBuf::from)
 }
 
 /// The load averages of 1, 5 and 15 minutes.

@@ -1,4 +1,4 @@
-//! Compares tollgate with other limiters. `scripts/bench` builds and runs it.
+//! Compares sluicegate with other limiters. `scripts/bench` builds and runs it.
 //!
 //! Contestants take turns in several rounds, and medians with their spread are shown. For what is not measured, see
 //! [`report`].

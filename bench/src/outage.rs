@@ -10,8 +10,8 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use sluicegate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
 use tokio::sync::mpsc;
-use tollgate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source};
 
 use crate::{progress::Progress, server::Server};
 

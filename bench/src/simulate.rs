@@ -1,4 +1,4 @@
-//! `scripts/bench simulate`: how fast `tollgate simulate` goes through a log, and in how much memory. It runs the program itself, so
+//! `scripts/bench simulate`: how fast `sluicegate simulate` goes through a log, and in how much memory. It runs the program itself, so
 //! that reading, parsing, matching and deciding are all in it.
 //!
 //! Not measured: a disk. The log was just written, and is read from the system's cache.
@@ -68,10 +68,10 @@ struct Run {
 
 /// Makes a log, runs the program on it `rounds` times in each way, and prints what that took.
 pub fn run(rounds: usize, quick: bool) -> Result<()> {
-    let tollgate = machine::tollgate();
+    let sluicegate = machine::sluicegate();
     let lines = if quick { QUICK_LINES } else { LINES };
     let directory = tempfile()?;
-    let (log, rules) = (directory.join("access.log"), directory.join("tollgate.toml"));
+    let (log, rules) = (directory.join("access.log"), directory.join("sluicegate.toml"));
     let bytes = write_log(&log, lines)?;
     fs::write(&rules, RULES)?;
     println!("{lines} lines, {:.0} MB; medians of {rounds} runs", bytes as f64 / 1e6);
@@ -79,7 +79,7 @@ pub fn run(rounds: usize, quick: bool) -> Result<()> {
         [("one rule file", &[][..]), ("two rule files", &["--against"]), ("with --curve", &["--curve"])]
     {
         let mut runs =
-            (0..rounds).map(|_| simulate(&tollgate, &log, &rules, flags)).collect::<Result<Vec<_>>>()?;
+            (0..rounds).map(|_| simulate(&sluicegate, &log, &rules, flags)).collect::<Result<Vec<_>>>()?;
         runs.sort_by_key(|run| run.took);
         let median = &runs[runs.len() / 2];
         let rate = lines as f64 / median.took.as_secs_f64();
@@ -97,7 +97,7 @@ pub fn run(rounds: usize, quick: bool) -> Result<()> {
 }
 
 fn tempfile() -> Result<PathBuf> {
-    let directory = std::env::temp_dir().join(format!("tollgate-bench-{}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("sluicegate-bench-{}", std::process::id()));
     fs::create_dir_all(&directory)?;
     Ok(directory)
 }
@@ -129,8 +129,8 @@ fn write_log(path: &Path, lines: u64) -> Result<u64> {
     Ok(fs::metadata(path)?.len())
 }
 
-fn simulate(tollgate: &Path, log: &Path, rules: &Path, flags: &[&str]) -> Result<Run> {
-    let mut command = Command::new(tollgate);
+fn simulate(sluicegate: &Path, log: &Path, rules: &Path, flags: &[&str]) -> Result<Run> {
+    let mut command = Command::new(sluicegate);
     command.args(["simulate", "--json", "--config"]).arg(rules).arg("--log").arg(log);
     for flag in flags {
         command.arg(flag);
@@ -142,7 +142,7 @@ fn simulate(tollgate: &Path, log: &Path, rules: &Path, flags: &[&str]) -> Result
     let mut process = command
         .stdout(Stdio::null())
         .spawn()
-        .with_context(|| format!("{} does not start", tollgate.display()))?;
+        .with_context(|| format!("{} does not start", sluicegate.display()))?;
     let mut peak_kib = 0;
     let status = loop {
         peak_kib = peak_kib.max(peak(process.id()).unwrap_or_default());
@@ -151,7 +151,7 @@ fn simulate(tollgate: &Path, log: &Path, rules: &Path, flags: &[&str]) -> Result
         }
         std::thread::sleep(LOOK);
     };
-    ensure!(status.success(), "{} failed", tollgate.display());
+    ensure!(status.success(), "{} failed", sluicegate.display());
     Ok(Run { took: begun.elapsed(), peak_kib })
 }
 

@@ -12,16 +12,16 @@ use axum::{
     serve::ListenerExt,
 };
 use serde::{Deserialize, Serialize};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
-use tollgate_server::{
+use sluicegate_server::{
     grpc::messages::{
         Code, DescriptorStatus, RateLimitRequest, RateLimitResponse,
         rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
     },
     resp::codec::{Command, Decoded, Decoder},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
 };
 use tonic::{
     Request, Response, Status,
@@ -168,7 +168,7 @@ fn reply(command: &Command<'_>, output: &mut Vec<u8>) -> Result<()> {
     let name = command.name();
     let replied = if name.eq_ignore_ascii_case(b"CL.THROTTLE") {
         reply_to_throttle(command, output)
-    } else if name.eq_ignore_ascii_case(b"TG.CHECK") {
+    } else if name.eq_ignore_ascii_case(b"SG.CHECK") {
         reply_to_check(command, output)
     } else {
         bail!("unknown command {}", name.escape_ascii())
@@ -188,7 +188,7 @@ fn reply_to_throttle(command: &Command<'_>, output: &mut Vec<u8>) -> Option<()> 
     Some(())
 }
 
-/// `TG.CHECK cost label value …`: allowed, limit, remaining, retry after, reset after, rule, degraded, time.
+/// `SG.CHECK cost label value …`: allowed, limit, remaining, retry after, reset after, rule, degraded, time.
 fn reply_to_check(command: &Command<'_>, output: &mut Vec<u8>) -> Option<()> {
     black_box(number(command, 1)?);
     for name in command.from(2).step_by(2) {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use prost::Message;
-use tollgate_server::grpc::messages::{
+use sluicegate_server::grpc::messages::{
     Code, RateLimitDescriptor, RateLimitRequest, rate_limit_descriptor::Entry,
     rate_limit_service_client::RateLimitServiceClient,
 };

@@ -29,7 +29,7 @@ const START_PAUSE: Duration = Duration::from_millis(20);
 /// A program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
-    Tollgate,
+    Sluicegate,
     AlwaysAllow,
     Throttlecrab,
     /// An axum app with the rate limit layer.
@@ -55,14 +55,14 @@ pub struct Process {
 
 impl Contestant {
     pub const ALL: [Self; 5] =
-        [Self::Tollgate, Self::AlwaysAllow, Self::Throttlecrab, Self::LimitedApp, Self::PlainApp];
+        [Self::Sluicegate, Self::AlwaysAllow, Self::Throttlecrab, Self::LimitedApp, Self::PlainApp];
 
     pub fn name(self) -> &'static str {
         match self {
-            Self::Tollgate => "tollgate",
+            Self::Sluicegate => "sluicegate",
             Self::AlwaysAllow => "always-allow",
             Self::Throttlecrab => "throttlecrab",
-            Self::LimitedApp => "tollgate-tower",
+            Self::LimitedApp => "sluicegate-tower",
             Self::PlainApp => "axum",
         }
     }
@@ -73,7 +73,7 @@ impl Process {
     pub async fn start(contestant: Contestant) -> Result<Self> {
         let mut command = match contestant {
             Contestant::Throttlecrab => return Self::start_throttlecrab().await,
-            Contestant::Tollgate => tollgate(),
+            Contestant::Sluicegate => sluicegate(),
             Contestant::AlwaysAllow => this_program(&["always-allow"])?,
             Contestant::LimitedApp => this_program(&["tower-app", "limited"])?,
             Contestant::PlainApp => this_program(&["tower-app", "plain"])?,
@@ -131,11 +131,13 @@ fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-/// `tollgate serve` with all listeners; it prints their addresses as JSON.
-fn tollgate() -> Command {
+/// `sluicegate serve` with all listeners; it prints their addresses as JSON.
+fn sluicegate() -> Command {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let mut command = Command::new(machine::tollgate());
-    command.args(["serve", "--json", "--log", "warn", "--config"]).arg(here.join("src/fronts/tollgate.toml"));
+    let mut command = Command::new(machine::sluicegate());
+    command
+        .args(["serve", "--json", "--log", "warn", "--config"])
+        .arg(here.join("src/fronts/sluicegate.toml"));
     for front in ["--http", "--grpc", "--resp"] {
         command.args([front, "127.0.0.1:0"]);
     }

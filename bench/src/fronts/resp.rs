@@ -19,7 +19,7 @@ use super::{
 pub enum Command {
     /// A limit per command: `CL.THROTTLE`, or throttlecrab's `THROTTLE`.
     Throttle,
-    /// The limits of the rules: `TG.CHECK`.
+    /// The limits of the rules: `SG.CHECK`.
     Check,
 }
 
@@ -29,7 +29,7 @@ impl Command {
         match (self, contestant) {
             (Self::Throttle, Contestant::Throttlecrab) => &["THROTTLE", USER, "999999", "1000000", "60"],
             (Self::Throttle, _) => &["CL.THROTTLE", USER, "999999", "1000000", "60"],
-            (Self::Check, _) => &["TG.CHECK", "1", "user", USER],
+            (Self::Check, _) => &["SG.CHECK", "1", "user", USER],
         }
     }
 

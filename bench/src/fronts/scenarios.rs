@@ -25,8 +25,9 @@ pub enum Generator {
 }
 
 /// Front ends that throttlecrab has too.
-const ALL_SERVERS: &[Contestant] = &[Contestant::Tollgate, Contestant::AlwaysAllow, Contestant::Throttlecrab];
-const OWN_SERVERS: &[Contestant] = &[Contestant::Tollgate, Contestant::AlwaysAllow];
+const ALL_SERVERS: &[Contestant] =
+    &[Contestant::Sluicegate, Contestant::AlwaysAllow, Contestant::Throttlecrab];
+const OWN_SERVERS: &[Contestant] = &[Contestant::Sluicegate, Contestant::AlwaysAllow];
 const APPS: &[Contestant] = &[Contestant::LimitedApp, Contestant::PlainApp];
 
 const fn resp(command: Command, pipeline: usize) -> Generator {
@@ -62,7 +63,7 @@ pub const SCENARIOS: [Scenario; 15] = [
     },
     Scenario {
         name: "resp-check",
-        description: "TG.CHECK on 64 connections, one command at a time on each",
+        description: "SG.CHECK on 64 connections, one command at a time on each",
         contestants: OWN_SERVERS,
         generator: resp(Command::Check, 1),
         target: Target::AtLeast(0.85),
@@ -104,7 +105,7 @@ pub const SCENARIOS: [Scenario; 15] = [
     },
     Scenario {
         name: "tower",
-        description: "GET / of a hello-world axum app on 64 connections: with `RateLimitLayer` and a limit per header value (*tollgate-tower*), and without the layer (*axum*)",
+        description: "GET / of a hello-world axum app on 64 connections: with `RateLimitLayer` and a limit per header value (*sluicegate-tower*), and without the layer (*axum*)",
         contestants: APPS,
         generator: http(Endpoint::App),
         target: Target::AtLeast(0.85),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::{Router, http::HeaderName, routing::get};
+use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+use sluicegate_tower::RateLimitLayer;
 use tokio::net::TcpListener;
-use tollgate::{Limit, Limiter, MemoryStore, Rule};
-use tollgate_tower::RateLimitLayer;
 
 use super::{
     always_allow::{ANY_PORT, serve_http},
@@ -32,7 +32,7 @@ pub async fn serve(variant: Variant) -> Result<(Addresses, impl Future<Output = 
     Ok((addresses, serve_http(listener, app)))
 }
 
-/// One limit per value of the header `x-user`, as in `tollgate.toml`.
+/// One limit per value of the header `x-user`, as in `sluicegate.toml`.
 fn layer() -> Result<RateLimitLayer> {
     let limit = Limit::token_bucket(1_000_000, Duration::from_secs(60))?;
     let limiter = Limiter::new(MemoryStore::new(), [Rule::new("per-user", limit).per(["user"])])?;

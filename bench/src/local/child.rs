@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use serde::{Deserialize, Serialize};
-use tollgate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
+use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
 
 use crate::{args::Effort, machine};
 
@@ -66,8 +66,8 @@ impl Contestant {
 
 pub const CONTESTANTS: &[Contestant] = &[
     Contestant::new("governor", "governor, keyed"),
-    Contestant { prepared_only: true, ..Contestant::new("tollgate", "tollgate MemoryStore") },
-    Contestant::new("tollgate-str", "tollgate MemoryStore, &str"),
+    Contestant { prepared_only: true, ..Contestant::new("sluicegate", "sluicegate MemoryStore") },
+    Contestant::new("sluicegate-str", "sluicegate MemoryStore, &str"),
     Contestant::new("quota", "quota"),
     #[cfg(feature = "throttlecrab")]
     Contestant::new("throttlecrab", "throttlecrab, in a mutex"),
@@ -153,7 +153,7 @@ pub fn run(name: &str, keys: usize, threads: usize, time: Duration) -> Result<Me
     let terms = Terms::new(Limit::token_bucket(u64::from(amount), window)?, Cost::ONE);
     let prepared = prepared().map(Key::without_rule).collect::<Result<_, _>>()?;
     let ours = Ours { store: MemoryStore::new().with_max_memory(MAX_MEMORY)?, terms, prepared };
-    let measured = measure(&ours, Asked::new(keys, !many && name == "tollgate"), threads, time)?;
+    let measured = measure(&ours, Asked::new(keys, !many && name == "sluicegate"), threads, time)?;
     ensure!(ours.store.len() == keys, "the store holds {} of {keys} counters", ours.store.len());
     Ok(measured)
 }

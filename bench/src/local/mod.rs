@@ -20,7 +20,7 @@ use crate::{
 };
 
 const GOVERNOR: &str = "governor";
-const OURS: &str = "tollgate";
+const OURS: &str = "sluicegate";
 /// How long one child may take, coreutils' `timeout` being the judge: a store that never gets done with a
 /// million keys ends as an error.
 const CHILD_TIMEOUT_S: u64 = 60;
@@ -65,7 +65,7 @@ fn table(name: &str, keys: usize, effort: Effort, progress: &Progress) -> Result
 
     let place = |name| players.iter().position(|player| player.name == name);
     let governor = place(GOVERNOR).context("governor takes part in every table")?;
-    let ours = place(if keys > FEW { "tollgate-str" } else { OURS }).context("tollgate takes part")?;
+    let ours = place(if keys > FEW { "sluicegate-str" } else { OURS }).context("sluicegate takes part")?;
     let ratio = |what: &str, samples: &[Vec<Measured>], read: fn(&Measured) -> f64, target| Ratio {
         what: format!("{what}, {} / {}", players[ours].title, players[governor].title),
         stat: Stat::of(samples[ours].iter().zip(&samples[governor]).map(|(a, b)| read(a) / read(b))),
@@ -116,12 +116,12 @@ fn targets(keys: usize) -> Targets {
 
 fn what(keys: usize) -> String {
     match keys {
-        1 => "one key, all allowed. The key is made before: a `String` for governor, a `Key` for tollgate \
+        1 => "one key, all allowed. The key is made before: a `String` for governor, a `Key` for sluicegate \
               unless it says `&str`, which makes the `Key` in every call"
             .to_owned(),
         1_000 => "1,000 keys in random order, all allowed; keys made before, as above".to_owned(),
         _ => "1,000,000 keys in random order, all allowed. Every call writes the key's text into the same \
-              `String` (a few ns) and looks it up: governor hashes it, tollgate makes a `Key` of it first. tollgate's \
+              `String` (a few ns) and looks it up: governor hashes it, sluicegate makes a `Key` of it first. sluicegate's \
               bound is 1 GiB here: it sets memory aside for tables that have just grown, and its default of 256 MiB \
               holds slightly less than a million. limitador takes part in two rounds only"
             .to_owned(),

@@ -8,12 +8,12 @@ use redis::{
     AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection,
     io::tcp::TcpSettings,
 };
+use sluicegate::{Cost, Limit, Limiter, Options, RedisStore, Source};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::Mutex,
 };
-use tollgate::{Cost, Limit, Limiter, Options, RedisStore, Source};
 
 use super::workload::{Algorithm, Workload};
 use crate::drive::Contestant;
@@ -32,18 +32,18 @@ const FRED_CONNECTIONS: usize = 4;
 pub enum Kind {
     HandWritten,
     Fred,
-    Tollgate,
+    Sluicegate,
 }
 
 impl Kind {
     /// All of them; the peers first.
-    pub const ALL: [Self; 3] = [Self::HandWritten, Self::Fred, Self::Tollgate];
+    pub const ALL: [Self; 3] = [Self::HandWritten, Self::Fred, Self::Sluicegate];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::HandWritten => "hand-written",
             Self::Fred => "fred",
-            Self::Tollgate => "tollgate",
+            Self::Sluicegate => "sluicegate",
         }
     }
 
@@ -52,7 +52,7 @@ impl Kind {
         Ok(match self {
             Self::HandWritten => Connected::HandWritten(HandWritten::connect(url, workload).await?),
             Self::Fred => Connected::Fred(FredPool::connect(url, workload).await?),
-            Self::Tollgate => Connected::Tollgate(Tollgate::connect(url, workload).await?),
+            Self::Sluicegate => Connected::Sluicegate(Sluicegate::connect(url, workload).await?),
         })
     }
 }
@@ -62,7 +62,7 @@ impl Kind {
 pub enum Connected {
     HandWritten(HandWritten),
     Fred(FredPool),
-    Tollgate(Tollgate),
+    Sluicegate(Sluicegate),
     Ping(Ping),
 }
 
@@ -71,7 +71,7 @@ impl Contestant for Connected {
         match self {
             Self::HandWritten(hand_written) => hand_written.ask(random).await,
             Self::Fred(fred) => fred.ask(random).await,
-            Self::Tollgate(tollgate) => tollgate.ask(random).await,
+            Self::Sluicegate(sluicegate) => sluicegate.ask(random).await,
             Self::Ping(ping) => ping.ask().await,
         }
     }
@@ -167,15 +167,15 @@ impl FredPool {
     }
 }
 
-/// tollgate as an application uses it, with default options except for the deadline.
+/// sluicegate as an application uses it, with default options except for the deadline.
 #[derive(Clone)]
-pub struct Tollgate {
+pub struct Sluicegate {
     limiter: Limiter,
     workload: Workload,
     limit: Limit,
 }
 
-impl Tollgate {
+impl Sluicegate {
     async fn connect(url: &str, workload: Workload) -> Result<Self> {
         let options = Options { deadline: DEADLINE, ..Options::default() };
         let limiter = Limiter::with_options(RedisStore::connect(url).await?, [], options)?;
@@ -187,7 +187,7 @@ impl Tollgate {
         let decision = self.limiter.check_key(name, &self.limit, Cost::ONE).await?;
         match decision.source {
             Source::Store | Source::Cache => Ok(decision.is_allowed()),
-            _ => bail!("tollgate decided without the store: {:?}", decision.failure),
+            _ => bail!("sluicegate decided without the store: {:?}", decision.failure),
         }
     }
 }

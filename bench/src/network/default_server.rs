@@ -1,4 +1,4 @@
-//! `tollgate serve` with its default settings and a Redis that is 5 ms away: once warm, no decision is degraded and the
+//! `sluicegate serve` with its default settings and a Redis that is 5 ms away: once warm, no decision is degraded and the
 //! limit is exact.
 
 use std::{
@@ -58,7 +58,7 @@ impl ServerProcess {
             "[store]\nurl = \"{store}\"\n\n[[rule]]\nname = \"per-user\"\nper = [\"user\"]\namount = {LIMIT}\nwindow = \"3650d\"\n"
         );
         std::fs::write(config.path(), text)?;
-        let mut child = Command::new(machine::tollgate())
+        let mut child = Command::new(machine::sluicegate())
             .args(["serve", "--json", "--log", "warn", "--config"])
             .arg(config.path())
             .args(["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
@@ -117,7 +117,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
     let url = bench.url(ROUND_TRIP)?.to_owned();
     let mut all = Vec::new();
     for round in 0..rounds {
-        part.at(round, "tollgate serve");
+        part.at(round, "sluicegate serve");
         bench.observer.flush().await?;
         let server = ServerProcess::start(&url).await?;
         all.push(run(server.http).await?);
@@ -129,7 +129,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
         .map(|counts| Quantiles::of(&mut counts.latencies_ns.lock().expect("no task panics")))
         .collect();
     let row = Row {
-        contestant: "tollgate serve".to_owned(),
+        contestant: "sluicegate serve".to_owned(),
         cells: vec![
             Some(Stat::of(all.iter().map(|counts| count(&counts.answered)))),
             Some(Stat::of(all.iter().map(|counts| count(&counts.admitted)))),
@@ -158,7 +158,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
     Ok(Table {
         name: NAME.to_owned(),
         what: format!(
-            "`tollgate serve` with default settings, 5 ms from Redis: {CHECKS_PER_SECOND} checks/s over HTTP as an open loop, \
+            "`sluicegate serve` with default settings, 5 ms from Redis: {CHECKS_PER_SECOND} checks/s over HTTP as an open loop, \
              one key with a limit of {LIMIT} after a second of warm-up on another key"
         ),
         rounds,

@@ -62,7 +62,7 @@ pub struct Point {
     pub contestants: Vec<Figures>,
     /// The peer with the higher rate.
     pub better_peer: String,
-    /// Decisions per second, tollgate / the better peer, round by round.
+    /// Decisions per second, sluicegate / the better peer, round by round.
     pub ratio: Stat,
 }
 
@@ -136,7 +136,7 @@ impl Point {
     }
 
     pub fn ours(&self) -> Option<&Figures> {
-        self.contestants.iter().find(|figures| figures.name == Kind::Tollgate.name())
+        self.contestants.iter().find(|figures| figures.name == Kind::Sluicegate.name())
     }
 
     fn peer(&self) -> Option<&Figures> {
@@ -227,7 +227,7 @@ pub fn tables(points: &[Point], effort: &Effort) -> Vec<Table> {
         let rows = group.iter().flat_map(|point| {
             point.contestants.iter().map(|figures| {
                 let mut cells = figures.cells();
-                cells.push((figures.name == Kind::Tollgate.name()).then_some(point.ratio));
+                cells.push((figures.name == Kind::Sluicegate.name()).then_some(point.ratio));
                 Row { contestant: format!("{}, {}", point.title(), figures.name), cells }
             })
         });
@@ -264,13 +264,13 @@ fn summary(points: &[Point], effort: &Effort) -> Table {
 
     let mean = geometric_mean(points.iter().map(|point| point.ratio.median));
     let mut ratios = vec![Ratio {
-        what: "decisions/s, geometric mean of all points, tollgate / better peer".to_owned(),
+        what: "decisions/s, geometric mean of all points, sluicegate / better peer".to_owned(),
         stat: Stat::of([mean]),
         target: Some(ON_AVERAGE),
     }];
     let ratio = |point: &Point, target| Ratio {
         what: format!(
-            "decisions/s, {}, {}, tollgate / {}",
+            "decisions/s, {}, {}, sluicegate / {}",
             point.workload(),
             point.title(),
             point.better_peer
@@ -288,7 +288,7 @@ fn summary(points: &[Point], effort: &Effort) -> Table {
     }));
     Table {
         name: SUMMARY.to_owned(),
-        what: "decisions/s of tollgate against the better peer of each point; points below 0.95, and points where that peer \
+        what: "decisions/s of sluicegate against the better peer of each point; points below 0.95, and points where that peer \
                keeps Redis busy, are listed below"
             .to_owned(),
         rounds: effort.rounds,

@@ -1,4 +1,4 @@
-//! `scripts/bench network`: tollgate against hand-written clients when Redis is a network away.
+//! `scripts/bench network`: sluicegate against hand-written clients when Redis is a network away.
 //!
 //! A proxy between the clients and a private Redis delays every byte by half a round trip in each direction; a round trip
 //! of 0 goes to Redis directly. For what is not measured, see [`report`](crate::report).

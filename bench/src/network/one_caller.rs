@@ -41,7 +41,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
         }
         let rounds = samples[2].iter().zip(&samples[3]);
         ratios.push(Ratio {
-            what: format!("p50, {}, tollgate / PING", milliseconds(round_trip)),
+            what: format!("p50, {}, sluicegate / PING", milliseconds(round_trip)),
             stat: Stat::of(rounds.map(|(ours, ping)| ours.p50_us / ping.p50_us)),
             // On loopback the script itself takes as long as the round trip.
             target: (round_trip > LOOPBACK).then_some(Target::About(1.0)),

@@ -92,7 +92,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
             ratios.push(ratio("p99", &title, &samples, |sample| sample.p99_us, P99));
             if round_trip == MILLISECOND && rate == 10_000.0 {
                 ratios.push(Ratio {
-                    what: format!("p50, {title}, tollgate / 1 ms"),
+                    what: format!("p50, {title}, sluicegate / 1 ms"),
                     stat: Stat::of(samples[2].iter().map(|sample| sample.p50_us / 1e3)),
                     target: Some(Target::AtMost(P50_TARGET_MS)),
                 });
@@ -130,7 +130,7 @@ fn ratio(
     let better = if median(0) <= median(1) { 0 } else { 1 };
     let rounds = samples[2].iter().zip(&samples[better]);
     Ratio {
-        what: format!("{what}, {title}, tollgate / {}", Kind::ALL[better].name()),
+        what: format!("{what}, {title}, sluicegate / {}", Kind::ALL[better].name()),
         stat: Stat::of(rounds.map(|(ours, peer)| read(ours) / read(peer))),
         target: Some(target),
     }

@@ -70,13 +70,13 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
     });
     let mut ratios: Vec<_> = (0..2)
         .map(|peer| Ratio {
-            what: format!("decisions/s of all processes, tollgate / {}", Kind::ALL[peer].name()),
+            what: format!("decisions/s of all processes, sluicegate / {}", Kind::ALL[peer].name()),
             stat: Stat::of(samples[2].iter().zip(&samples[peer]).map(|(ours, peer)| ours.rate / peer.rate)),
             target: Some(TOTAL),
         })
         .collect();
     ratios.push(Ratio {
-        what: "decisions/s of the slowest process of tollgate / a fair share".to_owned(),
+        what: "decisions/s of the slowest process of sluicegate / a fair share".to_owned(),
         stat: stat(2, |sample| sample.slowest_share),
         target: Some(SLOWEST),
     });

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use tollgate_testkit::delay_proxy::DelayProxy;
+use sluicegate_testkit::delay_proxy::DelayProxy;
 
 /// A running proxy. Dropping it ends the process.
 pub struct ProxyProcess {

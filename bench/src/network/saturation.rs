@@ -48,7 +48,7 @@ pub async fn table(bench: &mut Bench, progress: &Progress) -> Result<Table> {
             let rounds = samples[2].iter().zip(samples_of_peer);
             ratios.push(Ratio {
                 what: format!(
-                    "Redis CPU per decision, {}, tollgate / {}",
+                    "Redis CPU per decision, {}, sluicegate / {}",
                     milliseconds(round_trip),
                     peer.name()
                 ),

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use tollgate::Limit;
+use sluicegate::Limit;
 
 use crate::remote::{bounds::Bound, keys::Keys};
 

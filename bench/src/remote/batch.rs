@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use tollgate::{Check, Cost, Key, Operation, RedisStore, RemoteStore, Terms, Tier};
+use sluicegate::{Check, Cost, Key, Operation, RedisStore, RemoteStore, Terms, Tier};
 
 use super::{
     CALLERS, USERS,
@@ -107,7 +107,7 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
         |(way, samples): (&Way, &Vec<_>)| Row { contestant: way.title.to_owned(), cells: cells(samples) };
     Ok(Table {
         name: NAME.to_owned(),
-        what: "what one call costs and what each decision in it: 100,000 keys, token bucket, all allowed; tollgate's store \
+        what: "what one call costs and what each decision in it: 100,000 keys, token bucket, all allowed; sluicegate's store \
                without the gate in front, 64 decisions under way (128 where 64 share a call). Latencies are of calls"
             .to_owned(),
         rounds: effort.rounds,

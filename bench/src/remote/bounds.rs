@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tollgate::Limit;
+use sluicegate::Limit;
 
 const DAY: Duration = Duration::from_secs(86_400);
 

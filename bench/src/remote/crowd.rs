@@ -28,7 +28,7 @@ pub fn crowded() -> String {
 }
 
 fn title(callers: usize) -> String {
-    if callers == 1 { "tollgate, 1 caller".to_owned() } else { format!("tollgate, {callers} callers") }
+    if callers == 1 { "sluicegate, 1 caller".to_owned() } else { format!("sluicegate, {callers} callers") }
 }
 
 /// Fills the table.

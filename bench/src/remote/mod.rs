@@ -30,7 +30,7 @@ const USERS: Keys = Keys::Random(100_000);
 
 /// Contestants' names.
 pub const HAND: &str = "hand-written";
-pub const OURS: &str = "tollgate";
+pub const OURS: &str = "sluicegate";
 
 /// All tables, in order.
 pub const TABLES: [&str; 10] = [

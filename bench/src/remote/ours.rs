@@ -1,16 +1,16 @@
-//! tollgate, as an application uses it: default options but for the deadline.
+//! sluicegate, as an application uses it: default options but for the deadline.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use tollgate::{Cost, Decision, Labels, Limit, Limiter, Options, RedisStore, Rule, Source};
+use sluicegate::{Cost, Decision, Labels, Limit, Limiter, Options, RedisStore, Rule, Source};
 
 use super::keys::Keys;
 
 /// On a busy machine a run shall not end in failure policies.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// tollgate, with a limit per call or with rules.
+/// sluicegate, with a limit per call or with rules.
 #[derive(Clone)]
 pub struct Ours {
     limiter: Limiter,

@@ -80,7 +80,7 @@ pub async fn hot_refused(args: &Args, url: &str) -> Result<Scenario> {
     compare.extend(against_others(&entrants));
     Ok(Scenario {
         name: HOT_REFUSED,
-        what: "one key for all 64 callers, used up: every decision is a refusal. tollgate repeats a certain refusal \
+        what: "one key for all 64 callers, used up: every decision is a refusal. sluicegate repeats a certain refusal \
                for at most a second before it asks Redis again; so does rate-limiter-flexible if told to, until its \
                window ends; the others always ask"
             .to_owned(),
@@ -94,7 +94,7 @@ pub async fn hot_refused(args: &Args, url: &str) -> Result<Scenario> {
 pub async fn two_tiers(url: &str) -> Result<Scenario> {
     const TWO: &str = "hand-written, two calls";
     const ONE: &str = "hand-written, one call for both";
-    const RULES: &str = "tollgate, two rules";
+    const RULES: &str = "sluicegate, two rules";
     let rules = Ours::two_rules(url, USERS, NEVER_REACHED.bucket()?, PER_USER.bucket()?).await?;
     Ok(Scenario {
         name: TWO_TIERS,

@@ -19,7 +19,7 @@ pub fn page(report: &Report) -> String {
          thread for each core too, each with connections of its own. Servers take \
          turns, in as many rounds as each table says; each figure is the median, with (lowest..highest). A ratio is taken \
          within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\
-         *tollgate* is the whole server as `tollgate serve` runs it: memory store, one rule, no tokens, metrics and \
+         *sluicegate* is the whole server as `sluicegate serve` runs it: memory store, one rule, no tokens, metrics and \
          top keys as always, nobody who listens to spans. *always-allow* reads the same requests with the same libraries and \
          says yes: over RESP with the server's own decoder, down to the numbers of the command and of its answer, over HTTP as axum does it, over \
          gRPC as tonic does. *throttlecrab* is its \

@@ -70,7 +70,7 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
     * The server's front ends: they have [a page of their own](benchmarks-fronts.md).\n\n\
     *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
-    (`bench/src/remote/lua`); *tollgate* is `Limiter` over a `RedisStore` with its default options but for a deadline of 5 s. \
+    (`bench/src/remote/lua`); *sluicegate* is `Limiter` over a `RedisStore` with its default options but for a deadline of 5 s. \
     CPU times and script calls are per decision; CPU of the client includes the bench's own loop.\n\n\
     *limitador* is its library over its Redis storage (its cached one is faster and inexact, and does not take part), built \
     with a stand-in for RocksDB, which it does not use here. *limits* and *rate-limiter-flexible* are processes of their \

@@ -67,7 +67,7 @@ fn group(body: &mut String, y: &mut f64, title: &str, table: &Table) {
     let track = WIDTH - LABELS - FIGURES;
     for row in rows {
         let width = (track * rate(row) / most).max(2.0);
-        let ours = row.contestant.starts_with("tollgate");
+        let ours = row.contestant.starts_with("sluicegate");
         let (bar, text) = if ours { ("us", "strong") } else { ("them", "") };
         let line = *y + BAR * 0.8;
         body.push_str(&format!(

@@ -169,7 +169,7 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     let most = DEADLINE_US * (1.0 - BUSY) / (2.0 * costs.alone_us);
     page.push_str(&format!(
         "\n*late* answers come after the deadline: the rule's failure policy has answered by then. About {most:.0} processes can \
-         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy; more must ask through fewer, larger ones (`tollgate serve`), or the limit must be split \
+         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy; more must ask through fewer, larger ones (`sluicegate serve`), or the limit must be split \
          into several keys. A hot key that is *used up* is another matter: its refusals are repeated in each process, and cost \
          Redis one call per process and second.\n\n",
         busy = BUSY * 100.0,

@@ -40,7 +40,7 @@ pub fn chart(points: &[Point]) -> String {
     lines(&mut body, &shown, &scale);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         role=\"img\" aria-label=\"decisions per second by round trip, for tollgate, a hand-written client and fred\">\n\
+         role=\"img\" aria-label=\"decisions per second by round trip, for sluicegate, a hand-written client and fred\">\n\
          {STYLE}{body}</svg>\n"
     )
 }
@@ -100,7 +100,7 @@ fn lines(body: &mut String, shown: &[&Point], scale: &Scale) {
     let mut lowest = f64::NEG_INFINITY;
     for (end, kind) in ends {
         let (class, strong) = match kind {
-            Kind::Tollgate => ("us", "strong"),
+            Kind::Sluicegate => ("us", "strong"),
             Kind::HandWritten => ("them", ""),
             Kind::Fred => ("them soft", ""),
         };

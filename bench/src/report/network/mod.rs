@@ -26,7 +26,7 @@ pub fn page(network: &NetworkReport) -> String {
          is reached within a factor of {ABOUT}.\n\n\
          * *hand-written* is redis-rs with one multiplexed connection, and a plain script called by its digest.\n\
          * *fred* is a pool of four connections with the same script.\n\
-         * *tollgate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
+         * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
          All set `TCP_NODELAY`. The scripts are in `bench/src/remote/lua`; limits are never reached, unless the table says otherwise.\n\n",
         date = machine.date,
         revision = machine.revision,
@@ -66,7 +66,7 @@ fn matrices(page: &mut String, points: &[Point]) {
         return;
     }
     page.push_str(
-        "\n## Closed loop\n\nDecisions per second of tollgate in thousands, and its ratio to the better peer of each point. Latencies and CPU \
+        "\n## Closed loop\n\nDecisions per second of sluicegate in thousands, and its ratio to the better peer of each point. Latencies and CPU \
          times of all points are in [`network.json`](benchmarks/network.json).\n",
     );
     for group in points.chunk_by(|a, b| (a.algorithm, a.keys) == (b.algorithm, b.keys)) {

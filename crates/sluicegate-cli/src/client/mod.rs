@@ -1,0 +1,205 @@
+//! `sluicegate check`, `peek`, `charge`, `refund`, `reset` and `explain`: one request to a server, or to a store directly.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `request` | request arguments and the API's JSON body |
+//! | `target` | destination: a server, or the store of a configuration, through the same API without a network |
+//! | `http_client` | HTTP client, with error messages that state the fix |
+//! | `print` | text output of responses |
+
+pub(crate) mod http_client;
+pub(crate) mod print;
+pub(crate) mod request;
+mod target;
+
+use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
+use sluicegate_server::http::{
+    explain::Explanation,
+    response::{Answer, Reset},
+};
+
+use self::{
+    print::Response,
+    request::{CostArg, RequestArgs, RequestBody, timestamp_us},
+    target::{RawResponse, TargetArgs},
+};
+use crate::{
+    CommandResult, ExitStatus,
+    output::{self, OutputFormat},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate check route=login ip=203.0.113.9              by the rules of the local server
+  sluicegate check user=42 --cost requests=1,tokens=850    cost in several units
+  sluicegate check --key user:42 --limit \"100 per 1m\"      without rules
+  sluicegate check --config sluicegate.toml user=42          without a server
+  if sluicegate check job=backup >/dev/null; then …        in a script";
+
+/// The commands that send one request.
+#[derive(Subcommand)]
+pub(crate) enum ClientCommand {
+    /// Check a request, and count it if it is allowed
+    ///
+    /// Exits with 0 if it is allowed, 1 if it is denied, 2 on an error.
+    #[command(after_long_help = EXAMPLES)]
+    Check(DecisionArgs),
+
+    /// Check a request without counting it
+    ///
+    /// Shows what remains now. Exits with 0 if the request would be allowed, 1 if it would be denied.
+    Peek(DecisionArgs),
+
+    /// Count usage that is known only afterwards, regardless of the limits
+    ///
+    /// For example the tokens of a finished response. It may leave a debt, which delays later requests.
+    Charge(ChargeArgs),
+
+    /// Refund units that were counted, at most those that still count
+    ///
+    /// Without --at the most recent units are refunded; with --at, exactly those counted at that time.
+    Refund(RefundArgs),
+
+    /// Reset counters
+    Reset(ResetArgs),
+
+    /// Explain why a request would be allowed or denied, without counting it
+    ///
+    /// Shows the rules that apply, the counter and arithmetic of each, and why the other rules do not apply.
+    Explain(DecisionArgs),
+}
+
+/// Arguments of `check`, `peek` and `explain`.
+#[derive(Args)]
+pub(crate) struct DecisionArgs {
+    #[command(flatten)]
+    request: RequestArgs,
+
+    #[command(flatten)]
+    cost: CostArg,
+
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// Arguments of `charge`.
+#[derive(Args)]
+pub(crate) struct ChargeArgs {
+    #[command(flatten)]
+    decision: DecisionArgs,
+
+    #[command(flatten)]
+    filter: RuleFilter,
+}
+
+/// Arguments of `refund`.
+#[derive(Args)]
+pub(crate) struct RefundArgs {
+    #[command(flatten)]
+    charge: ChargeArgs,
+
+    /// Time of the refunded check or charge: at_us of its response, in microseconds of the store's clock
+    #[arg(long, visible_alias = "at-us", value_name = "MICROSECONDS", value_parser = timestamp_us, allow_negative_numbers = true)]
+    at: Option<u64>,
+}
+
+/// Arguments of `reset`.
+#[derive(Args)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    request: RequestArgs,
+
+    #[command(flatten)]
+    filter: RuleFilter,
+
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+#[derive(Args)]
+struct RuleFilter {
+    /// Restrict to these of the rules that apply
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "key")]
+    rules: Option<Vec<String>>,
+}
+
+impl ClientCommand {
+    pub(crate) async fn run(self, format: OutputFormat) -> CommandResult {
+        match self {
+            Self::Check(args) => args.decide("check", print::check, format).await,
+            Self::Peek(args) => args.decide("peek", print::peek, format).await,
+            Self::Explain(args) => args.explain(format).await,
+            Self::Charge(ChargeArgs { decision, filter }) => {
+                let body = RequestBody { rules: filter.rules, ..decision.body() };
+                decide(&decision.target, "charge", &body, print::charge, format).await
+            }
+            Self::Refund(RefundArgs { charge: ChargeArgs { decision, filter }, at }) => {
+                let body = RequestBody { rules: filter.rules, at_us: at, ..decision.body() };
+                decide(&decision.target, "refund", &body, print::refund, format).await
+            }
+            Self::Reset(ResetArgs { request, filter, target }) => {
+                let body = RequestBody { rules: filter.rules, ..request.body() };
+                let (reset, raw) = send::<Reset>(&target, "reset", &body, format).await?;
+                print_response(format, &raw, || print::reset(reset));
+                Ok(ExitStatus::Success)
+            }
+        }
+    }
+}
+
+impl DecisionArgs {
+    fn body(&self) -> RequestBody<'_> {
+        RequestBody { cost: self.cost.cost.as_ref(), ..self.request.body() }
+    }
+
+    async fn decide(&self, call: &str, print: fn(&Response<'_>), format: OutputFormat) -> CommandResult {
+        decide(&self.target, call, &self.body(), print, format).await
+    }
+
+    async fn explain(&self, format: OutputFormat) -> CommandResult {
+        let body = self.body();
+        let (explained, raw) = send::<Explanation>(&self.target, "explain", &body, format).await?;
+        let answer = &explained.decision;
+        let store_problem = raw.store_problem(answer).await;
+        let response = Response { body: &body, answer, store_problem };
+        print_response(format, &raw, || print::explanation(&response, &explained));
+        Ok(exit_status(answer))
+    }
+}
+
+async fn decide(
+    target: &TargetArgs,
+    call: &str,
+    body: &RequestBody<'_>,
+    print: fn(&Response<'_>),
+    format: OutputFormat,
+) -> CommandResult {
+    let (answer, raw) = send::<Answer>(target, call, body, format).await?;
+    let store_problem = raw.store_problem(&answer).await;
+    print_response(format, &raw, || print(&Response { body, answer: &answer, store_problem }));
+    Ok(exit_status(&answer))
+}
+
+/// Sends a request; returns the parsed and the raw response.
+async fn send<T: DeserializeOwned>(
+    target: &TargetArgs,
+    call: &str,
+    body: &RequestBody<'_>,
+    format: OutputFormat,
+) -> Result<(T, RawResponse), Box<dyn std::error::Error>> {
+    let raw = target.send(call, serde_json::to_vec(body)?, format).await?;
+    Ok((raw.parse()?, raw))
+}
+
+/// Prints a response: as text, or as the unchanged JSON document of the API.
+fn print_response(format: OutputFormat, raw: &RawResponse, print_text: impl FnOnce()) {
+    match format {
+        OutputFormat::Text => print_text(),
+        OutputFormat::Json => output::line(raw.text()),
+    }
+}
+
+fn exit_status(answer: &Answer) -> ExitStatus {
+    if answer.allowed { ExitStatus::Success } else { ExitStatus::Negative }
+}

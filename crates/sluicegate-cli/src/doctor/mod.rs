@@ -1,0 +1,190 @@
+//! `sluicegate doctor`: diagnoses a store and suggests fixes.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `facts` | data collected from one server |
+//! | `keys` | scan of sluicegate's keys |
+//! | `checks` | facts to findings, without I/O |
+//! | `admission_bound` | the most that this deployment admits |
+//! | `connectivity` | diagnosis of connection failures |
+//! | `repair` | `--fix` |
+//! | `finding`, `report` | findings and their output |
+
+mod admission_bound;
+mod checks;
+pub(crate) mod connectivity;
+mod facts;
+mod finding;
+mod keys;
+mod repair;
+mod report;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use sluicegate::{
+    RedisSetupError,
+    redis::{
+        URLS,
+        inspect::{AclSubject, Inspection},
+    },
+};
+use sluicegate_server::{
+    config::{self, Config, Flags, Origin, Source},
+    server::StartError,
+    store::StoreUrl,
+};
+
+use self::{
+    checks::Context,
+    connectivity::{ConnectionProblem, Transport},
+    facts::ServerFacts,
+    finding::Finding,
+    keys::{ConfiguredRules, KeyScan},
+    report::DoctorReport,
+};
+use crate::{
+    CommandResult, ExitStatus, format,
+    output::{self, OutputFormat},
+    value_parsers::whole_number,
+};
+
+/// Diagnose the store: problems, why they matter, and how to fix them
+///
+/// Examines the Redis or Valkey servers of the store: latency, version, memory and eviction, persistence, replicas, clocks,
+/// permissions, and sluicegate's keys. It is rate-limited and safe to run in production. Exits with 1 if there is a problem, 0 if there
+/// is at most advice.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    // Not parsed by clap: its error messages quote the value, which may contain a password.
+    #[arg(long, value_name = "URL", help = format!("Store to examine: {URLS} [env: SLUICEGATE_STORE_URL=]"))]
+    store: Option<String>,
+
+    /// Configuration file: its store, unless --store is set, and its rules, to find orphaned counters [env: SLUICEGATE_CONFIG=]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Fix what is safe to fix: set a TTL on sluicegate's keys without one, remove orphaned counters
+    #[arg(long)]
+    fix: bool,
+
+    /// Fix without confirmation
+    #[arg(long, requires = "fix")]
+    yes: bool,
+
+    /// Examine the permissions of this user instead of the connected one
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+
+    /// Maximum number of keys to scan
+    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_MAX_KEYS, value_parser = whole_number::<u64>(0..=u64::MAX, DEFAULT_MAX_KEYS), allow_negative_numbers = true)]
+    max_keys: u64,
+
+    /// Catches a positional argument: clap's error message would quote it, and it may contain a password
+    #[arg(hide = true)]
+    positional: Option<String>,
+}
+
+/// Scanning this many keys takes half a minute.
+const DEFAULT_MAX_KEYS: u64 = 1_000_000;
+
+impl Doctor {
+    pub(crate) async fn run(self, format: OutputFormat) -> CommandResult {
+        if self.positional.is_some() {
+            return Err("unexpected argument: pass the store as --store URL".into());
+        }
+        if self.fix && !self.yes && format == OutputFormat::Json {
+            return Err("--fix with --json cannot ask for confirmation: add --yes".into());
+        }
+        let flags = Flags { config: self.config.clone(), store: self.store.clone(), ..Flags::default() };
+        let config = config::load(&Source::new(flags)).map_err(StartError::Config)?;
+        let StoreUrl::Redis(url) = &config.store.url else {
+            return nothing_to_examine(format);
+        };
+        let shown = config.store.url.to_string();
+        match Inspection::of(url, &config.store.redis, &config.store.prefix).await {
+            Ok(inspection) => self.examine(&inspection, &config, format).await,
+            Err(RedisSetupError::Connect(reason)) => {
+                let problem = ConnectionProblem::new(&reason, Transport::of(url));
+                let report = DoctorReport::new(shown, vec![problem.finding()]);
+                report.print(format)?;
+                Ok(report.exit_status())
+            }
+            Err(error) => Err(format!("store {shown}: {error}").into()),
+        }
+    }
+
+    async fn examine(&self, inspection: &Inspection, config: &Config, format: OutputFormat) -> CommandResult {
+        let rules = matches!(config.origin, Origin::File(_)).then_some(&config.rules[..]);
+        let configured = rules.map(ConfiguredRules::new);
+        let context = Context {
+            shape: inspection.shape,
+            is_encrypted: inspection.is_encrypted,
+            deadline: config.store.deadline,
+            prefix: &config.store.prefix,
+            user: self.user.as_deref(),
+        };
+        let whose = self.user.as_deref().map_or(AclSubject::Own, AclSubject::Of);
+        let mut findings = checks::deployment(inspection);
+        let mut servers = Vec::new();
+        for server in &inspection.servers {
+            match ServerFacts::collect(server, whose).await {
+                Ok(facts) => {
+                    findings.extend(checks::server(&facts, &context));
+                    servers.push(facts);
+                }
+                Err(error) => {
+                    let problem = ConnectionProblem::new(&error.to_string(), Transport::Established);
+                    findings.push(problem.finding().at(&server.address()))
+                }
+            }
+        }
+        let keys = KeyScan::run(&inspection.servers, configured.as_ref(), self.max_keys, format).await;
+        findings.extend(keys.findings(configured.as_ref()));
+        let mut report = DoctorReport::new(config.store.url.to_string(), findings)
+            .with_servers(inspection.shape, &servers)
+            .with_keys(&keys)
+            .with_bound(admission_bound::rows(&servers, inspection.shape, rules));
+        if format == OutputFormat::Text {
+            report.print(format)?;
+        }
+        let plan = if self.fix { repair::plan(&keys) } else { Vec::new() };
+        if !plan.is_empty() && self.is_confirmed(&plan, format) {
+            let repaired = repair::repair(&inspection.servers, &keys).await?;
+            report.mark_repaired(repaired, &keys);
+            if format == OutputFormat::Text {
+                let expiring = format::plural(repaired.expiring, "key", "keys");
+                let removed = format::plural(repaired.removed, "orphaned counter", "orphaned counters");
+                output::line(format_args!("fixed: set a TTL on {expiring}, removed {removed}"));
+            }
+        }
+        if format == OutputFormat::Json {
+            report.print(format)?;
+        }
+        Ok(report.exit_status())
+    }
+
+    /// Prints the planned fixes and asks for confirmation, unless --yes is set.
+    fn is_confirmed(&self, plan: &[String], format: OutputFormat) -> bool {
+        if format == OutputFormat::Text {
+            output::line("");
+            for line in plan {
+                output::line(format_args!("planned fix: {line}"));
+            }
+        }
+        self.yes || output::confirm("Apply?")
+    }
+}
+
+fn nothing_to_examine(format: OutputFormat) -> CommandResult {
+    let what = "counters are kept in the server's memory: no store to examine";
+    match format {
+        OutputFormat::Text => {
+            output::line(format_args!("{what}\nset --store, for example redis://127.0.0.1:6379"))
+        }
+        OutputFormat::Json => {
+            DoctorReport::new("memory:".to_owned(), vec![Finding::fine("store", what)]).print(format)?
+        }
+    }
+    Ok(ExitStatus::Success)
+}

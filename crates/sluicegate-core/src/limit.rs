@@ -1,0 +1,252 @@
+//! A [`Limit`]: amount, window and algorithm, validated on construction.
+
+use std::time::Duration;
+
+use crate::algorithm::Algorithm;
+
+/// The largest amount and the largest burst of every algorithm except the sliding log.
+pub const MAX_AMOUNT: u64 = 1_000_000_000;
+/// The largest amount of a sliding log, which stores each accepted request.
+pub const MAX_LOG_AMOUNT: u64 = 1_000_000;
+/// The shortest window.
+pub const MIN_WINDOW: Duration = Duration::from_millis(1);
+/// The longest window: ten years of 365 days.
+pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// Why a limit is invalid. Each message names the accepted range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// No algorithm has this name.
+    #[error("unknown algorithm {0:?}: use {names}", names = Algorithm::list())]
+    UnknownAlgorithm(String),
+    /// The amount is zero, or more than the algorithm counts exactly.
+    #[error("amount {amount} is out of range: {algorithm} accepts 1 to {max}")]
+    Amount {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The amount.
+        amount: u64,
+        /// The largest amount that it accepts.
+        max: u64,
+    },
+    /// The window is shorter than a millisecond or longer than ten years.
+    #[error("window {0:?} is out of range: use 1ms to 10 years (3650 days)")]
+    Window(Duration),
+    /// The window has a fraction of a microsecond.
+    #[error("window {0:?} has a fraction of a microsecond: use whole microseconds")]
+    WindowTooFine(Duration),
+    /// The burst is zero or too large.
+    #[error("burst {0} is out of range: use 1 to {MAX_AMOUNT}")]
+    Burst(u64),
+    /// Only a token bucket has a burst.
+    #[error("{0} has no burst: remove it, or use token-bucket")]
+    BurstNotSupported(Algorithm),
+    /// Only a fixed window has a phase.
+    #[error("{0} has no phase: remove it, or use fixed-window")]
+    PhaseNotSupported(Algorithm),
+}
+
+/// `amount` per `window`, counted by one algorithm.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate_core::Limit;
+///
+/// let limit = Limit::token_bucket(100, Duration::from_secs(60))?.with_burst(10)?;
+/// assert_eq!(limit.capacity(), 10);
+/// assert!(Limit::sliding_log(2_000_000, Duration::from_secs(60)).is_err());
+/// # Ok::<(), sluicegate_core::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    algorithm: Algorithm,
+    amount: u64,
+    window_us: u64,
+    capacity: u64,
+    phase_us: u64,
+    rate: Rate,
+}
+
+/// `units` per `micros`, in lowest terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// Numerator; at most the largest amount.
+    pub units: u64,
+    /// Denominator; at most the longest window.
+    pub micros: u64,
+}
+
+impl Rate {
+    fn reduced(amount: u64, window_us: u64) -> Self {
+        let divisor = greatest_common_divisor(amount, window_us);
+        Self { units: amount / divisor, micros: window_us / divisor }
+    }
+
+    /// Returns whether this rate is higher than `other`.
+    pub fn is_faster_than(self, other: Self) -> bool {
+        u128::from(self.units) * u128::from(other.micros) > u128::from(other.units) * u128::from(self.micros)
+    }
+}
+
+impl Limit {
+    /// Creates a limit of `amount` per `window` with the defaults of the algorithm.
+    ///
+    /// # Errors
+    /// If the amount or the window is outside of the range in which the algorithm is exact.
+    pub fn new(algorithm: Algorithm, amount: u64, window: Duration) -> Result<Self, LimitError> {
+        let max = algorithm.max_amount();
+        if amount == 0 || amount > max {
+            return Err(LimitError::Amount { algorithm, amount, max });
+        }
+        if window < MIN_WINDOW || window > MAX_WINDOW {
+            return Err(LimitError::Window(window));
+        }
+        if !window.subsec_nanos().is_multiple_of(1_000) {
+            return Err(LimitError::WindowTooFine(window));
+        }
+        let window_us = window.as_secs() * 1_000_000 + u64::from(window.subsec_micros());
+        let rate = Rate::reduced(amount, window_us);
+        Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate })
+    }
+
+    /// Returns the same limit with another burst: the units that an idle caller may use at once.
+    ///
+    /// # Errors
+    /// If the burst is out of range or the algorithm has none.
+    pub fn with_burst(mut self, burst: u64) -> Result<Self, LimitError> {
+        if !self.algorithm.properties().has_burst {
+            return Err(LimitError::BurstNotSupported(self.algorithm));
+        }
+        if burst == 0 || burst > MAX_AMOUNT {
+            return Err(LimitError::Burst(burst));
+        }
+        self.capacity = burst;
+        Ok(self)
+    }
+
+    /// Returns the same limit with shifted windows: they start `phase` after those aligned to the epoch, so that the
+    /// windows of different keys end at different times. A phase beyond the window wraps around.
+    ///
+    /// # Errors
+    /// If the algorithm has no phase.
+    pub fn with_phase(mut self, phase: Duration) -> Result<Self, LimitError> {
+        if !self.algorithm.properties().has_phase {
+            return Err(LimitError::PhaseNotSupported(self.algorithm));
+        }
+        let wrapped = phase.as_micros() % u128::from(self.window_us);
+        self.phase_us = u64::try_from(wrapped).expect("a remainder of a u64 fits a u64");
+        Ok(self)
+    }
+
+    /// Divides the limit into `count` equal parts of the same window. A part is rounded down, so that all parts together never exceed
+    /// the limit, but is at least 1.
+    #[must_use]
+    pub fn share_of(mut self, count: u32) -> Self {
+        let part = |units: u64| (units / u64::from(count.max(1))).max(1);
+        (self.amount, self.capacity) = (part(self.amount), part(self.capacity));
+        self.rate = Rate::reduced(self.amount, self.window_us);
+        self
+    }
+
+    /// Returns the algorithm.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Returns the units per window.
+    pub const fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Returns the window.
+    pub const fn window(&self) -> Duration {
+        Duration::from_micros(self.window_us)
+    }
+
+    /// Returns the window in microseconds.
+    pub const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    /// Returns the largest number of units that can pass at once: the burst of a token bucket, otherwise the amount.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Returns the shift of the windows of a fixed window in microseconds.
+    pub const fn phase_us(&self) -> u64 {
+        self.phase_us
+    }
+
+    /// Returns the amount per window in lowest terms.
+    pub const fn rate(&self) -> Rate {
+        self.rate
+    }
+}
+
+const fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_ends_of_each_range_are_valid_and_one_beyond_is_not() {
+        for algorithm in Algorithm::ALL {
+            let max = algorithm.max_amount();
+            for window in [MIN_WINDOW, MAX_WINDOW] {
+                assert!(Limit::new(algorithm, 1, window).is_ok());
+                assert!(Limit::new(algorithm, max, window).is_ok());
+                assert_eq!(
+                    Limit::new(algorithm, max + 1, window),
+                    Err(LimitError::Amount { algorithm, amount: max + 1, max })
+                );
+                assert!(Limit::new(algorithm, 0, window).is_err());
+            }
+            for window in [MIN_WINDOW - Duration::from_nanos(1), MAX_WINDOW + Duration::from_nanos(1)] {
+                assert_eq!(Limit::new(algorithm, 1, window), Err(LimitError::Window(window)));
+            }
+        }
+        let fine = MIN_WINDOW + Duration::from_nanos(1);
+        assert_eq!(Limit::fixed_window(1, fine), Err(LimitError::WindowTooFine(fine)));
+    }
+
+    #[test]
+    fn only_a_token_bucket_has_a_burst_and_only_a_fixed_window_a_phase() {
+        assert_eq!(Limit::token_bucket(5, MINUTE).unwrap().with_burst(9).unwrap().capacity(), 9);
+        assert_eq!(Limit::token_bucket(5, MINUTE).unwrap().with_burst(0), Err(LimitError::Burst(0)));
+        let log = Limit::sliding_log(5, MINUTE).unwrap();
+        assert_eq!(log.with_burst(9), Err(LimitError::BurstNotSupported(Algorithm::SlidingLog)));
+        assert_eq!(log.with_phase(MINUTE), Err(LimitError::PhaseNotSupported(Algorithm::SlidingLog)));
+        let shifted =
+            Limit::fixed_window(5, MINUTE).unwrap().with_phase(MINUTE + Duration::from_micros(7)).unwrap();
+        assert_eq!(shifted.phase_us(), 7);
+    }
+
+    #[test]
+    fn names_round_trip_and_gcra_is_an_alias() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(algorithm.name().parse(), Ok(algorithm));
+        }
+        assert_eq!("gcra".parse(), Ok(Algorithm::TokenBucket));
+        let error = "leaky".parse::<Algorithm>().unwrap_err().to_string();
+        let expected = "unknown algorithm \"leaky\": use fixed-window, sliding-log, sliding-counter or token-bucket (alias gcra)";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn rates_are_in_lowest_terms() {
+        let rate = Limit::token_bucket(300_000, Duration::from_secs(1)).unwrap().rate();
+        assert_eq!(rate, Rate { units: 3, micros: 10 });
+        assert!(rate.is_faster_than(Rate { units: 1, micros: 4 }));
+        assert!(!rate.is_faster_than(rate));
+    }
+}

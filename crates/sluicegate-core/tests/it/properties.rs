@@ -1,0 +1,184 @@
+//! Properties of every algorithm for limits, costs and times of any size, especially at the ends of the ranges.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use sluicegate_core::{
+    Algorithm, Cost, Limit, Operation, Retry, State, Terms, Timestamp,
+    step::{Share, step},
+    time::{MAX_EXACT, MAX_WAIT_US},
+};
+
+/// Numbers of any size up to `max`, mostly small ones and those at the ends.
+fn sized(max: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![
+        1..=10.min(max),
+        1..=max,
+        max.saturating_sub(3).max(1)..=max,
+        (0..=53_u32).prop_map(move |bits| (1_u64 << bits).clamp(1, max)),
+    ]
+}
+
+fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
+    (sized(algorithm.max_amount()), sized(315_360_000_000_000), sized(1_000_000_000)).prop_map(
+        move |(amount, micros, burst)| {
+            let limit = Limit::new(algorithm, amount, Duration::from_micros(micros.max(1_000))).unwrap();
+            if algorithm == Algorithm::TokenBucket { limit.with_burst(burst).unwrap() } else { limit }
+        },
+    )
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    prop::sample::select(&Algorithm::ALL[..]).prop_flat_map(limit_of)
+}
+
+fn start_time() -> impl Strategy<Value = u64> {
+    prop_oneof![1_794_765_441_799_839_u64..1_894_765_441_799_839, Just(1_794_765_441_000_000)]
+}
+
+fn apply(state: &mut State, limit: &Limit, operation: Operation, cost: u64, now: u64) -> Share {
+    let terms = Terms::new(*limit, Cost::new(cost).unwrap());
+    step(state, &terms, operation, 1, Timestamp::from_micros(now)).share(&terms, 0, 1)
+}
+
+fn micros(wait: Duration) -> u64 {
+    u64::try_from(wait.as_micros()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    /// A request passes after exactly the reported wait and not a microsecond earlier, and a denial changes nothing.
+    #[test]
+    fn every_retry_wait_is_exact(
+        limit in limit(),
+        start in start_time(),
+        charges in prop::collection::vec((sized(MAX_EXACT), 0_u64..10_000_000_000), 1..6),
+        cost in sized(1_000_000_000),
+    ) {
+        let mut state = State::fresh(limit.algorithm());
+        let mut now = start;
+        for (units, pause) in charges {
+            apply(&mut state, &limit, Operation::Charge, units, now);
+            now += pause;
+        }
+        let before = state.clone();
+        let share = apply(&mut state, &limit, Operation::Check, cost, now);
+        match share.retry {
+            None => prop_assert!(share.passes && cost <= limit.capacity()),
+            Some(Retry::Never) => prop_assert!(cost > limit.capacity()),
+            Some(Retry::After(wait)) => {
+                prop_assert_eq!(&state, &before);
+                let wait = micros(wait);
+                prop_assert!(wait > 0 && wait <= MAX_WAIT_US);
+                if wait < MAX_WAIT_US - now {
+                    prop_assert!(!apply(&mut state, &limit, Operation::Peek, cost, now + wait - 1).passes);
+                    prop_assert!(apply(&mut state, &limit, Operation::Peek, cost, now + wait).passes);
+                }
+            }
+        }
+    }
+
+    /// Units count until the reset and not afterwards; the state then equals a fresh one.
+    #[test]
+    fn every_reset_wait_is_exact(
+        limit in limit(), start in start_time(), units in sized(MAX_EXACT), pause in 0_u64..1_000_000_000,
+    ) {
+        let mut state = State::fresh(limit.algorithm());
+        apply(&mut state, &limit, Operation::Charge, units, start);
+        let now = start + pause;
+        let reset = micros(apply(&mut state, &limit, Operation::Peek, 0, now).reset_after);
+        if reset < MAX_WAIT_US - now {
+            let used = |now: u64| state.used(&limit, Timestamp::from_micros(now));
+            prop_assert_eq!(used(now + reset), 0);
+            if reset > 0 {
+                prop_assert!(used(now + reset - 1) > 0);
+                prop_assert_eq!(state.expires_at(), Timestamp::from_micros(now + reset));
+            }
+        }
+    }
+
+    /// The answer after a charge equals the next peek: a decision reads its counter once.
+    #[test]
+    fn the_answer_after_a_charge_equals_the_next_peek(
+        limits in prop::sample::select(&Algorithm::ALL[..])
+            .prop_flat_map(|algorithm| prop::collection::vec(limit_of(algorithm), 2)),
+        start in start_time(),
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<bool>(), sized(MAX_EXACT), -20_000_000_i64..100_000_000_000), 1..8
+        ),
+    ) {
+        let mut state = State::fresh(limits[0].algorithm());
+        let mut now = start;
+        for (first, charge, units, pause) in steps {
+            let limit = &limits[usize::from(first)];
+            let terms = Terms::new(*limit, Cost::new(units).unwrap());
+            let operation = if charge { Operation::Charge } else { Operation::Check };
+            let answer = step(&mut state, &terms, operation, 1, Timestamp::from_micros(now));
+            let peek = step(&mut state, &terms, Operation::Peek, 1, Timestamp::from_micros(now));
+            prop_assert_eq!(
+                (answer.available, answer.reset_after_us, answer.spare),
+                (peek.available, peek.reset_after_us, peek.spare)
+            );
+            now = now.saturating_add_signed(pause);
+        }
+    }
+
+    /// A bucket drains the same whether or not it is written in between: no fraction is lost.
+    #[test]
+    fn a_bucket_loses_no_fraction(
+        limit in limit_of(Algorithm::TokenBucket),
+        start in start_time(),
+        units in sized(1_000_000_000),
+        pauses in prop::collection::vec(sized(1_000_000), 1..10),
+    ) {
+        let mut written = State::fresh(Algorithm::TokenBucket);
+        apply(&mut written, &limit, Operation::Charge, units, start);
+        let untouched = written.clone();
+        let mut now = start;
+        for pause in pauses {
+            now += pause;
+            let at = Timestamp::from_micros(now);
+            if untouched.used(&limit, at) == 0 {
+                break;
+            }
+            apply(&mut written, &limit, Operation::Charge, 1, now);
+            apply(&mut written, &limit, Operation::Refund { at: None }, 1, now);
+            prop_assert_eq!(written.used(&limit, at), untouched.used(&limit, at));
+            prop_assert_eq!(written.reset(&limit, at), untouched.reset(&limit, at));
+        }
+    }
+
+    /// A bucket never admits more than its burst and the refill of the elapsed time.
+    #[test]
+    fn a_bucket_admits_no_more_than_burst_and_rate(
+        limit in limit_of(Algorithm::TokenBucket),
+        start in start_time(),
+        pauses in prop::collection::vec(sized(1_000_000_000), 1..20),
+    ) {
+        let terms = Terms::new(limit, Cost::ONE);
+        let (mut state, mut elapsed, mut admitted) = (State::fresh(Algorithm::TokenBucket), 0_u64, 0_u128);
+        for pause in pauses {
+            let now = Timestamp::from_micros(start + elapsed);
+            admitted += u128::from(step(&mut state, &terms, Operation::Check, u32::MAX, now).charged);
+            let earned = u128::from(elapsed) * u128::from(limit.amount()) / u128::from(limit.window_us());
+            prop_assert!(admitted <= u128::from(limit.capacity()) + earned);
+            elapsed += pause;
+        }
+    }
+
+    /// A charge and a refund of the same size leave the used units unchanged.
+    #[test]
+    fn a_refund_undoes_its_charge(
+        limit in limit(), start in start_time(), before in sized(MAX_EXACT / 2), units in sized(MAX_EXACT / 2),
+    ) {
+        let now = Timestamp::from_micros(start);
+        let mut state = State::fresh(limit.algorithm());
+        apply(&mut state, &limit, Operation::Charge, before, start);
+        let used = state.used(&limit, now);
+        apply(&mut state, &limit, Operation::Charge, units, start);
+        apply(&mut state, &limit, Operation::Refund { at: None }, units, start);
+        prop_assert_eq!(state.used(&limit, now), used);
+    }
+}

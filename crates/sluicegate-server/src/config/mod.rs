@@ -1,0 +1,270 @@
+//! Loads the configuration from a file, the environment and flags, and validates it.
+//!
+//! This is the only module that reads files and the environment. A configuration exists in two forms: as written
+//! (`schema`, every value with its location in the file) and validated ([`Config`]).
+//!
+//! | module | contents |
+//! |---|---|
+//! | `source` | flags, environment and file, and their precedence |
+//! | `files` | size-limited reading of the configuration's files |
+//! | `schema` | the structs of the file, which also define the JSON Schema |
+//! | `toml_reader`, `values` | from TOML to the structs of `schema` |
+//! | `syntax` | error messages for text that is not TOML |
+//! | `settings` | validated settings of the server and the store |
+//! | `validate` | from `schema` to `settings` |
+//! | `labels` | from `[labels]` to the label policy |
+//! | `rules`, `overrides` | from `[[rule]]` and CSV files of overrides to the library's rules |
+//! | `error` | problems with their location and fix |
+//! | `view` | rules as JSON, and their fingerprint |
+//! | `watch` | reloading after a file change |
+
+mod error;
+mod files;
+
+mod labels;
+mod overrides;
+mod rules;
+mod schema;
+mod settings;
+mod source;
+mod syntax;
+mod toml_reader;
+mod validate;
+mod values;
+mod view;
+pub mod watch;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use sluicegate::Rule;
+
+pub use self::{
+    error::{Colour, ConfigError, Problem},
+    files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES, STANDARD_INPUT},
+    settings::{
+        Digest, Listen, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
+        Scopes, ServerSettings, StoreSettings, Tls, Token,
+    },
+    source::{DEFAULT_FILE, Environment, Flags, Source},
+    view::{ConditionView, RuleView, fingerprint},
+};
+use self::{
+    error::{Location, SourceFile},
+    files::Files,
+    schema::Document,
+    validate::Validator,
+};
+use crate::{
+    demo,
+    labels::{HashSecret, LabelPolicy},
+};
+
+/// Settings that a reload can replace. Users load them for each request.
+pub type Live<T> = Arc<ArcSwap<T>>;
+
+/// Wraps initial settings for later replacement.
+pub fn live<T>(settings: T) -> Live<T> {
+    Arc::new(ArcSwap::from_pointee(settings))
+}
+
+/// A validated configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The source of this configuration.
+    pub origin: Origin,
+    /// Listeners, TLS and tokens.
+    pub server: ServerSettings,
+    /// The store and how it is used.
+    pub store: StoreSettings,
+    /// How labels are normalized.
+    pub labels: LabelPolicy,
+    /// The rules, valid and with unique names.
+    pub rules: Vec<Rule>,
+    /// The line of the file on which each rule starts, in the same order; empty for the demo rules.
+    pub rule_lines: Vec<usize>,
+    /// The lists that the file sets to `[]`.
+    pub explicitly_empty: ExplicitlyEmpty,
+    /// Valid settings that are probably not intended.
+    pub warnings: Vec<String>,
+}
+
+/// The lists that the file sets to `[]`. A file in which they are missing may be only partially written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExplicitlyEmpty {
+    /// `rule = []`.
+    pub rules: bool,
+    /// `token = []` under `[server]`.
+    pub tokens: bool,
+}
+
+/// The source of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// No configuration file: the demo rules.
+    Demo,
+    /// A configuration file.
+    File(PathBuf),
+}
+
+/// Reads and validates the configuration.
+///
+/// # Errors
+/// Lists every problem found, each with its location and fix.
+pub fn load(source: &Source) -> Result<Config, ConfigError> {
+    try_load(source).outcome
+}
+
+/// Reads a file named by a command's argument, of at most [`MAX_CONFIG_BYTES`].
+///
+/// # Errors
+/// If the file cannot be read or is larger.
+pub fn read_argument_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Location::Default, path)
+}
+
+/// Reads a file named by a flag, of at most [`MAX_CONFIG_BYTES`].
+///
+/// # Errors
+/// As [`read_argument_file`].
+pub fn read_flag_file(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    file_named(&Location::Flag(flag), path)
+}
+
+fn file_named(location: &Location, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let content = Files::beside(path).bytes(path, MAX_CONFIG_BYTES);
+    content.map_err(|error| files::unreadable(path, &error, location).into())
+}
+
+/// The labels and rules of a configuration: enough to evaluate its rules on a machine without the server's secrets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleConfig {
+    /// The source of this configuration.
+    pub origin: Origin,
+    /// How labels are normalized. Secret labels are hashed with a random key of this process.
+    pub labels: LabelPolicy,
+    /// The rules, valid and with unique names.
+    pub rules: Vec<Rule>,
+    /// Valid settings that are probably not intended.
+    pub warnings: Vec<String>,
+}
+
+/// Reads and validates labels and rules. Settings of the server and the store are parsed but not validated.
+///
+/// # Errors
+/// Lists every problem found, each with its location and fix.
+pub fn load_rule_config(source: &Source) -> Result<RuleConfig, ConfigError> {
+    let mut files = Files::beside(&path(source));
+    let ParsedDocument { document, mut problems, origin } = read(source, &mut files)?;
+    let mut warnings = Vec::new();
+    let secret = Some(HashSecret::of_process());
+    let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
+    let mut builder = rules::Builder { labels: &labels, files: &mut files, problems: &mut problems };
+    let rules = match &origin {
+        Origin::Demo => demo::rules(),
+        Origin::File(_) => {
+            builder.rules(document.defaults, document.rule).into_iter().map(|(rule, _)| rule).collect()
+        }
+    };
+    if problems.is_empty() {
+        Ok(RuleConfig { origin, labels, rules, warnings })
+    } else {
+        Err(ConfigError::new(problems))
+    }
+}
+
+/// Returns the JSON Schema of the configuration file.
+pub fn schema() -> serde_json::Value {
+    let mut schema = schemars::schema_for!(Document);
+    schema.insert("title".to_owned(), DEFAULT_FILE.into());
+    schema.to_value()
+}
+
+/// The result of one attempt to load the configuration.
+struct LoadAttempt {
+    outcome: Result<Config, ConfigError>,
+    /// Every file that was opened, including those that could not be read.
+    files: Vec<PathBuf>,
+    /// A hash of their contents.
+    digest: [u8; 32],
+}
+
+fn try_load(source: &Source) -> LoadAttempt {
+    let mut files = Files::beside(&path(source));
+    let outcome = read(source, &mut files).and_then(|written| validate(source, &mut files, written));
+    let (files, digest) = files.into_parts();
+    LoadAttempt { outcome, files, digest }
+}
+
+/// A parsed file, not yet validated.
+struct ParsedDocument {
+    document: Document,
+    problems: Vec<Problem>,
+    origin: Origin,
+}
+
+/// The path of the configuration file.
+fn path(source: &Source) -> PathBuf {
+    source.named_file().map_or_else(|| source.default_file(), |(path, _)| path)
+}
+
+fn read(source: &Source, files: &mut Files) -> Result<ParsedDocument, ConfigError> {
+    let path = path(source);
+    match (files.bytes(&path, MAX_CONFIG_BYTES), source.named_file()) {
+        (Ok(bytes), _) => parsed(&path, bytes),
+        (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(ParsedDocument { document: Document::default(), problems: Vec::new(), origin: Origin::Demo })
+        }
+        (Err(error), named) => {
+            let location = named.map_or(Location::Default, |(_, location)| location);
+            Err(files::unreadable(&path, &error, &location).into())
+        }
+    }
+}
+
+fn parsed(path: &Path, bytes: Vec<u8>) -> Result<ParsedDocument, ConfigError> {
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let file = Arc::new(SourceFile::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
+        Problem::new(
+            &Location::InFile { file, span: valid..valid },
+            "the file is not UTF-8: save it as UTF-8",
+        )
+    })?;
+    let file = Arc::new(SourceFile::new(path.to_owned(), &text));
+    let (document, problems) = toml_reader::read::<Document>(file, &text)?;
+    Ok(ParsedDocument { document, problems, origin: Origin::File(path.to_owned()) })
+}
+
+/// Applies environment and flags, then validates everything.
+fn validate(source: &Source, files: &mut Files, written: ParsedDocument) -> Result<Config, ConfigError> {
+    let ParsedDocument { mut document, mut problems, origin } = written;
+    source.apply_to(&mut document, &mut problems);
+    let mut warnings = Vec::new();
+    let tokens = document.server.get().and_then(|server| server.token.get());
+    let explicitly_empty = ExplicitlyEmpty {
+        rules: document.rule.get().is_some_and(Vec::is_empty),
+        tokens: tokens.is_some_and(Vec::is_empty),
+    };
+    let store_location = document.store.location();
+    let store_read = document.store.into_value().unwrap_or_default();
+    let mut validator = Validator { files, environment: &source.environment, problems: &mut problems };
+    let hash_secret = validator.hash_secret(&store_read.hash_secret_file);
+    let server = validator.server(document.server.into_value().unwrap_or_default());
+    let store = validator.store(&store_read, &store_location);
+    let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
+    let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
+    let (rules, locations): (_, Vec<_>) = match &origin {
+        Origin::Demo => (demo::rules(), Vec::new()),
+        Origin::File(_) => builder.rules(document.defaults, document.rule).into_iter().unzip(),
+    };
+    if problems.is_empty() {
+        let rule_lines = rules::lines(&locations);
+        Ok(Config { origin, server, store, labels, rules, rule_lines, explicitly_empty, warnings })
+    } else {
+        Err(ConfigError::new(problems))
+    }
+}

@@ -1,0 +1,143 @@
+//! Rules as JSON, and the fingerprint of a set of rules.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use sluicegate::{Override, Pattern, Rule, rules::Condition};
+
+use super::values::Keywords;
+use crate::duration;
+
+/// Length of a fingerprint, in bytes.
+const FINGERPRINT_BYTES: usize = 16;
+
+/// Labels, each with its alternative patterns, written as in the file.
+pub type ConditionView = BTreeMap<String, Vec<String>>;
+
+/// An active rule, as `GET /v1/rules` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleView {
+    /// Its name.
+    pub name: String,
+    /// All these labels must match.
+    pub when: ConditionView,
+    /// None of these labels may match.
+    pub unless: ConditionView,
+    /// The labels to count by.
+    pub per: Vec<String>,
+    /// The algorithm.
+    pub algorithm: &'static str,
+    /// Units admitted per window.
+    pub amount: u64,
+    /// Length of the window.
+    pub window: String,
+    /// Capacity of a token bucket.
+    pub burst: Option<u64>,
+    /// The unit that is counted.
+    pub unit: String,
+    /// Factor for the caller's cost.
+    pub cost: u64,
+    /// Failure policy.
+    pub on_store_failure: &'static str,
+    /// Whether it is evaluated without ever denying.
+    pub shadow: bool,
+    /// Whether it allows debt.
+    pub overdraft: bool,
+    /// What it does with a request that lacks a label of `per`.
+    pub absent: &'static str,
+    /// Whether it applies only to requests without other labels.
+    pub exact: bool,
+    /// The labels that select the node in a Redis Cluster.
+    pub tag: Option<Vec<String>>,
+    /// Whether each key's windows start at a different time.
+    pub stagger: bool,
+    /// Number of overrides.
+    pub overrides: usize,
+}
+
+/// A complete override, for the fingerprint.
+#[derive(Serialize)]
+struct OverrideView {
+    when: ConditionView,
+    amount: Option<u64>,
+    window: Option<String>,
+    burst: Option<u64>,
+    cost: Option<u64>,
+    unlimited: Option<bool>,
+    blocked: Option<bool>,
+    on_store_failure: Option<&'static str>,
+    shadow: Option<bool>,
+}
+
+impl From<&Rule> for RuleView {
+    fn from(rule: &Rule) -> Self {
+        let limit = &rule.limit;
+        let texts = |list: &[Box<str>]| list.iter().map(|label| label.to_string()).collect();
+        let is_bucket = limit.algorithm() == sluicegate::Algorithm::TokenBucket;
+        Self {
+            name: rule.name.to_string(),
+            when: condition(&rule.when),
+            unless: condition(&rule.unless),
+            per: texts(&rule.per),
+            algorithm: limit.algorithm().keyword(),
+            amount: limit.amount(),
+            window: duration::text(limit.window()),
+            burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
+            unit: rule.unit.to_string(),
+            cost: rule.cost.units(),
+            on_store_failure: rule.on_store_failure.keyword(),
+            shadow: rule.shadow,
+            overdraft: rule.overdraft,
+            absent: rule.absent.keyword(),
+            exact: rule.exact,
+            tag: rule.tag.as_deref().map(texts),
+            stagger: rule.stagger,
+            overrides: rule.overrides.len(),
+        }
+    }
+}
+
+impl From<&Override> for OverrideView {
+    fn from(other: &Override) -> Self {
+        Self {
+            when: condition(&other.when),
+            amount: other.amount,
+            window: other.window.map(duration::text),
+            burst: other.burst,
+            cost: other.cost.map(|cost| cost.units()),
+            unlimited: other.unlimited,
+            blocked: other.blocked,
+            on_store_failure: other.on_store_failure.map(Keywords::keyword),
+            shadow: other.shadow,
+        }
+    }
+}
+
+/// Returns a hash of the rules in hexadecimal digits: equal rules have equal fingerprints on every instance.
+pub fn fingerprint(rules: &[Rule]) -> String {
+    let mut hash = Sha256::new();
+    for rule in rules {
+        write(&mut hash, &RuleView::from(rule));
+        for other in &rule.overrides {
+            write(&mut hash, &OverrideView::from(other));
+        }
+    }
+    hash.finalize()[..FINGERPRINT_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn write(hash: &mut Sha256, value: &impl Serialize) {
+    serde_json::to_writer(hash, value).expect("writing strings and numbers to a hash cannot fail");
+}
+
+fn condition(condition: &Condition) -> ConditionView {
+    let mut view = ConditionView::new();
+    for (label, pattern) in condition.pairs() {
+        let patterns = match pattern {
+            Pattern::AnyOf(alternatives) => alternatives.members().iter().map(Pattern::to_string).collect(),
+            one => vec![one.to_string()],
+        };
+        view.entry(label.to_owned()).or_default().extend(patterns);
+    }
+    view
+}

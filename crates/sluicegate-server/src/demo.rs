@@ -1,0 +1,51 @@
+//! The rules of a server without a configuration file, for demonstration.
+
+use std::{fmt::Write, time::Duration};
+
+use sluicegate::{Limit, LimitError, Rule};
+
+/// Logins per minute and address.
+pub const LOGINS_PER_MINUTE: u64 = 5;
+
+/// The body of a check that `login-per-ip` denies after [`LOGINS_PER_MINUTE`] of them.
+pub const LOGIN: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
+
+/// Returns the demo rules.
+///
+/// ```
+/// # use sluicegate_server::demo;
+/// let lines: Vec<_> = demo::rules().iter().map(demo::summary).collect();
+/// assert_eq!(lines[0], "login-per-ip: 5 per 60s for each ip when route=login, by sliding-log");
+/// assert_eq!(lines[1], "api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket");
+/// ```
+pub fn rules() -> Vec<Rule> {
+    limits().expect("the demo's limits are in range").into()
+}
+
+fn limits() -> Result<[Rule; 2], LimitError> {
+    let logins = Limit::sliding_log(LOGINS_PER_MINUTE, Duration::from_secs(60))?;
+    let calls = Limit::token_bucket(10, Duration::from_secs(1))?.with_burst(20)?;
+    Ok([
+        Rule::new("login-per-ip", logins).when("route", "login").per(["ip"]),
+        Rule::new("api-per-user", calls).per(["user"]),
+    ])
+}
+
+/// Describes a demo rule in one line.
+pub fn summary(rule: &Rule) -> String {
+    let limit = &rule.limit;
+    let mut line = format!("{}: {} per {:?}", rule.name, limit.amount(), limit.window());
+    if limit.capacity() != limit.amount() {
+        push(&mut line, format_args!(", up to {} at once,", limit.capacity()));
+    }
+    push(&mut line, format_args!(" for each {}", rule.per.join(" and ")));
+    for (label, pattern) in rule.when.pairs() {
+        push(&mut line, format_args!(" when {label}={pattern}"));
+    }
+    push(&mut line, format_args!(", by {}", limit.algorithm()));
+    line
+}
+
+fn push(line: &mut String, words: std::fmt::Arguments<'_>) {
+    line.write_fmt(words).expect("writing to a string cannot fail");
+}

@@ -1,0 +1,283 @@
+//! The entry point of every front end. It cleans labels, starts the decision, and observes it once.
+
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use sluicegate::{
+    Cost, Costs, CounterSnapshot, Decision, Error, GroupDecision, Key, Labels, Limit, Limiter, Operation,
+    PendingDecision, Progress, Request, Subject,
+};
+use tokio::time::MissedTickBehavior;
+use tracing::Instrument;
+
+use crate::{
+    labels::{CleanError, LabelPolicy},
+    observe::{Call, Observer, history, trace},
+};
+
+/// The way from a front end to a decision. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    limiter: Limiter,
+    observer: Arc<Observer>,
+    labels: ArcSwap<LabelPolicy>,
+}
+
+/// The front ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// The JSON API.
+    Http,
+    /// Forward-auth for nginx, Caddy and Traefik.
+    ForwardAuth,
+    /// Envoy's rate limit service.
+    Grpc,
+    /// The Redis protocol.
+    Resp,
+}
+
+impl Transport {
+    /// All front ends.
+    pub const ALL: [Self; 4] = [Self::Http, Self::ForwardAuth, Self::Grpc, Self::Resp];
+
+    /// Its name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::ForwardAuth => "forward_auth",
+            Self::Grpc => "grpc",
+            Self::Resp => "resp",
+        }
+    }
+}
+
+impl Engine {
+    /// An engine over a limiter.
+    pub fn new(limiter: Limiter) -> Self {
+        let observer = Arc::new(Observer::new(limiter.rules()));
+        Self { inner: Arc::new(Inner { limiter, observer, labels: ArcSwap::default() }) }
+    }
+
+    /// The limiter.
+    pub fn limiter(&self) -> &Limiter {
+        &self.inner.limiter
+    }
+
+    /// The observer of all decisions.
+    pub fn observer(&self) -> &Arc<Observer> {
+        &self.inner.observer
+    }
+
+    /// Returns the metrics as text of the type [`CONTENT_TYPE`](crate::observe::metrics::CONTENT_TYPE).
+    pub fn metrics(&self) -> String {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        observer.exposition(limiter.stats(), limiter.rules())
+    }
+
+    /// Records the [history] of the last hour, for as long as this is awaited.
+    pub async fn keep_history(&self) -> Infallible {
+        let mut interval = tokio::time::interval(history::INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            self.inner.observer.keep_second(&self.inner.limiter.stats());
+        }
+    }
+
+    /// Cleans the labels of a request by the label policy.
+    ///
+    /// # Errors
+    /// When a label is invalid.
+    pub fn labels<N, V>(&self, pairs: impl IntoIterator<Item = (N, V)>) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        self.inner.labels.load().clean(pairs)
+    }
+
+    /// The same, where a long value is [shortened](LabelPolicy::clean_shortened) instead of rejected.
+    ///
+    /// # Errors
+    /// When a label is invalid.
+    pub fn labels_shortened<N, V>(
+        &self,
+        pairs: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Labels, CleanError>
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        self.inner.labels.load().clean_shortened(pairs)
+    }
+
+    /// The label policy in force.
+    pub fn label_policy(&self) -> Arc<LabelPolicy> {
+        self.inner.labels.load_full()
+    }
+
+    /// Replaces the label policy.
+    pub fn set_label_policy(&self, policy: LabelPolicy) {
+        self.inner.labels.store(Arc::new(policy));
+    }
+
+    /// Starts a check, peek, charge or refund. On the memory store it is decided when this returns.
+    ///
+    /// # Errors
+    /// As [`Limiter::start`].
+    pub fn start(&self, transport: Transport, request: &Request<'_>) -> Result<Progress, Error> {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        let started = observer.now();
+        let span = trace::decision_span(transport, request.operation);
+        match span.in_scope(|| limiter.start(request)) {
+            Ok(Progress::Pending(pending)) => {
+                let (engine, request) = (self.clone(), request.clone().into_owned());
+                Ok(Progress::Pending(PendingDecision::new(async move {
+                    let observation = engine.inner.observer.begin_at(transport, started);
+                    let decided = pending.instrument(span.clone()).await;
+                    match &decided {
+                        Ok(decision) => {
+                            trace::record(&span, decision);
+                            observation.decided(&request, decision, || engine.inner.limiter.rules());
+                        }
+                        Err(error) => observation.failed(Call::Decide(request.operation), error),
+                    }
+                    decided
+                })))
+            }
+            Ok(Progress::Decided(decision)) => {
+                trace::record(&span, &decision);
+                let observation = observer.begin_at(transport, started);
+                observation.decided(request, &decision, || limiter.rules());
+                Ok(Progress::Decided(decision))
+            }
+            Err(error) => {
+                let observation = observer.begin_at(transport, started);
+                observation.failed(Call::Decide(request.operation), &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a request and waits for its decision.
+    ///
+    /// # Errors
+    /// As [`Engine::start`], and when a charge or a refund did not reach the store.
+    pub async fn decide(&self, transport: Transport, request: &Request<'_>) -> Result<Decision, Error> {
+        self.start(transport, request)?.decision().await
+    }
+
+    /// Decides several requests, all or none. The deadline is that of all of them.
+    ///
+    /// # Errors
+    /// As [`Limiter::check_group`].
+    pub async fn decide_group(
+        &self,
+        transport: Transport,
+        requests: &[Request<'_>],
+        deadline: Option<Duration>,
+    ) -> Result<GroupDecision, Error> {
+        let observation = self.inner.observer.begin(transport);
+        let span = trace::decision_span(transport, Operation::Check);
+        let decided = self.with_deadline(deadline).check_group(requests).instrument(span.clone()).await;
+        match &decided {
+            Ok(group) => {
+                trace::record(&span, &group.overall);
+                observation.decided_group(requests, group, || self.inner.limiter.rules());
+            }
+            Err(error) => observation.failed(Call::Decide(Operation::Check), error),
+        }
+        decided
+    }
+
+    /// Deletes the counters of a request and returns how many existed.
+    ///
+    /// # Errors
+    /// As [`Limiter::reset`].
+    pub async fn reset(&self, transport: Transport, request: &Request<'_>) -> Result<u64, Error> {
+        let observation = self.inner.observer.begin(transport);
+        let limiter = self.with_deadline(request.deadline);
+        let reset = match &request.subject {
+            Subject::Labels { labels, only, .. } => {
+                let only: Option<Vec<&str>> =
+                    only.as_ref().map(|names| names.iter().map(String::as_str).collect());
+                limiter.reset(labels, only.as_deref()).await
+            }
+            Subject::Key { key, limit, .. } => limiter.reset_key(key, limit).await.map(u64::from),
+        };
+        match &reset {
+            Ok(_) => observation.done(Call::Reset),
+            Err(error) => observation.failed(Call::Reset, error),
+        }
+        reset
+    }
+
+    /// Returns the state of these counters for display.
+    ///
+    /// # Errors
+    /// As [`Limiter::inspect`], also when the caller's deadline has passed.
+    pub async fn inspect(
+        &self,
+        counters: &[(Key, Limit)],
+        deadline: Option<Duration>,
+    ) -> Result<Vec<Option<CounterSnapshot>>, Error> {
+        self.with_deadline(deadline).inspect(counters).await
+    }
+
+    fn with_deadline(&self, deadline: Option<Duration>) -> Limiter {
+        match deadline {
+            Some(deadline) => self.inner.limiter.with_deadline(deadline),
+            None => self.inner.limiter.clone(),
+        }
+    }
+}
+
+/// The longest value in a [`Summary`], in characters. A longer one is cut by itself, so that it hides no other.
+const MAX_SHOWN: usize = 64;
+
+/// The most rule names in a [`Summary`]; the others are counted.
+const MAX_RULES_SHOWN: usize = 16;
+
+/// A request in one line, for audit logs: `route=login ip=203.0.113.9, 5 requests, for login-per-ip`, or `key user:42`. What could be
+/// mistaken for more than one value is in quotes.
+pub struct Summary<'a>(pub &'a Request<'a>);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.subject {
+            Subject::Labels { labels, costs, only, .. } => {
+                for (index, (name, value)) in labels.iter().enumerate() {
+                    let space = if index > 0 { " " } else { "" };
+                    write!(f, "{space}{name}={}", shown(value))?;
+                }
+                for (unit, cost) in costs.iter().filter(|_| *costs != Costs::from(Cost::ONE)) {
+                    write!(f, ", {} {unit}", cost.units())?;
+                }
+                let only = only.as_deref().unwrap_or_default();
+                for (index, rule) in only.iter().take(MAX_RULES_SHOWN).enumerate() {
+                    write!(f, "{}{}", if index == 0 { ", for " } else { " and " }, shown(rule.as_bytes()))?;
+                }
+                match only.len().saturating_sub(MAX_RULES_SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
+            }
+            Subject::Key { key, cost: Cost::ONE, .. } => write!(f, "key {}", shown(key)),
+            Subject::Key { key, cost, .. } => write!(f, "key {}, {}", shown(key), cost.units()),
+        }
+    }
+}
+
+fn shown(value: &[u8]) -> String {
+    let text = String::from_utf8_lossy(value);
+    let is_plain = |c: char| c.is_alphanumeric() || "-._:/@*+".contains(c);
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None if !text.is_empty() && text.chars().all(is_plain) => text.into_owned(),
+        None => format!("{text:?}"),
+    }
+}

@@ -1,0 +1,122 @@
+//! What was decided, as Envoy's response.
+
+use std::time::Duration;
+
+use sluicegate::{Decision, Limit, Outcome, Retry, TierDecision};
+use sluicegate_core::decision::whole_seconds_up;
+use sluicegate_tower::headers::{self, Dialect};
+
+use super::{
+    messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
+    request::MAX_DESCRIPTORS,
+};
+
+/// The response; its statuses are in the order of the descriptors.
+pub(super) fn of(overall: &Decision, each: &[Decision], dialect: Dialect) -> RateLimitResponse {
+    RateLimitResponse {
+        overall_code: code(overall).into(),
+        statuses: each.iter().map(status).collect(),
+        response_headers_to_add: fields(overall, dialect),
+        ..RateLimitResponse::default()
+    }
+}
+
+/// The response to a request that is denied without a decision; it has so many descriptors.
+pub(super) fn denied(descriptors: usize) -> RateLimitResponse {
+    let code = Code::OverLimit.into();
+    let status = DescriptorStatus { code, ..DescriptorStatus::default() };
+    // more than any request may have need no status each
+    let statuses = if descriptors > MAX_DESCRIPTORS { 0 } else { descriptors };
+    RateLimitResponse { overall_code: code, statuses: vec![status; statuses], ..RateLimitResponse::default() }
+}
+
+fn status(decision: &Decision) -> DescriptorStatus {
+    let code = code(decision).into();
+    let Some(tier) = decision.deciding() else {
+        return DescriptorStatus { code, ..DescriptorStatus::default() };
+    };
+    DescriptorStatus {
+        code,
+        current_limit: tier.policy.map(|limit| current_limit(tier, &limit)),
+        limit_remaining: u32::try_from(tier.remaining).unwrap_or(u32::MAX),
+        duration_until_reset: until_reset(tier).map(whole_seconds),
+        quota: None,
+    }
+}
+
+fn code(decision: &Decision) -> Code {
+    if decision.is_allowed() { Code::Ok } else { Code::OverLimit }
+}
+
+fn current_limit(tier: &TierDecision, limit: &Limit) -> RateLimit {
+    RateLimit {
+        name: tier.rule.as_deref().unwrap_or_default().to_owned(),
+        requests_per_unit: u32::try_from(limit.amount()).unwrap_or(u32::MAX),
+        unit: unit(limit.window()).into(),
+    }
+}
+
+/// The unit that is this long. Envoy says nothing about a window of unknown length, and our own fields do.
+fn unit(window: Duration) -> Unit {
+    const DAY: u64 = 24 * 60 * 60;
+    const UNITS: [(u64, Unit); 7] = [
+        (1, Unit::Second),
+        (60, Unit::Minute),
+        (60 * 60, Unit::Hour),
+        (DAY, Unit::Day),
+        (7 * DAY, Unit::Week),
+        (30 * DAY, Unit::Month),
+        (365 * DAY, Unit::Year),
+    ];
+    let of_length = UNITS.iter().find(|(seconds, _)| Duration::from_secs(*seconds) == window);
+    of_length.map_or(Unit::Unknown, |(_, unit)| *unit)
+}
+
+/// For who is refused, when to come back; else when nothing counts any more.
+fn until_reset(tier: &TierDecision) -> Option<Duration> {
+    match tier.outcome {
+        Outcome::Denied { retry: Retry::After(wait) } => Some(wait),
+        Outcome::Denied { retry: Retry::Never } => None,
+        Outcome::Allowed => Some(tier.reset_after),
+    }
+}
+
+/// Rounded up: Envoy cuts fractions off.
+fn whole_seconds(wait: Duration) -> prost_types::Duration {
+    prost_types::Duration { seconds: i64::try_from(whole_seconds_up(wait)).unwrap_or(i64::MAX), nanos: 0 }
+}
+
+fn fields(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
+    let fields = headers::pairs(decision, dialect).into_iter();
+    let field = |(name, value): (http::HeaderName, String)| HeaderValue {
+        key: name.as_str().to_owned(),
+        value,
+        raw_value: Vec::new(),
+    };
+    fields.map(field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_of_a_units_length_have_that_unit_and_odd_ones_none() {
+        let table = [
+            (1, Unit::Second),
+            (60, Unit::Minute),
+            (3_600, Unit::Hour),
+            (86_400, Unit::Day),
+            (604_800, Unit::Week),
+            (2_592_000, Unit::Month),
+            (31_536_000, Unit::Year),
+            (10, Unit::Unknown),
+            (61, Unit::Unknown),
+        ];
+        for (seconds, expected) in table {
+            assert_eq!(unit(Duration::from_secs(seconds)), expected, "{seconds} s");
+        }
+        assert_eq!(unit(Duration::from_millis(1)), Unit::Unknown);
+        assert_eq!(unit(Duration::from_millis(1_001)), Unit::Unknown);
+    }
+}

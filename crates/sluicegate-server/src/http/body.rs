@@ -1,0 +1,214 @@
+//! A request's body, as it is read: JSON of the right types, nothing unknown, nothing twice.
+//!
+//! Numbers are whole and exact. `null` is not "absent": it is what JavaScript makes of a cost that is `NaN`.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use sluicegate_core::time::MAX_EXACT;
+
+use super::problem::Problem;
+
+/// What a body that cannot be read should have been.
+const EXAMPLE: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"},"cost":1}"#;
+
+/// A cost in several units.
+const UNITS_EXAMPLE: &str = r#"{"requests":1,"tokens":850}"#;
+
+/// Every field that some call takes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Body {
+    #[serde(default, deserialize_with = "given")]
+    pub(super) labels: Option<Pairs<String>>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) key: Option<String>,
+    #[serde(default, deserialize_with = "given_object")]
+    pub(super) limit: Option<Limit>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) cost: Option<Cost>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) rules: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) at_us: Option<Whole>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) deadline_ms: Option<Whole>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) checks: Option<Vec<Object<Body>>>,
+}
+
+/// A limit that comes with the request.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Limit {
+    #[serde(default, deserialize_with = "given")]
+    pub(super) algorithm: Option<String>,
+    pub(super) amount: Whole,
+    pub(super) window: String,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) burst: Option<Whole>,
+}
+
+/// What is read from an object alone.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        object(deserializer).map(Self)
+    }
+}
+
+/// So many requests, or so much of each unit.
+pub(super) enum Cost {
+    Requests(Whole),
+    Units(Pairs<Whole>),
+}
+
+/// A whole number from 0 to 2^53 - 1.
+#[derive(Clone, Copy)]
+pub(super) struct Whole(pub(super) u64);
+
+/// The members of an object, in order, repeated ones too: who reads them refuses those.
+pub(super) struct Pairs<V>(pub(super) Vec<(String, V)>);
+
+impl Body {
+    /// Reads one JSON object and nothing after it.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, Problem> {
+        let mut json = serde_json::Deserializer::from_slice(bytes);
+        match object(&mut json) {
+            Ok(body) => json.end().map(|()| body).map_err(|error| not_json(&error)),
+            // where the mistake is costs as much to know as reading does: only mistakes are read so
+            Err(_) => Self::read_with_places(bytes),
+        }
+    }
+
+    fn read_with_places(bytes: &[u8]) -> Result<Self, Problem> {
+        let mut json = serde_json::Deserializer::from_slice(bytes);
+        let mut track = serde_path_to_error::Track::new();
+        let body = object(serde_path_to_error::Deserializer::new(&mut json, &mut track));
+        let body = body.map_err(|error| unreadable(&error, &track.path()))?;
+        json.end().map_err(|error| not_json(&error))?;
+        Ok(body)
+    }
+}
+
+fn unreadable(error: &serde_json::Error, path: &serde_path_to_error::Path) -> Problem {
+    if !error.is_data() {
+        return not_json(error);
+    }
+    match path.iter().next() {
+        Some(_) => Problem::bad_request(format_args!("{path}: {error}")),
+        None => Problem::bad_request(format_args!("the body: {error}; for example {EXAMPLE}")),
+    }
+}
+
+fn not_json(error: &serde_json::Error) -> Problem {
+    Problem::bad_request(format_args!(
+        "the body cannot be read as JSON: {error}; send one object, for example {EXAMPLE}"
+    ))
+}
+
+/// A field that may be left out, but not be `null`.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    object(deserializer).map(Some)
+}
+
+/// A struct from an object alone: what serde derives also takes an array of the fields' values.
+fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    struct Members<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<T, M::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    deserializer.deserialize_map(Members(PhantomData))
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<V>(PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Members<V> {
+            type Value = Pairs<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs<V>, M::Error> {
+                // the size of the body bounds this
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+
+        impl Visitor<'_> for Number {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {MAX_EXACT}")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole, E> {
+                match number {
+                    0..=MAX_EXACT => Ok(Whole(number)),
+                    _ => Err(E::invalid_value(de::Unexpected::Unsigned(number), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_u64(Number)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrUnits;
+
+        impl<'de> Visitor<'de> for NumberOrUnits {
+            type Value = Cost;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {MAX_EXACT}, or one for each unit as in {UNITS_EXAMPLE}")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Cost, E> {
+                Whole::deserialize(de::value::U64Deserializer::new(number)).map(Cost::Requests)
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Cost, M::Error> {
+                Pairs::deserialize(MapAccessDeserializer::new(map)).map(Cost::Units)
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrUnits)
+    }
+}

@@ -1,0 +1,82 @@
+//! `POST /v1/check`: one check, or a batch of independent ones.
+
+use axum::{
+    http::{Method, Request, StatusCode},
+    response::{IntoResponse, Response},
+};
+use futures_util::future::join_all;
+use tokio::task::coop::consume_budget;
+use tracing::Instrument;
+
+use super::{
+    Api, RequestBody,
+    guard::{self, cross_site},
+    json::Json,
+    problem::Problem,
+    receive,
+    request::CheckBody,
+    response::{Answer, Outcome, Results},
+    routes::method_not_allowed,
+};
+use crate::{
+    config::Scope,
+    engine::{Engine, Transport},
+    observe::{Call, trace::request_span},
+};
+
+/// The path of the call.
+pub(super) const PATH: &str = "/v1/check";
+
+/// The largest body of a batch, in bytes.
+pub const MAX_BATCH_BODY: usize = 1 << 20;
+
+/// After this number of checks, a batch lets other tasks run if its budget is used up.
+const CHECKS_PER_YIELD: usize = 4;
+
+pub(super) async fn respond<B: RequestBody>(api: &Api, request: Request<B>) -> Response {
+    if request.method() != Method::POST {
+        return method_not_allowed(request.method(), PATH, "POST");
+    }
+    let span = request_span(Transport::Http, &request);
+    let access = &api.settings.access;
+    if let Some(reason) = cross_site(&request, Some(access)) {
+        return Problem::new(StatusCode::FORBIDDEN, reason).into_response();
+    }
+    if let Err(denied) = guard::check(access, request.headers(), Scope::Check) {
+        api.engine.observer().unauthorized(Call::CHECK);
+        return guard::unauthorized(&denied);
+    }
+    let body = request.into_body();
+    if span.is_disabled() {
+        check(&api.engine, body).await.into_response()
+    } else {
+        // boxed to keep the future of an untraced check small
+        Box::pin(check(&api.engine, body).instrument(span)).await.into_response()
+    }
+}
+
+async fn check(engine: &Engine, body: impl RequestBody) -> Result<Response, Problem> {
+    let read = receive(body, MAX_BATCH_BODY).await.and_then(|body| CheckBody::read(engine, &body));
+    match read.inspect_err(|_| engine.observer().invalid(Call::CHECK))? {
+        CheckBody::One(request) => {
+            let decision = engine.start(Transport::Http, &request)?.decision().await?;
+            Ok(Answer::from(decision).into_response())
+        }
+        // boxed to keep the future of a single check small
+        CheckBody::Batch(requests) => Ok(Box::pin(check_batch(engine, &requests)).await.into_response()),
+    }
+}
+
+/// Starts all checks in order, so that those to a remote store share its calls, and waits for all.
+async fn check_batch(engine: &Engine, requests: &[sluicegate::Request<'_>]) -> Json<Results> {
+    let mut started = Vec::with_capacity(requests.len());
+    for few in requests.chunks(CHECKS_PER_YIELD) {
+        consume_budget().await;
+        started.extend(few.iter().map(|request| engine.start(Transport::Http, request)));
+    }
+    let decisions = join_all(started.into_iter().map(|progress| async { progress?.decision().await })).await;
+    let outcome = |decided: Result<_, sluicegate::Error>| {
+        Outcome::from(decided.map(Answer::from).map_err(Problem::from))
+    };
+    Json(Results { results: decisions.into_iter().map(outcome).collect() })
+}

@@ -1,0 +1,79 @@
+//! What goes wrong, as `application/problem+json`.
+
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Serialize, Serializer};
+
+use super::json::Json;
+
+/// The longest detail, in characters: a detail may quote what was sent.
+const MAX_DETAIL: usize = 512;
+
+/// An answer that is no decision.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'a str,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl ToString) -> Self {
+        Self { status, detail: shortened(detail.to_string()) }
+    }
+
+    /// The same, about this part of what was sent.
+    pub(super) fn within(mut self, part: impl std::fmt::Display) -> Self {
+        self.detail = shortened(format!("{part}: {}", self.detail));
+        self
+    }
+
+    /// The caller's mistake: the detail says what would be right.
+    pub(super) fn bad_request(detail: impl ToString) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+}
+
+impl From<sluicegate::Error> for Problem {
+    fn from(error: sluicegate::Error) -> Self {
+        let status = match error {
+            sluicegate::Error::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // more rules match than one check may have tiers: not the caller's mistake
+            sluicegate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let title = self.status.canonical_reason().unwrap_or("Error");
+        let body = Body { r#type: "about:blank", title, status: self.status.as_u16(), detail: &self.detail };
+        body.serialize(serializer)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let content_type = [(header::CONTENT_TYPE, "application/problem+json")];
+        (self.status, content_type, Json(self)).into_response()
+    }
+}
+
+fn shortened(mut detail: String) -> String {
+    if let Some((end, _)) = detail.char_indices().nth(MAX_DETAIL) {
+        detail.truncate(end);
+        detail.push('…');
+    }
+    detail
+}

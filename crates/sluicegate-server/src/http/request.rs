@@ -1,0 +1,234 @@
+//! From a JSON body to requests: one of two forms, with valid limits and costs.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use sluicegate::{Algorithm, Cost, Costs, Limit, Operation, Request, Timestamp};
+
+use super::{
+    body::{self, Body, Object, Whole},
+    problem::Problem,
+};
+use crate::{duration, engine::Engine, observe};
+
+/// The algorithm of a limit that does not name one.
+const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
+
+/// The most checks of one batch.
+pub const MAX_CHECKS: usize = 1_000;
+
+/// The largest body of a single request, in bytes.
+pub const MAX_BODY: usize = 64 << 10;
+
+/// The calls that concern counters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ApiCall {
+    Check,
+    Peek,
+    Charge,
+    Refund,
+    Reset,
+    Explain,
+}
+
+impl ApiCall {
+    /// Returns the call of a path.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/check" | "/v1/auth" => Self::Check,
+            "/v1/peek" => Self::Peek,
+            "/v1/charge" => Self::Charge,
+            "/v1/refund" => Self::Refund,
+            "/v1/reset" => Self::Reset,
+            "/v1/explain" => Self::Explain,
+            _ => return None,
+        })
+    }
+
+    /// The limiter's operation. A reset is none; its request only names counters.
+    fn operation(self, at: Option<Timestamp>) -> Operation {
+        match self {
+            Self::Check | Self::Reset => Operation::Check,
+            Self::Peek | Self::Explain => Operation::Peek,
+            Self::Charge => Operation::Charge,
+            Self::Refund => Operation::Refund { at },
+        }
+    }
+}
+
+impl From<ApiCall> for observe::Call {
+    /// What the call counts as in metrics.
+    fn from(call: ApiCall) -> Self {
+        match call {
+            ApiCall::Reset => Self::Reset,
+            other => Self::Decide(other.operation(None)),
+        }
+    }
+}
+
+/// The body of a check: one request, or several independent ones.
+pub(super) enum CheckBody {
+    One(Request<'static>),
+    Batch(Vec<Request<'static>>),
+}
+
+impl CheckBody {
+    /// Reads a body of either form. If one request of a batch is invalid, the whole batch is.
+    pub(super) fn read(engine: &Engine, bytes: &[u8]) -> Result<Self, Problem> {
+        let body = Body::read(bytes)?;
+        let Body {
+            checks: Some(checks),
+            labels: None,
+            key: None,
+            limit: None,
+            cost: None,
+            rules: None,
+            at_us: None,
+            deadline_ms,
+        } = body
+        else {
+            if body.checks.is_some() {
+                return Err(Problem::bad_request(
+                    "\"checks\" allows only \"deadline_ms\" beside it: move the other fields into its members",
+                ));
+            }
+            if bytes.len() > MAX_BODY {
+                let detail = format!("the body is too large: send at most {MAX_BODY} bytes");
+                return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+            }
+            return from_body(engine, ApiCall::Check, body).map(Self::One);
+        };
+        if checks.len() > MAX_CHECKS {
+            let count = checks.len();
+            return Err(Problem::bad_request(format_args!(
+                "{count} checks are too many: send at most {MAX_CHECKS}"
+            )));
+        }
+        let deadline = deadline_ms.map(deadline).transpose()?;
+        let read = |(index, check): (usize, Object<Body>)| {
+            let request = match check.0 {
+                Body { deadline_ms: Some(_), .. } => Err(Problem::bad_request(
+                    "\"deadline_ms\" belongs beside \"checks\", where it applies to all of them",
+                )),
+                Body { checks: Some(_), .. } => {
+                    Err(Problem::bad_request("\"checks\" cannot be nested: list all checks in one array"))
+                }
+                check => from_body(engine, ApiCall::Check, check),
+            };
+            let request = request.map_err(|problem| problem.within(format_args!("checks[{index}]")))?;
+            Ok(request.deadline(deadline))
+        };
+        checks.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Self::Batch)
+    }
+}
+
+fn deadline(deadline_ms: Whole) -> Result<Duration, Problem> {
+    match deadline_ms.0 {
+        0 => Err(Problem::bad_request("\"deadline_ms\" is 0: use at least 1, or leave it out")),
+        millis => Ok(Duration::from_millis(millis)),
+    }
+}
+
+/// Reads the request of a call.
+pub(super) fn read(engine: &Engine, call: ApiCall, bytes: &[u8]) -> Result<Request<'static>, Problem> {
+    from_body(engine, call, Body::read(bytes)?)
+}
+
+fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<Request<'static>, Problem> {
+    reject_fields_of_other_calls(call, &body)?;
+    let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
+    let deadline = body.deadline_ms.map(deadline).transpose()?;
+    let request = match body {
+        Body { labels: Some(labels), key: None, limit: None, cost, rules, .. } => {
+            let labels = engine.labels(labels.0).map_err(Problem::bad_request)?;
+            Request::new(labels, costs(cost)?).only(named(rules)?)
+        }
+        Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, .. } => {
+            sluicegate::Key::without_rule(key.as_bytes()).map_err(Problem::bad_request)?;
+            Request::for_key(key.into_bytes(), read_limit(&limit)?, cost_of_key(cost)?)
+        }
+        Body { labels: None, key: Some(_), limit: Some(_), .. } => {
+            return Err(Problem::bad_request(
+                "\"rules\" does not apply to \"key\", which no rule counts: remove \"rules\", \
+                 or send \"labels\" instead of \"key\" and \"limit\"",
+            ));
+        }
+        _ => {
+            return Err(Problem::bad_request(
+                "the body has neither of the two valid forms: send \"labels\" to check by rules, \
+                 or \"key\" and \"limit\" to check without rules",
+            ));
+        }
+    };
+    Ok(request.operation(call.operation(at)).deadline(deadline))
+}
+
+fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Problem> {
+    let adjusts = matches!(call, ApiCall::Charge | ApiCall::Refund);
+    let fields = [
+        ("cost", body.cost.is_some(), call != ApiCall::Reset, "a reset deletes whole counters"),
+        (
+            "rules",
+            body.rules.is_some(),
+            adjusts || call == ApiCall::Reset,
+            "all rules that match decide together",
+        ),
+        ("at_us", body.at_us.is_some(), call == ApiCall::Refund, "only a refund refers to an earlier charge"),
+        ("checks", body.checks.is_some(), false, "only a check may be sent in batches"),
+    ];
+    match fields.iter().find(|(_, is_given, is_taken, _)| *is_given && !is_taken) {
+        Some((field, .., why)) => {
+            Err(Problem::bad_request(format_args!("{field:?} is not allowed in this call: {why}; remove it")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn named(rules: Option<Vec<String>>) -> Result<Option<Vec<String>>, Problem> {
+    match rules.as_deref() {
+        Some([]) => Err(Problem::bad_request(
+            "\"rules\" is empty: name at least one rule, or remove it to use all that match",
+        )),
+        _ => Ok(rules),
+    }
+}
+
+fn costs(cost: Option<body::Cost>) -> Result<Costs, Problem> {
+    match cost {
+        None => Ok(Cost::ONE.into()),
+        Some(body::Cost::Requests(number)) => Ok(units(number)?.into()),
+        Some(body::Cost::Units(pairs)) => {
+            let pairs: Result<Vec<_>, Problem> =
+                pairs.0.into_iter().map(|(unit, number)| Ok((unit, units(number)?))).collect();
+            Costs::new(pairs?).map_err(Problem::bad_request)
+        }
+    }
+}
+
+fn cost_of_key(cost: Option<body::Cost>) -> Result<Cost, Problem> {
+    match cost {
+        None => Ok(Cost::ONE),
+        Some(body::Cost::Requests(number)) => units(number),
+        Some(body::Cost::Units(_)) => Err(Problem::bad_request(
+            "the cost of a key has no units: use a whole number, for example \"cost\":1",
+        )),
+    }
+}
+
+fn units(number: Whole) -> Result<Cost, Problem> {
+    Cost::new(number.0).map_err(Problem::bad_request)
+}
+
+fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
+    let in_limit = |error: &dyn std::error::Error| Problem::bad_request(format_args!("limit: {error}"));
+    let algorithm = match &limit.algorithm {
+        Some(name) => name.parse().map_err(|error| in_limit(&error))?,
+        None => DEFAULT_ALGORITHM,
+    };
+    let window = duration::parse(&limit.window).map_err(|error| in_limit(&error))?;
+    let read = Limit::new(algorithm, limit.amount.0, window).map_err(|error| in_limit(&error))?;
+    match limit.burst {
+        Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error)),
+        None => Ok(read),
+    }
+}

@@ -1,0 +1,287 @@
+//! Decisions per second of the last hour, for the dashboard.
+//!
+//! Once a second the counters are read and their increase is kept, so that a decision has no additional cost. For each
+//! second the [`MAX_RULES`] busiest rules are kept, and none that were idle.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use sluicegate::{Stats, stats::BOUNDS};
+use tokio::sync::watch;
+
+use super::{
+    Observer,
+    counters::{CounterTable, OTHER_RULES, sum},
+    outcome::{RequestOutcome, RuleOutcome},
+};
+
+/// Number of seconds kept.
+pub const SECONDS: usize = 3_600;
+
+/// Number of rules kept for one second.
+pub const MAX_RULES: usize = 32;
+
+/// Interval between readings of the counters.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The activity of one second.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Second {
+    /// Sequence number since the start of the server, from 1.
+    pub number: u64,
+    /// End of the second, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// Allowed requests.
+    pub allowed: u64,
+    /// Denied requests.
+    pub denied: u64,
+    /// Requests without a matching rule.
+    pub unmatched: u64,
+    /// Invalid, unauthorized and failed requests.
+    pub errors: u64,
+    /// Requests decided without the store.
+    pub degraded: u64,
+    /// Successful calls to the store.
+    pub store_calls: u64,
+    /// Total duration of these calls, in microseconds.
+    pub store_micros: u64,
+    /// Median duration of these calls, in microseconds.
+    pub store_p50_us: u64,
+    /// 99th percentile of the duration of these calls, in microseconds.
+    pub store_p99_us: u64,
+    /// Failed calls to the store.
+    pub store_errors: u64,
+    /// Open circuit breakers at the end of the second.
+    pub breakers_open: u64,
+    /// The busiest rules in descending order, then the sum of the others.
+    pub rules: Vec<RuleSecond>,
+}
+
+/// The activity of one rule in one second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleSecond {
+    /// Its name.
+    pub rule: Arc<str>,
+    /// Checks it allowed.
+    pub allowed: u64,
+    /// Checks it denied, with or without the store.
+    pub denied: u64,
+    /// Checks it would have denied as an enforced rule.
+    pub shadow_denied: u64,
+}
+
+/// The last hour.
+pub struct History {
+    /// Identifies this run of the server, since sequence numbers restart with each run.
+    run: Box<str>,
+    kept: Mutex<Kept>,
+    /// The sequence number of the last second.
+    last: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Kept {
+    seconds: VecDeque<Arc<Second>>,
+    before: Totals,
+}
+
+/// All counters at one time.
+#[derive(Default)]
+struct Totals {
+    requests: [u64; RequestOutcome::ALL.len()],
+    degraded: u64,
+    store_calls: [u64; BOUNDS.len() + 1],
+    store_micros: u64,
+    store_errors: u64,
+    rules: HashMap<Arc<str>, [u64; RuleOutcome::ALL.len()]>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        let run = format!("{:016x}", sluicegate::random());
+        Self { run: run.into(), kept: Mutex::default(), last: watch::Sender::new(0) }
+    }
+}
+
+impl History {
+    /// The identifier of this run of the server.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Returns the seconds after this sequence number, oldest first.
+    pub fn since(&self, number: u64) -> Vec<Arc<Second>> {
+        let kept = self.kept.lock();
+        let first = kept.seconds.partition_point(|second| second.number <= number);
+        kept.seconds.range(first..).cloned().collect()
+    }
+
+    /// Subscribes to the sequence number of the last second.
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the time is only displayed")]
+    fn keep(&self, totals: Totals, breakers_open: usize) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut kept = self.kept.lock();
+        let number = kept.seconds.back().map_or(1, |second| second.number + 1);
+        let mut second = totals.since(&kept.before, number, breakers_open);
+        second.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        if kept.seconds.len() == SECONDS {
+            kept.seconds.pop_front();
+        }
+        kept.seconds.push_back(Arc::new(second));
+        kept.before = totals;
+        drop(kept);
+        self.last.send_replace(number);
+    }
+}
+
+impl Observer {
+    /// The last hour, filled by [`Observer::keep_second`].
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Records the activity since the previous call. Call it every [`INTERVAL`].
+    pub fn keep_second(&self, stats: &Stats) {
+        self.history.keep(self.totals(stats), stats.open_breakers);
+    }
+
+    fn totals(&self, stats: &Stats) -> Totals {
+        let mut requests = [0; RequestOutcome::ALL.len()];
+        for (place, count) in self.requests.by_outcome() {
+            requests[place] = sum([requests[place], count]);
+        }
+        let table: &CounterTable = &self.table.load();
+        let rules = table.all().map(|(rule, counters)| {
+            let mut counts = [0; RuleOutcome::ALL.len()];
+            for (place, (_, count)) in counters.decisions().enumerate() {
+                counts[place] = count;
+            }
+            (Arc::from(rule), counts)
+        });
+        Totals {
+            requests,
+            degraded: sum(stats.degraded.iter().map(|(_, count)| *count)),
+            store_calls: stats.calls.counts,
+            store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
+            store_errors: sum(stats.errors.iter().map(|(_, count)| *count)),
+            rules: rules.collect(),
+        }
+    }
+}
+
+impl Totals {
+    fn since(&self, before: &Self, number: u64, breakers_open: usize) -> Second {
+        let of = |outcome: RequestOutcome| {
+            grown(self.requests[outcome as usize], before.requests[outcome as usize])
+        };
+        let mut calls = self.store_calls;
+        for (count, before) in calls.iter_mut().zip(before.store_calls) {
+            *count = grown(*count, before);
+        }
+        Second {
+            number,
+            at_ms: 0,
+            allowed: of(RequestOutcome::Allowed),
+            denied: of(RequestOutcome::Denied),
+            unmatched: of(RequestOutcome::Unmatched),
+            errors: sum(
+                [RequestOutcome::Invalid, RequestOutcome::Unauthorized, RequestOutcome::Failed].map(of)
+            ),
+            degraded: grown(self.degraded, before.degraded),
+            store_calls: sum(calls),
+            store_micros: grown(self.store_micros, before.store_micros),
+            store_p50_us: quantile(&calls, 50),
+            store_p99_us: quantile(&calls, 99),
+            store_errors: grown(self.store_errors, before.store_errors),
+            breakers_open: u64::try_from(breakers_open).unwrap_or(u64::MAX),
+            rules: self.rules_since(before),
+        }
+    }
+
+    fn rules_since(&self, before: &Self) -> Vec<RuleSecond> {
+        let idle = [0; RuleOutcome::ALL.len()];
+        let mut rules: Vec<_> = self
+            .rules
+            .iter()
+            .map(|(rule, counts)| {
+                let before = before.rules.get(rule).unwrap_or(&idle);
+                let of = |outcome: RuleOutcome| grown(counts[outcome as usize], before[outcome as usize]);
+                RuleSecond {
+                    rule: Arc::clone(rule),
+                    allowed: of(RuleOutcome::Allowed)
+                        + of(RuleOutcome::FallbackAllowed)
+                        + of(RuleOutcome::FailedOpen)
+                        + of(RuleOutcome::Overruled),
+                    denied: of(RuleOutcome::Denied)
+                        + of(RuleOutcome::FallbackDenied)
+                        + of(RuleOutcome::FailedClosed),
+                    shadow_denied: of(RuleOutcome::ShadowDenied),
+                }
+            })
+            .filter(|rule| rule.busy() > 0)
+            .collect();
+        rules.sort_by(|one, two| two.busy().cmp(&one.busy()).then_with(|| one.rule.cmp(&two.rule)));
+        if rules.len() > MAX_RULES {
+            let mut others = RuleSecond { rule: OTHER_RULES.into(), allowed: 0, denied: 0, shadow_denied: 0 };
+            for rule in rules.drain(MAX_RULES..) {
+                others.allowed += rule.allowed;
+                others.denied += rule.denied;
+                others.shadow_denied += rule.shadow_denied;
+            }
+            rules.push(others);
+        }
+        rules
+    }
+}
+
+impl RuleSecond {
+    fn busy(&self) -> u64 {
+        self.allowed + self.denied + self.shadow_denied
+    }
+}
+
+/// Estimates a percentile in microseconds by linear interpolation within a bucket. Durations beyond the last bound count as
+/// that bound.
+fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
+    let micros = |bound: Duration| u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
+    let rank = (counts.iter().sum::<u64>() * percent).div_ceil(100);
+    let (mut below, mut lower) = (0, 0);
+    for (count, upper) in counts.iter().zip(BOUNDS.map(micros)) {
+        if *count > 0 && below + count >= rank {
+            return lower + (upper - lower) * (rank - below) / count;
+        }
+        (below, lower) = (below + count, upper);
+    }
+    if below == 0 && counts[BOUNDS.len()] == 0 { 0 } else { lower }
+}
+
+/// The increase of a counter; after a reset, its whole value.
+fn grown(now: u64, before: u64) -> u64 {
+    now.checked_sub(before).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_interpolated_within_their_bucket() {
+        let mut counts = [0; BOUNDS.len() + 1];
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 99)), (0, 0));
+        counts[0] = 10;
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 99)), (50, 100));
+        counts[2] = 10;
+        assert_eq!((quantile(&counts, 50), quantile(&counts, 75), quantile(&counts, 99)), (100, 375, 500));
+        counts[BOUNDS.len()] = 1_000;
+        assert_eq!(quantile(&counts, 99), 1_000_000);
+    }
+}

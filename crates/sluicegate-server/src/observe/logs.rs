@@ -1,0 +1,177 @@
+//! Logging: one line per event to standard error, as text or JSON, and optionally spans to an OpenTelemetry collector.
+//!
+//! Labels and keys of requests are logged only for calls that adjust or administer, and at level `debug`. Secret labels are
+//! always hashed.
+
+use std::{fmt, io::IsTerminal, net::SocketAddr, str::FromStr};
+
+use tracing::{Subscriber, level_filters::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, registry::LookupSpan,
+    util::SubscriberInitExt,
+};
+
+/// The target of audit lines, which no filter drops.
+pub const AUDIT: &str = "audit";
+
+/// The default filter.
+pub const DEFAULT_FILTER: &str = "info";
+
+/// The format of a log line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Text, in color on a terminal.
+    #[default]
+    Text,
+    /// A JSON object.
+    Json,
+}
+
+/// Settings for logging.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The format of a log line.
+    pub format: Format,
+    /// The filter, such as `info` or `info,sluicegate=debug`; [`DEFAULT_FILTER`] if unset.
+    pub filter: Option<String>,
+    /// The collector of spans, if any.
+    #[cfg(feature = "otlp")]
+    pub otlp: Option<super::otlp::Collector>,
+}
+
+/// Logging could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogsError {
+    /// The filter is invalid.
+    #[error(
+        "log filter {0:?} is invalid: use error, warn, info, debug or trace, or for example \"info,sluicegate=debug\""
+    )]
+    Filter(String),
+    /// Logging has already been started.
+    #[error("logging has already been started")]
+    Started,
+    /// The address of the collector is invalid.
+    #[cfg(feature = "otlp")]
+    #[error(transparent)]
+    Otlp(#[from] super::otlp::CollectorError),
+}
+
+/// Active logging. [`Logs::stop`] sends the remaining spans.
+#[must_use = "unsent spans are lost unless it is stopped"]
+#[derive(Default)]
+pub struct Logs {
+    #[cfg(feature = "otlp")]
+    spans: Option<super::otlp::Exporting>,
+}
+
+/// An administrative action or a configuration change.
+#[derive(Clone, Copy)]
+pub struct Audit<'a> {
+    /// The name of the token, or the part of the server that acted.
+    pub who: &'a str,
+    /// The caller's address, if the action came from a connection.
+    pub from: Option<SocketAddr>,
+    /// The action: `charge`, `reset`, `reload`, …
+    pub action: &'a str,
+    /// The subject of the action; empty if it was not evaluated.
+    pub subject: &'a dyn fmt::Display,
+    /// The result.
+    pub result: Result<(), &'a dyn fmt::Display>,
+}
+
+impl Logs {
+    /// Starts logging for the whole process.
+    ///
+    /// # Errors
+    /// If the settings are invalid, or logging has already been started.
+    pub fn start(settings: &Settings) -> Result<Self, LogsError> {
+        let (subscriber, logs) = Self::subscriber(settings, std::io::stderr)?;
+        subscriber.try_init().map_err(|_| LogsError::Started)?;
+        Ok(logs)
+    }
+
+    /// Creates a subscriber that logs to this writer.
+    ///
+    /// # Errors
+    /// If the settings are invalid.
+    pub fn subscriber<W>(
+        settings: &Settings,
+        writer: W,
+    ) -> Result<(impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync + 'static, Self), LogsError>
+    where
+        W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+    {
+        let lines = lines(settings.format, writer).with_filter(filter(settings.filter.as_deref())?);
+        #[cfg(feature = "otlp")]
+        {
+            let (spans, exporting) = match &settings.otlp {
+                Some(collector) => {
+                    let exporting = super::otlp::Exporting::to(collector)?;
+                    (Some(exporting.layer().with_filter(super::otlp::requests())), Some(exporting))
+                }
+                None => (None, None),
+            };
+            Ok((Registry::default().with(lines).with(spans), Self { spans: exporting }))
+        }
+        #[cfg(not(feature = "otlp"))]
+        Ok((Registry::default().with(lines), Self {}))
+    }
+
+    /// Sends the remaining spans and stops.
+    pub fn stop(self) {
+        #[cfg(feature = "otlp")]
+        if let Some(spans) = self.spans {
+            spans.stop();
+        }
+    }
+}
+
+/// Writes an audit line.
+pub fn audit(event: &Audit<'_>) {
+    let Audit { who, from, action, subject, result } = event;
+    let (from, subject) = (from.map(tracing::field::display), subject.to_string());
+    match result {
+        Ok(()) => tracing::info!(target: AUDIT, who, from, action, subject, result = "done", "audit"),
+        Err(error) => {
+            let error = error.to_string();
+            tracing::info!(target: AUDIT, who, from, action, subject, result = "rejected", error, "audit");
+        }
+    }
+}
+
+fn lines<S, W>(format: Format, writer: W) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
+    match format {
+        Format::Text => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        Format::Json => {
+            layer.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed()
+        }
+    }
+}
+
+fn filter(directives: Option<&str>) -> Result<EnvFilter, LogsError> {
+    let directives = directives.unwrap_or(DEFAULT_FILTER);
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .parse(directives)
+        .map_err(|_| LogsError::Filter(directives.to_owned()))?;
+    let audit = format!("{AUDIT}=info").parse().expect("a target and a level are a directive");
+    Ok(filter.add_directive(audit))
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            other => Err(format!("log format {other:?} is unknown: use text or json")),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Observability: metrics, heavy hitters, history, logs and traces. Every decision is observed once, in the [engine](crate::engine).
+//!
+//! | module | contents |
+//! |---|---|
+//! | `mod` | the [`Observer`], which records decisions |
+//! | `outcome` | the `outcome` label of a decision |
+//! | `counters`, `per_thread` | counters with one cell per thread |
+//! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
+//! | [`heavy_hitters`] | the keys with the most checks and the most denials |
+//! | [`history`] | decisions per second of the last hour |
+//! | [`logs`] | log format, filter and audit lines |
+//! | [`trace`] | a span for each request, as part of the caller's trace |
+//! | `otlp` | export of spans to an OpenTelemetry collector |
+//!
+//! Memory use is bounded independently of request content: keys are never metric labels. Nothing in this module influences
+//! decisions.
+
+mod counters;
+pub mod heavy_hitters;
+pub mod history;
+pub mod logs;
+pub mod metrics;
+#[cfg(feature = "otlp")]
+pub mod otlp;
+mod outcome;
+mod per_thread;
+pub mod trace;
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use quanta::{Clock, Instant};
+use sluicegate::{
+    Decision, Error, GroupDecision, Mode, Operation, Request, RuleSet, Source, Subject, TierDecision,
+    rules::Effect,
+};
+
+use self::{
+    counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    heavy_hitters::{HeavyHitters, KeyOutcome},
+    outcome::{RequestOutcome, RuleOutcome},
+};
+use crate::engine::Transport;
+
+/// Records the outcomes of requests.
+pub struct Observer {
+    clock: Clock,
+    begun: Instant,
+    /// The counters of each rule. Replaced when the rules change, so that a decision finds its counters without a lock.
+    table: ArcSwap<CounterTable>,
+    /// The counters of checks without rules, which every table shares.
+    keyed: RuleCounters,
+    /// Held while the table is replaced.
+    swapping: Mutex<()>,
+    transports: [TransportCounters; Transport::ALL.len()],
+    requests: RequestCounters,
+    reloads: metrics::Reloads,
+    top: HeavyHitters,
+    history: history::History,
+}
+
+/// The observation of one request in flight. It ends when this is dropped, also if the caller has gone away.
+pub struct Observation<'a> {
+    observer: &'a Observer,
+    transport: Transport,
+    begun: Instant,
+}
+
+/// A call to the engine. A reset is not an operation of the limiter but is counted like one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// An operation of the limiter.
+    Decide(Operation),
+    /// A reset.
+    Reset,
+}
+
+impl Call {
+    /// A check.
+    pub const CHECK: Self = Self::Decide(Operation::Check);
+
+    /// Its name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decide(Operation::Check) => "check",
+            Self::Decide(Operation::Peek) => "peek",
+            Self::Decide(Operation::Charge) => "charge",
+            Self::Decide(Operation::Refund { .. }) => "refund",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// A decision, and whether the group that it belongs to passed: in a denied group, single decisions can be allowed.
+#[derive(Clone, Copy)]
+struct Verdict<'a> {
+    decision: &'a Decision,
+    passed: bool,
+}
+
+impl Observer {
+    /// Creates an observer for these rules.
+    pub fn new(rules: Arc<RuleSet>) -> Self {
+        Self::with_clock(rules, Clock::new())
+    }
+
+    fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
+        let table = CounterTable::new(rules);
+        Self {
+            begun: clock.now(),
+            clock,
+            keyed: table.keyed().clone(),
+            table: ArcSwap::from_pointee(table),
+            swapping: Mutex::new(()),
+            transports: Default::default(),
+            requests: RequestCounters::default(),
+            reloads: metrics::Reloads::default(),
+            top: HeavyHitters::default(),
+            history: history::History::default(),
+        }
+    }
+
+    /// Records the start of a request.
+    pub fn begin(&self, transport: Transport) -> Observation<'_> {
+        self.begin_at(transport, self.now())
+    }
+
+    /// Records the start of a request at an earlier time.
+    pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Observation<'_> {
+        self.transports[transport as usize].entered();
+        Observation { observer: self, transport, begun }
+    }
+
+    /// Counts an invalid request.
+    pub fn invalid(&self, call: Call) {
+        self.requests.count(call, RequestOutcome::Invalid);
+    }
+
+    /// Counts a request without sufficient authorization.
+    pub fn unauthorized(&self, call: Call) {
+        self.requests.count(call, RequestOutcome::Unauthorized);
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// The results of configuration reloads.
+    pub fn reloads(&self) -> &metrics::Reloads {
+        &self.reloads
+    }
+
+    /// Returns the keys with the most checks and the most denials.
+    pub fn top(&self, count: usize) -> heavy_hitters::HeavyHitterSnapshot {
+        self.top.snapshot(count, self.uptime())
+    }
+
+    /// The time since the observer was created.
+    pub fn uptime(&self) -> Duration {
+        self.clock.now().duration_since(self.begun)
+    }
+
+    /// Replaces the table if the active rules differ.
+    fn follow(&self, rules: Arc<RuleSet>) -> Arc<CounterTable> {
+        let _guard = self.swapping.lock();
+        let table = self.table.load_full();
+        if Arc::ptr_eq(table.rules(), &rules) {
+            return table;
+        }
+        let next = Arc::new(table.with_rules(rules));
+        self.table.store(Arc::clone(&next));
+        next
+    }
+}
+
+impl Observation<'_> {
+    /// Records a decision. `in_force` returns the active rules, which are needed if the known ones do not explain the decision.
+    pub fn decided(&self, request: &Request<'_>, decision: &Decision, in_force: impl Fn() -> Arc<RuleSet>) {
+        self.observer.requests.count(Call::Decide(request.operation), outcome::of_request(decision));
+        let verdict = Verdict { decision, passed: decision.is_allowed() };
+        self.note(request, verdict, &in_force);
+    }
+
+    /// Records the decision of several requests that pass together or not at all.
+    pub fn decided_group(
+        &self,
+        requests: &[Request<'_>],
+        group: &GroupDecision,
+        in_force: impl Fn() -> Arc<RuleSet>,
+    ) {
+        let GroupDecision { overall, each } = group;
+        self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
+        let passed = overall.is_allowed();
+        for (request, decision) in requests.iter().zip(each) {
+            // a refund of a denied group is not made
+            if passed || !matches!(request.operation, Operation::Refund { .. }) {
+                self.note(request, Verdict { decision, passed }, &in_force);
+            }
+        }
+    }
+
+    /// Counts the decision for each rule that matched.
+    fn note(&self, request: &Request<'_>, verdict: Verdict<'_>, in_force: &impl Fn() -> Arc<RuleSet>) {
+        let operation = request.operation;
+        if operation == Operation::Peek {
+            return;
+        }
+        for tier in &verdict.decision.tiers {
+            let Some(rule) = tier.rule.as_deref() else {
+                self.note_tier(request, verdict, tier, &self.observer.keyed);
+                continue;
+            };
+            match self.observer.table.load().find(rule) {
+                Some(counters) => self.note_tier(request, verdict, tier, counters),
+                None => {
+                    let table = self.observer.follow(in_force());
+                    let counters = table.find(rule).unwrap_or(table.other());
+                    self.note_tier(request, verdict, tier, counters);
+                }
+            }
+        }
+        if verdict.decision.is_degraded() && operation == Operation::Check {
+            self.note_without_store(request, verdict, &in_force());
+        }
+    }
+
+    fn note_tier(
+        &self,
+        request: &Request<'_>,
+        verdict: Verdict<'_>,
+        tier: &TierDecision,
+        counters: &RuleCounters,
+    ) {
+        let cost = request.cost(&tier.unit).units();
+        match request.operation {
+            Operation::Check => {
+                counters.decided(outcome::of_tier(verdict, tier), cost);
+                if tier.mode == Mode::Enforced {
+                    self.note_key(request, tier, counters);
+                }
+            }
+            Operation::Charge => counters.adjusted(Adjustment::Charged, cost),
+            Operation::Refund { .. } => counters.adjusted(Adjustment::Refunded, cost),
+            Operation::Peek => {}
+        }
+    }
+
+    /// Counts a request that failed.
+    pub fn failed(&self, call: Call, error: &Error) {
+        self.observer.requests.count(call, outcome::of_error(error));
+    }
+
+    /// Counts a completed request without a decision.
+    pub fn done(&self, call: Call) {
+        self.observer.requests.count(call, RequestOutcome::Allowed);
+    }
+
+    /// Counts the matching rules that a degraded decision does not list.
+    fn note_without_store(&self, request: &Request<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
+        let Verdict { decision, passed } = verdict;
+        let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
+        let Subject::Labels { labels, costs, .. } = &request.subject else {
+            if decision.source == Source::Open {
+                self.observer.keyed.decided(outcome, request.cost("").units());
+            }
+            return;
+        };
+        let table = self.observer.follow(Arc::clone(rules));
+        for applied in rules.matching(labels, costs).unwrap_or_default() {
+            let is_same_rule = |tier: &TierDecision| tier.rule.as_deref() == Some(&*applied.rule.name);
+            if matches!(applied.effect, Effect::Limit { .. }) && !decision.tiers.iter().any(is_same_rule) {
+                let counters = table.find(&applied.rule.name).unwrap_or(table.other());
+                counters.decided(outcome, request.cost(&applied.rule.unit).units());
+            }
+        }
+    }
+
+    fn note_key(&self, request: &Request<'_>, tier: &TierDecision, counters: &RuleCounters) {
+        let Observer { top, begun, .. } = self.observer;
+        let now = self.begun.duration_since(*begun);
+        let outcome = if tier.outcome.is_allowed() { KeyOutcome::Allowed } else { KeyOutcome::Denied };
+        match &request.subject {
+            Subject::Labels { labels, .. } if tier.rule.is_some() => {
+                top.record_rule(counters.top_rule(), labels, outcome, now)
+            }
+            Subject::Labels { labels, .. } => top.record_labels(labels, outcome, now),
+            Subject::Key { key, .. } => top.record_key(key, outcome, now),
+        }
+    }
+}
+
+impl Drop for Observation<'_> {
+    fn drop(&mut self) {
+        let took = self.observer.clock.now().duration_since(self.begun);
+        self.observer.transports[self.transport as usize].left(took);
+    }
+}

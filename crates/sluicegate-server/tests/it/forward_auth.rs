@@ -1,0 +1,281 @@
+//! Forward-auth: the question that a proxy asks, bytes in and bytes out.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{
+    body::{Body, to_bytes},
+    http::{HeaderMap, Request, StatusCode},
+};
+use sluicegate::{
+    Cost, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override, RedisStore, Rule,
+    Timestamp,
+};
+use sluicegate_server::{
+    config::live,
+    engine::Engine,
+    forward_auth::Settings,
+    http::{self, HttpService},
+    labels::{HashSecret, LabelPolicy, LabelSettings},
+};
+use sluicegate_testkit::server::{Flavor, Server};
+use sluicegate_tower::{client::ClientAddress, headers::Dialect};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const PROXY: &str = "10.0.0.1";
+const STRANGER: &str = "198.51.100.4";
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+/// Behind proxies in 10.0.0.0/8, with the label `api_key` from a header.
+fn settings() -> Settings {
+    Settings { client: ClientAddress::trusting(["10.0.0.0/8"]).unwrap(), dialect: Dialect::Draft11 }
+}
+
+fn service(rules: impl IntoIterator<Item = Rule>) -> HttpService {
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let limiter = Limiter::new(MemoryStore::new().with_clock(clock), rules).unwrap();
+    over(limiter)
+}
+
+fn over(limiter: Limiter) -> HttpService {
+    let engine = Engine::new(limiter);
+    let api_key = LabelSettings { header: Some("x-api-key".to_owned()), ..LabelSettings::new("api_key") };
+    engine.set_label_policy(LabelPolicy::new(vec![api_key], HashSecret::of_process()));
+    HttpService::new(engine, http::Settings { forward_auth: live(settings()), ..http::Settings::default() })
+}
+
+struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Reply {
+    fn field(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+async fn ask(service: &HttpService, peer: &str, query: &str, headers: &[(&str, &str)]) -> Reply {
+    let mut request = Request::get(format!("/v1/auth{query}"));
+    for (name, value) in headers {
+        request = request.header(*name, value.as_bytes());
+    }
+    let peer = SocketAddr::new(peer.parse().unwrap(), 4711);
+    let request = request.body(Body::empty()).unwrap();
+    let (head, body) = service.respond(peer, request).await.into_parts();
+    let body = to_bytes(body, 1 << 20).await.unwrap();
+    assert_eq!(head.headers["cache-control"], "no-store");
+    Reply { status: head.status, headers: head.headers, body: String::from_utf8(body.to_vec()).unwrap() }
+}
+
+#[tokio::test]
+async fn the_limit_passes_and_what_exceeds_it_is_refused_with_all_that_a_client_needs() {
+    let service = service([Rule::new("login-per-ip", log(1)).when("route", "login").per(["ip"])]);
+    let forwarded = [("x-forwarded-for", "203.0.113.9")];
+    let passed = ask(&service, PROXY, "?route=login", &forwarded).await;
+    assert_eq!((passed.status, passed.body.as_str()), (StatusCode::OK, ""));
+    assert_eq!(passed.field("ratelimit-policy"), r#""login-per-ip";q=1;w=60"#);
+    assert_eq!(passed.field("ratelimit"), r#""login-per-ip";r=0;t=60"#);
+
+    let refused = ask(&service, PROXY, "?route=login", &forwarded).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((refused.field("retry-after"), refused.field("sluicegate-status")), ("60", ""));
+    assert_eq!(refused.field("content-type"), "application/problem+json");
+    assert!(
+        refused.body.contains(r##"#quota-exceeded","title":"Quota Exceeded","status":429"##),
+        "{}",
+        refused.body
+    );
+    assert!(refused.body.contains(r#""violated-policies":["login-per-ip"],"retry_after_ms":60000"#));
+
+    for other in ["?route=home", ""] {
+        let unlimited = ask(&service, PROXY, other, &forwarded).await;
+        assert_eq!((unlimited.status, unlimited.field("ratelimit")), (StatusCode::OK, ""), "{other}");
+    }
+}
+
+#[tokio::test]
+async fn nginx_gets_a_status_that_it_passes_on_and_learns_the_true_one() {
+    let service = service([Rule::new("r", log(1)).per(["ip"])]);
+    assert_eq!(ask(&service, PROXY, "?deny_status=403", &[]).await.status, StatusCode::OK);
+    let refused = ask(&service, PROXY, "?deny_status=403", &[]).await;
+    assert_eq!((refused.status, refused.body.as_str()), (StatusCode::FORBIDDEN, ""));
+    assert_eq!((refused.field("sluicegate-status"), refused.field("retry-after")), ("429", "60"));
+    assert_eq!((refused.field("content-type"), refused.field("ratelimit")), ("", r#""r";r=0;t=60"#));
+    let long = format!("?deny_status=403&a={}", "x".repeat(1025));
+    let mistaken = ask(&service, PROXY, &long, &[]).await;
+    assert_eq!((mistaken.status, mistaken.field("sluicegate-status")), (StatusCode::FORBIDDEN, "400"));
+}
+
+#[tokio::test]
+async fn the_client_is_who_trusted_proxies_say_and_else_who_connected() {
+    let service = service([Rule::new("per-ip", log(1)).per(["ip"])]);
+    let passes = async |peer: &str, query: &str, forwarded: &str| {
+        ask(&service, peer, query, &[("x-forwarded-for", forwarded)]).await.status == StatusCode::OK
+    };
+    assert!(passes(PROXY, "", "1.1.1.1, 203.0.113.9").await);
+    assert!(!passes(PROXY, "", "2.2.2.2, 203.0.113.9").await, "what the client writes changes nothing");
+    assert!(!passes(PROXY, "?ip=3.3.3.3", "203.0.113.9").await, "what is derived wins over the query");
+    assert!(passes(PROXY, "", "203.0.113.10").await);
+    assert!(passes(STRANGER, "", "203.0.113.11").await);
+    assert!(!passes(STRANGER, "", "203.0.113.12").await, "nobody else is believed");
+    assert!(passes(PROXY, "", "2001:db8::1").await);
+    assert!(!passes(PROXY, "", "2001:db8::2").await, "one IPv6 network is one client");
+}
+
+#[tokio::test]
+async fn method_path_host_and_headers_are_labels() {
+    let rules = [
+        Rule::new("post", log(1)).when("method", "POST").when("path", "/a b").when("host", "example.com"),
+        Rule::new("key", log(1)).per(["api_key"]),
+        Rule::new("own", log(1)).when("method", "GET").when("host", "sluicegate").when("path", "/given"),
+    ];
+    let service = service(rules);
+    let status = async |peer: &str, query: &str, headers: &[(&str, &str)]| {
+        ask(&service, peer, query, headers).await.status.as_u16()
+    };
+    let forwarded = [
+        ("x-forwarded-method", "POST"),
+        ("x-forwarded-uri", "/a%20b?c=/d"),
+        ("x-forwarded-host", "EXAMPLE.com.:8080"),
+        ("host", "sluicegate"),
+    ];
+    // as the client wrote it: nothing is decoded
+    assert_eq!(status(PROXY, "", &forwarded).await, 200);
+    assert_eq!(status(PROXY, "", &forwarded).await, 200);
+    let plain = [forwarded[0], ("x-forwarded-uri", "http://example.com/a?b"), forwarded[2]];
+    let rules =
+        [Rule::new("post", log(1)).when("method", "POST").when("path", "/a").when("host", "example.com")];
+    let other = self::service(rules);
+    for (query, expected) in [("", 200), ("?method=GET&path=/b&host=x", 429)] {
+        assert_eq!(ask(&other, PROXY, query, &plain).await.status.as_u16(), expected, "derived labels win");
+    }
+    assert_eq!(
+        ask(&other, STRANGER, "", &plain).await.status,
+        StatusCode::OK,
+        "a stranger's are not believed"
+    );
+
+    assert_eq!(status(PROXY, "?api_key=b", &[("x-api-key", "a")]).await, 200);
+    assert_eq!(
+        status(PROXY, "?api_key=c", &[("x-api-key", "a")]).await,
+        429,
+        "the header wins over the query"
+    );
+    assert_eq!(status(PROXY, "?api_key=b", &[]).await, 200);
+    for expected in [200, 429] {
+        assert_eq!(status(STRANGER, "?path=%2Fgiven", &[("host", "sluicegate:80")]).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_path_of_any_length_and_of_any_characters_is_asked_about_and_meets_its_rules() {
+    let rules = [
+        Rule::new("login", log(1)).when("path", "/login*").per(["path"]),
+        Rule::new("odd", log(1)).when("path", "/`<é"),
+    ];
+    let service = service(rules);
+    let table = [
+        ("/long".repeat(1000), 200),
+        (format!("/login{}", "/".repeat(2000)), 200),
+        (format!("/login{}?{}", "/".repeat(3000), "x".repeat(3000)), 429),
+        ("/`<é".to_owned(), 200),
+        ("/`<é?`".to_owned(), 429),
+        ("/`<é#`".to_owned(), 429),
+        (String::new(), 200),
+    ];
+    for (uri, expected) in table {
+        let status = ask(&service, PROXY, "", &[("x-forwarded-uri", &uri)]).await.status;
+        assert_eq!(status.as_u16(), expected, "{uri:.20}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_client_writes_as_host_or_method_is_asked_about() {
+    let rules = [
+        Rule::new("odd", log(1)).when("host", "a<b"),
+        Rule::new("long", log(1)).when("host", "xxx*").when("method", "XXX*"),
+    ];
+    let service = service(rules);
+    let long = "X".repeat(2000);
+    let long = [("x-forwarded-host", &*long), ("x-forwarded-method", &*long)];
+    let table: [(&[(&str, &str)], u16); 5] = [
+        (&[("host", "A<b:80")], 200),
+        (&[("x-forwarded-host", "a<b.")], 429),
+        (&long, 200),
+        (&long, 429),
+        (&[("x-forwarded-host", "")], 200),
+    ];
+    for (headers, expected) in table {
+        let status = ask(&service, PROXY, "", headers).await.status.as_u16();
+        assert_eq!(status, expected, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_query_says_what_a_request_costs() {
+    let service = service([Rule::new("r", log(10))]);
+    assert_eq!(ask(&service, PROXY, "?cost=8", &[]).await.field("ratelimit"), r#""r";r=2;t=60"#);
+    assert_eq!(ask(&service, PROXY, "?cost=3", &[]).await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask(&service, PROXY, "?cost=0", &[]).await.status, StatusCode::OK);
+    let never = ask(&service, PROXY, "?cost=11", &[]).await;
+    assert_eq!((never.status, never.field("retry-after")), (StatusCode::TOO_MANY_REQUESTS, ""));
+}
+
+#[tokio::test]
+async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() {
+    let rules = [Rule::new("r", log(1)).with_override(Override::when("big", "yes").cost(Cost::MAX))];
+    let service = service(rules);
+    let long = format!("?a={}", "x".repeat(1025));
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+    let table: [Case<'_>; 15] = [
+        ("?cost=x", &[], "cost \\\"x\\\" is not a cost: use a whole number from 0 to 9007199254740991"),
+        ("?cost=", &[], "cost \\\"\\\" is not a cost"),
+        ("?cost=%2B1", &[], "cost \\\"+1\\\" is not a cost"),
+        ("?cost=9007199254740992", &[], "is not a cost"),
+        ("?cost=1&cost=1", &[], "cost is given more than once: give it once"),
+        ("?deny_status=200", &[], "deny_status \\\"200\\\" is not one that refuses: use 400 to 599"),
+        ("?deny_status=x", &[], "is not one that refuses"),
+        ("?a=1&a=2", &[], "label \\\"a\\\" is given more than once"),
+        ("?=1", &[], "a label has an empty name"),
+        (&long, &[], "has a value of 1025 bytes"),
+        ("?big=yes&cost=2", &[], "is too large for rule \\\"r\\\""),
+        ("", &[("x-api-key", "a"), ("x-api-key", "b")], "header x-api-key is repeated"),
+        ("", &[("x-forwarded-uri", "/a"), ("x-forwarded-uri", "/b")], "x-forwarded-uri is repeated"),
+        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: give one"),
+        ("", &[("x-forwarded-method", "GET, POST")], "the header x-forwarded-method is not a method"),
+    ];
+    for (query, headers, detail) in table {
+        let reply = ask(&service, PROXY, query, headers).await;
+        assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{query} {headers:?}");
+        assert!(reply.body.contains(detail), "{query}: {}", reply.body);
+        assert_eq!(reply.field("content-type"), "application/problem+json");
+    }
+    assert_eq!(ask(&service, PROXY, "", &[]).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_is_away_closed_is_a_503_and_open_passes() {
+    let redis = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let rules = [
+        Rule::new("closed", log(9)).when("r", "closed").on_store_failure(OnStoreFailure::Closed),
+        Rule::new("open", log(9)).when("r", "open").on_store_failure(OnStoreFailure::Open),
+    ];
+    let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
+    let service = over(Limiter::with_options(store, rules, options).unwrap());
+    assert_eq!(ask(&service, PROXY, "?r=closed", &[]).await.status, StatusCode::OK);
+    redis.suspend();
+    let closed = ask(&service, PROXY, "?r=closed", &[]).await;
+    assert_eq!((closed.status, closed.field("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    assert!(closed.body.contains("#temporary-reduced-capacity"), "{}", closed.body);
+    let closed = ask(&service, PROXY, "?r=closed&deny_status=403", &[]).await;
+    assert_eq!((closed.status, closed.field("sluicegate-status")), (StatusCode::FORBIDDEN, "503"));
+    let open = ask(&service, PROXY, "?r=open", &[]).await;
+    assert_eq!((open.status, open.field("ratelimit")), (StatusCode::OK, ""));
+    redis.resume();
+}

@@ -1,0 +1,232 @@
+//! HTTP connections over real sockets. Most tests pause tokio's clock, which then advances whenever all tasks wait.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::{
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use sluicegate::{Limiter, MemoryStore, Options};
+use sluicegate_server::{
+    config::Tls,
+    demo,
+    engine::Engine,
+    http::{self, HttpService, server::HEAD_TIMEOUT},
+    net::{
+        acceptor::AcceptConfig,
+        connection_limit::REAP_INTERVAL,
+        shutdown::{SHUTDOWN_GRACE, Shutdown},
+        stream::WRITE_TIMEOUT,
+        tls::{HANDSHAKE_TIMEOUT, TlsAcceptor},
+    },
+};
+use sluicegate_testkit::gated_store::GatedStore;
+use sluicegate_testkit::tls::Certificates;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::{JoinHandle, yield_now},
+    time::{Instant, timeout},
+};
+
+/// Timers fire on whole milliseconds.
+const TICK: Duration = Duration::from_millis(1);
+
+struct Running {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    server: JoinHandle<()>,
+}
+
+async fn start() -> Running {
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
+}
+
+/// A server whose checks a remote store decides when the test permits it.
+async fn start_gated(store: &Arc<GatedStore>) -> Running {
+    let options = Options { deadline: 10 * HEAD_TIMEOUT, ..Options::default() };
+    let engine = Engine::new(Limiter::with_options(Arc::clone(store), demo::rules(), options).unwrap());
+    run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
+}
+
+fn login() -> String {
+    let body = demo::LOGIN;
+    format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn run(service: HttpService, config: AcceptConfig) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, shutdown) = (listener.local_addr().unwrap(), config.shutdown.clone());
+    let server = tokio::spawn(http::server::run(listener, service, config));
+    Running { address, shutdown, server }
+}
+
+async fn send(address: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+/// Returns how long the server takes to close the connection, and asserts that it sends nothing.
+async fn time_to_close(stream: &mut TcpStream) -> Duration {
+    let begin = Instant::now();
+    assert_eq!(timeout(2 * HEAD_TIMEOUT, rest(stream)).await.unwrap(), "");
+    begin.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_closed_if_its_head_is_not_complete_in_time() {
+    let running = start().await;
+    for unfinished in ["", "POST /v1/check HTTP/1.1\r\nhost: a\r\n"] {
+        let mut stream = send(running.address, unfinished).await;
+        assert_timed_out(time_to_close(&mut stream).await);
+    }
+}
+
+fn assert_timed_out(took: Duration) {
+    assert!(took <= HEAD_TIMEOUT + REAP_INTERVAL + TICK && took + TICK >= HEAD_TIMEOUT, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_closed_and_a_used_one_is_not() {
+    let running = start().await;
+    let mut stream = send(running.address, "").await;
+    for _ in 0..5 {
+        tokio::time::sleep(HEAD_TIMEOUT * 9 / 10).await;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let mut response = Vec::new();
+        while !response.ends_with(b"\r\n\r\nok") {
+            assert_ne!(stream.read_buf(&mut response).await.unwrap(), 0, "the connection is open");
+        }
+    }
+    assert_timed_out(time_to_close(&mut stream).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_may_take_longer_than_the_next_head() {
+    let store = GatedStore::closed();
+    let running = start_gated(&store).await;
+    let mut stream = send(running.address, &login()).await;
+    store.received().await;
+    tokio::time::sleep(3 * HEAD_TIMEOUT).await;
+    store.permit(1);
+    let mut response = Vec::new();
+    while !response.ends_with(b"}]}") {
+        assert_ne!(stream.read_buf(&mut response).await.unwrap(), 0, "the connection is open");
+    }
+    assert!(response.starts_with(b"HTTP/1.1 200 OK"));
+    assert_timed_out(time_to_close(&mut stream).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_its_responses_is_disconnected() {
+    let running = start().await;
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    let requests = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(1_000);
+    let begin = Instant::now();
+    // Until the buffers of both sides are full, and then until the write timeout.
+    let error = loop {
+        let sent = timeout(2 * WRITE_TIMEOUT, stream.write_all(requests.as_bytes())).await;
+        if let Err(error) = sent.expect("the connection is closed") {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert!(begin.elapsed() <= WRITE_TIMEOUT + TICK, "{:?}", begin.elapsed());
+}
+
+// On the real clock: a paused one would advance while bytes are in transit.
+#[tokio::test]
+async fn a_shutdown_finishes_requests_in_flight_and_rejects_connections() {
+    let running = start().await;
+    let (begin, end) = demo::LOGIN.split_at(10);
+    let head = format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n", demo::LOGIN.len());
+    let mut stream = send(running.address, &format!("{head}expect: 100-continue\r\n\r\n")).await;
+    let mut interim = [0; 25];
+    stream.read_exact(&mut interim).await.unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(begin.as_bytes()).await.unwrap();
+
+    running.shutdown.stop();
+    let rejected = async {
+        while TcpStream::connect(running.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, rejected).await.unwrap();
+    assert!(!running.server.is_finished());
+    stream.write_all(end.as_bytes()).await.unwrap();
+    let response = rest(&mut stream).await;
+    assert!(
+        response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains(r#"{"allowed":true"#),
+        "{response}"
+    );
+    running.server.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_after_its_grace() {
+    let store = GatedStore::closed();
+    let running = start_gated(&store).await;
+    let _stream = send(running.address, &login()).await;
+    store.received().await;
+    let begin = Instant::now();
+    running.shutdown.stop();
+    running.server.await.unwrap();
+    let took = begin.elapsed();
+    assert!(took <= SHUTDOWN_GRACE + TICK && took + TICK >= SHUTDOWN_GRACE, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_incomplete_handshake_does_not_delay_a_shutdown() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Certificates::issue(directory.path(), IpAddr::from([127, 0, 0, 1]));
+    let (cert, key) = (fs::read(files.server_certificate).unwrap(), fs::read(files.server_key).unwrap());
+    let tls = TlsAcceptor::new(Some(&Tls { cert, key, client_ca: None })).unwrap();
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let service = HttpService::new(engine, http::Settings::default());
+    let running = run(service, AcceptConfig { tls, ..AcceptConfig::default() }).await;
+    // The beginning of a record of 512 bytes.
+    let mut stream = send(running.address, "\x16\x03\x01\x02\x00\x01").await;
+    let begin = Instant::now();
+    tokio::time::sleep(HANDSHAKE_TIMEOUT / 10).await;
+    running.shutdown.stop();
+    running.server.await.unwrap();
+    assert!(begin.elapsed() <= HANDSHAKE_TIMEOUT / 4, "{:?}", begin.elapsed());
+    assert_eq!(rest(&mut stream).await, "");
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_delay_a_shutdown() {
+    let running = start().await;
+    let mut stream = send(running.address, "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut status = [0; 15];
+    stream.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+    running.shutdown.stop();
+    tokio::time::timeout(SHUTDOWN_GRACE / 2, running.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_large_batch_yields_to_other_tasks() {
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let checks = vec![r#"{"key":"k","limit":{"amount":1,"window":"1s"}}"#; http::MAX_CHECKS].join(",");
+    let body = format!(r#"{{"checks":[{checks}]}}"#).into_bytes();
+    let service = HttpService::new(engine, http::Settings::default());
+    let batch = tokio::spawn(async move { service.post("/v1/check", body).await });
+    // The batch runs first, then this task.
+    yield_now().await;
+    assert!(!batch.is_finished());
+    assert_eq!(batch.await.unwrap().0.as_u16(), 200);
+}

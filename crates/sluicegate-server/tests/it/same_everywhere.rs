@@ -1,0 +1,451 @@
+//! The same questions through every front end: the same decisions, and the same numbers refused.
+//!
+//! Each front end has a store and a clock of its own, which all move alike. What the library decides is what each has to
+//! show, as far as it shows it, and rounded as it rounds.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::{net::SocketAddr, time::Duration};
+
+use crate::grpc_front::{Front, descriptor, hits, on_memory, request};
+use axum::{
+    body::{Body, to_bytes},
+    http::{Request, StatusCode},
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
+use sluicegate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule};
+use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
+use sluicegate_server::http::HttpService;
+use sluicegate_server::{
+    auth::Access,
+    config::live,
+    engine::Engine,
+    forward_auth, grpc,
+    grpc::messages::{Code, RateLimitResponse},
+    http,
+    resp::Endpoint,
+};
+use sluicegate_tower::headers::Dialect;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tonic::Status;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// How many histories there are, and how long each is.
+const HISTORIES: u64 = 8;
+const STEPS: usize = 250;
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 4711);
+
+/// More than any reply has.
+const PIPE: usize = 64 << 10;
+
+/// One server's worth of front ends, each with its own counters.
+struct Fronts {
+    clocks: Vec<ManualClock>,
+    library: Limiter,
+    engines: Engines,
+    http: HttpService,
+    auth: HttpService,
+    resp: DuplexStream,
+    grpc: Front,
+}
+
+/// Where each front end asks.
+struct Engines {
+    http: Engine,
+    auth: Engine,
+    resp: Engine,
+    grpc: Engine,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    route: &'static str,
+    user: &'static str,
+    cost: u64,
+}
+
+impl Fronts {
+    async fn start(rules: &[Rule]) -> Self {
+        let mut clocks = Vec::new();
+        let mut limiter = || {
+            let (limiter, clock) = on_memory(rules.iter().cloned());
+            clocks.push(clock);
+            limiter
+        };
+        let library = limiter();
+        let mut engine = || Engine::new(limiter());
+        let engines = Engines { http: engine(), auth: engine(), resp: engine(), grpc: engine() };
+        let http = HttpService::new(engines.http.clone(), http::Settings::default());
+        let settings = forward_auth::Settings { dialect: Dialect::XRateLimit, ..Default::default() };
+        let settings = http::Settings { forward_auth: live(settings), ..http::Settings::default() };
+        let auth = HttpService::new(engines.auth.clone(), settings);
+        let endpoint = Endpoint::new(engines.resp.clone(), Access::default());
+        let grpc = Front::of(engines.grpc.clone(), grpc::Settings::default()).await;
+        let (resp, served) = duplex(PIPE);
+        tokio::spawn(async move { endpoint.serve(served).await });
+        Self { clocks, library, engines, http, auth, resp, grpc }
+    }
+
+    fn advance(&self, time: Duration) {
+        for clock in &self.clocks {
+            clock.advance(time);
+        }
+    }
+
+    async fn by_library(&self, asked: Asked) -> Decision {
+        let labels = Labels::new([("route", asked.route), ("user", asked.user)]).unwrap();
+        self.library.check(&labels, Cost::new(asked.cost).unwrap()).await.unwrap()
+    }
+
+    async fn by_http(&self, asked: Asked) -> Value {
+        let labels = json!({"route": asked.route, "user": asked.user});
+        let (status, body) =
+            self.post("/v1/check", json!({"labels": labels, "cost": asked.cost}).to_string()).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        body
+    }
+
+    async fn post(&self, path: &str, body: String) -> (StatusCode, Value) {
+        let request = Request::post(path).body(Body::from(body)).unwrap();
+        let response = self.http.respond(PEER, request).await;
+        let status = response.status();
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    async fn by_auth(&self, asked: Asked) -> (StatusCode, [Option<u64>; 3]) {
+        let Asked { route, user, cost } = asked;
+        self.get(&format!("?route={route}&user={user}&cost={cost}")).await
+    }
+
+    /// The status, and the limit, what remains, and when to come back, in seconds.
+    async fn get(&self, query: &str) -> (StatusCode, [Option<u64>; 3]) {
+        let request = Request::get(format!("/v1/auth{query}")).body(Body::empty()).unwrap();
+        let response = self.auth.respond(PEER, request).await;
+        let field = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().parse().unwrap());
+        let fields = [field("x-ratelimit-limit"), field("x-ratelimit-remaining"), field("retry-after")];
+        (response.status(), fields)
+    }
+
+    async fn by_resp(&mut self, asked: Asked) -> Vec<String> {
+        let Asked { route, user, cost } = asked;
+        self.command(&["SG.CHECK", &cost.to_string(), "route", route, "user", user]).await
+    }
+
+    /// The lines of a reply: an error, or an array of integers and texts. A text takes two, its length and itself.
+    async fn command(&mut self, words: &[&str]) -> Vec<String> {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+        }
+        self.resp.write_all(&bytes).await.unwrap();
+        let first = self.line().await;
+        let Some(count) = first.strip_prefix('*') else { return vec![first] };
+        let mut lines = Vec::new();
+        for _ in 0..count.parse().unwrap() {
+            let line = self.line().await;
+            let has_text = line.starts_with('$') && line != "$-1";
+            lines.push(if has_text { self.line().await } else { line });
+        }
+        lines
+    }
+
+    async fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            line.push(self.resp.read_u8().await.unwrap());
+        }
+        String::from_utf8(line).unwrap().trim_end().to_owned()
+    }
+
+    async fn by_grpc(&mut self, asked: Asked) -> RateLimitResponse {
+        let Asked { route, user, cost } = asked;
+        self.descriptor(hits(cost, descriptor([("route", route), ("user", user)]))).await.unwrap()
+    }
+
+    async fn descriptor(
+        &mut self,
+        descriptor: grpc::messages::RateLimitDescriptor,
+    ) -> Result<RateLimitResponse, Status> {
+        self.grpc.ask(request("test", vec![descriptor])).await
+    }
+}
+
+/// All algorithms, limits that meet on one request, a factor, an overdraft and a shadow.
+fn rules() -> Vec<Rule> {
+    let log = Limit::sliding_log(5, 10 * SECOND).unwrap();
+    let counter = Limit::sliding_counter(20, MINUTE).unwrap();
+    let bucket = Limit::token_bucket(3, SECOND).unwrap().with_burst(7).unwrap();
+    let window = Limit::fixed_window(40, MINUTE).unwrap();
+    let slow = Limit::token_bucket(7, 11 * SECOND).unwrap();
+    vec![
+        Rule::new("log", log).when("route", "a").per(["user"]),
+        Rule::new("counter", counter).per(["user"]).unless("route", "free"),
+        Rule::new("bucket", bucket).when("route", "b").per(["user"]),
+        Rule::new("window", window).unless("route", "free"),
+        Rule::new("double", slow).when("route", "c").cost(Cost::new(2).unwrap()),
+        Rule::new("debt", log).when("route", "d").overdraft(),
+        Rule::new("watched", Limit::sliding_log(1, SECOND).unwrap()).per(["user"]).shadow(),
+    ]
+}
+
+fn any<T: Copy>(random: &mut impl Rng, values: &[T]) -> T {
+    values[random.random_range(0..values.len())]
+}
+
+#[tokio::test]
+async fn one_history_has_the_same_decisions_on_every_front_end() {
+    let only = std::env::var("SLUICEGATE_SEED").ok().map(|seed| seed.parse().unwrap());
+    for seed in only.map_or(0..HISTORIES, |seed: u64| seed..seed + 1) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut fronts = Fronts::start(&rules()).await;
+        let mut refused = 0;
+        for step in 0..STEPS {
+            let micros = any(&mut random, &[0, 0, 1, 999, 1_000, 333_333, 1_000_000, 1_571_429, 10_000_000]);
+            fronts.advance(Duration::from_micros(micros));
+            let asked = Asked {
+                route: any(&mut random, &["a", "b", "c", "d", "free"]),
+                user: any(&mut random, &["1", "2", "anybody"]),
+                cost: any(&mut random, &[0, 1, 1, 1, 2, 3, 6, 50]),
+            };
+            let decision = fronts.by_library(asked).await;
+            refused += usize::from(!decision.is_allowed());
+            let place = format!("seed {seed} step {step}: {asked:?} {decision:?}");
+            assert_eq!(fronts.by_http(asked).await, as_http(&decision), "{place}");
+            assert_eq!(fronts.by_resp(asked).await, as_resp(&decision), "{place}");
+            assert_eq!(fronts.by_auth(asked).await, as_auth(&decision), "{place}");
+            shows(&fronts.by_grpc(asked).await, &decision, &place);
+        }
+        assert!((STEPS / 10..STEPS * 9 / 10).contains(&refused), "seed {seed} refuses {refused} of {STEPS}");
+    }
+}
+
+/// Where charges, refunds, peeks and resets can be asked: over HTTP and by the Redis protocol.
+#[tokio::test]
+async fn one_history_of_all_operations_is_the_same_over_http_by_resp_and_in_the_library() {
+    for seed in 0..HISTORIES {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut fronts = Fronts::start(&rules()).await;
+        for step in 0..STEPS {
+            fronts.advance(Duration::from_micros(any(&mut random, &[0, 0, 1, 1_000, 333_333, 1_571_429])));
+            let (route, user) =
+                (any(&mut random, &["a", "b", "c", "d", "free"]), any(&mut random, &["1", "2"]));
+            let labels = Labels::new([("route", route), ("user", user)]).unwrap();
+            let (sent, named) = (json!({"route": route, "user": user}), ["route", route, "user", user]);
+            if random.random_ratio(1, 40) {
+                let forgotten = fronts.library.reset(&labels, None).await.unwrap();
+                let answer = fronts.post("/v1/reset", json!({"labels": sent}).to_string()).await;
+                assert_eq!(answer, (StatusCode::OK, json!({"reset": forgotten})));
+                let reply = fronts.command(&[&["SG.RESET"], &named[..]].concat()).await;
+                assert_eq!(reply, [format!(":{forgotten}")]);
+                continue;
+            }
+            let call = any(&mut random, &["check", "check", "check", "peek", "charge", "refund"]);
+            // a peek by the Redis protocol has no cost of its own
+            let units = if call == "peek" { 1 } else { any(&mut random, &[0, 1, 1, 2, 3, 6]) };
+            let cost = Cost::new(units).unwrap();
+            let decision = match call {
+                "peek" => fronts.library.peek(&labels, cost).await,
+                "charge" => fronts.library.charge(&labels, cost, None).await,
+                "refund" => fronts.library.refund(&labels, cost, None, None).await,
+                _ => fronts.library.check(&labels, cost).await,
+            }
+            .unwrap();
+            let place = format!("seed {seed} step {step}: {call} {units} of {named:?}: {decision:?}");
+            let body = json!({"labels": sent, "cost": units}).to_string();
+            let answer = fronts.post(&format!("/v1/{call}"), body).await;
+            assert_eq!(answer, (StatusCode::OK, as_http(&decision)), "{place}");
+            let (command, units) = (format!("SG.{}", call.to_uppercase()), units.to_string());
+            let cost = if call == "peek" { &[][..] } else { &[&*units] };
+            let reply = fronts.command(&[&[&*command], cost, &named].concat()).await;
+            assert_eq!(reply, as_resp(&decision), "{place}");
+        }
+    }
+}
+
+/// By a limit that comes with the question, as redis-cell has it.
+#[tokio::test]
+async fn one_history_of_a_key_is_the_same_over_http_by_resp_and_in_the_library() {
+    let (max_burst, count, period) = (4, 3, 10);
+    let limit = Limit::token_bucket(count, period * SECOND).unwrap().with_burst(max_burst + 1).unwrap();
+    let sent = json!({"amount": count, "window": format!("{period}s"), "burst": max_burst + 1});
+    for seed in 0..HISTORIES {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut fronts = Fronts::start(&[]).await;
+        for step in 0..STEPS {
+            fronts.advance(Duration::from_micros(any(&mut random, &[0, 1, 999_999, 1_000_000, 3_333_334])));
+            let (key, cost) = (any(&mut random, &["a", "b{c}"]), any(&mut random, &[0, 1, 1, 2, 5, 6]));
+            let decision = fronts.library.check_key(key, &limit, Cost::new(cost).unwrap()).await.unwrap();
+            let place = format!("seed {seed} step {step}: {key} {cost} {decision:?}");
+            let body = json!({"key": key, "limit": sent, "cost": cost}).to_string();
+            assert_eq!(fronts.post("/v1/check", body).await.1, as_http(&decision), "{place}");
+            let numbers = [max_burst, count, u64::from(period), cost].map(|number| number.to_string());
+            let words: Vec<_> =
+                ["CL.THROTTLE", key].into_iter().chain(numbers.iter().map(|text| &**text)).collect();
+            assert_eq!(fronts.command(&words).await, as_cell(&decision), "{place}");
+        }
+    }
+}
+
+/// Limited or not, the limit, what remains, and when to come back or when nothing counts any more, in seconds.
+fn as_cell(decision: &Decision) -> Vec<String> {
+    let number = |value: Option<u64>| value.map_or(":-1".to_owned(), |value| format!(":{value}"));
+    vec![
+        number(Some((!decision.is_allowed()).into())),
+        number(decision.limit()),
+        number(decision.remaining()),
+        number(decision.retry_after().map(whole_seconds_up)),
+        number(decision.reset_after().map(whole_seconds_up)),
+    ]
+}
+
+/// All that a decision says, waits in milliseconds.
+fn as_http(decision: &Decision) -> Value {
+    let tier = |tier: &sluicegate::TierDecision| {
+        let retry = match tier.outcome {
+            sluicegate::Outcome::Denied { retry: sluicegate::Retry::After(wait) } => {
+                Some(whole_millis_up(wait))
+            }
+            _ => None,
+        };
+        json!({
+            "allowed": tier.outcome.is_allowed(), "rule": tier.rule.as_deref(), "limit": tier.limit,
+            "remaining": tier.remaining, "retry_after_ms": retry, "reset_after_ms": whole_millis_up(tier.reset_after),
+            "never": is_never(tier.outcome), "unit": &*tier.unit, "shadow": tier.mode == sluicegate::Mode::Shadow,
+        })
+    };
+    json!({
+        "allowed": decision.is_allowed(), "rule": decision.rule(), "limit": decision.limit(),
+        "remaining": decision.remaining(), "retry_after_ms": decision.retry_after().map(whole_millis_up),
+        "reset_after_ms": decision.reset_after().map(whole_millis_up), "never": is_never(decision.outcome),
+        "degraded": false, "source": decision.source.name(), "at_us": decision.at.map(|at| at.as_micros()),
+        "tiers": decision.tiers.iter().map(tier).collect::<Vec<_>>(),
+    })
+}
+
+fn is_never(outcome: sluicegate::Outcome) -> bool {
+    outcome == sluicegate::Outcome::Denied { retry: sluicegate::Retry::Never }
+}
+
+/// The same in a line, without the tiers.
+fn as_resp(decision: &Decision) -> Vec<String> {
+    let number = |value: Option<u64>| value.map_or(":-1".to_owned(), |value| format!(":{value}"));
+    vec![
+        number(Some(decision.is_allowed().into())),
+        number(decision.limit()),
+        number(decision.remaining()),
+        number(decision.retry_after().map(whole_millis_up)),
+        number(decision.reset_after().map(whole_millis_up)),
+        decision.rule().unwrap_or("$-1").to_owned(),
+        number(Some(0)),
+        number(decision.at.map(|at| at.as_micros())),
+    ]
+}
+
+/// The status, and three headers; the wait in seconds.
+fn as_auth(decision: &Decision) -> (StatusCode, [Option<u64>; 3]) {
+    let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    let wait = decision.retry_after().map(whole_seconds_up);
+    (status, [decision.limit(), decision.remaining(), wait])
+}
+
+/// Envoy is told the amount, what remains, and in seconds when to come back or when nothing counts any more.
+fn shows(response: &RateLimitResponse, decision: &Decision, place: &str) {
+    let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
+    assert_eq!(response.overall_code(), code, "{place}");
+    let [status] = &*response.statuses else { panic!("{} statuses, {place}", response.statuses.len()) };
+    assert_eq!(status.code(), code, "{place}");
+    let shown =
+        status.current_limit.as_ref().map(|limit| (limit.name.as_str(), limit.requests_per_unit.into()));
+    let amount = decision.deciding().map(|tier| tier.policy.unwrap().amount());
+    assert_eq!(shown, decision.rule().zip(amount), "{place}");
+    assert_eq!(u64::from(status.limit_remaining), decision.remaining().unwrap_or(0), "{place}");
+    let wait = if decision.is_allowed() { decision.reset_after() } else { decision.retry_after() };
+    let shown = status.duration_until_reset.map(|wait| (u64::try_from(wait.seconds).unwrap(), wait.nanos));
+    assert_eq!(shown, wait.map(|wait| (whole_seconds_up(wait), 0)), "{place}");
+}
+
+/// How many requests could not be asked about, as the metrics have it.
+fn invalid(engine: &Engine) -> u64 {
+    let metrics = engine.metrics();
+    let of_invalid = |line: &str| Some(line.split_once("outcome=\"invalid\"} ")?.1.parse::<u64>().unwrap());
+    metrics.lines().filter(|line| line.starts_with("sluicegate_requests_total")).filter_map(of_invalid).sum()
+}
+
+/// What is no cost, as text.
+const NO_COSTS: [&str; 14] = [
+    "-1",
+    "1.5",
+    "9007199254740993",     // 2^53 + 1
+    "18446744073709551616", // 2^64
+    "1e400",
+    "NaN",
+    "0x10",
+    "",
+    " 1",
+    "1 ",
+    "+1",
+    "1e3",
+    "Infinity",
+    "١",
+];
+
+#[tokio::test]
+async fn a_number_that_is_no_cost_is_rejected_on_every_front_end_and_nothing_is_charged() {
+    const AMOUNT: u64 = 9;
+    let mut fronts = Fronts::start(&[Rule::new("all", Limit::sliding_log(AMOUNT, MINUTE).unwrap())]).await;
+    let (mut by_http, mut by_auth, mut by_resp) = (0, 0, 0);
+    for number in NO_COSTS {
+        // with spaces around it a number is JSON
+        let raw = (number.trim() == number).then(|| number.to_owned());
+        for cost in [Some(json!(number).to_string()), raw].into_iter().flatten() {
+            for call in ["/v1/check", "/v1/peek", "/v1/charge", "/v1/refund", "/v1/explain"] {
+                for cost in [cost.clone(), format!(r#"{{"requests":{cost}}}"#)] {
+                    let (status, problem) =
+                        fronts.post(call, format!(r#"{{"labels":{{}},"cost":{cost}}}"#)).await;
+                    assert_eq!(status, StatusCode::BAD_REQUEST, "{call} {cost}: {problem}");
+                    by_http += 1;
+                }
+            }
+        }
+        let query: String =
+            form_urlencoded::Serializer::for_suffix("?".to_owned(), 1).append_pair("cost", number).finish();
+        assert_eq!(fronts.get(&query).await.0, StatusCode::BAD_REQUEST, "{query}");
+        by_auth += 1;
+        for command in ["SG.CHECK", "SG.CHARGE", "SG.REFUND"] {
+            for cost in [number.to_owned(), format!("requests={number}")] {
+                let reply = fronts.command(&[command, &cost, "route", "a"]).await;
+                assert!(reply[0].starts_with("-ERR "), "{command} {cost:?}: {reply:?}");
+                by_resp += 1;
+            }
+        }
+        let reply = fronts.command(&["CL.THROTTLE", "somebody", "8", "1", "60", number]).await;
+        assert!(reply[0].starts_with('-'), "CL.THROTTLE {number:?}: {reply:?}");
+        by_resp += 1;
+    }
+    // a protobuf message and the library have no room for the others; Envoy would let an error pass, so the largest cost is taken
+    for hits_addend in [u64::MAX, (1 << 53) + 1] {
+        let denied = fronts.descriptor(hits(hits_addend, descriptor([("route", "a")]))).await.unwrap();
+        assert_eq!(denied.overall_code(), Code::OverLimit, "{hits_addend}");
+        assert!(Cost::new(hits_addend).is_err());
+    }
+
+    let Engines { http, auth, resp, grpc } = &fronts.engines;
+    assert_eq!([http, auth, resp, grpc].map(invalid), [by_http, by_auth, by_resp, 0]);
+
+    let free = Asked { route: "a", user: "1", cost: 0 };
+    let remaining = u32::try_from(AMOUNT).unwrap();
+    assert_eq!(fronts.by_http(free).await["remaining"], AMOUNT);
+    assert_eq!(fronts.by_auth(free).await.1[1], Some(AMOUNT));
+    assert_eq!(fronts.by_resp(free).await[2], format!(":{AMOUNT}"));
+    assert_eq!(
+        fronts.command(&["CL.THROTTLE", "somebody", "8", "1", "60", "0"]).await[2],
+        format!(":{AMOUNT}")
+    );
+    assert_eq!(fronts.by_grpc(free).await.statuses[0].limit_remaining, remaining);
+}

@@ -1,0 +1,651 @@
+//! What every store must do, one function per property. The macro `conformance!` makes each of them a test of a store.
+//!
+//! Time is moved by hand. Each test has a new store.
+
+use std::time::Duration;
+
+use sluicegate::{
+    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Snapshot, Store, Terms, Tier, Timestamp,
+};
+use sluicegate_core::{
+    snapshot::{MAX_CHARGES, Span},
+    step::{Admission, Mode, Share},
+};
+
+use crate::store_fixture::{START, StoreFixture, decide};
+
+const LARGEST: u64 = (1 << 53) - 1;
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+fn limits(amount: u64, window: Duration) -> [Limit; 4] {
+    Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).expect("a valid limit"))
+}
+
+fn retry_after_of(share: &Share) -> Duration {
+    match share.retry {
+        Some(Retry::After(wait)) => wait,
+        other => panic!("expected a retry_after, found {other:?}"),
+    }
+}
+
+/// Tests that make three quarters of all calls.
+const SLOW: [&str; 2] = ["a_bucket_does_not_drift", "windows_end_on_time_under_constant_traffic"];
+
+macro_rules! conformance_tests {
+    ($($(#[$doc:meta])* $name:ident($fixture:ident) $body:block)*) => {
+        $($(#[$doc])* pub async fn $name($fixture: &StoreFixture) $body)*
+
+        /// Runs all tests one after the other, each on a new fixture: for stores that take long to start.
+        pub async fn all(mut make: impl AsyncFnMut() -> StoreFixture) {
+            $($name(&make().await).await;)*
+        }
+
+        /// Runs all tests except the slow ones, for stores with a network round trip per call.
+        pub async fn all_but_slow(mut make: impl AsyncFnMut() -> StoreFixture) {
+            $(if !SLOW.contains(&stringify!($name)) {
+                $name(&make().await).await;
+            })*
+        }
+
+        /// Declares every test for the store that `$fixture().await` returns.
+        #[macro_export]
+        macro_rules! conformance {
+            ($make:expr) => {
+                $(#[tokio::test]
+                async fn $name() {
+                    $crate::conformance::$name(&$make.await).await;
+                })*
+            };
+        }
+    };
+}
+
+conformance_tests! {
+    /// Requests within the limit are allowed, and the next one is denied.
+    requests_within_the_limit_pass_and_the_next_is_denied(fixture) {
+        for limit in limits(5, MINUTE) {
+            for _ in 0..5 {
+                assert!(fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+            }
+            assert!(!fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+        }
+    }
+
+    /// Remaining decreases by the cost.
+    remaining_decreases_by_the_cost(fixture) {
+        for limit in limits(10, MINUTE) {
+            for (cost, left) in [(1, 9), (3, 6), (0, 6), (6, 0), (0, 0)] {
+                assert_eq!(fixture.check("k", &limit, cost).await.remaining, left, "{limit:?}");
+            }
+        }
+    }
+
+    /// After `reset_after`, the full quota is available.
+    the_full_quota_is_available_after_reset_after(fixture) {
+        for limit in limits(5, MINUTE) {
+            fixture.reset_clock();
+            let reset_after = fixture.check("k", &limit, 5).await.reset_after;
+            fixture.clock.advance(reset_after - MICROSECOND);
+            assert!(fixture.peek("k", &limit, 0).await.remaining < 5 || limit.algorithm() == Algorithm::TokenBucket);
+            assert!(fixture.peek("k", &limit, 0).await.reset_after == MICROSECOND);
+            fixture.clock.advance(MICROSECOND);
+            assert_eq!(fixture.peek("k", &limit, 0).await.remaining, 5);
+            assert_eq!(fixture.admitted_now("k", &limit).await, 5, "{limit:?}");
+        }
+    }
+
+    /// A reset restores the full quota of that counter only.
+    a_reset_restores_the_full_quota(fixture) {
+        for limit in limits(5, MINUTE) {
+            fixture.check("k", &limit, 5).await;
+            fixture.check("other", &limit, 5).await;
+            assert_eq!(fixture.reset("k", &limit).await, 1);
+            assert_eq!(fixture.reset("k", &limit).await, 0, "already reset");
+            assert_eq!(fixture.admitted_now("k", &limit).await, 5);
+            assert_eq!(fixture.admitted_now("other", &limit).await, 0);
+        }
+    }
+
+    /// Keys do not affect each other.
+    keys_do_not_affect_each_other(fixture) {
+        for limit in limits(2, MINUTE) {
+            assert_eq!(fixture.admitted_now("a", &limit).await, 2);
+            assert_eq!(fixture.admitted_now("b", &limit).await, 2);
+            assert_eq!(fixture.admitted_now("a", &limit).await, 0);
+        }
+    }
+
+    /// The same key under another algorithm is another counter.
+    each_algorithm_has_its_own_counter(fixture) {
+        for limit in limits(2, MINUTE) {
+            assert_eq!(fixture.admitted_now("k", &limit).await, 2);
+        }
+    }
+
+    /// A request passes after exactly `retry_after`, and not a microsecond earlier. Also at odd rates, at the ends of
+    /// the range, and for costs above one.
+    a_retry_passes_after_retry_after_and_not_a_microsecond_earlier(fixture) {
+        let table = [
+            (3, MINUTE), (7, MINUTE), (1, Duration::from_millis(1)), (9_973, Duration::from_micros(1_000_003)),
+            (1_000_000, Duration::from_secs(10 * 365 * 86_400)), (1_000_000, Duration::from_millis(1)),
+        ];
+        for (amount, window) in table {
+            for limit in limits(amount, window) {
+                for cost in [1, amount / 2 + 1, amount] {
+                    fixture.reset_clock();
+                    fixture.reset("k", &limit).await;
+                    fixture.check("k", &limit, amount - amount / 3).await;
+                    fixture.clock.advance(Duration::from_micros(137));
+                    fixture.check("k", &limit, amount / 3).await;
+                    let denied = fixture.check("k", &limit, cost).await;
+                    if denied.passes {
+                        continue; // the usage has drained within those 137 us
+                    }
+                    let retry_after = retry_after_of(&denied);
+                    fixture.clock.advance(retry_after - MICROSECOND);
+                    let early = fixture.peek("k", &limit, cost).await;
+                    assert!(!early.passes, "{limit:?} cost {cost} passed a microsecond before {retry_after:?}");
+                    assert_eq!(retry_after_of(&early), MICROSECOND, "{limit:?} cost {cost}");
+                    fixture.clock.advance(MICROSECOND);
+                    assert!(fixture.check("k", &limit, cost).await.passes, "{limit:?} cost {cost} waited {retry_after:?}");
+                }
+            }
+        }
+    }
+
+    /// A caller that retries while denied is admitted as early as one that does not.
+    denied_attempts_do_not_delay_the_next_admission(fixture) {
+        for limit in limits(3, SECOND) {
+            fixture.reset_clock();
+            fixture.check("k", &limit, 3).await;
+            let retry_after = retry_after_of(&fixture.check("k", &limit, 1).await);
+            let step = Duration::from_millis(3);
+            for _ in 0..60 {
+                fixture.clock.advance(step);
+                assert!(!fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+            }
+            fixture.clock.advance(retry_after - 60 * step);
+            assert!(fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+        }
+    }
+
+    /// Expired usage does not count.
+    expired_usage_does_not_count(fixture) {
+        for limit in limits(4, SECOND) {
+            for _ in 0..20 {
+                assert_eq!(fixture.admitted_now("k", &limit).await, 4, "{limit:?}");
+                fixture.clock.advance(2 * SECOND);
+            }
+        }
+    }
+
+    /// A thousand requests in one microsecond count as a thousand.
+    requests_in_the_same_microsecond_count_separately(fixture) {
+        for limit in limits(1_000, MINUTE) {
+            for left in (0..1_000).rev() {
+                assert_eq!(fixture.check("k", &limit, 1).await.remaining, left, "{limit:?}");
+            }
+            assert!(!fixture.check("k", &limit, 1).await.passes);
+        }
+    }
+
+    /// However long a key was idle, at most the capacity passes at once.
+    an_idle_key_never_admits_more_than_the_capacity(fixture) {
+        for limit in limits(10, Duration::from_secs(10)) {
+            fixture.reset_clock();
+            for idle_ms in [0, 1, 8_900, 9_999, 10_000, 15_000, 20_000, 86_400_000] {
+                fixture.reset("k", &limit).await;
+                fixture.check("k", &limit, 1).await;
+                fixture.clock.advance(Duration::from_millis(idle_ms));
+                let admitted = fixture.admitted_now("k", &limit).await;
+                assert!((9..=10).contains(&admitted), "{limit:?}: {admitted} after {idle_ms} ms");
+            }
+        }
+    }
+
+    /// A bucket does not drift: at 7 per minute, a caller that follows `retry_after` gets exactly 10,080 per day
+    /// beyond the burst; at 300,000 per second exactly 300,000.
+    a_bucket_does_not_drift(fixture) {
+        let slow = Limit::token_bucket(7, MINUTE).expect("valid").with_burst(2).expect("valid");
+        let end = START.plus(Duration::from_secs(86_400));
+        let mut admitted = 0;
+        while fixture.clock.now() <= end {
+            admitted += fixture.admitted_now("slow", &slow).await;
+            let next = fixture.peek("slow", &slow, 1).await;
+            fixture.clock.advance(retry_after_of(&next));
+        }
+        assert_eq!(admitted, 2 + 10_080, "the burst and one day");
+
+        let fast = Limit::token_bucket(300_000, SECOND).expect("valid").with_burst(3).expect("valid");
+        fixture.reset_clock();
+        let mut admitted = fixture.admitted_now("fast", &fast).await;
+        for _ in 0..5_000 {
+            fixture.clock.advance(Duration::from_micros(10));
+            admitted += fixture.admitted_now("fast", &fast).await;
+        }
+        assert_eq!(admitted, 3 + 15_000, "50 ms at 3 per 10 us");
+    }
+
+    /// A steady caller below the rate is never denied: fractions of time are not lost.
+    a_steady_caller_below_the_rate_is_never_denied(fixture) {
+        let limit = Limit::token_bucket(1, SECOND).expect("valid");
+        for _ in 0..100 {
+            assert!(fixture.check("k", &limit, 1).await.passes);
+            fixture.clock.advance(Duration::from_millis(600));
+            assert!(!fixture.check("k", &limit, 1).await.passes);
+            fixture.clock.advance(Duration::from_millis(400));
+        }
+    }
+
+    /// A denied check charges nothing, and a smaller cost may still pass.
+    a_denied_check_charges_nothing(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.check("k", &limit, 8).await;
+            for _ in 0..3 {
+                let denied = fixture.check("k", &limit, 5).await;
+                assert_eq!((denied.passes, denied.remaining), (false, 2), "{limit:?}");
+            }
+            assert_eq!(fixture.check("k", &limit, 2).await.remaining, 0);
+        }
+    }
+
+    /// A cost above the capacity never passes, charges nothing, and returns `Retry::Never`.
+    a_cost_above_the_capacity_never_passes(fixture) {
+        for limit in limits(10, MINUTE) {
+            for cost in [11, LARGEST] {
+                let denied = fixture.check("k", &limit, cost).await;
+                assert_eq!((denied.retry, denied.remaining), (Some(Retry::Never), 10), "{limit:?}");
+            }
+        }
+    }
+
+    /// Windows work down to a millisecond.
+    a_window_of_one_millisecond_ends_on_time(fixture) {
+        for limit in limits(3, Duration::from_millis(1)) {
+            for _ in 0..50 {
+                assert_eq!(fixture.admitted_now("k", &limit).await, 3, "{limit:?}");
+                assert_eq!(fixture.admitted_now("k", &limit).await, 0, "{limit:?}");
+                fixture.clock.advance(Duration::from_millis(2));
+            }
+        }
+    }
+
+    /// Under constant traffic every window ends on time, and admits as much as the one before.
+    windows_end_on_time_under_constant_traffic(fixture) {
+        for limit in limits(10, SECOND) {
+            // The first window is full from its start, so the same state returns with each window.
+            fixture.clock.set(Timestamp::from_micros(1_794_765_441_000_000));
+            let mut admitted = Vec::new();
+            for _ in 0..20 {
+                let mut in_window = 0;
+                for _ in 0..100 {
+                    in_window += u64::from(fixture.check("k", &limit, 1).await.passes);
+                    fixture.clock.advance(Duration::from_millis(10));
+                }
+                admitted.push(in_window);
+            }
+            // A full sliding counter stays one short, as the weighted previous window is rounded up.
+            let expected = if limit.algorithm() == Algorithm::SlidingCounter { 9 } else { 10 };
+            assert!(admitted[1..].iter().all(|in_window| *in_window == expected), "{limit:?}: {admitted:?}");
+        }
+    }
+
+    /// A capacity of one admits exactly one.
+    a_capacity_of_one_admits_exactly_one(fixture) {
+        for limit in limits(1, MINUTE) {
+            assert!(fixture.check("k", &limit, 1).await.passes);
+            for _ in 0..3 {
+                assert!(!fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+            }
+        }
+    }
+
+    /// A raised amount is available at once, less the usage. A lowered amount leaves nothing, and creates no debt.
+    a_changed_amount_keeps_the_usage(fixture) {
+        for algorithm in Algorithm::ALL {
+            let limit = |amount| Limit::new(algorithm, amount, Duration::from_secs(3600)).expect("valid");
+            fixture.check("k", &limit(10), 10).await;
+            assert!(!fixture.check("k", &limit(10), 1).await.passes);
+            assert_eq!(fixture.check("k", &limit(100), 1).await.remaining, 89, "{algorithm}");
+            assert_eq!(fixture.check("k", &limit(5), 1).await.remaining, 0, "{algorithm}");
+            assert_eq!(fixture.check("k", &limit(12), 1).await.remaining, 0, "{algorithm}");
+            assert!(!fixture.check("k", &limit(12), 1).await.passes, "{algorithm}");
+        }
+    }
+
+    /// A changed window keeps the usage, and a shorter one frees it after one new window at the latest.
+    a_changed_window_keeps_the_usage(fixture) {
+        for algorithm in Algorithm::ALL {
+            fixture.reset_clock();
+            let limit = |window| Limit::new(algorithm, 10, window).expect("valid");
+            let (hour, ten_seconds) = (limit(60 * MINUTE), limit(10 * SECOND));
+            fixture.check("k", &hour, 7).await;
+            assert_eq!(fixture.peek("k", &ten_seconds, 1).await.remaining, 3, "{algorithm}");
+            assert_eq!(fixture.peek("k", &limit(24 * 60 * MINUTE), 1).await.remaining, 3, "{algorithm}");
+            let retry_after = retry_after_of(&fixture.check("k", &ten_seconds, 10).await);
+            assert!(retry_after <= 10 * SECOND, "{algorithm}: {retry_after:?}");
+            fixture.clock.advance(retry_after);
+            assert!(fixture.check("k", &ten_seconds, 10).await.passes, "{algorithm}");
+            assert_eq!(fixture.peek("k", &hour, 1).await.remaining, 0, "{algorithm}: carried back");
+        }
+    }
+
+    /// A cost of 0 reads, and is denied only in debt.
+    a_cost_of_zero_is_denied_only_in_debt(fixture) {
+        for limit in limits(10, MINUTE) {
+            assert!(fixture.check("k", &limit, 0).await.passes);
+            fixture.check("k", &limit, 10).await;
+            assert!(fixture.check("k", &limit, 0).await.passes, "{limit:?}: zero remaining is not debt");
+            fixture.charge("k", &limit, 1).await;
+            assert!(!fixture.check("k", &limit, 0).await.passes, "{limit:?}");
+        }
+    }
+
+    /// A charge is always applied, and must be paid off before anything passes.
+    a_charge_above_the_limit_creates_debt(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.reset_clock();
+            let charged = fixture.charge("k", &limit, 25).await;
+            assert_eq!((charged.passes, charged.remaining), (true, 0), "{limit:?}");
+            let retry_after = retry_after_of(&fixture.check("k", &limit, 1).await);
+            fixture.clock.advance(retry_after);
+            assert!(fixture.check("k", &limit, 1).await.passes, "{limit:?}");
+            if limit.algorithm() == Algorithm::TokenBucket {
+                assert_eq!(retry_after, Duration::from_secs(16 * 6), "16 units of debt, one drains every 6 s");
+            }
+        }
+    }
+
+    /// A refund returns at most the usage.
+    a_refund_returns_at_most_the_usage(fixture) {
+        for limit in limits(10, MINUTE) {
+            assert_eq!(fixture.refund("k", &limit, 5, None).await.remaining, 10, "{limit:?}: nothing to refund");
+            fixture.check("k", &limit, 6).await;
+            assert_eq!(fixture.refund("k", &limit, 2, None).await.remaining, 6, "{limit:?}");
+            assert_eq!(fixture.refund("k", &limit, LARGEST, None).await.remaining, 10, "{limit:?}");
+            assert_eq!(fixture.admitted_now("k", &limit).await, 10, "{limit:?}");
+        }
+    }
+
+    /// A refund of one charge is exact, and has no effect once its window has passed.
+    a_refund_of_one_charge_is_exact(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.reset_clock();
+            fixture.check("k", &limit, 3).await;
+            let first = fixture.clock.now();
+            fixture.clock.advance(Duration::from_millis(5));
+            fixture.check("k", &limit, 4).await;
+            let before = fixture.peek("k", &limit, 0).await.remaining;
+            assert_eq!(fixture.refund("k", &limit, 3, Some(first)).await.remaining, before + 3, "{limit:?}");
+            fixture.clock.advance(2 * MINUTE);
+            fixture.check("k", &limit, 5).await;
+            let before = fixture.peek("k", &limit, 0).await.remaining;
+            assert_eq!(fixture.refund("k", &limit, 3, Some(first)).await.remaining, before, "{limit:?}: too late");
+        }
+        let log = Limit::sliding_log(10, MINUTE).expect("valid");
+        fixture.reset("k", &log).await;
+        fixture.check("k", &log, 2).await;
+        let charged_at = fixture.clock.now();
+        fixture.clock.advance(MICROSECOND);
+        let missed = fixture.refund("k", &log, 2, Some(fixture.clock.now())).await;
+        assert_eq!(missed.remaining, 8, "nothing was charged at that time");
+        assert_eq!(fixture.refund("k", &log, 5, Some(charged_at)).await.remaining, 10, "only what was charged then");
+    }
+
+    /// Numbers at the end of the range neither wrap nor lose a unit.
+    the_largest_numbers_are_exact(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.charge("k", &limit, LARGEST).await;
+            fixture.charge("k", &limit, LARGEST).await;
+            assert_eq!(fixture.refund("k", &limit, LARGEST - 1, None).await.remaining, 9, "{limit:?}");
+            assert_eq!(fixture.refund("k", &limit, LARGEST, None).await.remaining, 10, "{limit:?}");
+        }
+    }
+
+    /// The largest debt drains exactly, also at the fastest rate, where products are far above 2^53.
+    the_largest_debt_drains_exactly(fixture) {
+        let fast = Limit::token_bucket(999_999_999, Duration::from_millis(1)).expect("valid");
+        fixture.charge("k", &fast, LARGEST).await;
+        let retry_after = retry_after_of(&fixture.check("k", &fast, 1).await);
+        for early in [3_000, 1_000, 2, 1] {
+            fixture.clock.set(START.plus(retry_after).minus(Duration::from_micros(early)));
+            assert_eq!(retry_after_of(&fixture.check("k", &fast, 1).await), Duration::from_micros(early));
+        }
+        fixture.clock.set(START.plus(retry_after));
+        assert!(fixture.check("k", &fast, 1).await.passes);
+        fixture.clock.set(START.plus(Duration::from_secs(50 * 365 * 86_400)));
+        assert_eq!(fixture.peek("k", &fast, 1).await.remaining, 999_999_999);
+    }
+
+    /// An overdraft rule admits while any unit remains, charges the full cost, and then waits for one whole unit.
+    overdraft_admits_while_any_unit_remains(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.reset_clock();
+            let terms = |cost: u32| Terms { admission: Admission::Overdraft, ..Terms::new(limit, Cost::from(cost)) };
+            let answer = fixture.decide(Operation::Check, &[("k", terms(9))], 1).await[0];
+            assert_eq!((answer.charged, answer.available), (1, 1), "{limit:?}");
+            let answer = fixture.decide(Operation::Check, &[("k", terms(1_000))], 1).await[0];
+            assert_eq!((answer.charged, answer.available), (1, -999), "{limit:?}: more than the capacity, into debt");
+            let denied = fixture.decide(Operation::Check, &[("k", terms(5))], 1).await[0];
+            assert_eq!((denied.charged, denied.available), (0, -999), "{limit:?}");
+            let retry_after = retry_after_of(&denied.share(&terms(5), 0, 0));
+            fixture.clock.advance(retry_after);
+            assert_eq!(fixture.decide(Operation::Check, &[("k", terms(5))], 1).await[0].charged, 1, "{limit:?}");
+        }
+    }
+
+    /// All tiers are charged or none: a denial leaves every other tier unchanged.
+    a_denied_check_leaves_every_tier_unchanged(fixture) {
+        let small = Limit::sliding_log(1, MINUTE).expect("valid");
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let mut tiers: Vec<(&str, Terms)> = (names.into_iter().zip(limits(10, MINUTE).into_iter().cycle()))
+            .map(|(name, limit)| (name, Terms::new(limit, Cost::from(2))))
+            .collect();
+        tiers[5].1 = Terms::new(small, Cost::ONE);
+        let first = fixture.decide(Operation::Check, &tiers, 1).await;
+        assert!(first.iter().all(|answer| answer.charged == 1));
+        for _ in 0..10 {
+            let denied = fixture.decide(Operation::Check, &tiers, 1).await;
+            for (index, answer) in denied.iter().enumerate() {
+                let expected = if index == 5 { (0, 0, 0) } else { (1, 0, 8) };
+                assert_eq!((answer.passes, answer.charged, answer.available), expected, "tier {index}");
+                assert_eq!(answer.retry.is_some(), index == 5);
+            }
+        }
+    }
+
+    /// A shadow tier never denies. It is charged only if the request passes and the tier has room.
+    a_shadow_tier_never_denies_and_is_not_charged_for_a_denied_check(fixture) {
+        for limit in limits(3, MINUTE) {
+            let enforced = Terms::new(limit, Cost::ONE);
+            let shadow = |amount| {
+                let limit = Limit::new(limit.algorithm(), amount, MINUTE).expect("valid");
+                Terms { mode: Mode::Shadow, ..Terms::new(limit, Cost::ONE) }
+            };
+            let tiers = [("enforced", enforced), ("tight", shadow(2)), ("wide", shadow(9))];
+            let answers = fixture.decide(Operation::Check, &tiers, 5).await;
+            let charged: Vec<_> = answers.iter().map(|answer| (answer.passes, answer.charged, answer.available)).collect();
+            assert_eq!(charged, [(3, 3, 0), (2, 2, 0), (5, 3, 6)], "{limit:?}");
+            assert!(answers[1].retry.is_some() && answers[2].retry.is_none());
+        }
+    }
+
+    /// A peek changes nothing and returns what a check would.
+    a_peek_returns_what_a_check_would(fixture) {
+        for limit in limits(3, MINUTE) {
+            for left in [3, 2, 1] {
+                for _ in 0..3 {
+                    let peeked = fixture.peek("k", &limit, 1).await;
+                    assert_eq!((peeked.passes, peeked.remaining), (true, left), "{limit:?}");
+                }
+                fixture.check("k", &limit, 1).await;
+            }
+            let (peeked, checked) = (fixture.peek("k", &limit, 1).await, fixture.check("k", &limit, 1).await);
+            assert_eq!(peeked, checked, "{limit:?}");
+        }
+    }
+
+    /// A check with a count of n equals n single requests.
+    a_count_of_n_equals_n_single_requests(fixture) {
+        for limit in limits(10, MINUTE) {
+            let terms = Terms::new(limit, Cost::from(3));
+            let together = fixture.decide(Operation::Check, &[("together", terms)], 5).await[0];
+            for index in 0..5 {
+                let apart = fixture.check("apart", &limit, 3).await;
+                assert_eq!(together.share(&terms, index, together.charged), apart, "{limit:?} request {index}");
+            }
+        }
+    }
+
+    /// A clock set back adds at most one quota, and denies for at most two windows.
+    a_clock_set_back_grants_at_most_one_quota_and_denies_for_at_most_two_windows(fixture) {
+        for limit in limits(5, MINUTE) {
+            for back in [MICROSECOND, SECOND, MINUTE, 2 * MINUTE, 1000 * MINUTE] {
+                fixture.reset_clock();
+                fixture.reset("k", &limit).await;
+                assert_eq!(fixture.admitted_now("k", &limit).await, 5);
+                fixture.clock.set(START.minus(back));
+                let admitted = fixture.admitted_now("k", &limit).await;
+                let quota = if back <= MINUTE { 0 } else { 5 };
+                assert_eq!(admitted, quota, "{limit:?} set back by {back:?}");
+                let retry_after = retry_after_of(&fixture.check("k", &limit, 1).await);
+                assert!(retry_after <= 2 * MINUTE, "{limit:?} set back by {back:?}: {retry_after:?}");
+                fixture.clock.advance(retry_after);
+                assert!(fixture.check("k", &limit, 1).await.passes);
+            }
+        }
+    }
+
+    /// Each algorithm admits as much as documented in one window, and adversarial callers get no more.
+    an_adversarial_caller_gets_exactly_the_documented_bound(fixture) {
+        let (amount, window) = (100, SECOND);
+        for limit in limits(amount, window) {
+            // All of one window in its last microsecond, then as fast as possible for one window.
+            fixture.clock.set(Timestamp::from_micros(1_794_765_441_999_999));
+            let mut admitted = fixture.admitted_now("k", &limit).await;
+            for _ in 0..999 {
+                fixture.clock.advance(Duration::from_millis(1));
+                admitted += fixture.admitted_now("k", &limit).await;
+            }
+            fixture.clock.advance(Duration::from_micros(999));
+            admitted += fixture.admitted_now("k", &limit).await;
+            let bound = match limit.algorithm() {
+                Algorithm::FixedWindow => 2 * amount,
+                Algorithm::SlidingLog => amount,
+                Algorithm::SlidingCounter => 2 * amount - 1,
+                Algorithm::TokenBucket => 2 * amount - 1, // the last one is due a microsecond later
+            };
+            assert_eq!(admitted, bound, "{limit:?}");
+        }
+    }
+
+    /// Windows may be shifted, so that not all of them end at the same time.
+    a_fixed_window_can_be_shifted_by_its_phase(fixture) {
+        let limit = Limit::fixed_window(1, MINUTE).expect("valid");
+        let moved = limit.with_phase(Duration::from_secs(50)).expect("valid");
+        let (share, moved_share) = (fixture.check("k", &limit, 1).await, fixture.check("moved", &moved, 1).await);
+        assert_eq!(share.reset_after, Duration::from_micros(38_200_161), "to the full minute");
+        assert_eq!(moved_share.reset_after, Duration::from_micros(28_200_161), "to second 50");
+        assert!(!fixture.check("k", &moved, 1).await.passes, "the usage is kept when the window is shifted");
+    }
+
+    /// A log that is never empty stays exact, however much it has counted before.
+    a_log_that_is_never_empty_stays_exact(fixture) {
+        let limit = Limit::sliding_log(1_000_000, MINUTE).expect("valid");
+        for step in 0..120 {
+            let share = fixture.check("k", &limit, 300_000).await;
+            let counting = (step + 1).min(3);
+            assert_eq!((share.passes, share.remaining), (true, 1_000_000 - counting * 300_000), "step {step}");
+            assert_eq!(fixture.peek("k", &limit, 1).await.remaining, share.remaining, "step {step}");
+            fixture.clock.advance(Duration::from_secs(25));
+        }
+    }
+
+    /// Checks of one batch see the charges of earlier ones.
+    checks_of_a_batch_see_earlier_charges(fixture) {
+        for limit in limits(3, MINUTE) {
+            let terms = Terms::new(limit, Cost::from(2));
+            let tier = || vec![Tier { key: Key::without_rule("k").expect("short"), terms }];
+            let checks: Vec<Check> = [Operation::Check, Operation::Check, Operation::Refund { at: None }, Operation::Check]
+                .map(|operation| Check::new(operation, tier()).expect("valid")).into();
+            let decided = decide(&fixture.store, &checks, None).await.expect("an answer");
+            let charged: Vec<_> = decided.iter().map(|check| (check.answers[0].charged, check.answers[0].available)).collect();
+            assert_eq!(charged, [(1, 1), (0, 1), (0, 3), (1, 1)], "{limit:?}");
+        }
+    }
+
+    /// An inspection shows the usage, when it was charged and until when it counts, and changes nothing.
+    an_inspection_shows_the_usage(fixture) {
+        for limit in limits(10, MINUTE) {
+            fixture.reset_clock();
+            let inspect = async || fixture.inspect("k", &limit).await;
+            let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
+            // A minute began 21.799839 s earlier.
+            let minute = START.as_micros() - 21_799_839;
+            let units = |snapshot: &Snapshot| match snapshot {
+                Snapshot::FixedWindow(span) => span.units,
+                Snapshot::SlidingLog(charges) => charges.iter().map(|charge| charge.units).sum(),
+                Snapshot::SlidingCounter { previous, current, .. } => previous.units + current.units,
+                Snapshot::TokenBucket(level) => level.whole,
+            };
+            assert_eq!(units(&inspect().await.snapshot), 0, "{limit:?}");
+            fixture.check("k", &limit, 2).await;
+            fixture.clock.advance(3 * SECOND);
+            fixture.check("k", &limit, 3).await;
+            fixture.check("k", &limit, 6).await;
+            fixture.clock.advance(3 * SECOND);
+            let before = fixture.peek("k", &limit, 1).await;
+            let seen = inspect().await;
+            assert_eq!(seen.at, fixture.clock.now());
+            let span = |from_us, until_us, units| Span { from_us, until_us, units };
+            match seen.snapshot {
+                Snapshot::FixedWindow(window) => assert_eq!(window, span(minute, minute + 60_000_000, 5)),
+                Snapshot::SlidingLog(charges) => {
+                    assert_eq!(charges, [span(us(0), us(60), 2), span(us(3), us(63), 3)]);
+                }
+                Snapshot::SlidingCounter { previous, current, ends_us } => {
+                    assert_eq!(previous, span(minute - 60_000_000, minute, 0));
+                    assert_eq!((current, ends_us), (span(minute, minute + 60_000_000, 5), minute + 120_000_000));
+                }
+                // One unit per six seconds.
+                Snapshot::TokenBucket(level) => assert_eq!((level.whole, level.part), (4, 0)),
+            }
+            assert_eq!(fixture.peek("k", &limit, 1).await, before);
+        }
+    }
+
+    /// An inspection of a long log shows the newest charges, also after its ring has wrapped around.
+    an_inspection_shows_the_newest_charges(fixture) {
+        let (limit, count) = (Limit::sliding_log(3_000, MINUTE).expect("a valid limit"), 2_500);
+        for number in 0..count {
+            fixture.check("k", &limit, 1 + number % 3).await;
+            fixture.clock.advance(Duration::from_millis(50));
+        }
+        let look = fixture.inspect("k", &limit).await;
+        let Snapshot::SlidingLog(charges) = look.snapshot else { panic!("{look:?}") };
+        assert_eq!(charges.len(), MAX_CHARGES);
+        for (charge, number) in charges.iter().zip(count - MAX_CHARGES as u64..) {
+            let from_us = START.as_micros() + number * 50_000;
+            assert_eq!(*charge, Span { from_us, until_us: from_us + 60_000_000, units: 1 + number % 3 });
+        }
+    }
+
+    /// A call that arrives at a remote store after its deadline on the store's clock charges nothing and reports it. The memory
+    /// store has no deadline.
+    a_call_past_its_deadline_charges_nothing(fixture) {
+        if matches!(fixture.store, Store::Memory(_)) {
+            return;
+        }
+        for limit in limits(3, MINUTE) {
+            let tier = Tier { key: Key::without_rule("k").expect("short"), terms: Terms::new(limit, Cost::ONE) };
+            let check = Check::new(Operation::Check, vec![tier]).expect("valid");
+            let late = decide(&fixture.store, std::slice::from_ref(&check), Some(Deadline::Store(fixture.clock.now().minus(MICROSECOND)))).await;
+            assert_eq!(late, Err(sluicegate::StoreError::Late(fixture.clock.now())));
+            assert_eq!(fixture.peek("k", &limit, 1).await.remaining, 3);
+            decide(&fixture.store, &[check], Some(Deadline::Store(fixture.clock.now()))).await.expect("in time");
+            assert_eq!(fixture.peek("k", &limit, 1).await.remaining, 2);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The reference model: the algorithms, written for readability and not for speed.
+//!
+//! It keeps every charge, computes the usage at a time by definition, and finds every wait by binary search. It shares
+//! no arithmetic with the implementation.
+
+use std::{collections::HashMap, time::Duration};
+
+use sluicegate::{Algorithm, Check, Key, Limit, Operation, Retry, Timestamp};
+use sluicegate_core::{
+    step::{Admission, Mode, Share, Terms},
+    time::{MAX_EXACT, MAX_WAIT_US},
+};
+
+/// All counters of a model store.
+#[derive(Clone, Default)]
+pub struct Model {
+    counters: HashMap<(Key, Algorithm), Counter>,
+}
+
+/// The expected result of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// Whether all enforced tiers let it pass.
+    pub granted: bool,
+    /// The expected share of each tier.
+    pub shares: Vec<Share>,
+}
+
+/// One counter: a list of charges or the level of a bucket, and the limit it was written under.
+#[derive(Clone)]
+struct Counter {
+    limit: Limit,
+    /// The time of the last charge.
+    last: u64,
+    charges: Vec<(u64, u64)>,
+    level: Level,
+}
+
+/// `over / under` units that drain at `units / under` per microsecond.
+#[derive(Clone, Copy)]
+struct Level {
+    over: u128,
+    under: u128,
+    units: u128,
+}
+
+impl Model {
+    /// Decides one check, request by request, and returns one expectation for each.
+    pub fn decide(&mut self, check: &Check, now: Timestamp) -> Vec<Expected> {
+        let now = now.as_micros();
+        (0..check.count()).map(|_| self.one_request(check, now)).collect()
+    }
+
+    /// Deletes a counter.
+    pub fn reset(&mut self, key: &Key, algorithm: Algorithm) {
+        self.counters.remove(&(key.clone(), algorithm));
+    }
+
+    fn one_request(&mut self, check: &Check, now: u64) -> Expected {
+        let keys: Vec<_> =
+            check.tiers().iter().map(|tier| (tier.key.clone(), tier.terms.limit.algorithm())).collect();
+        let terms: Vec<&Terms> = check.tiers().iter().map(|tier| &tier.terms).collect();
+        let used = |model: &Self, index: usize, now: u64| model.used(&keys[index], &terms[index].limit, now);
+        let passes: Vec<bool> = (0..keys.len())
+            .map(|index| {
+                let limit = &terms[index].limit;
+                used(self, index, now) + must_be_free(terms[index]) <= limit.capacity()
+            })
+            .collect();
+        let decides = matches!(check.operation(), Operation::Check | Operation::Peek);
+        let granted =
+            !decides || (0..keys.len()).all(|index| passes[index] || terms[index].mode == Mode::Shadow);
+        for index in 0..keys.len() {
+            let units = terms[index].cost.units();
+            match check.operation() {
+                Operation::Check if granted && passes[index] => {
+                    self.charge(&keys[index], &terms[index].limit, now, units)
+                }
+                Operation::Charge => self.charge(&keys[index], &terms[index].limit, now, units),
+                Operation::Refund { at } => {
+                    self.refund(&keys[index], &terms[index].limit, now, units, at.map(Timestamp::as_micros));
+                }
+                Operation::Check | Operation::Peek => {}
+            }
+        }
+        let shares = (0..keys.len())
+            .map(|index| {
+                let limit = &terms[index].limit;
+                let passes = passes[index] || !decides;
+                let room = limit.capacity().checked_sub(must_be_free(terms[index]));
+                Share {
+                    passes,
+                    remaining: limit.capacity().saturating_sub(used(self, index, now)),
+                    retry: (!passes).then(|| match room {
+                        Some(room) => {
+                            Retry::After(first_moment(|wait| used(self, index, now + wait) <= room))
+                        }
+                        None => Retry::Never,
+                    }),
+                    reset_after: first_moment(|wait| used(self, index, now + wait) == 0),
+                }
+            })
+            .collect();
+        Expected { granted, shares }
+    }
+
+    /// Returns the usage against `limit` at `now`.
+    fn used(&self, key: &(Key, Algorithm), limit: &Limit, now: u64) -> u64 {
+        self.counters.get(key).map_or(0, |counter| counter.used(limit, now))
+    }
+
+    fn charge(&mut self, key: &(Key, Algorithm), limit: &Limit, now: u64, units: u64) {
+        if units == 0 {
+            return;
+        }
+        let units = units.min(MAX_EXACT - self.used(key, limit, now));
+        let mut counter = match self.counters.get(key) {
+            Some(counter) => counter.carried_over(limit, now),
+            None => Counter::fresh(limit, now),
+        };
+        counter.level.over += u128::from(units) * counter.level.under;
+        let is_log = limit.algorithm() == Algorithm::SlidingLog;
+        let full = is_log && counter.charges.len() >= usize::try_from(limit.amount()).expect("fits");
+        match counter.charges.last_mut() {
+            // A log that is full is dated by its newest entry.
+            Some(newest) if is_log && units == 0 => counter.last = newest.0,
+            Some(newest) if newest.0 == counter.last || full => *newest = (counter.last, newest.1 + units),
+            _ => counter.charges.push((counter.last, units)),
+        }
+        self.counters.insert(key.clone(), counter);
+    }
+
+    fn refund(&mut self, key: &(Key, Algorithm), limit: &Limit, now: u64, units: u64, at: Option<u64>) {
+        let used = self.used(key, limit, now);
+        if let Some(counter) = self.counters.get_mut(key)
+            && used > 0
+            && units > 0
+        {
+            match limit.algorithm() {
+                Algorithm::TokenBucket => counter.refund_level(limit, now, units, at),
+                _ => counter.refund_charges(limit, now, units, at),
+            }
+        }
+    }
+}
+
+impl Counter {
+    fn fresh(limit: &Limit, now: u64) -> Self {
+        Self { limit: *limit, last: now, charges: Vec::new(), level: Level::empty(limit) }
+    }
+
+    /// Returns whether the counter is dated so far ahead that the clock must have been set back.
+    fn is_absent(&self, limit: &Limit, now: u64) -> bool {
+        self.last > now + limit.window_us()
+    }
+
+    /// Returns whether the limit has other windows than the limit the counter was written under.
+    fn changed(&self, limit: &Limit) -> bool {
+        (self.limit.window_us(), self.limit.phase_us()) != (limit.window_us(), limit.phase_us())
+    }
+
+    fn used(&self, limit: &Limit, now: u64) -> u64 {
+        if self.is_absent(limit, now) {
+            return 0;
+        }
+        let at = now.max(self.last);
+        if limit.algorithm() == Algorithm::TokenBucket {
+            return self.level_at(limit, at).units_up();
+        }
+        if self.changed(limit) && at >= self.last + limit.window_us() {
+            return 0;
+        }
+        let window = self.limit.window_us();
+        let sum = |counts: &dyn Fn(u64) -> bool| -> u64 {
+            self.charges.iter().filter(|(time, _)| counts(*time)).map(|(_, units)| *units).sum()
+        };
+        match self.limit.algorithm() {
+            Algorithm::FixedWindow => sum(&|time| window_of(&self.limit, time) == window_of(&self.limit, at)),
+            Algorithm::SlidingLog => sum(&|time| time + window > at),
+            Algorithm::SlidingCounter => {
+                let current = sum(&|time| time / window == at / window);
+                let previous = sum(&|time| time / window + 1 == at / window);
+                let left = u128::from(window - at % window);
+                let faded = (u128::from(previous) * left).div_ceil(u128::from(window));
+                current + u64::try_from(faded).expect("less than before")
+            }
+            Algorithm::TokenBucket => unreachable!("answered above"),
+        }
+    }
+
+    /// Returns the level of a bucket, drained at the faster of its own rate and the limit's.
+    fn level_at(&self, limit: &Limit, at: u64) -> Level {
+        let faster = Level::empty(limit).is_faster_than(&self.level);
+        let level = if faster { self.level.at_rate_of(limit) } else { self.level };
+        Level { over: level.over.saturating_sub(u128::from(at - self.last) * level.units), ..level }
+    }
+
+    /// Returns the counter at `now` as the next charge under `limit` finds it.
+    fn carried_over(&self, limit: &Limit, now: u64) -> Self {
+        if self.is_absent(limit, now) {
+            return Self::fresh(limit, now);
+        }
+        let last = now.max(self.last);
+        let used = self.used(limit, now);
+        let charges = if self.changed(limit) {
+            [(last, used)].into_iter().filter(|(_, units)| *units > 0).collect()
+        } else {
+            let longest = match limit.algorithm() {
+                Algorithm::SlidingLog => limit.window_us(),
+                _ => 2 * limit.window_us(),
+            };
+            self.charges.iter().copied().filter(|(time, _)| time + longest > last).collect()
+        };
+        Self { limit: *limit, last, charges, level: self.level_at(limit, last).at_rate_of(limit) }
+    }
+
+    fn refund_level(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) {
+        let last = now.max(self.last);
+        if at.is_some_and(|at| at > last || last - at >= limit.window_us()) {
+            return;
+        }
+        let level = self.level_at(limit, last);
+        // The rest of a single charge has drained since it was made.
+        let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
+        let back = (u128::from(units) * level.under).saturating_sub(drained);
+        if back > 0 {
+            self.level = Level { over: level.over.saturating_sub(back), ..level };
+            self.last = last;
+        }
+    }
+
+    fn refund_charges(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) {
+        let (own, last) = (self.limit, now.max(self.last));
+        debug_assert!(!self.is_absent(limit, now));
+        let window = own.window_us();
+        let counts = |time: u64| match own.algorithm() {
+            Algorithm::FixedWindow => window_of(&own, time) == window_of(&own, last),
+            Algorithm::SlidingCounter => last / window - time / window <= 1,
+            _ => time + window > last,
+        };
+        let is_meant = |time: u64, at: u64| match own.algorithm() {
+            Algorithm::FixedWindow => window_of(&own, time) == window_of(&own, at),
+            Algorithm::SlidingCounter => time / window == at / window,
+            _ => time == at,
+        };
+        let mut left = units;
+        for (time, charged) in self.charges.iter_mut().rev() {
+            if counts(*time) && at.is_none_or(|at| is_meant(*time, at)) {
+                let back = left.min(*charged);
+                *charged -= back;
+                left -= back;
+            }
+        }
+        self.charges.retain(|(_, charged)| *charged > 0);
+        if own.algorithm() == Algorithm::SlidingLog {
+            self.last = self.charges.last().map_or(0, |(time, _)| *time);
+        }
+    }
+}
+
+impl Level {
+    fn empty(limit: &Limit) -> Self {
+        Self { over: 0, under: u128::from(limit.rate().micros), units: u128::from(limit.rate().units) }
+    }
+
+    fn is_faster_than(&self, other: &Self) -> bool {
+        self.units * other.under > other.units * self.under
+    }
+
+    fn units_up(&self) -> u64 {
+        u64::try_from(self.over.div_ceil(self.under)).expect("a level stays below 2^53")
+    }
+
+    fn at_rate_of(self, limit: &Limit) -> Self {
+        let target = Self::empty(limit);
+        let (whole, part) = (self.over / self.under, self.over % self.under);
+        Self { over: whole * target.under + (part * target.under).div_ceil(self.under), ..target }
+    }
+}
+
+/// Returns the number of the window that contains a time.
+fn window_of(limit: &Limit, time: u64) -> u64 {
+    (time + limit.window_us() - limit.phase_us()) / limit.window_us()
+}
+
+fn must_be_free(terms: &Terms) -> u64 {
+    match terms.admission {
+        Admission::InFull => terms.cost.units(),
+        Admission::Overdraft => terms.cost.units().min(1),
+    }
+}
+
+/// Returns the smallest wait at which `holds`. Unless it holds at once, it stays true from then on: a state that is
+/// ignored because it is dated too far ahead may count later.
+fn first_moment(holds: impl Fn(u64) -> bool) -> Duration {
+    if holds(0) {
+        return Duration::ZERO;
+    }
+    let (mut low, mut high) = (1, MAX_WAIT_US);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) { high = middle } else { low = middle + 1 }
+    }
+    Duration::from_micros(low)
+}

@@ -1,0 +1,39 @@
+//! How do I limit the routes of an axum service?
+//!
+//! ```sh
+//! cargo run -p sluicegate-tower --example axum
+//! for i in 1 2 3 4; do curl -si localhost:3000/login; done
+//! ```
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{Router, extract::ConnectInfo, routing::get};
+use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+use sluicegate_tower::{RateLimitLayer, client::ClientAddress};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let minute = Duration::from_secs(60);
+    let rules = [
+        Rule::new("per-ip", Limit::token_bucket(100, minute)?).per(["ip"]),
+        Rule::new("login", Limit::sliding_log(3, minute)?).when("route", "/login").per(["ip"]),
+    ];
+    let limiter = Limiter::new(MemoryStore::new(), rules)?;
+
+    let layer = RateLimitLayer::new(limiter)
+        .client_ip(ClientAddress::trusting(["10.0.0.0/8"])?, |request| {
+            request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+        })
+        .matched_path("route");
+    let routes = Router::new()
+        .route("/", get(|| async { "hello\n" }))
+        .route("/login", get(|| async { "welcome\n" }))
+        .layer(layer);
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("listening on {}", listener.local_addr()?);
+    // with the peer address, without which every request is answered with 500
+    axum::serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! The settings of the middleware: sources of labels, costs, and responses to denied requests.
+
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderName, Response, request::Parts};
+use sluicegate::{Cost, Costs, Decision, Limiter};
+use tower_layer::Layer;
+
+use crate::{
+    client::ClientAddress,
+    headers::Dialect,
+    labels::{LabelSource, LabelSpec},
+    service::RateLimit,
+};
+
+type CostOf = Arc<dyn Fn(&Parts) -> Costs + Send + Sync>;
+type DenialResponse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
+
+/// Puts a [`Limiter`] in front of a service. Cheap to clone.
+///
+/// Every request is checked with the configured labels. A label without a value is absent, which the rule's `absent` setting
+/// handles; the client's address is never absent. The last source configured for a label is used.
+///
+/// ```
+/// use std::{net::SocketAddr, time::Duration};
+/// use axum::{Router, extract::ConnectInfo, http::HeaderName, routing::post};
+/// use sluicegate::{Cost, Limit, Limiter, MemoryStore, Rule};
+/// use sluicegate_tower::{RateLimitLayer, client::ClientAddress, headers::Dialect};
+///
+/// let minute = Duration::from_secs(60);
+/// let rules = [
+///     Rule::new("per-ip", Limit::token_bucket(100, minute)?).per(["ip"]),
+///     Rule::new("per-key", Limit::sliding_log(1_000, minute)?).per(["api_key"]),
+/// ];
+/// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), rules)?)
+///     .client_ip(ClientAddress::default(), |request| {
+///         request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+///     })
+///     .header("api_key", HeaderName::from_static("x-api-key"))
+///     .cost(|request| if request.uri.path() == "/import" { Cost::from(10_u32) } else { Cost::ONE })
+///     .dialect(Dialect::XRateLimit);
+/// let app: Router = Router::new().route("/import", post(|| async { "done" })).layer(layer);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RateLimitLayer {
+    settings: Arc<LayerSettings>,
+}
+
+pub(crate) struct LayerSettings {
+    pub(crate) limiter: Limiter,
+    pub(crate) labels: Vec<LabelSpec>,
+    pub(crate) cost: Option<CostOf>,
+    pub(crate) dialect: Dialect,
+    pub(crate) denial_response: Option<DenialResponse>,
+}
+
+impl RateLimitLayer {
+    /// Checks every request with this limiter: no labels, a cost of one, draft 11 headers, problem+json.
+    pub fn new(limiter: Limiter) -> Self {
+        let settings = LayerSettings {
+            limiter,
+            labels: Vec::new(),
+            cost: None,
+            dialect: Dialect::default(),
+            denial_response: None,
+        };
+        Self { settings: Arc::new(settings) }
+    }
+
+    /// Adds the label `ip`, the client's address. `peer` returns the peer address of the connection, which each server stores
+    /// in a different extension:
+    ///
+    /// * axum: `|request| request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())`, and serve with
+    ///   `into_make_service_with_connect_info::<SocketAddr>()`
+    /// * tonic: `|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())`
+    ///
+    /// A request without a peer address is answered with 500, because limits per address would not apply to it.
+    #[must_use]
+    pub fn client_ip(
+        self,
+        client: ClientAddress,
+        peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static,
+    ) -> Self {
+        self.with_label("ip".into(), LabelSource::ClientIp { client, peer: Arc::new(peer) })
+    }
+
+    /// Adds a label from a header, unchanged. A request that repeats the header is answered with 400.
+    #[must_use]
+    pub fn header(self, label: impl Into<Cow<'static, str>>, header: HeaderName) -> Self {
+        self.with_label(label.into(), LabelSource::Header(header))
+    }
+
+    /// Adds the label `method`.
+    #[must_use]
+    pub fn method(self) -> Self {
+        self.with_label("method".into(), LabelSource::Method)
+    }
+
+    /// Adds the label `path` as the client wrote it, without the query: `/users/7`. To limit a route, use its template instead,
+    /// which has a single form; see [`RateLimitLayer::matched_path`]. A long path is [truncated](crate::target::truncate).
+    #[must_use]
+    pub fn path(self) -> Self {
+        self.with_label("path".into(), LabelSource::Path)
+    }
+
+    /// Adds the label `host`, in lower case and without port.
+    #[must_use]
+    pub fn host(self) -> Self {
+        self.with_label("host".into(), LabelSource::Host)
+    }
+
+    /// Adds a label with axum's route template: `/users/{id}` for `/users/7` and `/users/8`.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// # use std::time::Duration;
+    /// # use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+    /// # use sluicegate_tower::RateLimitLayer;
+    ///
+    /// # let limit = Limit::token_bucket(100, Duration::from_secs(60))?;
+    /// let rules = [Rule::new("users", limit).when("route", "/users/{id}")];
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), rules)?).matched_path("route");
+    /// let app: Router = Router::new().route("/users/{id}", get(|| async { "a user" })).layer(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The label is absent if no route matches, and always if the layer wraps the router: use `Router::layer`, as here. Supports
+    /// axum 0.8 only.
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn matched_path(self, label: impl Into<Cow<'static, str>>) -> Self {
+        self.label(label, |request| {
+            request.extensions.get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned())
+        })
+    }
+
+    /// Adds a label from any part of a request's head, for example from an extension set by authentication:
+    ///
+    /// ```
+    /// # use sluicegate::{Limiter, MemoryStore};
+    /// # use sluicegate_tower::RateLimitLayer;
+    /// #[derive(Clone)]
+    /// struct Tenant(String);
+    ///
+    /// # let limiter = Limiter::new(MemoryStore::new(), [])?;
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .label("tenant", |request| request.extensions.get::<Tenant>().map(|tenant| tenant.0.clone()));
+    /// # Ok::<(), sluicegate::RulesError>(())
+    /// ```
+    #[must_use]
+    pub fn label<V: Into<Vec<u8>>>(
+        self,
+        label: impl Into<Cow<'static, str>>,
+        value: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
+    ) -> Self {
+        let read = move |request: &Parts| value(request).map(Into::into);
+        self.with_label(label.into(), LabelSource::Custom(Arc::new(read)))
+    }
+
+    /// Sets the cost of a request; the default is one.
+    #[must_use]
+    pub fn cost<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.cost = Some(Arc::new(move |request| cost(request).into())))
+    }
+
+    /// Sets the dialect of the rate limit headers.
+    #[must_use]
+    pub fn dialect(self, dialect: Dialect) -> Self {
+        self.with(|settings| settings.dialect = dialect)
+    }
+
+    /// Sets the response to denied requests, instead of problem+json or the gRPC status. The headers of the dialect are added to
+    /// it.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode};
+    /// use sluicegate::{Limiter, MemoryStore};
+    /// use sluicegate_tower::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?).on_denial(|_request, decision| {
+    ///     let text = format!("slow down: {} is exhausted", decision.rule().unwrap_or("your limit"));
+    ///     let mut response = Response::new(Bytes::from(text));
+    ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///     response
+    /// });
+    /// # Ok::<(), sluicegate::RulesError>(())
+    /// ```
+    #[must_use]
+    pub fn on_denial(
+        self,
+        response: impl Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|settings| settings.denial_response = Some(Arc::new(response)))
+    }
+
+    fn with_label(self, name: Cow<'static, str>, source: LabelSource) -> Self {
+        self.with(|settings| {
+            settings.labels.retain(|label| label.name != name);
+            settings.labels.push(LabelSpec { name, source });
+        })
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut LayerSettings)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+}
+
+impl LayerSettings {
+    pub(crate) fn cost(&self, request: &Parts) -> Costs {
+        self.cost.as_ref().map_or_else(|| Cost::ONE.into(), |cost| cost(request))
+    }
+}
+
+// Not derived, because that would require the store to implement `Clone` and `Debug`.
+
+impl Clone for RateLimitLayer {
+    fn clone(&self) -> Self {
+        Self { settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl Clone for LayerSettings {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            labels: self.labels.clone(),
+            cost: self.cost.clone(),
+            dialect: self.dialect,
+            denial_response: self.denial_response.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for RateLimitLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.settings.fmt(f)
+    }
+}
+
+impl fmt::Debug for LayerSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let labels: Vec<_> = self.labels.iter().map(|label| &label.name).collect();
+        f.debug_struct("RateLimit")
+            .field("labels", &labels)
+            .field("dialect", &self.dialect)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<I> Layer<I> for RateLimitLayer {
+    type Service = RateLimit<I>;
+
+    fn layer(&self, inner: I) -> RateLimit<I> {
+        RateLimit { inner, settings: Arc::clone(&self.settings) }
+    }
+}

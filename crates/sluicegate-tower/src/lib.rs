@@ -1,0 +1,42 @@
+//! Rate limits for HTTP and gRPC services: a [tower](https://docs.rs/tower) layer for axum, hyper and tonic.
+//!
+//! ```
+//! use std::{net::SocketAddr, time::Duration};
+//! use axum::{Router, extract::ConnectInfo, routing::get};
+//! use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+//! use sluicegate_tower::{RateLimitLayer, client::ClientAddress};
+//!
+//! let rule = Rule::new("per-ip", Limit::token_bucket(100, Duration::from_secs(60))?).per(["ip"]);
+//! let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+//! let layer = RateLimitLayer::new(limiter).client_ip(ClientAddress::default(), |request| {
+//!     request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+//! });
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! * [`RateLimitLayer`]: settings: labels, costs and responses to denied requests
+//! * [`RateLimit`]: the service, which checks a request and then calls the inner service or responds with a denial
+//! * [`denial`]: a denial as problem+json or as a gRPC status
+//! * [`headers`]: a decision as response headers, in several dialects
+//! * [`client`]: the client's address behind proxies
+//! * [`target`]: path and host of a request
+//!
+//! The default feature `axum` adds labels from route templates.
+//!
+//! All decisions come from the [`Limiter`](sluicegate::Limiter), which answers within its deadline.
+
+pub mod client;
+pub mod denial;
+pub mod headers;
+mod labels;
+mod layer;
+mod service;
+pub mod target;
+
+pub use self::{layer::RateLimitLayer, service::RateLimit};
+
+/// The examples of the guide, run as tests.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/middleware.md")]
+struct Guide;

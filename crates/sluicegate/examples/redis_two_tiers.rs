@@ -1,0 +1,40 @@
+//! How do many processes share two limits, all or none?
+//!
+//! ```sh
+//! redis-server --port 6379 &
+//! cargo run -p sluicegate --example redis_two_tiers
+//! ```
+//! Start it in several terminals: together they get no more than one would.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::time::Duration;
+
+use sluicegate::{Cost, Labels, Limit, Limiter, Outcome, RedisStore, Rule};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = std::env::var("SLUICEGATE_STORE_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+    let store = RedisStore::connect(&url).await?;
+    let minute = Duration::from_secs(60);
+    let rules = [
+        Rule::new("everybody", Limit::token_bucket(100, minute)?),
+        Rule::new("per-user", Limit::sliding_log(5, minute)?).per(["user"]),
+    ];
+    let limiter = Limiter::new(store, rules)?;
+
+    for user in ["alice", "bob"] {
+        let labels = Labels::new([("user", user)])?;
+        for attempt in 1..=6 {
+            let decision = limiter.check(&labels, Cost::ONE).await?;
+            let rule = decision.rule().unwrap_or("nothing");
+            match decision.outcome {
+                Outcome::Allowed => {
+                    println!("{user} {attempt}: passed, {rule} has {:?} left", decision.remaining())
+                }
+                // a refusal by one rule costs the other nothing
+                Outcome::Denied { retry } => println!("{user} {attempt}: refused by {rule}, {retry:.1?}"),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Local or remote, chosen once when the limiter is built. All differences between the two are in this file.
+
+use std::{slice, sync::Arc, time::Duration};
+
+use sluicegate_core::{Algorithm, Limit, Timestamp, step::Share};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    check::{Check, Tier},
+    decision::Source,
+    key::Key,
+    memory::MemoryStore,
+    remote::{Options, Remote},
+    stats::{RemoteCounters, Stats, StoreStats},
+    store::{CheckAnswer, CounterSnapshot, Store, StoreError},
+};
+
+/// Where checks are decided.
+pub(crate) enum Backend {
+    /// In this process, synchronously.
+    Local(MemoryStore),
+    /// By a store on another host, within the deadline.
+    Remote(Arc<Remote>),
+}
+
+/// The progress of a check without waiting.
+pub(crate) enum Step<'a> {
+    /// It is decided.
+    Decided(CheckShares),
+    /// It must be sent to the store.
+    Remote(&'a Arc<Remote>),
+}
+
+/// The answers of a check's tiers to one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CheckShares {
+    /// The store's time of the decision; `None` for a denial from the cache.
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) source: Source,
+    /// Each answer with the position of its tier in the check. A denial from the cache has only the tiers that deny.
+    pub(crate) shares: SmallVec<[(usize, Share); 1]>,
+}
+
+impl Backend {
+    pub(crate) fn new(store: Store, options: Options) -> Self {
+        match store {
+            Store::Memory(store) => Self::Local(store),
+            Store::Remote(store) => Self::Remote(Arc::new(Remote::new(store, options))),
+        }
+    }
+
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, Self::Remote(_))
+    }
+
+    /// Decides a check of one request, if that is possible without waiting.
+    #[inline]
+    pub(crate) fn start(&self, check: &Check) -> Step<'_> {
+        match self {
+            Self::Local(store) => Step::Decided(decide_locally(store, check)),
+            Self::Remote(remote) => {
+                remote.cached_denial(check).map_or_else(|| Step::Remote(remote), Step::Decided)
+            }
+        }
+    }
+
+    /// Returns what is left of a caller's deadline after `elapsed`; `None` where nothing waits.
+    pub(crate) fn time_left(&self, deadline: Option<Duration>, elapsed: Duration) -> Option<Duration> {
+        match self {
+            Self::Local(_) => None,
+            Self::Remote(remote) => Some(remote.deadline(deadline).saturating_sub(elapsed)),
+        }
+    }
+
+    /// Logs a warning if a round trip of this length leaves too little of the deadline.
+    pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
+        if let Self::Remote(remote) = self {
+            remote.warn_if_slow(round_trip);
+        }
+    }
+
+    pub(crate) async fn warm_up(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Local(_) => Ok(()),
+            Self::Remote(remote) => remote.warm_up().await,
+        }
+    }
+
+    pub(crate) async fn reset(
+        &self,
+        counters: &[(Key, Algorithm)],
+        deadline: Option<Duration>,
+    ) -> Result<u64, StoreError> {
+        match self {
+            Self::Local(store) => Ok(store.forget(counters)),
+            Self::Remote(remote) => remote.reset(counters, deadline).await,
+        }
+    }
+
+    pub(crate) async fn inspect(
+        &self,
+        counters: &[(Key, Limit)],
+        deadline: Option<Duration>,
+    ) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
+        match self {
+            Self::Local(store) => Ok(store.inspect(counters).into_iter().map(Some).collect()),
+            Self::Remote(remote) => remote.inspect(counters, deadline).await,
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        match self {
+            Self::Local(store) => {
+                let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+                let (keys, bytes) = (whole(store.len()), whole(store.memory_bytes()));
+                let store = StoreStats { keys, bytes, ..StoreStats::default() };
+                Stats { store, ..RemoteCounters::default().snapshot() }
+            }
+            Self::Remote(remote) => remote.stats(),
+        }
+    }
+}
+
+#[inline]
+fn decide_locally(store: &MemoryStore, check: &Check) -> CheckShares {
+    if let [Tier { key, terms }] = check.tiers() {
+        let (answer, at) = store.decide_one(key, terms, check.operation(), 1);
+        let shares = smallvec![(0, answer.share(terms, 0, 1))];
+        return CheckShares { at: Some(at), source: Source::Memory, shares };
+    }
+    let CheckAnswer { at, answers } =
+        store.decide_all(slice::from_ref(check)).pop().expect("one check has one answer");
+    let answers = check.tiers().iter().zip(&answers).enumerate();
+    let shares = answers.map(|(position, (tier, answer))| (position, answer.share(&tier.terms, 0, 1)));
+    CheckShares { at: Some(at), source: Source::Memory, shares: shares.collect() }
+}

@@ -1,0 +1,120 @@
+//! A distributed rate limiter: decides whether a request is allowed, and if not, when to retry.
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! use std::time::Duration;
+//! use sluicegate::{Cost, Limit, Limiter, MemoryStore};
+//!
+//! let limiter = Limiter::new(MemoryStore::new(), [])?;
+//! let limit = Limit::sliding_log(100, Duration::from_secs(60))?;
+//! let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
+//! assert!(decision.is_allowed());
+//! assert_eq!(decision.remaining(), Some(99));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+//!
+//! # Rules
+//!
+//! Without rules, each request carries its limit, as above. With rules, a request is described by [`Labels`], and every [`Rule`] that
+//! matches applies: all counters are charged or none, in one atomic step. A denial charges nothing.
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! use std::time::Duration;
+//! use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Rule};
+//!
+//! let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+//! let rules = [
+//!     Rule::new("everybody", Limit::token_bucket(1_000, second)?.with_burst(2_000)?),
+//!     Rule::new("login-per-ip", Limit::sliding_log(10, minute)?)
+//!         .when("route", "login")
+//!         .per(["ip"])
+//!         .on_store_failure(OnStoreFailure::Local),
+//! ];
+//! let limiter = Limiter::new(MemoryStore::new(), rules)?;
+//!
+//! let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")])?;
+//! let decision = limiter.check(&labels, Cost::ONE).await?;
+//! assert_eq!((decision.rule(), decision.remaining()), (Some("login-per-ip"), Some(9)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+//!
+//! # Several processes
+//!
+//! Use `RedisStore::connect("redis://127.0.0.1:6379").await?` instead of `MemoryStore::new()` to share counters between processes, on a
+//! single Redis or Valkey, Sentinel or a Cluster. Callers share round trips, and every check is decided within a deadline (50 ms,
+//! [`Options`]). If Redis has not answered by then, each rule's [`OnStoreFailure`] policy decides, and [`Decision::is_degraded`] is true.
+//!
+//! # Which algorithm
+//!
+//! Use [`Limit::token_bucket`] to smooth traffic and admit short bursts, [`Limit::sliding_log`] if the limit must hold exactly in any
+//! window, [`Limit::sliding_counter`] to approximate that in constant memory, and [`Limit::fixed_window`] for coarse quotas. The
+//! guarantees of each are documented in [`sluicegate_core::algorithm`].
+//!
+//! # In tests
+//!
+//! [`ManualClock`] moves time without waiting.
+//!
+//! # Modules
+//!
+//! A [`Limiter`] matches [`Labels`] against its [`Rule`]s and combines those that apply into a [`Check`]. Its [`Store`] decides the
+//! check in one atomic step on its own clock. If the store does not answer in time, each rule's failure policy decides.
+//!
+//! * [`limiter`]: the API, with and without rules
+//! * [`rules`], [`labels`]: which limits apply to a request
+//! * [`key`], [`check`]: the key of a counter, one operation on counters
+//! * [`store`], [`memory`], [`redis`]: where counters live
+//! * [`decision`]: the answer
+//! * [`stats`]: statistics of a limiter and its store
+//!
+//! Limits and algorithms are defined in [`sluicegate_core`] and re-exported here. The crate `sluicegate-tower` is the middleware for axum,
+//! hyper and tonic. Other applications use the server, `sluicegate serve`.
+
+#[doc(hidden)]
+pub mod address;
+mod backend;
+pub mod check;
+mod clock;
+pub mod decision;
+mod hashing;
+pub mod key;
+pub mod labels;
+pub mod limiter;
+pub mod memory;
+pub mod redis;
+mod remote;
+pub mod rules;
+pub mod stats;
+pub mod store;
+
+pub use sluicegate_core::{
+    Algorithm, Answer, Bound, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
+    Timestamp, oracle,
+    step::{Admission, Mode, Share},
+};
+
+#[doc(hidden)]
+pub use self::hashing::random;
+pub use self::{
+    check::{Check, CheckError, Tier},
+    clock::ManualClock,
+    decision::{Decision, Source, TierDecision},
+    key::{Key, KeyError},
+    labels::{LabelError, Labels},
+    limiter::{Error, GroupDecision, LimitOverride, Limiter, PendingDecision, Progress, Request, Subject},
+    memory::MemoryStore,
+    redis::{RedisSetupError, RedisStore},
+    remote::Options,
+    rules::{
+        Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
+    },
+    stats::{Stats, StoreStats},
+    store::{BoxFuture, CheckAnswer, CounterSnapshot, Deadline, RemoteStore, Store, StoreError},
+};
+
+/// The README's examples, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,376 @@
+//! From a request to a decision. The matching rules become one check, which the backend decides. If a remote store does not answer,
+//! the rules' failure policies decide.
+
+use std::{
+    future::Future,
+    mem,
+    ops::Deref,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use sluicegate_core::{
+    Algorithm, Operation, Outcome, Retry, Terms, Timestamp,
+    step::{Admission, Mode, Share},
+};
+use smallvec::SmallVec;
+
+use super::{
+    Error, Limiter, ensure_known, is_selected,
+    request::{LimitOverride, Request, Subject},
+};
+use crate::{
+    backend::{CheckShares, Step},
+    check::{Check, Tier, Tiers},
+    decision::{Decision, Source, TierDecision},
+    key::Key,
+    remote::Remote,
+    rules::{Applied, DEFAULT_UNIT, Effect, OnStoreFailure, RuleSet, Unit},
+    store::{BoxFuture, StoreError},
+};
+
+/// The wait reported to a request that is denied because the store is down.
+const CLOSED_RETRY: Duration = Duration::from_secs(1);
+
+/// The progress of a request without waiting.
+#[derive(Debug)]
+pub enum Progress {
+    /// It is decided.
+    Decided(Decision),
+    /// A remote store must decide it. Nothing is sent before the future is polled.
+    Pending(PendingDecision),
+}
+
+/// A decision that a remote store must make. Ready by the deadline.
+pub struct PendingDecision(BoxFuture<'static, Result<Decision, Error>>);
+
+impl PendingDecision {
+    /// Wraps a future.
+    pub fn new(decision: impl Future<Output = Result<Decision, Error>> + Send + 'static) -> Self {
+        Self(Box::pin(decision))
+    }
+}
+
+impl Future for PendingDecision {
+    type Output = Result<Decision, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl std::fmt::Debug for PendingDecision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PendingDecision")
+    }
+}
+
+impl Progress {
+    /// Waits for the decision, if it is pending.
+    ///
+    /// # Errors
+    /// When a charge or a refund did not reach the store.
+    pub async fn decision(self) -> Result<Decision, Error> {
+        match self {
+            Self::Decided(decision) => Ok(decision),
+            Self::Pending(pending) => pending.await,
+        }
+    }
+
+    /// Returns the decision if it is made.
+    ///
+    /// # Errors
+    /// [`Error::NotLocal`] if it is pending.
+    pub(super) fn decided(self) -> Result<Decision, Error> {
+        match self {
+            Self::Decided(decision) => Ok(decision),
+            Self::Pending(_) => Err(Error::NotLocal),
+        }
+    }
+}
+
+/// The rule of a tier: the fields of its decision, and its failure policy.
+#[derive(Default)]
+pub(super) struct TierInfo {
+    pub(super) rule: Option<Arc<str>>,
+    pub(super) unit: Unit,
+    pub(super) on_store_failure: OnStoreFailure,
+}
+
+/// One rule that a request matches.
+pub(super) enum Matched {
+    /// Its counter decides.
+    Counter(TierInfo, Tier),
+    /// It denies without counting.
+    Denial(TierDecision),
+}
+
+/// A check with the rules of its tiers.
+pub(super) struct PreparedCheck {
+    pub(super) check: Check,
+    pub(super) tiers: SmallVec<[TierInfo; 1]>,
+}
+
+/// The decisions of a check's tiers, before they become one.
+pub(super) struct TierDecisions {
+    pub(super) tiers: Vec<TierDecision>,
+    /// The position of each in the check. `None` if every tier has a decision, in order: a denial from the cache has only the tiers that
+    /// deny, and while the store is down, tiers whose failure policy is `open` have none.
+    pub(super) positions: Option<SmallVec<[usize; 1]>>,
+    pub(super) at: Option<Timestamp>,
+    pub(super) source: Source,
+    pub(super) failure: Option<StoreError>,
+}
+
+impl Limiter {
+    /// Starts a request. On the memory store it is decided when this returns.
+    ///
+    /// # Errors
+    /// When the request is invalid; nothing is charged.
+    pub fn start(&self, request: &Request<'_>) -> Result<Progress, Error> {
+        let deadline = match (self.deadline, request.deadline) {
+            (Some(own), Some(other)) => Some(own.min(other)),
+            (own, other) => own.or(other),
+        };
+        let (mut tiers, mut infos) = (Tiers::new(), SmallVec::new());
+        let mut denials = Vec::new();
+        match_rules(
+            || self.inner.rules.load(),
+            request,
+            |matched| {
+                match matched {
+                    Matched::Counter(info, tier) => {
+                        infos.push(info);
+                        tiers.push(tier);
+                    }
+                    Matched::Denial(tier) => denials.push(tier),
+                }
+                Ok(())
+            },
+        )?;
+        if matches!(request.operation, Operation::Charge | Operation::Refund { .. }) {
+            denials.clear();
+        }
+        let is_denied = denials.iter().any(|tier| tier.mode == Mode::Enforced);
+        if is_denied || tiers.is_empty() {
+            return Ok(Progress::Decided(Decision::from_tiers(denials, None, without_counters(is_denied))));
+        }
+        let mut prepared =
+            PreparedCheck { check: Check::from_tiers(request.operation, tiers)?, tiers: infos };
+        Ok(match self.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => Progress::Decided(prepared.decisions(shares).combine(denials)),
+            Step::Remote(remote) => {
+                let remote = Arc::clone(remote);
+                Progress::Pending(PendingDecision::new(async move {
+                    let decisions = prepared.decide_remotely(&remote, deadline).await?;
+                    let denials = if decisions.failure.is_none() { denials } else { Vec::new() };
+                    Ok(decisions.combine(denials))
+                }))
+            }
+        })
+    }
+}
+
+/// The source of a decision that no counter took part in.
+pub(super) fn without_counters(is_denied: bool) -> Source {
+    if is_denied { Source::Rule } else { Source::Unmatched }
+}
+
+/// Calls `add` for every rule that a request matches, in order; for a request with a key, for the limit of the request.
+pub(super) fn match_rules<R: Deref<Target = Arc<RuleSet>>>(
+    rules: impl FnOnce() -> R,
+    request: &Request<'_>,
+    mut add: impl FnMut(Matched) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match &request.subject {
+        Subject::Key { key, limit, cost } => {
+            let tier = Tier { key: Key::without_rule(key)?, terms: Terms::new(*limit, *cost) };
+            add(Matched::Counter(TierInfo::default(), tier))
+        }
+        Subject::Labels { labels, costs, only, limit } => {
+            let rules = rules();
+            ensure_known(&rules, only.as_deref())?;
+            let applied = rules.matching(labels, costs)?;
+            if let (Some(limit), []) = (limit, &*applied) {
+                return add(without_rule(*limit, request, Key::of_labels(labels))?);
+            }
+            for mut applied in
+                applied.into_iter().filter(|applied| is_selected(applied.rule, only.as_deref()))
+            {
+                let denial = limit.map(|limit| replace_limit(&mut applied, limit)).transpose()?.flatten();
+                add(denial.unwrap_or_else(|| applied.into()))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Replaces the limit of a rule. Returns a denial if the other limit admits nothing.
+fn replace_limit(applied: &mut Applied<'_>, other: LimitOverride) -> Result<Option<Matched>, Error> {
+    let rule = applied.rule;
+    let Effect::Limit { limit, shadow, .. } = &mut applied.effect else { return Ok(None) };
+    if other.amount == 0 {
+        return Ok(Some(denial(Some(&rule.name), &rule.unit, mode(*shadow))));
+    }
+    let phase = Duration::from_micros(limit.phase_us());
+    *limit = other.with_algorithm(limit.algorithm())?;
+    if !phase.is_zero() {
+        *limit = limit.with_phase(phase)?;
+    }
+    Ok(None)
+}
+
+/// The counter of a request that brings a limit and matches no rule.
+fn without_rule(limit: LimitOverride, request: &Request<'_>, key: Key) -> Result<Matched, Error> {
+    if limit.amount == 0 {
+        return Ok(denial(None, &Unit::default(), Mode::Enforced));
+    }
+    let limit = limit.with_algorithm(Algorithm::FixedWindow)?;
+    let terms = Terms::new(limit, request.cost(DEFAULT_UNIT));
+    Ok(Matched::Counter(TierInfo::default(), Tier { key, terms }))
+}
+
+/// Returns a permanent denial without a counter.
+fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> Matched {
+    Matched::Denial(TierDecision {
+        rule: rule.cloned(),
+        unit: unit.clone(),
+        mode,
+        outcome: Outcome::Denied { retry: Retry::Never },
+        policy: None,
+        limit: 0,
+        remaining: 0,
+        reset_after: Duration::ZERO,
+    })
+}
+
+pub(super) fn mode(shadow: bool) -> Mode {
+    if shadow { Mode::Shadow } else { Mode::Enforced }
+}
+
+impl From<Applied<'_>> for Matched {
+    fn from(applied: Applied<'_>) -> Self {
+        let rule = applied.rule;
+        match applied.effect {
+            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
+                let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
+                let terms = Terms { limit, cost, mode: mode(shadow), admission };
+                let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
+                Self::Counter(TierInfo { rule, unit, on_store_failure }, Tier { key, terms })
+            }
+            Effect::Deny { shadow, .. } => denial(Some(&rule.name), &rule.unit, mode(shadow)),
+        }
+    }
+}
+
+impl PreparedCheck {
+    pub(super) fn decisions(&mut self, shares: CheckShares) -> TierDecisions {
+        let CheckShares { at, source, shares } = shares;
+        let positions =
+            (shares.len() < self.tiers.len()).then(|| shares.iter().map(|(position, _)| *position).collect());
+        let mut tiers = Vec::with_capacity(shares.len());
+        for (position, share) in shares {
+            tiers.push(self.tiers[position].decision(&self.check.tiers()[position].terms, share));
+        }
+        TierDecisions { tiers, positions, at, source, failure: None }
+    }
+
+    /// Sends the check to the store. If there is no answer by the deadline, the failure policies decide.
+    pub(super) async fn decide_remotely(
+        mut self,
+        remote: &Remote,
+        deadline: Option<Duration>,
+    ) -> Result<TierDecisions, Error> {
+        if self.tiers.iter().any(|tier| tier.on_store_failure == OnStoreFailure::Local) {
+            remote.prepare_fallback();
+        }
+        match remote.decide(&self.check, deadline).await {
+            Ok(shares) => Ok(self.decisions(shares)),
+            Err(failure) => match self.check.operation() {
+                Operation::Check | Operation::Peek => Ok(self.decide_by_policies(remote, failure)),
+                // a failure policy can decide a check but not make a charge or refund
+                Operation::Charge | Operation::Refund { .. } => Err(Error::Store(failure)),
+            },
+        }
+    }
+
+    /// Applies the failure policies: an enforced tier with `closed` denies; otherwise the tiers with `local` decide by this process's
+    /// share of their limits, all or none; otherwise the request is allowed.
+    fn decide_by_policies(mut self, remote: &Remote, failure: StoreError) -> TierDecisions {
+        let tiers = self.check.tiers();
+        let with_policy = |infos: &[TierInfo], policy| -> Vec<usize> {
+            (0..tiers.len()).filter(|&position| infos[position].on_store_failure == policy).collect()
+        };
+        let (mut source, mut decisions, mut positions) = (Source::Open, Vec::new(), SmallVec::new());
+        for position in with_policy(&self.tiers, OnStoreFailure::Closed) {
+            let terms = &tiers[position].terms;
+            if terms.mode == Mode::Enforced {
+                let share = Share::denied_for(CLOSED_RETRY);
+                positions.push(position);
+                decisions.push(self.tiers[position].decision(terms, share));
+                source = Source::Closed;
+            }
+        }
+        let local = with_policy(&self.tiers, OnStoreFailure::Local);
+        if source == Source::Open && !local.is_empty() {
+            let own = local.iter().map(|&position| tiers[position].clone()).collect();
+            let own =
+                Check::from_tiers(self.check.operation(), own).expect("a part of a valid check is valid");
+            let (shares, own) = remote.decide_by_fallback(&own);
+            for (index, share) in shares.shares {
+                let position = local[index];
+                positions.push(position);
+                decisions.push(self.tiers[position].decision(&own[index].terms, share));
+            }
+            source = Source::Fallback;
+        }
+        remote.counters().record_degraded(source);
+        let positions = Some(positions);
+        TierDecisions { tiers: decisions, positions, at: None, source, failure: Some(failure) }
+    }
+}
+
+impl TierDecisions {
+    /// Combines the tiers with denials that no counter made.
+    pub(super) fn combine(mut self, mut denials: Vec<TierDecision>) -> Decision {
+        self.tiers.append(&mut denials);
+        let mut decision = Decision::from_tiers(self.tiers, self.at, self.source);
+        decision.failure = self.failure;
+        decision
+    }
+
+    /// No tier has a decision.
+    pub(super) fn none(source: Source, failure: Option<StoreError>) -> Self {
+        Self { tiers: Vec::new(), positions: Some(SmallVec::new()), at: None, source, failure }
+    }
+
+    /// Returns the decision of the tier at a position in the check.
+    pub(super) fn tier(&self, position: usize) -> Option<&TierDecision> {
+        match &self.positions {
+            None => self.tiers.get(position),
+            Some(positions) => self.tiers.get(positions.iter().position(|&other| other == position)?),
+        }
+    }
+}
+
+impl TierInfo {
+    fn decision(&mut self, terms: &Terms, share: Share) -> TierDecision {
+        let outcome = match share.retry {
+            _ if share.passes => Outcome::Allowed,
+            Some(retry) => Outcome::Denied { retry },
+            None => Outcome::Denied { retry: Retry::Never },
+        };
+        TierDecision {
+            rule: self.rule.take(),
+            unit: mem::take(&mut self.unit),
+            mode: terms.mode,
+            outcome,
+            policy: Some(terms.limit),
+            limit: terms.limit.capacity(),
+            remaining: share.remaining,
+            reset_after: share.reset_after,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Several requests that are allowed together or not at all: several descriptions of one call of a client.
+//!
+//! Each request matches rules by itself. All counters that they reach form one check; a counter that several requests reach is
+//! charged once, with the largest cost. Refunds follow in a step of their own, and only if the checks pass, so that a denied call
+//! changes nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_core::{Operation, Terms, step::Mode};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{
+    Error, Limiter, Request,
+    decide::{Matched, PreparedCheck, TierDecisions, TierInfo, match_rules, mode, without_counters},
+};
+use crate::{
+    backend::{Backend, Step},
+    check::{Check, CheckError, MAX_TIERS, Tier, Tiers},
+    decision::{Decision, Source, TierDecision},
+    rules::{OnStoreFailure, RuleSet},
+};
+
+/// The decision over several requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupDecision {
+    /// The decision for the group. Its tiers are those of all checked requests, each counter once.
+    pub overall: Decision,
+    /// The decision of each request, in order. In a denied group, requests that did not cause the denial are allowed here; a
+    /// refund of a denied group has no tiers.
+    pub each: Vec<Decision>,
+}
+
+impl Limiter {
+    /// Checks several requests, all or none, and then performs the refunds among them. Where two requests reach one counter under
+    /// different limits, the stricter limit applies.
+    ///
+    /// A request whose operation is a refund is refunded, every other one is checked.
+    ///
+    /// # Errors
+    /// When a request is invalid; nothing is charged.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let rules = [
+    ///     Rule::new("per-ip", Limit::sliding_log(100, minute)?).per(["ip"]),
+    ///     Rule::new("per-user", Limit::sliding_log(1, minute)?).per(["user"]),
+    /// ];
+    /// let limiter = Limiter::new(MemoryStore::new(), rules)?;
+    /// let request = |name, value| Labels::new([(name, value)]).map(|labels| Request::new(labels, Cost::ONE));
+    /// let both = [request("ip", "203.0.113.9")?, request("user", "42")?];
+    /// assert!(limiter.check_group(&both).await?.overall.is_allowed());
+    /// let denied = limiter.check_group(&both).await?;
+    /// assert_eq!(denied.overall.rule(), Some("per-user"));
+    /// assert_eq!(denied.each[0].remaining(), Some(99)); // the other counter was not charged
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn check_group(&self, requests: &[Request<'_>]) -> Result<GroupDecision, Error> {
+        let rules = self.rules();
+        let (mut checks, mut refunds) = (JointCheck::default(), JointCheck::default());
+        for (index, request) in requests.iter().enumerate() {
+            if is_refund(request) { &mut refunds } else { &mut checks }.add(&rules, index, request)?;
+        }
+        refunds.denials.clear();
+        let backend = &self.inner.backend;
+        let started = Instant::now();
+        let decisions = checks.decide(backend, Operation::Check, self.deadline).await?;
+        let is_degraded = decisions.failure.is_some();
+        let mut group = checks.group_decision(decisions, requests.len());
+        if refunds.tiers.is_empty() || !group.overall.is_allowed() {
+            return Ok(group);
+        }
+        let deadline = if is_degraded {
+            Some(Duration::ZERO)
+        } else {
+            backend.time_left(self.deadline, started.elapsed())
+        };
+        let refunded = match refunds.decide(backend, Operation::Refund { at: None }, deadline).await {
+            // the checks are charged: a refund that fails denies nothing
+            Err(Error::Store(failure)) => TierDecisions::none(Source::Open, Some(failure)),
+            refunded => refunded?,
+        };
+        for (index, _) in requests.iter().enumerate().filter(|(_, request)| is_refund(request)) {
+            group.each[index] = refunds.decision_of(&refunded, index);
+        }
+        Ok(group)
+    }
+}
+
+fn is_refund(request: &Request<'_>) -> bool {
+    matches!(request.operation, Operation::Refund { .. })
+}
+
+/// The counters that several requests reach, each once.
+#[derive(Default)]
+struct JointCheck {
+    infos: SmallVec<[TierInfo; 1]>,
+    tiers: Tiers,
+    /// Which request reaches which counter: (request, position of the tier).
+    reached: Vec<(usize, usize)>,
+    /// Which request matches a rule that denies without counting.
+    denials: Vec<(usize, TierDecision)>,
+}
+
+impl JointCheck {
+    fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
+        match_rules(
+            || rules,
+            request,
+            |matched| match matched {
+                Matched::Counter(info, tier) => self.add_counter(index, info, tier),
+                Matched::Denial(tier) => {
+                    self.denials.push((index, tier));
+                    Ok(())
+                }
+            },
+        )
+    }
+
+    fn add_counter(&mut self, index: usize, info: TierInfo, tier: Tier) -> Result<(), Error> {
+        let known = self.tiers.iter().position(|other| other.same_counter(&tier));
+        let position = known.unwrap_or(self.tiers.len());
+        if known.is_some() {
+            let (own, terms) = (&mut self.infos[position], &mut self.tiers[position].terms);
+            own.on_store_failure = stricter_policy(own.on_store_failure, info.on_store_failure);
+            *terms = merged(terms, &tier.terms);
+        } else if position == MAX_TIERS {
+            return Err(CheckError::Tiers(MAX_TIERS + 1).into());
+        } else {
+            self.infos.push(info);
+            self.tiers.push(tier);
+        }
+        self.reached.push((index, position));
+        Ok(())
+    }
+
+    /// Decides over all counters in one step, unless a rule denies without counting.
+    async fn decide(
+        &mut self,
+        backend: &Backend,
+        operation: Operation,
+        deadline: Option<Duration>,
+    ) -> Result<TierDecisions, Error> {
+        let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
+        if is_denied || self.tiers.is_empty() {
+            return Ok(TierDecisions::none(without_counters(is_denied), None));
+        }
+        let check = Check::from_tiers(operation, std::mem::take(&mut self.tiers))?;
+        let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
+        match backend.start(&prepared.check) {
+            Step::Decided(shares) => Ok(prepared.decisions(shares)),
+            Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await,
+        }
+    }
+
+    fn group_decision(&self, decisions: TierDecisions, count: usize) -> GroupDecision {
+        let each = (0..count).map(|request| self.decision_of(&decisions, request)).collect();
+        let denials = self.denials.iter().map(|(_, tier)| tier.clone()).collect();
+        GroupDecision { overall: decisions.combine(denials), each }
+    }
+
+    /// The part of the decisions that concerns one request.
+    fn decision_of(&self, decisions: &TierDecisions, request: usize) -> Decision {
+        let reached = self.reached.iter().filter(|(other, _)| *other == request);
+        let tiers = reached.filter_map(|(_, position)| decisions.tier(*position).cloned()).collect();
+        let denials = self.denials.iter().filter(|(other, _)| *other == request);
+        let TierDecisions { at, source, ref failure, .. } = *decisions;
+        TierDecisions { tiers, positions: None, at, source, failure: failure.clone() }
+            .combine(denials.map(|(_, tier)| tier.clone()).collect())
+    }
+}
+
+/// The terms of a counter that two requests reach: the larger cost, under the stricter limit.
+fn merged(one: &Terms, other: &Terms) -> Terms {
+    let less = other.limit.capacity() < one.limit.capacity();
+    let slower = one.limit.rate().is_faster_than(other.limit.rate());
+    let is_stricter = less || (slower && other.limit.capacity() == one.limit.capacity());
+    let is_enforced = one.mode == Mode::Enforced || other.mode == Mode::Enforced;
+    Terms {
+        limit: if is_stricter { other.limit } else { one.limit },
+        cost: one.cost.max(other.cost),
+        mode: mode(!is_enforced),
+        admission: one.admission,
+    }
+}
+
+fn stricter_policy(one: OnStoreFailure, other: OnStoreFailure) -> OnStoreFailure {
+    match (one, other) {
+        (OnStoreFailure::Closed, _) | (_, OnStoreFailure::Closed) => OnStoreFailure::Closed,
+        (OnStoreFailure::Local, _) | (_, OnStoreFailure::Local) => OnStoreFailure::Local,
+        (OnStoreFailure::Open, OnStoreFailure::Open) => OnStoreFailure::Open,
+    }
+}

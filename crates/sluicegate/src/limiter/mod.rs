@@ -1,0 +1,466 @@
+//! The API: decides requests by rules and a store.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `request` | one request |
+//! | `decide` | from a request to a decision |
+//! | `group` | several requests, all or none |
+
+mod decide;
+mod group;
+mod request;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use sluicegate_core::{Cost, Limit, LimitError, Operation, Timestamp};
+
+use crate::{
+    backend::Backend,
+    check::CheckError,
+    decision::Decision,
+    key::{Key, KeyError},
+    labels::Labels,
+    remote::Options,
+    rules::{Costs, Effect, MatchError, Rule, RuleSet, RulesError},
+    stats::Stats,
+    store::{CounterSnapshot, Store, StoreError},
+};
+
+pub use self::{
+    decide::{PendingDecision, Progress},
+    group::GroupDecision,
+    request::{LimitOverride, Request, Subject},
+};
+
+/// The most rule names that an error lists.
+const NAMES_IN_ERROR: usize = 10;
+
+/// Decides requests by rules, or by a limit given with the request. Cheap to clone.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+///
+/// let per_ip = Limit::sliding_log(10, Duration::from_secs(60))?;
+/// let rules = [Rule::new("login-per-ip", per_ip).when("route", "login").per(["ip"])];
+/// let limiter = Limiter::new(MemoryStore::new(), rules)?;
+///
+/// let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")])?;
+/// let decision = limiter.check(&labels, Cost::ONE).await?;
+/// assert!(decision.is_allowed());
+/// assert_eq!((decision.rule(), decision.remaining()), (Some("login-per-ip"), Some(9)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Limiter {
+    inner: Arc<Inner>,
+    /// The callers' own deadline, if it is shorter than that of the options.
+    deadline: Option<Duration>,
+}
+
+struct Inner {
+    backend: Backend,
+    rules: ArcSwap<RuleSet>,
+}
+
+/// Why a request has no decision. All variants but [`Error::Store`] are errors of the request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The key is invalid.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The cost is too large for a rule.
+    #[error(transparent)]
+    Match(#[from] MatchError),
+    /// More rules match than one check may have tiers.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// The limit given with the request is invalid.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The request names a rule that does not exist.
+    #[error("there is no rule {name:?}: {}", list_rules(known))]
+    UnknownRule {
+        /// The name that was given.
+        name: String,
+        /// Some of the names that exist.
+        known: Vec<String>,
+    },
+    /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
+    #[error("a remote store cannot decide synchronously: use check or check_key")]
+    NotLocal,
+    /// A charge, a refund or a reset did not reach the store. Checks and peeks do not return this error: the rules' failure
+    /// policies decide them.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules = self.inner.rules.load().len();
+        f.debug_struct("Limiter").field("rules", &rules).finish_non_exhaustive()
+    }
+}
+
+impl Limiter {
+    /// Creates a limiter over a store, with these rules and default options.
+    ///
+    /// # Errors
+    /// When a rule is invalid; see [`RuleSet::new`].
+    pub fn new(store: impl Into<Store>, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
+        Self::with_options(store, rules, Options::default())
+    }
+
+    /// Creates a limiter with a different deadline or denial cache lifetime. Both apply to remote stores only.
+    ///
+    /// # Errors
+    /// As [`Limiter::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use sluicegate::{Limiter, MemoryStore, Options};
+    ///
+    /// let options = Options { deadline: Duration::from_millis(20), ..Options::default() };
+    /// let limiter = Limiter::with_options(MemoryStore::new(), [], options)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_options(
+        store: impl Into<Store>,
+        rules: impl IntoIterator<Item = Rule>,
+        options: Options,
+    ) -> Result<Self, RulesError> {
+        let rules = ArcSwap::from_pointee(RuleSet::new(rules.into_iter().collect())?);
+        let backend = Backend::new(store.into(), options);
+        Ok(Self { inner: Arc::new(Inner { backend, rules }), deadline: None })
+    }
+
+    /// Returns the same limiter for callers with their own deadline. The shorter deadline applies.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Limit, Limiter, MemoryStore};
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new(), [])?;
+    /// let limit = Limit::token_bucket(100, Duration::from_secs(1))?;
+    /// let limiter = limiter.with_deadline(Duration::from_millis(2));
+    /// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        let deadline = self.deadline.map_or(deadline, |other| other.min(deadline));
+        Self { inner: Arc::clone(&self.inner), deadline: Some(deadline) }
+    }
+
+    /// Replaces the rules from the next decision on. Usage under a rule of the same name is kept, unless its algorithm, its `per`
+    /// or its `tag` changes: then its counters start fresh. Invalid rules change nothing.
+    ///
+    /// # Errors
+    /// As [`Limiter::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let rule = |amount| Limit::sliding_log(amount, minute).map(|limit| Rule::new("per-user", limit).per(["user"]));
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule(10)?])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// limiter.check(&labels, Cost::new(4)?).await?;
+    ///
+    /// limiter.reconfigure([rule(100)?])?;
+    /// let decision = limiter.check(&labels, Cost::ONE).await?;
+    /// assert_eq!(decision.remaining(), Some(95));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn reconfigure(&self, rules: impl IntoIterator<Item = Rule>) -> Result<(), RulesError> {
+        let rules = Arc::new(RuleSet::new(rules.into_iter().collect())?);
+        self.inner.rules.store(rules);
+        Ok(())
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Arc<RuleSet> {
+        self.inner.rules.load_full()
+    }
+
+    /// Whether decisions are made by a store on another host.
+    pub fn is_remote(&self) -> bool {
+        self.inner.backend.is_remote()
+    }
+
+    /// Connects to a remote store before the first decision needs it. No effect on the memory store.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn warm_up(&self) -> Result<(), StoreError> {
+        self.inner.backend.warm_up().await
+    }
+
+    /// Returns counters and gauges about the store and the calls to it.
+    pub fn stats(&self) -> Stats {
+        self.inner.backend.stats()
+    }
+
+    /// Logs a warning if a round trip of this length leaves too little of the deadline. Under load the limiter measures round trips by
+    /// itself; this is for one that was measured before the first request.
+    pub fn warn_if_slow(&self, round_trip: Duration) {
+        self.inner.backend.warn_if_slow(round_trip);
+    }
+
+    /// Decides a request by all rules that match it, all or none, and charges it if it is allowed.
+    ///
+    /// # Errors
+    /// When the request is invalid; nothing is charged.
+    pub async fn check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.start(&Request::new(labels, cost))?.decision().await
+    }
+
+    /// [`Limiter::check`] without a future or a runtime, on the memory store.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("per-user", Limit::fixed_window(1, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// assert!(limiter.try_check(&labels, Cost::ONE)?.is_allowed());
+    /// assert!(!limiter.try_check(&labels, Cost::ONE)?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Limiter::check`], and [`Error::NotLocal`] if a remote store has to decide.
+    pub fn try_check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.start(&Request::new(labels, cost))?.decided()
+    }
+
+    /// Decides as [`Limiter::check`] would, and charges nothing.
+    ///
+    /// # Errors
+    /// When the request is invalid.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("per-user", Limit::fixed_window(10, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// for _ in 0..3 {
+    ///     assert_eq!(limiter.peek(&labels, Cost::ONE).await?.remaining(), Some(10));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn peek(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
+        self.start(&Request::new(labels, cost).operation(Operation::Peek))?.decision().await
+    }
+
+    /// Charges usage that is known only afterwards, into debt if necessary: all rules that match, or only those named.
+    ///
+    /// # Errors
+    /// When the request is invalid or names an unknown rule: then nothing is charged. When the store does not answer:
+    /// the [`StoreError`] variant states whether the charge may have been made.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Costs, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let hour = Duration::from_secs(3600);
+    /// let rule = Rule::new("tokens", Limit::token_bucket(1_000, hour)?).per(["tenant"]).unit("tokens").overdraft();
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("tenant", "acme")])?;
+    ///
+    /// // the token count of a language model's answer is known only at its end, and may exceed what remained
+    /// let used = Costs::new([("tokens", Cost::new(1_200)?)])?;
+    /// let decision = limiter.charge(&labels, used, None).await?;
+    /// assert_eq!(decision.remaining(), Some(0));
+    /// let next = limiter.check(&labels, Costs::new([("tokens", Cost::ONE)])?).await?;
+    /// assert!(!next.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn charge(
+        &self,
+        labels: &Labels,
+        cost: impl Into<Costs>,
+        only: Option<&[&str]>,
+    ) -> Result<Decision, Error> {
+        let request = Request::new(labels, cost).operation(Operation::Charge).only(owned(only));
+        self.start(&request)?.decision().await
+    }
+
+    /// Refunds at most the current usage of all rules that match, or only of those named: the newest charges, or exactly the charge
+    /// of the decision made `at` that time.
+    ///
+    /// # Errors
+    /// When the request is invalid or names an unknown rule: then nothing is refunded. When the store does not answer:
+    /// the [`StoreError`] variant states whether the refund may have been made.
+    ///
+    /// # Examples
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule};
+    ///
+    /// let rule = Rule::new("uploads", Limit::sliding_log(10, Duration::from_secs(60))?).per(["user"]);
+    /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+    /// let labels = Labels::new([("user", "42")])?;
+    ///
+    /// let upload = limiter.check(&labels, Cost::new(3)?).await?;
+    /// assert_eq!(upload.remaining(), Some(7));
+    /// // the upload failed: refund exactly its charge
+    /// let after = limiter.refund(&labels, Cost::new(3)?, upload.at, None).await?;
+    /// assert_eq!(after.remaining(), Some(10));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn refund(
+        &self,
+        labels: &Labels,
+        cost: impl Into<Costs>,
+        at: Option<Timestamp>,
+        only: Option<&[&str]>,
+    ) -> Result<Decision, Error> {
+        let request = Request::new(labels, cost).operation(Operation::Refund { at }).only(owned(only));
+        self.start(&request)?.decision().await
+    }
+
+    /// Deletes the counters of all rules that match, or only of those named, and returns how many existed.
+    ///
+    /// # Errors
+    /// When an unknown rule is named, or the store does not answer.
+    pub async fn reset(&self, labels: &Labels, only: Option<&[&str]>) -> Result<u64, Error> {
+        let (rules, only) = (self.rules(), owned(only));
+        ensure_known(&rules, only.as_deref())?;
+        let counters: Vec<_> = rules
+            .matching(labels, &Costs::from(Cost::ZERO))?
+            .into_iter()
+            .filter(|applied| is_selected(applied.rule, only.as_deref()))
+            .filter_map(|applied| match applied.effect {
+                Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
+                Effect::Deny { .. } => None,
+            })
+            .collect();
+        Ok(self.inner.backend.reset(&counters, self.deadline).await?)
+    }
+
+    /// Decides by a limit given with the request, without rules.
+    ///
+    /// # Errors
+    /// When the key is empty or too long; nothing is charged.
+    pub async fn check_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        self.start(&Request::for_key(key.as_ref(), *limit, cost))?.decision().await
+    }
+
+    /// [`Limiter::check_key`] without a future or a runtime, on the memory store.
+    ///
+    /// # Errors
+    /// As [`Limiter::check_key`], and [`Error::NotLocal`] if a remote store has to decide.
+    pub fn try_check_key(&self, key: impl AsRef<[u8]>, limit: &Limit, cost: Cost) -> Result<Decision, Error> {
+        self.start(&Request::for_key(key.as_ref(), *limit, cost))?.decided()
+    }
+
+    /// Decides as [`Limiter::check_key`] would, and charges nothing.
+    ///
+    /// # Errors
+    /// When the key is empty or too long.
+    pub async fn peek_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Peek);
+        self.start(&request)?.decision().await
+    }
+
+    /// Charges usage that is known only afterwards, into debt if necessary.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the store does not answer.
+    pub async fn charge_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+    ) -> Result<Decision, Error> {
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Charge);
+        self.start(&request)?.decision().await
+    }
+
+    /// Refunds at most the current usage: the newest charges, or exactly the charge made `at` that time.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the store does not answer.
+    pub async fn refund_key(
+        &self,
+        key: impl AsRef<[u8]>,
+        limit: &Limit,
+        cost: Cost,
+        at: Option<Timestamp>,
+    ) -> Result<Decision, Error> {
+        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Refund { at });
+        self.start(&request)?.decision().await
+    }
+
+    /// Deletes the counter of a key under the limit's algorithm and returns whether it existed.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the store does not answer.
+    pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
+        let counter = (Key::without_rule(key)?, limit.algorithm());
+        Ok(self.inner.backend.reset(&[counter], self.deadline).await? > 0)
+    }
+
+    /// Returns the state of these counters for display; `None` for a counter whose state is corrupt.
+    ///
+    /// # Errors
+    /// When the store does not answer, or does not support it.
+    pub async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, Error> {
+        Ok(self.inner.backend.inspect(counters, self.deadline).await?)
+    }
+}
+
+fn owned(names: Option<&[&str]>) -> Option<Vec<String>> {
+    names.map(|names| names.iter().map(|&name| name.to_owned()).collect())
+}
+
+fn is_selected(rule: &Rule, only: Option<&[String]>) -> bool {
+    only.is_none_or(|names| names.iter().any(|name| **name == *rule.name))
+}
+
+fn ensure_known(rules: &RuleSet, only: Option<&[String]>) -> Result<(), Error> {
+    match only.unwrap_or_default().iter().find(|name| rules.get(name).is_none()) {
+        Some(name) => Err(Error::UnknownRule {
+            name: name.clone(),
+            known: rules.rules().take(NAMES_IN_ERROR).map(|rule| rule.name.to_string()).collect(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn list_rules(names: &[String]) -> String {
+    if names.is_empty() { "there are no rules".to_owned() } else { format!("use {}", names.join(", ")) }
+}

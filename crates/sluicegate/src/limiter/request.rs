@@ -1,0 +1,154 @@
+//! One request to a limiter.
+
+use std::{borrow::Cow, time::Duration};
+
+use sluicegate_core::{Algorithm, Cost, Limit, LimitError, Operation};
+
+use crate::{labels::Labels, rules::Costs};
+
+/// One request: counters, cost, operation, and how long the caller waits.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Operation, Progress, Request, Rule};
+///
+/// let rule = Rule::new("per-user", Limit::fixed_window(10, Duration::from_secs(60))?).per(["user"]);
+/// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
+/// let labels = Labels::new([("user", "42")])?;
+///
+/// let request = Request::new(&labels, Cost::ONE).operation(Operation::Peek);
+/// let Progress::Decided(decision) = limiter.start(&request)? else { unreachable!("the memory store never waits") };
+/// assert_eq!(decision.remaining(), Some(10));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The counters and the cost.
+    pub subject: Subject<'a>,
+    /// The operation on the counters.
+    pub operation: Operation,
+    /// How long the caller waits, if that is shorter than the limiter's deadline.
+    pub deadline: Option<Duration>,
+}
+
+/// The counters and the cost of a request.
+#[derive(Clone, Debug)]
+pub enum Subject<'a> {
+    /// The counters of all rules that match these labels.
+    Labels {
+        /// The attributes of the request.
+        labels: Cow<'a, Labels>,
+        /// The cost in each unit. A cost of zero charges nothing and is denied only if the counter is in debt.
+        costs: Costs,
+        /// The names of the rules to use; all rules that match if `None`.
+        only: Option<Vec<String>>,
+        /// Replaces the limit of every rule that matches. If no rule matches, it applies as a fixed window to a counter for exactly
+        /// these labels.
+        limit: Option<LimitOverride>,
+    },
+    /// One counter, with a limit given in the request.
+    Key {
+        /// The key.
+        key: Cow<'a, [u8]>,
+        /// Its limit.
+        limit: Limit,
+        /// The cost.
+        cost: Cost,
+    },
+}
+
+/// An amount and a window that replace those of a rule. The rule's algorithm stays; the burst follows the amount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitOverride {
+    /// Units per window. 0 denies everything; an amount above the algorithm's maximum is reduced to it.
+    pub amount: u64,
+    /// The window.
+    pub window: Duration,
+}
+
+impl<'a> Request<'a> {
+    /// Creates a check of the rules that match these labels.
+    pub fn new(labels: impl Into<Cow<'a, Labels>>, costs: impl Into<Costs>) -> Self {
+        let (labels, costs) = (labels.into(), costs.into());
+        Self::check(Subject::Labels { labels, costs, only: None, limit: None })
+    }
+
+    /// Creates a check of one key, with a limit given in the request.
+    pub fn for_key(key: impl Into<Cow<'a, [u8]>>, limit: Limit, cost: Cost) -> Self {
+        Self::check(Subject::Key { key: key.into(), limit, cost })
+    }
+
+    fn check(subject: Subject<'a>) -> Self {
+        Self { subject, operation: Operation::Check, deadline: None }
+    }
+
+    /// Sets the operation.
+    #[must_use]
+    pub fn operation(self, operation: Operation) -> Self {
+        Self { operation, ..self }
+    }
+
+    /// Sets how long the caller waits.
+    #[must_use]
+    pub fn deadline(self, deadline: Option<Duration>) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Restricts the request to these rules. No effect on a request for a key.
+    #[must_use]
+    pub fn only(mut self, names: Option<Vec<String>>) -> Self {
+        if let Subject::Labels { only, .. } = &mut self.subject {
+            *only = names;
+        }
+        self
+    }
+
+    /// Replaces the limits of the rules. No effect on a request for a key.
+    #[must_use]
+    pub fn limit(mut self, other: Option<LimitOverride>) -> Self {
+        if let Subject::Labels { limit, .. } = &mut self.subject {
+            *limit = other;
+        }
+        self
+    }
+
+    /// Copies borrowed data.
+    pub fn into_owned(self) -> Request<'static> {
+        let Self { subject, operation, deadline } = self;
+        let subject = match subject {
+            Subject::Labels { labels, costs, only, limit } => {
+                Subject::Labels { labels: Cow::Owned(labels.into_owned()), costs, only, limit }
+            }
+            Subject::Key { key, limit, cost } => {
+                Subject::Key { key: Cow::Owned(key.into_owned()), limit, cost }
+            }
+        };
+        Request { subject, operation, deadline }
+    }
+
+    /// Returns the cost in this unit.
+    pub fn cost(&self, unit: &str) -> Cost {
+        match &self.subject {
+            Subject::Labels { costs, .. } => costs.of(unit),
+            Subject::Key { cost, .. } => *cost,
+        }
+    }
+}
+
+impl LimitOverride {
+    pub(super) fn with_algorithm(self, algorithm: Algorithm) -> Result<Limit, LimitError> {
+        Limit::new(algorithm, self.amount.min(algorithm.max_amount()), self.window)
+    }
+}
+
+impl<'a> From<&'a Labels> for Cow<'a, Labels> {
+    fn from(labels: &'a Labels) -> Self {
+        Cow::Borrowed(labels)
+    }
+}
+
+impl From<Labels> for Cow<'_, Labels> {
+    fn from(labels: Labels) -> Self {
+        Cow::Owned(labels)
+    }
+}

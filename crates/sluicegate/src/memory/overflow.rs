@@ -1,0 +1,108 @@
+//! Overflow counters: each one is shared by all keys of a rule that do not fit into memory.
+//!
+//! An overflow counter never counts less than any of its keys has used, so neither flooding the store nor freeing its memory
+//! admits additional requests.
+
+use std::sync::Arc;
+
+use sluicegate_core::{Limit, Operation, State, Timestamp};
+
+use super::{budget::allocated, limit_class::is_same_rule, shard::Lookup};
+
+/// Number of entries of a sliding log that is an overflow counter.
+const OVERFLOW_LOG_ENTRIES: usize = 8;
+/// Bytes of one overflow counter, in a vector that may just have doubled.
+pub(super) const OVERFLOW_BYTES: usize =
+    2 * size_of::<OverflowCounter>() + allocated(OVERFLOW_LOG_ENTRIES * 16);
+/// Smallest number of overflow counters per shard.
+pub(super) const MIN_OVERFLOW: usize = 8;
+
+/// The overflow counters of one shard.
+pub(super) struct OverflowCounters {
+    counters: Vec<OverflowCounter>,
+    max: usize,
+}
+
+/// One counter for all keys of a rule under limits of the same window and rate. Other limits must not share it: units that
+/// count for a long window would expire after a short one.
+struct OverflowCounter {
+    rule: Option<Arc<str>>,
+    limit: Limit,
+    state: State,
+}
+
+impl OverflowCounter {
+    fn is_for(&self, lookup: &Lookup<'_>) -> bool {
+        let parameters =
+            |limit: &Limit| (limit.algorithm(), limit.window_us(), limit.phase_us(), limit.rate());
+        is_same_rule(self.rule.as_ref(), lookup.key.shared_rule())
+            && parameters(&self.limit) == parameters(lookup.limit)
+    }
+}
+
+impl OverflowCounters {
+    /// Creates an empty set with memory reserved for `max` counters, at least [`MIN_OVERFLOW`].
+    pub(super) fn new(max: usize) -> Self {
+        Self { counters: Vec::new(), max }
+    }
+
+    /// Returns the initial state of a new counter: fresh, or a copy of the overflow counter if the key may have used it before, so
+    /// that freed memory admits no additional requests.
+    pub(super) fn initial_state(&self, lookup: &Lookup<'_>, now: Timestamp) -> State {
+        let mut state = match self.counters.iter().find(|counter| counter.is_for(lookup)) {
+            Some(counter) if counter.state.expires_at() > now => counter.state.clone(),
+            _ => return State::fresh(lookup.limit.algorithm()),
+        };
+        state.set_max_entries(usize::MAX);
+        state
+    }
+
+    /// Runs `act` on the overflow counter of a key. A refund changes nothing, because another key may have charged the units. If
+    /// there is no overflow counter either, the limit is exhausted.
+    pub(super) fn with<R>(
+        &mut self,
+        lookup: &Lookup<'_>,
+        now: Timestamp,
+        act: &mut dyn FnMut(&mut State) -> R,
+    ) -> R {
+        match self.find_or_insert(lookup, now) {
+            Some(index) if matches!(lookup.operation, Operation::Refund { .. }) => {
+                act(&mut self.counters[index].state.clone())
+            }
+            Some(index) => act(&mut self.counters[index].state),
+            None => with_exhausted_state(lookup, now, act),
+        }
+    }
+
+    fn find_or_insert(&mut self, lookup: &Lookup<'_>, now: Timestamp) -> Option<usize> {
+        let known = self.counters.iter().position(|counter| counter.is_for(lookup));
+        known.or_else(|| {
+            let has_room = self.counters.len() < self.max || self.remove_expired(now);
+            has_room.then(|| {
+                let mut state = State::fresh(lookup.limit.algorithm());
+                state.set_max_entries(OVERFLOW_LOG_ENTRIES);
+                let rule = lookup.key.shared_rule().cloned();
+                self.counters.push(OverflowCounter { rule, limit: *lookup.limit, state });
+                self.counters.len() - 1
+            })
+        })
+    }
+
+    /// Removes the overflow counters that equal a fresh one, and returns whether there was one.
+    fn remove_expired(&mut self, now: Timestamp) -> bool {
+        let before = self.counters.len();
+        self.counters.retain(|counter| counter.state.expires_at() > now);
+        self.counters.len() < before
+    }
+}
+
+/// Runs `act` on a temporary counter whose limit is exhausted.
+pub(super) fn with_exhausted_state<R>(
+    lookup: &Lookup<'_>,
+    now: Timestamp,
+    act: &mut dyn FnMut(&mut State) -> R,
+) -> R {
+    let mut exhausted = State::fresh(lookup.limit.algorithm());
+    exhausted.charge(lookup.limit, now, lookup.limit.capacity());
+    act(&mut exhausted)
+}

@@ -1,0 +1,259 @@
+//! The table: shards behind locks, and the lock order.
+//!
+//! A check over several counters locks all their shards before it reads any of them, always in the order of the shards, so that
+//! checks never deadlock.
+
+use std::{
+    ops::DerefMut,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use sluicegate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp, step::granted};
+
+use super::{
+    budget::Budget,
+    hashing::Hashing,
+    overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
+    shard::{Lookup, Shard},
+};
+use crate::{
+    check::{Check, Tier},
+    key::Key,
+    store::CounterSnapshot,
+};
+
+/// Number of shards, and so of concurrent decisions. A power of two.
+const SHARDS: usize = 64;
+/// One part in this many of the memory is reserved for overflow counters.
+const OVERFLOW_SHARE: usize = 16;
+
+/// A mutex: the real one in the store, a simulated one in concurrency tests.
+pub(super) trait Lock<T> {
+    /// The guard of a held lock.
+    type Guard<'a>: DerefMut<Target = T>
+    where
+        Self: 'a,
+        T: 'a;
+    /// Creates an unlocked mutex.
+    fn new(value: T) -> Self;
+    /// Acquires the lock, blocking.
+    fn lock(&self) -> Self::Guard<'_>;
+    /// Acquires the lock if it is free.
+    fn try_lock(&self) -> Option<Self::Guard<'_>>;
+}
+
+impl<T> Lock<T> for parking_lot::Mutex<T> {
+    type Guard<'a>
+        = parking_lot::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn new(value: T) -> Self {
+        Self::new(value)
+    }
+
+    fn lock(&self) -> Self::Guard<'_> {
+        self.lock()
+    }
+
+    fn try_lock(&self) -> Option<Self::Guard<'_>> {
+        self.try_lock()
+    }
+}
+
+pub(super) struct Table<L> {
+    shards: Box<[CachePadded<L>]>,
+    hashing: Hashing,
+    budget: Budget,
+    /// The next shard to sweep.
+    next_to_sweep: AtomicUsize,
+    /// Number of shards that remain to be swept.
+    left_to_sweep: AtomicUsize,
+}
+
+/// A value on its own pair of cache lines, which processors fetch together, so that threads in different shards do not share
+/// lines.
+#[repr(align(128))]
+struct CachePadded<L>(L);
+
+impl<L: Lock<Shard>> Table<L> {
+    pub(super) fn new(max_memory: usize) -> Self {
+        let overflow = (max_memory / OVERFLOW_SHARE / SHARDS / OVERFLOW_BYTES).max(MIN_OVERFLOW);
+        let hashing = Hashing::new();
+        let shard = |_| CachePadded(L::new(Shard::new(overflow, hashing.clone())));
+        let shards: Box<[CachePadded<L>]> = (0..SHARDS).map(shard).collect();
+        let fixed = SHARDS * (size_of::<CachePadded<L>>() + overflow * OVERFLOW_BYTES);
+        let budget = Budget::new(max_memory, fixed);
+        Self {
+            shards,
+            hashing,
+            budget,
+            next_to_sweep: AtomicUsize::new(0),
+            left_to_sweep: AtomicUsize::new(0),
+        }
+    }
+
+    /// Decides a check of one counter. The clock is read while the lock is held: an earlier reading may be older than charges
+    /// by other threads in the meantime.
+    #[inline(always)]
+    pub(super) fn decide_one(
+        &self,
+        key: &Key,
+        terms: &Terms,
+        operation: Operation,
+        count: u32,
+        clock: impl Fn() -> Timestamp,
+    ) -> (Answer, Timestamp) {
+        let (shard, hash) = self.locate(key, terms.limit.algorithm());
+        let lookup = Lookup { key, hash, limit: &terms.limit, operation };
+        let mut shard = self.shards[shard].0.lock();
+        let now = clock();
+        if self.budget.is_nearly_full() {
+            shard.sweep(&self.budget, now);
+        }
+        let answer = shard.decide(&lookup, terms, count, &self.budget, now);
+        drop(shard);
+        self.sweep_next_shard(now);
+        (answer, now)
+    }
+
+    /// Decides checks in order, at one moment: every shard involved is locked before the clock is read.
+    pub(super) fn decide(
+        &self,
+        checks: &[Check],
+        clock: impl Fn() -> Timestamp,
+    ) -> (Vec<Vec<Answer>>, Timestamp) {
+        if let [check] = checks
+            && let [tier] = check.tiers()
+        {
+            let (answer, now) =
+                self.decide_one(&tier.key, &tier.terms, check.operation(), check.count(), clock);
+            return (vec![vec![answer]], now);
+        }
+        let tiers = checks.iter().flat_map(Check::tiers);
+        let locations: Vec<(usize, u64)> =
+            tiers.map(|tier| self.locate(&tier.key, tier.terms.limit.algorithm())).collect();
+        let mut order: Vec<usize> = locations.iter().map(|(shard, _)| *shard).collect();
+        order.sort_unstable();
+        order.dedup();
+        let mut guards: Vec<L::Guard<'_>> = order.iter().map(|shard| self.shards[*shard].0.lock()).collect();
+        let now = clock();
+        if self.budget.is_nearly_full() {
+            guards.iter_mut().for_each(|shard| shard.sweep(&self.budget, now));
+        }
+        let mut locked = Locked { order: &order, guards: &mut guards, budget: &self.budget, now };
+        let mut locations = &*locations;
+        let answers = checks.iter().map(|check| {
+            let (own, rest) = locations.split_at(check.tiers().len());
+            locations = rest;
+            locked.decide(check, own)
+        });
+        let answers = answers.collect();
+        drop(guards);
+        self.sweep_next_shard(now);
+        (answers, now)
+    }
+
+    /// Once memory is nearly full, sweeps one shard per decision until all shards were swept, even if the first ones free
+    /// enough: the allocator cannot use scattered free memory.
+    #[inline]
+    fn sweep_next_shard(&self, now: Timestamp) {
+        if self.budget.is_nearly_full() {
+            self.left_to_sweep.store(SHARDS, Ordering::Relaxed);
+        }
+        if self.left_to_sweep.load(Ordering::Relaxed) > 0 {
+            self.sweep_one(now);
+        }
+    }
+
+    #[cold]
+    fn sweep_one(&self, now: Timestamp) {
+        // concurrent threads may sweep one shard more than needed
+        let left = self.left_to_sweep.load(Ordering::Relaxed).saturating_sub(1);
+        self.left_to_sweep.store(left, Ordering::Relaxed);
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        if let Some(mut shard) = self.shards[next].0.try_lock() {
+            shard.sweep(&self.budget, now);
+        }
+    }
+
+    pub(super) fn remove_counter(&self, key: &Key, algorithm: Algorithm) -> bool {
+        let (shard, hash) = self.locate(key, algorithm);
+        self.shards[shard].0.lock().remove_counter(key, hash, algorithm, &self.budget)
+    }
+
+    /// Returns the snapshot of a counter; that of a fresh one if it does not exist.
+    pub(super) fn inspect(&self, key: &Key, limit: &Limit, clock: impl Fn() -> Timestamp) -> CounterSnapshot {
+        let (shard, hash) = self.locate(key, limit.algorithm());
+        let shard = self.shards[shard].0.lock();
+        let at = clock();
+        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.0.lock().len()).sum()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.budget.used()
+    }
+
+    #[inline]
+    fn locate(&self, key: &Key, algorithm: Algorithm) -> (usize, u64) {
+        let hash = self.hashing.of_key(key, algorithm);
+        // bits from the middle: the index of a shard uses the low bits and the highest eight
+        let shard = usize::try_from(hash >> 32).expect("32 bits fit a usize") % SHARDS;
+        (shard, hash)
+    }
+}
+
+/// All locked shards of a batch.
+struct Locked<'a, G> {
+    order: &'a [usize],
+    guards: &'a mut [G],
+    budget: &'a Budget,
+    now: Timestamp,
+}
+
+impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
+    /// Decides one check, whose tiers have these locations.
+    fn decide(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
+        let (operation, count, now) = (check.operation(), check.count(), self.now);
+        let tiers = || check.tiers().iter().zip(locations);
+        if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+            let adjusted = tiers().map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.adjust(state, operation, count, now))
+            });
+            return adjusted.collect();
+        }
+        let passes: Vec<u32> = tiers()
+            .map(|(tier, location)| {
+                self.with(operation, tier, location, |state| tier.terms.passes(state, count, now))
+            })
+            .collect();
+        let granted = match operation {
+            Operation::Check => {
+                granted(count, check.tiers().iter().map(|tier| &tier.terms).zip(passes.iter().copied()))
+            }
+            _ => 0,
+        };
+        let settled = tiers().zip(passes).map(|((tier, location), passes)| {
+            self.with(operation, tier, location, |state| {
+                tier.terms.settle(state, passes, granted, count, now)
+            })
+        });
+        settled.collect()
+    }
+
+    fn with<R>(
+        &mut self,
+        operation: Operation,
+        tier: &Tier,
+        &(shard, hash): &(usize, u64),
+        mut act: impl FnMut(&mut sluicegate_core::State) -> R,
+    ) -> R {
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
+        self.guards[held].with(&lookup, self.budget, self.now, &mut act)
+    }
+}

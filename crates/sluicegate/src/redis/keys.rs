@@ -1,0 +1,113 @@
+//! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
+//!
+//! `1` is the version of the stored format. The tag, eight hex digits, alone determines the Cluster slot
+//! and never contains text of a caller. [`crate::key`] describes how rule and identity are encoded.
+
+use std::io::Write;
+
+use sluicegate_core::Algorithm;
+
+use crate::key::Key;
+
+/// The default prefix of all keys.
+pub const DEFAULT_PREFIX: &str = "sg";
+/// The longest prefix.
+pub const MAX_PREFIX: usize = 32;
+
+/// The version of the stored format.
+const FORMAT: u32 = 1;
+
+pub(super) fn redis_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
+    let mut name = Vec::new();
+    write_redis_key(&mut name, prefix, key, algorithm);
+    name
+}
+
+/// Appends the key to `text`.
+pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
+    let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
+    write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{algorithm}:{rule}:{identity}")
+        .expect("writing to a vector cannot fail");
+}
+
+/// The tag of the set of processes. No counter has it: their tags are hex numbers.
+pub(super) const INSTANCES: &str = "instances";
+
+/// Returns the key of the set of processes that use this store.
+pub(super) fn instances_key(prefix: &str) -> String {
+    format!("{prefix}{FORMAT}:{{{INSTANCES}}}")
+}
+
+/// Returns an unused key with this tag.
+pub(super) fn probe_key(prefix: &str, tag: &str) -> String {
+    format!("{prefix}{FORMAT}:{{{tag}}}:probe")
+}
+
+/// The parsed name of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Name<'a> {
+    Counter { rule: &'a str, algorithm: Algorithm },
+    Instances,
+}
+
+/// Returns a pattern that matches all keys of the limiter.
+pub(super) fn pattern(prefix: &str) -> String {
+    format!("{prefix}{FORMAT}:*")
+}
+
+/// Parses the name of a key; `None` if the limiter does not write such keys.
+pub(super) fn parse<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
+    let rest = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(&format!("{FORMAT}:{{"))?;
+    let (tag, rest) = rest.split_once('}')?;
+    if tag == INSTANCES && rest.is_empty() {
+        return Some(Name::Instances);
+    }
+    let is_tag = tag.len() == 8 && tag.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let mut parts = rest.strip_prefix(':').filter(|_| is_tag)?.split(':');
+    let (algorithm, rule, identity) = (parts.next()?, parts.next()?, parts.next()?);
+    let algorithm = Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?;
+    let is_whole = parts.next().is_none() && !rule.is_empty() && !identity.is_empty();
+    is_whole.then_some(Name::Counter { rule, algorithm })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_the_documented_format() {
+        let key = Key::without_rule("user:42").unwrap();
+        let text = String::from_utf8(redis_key(DEFAULT_PREFIX, &key, Algorithm::TokenBucket)).unwrap();
+        assert_eq!(text, "sg1:{30d13f94}:token-bucket:!key:user%3a42");
+    }
+
+    #[test]
+    fn exactly_the_written_names_are_parsed() {
+        let key = Key::without_rule("user:42").unwrap();
+        let name = redis_key("sg", &key, Algorithm::SlidingLog);
+        let counter = Name::Counter { rule: "!key", algorithm: Algorithm::SlidingLog };
+        assert_eq!(parse("sg", &name), Some(counter));
+        assert_eq!(parse("sg", instances_key("sg").as_bytes()), Some(Name::Instances));
+        for other in [
+            "sg1:{instances}:probe",
+            "sg1:{30d13f94}:token-bucket:!key",
+            "sg1:{30d13f94}:token-bucket:!key:a:b",
+            "sg1:{30d13f94}:token-bucket::a",
+            "sg1:{30D13F94}:token-bucket:!key:a",
+            "sg1:{30d13f94}:gcra:!key:a",
+            "sg2:{30d13f94}:token-bucket:!key:a",
+            "t1:{30d13f94}:token-bucket:!key:a",
+            "sg1:session",
+        ] {
+            assert_eq!(parse("sg", other.as_bytes()), None, "{other}");
+        }
+        assert_eq!(parse("sg", b"sg1:{30d13f94}:token-bucket:\xff:a"), None);
+    }
+
+    #[test]
+    fn a_callers_braces_never_reach_the_key() {
+        let key = Key::without_rule("{a}b}{").unwrap();
+        let text = String::from_utf8(redis_key("sg", &key, Algorithm::SlidingLog)).unwrap();
+        assert_eq!((text.matches('{').count(), text.matches('}').count()), (1, 1));
+    }
+}

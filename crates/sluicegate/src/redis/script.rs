@@ -1,0 +1,427 @@
+//! The script: its source, assembled from `lua/`, and the encoding of its arguments and reply.
+//!
+//! `lua/prelude.lua` documents the format. All numbers are packed: converting them to text and back would cost Redis more than the
+//! decision.
+
+use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
+
+use hashbrown::HashTable;
+use sluicegate_core::{
+    Algorithm, Answer, Limit, Operation, Retry, State, Terms, Timestamp,
+    step::{Admission, Mode},
+};
+use tokio::time::Instant;
+
+use super::keys::write_redis_key;
+use crate::{
+    check::Check,
+    hashing::RandomKeyedHash,
+    store::{CheckAnswer, StoreError},
+};
+
+/// The largest number of tiers, and so of distinct keys, per call. It bounds how long a call blocks Redis, and is far below what
+/// Lua can unpack.
+pub const MAX_BATCH: usize = 1024;
+
+pub(super) const SOURCE: &str = concat!(
+    include_str!("lua/prelude.lua"),
+    include_str!("lua/fast_bucket.lua"),
+    include_str!("lua/fast/state.lua"),
+    include_str!("lua/fast/fixed_window.lua"),
+    include_str!("lua/fast/sliding_counter.lua"),
+    include_str!("lua/fast/token_bucket.lua"),
+    include_str!("lua/fast/sliding_log.lua"),
+    include_str!("lua/fast/checks.lua"),
+    include_str!("lua/arithmetic.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_counter.lua"),
+    include_str!("lua/token_bucket.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/general.lua"),
+);
+
+/// The SHA-1 digest of the script, for `EVALSHA`.
+pub(super) static DIGEST: LazyLock<String> =
+    LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned());
+
+const SHADOW: u8 = 1;
+const OVERDRAFT: u8 = 2;
+const NONE: f64 = -1.0;
+const STATUS_DECIDED: u8 = 0;
+const STATUS_LATE: u8 = 1;
+const STATUS_MISROUTED: u8 = 2;
+const ANSWER_BYTES: usize = 40;
+const NUMBER_BYTES: usize = 8;
+/// Status and time, before the answers.
+const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
+/// A bucket whose parts stay below this takes the fast bucket path of the script.
+const MAX_FAST: u128 = 1 << 52;
+
+/// An encoded call.
+pub(super) struct Call {
+    keys: Keys,
+    arguments: [Vec<u8>; 3],
+    /// The order in which the checks are sent: those of the fast bucket path first, grouped by limit.
+    order: Vec<usize>,
+    process_deadline: Option<Instant>,
+    slots: Slots,
+}
+
+/// Whether the counters of a call share one Cluster slot.
+#[derive(Clone, Copy)]
+enum Slots {
+    One,
+    /// Several slots of one node. Redis accepts only keys of one slot in `KEYS`, so the other keys are arguments.
+    Several,
+}
+
+/// The times of a call.
+#[derive(Clone, Copy, Default)]
+pub(super) struct CallTimes {
+    /// The injected time, instead of the server's clock.
+    pub(super) now: Option<Timestamp>,
+    /// The deadline on the server's clock.
+    pub(super) deadline: Option<Timestamp>,
+    /// The deadline on this process's clock.
+    pub(super) process_deadline: Option<Instant>,
+}
+
+/// The indexes of a tier's key and limit in the call.
+#[derive(Clone, Copy)]
+struct TierIndexes {
+    key: usize,
+    limit: usize,
+}
+
+pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result<Call, StoreError> {
+    let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
+    if tiers > MAX_BATCH {
+        return Err(StoreError::TooLarge { tiers, max: MAX_BATCH });
+    }
+    // two passes, so that the keys of logs are last
+    let mut keys = Keys::default();
+    let mut limits: Vec<Limit> = Vec::new();
+    let mut indexes = vec![TierIndexes { key: 0, limit: 0 }; tiers];
+    let mut fixed_keys = 0;
+    for is_log in [false, true] {
+        for (tier, index) in checks.iter().flat_map(Check::tiers).zip(&mut indexes) {
+            let algorithm = tier.terms.limit.algorithm();
+            if algorithm.properties().is_log == is_log {
+                let key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
+                *index = TierIndexes { key, limit: index_of_limit(tier.terms.limit, &mut limits) };
+            }
+        }
+        if !is_log {
+            fixed_keys = keys.len();
+        }
+    }
+
+    let mut header = Vec::with_capacity(18);
+    push_time(&mut header, times.now);
+    push_time(&mut header, times.deadline);
+    push_index(&mut header, fixed_keys);
+
+    let mut limit_table = Vec::with_capacity(limits.len() * 49);
+    for limit in &limits {
+        push_limit(&mut limit_table, limit);
+    }
+
+    let mut planned = Vec::with_capacity(checks.len());
+    let mut rest = &*indexes;
+    for (index, check) in checks.iter().enumerate() {
+        let (own, others) = rest.split_at(check.tiers().len());
+        rest = others;
+        planned.push(PlannedCheck {
+            index,
+            check,
+            indexes: own,
+            is_fast_bucket: is_fast_bucket(check, own, &keys),
+        });
+    }
+    // checks of the fast bucket path share no key with other checks, so their order does not matter
+    planned.sort_by_key(|planned| if planned.is_fast_bucket { planned.indexes[0].limit } else { usize::MAX });
+
+    let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
+    for group in planned.chunk_by(PlannedCheck::is_like) {
+        push_group(&mut plan, group);
+    }
+    let order = planned.iter().map(|planned| planned.index).collect();
+    Ok(Call {
+        keys,
+        arguments: [header, limit_table, plan],
+        order,
+        process_deadline: times.process_deadline,
+        slots: Slots::One,
+    })
+}
+
+/// A check with the indexes of its keys and limits.
+struct PlannedCheck<'a> {
+    index: usize,
+    check: &'a Check,
+    indexes: &'a [TierIndexes],
+    is_fast_bucket: bool,
+}
+
+impl PlannedCheck<'_> {
+    /// Returns whether both checks can be in one group.
+    fn is_like(&self, other: &Self) -> bool {
+        let (own, others) = (self.check.tiers(), other.check.tiers());
+        self.is_fast_bucket == other.is_fast_bucket
+            && self.check.operation() == other.check.operation()
+            && own.len() == others.len()
+            && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
+    }
+}
+
+/// Returns whether a check takes `lua/fast_bucket.lua`: it has one small token bucket, which no other check of the call uses.
+fn is_fast_bucket(check: &Check, indexes: &[TierIndexes], keys: &Keys) -> bool {
+    let ([tier], [index]) = (check.tiers(), indexes) else { return false };
+    let Terms { limit, mode, admission, .. } = tier.terms;
+    check.operation() == Operation::Check
+        && limit.algorithm() == Algorithm::TokenBucket
+        && mode == Mode::Enforced
+        && admission == Admission::InFull
+        && u128::from(limit.capacity()) * u128::from(limit.rate().micros) < MAX_FAST
+        && keys.uses[index.key] == 1
+}
+
+fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
+    let [first, ..] = group else { return };
+    let operation = first.check.operation();
+    plan.extend([operation_code(operation), u8::from(first.is_fast_bucket)]);
+    plan.push(u8::try_from(first.indexes.len()).expect("a check has at most MAX_TIERS tiers"));
+    push_index(plan, group.len());
+    push_time(plan, if let Operation::Refund { at } = operation { at } else { None });
+    for (tier, index) in first.check.tiers().iter().zip(first.indexes) {
+        let shadow = if tier.terms.mode == Mode::Shadow { SHADOW } else { 0 };
+        let overdraft = if tier.terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
+        plan.push(shadow + overdraft);
+        push_index(plan, index.limit + 1);
+        push_number(plan, tier.terms.cost.units());
+    }
+    for planned in group {
+        plan.extend(planned.check.count().to_le_bytes());
+        for index in planned.indexes {
+            push_index(plan, index.key + 1);
+        }
+    }
+}
+
+impl Call {
+    /// Returns the deadline on this process's clock.
+    pub(super) fn process_deadline(&self) -> Option<Instant> {
+        self.process_deadline
+    }
+
+    /// Returns the same call for counters on several slots of one node.
+    pub(super) fn over_several_slots(self) -> Self {
+        Self { slots: Slots::Several, ..self }
+    }
+
+    /// Writes the arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
+    pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
+        let declared = match self.slots {
+            Slots::One => self.keys.len(),
+            Slots::Several => 1,
+        };
+        request.arg(declared);
+        for name in self.keys.names().take(declared) {
+            request.arg(name);
+        }
+        let [header, limits, plan] = &self.arguments;
+        match deadline {
+            Some(_) => {
+                let mut dated = header[..NUMBER_BYTES].to_vec();
+                push_time(&mut dated, deadline);
+                dated.extend(&header[2 * NUMBER_BYTES..]);
+                request.arg(dated);
+            }
+            None => {
+                request.arg(header);
+            }
+        }
+        request.arg(limits).arg(plan);
+        for name in self.keys.names().skip(declared) {
+            request.arg(name);
+        }
+    }
+}
+
+/// The distinct keys of a batch, with the number of tiers that use each.
+#[derive(Default)]
+struct Keys {
+    text: Vec<u8>,
+    ranges: Vec<Range<usize>>,
+    uses: Vec<u32>,
+    indexes: HashTable<usize>,
+    hasher: RandomKeyedHash,
+}
+
+impl Keys {
+    fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.ranges.iter().map(|range| &self.text[range.clone()])
+    }
+
+    fn index_of(&mut self, write_name: impl FnOnce(&mut Vec<u8>)) -> usize {
+        let start = self.text.len();
+        write_name(&mut self.text);
+        let (text, ranges, hasher) = (&self.text, &self.ranges, &self.hasher);
+        let (name, name_at) = (&text[start..], |&index: &usize| &text[ranges[index].clone()]);
+        let index = *self
+            .indexes
+            .entry(hasher.hash_one(name), |at| name_at(at) == name, |at| hasher.hash_one(name_at(at)))
+            .or_insert(ranges.len())
+            .get();
+        if index == self.ranges.len() {
+            self.ranges.push(start..self.text.len());
+            self.uses.push(1);
+        } else {
+            self.text.truncate(start);
+            self.uses[index] += 1;
+        }
+        index
+    }
+}
+
+fn index_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
+    limits.iter().position(|other| *other == limit).unwrap_or_else(|| {
+        limits.push(limit);
+        limits.len() - 1
+    })
+}
+
+/// The header of a reply: whether the call was late, and when it ran.
+#[derive(Clone, Copy)]
+pub(super) struct ReplyHeader {
+    pub(super) is_late: bool,
+    pub(super) at: Timestamp,
+}
+
+/// Reads the header of a reply. Returns `None` if it is malformed.
+pub(super) fn read_header(reply: &[u8]) -> Option<ReplyHeader> {
+    let (status, rest) = reply.split_first()?;
+    let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
+    Some(ReplyHeader { is_late: *status == STATUS_LATE, at })
+}
+
+/// Returns whether nothing ran because the node does not have all counters of a call over several slots.
+pub(super) fn is_misrouted(reply: &[u8]) -> bool {
+    reply.first() == Some(&STATUS_MISROUTED)
+}
+
+pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
+    try_decode(reply, call, checks).unwrap_or_else(|| {
+        Err(StoreError::Ambiguous(format!("malformed script reply of {} bytes", reply.len())))
+    })
+}
+
+/// Returns `None` if the reply is malformed.
+fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Vec<CheckAnswer>, StoreError>> {
+    let ReplyHeader { is_late, at } = read_header(reply)?;
+    if is_late {
+        return Some(Err(StoreError::Late(at)));
+    }
+    if reply.first() != Some(&STATUS_DECIDED) {
+        return None;
+    }
+    let rest = &reply[HEADER_BYTES..];
+    let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
+    let (numbers, records) = rest.split_at_checked((checks.len() + tiers) * NUMBER_BYTES)?;
+    let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));
+    let (records, []) = records.as_chunks::<ANSWER_BYTES>() else { return None };
+    let mut records = records.iter();
+    let mut decided = vec![CheckAnswer { at, answers: Vec::new() }; checks.len()];
+    for &index in &call.order {
+        let check = &checks[index];
+        let passed = numbers.next()?;
+        let levels = numbers.by_ref().take(check.tiers().len());
+        decided[index].answers = if passed < 0.0 {
+            levels.for_each(drop);
+            check.tiers().iter().map(|_| records.next().map(decode_answer)).collect::<Option<_>>()?
+        } else {
+            let tiers = check.tiers().iter().zip(levels);
+            tiers.map(|(tier, level)| answer(check, &tier.terms, whole(level), whole(passed), at)).collect()
+        };
+    }
+    records.next().is_none().then_some(Ok(decided))
+}
+
+/// Computes the answer of a tier from its level before the call and the number of requests that passed all tiers.
+fn answer(check: &Check, terms: &Terms, level: u64, passed: u64, at: Timestamp) -> Answer {
+    // the script reports levels of algorithms other than the token bucket only if they were charged now
+    let mut state = State::from_level(&terms.limit, at, level);
+    let passes = terms.passes(&state, check.count(), at);
+    let granted = match check.operation() {
+        Operation::Check => u32::try_from(passed).unwrap_or(u32::MAX),
+        _ => 0,
+    };
+    terms.settle(&mut state, passes, granted, check.count(), at)
+}
+
+fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
+    let count = |from: usize| u32::from_le_bytes(array(&record[from..from + 4]));
+    let number = |from: usize| f64::from_le_bytes(array(&record[from..from + 8]));
+    let retry = number(16);
+    Answer {
+        passes: count(0),
+        charged: count(4),
+        available: number(8) as i64,
+        retry: if retry < 0.0 {
+            Some(Retry::Never)
+        } else {
+            (retry > 0.0).then(|| Retry::After(Duration::from_micros(whole(retry))))
+        },
+        reset_after_us: whole(number(24)),
+        spare: whole(number(32)),
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("the slice has the requested length")
+}
+
+fn operation_code(operation: Operation) -> u8 {
+    match operation {
+        Operation::Check => 0,
+        Operation::Peek => 1,
+        Operation::Charge => 2,
+        Operation::Refund { .. } => 3,
+    }
+}
+
+fn push_limit(bytes: &mut Vec<u8>, limit: &Limit) {
+    bytes.push(limit.algorithm().properties().script_code);
+    let rate = limit.rate();
+    let numbers =
+        [limit.amount(), limit.window_us(), limit.capacity(), limit.phase_us(), rate.units, rate.micros];
+    for number in numbers {
+        push_number(bytes, number);
+    }
+}
+
+fn push_time(bytes: &mut Vec<u8>, time: Option<Timestamp>) {
+    bytes.extend(time.map_or(NONE, |time| exact(time.as_micros())).to_le_bytes());
+}
+
+fn push_number(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend(exact(number).to_le_bytes());
+}
+
+fn push_index(bytes: &mut Vec<u8>, index: usize) {
+    bytes.extend(u16::try_from(index).expect("a batch has at most MAX_BATCH keys").to_le_bytes());
+}
+
+/// Returns a whole number below 2^53 as a Lua number.
+fn exact(number: u64) -> f64 {
+    number as f64
+}
+
+/// Returns the whole number below 2^53 of a Lua number.
+fn whole(number: f64) -> u64 {
+    number as u64
+}

@@ -1,0 +1,193 @@
+//! Reads a stored counter for display. `lua/snapshot.lua` fetches it, and the Lua file of the algorithm describes its layout.
+
+use redis::{Cmd, FromRedisValue, Value};
+use sluicegate_core::{Algorithm, Limit, State, Timestamp, algorithm::StoredState, snapshot::MAX_CHARGES};
+
+use super::connection::CallFailure;
+use crate::store::CounterSnapshot;
+
+const SNAPSHOT: &str = include_str!("lua/snapshot.lua");
+
+/// Up to this value, a double represents every whole number.
+const MAX_DOUBLE: f64 = 9_007_199_254_740_992.0;
+
+/// Returns the command that reads a counter.
+pub(super) fn request(key: &[u8], algorithm: Algorithm) -> Cmd {
+    // one more than is shown: the units of the first shown entry follow from the total before it
+    let newest = if algorithm.properties().is_log { MAX_CHARGES + 1 } else { 0 };
+    let mut request = redis::cmd("EVAL");
+    request.arg(SNAPSHOT).arg(1).arg(key).arg(newest);
+    request
+}
+
+/// Decodes the reply, at the server's time unless another is given. Returns `None` if the script cannot have stored the state.
+pub(super) fn read(
+    reply: Value,
+    limit: &Limit,
+    now: Option<Timestamp>,
+) -> Result<Option<CounterSnapshot>, CallFailure> {
+    let (seconds, micros, stored, entries) = <(u64, u64, Vec<u8>, Vec<u8>)>::from_redis_value(reply)
+        .map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
+    let server_us = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    let at = now.unwrap_or(Timestamp::from_micros(server_us));
+    let state = if stored.is_empty() {
+        Some(State::fresh(limit.algorithm()))
+    } else {
+        stored_state(limit.algorithm(), &stored, &entries)
+    };
+    Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at) }))
+}
+
+/// Reads a stored state. Returns `None` if the script cannot have stored it.
+fn stored_state(algorithm: Algorithm, stored: &[u8], entries: &[u8]) -> Option<State> {
+    let (numbers, []) = stored.as_chunks() else { return None };
+    let numbers: Vec<u64> = numbers.iter().copied().map(whole_number).collect::<Option<_>>()?;
+    State::from_stored(algorithm, &StoredState { numbers: &numbers, entries })
+}
+
+/// Returns the number in a stored double if it is whole, not negative and at most 2^53, as the script writes it.
+fn whole_number(bytes: [u8; 8]) -> Option<u64> {
+    let value = f64::from_le_bytes(bytes);
+    let is_exact = value.fract() == 0.0 && (0.0..=MAX_DOUBLE).contains(&value);
+    is_exact.then_some(value as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use sluicegate_core::{
+        Cost, Operation, Snapshot, Terms,
+        algorithm::{sliding_counter, token_bucket},
+        step::step,
+    };
+
+    use super::*;
+
+    /// Bytes of the time of a log entry.
+    const TIME_BYTES: usize = 7;
+    const START: u64 = 1_794_765_441_799_839;
+
+    fn limit() -> impl Strategy<Value = Limit> {
+        let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
+        (algorithm, 1_u64..=1_000_000, 1_000_u64..=315_360_000_000_000).prop_map(
+            |(algorithm, amount, micros)| {
+                Limit::new(algorithm, amount, Duration::from_micros(micros)).unwrap()
+            },
+        )
+    }
+
+    /// Numbers as the script writes them, and others.
+    fn number() -> impl Strategy<Value = f64> {
+        prop_oneof![
+            4 => (0_u64..20).prop_map(|number| number as f64),
+            4 => (0_u64..=1 << 53).prop_map(|number| number as f64),
+            4 => (START - 100_000_000..START + 100_000_000).prop_map(|number| number as f64),
+            1 => any::<f64>(),
+            1 => prop::sample::select(vec![0.5, -1.0, -0.0, f64::NAN, f64::INFINITY, 9_007_199_254_740_994.0]),
+        ]
+    }
+
+    fn bytes(numbers: impl IntoIterator<Item = f64>) -> Vec<u8> {
+        numbers.into_iter().flat_map(f64::to_le_bytes).collect()
+    }
+
+    /// Returns the stored entries of a log whose totals have `width` bytes.
+    fn slots(entries: &[(u64, u64)], width: usize) -> Vec<u8> {
+        let slot = |(time_us, total): &(u64, u64)| {
+            [&time_us.to_le_bytes()[..TIME_BYTES], &total.to_le_bytes()[..width]].concat()
+        };
+        entries.iter().flat_map(slot).collect()
+    }
+
+    /// Stored states with their entries, valid and invalid.
+    fn stored() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+        let any_bytes = || prop::collection::vec(any::<u8>(), 0..100);
+        let entry = (START - 1_000..START + 1_000, 0_u64..1 << 25);
+        let log = (
+            prop::collection::vec(number(), 9),
+            1_u64..2_000,
+            prop::collection::vec(entry, 0..8),
+            prop::sample::select(vec![3, 7]),
+        );
+        // each number is valid in nine of ten cases
+        let log = (log, any::<[u8; 3]>()).prop_map(|((mut numbers, window, entries, width), random)| {
+            for (field, value, random) in
+                [(1, 0.0, random[0]), (5, entries.len() as f64, random[1]), (7, window as f64, random[2])]
+            {
+                if random > 25 {
+                    numbers[field] = value;
+                }
+            }
+            numbers.push(width as f64);
+            (bytes(numbers), slots(&entries, width))
+        });
+        let numbers = prop::collection::vec(number(), 0..12).prop_map(bytes);
+        prop_oneof![3 => (numbers, any_bytes()), 3 => log, 1 => (any_bytes(), any_bytes())]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn any_stored_bytes_are_shown_or_rejected(
+            limit in limit(), (stored, entries) in stored(), now in 0_u64..=1 << 53,
+        ) {
+            let Some(state) = stored_state(limit.algorithm(), &stored, &entries) else { return Ok(()) };
+            for now in [now, START] {
+                let at = Timestamp::from_micros(now);
+                if let Snapshot::TokenBucket(level) = state.snapshot(&limit, at) {
+                    prop_assert!(level.part < level.rate.micros);
+                }
+            }
+        }
+
+        #[test]
+        fn every_state_that_the_script_stores_is_shown(
+            limits in prop::collection::vec(limit(), 1..4),
+            charges in prop::collection::vec((any::<prop::sample::Index>(), 1_u64..=1 << 52, 0_u64..50_000_000), 1..12),
+        ) {
+            let mut counter = State::fresh(limits[0].algorithm());
+            let mut now_us = START;
+            for (limit, units, pause_us) in charges {
+                let limit = limit.get(&limits);
+                if limit.algorithm() == counter.algorithm() {
+                    let terms = Terms::new(*limit, Cost::new(units).unwrap());
+                    step(&mut counter, &terms, Operation::Charge, 1, Timestamp::from_micros(now_us));
+                    let (numbers, entries) = as_stored(&counter);
+                    let shown = stored_state(limit.algorithm(), &numbers, &entries).unwrap();
+                    let at = Timestamp::from_micros(now_us + pause_us);
+                    prop_assert_eq!(shown.snapshot(limit, at), counter.snapshot(limit, at));
+                }
+                now_us += pause_us;
+            }
+        }
+    }
+
+    /// Returns the bytes that the script stores for this state.
+    fn as_stored(counter: &State) -> (Vec<u8>, Vec<u8>) {
+        let mut entries = Vec::new();
+        let numbers = match counter {
+            State::FixedWindow(counter) => {
+                vec![counter.last_us, counter.end_us, counter.used, counter.window_us, 0]
+            }
+            State::SlidingCounter(counter) => {
+                let sliding_counter::State { last_us, start_us, current, previous, window_us } = *counter;
+                vec![last_us, start_us, current, previous, window_us, 0]
+            }
+            State::TokenBucket(counter) => {
+                let token_bucket::Level { whole, part, rate } = counter.level;
+                vec![counter.last_us, whole, part, rate.units, rate.micros, 0]
+            }
+            State::SlidingLog(counter) => {
+                let stored: Vec<_> =
+                    counter.entries.iter().map(|entry| (entry.time_us, entry.total % (1 << 53))).collect();
+                entries = slots(&stored, 7);
+                let length = counter.entries.len() as u64;
+                vec![0, counter.base % (1 << 53), 0, 0, 0, length, 0, counter.window_us, length, 7]
+            }
+        };
+        (bytes(numbers.into_iter().map(|number| number as f64)), entries)
+    }
+}

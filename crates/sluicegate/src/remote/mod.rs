@@ -1,0 +1,422 @@
+//! Everything between callers and a remote store: every check is answered by its deadline, and many callers share a round
+//! trip.
+//!
+//! ```text
+//! a check -> in the denial cache                   -> denied at once               (denial_cache)
+//!         -> the circuit breaker is open           -> failure policy               (circuit_breaker)
+//!         -> less time left than a round trip      -> failure policy               (round_trips)
+//!         -> no call is in flight                  -> sent at once
+//!         -> fewer calls in flight than the limit  -> sent in the next batch       (batch, call_limit)
+//!         -> otherwise queued, with equal checks   -> sent when a call returns     (queue)
+//! ```
+//!
+//! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of
+//! which enforces this process's share of the limit (fallback).
+
+mod batch;
+mod call_limit;
+mod circuit_breaker;
+mod denial_cache;
+mod fallback;
+mod queue;
+mod round_trips;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+use sluicegate_core::{Algorithm, Answer, Limit, Operation, Timestamp};
+use tokio::{
+    runtime::Handle,
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
+
+use self::{
+    circuit_breaker::{CircuitBreaker, Probe},
+    denial_cache::DenialCache,
+    fallback::{Announcer, Fallback},
+    queue::{Load, Queue},
+};
+use crate::{
+    backend::CheckShares,
+    check::{Check, Tier},
+    decision::Source,
+    key::Key,
+    stats::{RemoteCounters, Stats},
+    store::{CheckAnswer, CounterSnapshot, Deadline, RemoteStore, StoreError},
+};
+
+/// The deadline of a decision, and how long denials are cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The time a decision may take; then each rule's failure policy decides. 50 ms by default.
+    pub deadline: Duration,
+    /// The longest time for which this process repeats a denial without a call to the store. 1 s by default; zero disables the
+    /// cache.
+    pub denial_cache: Duration,
+}
+
+/// The default deadline.
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+/// The longest deadline; a longer one is reduced to it.
+const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
+/// The time that `inspect` may take. It is used interactively, and no request waits for it.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long denials are cached by default.
+const DEFAULT_DENIAL_CACHE: Duration = Duration::from_secs(1);
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE }
+    }
+}
+
+impl Options {
+    /// Returns the shorter of this deadline and the caller's.
+    fn deadline_within(&self, deadline: Option<Duration>) -> Duration {
+        deadline.map_or(self.deadline, |deadline| deadline.min(self.deadline)).min(MAX_DEADLINE)
+    }
+}
+
+/// A round trip of `deadline / SLOW_PART` or more is logged. One below `deadline / FAST_PART` re-arms the warning.
+const SLOW_PART: u32 = 2;
+const FAST_PART: u32 = 4;
+
+/// The most servers with their own queue and circuit breaker; further servers share those of the first.
+const MAX_UPSTREAMS: usize = 1024;
+
+/// A remote store with the state that all callers share.
+pub(crate) struct Remote {
+    shared: Arc<Shared>,
+    first: Arc<Upstream>,
+    others: RwLock<HashMap<u64, Arc<Upstream>>>,
+}
+
+struct Shared {
+    store: Arc<dyn RemoteStore>,
+    options: Options,
+    denials: DenialCache,
+    fallback: Fallback,
+    counters: RemoteCounters,
+}
+
+/// One server of the store, with its own queue and circuit breaker: a server that is down does not delay checks for the others.
+struct Upstream {
+    shared: Arc<Shared>,
+    number: u64,
+    queue: Queue,
+    breaker: CircuitBreaker,
+    /// Whether a warning about the round trip was logged.
+    has_warned: AtomicBool,
+}
+
+impl Remote {
+    pub(crate) fn new(store: Arc<dyn RemoteStore>, options: Options) -> Self {
+        // a cached denial expires on this process's clock, which is independent of a manual clock
+        let longest = if store.has_real_clock() { options.denial_cache } else { Duration::ZERO };
+        let denials = DenialCache::new(longest);
+        let (fallback, counters) = (Fallback::default(), RemoteCounters::default());
+        let shared = Arc::new(Shared { store, options, denials, fallback, counters });
+        Self { first: Upstream::new(&shared, 0), shared, others: RwLock::default() }
+    }
+
+    /// The counters behind the statistics.
+    pub(crate) fn counters(&self) -> &RemoteCounters {
+        &self.shared.counters
+    }
+
+    /// Returns the denial of a check, if the store is certain to deny it now.
+    pub(crate) fn cached_denial(&self, check: &Check) -> Option<CheckShares> {
+        if check.operation() == Operation::Check { self.shared.denials.lookup(check) } else { None }
+    }
+
+    /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one.
+    pub(crate) async fn decide(
+        &self,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> Result<CheckShares, StoreError> {
+        let shared = &self.shared;
+        let deadline = shared.options.deadline_within(deadline);
+        let upstream = self.upstream(shared.store.upstream(check));
+        if upstream.breaker.is_open() {
+            return Err(upstream.breaker.error());
+        }
+        let answer = batch::decide(&upstream, check, Instant::now() + deadline).await;
+        if let Err(StoreError::Ambiguous(_)) = answer {
+            shared.counters.record_ambiguous();
+        }
+        if let Operation::Refund { .. } = check.operation() {
+            shared.denials.clear();
+        }
+        answer
+    }
+
+    fn upstream(&self, number: u64) -> Arc<Upstream> {
+        if number == 0 {
+            return Arc::clone(&self.first);
+        }
+        if let Some(upstream) = self.others.read().get(&number) {
+            return Arc::clone(upstream);
+        }
+        let mut others = self.others.write();
+        if others.len() >= MAX_UPSTREAMS && !others.contains_key(&number) {
+            return Arc::clone(&self.first);
+        }
+        Arc::clone(others.entry(number).or_insert_with(|| Upstream::new(&self.shared, number)))
+    }
+
+    /// Returns how long a decision may take if the caller has this deadline.
+    pub(crate) fn deadline(&self, deadline: Option<Duration>) -> Duration {
+        self.shared.options.deadline_within(deadline)
+    }
+
+    /// Logs a warning if a round trip of this length leaves too little of the deadline.
+    pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
+        self.first.warn_if_slow(round_trip);
+    }
+
+    /// Decides by this process's share of each limit, without the store. Also returns the tiers with those shares.
+    pub(crate) fn decide_by_fallback(&self, check: &Check) -> (CheckShares, Vec<Tier>) {
+        self.shared.fallback.decide(check)
+    }
+
+    /// Starts counting the instances among which the fallback divides a limit.
+    pub(crate) fn prepare_fallback(&self) {
+        if let Ok(runtime) = Handle::try_current()
+            && self.shared.fallback.must_be_announced()
+        {
+            runtime.spawn(Announcer(Arc::downgrade(&self.shared)).run());
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let others = self.others.read();
+        let upstreams = || others.values().chain([&self.first]);
+        let loads: Vec<Load> = upstreams().map(|upstream| upstream.queue.load()).collect();
+        Stats {
+            open_breakers: upstreams().filter(|upstream| upstream.breaker.is_open()).count(),
+            waiting: loads.iter().map(|load| load.waiting).sum(),
+            in_flight: loads.iter().map(|load| load.in_flight).sum(),
+            call_limit: loads.iter().map(|load| load.limit).max().unwrap_or_default(),
+            round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
+            store: self.shared.store.stats(),
+            ..self.shared.counters.snapshot()
+        }
+    }
+
+    pub(crate) async fn warm_up(&self) -> Result<(), StoreError> {
+        self.shared.store.warm_up().await
+    }
+
+    pub(crate) async fn inspect(
+        &self,
+        counters: &[(Key, Limit)],
+        deadline: Option<Duration>,
+    ) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
+        if self.first.breaker.is_open() {
+            return Err(self.first.breaker.error());
+        }
+        let deadline = deadline.map_or(INSPECT_TIMEOUT, |deadline| deadline.min(INSPECT_TIMEOUT));
+        with_deadline(deadline, self.shared.store.inspect(counters)).await
+    }
+
+    /// Deletes counters, and every cached denial, which may be due to them.
+    pub(crate) async fn reset(
+        &self,
+        counters: &[(Key, Algorithm)],
+        deadline: Option<Duration>,
+    ) -> Result<u64, StoreError> {
+        if self.first.breaker.is_open() {
+            return Err(self.first.breaker.error());
+        }
+        let deadline = self.shared.options.deadline_within(deadline);
+        let reset = with_deadline(deadline, self.shared.store.reset(counters)).await;
+        self.shared.denials.clear();
+        reset
+    }
+}
+
+impl Upstream {
+    fn new(shared: &Arc<Shared>, number: u64) -> Arc<Self> {
+        let (queue, breaker) = (Queue::new(), CircuitBreaker::default());
+        let has_warned = AtomicBool::new(false);
+        Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker, has_warned })
+    }
+
+    /// Logs a warning if the round trip takes too much of the deadline, once until it is well below.
+    fn warn_if_slow(&self, round_trip: Duration) {
+        let deadline = self.shared.options.deadline;
+        if round_trip * SLOW_PART < deadline {
+            if round_trip * FAST_PART < deadline && self.has_warned.load(Ordering::Relaxed) {
+                self.has_warned.store(false, Ordering::Relaxed);
+            }
+        } else if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let advised =
+                Duration::from_millis(u64::try_from((round_trip * 4).as_millis()).unwrap_or(u64::MAX));
+            tracing::warn!(
+                "the round trip to the store takes {round_trip:.1?} of a deadline of {deadline:?}: set the deadline to \
+                 {advised:?} or more (store.deadline), otherwise failure policies decide"
+            );
+        }
+    }
+
+    /// Calls the store for callers that wait until `deadline` at most, and returns the outcome of each check. Caches certain denials and
+    /// reports success or failure to the circuit breaker.
+    async fn call(
+        self: &Arc<Self>,
+        checks: &[Check],
+        deadline: Instant,
+        sent_at: Instant,
+    ) -> Vec<Result<BatchAnswer, StoreError>> {
+        if self.breaker.is_open() {
+            return vec![Err(self.breaker.error()); checks.len()];
+        }
+        let Shared { store, denials, counters, options, .. } = &*self.shared;
+        let sent = denials.sent(sent_at);
+        let reply = store.decide(checks, Some(Deadline::Process(deadline)));
+        let Some(decided) = self.wait_for_reply(sent_at, reply).await else {
+            counters.record_timeout();
+            return vec![Err(no_answer_within(options.deadline)); checks.len()];
+        };
+        match decided.iter().find_map(|answered| answered.as_ref().err()) {
+            None => counters.record_call(sent_at.elapsed()),
+            Some(error) => counters.record_error(error),
+        }
+        if checks.iter().any(|check| matches!(check.operation(), Operation::Refund { .. })) {
+            denials.clear();
+        }
+        if decided.iter().any(Result::is_ok) {
+            self.breaker.succeeded();
+        } else if let Some(error) =
+            decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
+            && self.queue.count_failure(sent_at, Instant::now())
+        {
+            self.breaker.note(error);
+            self.failed();
+        }
+        let answers = checks.iter().zip(decided).map(|(check, answered)| {
+            let CheckAnswer { at, answers } = answered?;
+            denials.insert_certain(check, &answers, &sent);
+            Ok((answers.into(), at))
+        });
+        answers.collect()
+    }
+
+    /// Waits for a reply up to the configured deadline, even if every caller is dropped. Silence counts as a failure.
+    async fn wait_for_reply<T>(
+        self: &Arc<Self>,
+        sent_at: Instant,
+        reply: impl Future<Output = T>,
+    ) -> Option<T> {
+        let timeout = self.shared.options.deadline_within(None);
+        let end = sent_at + timeout;
+        let mut reply = pin!(reply);
+        loop {
+            let wake = end.min(self.queue.silent_at(sent_at, timeout));
+            if let Some(reply) = ready_by(wake, &mut reply).await {
+                return Some(reply);
+            }
+            // after a pause of this process, the reply may have arrived but not been read
+            yield_now().await;
+            if let Some(reply) = ready_by(wake, &mut reply).await {
+                return Some(reply);
+            }
+            let now = Instant::now();
+            let is_over = now >= end;
+            if self.queue.count_silence(sent_at, timeout, now)
+                || (is_over && self.queue.count_failure(sent_at, now))
+            {
+                self.breaker.note(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
+                self.failed();
+            }
+            if is_over {
+                return None;
+            }
+        }
+    }
+
+    /// Counts a failure of the server. After several in a row the circuit breaker opens, and a background task probes the server.
+    fn failed(self: &Arc<Self>) {
+        // without a runtime, no task could probe the server
+        if let Ok(runtime) = Handle::try_current()
+            && self.breaker.failed()
+        {
+            let reason = self.breaker.reason();
+            tracing::warn!("store unavailable ({reason}); applying failure policies");
+            runtime.spawn(Probe(Arc::downgrade(self)).run());
+        }
+    }
+}
+
+/// Whether an error is a failure of the store. A late call may be due to a short deadline of the caller.
+fn is_failure(error: &&StoreError) -> bool {
+    !matches!(error, StoreError::Late(_))
+}
+
+/// The answers of a check's tiers, shared by all callers of that check, and the time of the decision.
+type BatchAnswer = (Arc<[Answer]>, Timestamp);
+
+/// The position of a request among identical ones, and how many of them were admitted.
+#[derive(Clone, Copy)]
+struct Position {
+    index: u32,
+    admitted: u32,
+}
+
+impl Position {
+    const ALONE: Self = Self { index: 0, admitted: 1 };
+}
+
+impl CheckShares {
+    fn from_store(check: &Check, answers: &[Answer], position: Position, at: Timestamp) -> Self {
+        let Position { index, admitted } = position;
+        let shares = check
+            .tiers()
+            .iter()
+            .zip(answers)
+            .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
+        Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect() }
+    }
+}
+
+/// Waits for a call up to a deadline. A call without an answer in time may have taken effect.
+async fn with_deadline<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match ready_by(Instant::now() + deadline, call).await {
+        Some(answer) => answer,
+        None => Err(no_answer_within(deadline)),
+    }
+}
+
+/// Returns the output of a future if it is ready by `deadline`.
+async fn ready_by<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    // a ready future needs no timer, and therefore no runtime
+    let ready = poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    });
+    match ready.await {
+        Some(output) => Some(output),
+        None => timeout_at(deadline, future).await.ok(),
+    }
+}
+
+fn no_answer_within(deadline: Duration) -> StoreError {
+    StoreError::Ambiguous(format!("no answer within {deadline:?}"))
+}

@@ -1,0 +1,300 @@
+//! A validated set of rules: from the labels and costs of a request to the limits that apply.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use sluicegate_core::{Cost, Limit};
+use smallvec::SmallVec;
+
+use super::{
+    costs::{Costs, Unit},
+    index::MatchIndex,
+    pattern::Pattern,
+    rule::{Absent, OnStoreFailure, Rule},
+    validate::{RulesError, check_all},
+};
+use crate::{
+    key::{Key, encoded_rule},
+    labels::Labels,
+};
+
+/// A validated set of rules, indexed for matching.
+#[derive(Debug)]
+pub struct RuleSet {
+    entries: Vec<Entry>,
+    index: MatchIndex,
+    positions: HashMap<Arc<str>, usize>,
+}
+
+/// A rule with its derived data.
+#[derive(Debug)]
+struct Entry {
+    rule: Rule,
+    /// Its name in stored keys.
+    stored_name: Arc<str>,
+    overrides: MatchIndex,
+}
+
+/// A rule that applies to a request, with its overrides resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// Its effect on the request.
+    pub effect: Effect,
+}
+
+/// The effect of a rule on a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The request uses `cost` units of `key` under `limit`.
+    Limit {
+        /// The counter.
+        key: Key,
+        /// Its limit.
+        limit: Limit,
+        /// The cost; 0 if the request has none in the rule's unit.
+        cost: Cost,
+        /// It never denies.
+        shadow: bool,
+        /// It admits while any units are free.
+        overdraft: bool,
+        /// The failure policy.
+        on_store_failure: OnStoreFailure,
+    },
+    /// The request is denied without counting; a retry does not help.
+    Deny {
+        /// The reason.
+        reason: DenialReason,
+        /// It would deny, but never does.
+        shadow: bool,
+    },
+}
+
+/// Why a rule denies without counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenialReason {
+    /// An override blocks the request.
+    Blocked,
+    /// The request lacks a `per` label, and the rule denies such requests.
+    Absent,
+}
+
+/// Why a request cannot be matched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MatchError {
+    /// The caller's cost times the rule's factor exceeds the largest cost.
+    #[error(
+        "cost {} of {unit:?} is too large for rule {rule:?}, which multiplies it by {}: the product may be at most {}",
+        cost.units(), factor.units(), Cost::MAX.units()
+    )]
+    CostTooLarge {
+        /// The rule.
+        rule: Arc<str>,
+        /// Its unit.
+        unit: Unit,
+        /// The caller's cost.
+        cost: Cost,
+        /// The factor of the rule.
+        factor: Cost,
+    },
+}
+
+impl RuleSet {
+    /// Validates and indexes rules.
+    ///
+    /// # Errors
+    /// If a rule or override is invalid, two rules have the same name, or there are too many.
+    pub fn new(mut rules: Vec<Rule>) -> Result<Self, RulesError> {
+        check_all(&mut rules)?;
+        let index = MatchIndex::new(rules.iter().map(required_pairs));
+        let positions = rules.iter().enumerate().map(|(at, rule)| (Arc::clone(&rule.name), at)).collect();
+        let entries = rules
+            .into_iter()
+            .map(|rule| Entry {
+                stored_name: encoded_rule(&rule.name),
+                overrides: MatchIndex::new(rule.overrides.iter().map(|other| other.when.pairs())),
+                rule,
+            })
+            .collect();
+        Ok(Self { entries, index, positions })
+    }
+
+    /// Returns all rules that apply to a request, in order.
+    ///
+    /// # Errors
+    /// If a cost times the factor of a rule is too large.
+    pub fn matching(&self, labels: &Labels, costs: &Costs) -> Result<Vec<Applied<'_>>, MatchError> {
+        let mut candidates = Vec::new();
+        self.index.candidates(labels, &mut candidates);
+        let mut applied = Vec::with_capacity(candidates.len());
+        let mut buffer = Vec::new();
+        for id in candidates {
+            let entry = &self.entries[id as usize];
+            if !applies(&entry.rule, labels) {
+                continue;
+            }
+            if let Some(effect) = entry.effect(labels, costs, &mut buffer)? {
+                applied.push(Applied { rule: &entry.rule, effect });
+            }
+        }
+        Ok(applied)
+    }
+
+    /// Returns the rules, in order.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.entries.iter().map(|entry| &entry.rule)
+    }
+
+    /// Returns the rule of this name.
+    pub fn get(&self, name: &str) -> Option<&Rule> {
+        self.positions.get(name).map(|&position| &self.entries[position].rule)
+    }
+
+    /// Returns the number of rules.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns whether there are no rules.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+/// Returns the pairs that must match: `when`, and usually the presence of the `per` labels.
+fn required_pairs(rule: &Rule) -> impl Iterator<Item = (&str, &Pattern)> {
+    let per = if rule.absent == Absent::Skip { &*rule.per } else { &[] };
+    rule.when.pairs().chain(per.iter().map(|label| (&**label, &Pattern::Present)))
+}
+
+/// Returns whether the rule applies, regardless of its overrides.
+fn applies(rule: &Rule, labels: &Labels) -> bool {
+    let expected = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
+    rule.when.all_match(labels)
+        && (rule.absent != Absent::Skip || !lacks_a_per_label(rule, labels))
+        && !rule.unless.any_matches(labels)
+        && (!rule.exact || labels.iter().all(|(label, _)| expected(label)))
+}
+
+fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {
+    rule.per.iter().any(|label| labels.get(label).is_none())
+}
+
+/// The values of a rule after its matching overrides.
+struct Resolved {
+    amount: Option<u64>,
+    window: Option<Duration>,
+    burst: Option<u64>,
+    factor: Cost,
+    shadow: bool,
+    on_store_failure: OnStoreFailure,
+    /// The last override that set it, unless a later one unset it.
+    unlimited: Option<u32>,
+    blocked: Option<u32>,
+}
+
+impl Entry {
+    /// Returns the effect of a rule that applies; `None` if an override exempts the request.
+    fn effect(
+        &self,
+        labels: &Labels,
+        costs: &Costs,
+        buffer: &mut Vec<u32>,
+    ) -> Result<Option<Effect>, MatchError> {
+        let rule = &self.rule;
+        let resolved = self.resolved(labels, buffer);
+        let shadow = resolved.shadow;
+        if resolved.unlimited > resolved.blocked {
+            return Ok(None);
+        }
+        if resolved.blocked.is_some() {
+            return Ok(Some(Effect::Deny { reason: DenialReason::Blocked, shadow }));
+        }
+        if rule.absent == Absent::Deny && lacks_a_per_label(rule, labels) {
+            return Ok(Some(Effect::Deny { reason: DenialReason::Absent, shadow }));
+        }
+        let cost = self.cost(&resolved, costs)?;
+        let values =
+            |names: &[Box<str>]| names.iter().map(|name| labels.get(name)).collect::<SmallVec<[_; 4]>>();
+        let co_locate = rule.tag.as_deref().map(values);
+        let key = Key::of_rule(&self.stored_name, &values(&rule.per), co_locate.as_deref());
+        let limit = self.limit(&resolved, &key);
+        let Resolved { on_store_failure, .. } = resolved;
+        Ok(Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure }))
+    }
+
+    /// Applies the matching overrides in order, field by field; a later match wins.
+    fn resolved(&self, labels: &Labels, buffer: &mut Vec<u32>) -> Resolved {
+        let rule = &self.rule;
+        let mut resolved = Resolved {
+            amount: None,
+            window: None,
+            burst: rule.burst,
+            factor: rule.cost,
+            shadow: rule.shadow,
+            on_store_failure: rule.on_store_failure,
+            unlimited: None,
+            blocked: None,
+        };
+        self.overrides.candidates(labels, buffer);
+        for &id in buffer.iter() {
+            let other = &rule.overrides[id as usize];
+            if !other.when.all_match(labels) {
+                continue;
+            }
+            resolved.amount = other.amount.or(resolved.amount);
+            resolved.window = other.window.or(resolved.window);
+            resolved.burst = other.burst.or(resolved.burst);
+            resolved.factor = other.cost.unwrap_or(resolved.factor);
+            resolved.shadow = other.shadow.unwrap_or(resolved.shadow);
+            resolved.on_store_failure = other.on_store_failure.unwrap_or(resolved.on_store_failure);
+            resolved.unlimited = other.unlimited.map_or(resolved.unlimited, |yes| yes.then_some(id));
+            resolved.blocked = other.blocked.map_or(resolved.blocked, |yes| yes.then_some(id));
+        }
+        resolved
+    }
+
+    fn cost(&self, resolved: &Resolved, costs: &Costs) -> Result<Cost, MatchError> {
+        let rule = &self.rule;
+        let (cost, factor) = (costs.of(&rule.unit), resolved.factor);
+        match cost.units().checked_mul(factor.units()).map(Cost::new) {
+            Some(Ok(product)) => Ok(product),
+            // a shadow rule never causes an error; this cost exceeds every capacity, so the rule reports that it would deny
+            _ if resolved.shadow => Ok(Cost::MAX),
+            _ => {
+                let (rule, unit) = (Arc::clone(&rule.name), rule.unit.clone());
+                Err(MatchError::CostTooLarge { rule, unit, cost, factor })
+            }
+        }
+    }
+
+    fn limit(&self, resolved: &Resolved, key: &Key) -> Limit {
+        const CHECKED: &str = "all numbers were validated with the rules";
+        let rule = &self.rule;
+        let mut limit = rule.limit;
+        if resolved.amount.is_some() || resolved.window.is_some() || resolved.burst != rule.burst {
+            let amount = resolved.amount.unwrap_or(limit.amount());
+            let window = resolved.window.unwrap_or(limit.window());
+            let phase_us = limit.phase_us();
+            limit = Limit::new(limit.algorithm(), amount, window).expect(CHECKED);
+            if let Some(burst) = resolved.burst {
+                limit = limit.with_burst(burst).expect(CHECKED);
+            }
+            if phase_us > 0 {
+                limit = limit.with_phase(Duration::from_micros(phase_us)).expect(CHECKED);
+            }
+        }
+        if rule.stagger {
+            limit = limit.with_phase(staggered_phase(key, limit.window_us())).expect(CHECKED);
+        }
+        limit
+    }
+}
+
+/// Returns a phase within the window that depends only on the key's identity, so that all processes agree.
+pub fn staggered_phase(key: &Key, window_us: u64) -> Duration {
+    let hash = crc32fast::hash(key.identity().as_bytes());
+    let phase_us = (u128::from(hash) * u128::from(window_us)) >> 32;
+    Duration::from_micros(u64::try_from(phase_us).expect("the phase is below the window"))
+}

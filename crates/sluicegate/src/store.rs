@@ -1,0 +1,174 @@
+//! Where counters live: the memory store of this process, or a remote store.
+//!
+//! [`RemoteStore`] is the interface of a store on another host. The limiter handles the deadline, batching, circuit breaker, denial
+//! cache and failure policies; an implementation only sends calls.
+
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use sluicegate_core::{Algorithm, Answer, Limit, Snapshot, Timestamp};
+use tokio::time::Instant;
+
+use crate::{check::Check, key::Key, memory::MemoryStore, stats::StoreStats};
+
+/// A boxed future, which keeps [`RemoteStore`] object safe.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The store of a [`Limiter`](crate::Limiter), chosen when the limiter is built.
+///
+/// Every store converts into it, so that `Limiter::new` takes a [`MemoryStore`], a [`RedisStore`](crate::RedisStore) or any other
+/// [`RemoteStore`].
+pub enum Store {
+    /// Counters in this process.
+    Memory(MemoryStore),
+    /// Counters on another host.
+    Remote(Arc<dyn RemoteStore>),
+}
+
+impl From<MemoryStore> for Store {
+    fn from(store: MemoryStore) -> Self {
+        Self::Memory(store)
+    }
+}
+
+impl<R: RemoteStore> From<R> for Store {
+    fn from(store: R) -> Self {
+        Self::Remote(Arc::new(store))
+    }
+}
+
+impl<R: RemoteStore> From<Arc<R>> for Store {
+    fn from(store: Arc<R>) -> Self {
+        Self::Remote(store)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(store) => store.fmt(f),
+            Self::Remote(_) => f.write_str("RemoteStore"),
+        }
+    }
+}
+
+/// A store on another host. It keeps counters, owns their clock and decides each check in one atomic step.
+///
+/// The futures are boxed: one allocation per call to the store, which serves many callers.
+pub trait RemoteStore: Send + Sync + 'static {
+    /// Decides `checks` in order and returns the outcome of each. A check sees what the earlier ones charged (where counters are on
+    /// several servers, also what an earlier one only reserved). A call that arrives after its deadline charges nothing.
+    fn decide<'a>(
+        &'a self,
+        checks: &'a [Check],
+        deadline: Option<Deadline>,
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>>;
+
+    /// Returns the number of the server that decides a check, or 0 if there is one server or the number is unknown. Checks for different
+    /// servers do not wait for each other.
+    fn upstream(&self, check: &Check) -> u64 {
+        let _ = check;
+        0
+    }
+
+    /// Checks that a server is able to decide. Changes nothing.
+    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Registers a process as a user of this store for `lifetime` and returns how many processes are registered.
+    fn announce(&self, instance: u64, lifetime: Duration) -> BoxFuture<'_, Result<u32, StoreError>>;
+
+    /// Deletes these counters and returns how many of them existed.
+    fn reset<'a>(&'a self, counters: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>>;
+
+    /// Connects ahead of the first decision.
+    fn warm_up(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Returns the state of these counters for display, each at a moment of its own; `None` for a counter whose state is corrupt.
+    fn inspect<'a>(
+        &'a self,
+        counters: &'a [(Key, Limit)],
+    ) -> BoxFuture<'a, Result<Vec<Option<CounterSnapshot>>, StoreError>> {
+        let _ = counters;
+        Box::pin(async { Err(StoreError::NotRun("this store does not support inspect".to_owned())) })
+    }
+
+    /// Returns the statistics of the store and its servers.
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
+
+    /// Whether the store uses a real clock, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
+    fn has_real_clock(&self) -> bool {
+        true
+    }
+}
+
+/// The time after which the result of a call is no longer needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// A time of the store's clock.
+    Store(Timestamp),
+    /// A time of this process's clock. A remote store converts it to its own clock once the offset is measured.
+    Process(Instant),
+}
+
+/// The outcome of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckAnswer {
+    /// The time of the decision; if the tiers were decided at several times, the latest.
+    pub at: Timestamp,
+    /// The answer of each tier.
+    pub answers: Vec<Answer>,
+}
+
+/// The state of a counter at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterSnapshot {
+    /// The time of the snapshot.
+    pub at: Timestamp,
+    /// The state at that time.
+    pub snapshot: Snapshot,
+}
+
+/// Splits the outcome of a batch of `count` checks into one outcome per check.
+pub(crate) fn per_check(
+    batch: Result<Vec<CheckAnswer>, StoreError>,
+    count: usize,
+) -> Vec<Result<CheckAnswer, StoreError>> {
+    match batch {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error); count],
+    }
+}
+
+/// Why a store did not decide, by whether a charge was made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The call arrived after its deadline, and changed nothing.
+    #[error("call reached the store after its deadline, nothing changed (store time {0:?})")]
+    Late(Timestamp),
+    /// The store rejected the call with an error reply, and nothing changed.
+    #[error("store rejected the call, nothing changed: {code} {detail}")]
+    Rejected {
+        /// Error code of the reply: `OOM`, `LOADING`, …
+        code: String,
+        /// Error message of the reply.
+        detail: String,
+    },
+    /// The call was not sent, and nothing changed.
+    #[error("call not sent, nothing changed: {0}")]
+    NotRun(String),
+    /// No reply arrived. The call may have taken effect and must not be repeated.
+    #[error("no reply from the store, the call may have taken effect: {0}")]
+    Ambiguous(String),
+    /// The batch is larger than one atomic step may be.
+    #[error("a batch of {tiers} tiers is too large: use at most {max}")]
+    TooLarge {
+        /// Tiers in the batch.
+        tiers: usize,
+        /// The most tiers of a batch.
+        max: usize,
+    },
+}

@@ -1,0 +1,95 @@
+//! Random histories: model, memory and every Redis agree on every field.
+
+use std::time::Duration;
+
+use sluicegate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
+use sluicegate_testkit::{
+    cluster::Cluster,
+    delay_proxy::DelayProxy,
+    history::{Plan, assert_agrees_with_model},
+    sentinel::{NAME, Sentinels},
+    server::{Flavor, Server},
+};
+
+#[tokio::test]
+async fn memory_agrees_with_the_model() {
+    for (seed, algorithm) in (100..).zip(Algorithm::ALL) {
+        let clock = ManualClock::new(Timestamp::default());
+        let store = MemoryStore::new().with_clock(clock.clone());
+        assert_agrees_with_model(store, &clock, &Plan::new(&[algorithm], seed)).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_agrees_with_the_model_on_mixed_algorithms() {
+    let clock = ManualClock::new(Timestamp::default());
+    let store = MemoryStore::new().with_clock(clock.clone());
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 200)).await;
+}
+
+async fn redis_agrees(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
+    let server = Server::start(flavor);
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    assert_agrees_with_model(store, &clock, &Plan::new(algorithms, seed)).await;
+}
+
+#[tokio::test]
+async fn redis_7_agrees_with_the_model() {
+    for (seed, algorithm) in (300..).zip(Algorithm::ALL) {
+        redis_agrees(Flavor::Redis7, &[algorithm], seed).await;
+    }
+}
+
+#[tokio::test]
+async fn every_server_agrees_with_the_model_on_mixed_algorithms() {
+    for (seed, flavor) in (400..).zip(Flavor::ALL) {
+        redis_agrees(flavor, &Algorithm::ALL, seed).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_and_redis_agree_with_the_model_on_long_logs() {
+    let plan = Plan::new(&[Algorithm::SlidingLog], 500).dense();
+    let clock = ManualClock::new(Timestamp::default());
+    assert_agrees_with_model(MemoryStore::new().with_clock(clock.clone()), &clock, &plan).await;
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    assert_agrees_with_model(store, &clock, &plan).await;
+}
+
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    addresses.join(",")
+}
+
+#[tokio::test]
+async fn a_primary_behind_sentinels_agrees_with_the_model() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let url = format!("redis-sentinel://{}/{NAME}", addresses(sentinels.sentinels()));
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 600).steps(3_000)).await;
+}
+
+/// Nearly every check of these histories has tiers on several nodes.
+#[tokio::test]
+async fn every_cluster_agrees_with_the_model() {
+    for (seed, flavor) in (700..).zip(Flavor::ALL) {
+        let cluster = Cluster::start(flavor);
+        let clock = ManualClock::new(Timestamp::default());
+        let url = format!("redis-cluster://{}", addresses(cluster.nodes()));
+        let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+        let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
+        assert_agrees_with_model(store, &clock, &plan).await;
+    }
+}
+
+#[tokio::test]
+async fn a_redis_with_a_round_trip_of_1_ms_agrees_with_the_model() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().with_clock(clock.clone());
+    assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 800).steps(3_000)).await;
+}

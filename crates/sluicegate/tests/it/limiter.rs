@@ -1,0 +1,154 @@
+//! The public API of the limiter: rules, reconfiguration, and an unavailable store.
+
+use std::{process::Command, time::Duration};
+
+use sluicegate::{
+    Absent, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
+    Override, RedisStore, Retry, Rule, Source, Timestamp,
+};
+use sluicegate_testkit::server::{Flavor, Server};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const LONG_DEADLINE: Options = Options { deadline: Duration::from_secs(5), denial_cache: SECOND };
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    Labels::new(pairs.iter().copied()).unwrap()
+}
+
+fn log(amount: u64) -> Limit {
+    Limit::sliding_log(amount, MINUTE).unwrap()
+}
+
+fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
+    Limiter::new(MemoryStore::new(), rules).unwrap()
+}
+
+#[tokio::test]
+async fn changed_rules_apply_to_the_next_decision_and_keep_the_usage() {
+    let server = Server::start(Flavor::Redis7);
+    let redis = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = |amount| [Rule::new("r", log(amount)).per(["user"])];
+    changed_rules(Limiter::with_options(MemoryStore::new(), rules(2), LONG_DEADLINE).unwrap(), rules).await;
+    changed_rules(Limiter::with_options(redis, rules(2), LONG_DEADLINE).unwrap(), rules).await;
+}
+
+async fn changed_rules(limiter: Limiter, rules: impl Fn(u64) -> [Rule; 1]) {
+    let alice = labels(&[("user", "alice")]);
+    limiter.check(&alice, 2).await.unwrap();
+    assert!(!limiter.check(&alice, 1).await.unwrap().is_allowed());
+    limiter.reconfigure(rules(5)).unwrap();
+    assert_eq!(limiter.check(&alice, 1).await.unwrap().remaining(), Some(2));
+    let twice = [rules(9), rules(9)].concat();
+    assert!(limiter.reconfigure(twice).is_err());
+    assert_eq!(limiter.peek(&alice, 1).await.unwrap().limit(), Some(5), "invalid rules change nothing");
+}
+
+#[tokio::test]
+async fn all_matching_rules_decide_and_the_longest_retry_after_is_returned() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = [
+        Rule::new("short", Limit::sliding_log(1, 2 * SECOND).unwrap()).per(["user"]),
+        Rule::new("long", log(1)).per(["user"]),
+        Rule::new("wide", log(9)),
+    ];
+    let limiter = Limiter::with_options(store, rules, LONG_DEADLINE).unwrap();
+    let alice = labels(&[("user", "alice")]);
+    assert!(limiter.check(&alice, 1).await.unwrap().is_allowed());
+    for source in [Source::Store, Source::Cache] {
+        let denied = limiter.check(&alice, 1).await.unwrap();
+        assert_eq!((denied.source, denied.rule()), (source, Some("long")));
+        assert!(denied.retry_after().unwrap() > 50 * SECOND);
+    }
+    assert_eq!(limiter.peek(&labels(&[]), 1).await.unwrap().remaining(), Some(8), "denials charge nothing");
+}
+
+#[tokio::test]
+async fn costs_apply_by_unit_and_an_absent_label_follows_the_rules_setting() {
+    let rules = [
+        Rule::new("tokens", log(1_000)).unit("tokens").per(["user"]),
+        Rule::new("login", log(5)).when("route", "login").per(["ip"]).absent(Absent::Deny),
+    ];
+    let limiter = memory(rules);
+    let costs = Costs::new([("requests", Cost::ONE), ("tokens", Cost::from(850))]).unwrap();
+    let alice = labels(&[("user", "alice")]);
+    assert_eq!(limiter.check(&alice, costs.clone()).await.unwrap().remaining(), Some(150));
+    assert!(!limiter.check(&alice, costs).await.unwrap().is_allowed());
+    let denied = limiter.check(&labels(&[("route", "login")]), 1).await.unwrap();
+    assert_eq!((denied.is_allowed(), denied.rule(), denied.retry_after()), (false, Some("login"), None));
+}
+
+#[tokio::test]
+async fn blocked_and_unlimited_requests_are_decided_without_the_store() {
+    let rule = Rule::new("r", log(1))
+        .with_override(Override::when("tenant", "bad").blocked())
+        .with_override(Override::when("tenant", "good").unlimited());
+    let limiter = memory([rule]);
+    for _ in 0..3 {
+        assert!(limiter.check(&labels(&[("tenant", "good")]), 1).await.unwrap().is_allowed());
+        let blocked = limiter.check(&labels(&[("tenant", "bad")]), 1).await.unwrap();
+        assert_eq!((blocked.outcome, blocked.source), (denied_permanently(), Source::Rule));
+    }
+}
+
+fn denied_permanently() -> sluicegate::Outcome {
+    sluicegate::Outcome::Denied { retry: Retry::Never }
+}
+
+#[tokio::test]
+async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() {
+    let limiter = memory([Rule::new("a", log(10)), Rule::new("b", log(10))]);
+    let anybody = labels(&[]);
+    limiter.charge(&anybody, 12, Some(&["a"])).await.unwrap();
+    let peeked = limiter.peek(&anybody, 1).await.unwrap();
+    assert_eq!(peeked.tiers.iter().map(|tier| tier.remaining).collect::<Vec<_>>(), [0, 10]);
+    let checked = limiter.refund(&anybody, 5, None, Some(&["a"])).await.unwrap();
+    assert_eq!(checked.remaining(), Some(3));
+    let unknown = limiter.charge(&anybody, 1, Some(&["c"])).await.unwrap_err().to_string();
+    assert_eq!(unknown, "there is no rule \"c\": use a, b");
+    assert_eq!(limiter.reset(&anybody, Some(&["a"])).await.unwrap(), 1);
+    assert_eq!(limiter.peek(&anybody, 1).await.unwrap().remaining(), Some(10));
+}
+
+/// Sends a signal to a process.
+fn signal(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn when_redis_is_silent_each_rule_applies_its_failure_policy_and_reports_the_error() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let rules = [
+        Rule::new("open", log(5)).when("route", "open"),
+        Rule::new("closed", log(5)).when("route", "closed").on_store_failure(OnStoreFailure::Closed),
+        Rule::new("shadow", log(5)).shadow().on_store_failure(OnStoreFailure::Closed),
+    ];
+    let deadline = Duration::from_millis(50);
+    let limiter = Limiter::with_options(store, rules, Options { deadline, ..LONG_DEADLINE }).unwrap();
+    let (open, closed) = (labels(&[("route", "open")]), labels(&[("route", "closed")]));
+    signal("-STOP", server.pid());
+    let (passed, denied) = (limiter.check(&open, 1).await.unwrap(), limiter.check(&closed, 1).await.unwrap());
+    let charged = limiter.charge(&open, 1, None).await;
+    let reset = limiter.reset(&open, None).await;
+    signal("-CONT", server.pid());
+    assert_eq!((passed.is_allowed(), passed.source, passed.is_degraded()), (true, Source::Open, true));
+    assert_eq!((denied.is_allowed(), denied.source, denied.rule()), (false, Source::Closed, Some("closed")));
+    assert!(denied.retry_after().is_some() && passed.failure.is_some() && denied.failure.is_some());
+    assert!(matches!(charged, Err(Error::Store(_))), "a charge that may be lost is an error: {charged:?}");
+    assert!(matches!(reset, Err(Error::Store(_))), "{reset:?}");
+}
+
+#[tokio::test]
+async fn a_manual_clock_also_expires_cached_denials() {
+    let server = Server::start(Flavor::Redis7);
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    let limiter = Limiter::with_options(store, [], LONG_DEADLINE).unwrap();
+    for _ in 0..3 {
+        assert!(limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
+        assert!(!limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
+        clock.advance(MINUTE);
+    }
+}

@@ -1,7 +1,0 @@
-// Applies the selected theme before the page is drawn; the default is the system's.
-(() => {
-  const chosen = localStorage.getItem('tollgate-theme');
-  if (chosen === 'light' || chosen === 'dark') {
-    document.documentElement.dataset.theme = chosen;
-  }
-})();
