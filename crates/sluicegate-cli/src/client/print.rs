@@ -192,14 +192,11 @@ fn print_source(Response { answer, store_problem, .. }: &Response<'_>) {
         "fallback" => "decided by this process's share of the limit (failure policy local)",
         "open" => "allowed by failure policy open",
         "closed" => "denied by failure policy closed",
-        "local" if !answer.allowed => {
-            let why = match answer.limit {
-                Some(0) => "the rule denies without counting; run sluicegate explain for the reason",
-                _ => "denied from the server's denial cache",
-            };
-            output::line(paint(DIM, why));
-            return;
+        "rule" => {
+            let why = "the rule denies without counting; run sluicegate explain for the reason";
+            return output::line(paint(DIM, why));
         }
+        "cache" => return output::line(paint(DIM, "denied from the server's denial cache")),
         _ => return,
     };
     let name = paint(WARNING.bold(), "DEGRADED");
@@ -230,10 +227,10 @@ fn no_rule_hint(Response { body, answer, .. }: &Response<'_>) {
     }
 }
 
-/// Warns about units of the request that no rule counts. Only after a decision of the store: otherwise `tiers` may be incomplete.
+/// Warns about units of the request that no rule counts. Only after a decision of a store: otherwise `tiers` may be incomplete.
 fn warn_uncounted_units(response: &Response<'_>) {
     let tiers = &response.answer.tiers;
-    if tiers.is_empty() || response.answer.source != "store" {
+    if tiers.is_empty() || !matches!(&*response.answer.source, "store" | "memory") {
         return;
     }
     let costs = response.body.costs();

@@ -152,7 +152,7 @@ fn flags_override_the_environment() {
     assert!(server.welcome.contains(&"store  memory:".to_owned()), "{:?}", server.welcome);
     let error = start_error(sluicegate(&["serve"]).env("SLUICEGATE_HTTP", "0.0.0.0:0"));
     assert!(
-        error.starts_with("sluicegate: SLUICEGATE_HTTP: 0.0.0.0:0 can be reached from other machines"),
+        error.starts_with("sluicegate: SLUICEGATE_HTTP: 0.0.0.0:0 is reachable from other machines"),
         "{error}"
     );
 }
@@ -177,7 +177,7 @@ fn a_low_soft_limit_of_open_files_is_raised() {
 fn start_errors_are_one_line_with_exit_code_2() {
     let server = Server::start(&mut sluicegate(&["serve", "--http", "127.0.0.1:0"]));
     let table = [
-        (["--http", "0.0.0.0:0"], "or use 127.0.0.1:0, or set insecure = true\n"),
+        (["--http", "0.0.0.0:0"], "use 127.0.0.1:0, or set insecure = true\n"),
         (["--http", &server.address], "--grpc or --resp (port 0 picks a free port)\n"),
         (["--store", "postgres://me:s3cret@host"], "each with rediss for TLS\n"),
     ];

@@ -148,7 +148,7 @@ fn errors_of_the_api_are_passed_on() {
             &["check", "--key", "k", "--limit", "1 per 1m", "--cost", "tokens=1"],
             "the cost of a key has no units",
         ),
-        (&["charge", "user=1", "--rules", "nope"], "there is no rule \"nope\": in force are login-per-ip"),
+        (&["charge", "user=1", "--rules", "nope"], "there is no rule \"nope\": use login-per-ip"),
         (&["check", "user=1", "--cost", "tokens=1,tokens=2"], "unit \"tokens\" is named more than once"),
     ];
     for (words, remedy) in table {
