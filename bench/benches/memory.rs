@@ -8,7 +8,7 @@ use std::{hint::black_box, time::Duration};
 use criterion::{Criterion, criterion_group, criterion_main};
 use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
 
-/// Never used up: one unit comes back every 100 us.
+/// Never exhausted: one unit is refilled every 100 us.
 const AMOUNT: u64 = 1_000_000_000;
 const WINDOW: Duration = Duration::from_secs(100_000);
 

@@ -1,4 +1,4 @@
-//! The promise: a caller who is alone pays one round trip and next to nothing for the gate.
+//! The promise: a single caller pays one round trip and little more.
 //!
 //! Not measured: a network, other callers, and the same beside a hand-written limiter (`scripts/bench --only idle`).
 
@@ -11,7 +11,7 @@ use std::{hint::black_box, time::Duration};
 use criterion::{Criterion, criterion_group, criterion_main};
 use sluicegate::{Cost, Limit, Limiter, Options, RedisStore};
 
-/// On a busy machine no decision shall become a failure policy's.
+/// Long enough that no failure policy decides on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 fn idle(criterion: &mut Criterion) {

@@ -16,7 +16,7 @@ async function main(task) {
     storeClient: client,
     points: task.amount,
     duration: task.window_s,
-    ...(task.local_refusals ? { inMemoryBlockOnConsumed: task.amount + 1 } : {}),
+    ...(task.caches_denials ? { inMemoryBlockOnConsumed: task.amount + 1 } : {}),
   });
   const start = performance.now() + task.warm_up_ms;
   const end = start + task.measured_ms;
@@ -52,7 +52,7 @@ async function call(limiter, task, start, end) {
   let before = performance.now();
   for (let asked = 1; before < end; asked++) {
     const user = task.keys === 0 ? 'hot' : Math.floor(Math.random() * task.keys);
-    const passes = await limiter.consume(`user:${user}`).then(() => 1, refused);
+    const passes = await limiter.consume(`user:${user}`).then(() => 1, denied);
     const now = performance.now();
     if (now >= start) {
       latencies.push((now - before) * 1e3);
@@ -60,7 +60,7 @@ async function call(limiter, task, start, end) {
     }
     before = now;
     // answers that need no IO would otherwise keep everybody else waiting, timers included
-    if (task.local_refusals && asked % STRIDE === 0) await new Promise(setImmediate);
+    if (task.caches_denials && asked % STRIDE === 0) await new Promise(setImmediate);
   }
   return { latencies, allowed };
 }
@@ -68,8 +68,8 @@ async function call(limiter, task, start, end) {
 // Decisions of one caller between two turns of the event loop, where nothing else ends its turn.
 const STRIDE = 64;
 
-// A refusal is a rejected promise here; anything else is a failure.
-function refused(reason) {
+// A denial is a rejected promise; any other rejection is a failure.
+function denied(reason) {
   if (reason instanceof Error) throw reason;
   return 0;
 }

@@ -6,61 +6,61 @@ use clap::{Parser, Subcommand};
 
 use crate::{fronts::TowerAppVariant, network::Kind, stats::Target};
 
-/// Measures sluicegate against hand-written scripts and other limiters, on this machine.
+/// Compares sluicegate with hand-written scripts and other limiters on this machine.
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
-    /// How often each contestant runs; at least 7 times where a target is 1.3 x or less
+    /// Rounds per contestant; at least 7 where a target is 1.3 or less
     #[arg(long, global = true, default_value_t = 5)]
     pub rounds: usize,
-    /// About two minutes: at most three rounds, shorter, without the contestants that are programs of their own
+    /// At most three shorter rounds, without the contestants in other processes: about two minutes
     #[arg(long, global = true)]
     pub quick: bool,
-    /// The contestants that are programs of their own take part in a quick run too
+    /// Include the contestants in other processes in a quick run
     #[arg(long, global = true)]
     pub peers: bool,
-    /// Prints JSON instead of tables
+    /// Print JSON instead of tables
     #[arg(long, global = true)]
     pub json: bool,
-    /// Runs only the tables whose name contains this, or one of these, separated by commas
+    /// Run only the tables whose name contains one of these words, separated by commas
     #[arg(long, global = true, value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Only the contestants whose name contains this take part, on Redis and over the front ends: for a profiler
+    /// Run only the contestants whose name contains this word, on Redis and over the front ends: for profiling
     #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
-    /// Writes benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
-    /// the task's own page: benchmarks-fronts.md, benchmarks-network.md
+    /// Write benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
+    /// the page of the task: benchmarks-fronts.md, benchmarks-network.md
     #[arg(long, global = true)]
     pub write: Option<PathBuf>,
-    /// What else it does, instead of measuring all tables
+    /// Task to run instead of all tables
     #[command(subcommand)]
     pub task: Option<Task>,
 }
 
-/// Everything but the tables.
+/// A task other than the tables.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Task {
-    /// Computes and simulates how many primaries carry how many decisions, from what --write has measured
+    /// Compute and simulate the number of primaries for a rate of decisions, from the figures written by --write
     Scaling {
-        /// Where benchmarks/figures.json is, and where scaling.md and benchmarks/scaling.svg are written
+        /// Directory of benchmarks/figures.json, to which scaling.md and benchmarks/scaling.svg are written
         #[arg(default_value = "docs")]
         directory: PathBuf,
     },
-    /// What callers see while Redis stands still for ten seconds
+    /// Measure latency and decisions while Redis is stopped for ten seconds
     Outage,
-    /// How fast `sluicegate simulate` goes through a log of five million lines, and in how much memory
+    /// Measure speed and memory of `sluicegate simulate` on a log of five million lines
     Simulate,
-    /// The server's front ends against servers that always allow, and against throttlecrab's
+    /// Compare front ends and the tower layer with counterparts that always allow, and with throttlecrab
     Fronts,
-    /// Limiters on a Redis that is a network away: round trips from 0 to 5 ms
+    /// Compare limiters with Redis behind a network, with round trips from 0 to 5 ms
     Network,
-    /// The proxy that delays traffic, as a process of its own: started by the bench
+    /// Run the proxy that delays traffic: started by the bench
     #[command(hide = true)]
     DelayProxy {
         /// Address of the server
         upstream: SocketAddr,
     },
-    /// One of several client processes: started by the bench
+    /// Run one of several client processes: started by the bench
     #[command(hide = true)]
     NetworkClient {
         /// Contestant
@@ -68,66 +68,66 @@ pub enum Task {
         /// URL of the server
         url: String,
     },
-    /// The server that always allows: started by the bench
+    /// Run the server that always allows: started by the bench
     #[command(hide = true)]
     AlwaysAllow,
-    /// An axum app with or without the rate limit layer: started by the bench
+    /// Run an axum app with or without the rate limit layer: started by the bench
     #[command(hide = true)]
     TowerApp {
         /// Whether it has the layer
         variant: TowerAppVariant,
     },
-    /// One contestant in process, one line of JSON: started by the bench, so that resident memory belongs to
-    /// one contestant alone
+    /// Run one in-process contestant and print a line of JSON: started by the bench, so that the resident memory is
+    /// that of one contestant
     #[command(hide = true)]
     InProcess {
-        /// Its name
+        /// Name of the contestant
         contestant: String,
-        /// How many keys
+        /// Number of keys
         keys: usize,
-        /// How many threads
+        /// Number of threads
         threads: usize,
-        /// For how long
+        /// Measured time in milliseconds
         millis: u64,
     },
 }
 
-/// How often each contestant runs where a target is so small that noise would hide it.
+/// Minimum number of rounds where noise would hide a small target.
 const FINE_ROUNDS: usize = 7;
-/// How often at most in a quick run.
+/// Maximum number of rounds in a quick run.
 const QUICK_ROUNDS: usize = 3;
 
-/// How long and how often.
+/// Number and length of the turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// How often each contestant runs.
+    /// Rounds per contestant.
     pub rounds: usize,
-    /// Before each measurement, unmeasured.
+    /// Unmeasured time before each measurement.
     pub warm_up: Duration,
-    /// Each measurement.
+    /// Time of each measurement.
     pub measured: Duration,
     quick: bool,
 }
 
 impl Effort {
-    /// Whether what takes long is left out.
+    /// Returns whether slow parts are skipped.
     pub fn is_quick(&self) -> bool {
         self.quick
     }
 
-    /// With as many rounds as these targets take.
+    /// Raises the number of rounds to what these targets need.
     pub fn for_targets(self, targets: impl IntoIterator<Item = Option<Target>>) -> Self {
         let fine = targets.into_iter().flatten().any(Target::is_fine);
         let least = if fine && !self.quick { FINE_ROUNDS } else { 1 };
         Self { rounds: self.rounds.max(least), ..self }
     }
 
-    /// With a warm-up of at least this.
+    /// Raises the warm-up to at least `least`.
     pub fn with_warm_up(self, least: Duration) -> Self {
         Self { warm_up: self.warm_up.max(least), ..self }
     }
 
-    /// As much time in more and shorter turns, for latencies that depend on what else the machine does just then.
+    /// Splits the same time into more and shorter turns, for latencies that depend on the momentary load of the machine.
     pub fn in_short_turns(self) -> Self {
         const TURNS: u32 = 4;
         let (warm_up, measured) = (self.warm_up / TURNS, self.measured / TURNS);
@@ -136,7 +136,7 @@ impl Effort {
 }
 
 impl Args {
-    /// What `--rounds` and `--quick` come to.
+    /// Returns the effort that `--rounds` and `--quick` select.
     pub fn effort(&self) -> Effort {
         let quick = self.quick;
         if quick {
@@ -147,12 +147,12 @@ impl Args {
         Effort { rounds: self.rounds.max(1), warm_up, measured, quick }
     }
 
-    /// Whether contestants that are programs of their own take part.
+    /// Returns whether contestants in other processes take part.
     pub fn wants_peers(&self) -> bool {
         self.peers || !self.quick
     }
 
-    /// Whether a table of this name is wanted.
+    /// Returns whether a table is selected.
     pub fn wants(&self, table: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| table.contains(part))
     }

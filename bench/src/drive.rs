@@ -1,7 +1,7 @@
-//! Callers in a closed loop: each asks, waits for the answer, and asks again.
+//! Callers in a closed loop: each sends its next request when the previous one is decided.
 //!
-//! One clock reading per decision: the end of one is the start of the next, so the loop's own few nanoseconds
-//! are part of every latency.
+//! The clock is read once per decision: the end of one is the start of the next, so every latency includes a few
+//! nanoseconds of the loop.
 
 use std::{
     sync::{
@@ -18,27 +18,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::{machine, server};
 
-/// Somebody who decides. A number selects the key, in whatever way the scenario says.
+/// A limiter that is measured. The scenario defines which key a number selects.
 pub trait Contestant: Clone + Send + Sync + 'static {
-    /// Whether the request with this random number may pass.
-    fn ask(&self, random: u64) -> impl Future<Output = Result<bool>> + Send;
+    /// Returns whether the request with this random number is allowed.
+    fn decide(&self, random: u64) -> impl Future<Output = Result<bool>> + Send;
 }
 
-/// When a run ends.
+/// The length of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// After this long; what completes during the warm-up is not counted.
+    /// A time; decisions that complete during the warm-up are not counted.
     Timed { warm_up: Duration, measured: Duration },
-    /// After this many decisions.
+    /// A number of decisions.
     Counted(u64),
 }
 
-/// What one run came to.
+/// The figures of one run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sample {
-    /// Decisions that completed while measured.
+    /// Decisions that completed within the measured period.
     pub decisions: u64,
-    /// How many of them were allowed.
+    /// Number of allowed decisions.
     pub allowed: u64,
     /// Decisions per second.
     pub rate: f64,
@@ -54,7 +54,7 @@ pub struct Sample {
     pub client_cpu_us: f64,
 }
 
-/// Runs `callers` callers, and measures.
+/// Runs `callers` callers and measures them.
 pub async fn drive<C: Contestant>(
     contestant: &C,
     callers: usize,
@@ -127,14 +127,14 @@ async fn call<C: Contestant>(contestant: C, start: Instant, stop: Stop, seed: u6
             Stop::After(left) if left.fetch_sub(1, Ordering::Relaxed) <= 0 => return Ok(tally),
             _ => {}
         }
-        let allowed = contestant.ask(random.u64(..)).await?;
+        let allowed = contestant.decide(random.u64(..)).await?;
         let now = Instant::now();
         if now >= start {
             tally.latencies.record((now - before).as_nanos() as u64).expect("the histogram resizes itself");
             tally.allowed += u64::from(allowed);
         }
         before = now;
-        // an answer that needs no IO would otherwise keep its thread from everybody else
+        // a decision without I/O would otherwise keep the worker thread from other tasks
         tokio::task::consume_budget().await;
     }
 }

@@ -1,5 +1,5 @@
-//! `scripts/bench outage`: what callers see while Redis stands still for ten seconds, at 500 requests a second with the
-//! default deadline of 50 ms. The strict figures; the test suite asserts the same with slack.
+//! `scripts/bench outage`: latency and decisions while Redis is stopped for ten seconds, at 500 requests per second with the
+//! default deadline of 50 ms. The test suite asserts the same with wider bounds.
 //!
 //! Not measured: a network that loses packets, several processes, Sentinel and Cluster.
 
@@ -15,14 +15,14 @@ use tokio::sync::mpsc;
 
 use crate::{progress::Progress, server::Server};
 
-/// How often a request is sent.
+/// Interval between two requests.
 const PACE: Duration = Duration::from_millis(2);
-/// How long everything is in order, before and after.
+/// Time before and after the outage.
 const CALM: Duration = Duration::from_secs(4);
-/// How long Redis stands still.
-const STILL: Duration = Duration::from_secs(10);
+/// Length of the outage.
+const STOPPED: Duration = Duration::from_secs(10);
 
-/// One request: when it was sent, after the start, how long it took, and who decided.
+/// One request: when it was sent after the start, its latency, and the source of its decision.
 struct Call {
     sent: Duration,
     took: Duration,
@@ -40,19 +40,19 @@ pub async fn run() -> Result<()> {
 
     let before_kib = resident_kib()?;
     let start = Instant::now();
-    let (told, mut calls) = mpsc::unbounded_channel();
-    let asking = tokio::spawn(ask(limiter, labels, start, told));
-    part.before("Redis is in order");
+    let (sender, mut calls) = mpsc::unbounded_channel();
+    let sending = tokio::spawn(send_requests(limiter, labels, start, sender));
+    part.before("Redis runs");
     tokio::time::sleep(CALM).await;
     signal(&server, "-STOP")?;
     let stopped = start.elapsed();
-    part.before("Redis stands still");
-    tokio::time::sleep(STILL).await;
+    part.before("Redis is stopped");
+    tokio::time::sleep(STOPPED).await;
     signal(&server, "-CONT")?;
     let resumed = start.elapsed();
     let grown_kib = resident_kib()?.saturating_sub(before_kib);
-    part.before("Redis is in order again");
-    asking.await?;
+    part.before("Redis runs again");
+    sending.await?;
     let mut all = Vec::new();
     while let Some(call) = calls.recv().await {
         all.push(call);
@@ -62,15 +62,20 @@ pub async fn run() -> Result<()> {
 }
 
 /// Sends a request every [`PACE`], whether or not earlier ones are answered.
-async fn ask(limiter: Limiter, labels: Arc<Labels>, start: Instant, told: mpsc::UnboundedSender<Call>) {
+async fn send_requests(
+    limiter: Limiter,
+    labels: Arc<Labels>,
+    start: Instant,
+    sender: mpsc::UnboundedSender<Call>,
+) {
     let mut pace = tokio::time::interval(PACE);
-    while start.elapsed() < 2 * CALM + STILL {
+    while start.elapsed() < 2 * CALM + STOPPED {
         pace.tick().await;
-        let (limiter, labels, told) = (limiter.clone(), Arc::clone(&labels), told.clone());
+        let (limiter, labels, sender) = (limiter.clone(), Arc::clone(&labels), sender.clone());
         tokio::spawn(async move {
             let (sent, begun) = (start.elapsed(), Instant::now());
             if let Ok(decision) = limiter.check(&labels, 1).await {
-                let _ = told.send(Call { sent, took: begun.elapsed(), source: decision.source });
+                let _ = sender.send(Call { sent, took: begun.elapsed(), source: decision.source });
             }
         });
     }
@@ -79,7 +84,7 @@ async fn ask(limiter: Limiter, labels: Arc<Labels>, start: Instant, told: mpsc::
 fn report(all: &mut [Call], stopped: Duration, resumed: Duration, grown_kib: u64) -> Result<()> {
     let deadline = Options::default().deadline;
     let during: Vec<&Call> = all.iter().filter(|call| call.sent >= stopped && call.sent < resumed).collect();
-    ensure!(!during.is_empty(), "nothing was asked while Redis stood still");
+    ensure!(!during.is_empty(), "no request was sent while Redis was stopped");
     let by_store = during.iter().filter(|call| call.source == Source::Store).count();
     let back = all.iter().filter(|call| call.sent >= resumed && call.source == Source::Store);
     let back = back.map(|call| call.sent + call.took - resumed).min();
@@ -87,10 +92,7 @@ fn report(all: &mut [Call], stopped: Duration, resumed: Duration, grown_kib: u64
     took.sort_unstable();
     let (p999, longest) = (took[took.len() * 999 / 1000], took[took.len() - 1]);
     let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
-    println!(
-        "{} requests at 500 a second, deadline {deadline:?}; Redis stood still for {STILL:?}",
-        all.len()
-    );
+    println!("{} requests at 500 a second, deadline {deadline:?}; Redis stopped for {STOPPED:?}", all.len());
     println!(
         "  p99.9 of all                       {:8.2} ms  target <= {:.0} ms",
         millis(p999),
@@ -102,7 +104,7 @@ fn report(all: &mut [Call], stopped: Duration, resumed: Duration, grown_kib: u64
         millis(deadline) + 50.0
     );
     println!(
-        "  decided by the store meanwhile     {by_store:8}     of {} (0 but for those under way)",
+        "  decided by the store meanwhile     {by_store:8}     of {} (0 except for those in flight)",
         during.len()
     );
     match back {

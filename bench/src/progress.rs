@@ -1,4 +1,4 @@
-//! A bar on stderr that says what runs, since it takes minutes. Each table has an equal part of it.
+//! A progress bar on stderr. Each table has an equal part of it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,9 +7,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often the bar moves.
+/// Interval between two updates.
 const TICK: Duration = Duration::from_millis(250);
-/// What one table is worth.
+/// Length of one table's part.
 const TABLE: u64 = 1000;
 
 /// The bar.
@@ -28,7 +28,7 @@ pub struct Part<'a> {
 }
 
 impl Progress {
-    /// For so many tables.
+    /// Creates a bar for a number of tables.
     pub fn new(tables: usize) -> Self {
         let bar = ProgressBar::new(tables as u64 * TABLE);
         if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {bar:30} {percent:>3} %  {msg}")
@@ -39,7 +39,7 @@ impl Progress {
         Self { bar, tables_begun: AtomicU64::new(0) }
     }
 
-    /// The next table, in which so many turns will be taken.
+    /// Starts the next table, which has `turns` turns.
     pub fn begin(&self, table: &str, turns: usize) -> Part<'_> {
         let from = self.tables_begun.fetch_add(1, Ordering::Relaxed) * TABLE;
         self.bar.set_position(from);
@@ -47,21 +47,21 @@ impl Progress {
         Part { bar: &self.bar, table: table.to_owned(), from, turns, turn: AtomicU64::new(0) }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }
 }
 
 impl Part<'_> {
-    /// Says who has the next turn.
+    /// Shows the next turn.
     pub fn at(&self, round: usize, contestant: &str) {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed).min(self.turns);
         self.bar.set_position(self.from + TABLE * turn / self.turns);
         self.bar.set_message(format!("{}, round {}: {contestant}", self.table, round + 1));
     }
 
-    /// Says what is prepared before the first turn.
+    /// Shows a step before the first turn.
     pub fn before(&self, what: &str) {
         self.bar.set_message(format!("{}: {what}", self.table));
     }

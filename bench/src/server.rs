@@ -1,4 +1,4 @@
-//! A private Redis: on a free loopback port, without persistence, ended with the bench.
+//! A private Redis on a free loopback port, without persistence, which ends with the bench.
 
 use std::{
     net::TcpListener,
@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 use redis::aio::MultiplexedConnection;
 
-/// How long a server may take to answer its first `PING`.
+/// Maximum time until a server answers.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause between two attempts to reach it.
+/// Pause between two attempts to connect to a server that starts.
 const START_PAUSE: Duration = Duration::from_millis(20);
 
 /// A running server. Dropping it ends the process.
@@ -21,7 +21,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one, and waits until it answers.
+    /// Starts a server and waits until it answers.
     pub async fn start() -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let process = Command::new("redis-server")
@@ -43,17 +43,17 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Its process.
+    /// Returns the process id of the server.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A connection beside the contestants', for bookkeeping.
+    /// Opens a connection that no contestant uses, for bookkeeping.
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
         Ok(redis::Client::open(self.url())?.get_multiplexed_async_connection().await?)
     }
@@ -61,22 +61,22 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // it is ours and holds nothing that is worth a shutdown
+        // no data is lost without a shutdown
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// What the server has done so far.
+/// The work of the server so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Its CPU time, in microseconds.
+    /// CPU time in microseconds.
     pub cpu_us: f64,
-    /// How many scripts it ran.
+    /// Number of script calls.
     pub scripts: f64,
 }
 
-/// What the server has done so far.
+/// Returns the work of the server so far.
 pub async fn done(connection: &mut MultiplexedConnection) -> Result<Done> {
     let info: String = redis::cmd("INFO").arg("cpu").arg("commandstats").query_async(connection).await?;
     let cpu_us = 1e6 * (field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?);
@@ -85,14 +85,14 @@ pub async fn done(connection: &mut MultiplexedConnection) -> Result<Done> {
     Ok(Done { cpu_us, scripts: scripts.map_or(Ok(0.0), str::parse)? })
 }
 
-/// The server's version.
+/// Returns the version of the server.
 pub async fn version(connection: &mut MultiplexedConnection) -> Result<String> {
     let info: String = redis::cmd("INFO").arg("server").query_async(connection).await?;
     let line = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
     Ok(line.context("INFO server has no redis_version")?.to_owned())
 }
 
-/// Empties the private server.
+/// Removes all keys.
 pub async fn empty(connection: &mut MultiplexedConnection) -> Result<()> {
     Ok(redis::cmd("FLUSHALL").exec_async(connection).await?)
 }

@@ -13,7 +13,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Of at least one value.
+    /// Computes the statistics of at least one value.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -27,26 +27,26 @@ impl Stat {
     }
 }
 
-/// What a ratio is meant to reach.
+/// The target of a ratio.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// Within `ABOUT` of it, or better (lower).
+    /// Within a factor of `ABOUT`, or lower.
     About(f64),
-    /// At least this, or below it by no more than `ABOUT`.
+    /// At least this, or lower by a factor of at most `ABOUT`.
     Nearly(f64),
-    /// This and nothing else, in every round.
+    /// Exactly this, in every round.
     Exactly(f64),
 }
 
-/// How far off a target that says "about" is still reached.
+/// Factor within which an *about* target is reached.
 pub const ABOUT: f64 = 1.15;
-/// Ratios up to this are noise unless repeated.
+/// Ratios up to this value need more rounds to stand out from noise.
 const FINE: f64 = 1.3;
 
 impl Target {
-    /// By the median, unless every round counts.
+    /// Returns whether the target is reached: by the median, or in every round if it is exact.
     pub fn is_reached(self, stat: &Stat) -> bool {
         match self {
             Self::AtLeast(target) => stat.median >= target,
@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// Whether so small a ratio takes more rounds than a large one.
+    /// Returns whether the target is close enough to 1 to need more rounds.
     pub fn is_fine(self) -> bool {
         match self {
             Self::AtLeast(target) | Self::AtMost(target) | Self::About(target) | Self::Nearly(target) => {
@@ -87,7 +87,7 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// The ratio with its spread; small ones with a digit more, since targets below 1 are that fine.
+    /// Formats the ratio with its spread; ratios below 1 have three decimals.
     pub fn text(&self) -> String {
         Column::new("ratio", if self.stat.median < 1.0 { 3 } else { 2 }).write(&self.stat)
     }
@@ -100,19 +100,19 @@ pub struct Row {
     pub cells: Vec<Option<Stat>>,
 }
 
-/// One question, and what came out.
+/// One scenario and its results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Table {
     pub name: String,
     pub what: String,
-    /// How often each contestant ran; some ran less often, and their text says so.
+    /// Rounds per contestant; exceptions are described in the text.
     pub rounds: usize,
     pub columns: Vec<Column>,
     pub rows: Vec<Row>,
     pub ratios: Vec<Ratio>,
 }
 
-/// A quantity, and how it is written.
+/// A quantity and its number of decimals.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Column {
     pub title: Cow<'static, str>,
@@ -124,7 +124,7 @@ impl Column {
         Self { title: Cow::Borrowed(title), digits }
     }
 
-    /// A figure with its spread: `83.1 (80.2..85.0)`.
+    /// Formats a figure with its spread: `83.1 (80.2..85.0)`.
     pub fn write(&self, stat: &Stat) -> String {
         let digits = self.digits;
         if stat.min == stat.max {

@@ -16,15 +16,15 @@ use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
 
 use crate::{args::Effort, machine};
 
-/// Decisions between two looks at the clock.
+/// Decisions between two readings of the clock.
 const STRIDE: usize = 1024;
-/// Above this, keys are written per call instead of made before.
+/// Maximum number of prepared keys; above it, keys are formatted per call.
 const MAX_PREPARED: usize = 10_000;
 
 /// The store's bound, for a million keys: its default of 256 MiB does not hold them all.
 const MAX_MEMORY: usize = 1 << 30;
 
-/// What came out.
+/// The figures of one run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Measured {
     /// CPU time per decision, all threads' time over all threads' decisions.
@@ -35,16 +35,16 @@ pub struct Measured {
     pub bytes_per_key: f64,
 }
 
-/// Somebody who takes part.
+/// An in-process limiter.
 pub struct Contestant {
     pub name: &'static str,
     pub title: &'static str,
     prepared_only: bool,
-    /// Takes so long over many keys that it runs less often.
+    /// Runs less often with many keys, because it takes long.
     slow: bool,
 }
 
-/// How often a slow contestant runs with many keys.
+/// Rounds of a slow contestant with many keys.
 const SLOW_ROUNDS: usize = 2;
 
 impl Contestant {
@@ -52,12 +52,12 @@ impl Contestant {
         Self { name, title, prepared_only: false, slow: false }
     }
 
-    /// In how many rounds it runs.
+    /// Returns the number of rounds.
     pub fn rounds(&self, keys: usize, effort: Effort) -> usize {
         if self.slow && keys > MAX_PREPARED { effort.rounds.min(SLOW_ROUNDS) } else { effort.rounds }
     }
 
-    /// Whether it plays with this many keys.
+    /// Returns whether it takes part with this number of keys.
     pub fn takes(&self, keys: usize, effort: Effort) -> bool {
         let too_many = keys > MAX_PREPARED;
         !(too_many && (self.prepared_only || self.slow && effort.is_quick()))
@@ -75,7 +75,7 @@ pub const CONTESTANTS: &[Contestant] = &[
     Contestant { slow: true, ..Contestant::new("limitador", "limitador") },
 ];
 
-/// Decides by a key's text, or by the place of a key that was made before.
+/// Decides by the text of a key, or by the index of a prepared key.
 pub(super) trait Decider: Sync {
     #[expect(clippy::ptr_arg, reason = "governor looks up by &String")]
     fn by_text(&self, text: &String) -> bool;
@@ -122,7 +122,7 @@ impl Decider for Ours {
 /// Runs one contestant.
 pub fn run(name: &str, keys: usize, threads: usize, time: Duration) -> Result<Measured> {
     let many = keys > MAX_PREPARED;
-    // few keys are asked millions of times; many keys a few times each, and must not look unused in between
+    // few keys are checked millions of times; many keys a few times each, and they must not expire in between
     let (amount, window_s) = if many { (10_000, 86_400) } else { (1_000_000_000, 100_000) };
     let window = Duration::from_secs(window_s);
     let prepared = || (0..if many { 0 } else { keys }).map(text_of);
@@ -130,30 +130,30 @@ pub fn run(name: &str, keys: usize, threads: usize, time: Duration) -> Result<Me
         let burst = NonZeroU32::new(amount).context("a quota is not zero")?;
         let quota = Quota::with_period(window / amount).context("a period is not zero")?.allow_burst(burst);
         let governor = Governor { limiter: RateLimiter::keyed(quota), prepared: prepared().collect() };
-        let measured = measure(&governor, Asked::new(keys, !many), threads, time)?;
+        let measured = measure(&governor, KeySet::new(keys, !many), threads, time)?;
         ensure!(governor.limiter.len() == keys, "governor holds {} keys", governor.limiter.len());
         return Ok(measured);
     }
     if name == "quota" {
         let pool = super::quota::Pool::new(amount, window_s, prepared().collect());
-        let measured = measure(&pool, Asked::new(keys, !many), threads, time)?;
+        let measured = measure(&pool, KeySet::new(keys, !many), threads, time)?;
         ensure!(pool.len() == keys, "quota holds {} keys", pool.len());
         return Ok(measured);
     }
     #[cfg(feature = "limitador")]
     if name == "limitador" {
         let limitador = super::limitador::Limitador::new(amount, window_s, keys, prepared().collect())?;
-        return measure(&limitador, Asked::new(keys, !many), threads, time);
+        return measure(&limitador, KeySet::new(keys, !many), threads, time);
     }
     #[cfg(feature = "throttlecrab")]
     if name == "throttlecrab" {
         let crab = super::throttlecrab::Crab::new(i64::from(amount), window_s as i64, prepared().collect());
-        return measure(&crab, Asked::new(keys, !many), threads, time);
+        return measure(&crab, KeySet::new(keys, !many), threads, time);
     }
     let terms = Terms::new(Limit::token_bucket(u64::from(amount), window)?, Cost::ONE);
     let prepared = prepared().map(Key::without_rule).collect::<Result<_, _>>()?;
     let ours = Ours { store: MemoryStore::new().with_max_memory(MAX_MEMORY)?, terms, prepared };
-    let measured = measure(&ours, Asked::new(keys, !many && name == "sluicegate"), threads, time)?;
+    let measured = measure(&ours, KeySet::new(keys, !many && name == "sluicegate"), threads, time)?;
     ensure!(ours.store.len() == keys, "the store holds {} of {keys} counters", ours.store.len());
     Ok(measured)
 }
@@ -164,7 +164,7 @@ fn text_of(place: usize) -> String {
     text
 }
 
-/// `user:` and seven digits, without the price of `format!`.
+/// Writes `user:` and seven digits, without the cost of `format!`.
 fn write_text(place: usize, text: &mut String) {
     text.clear();
     text.push_str("user:");
@@ -175,14 +175,14 @@ fn write_text(place: usize, text: &mut String) {
     }
 }
 
-/// Which keys are asked, and how.
+/// The keys that are checked, and whether they are prepared.
 #[derive(Clone, Copy)]
-struct Asked {
+struct KeySet {
     keys: usize,
     by_place: bool,
 }
 
-impl Asked {
+impl KeySet {
     fn new(keys: usize, by_place: bool) -> Self {
         Self { keys, by_place }
     }
@@ -196,11 +196,11 @@ impl Asked {
     }
 }
 
-fn measure(decider: &impl Decider, asked: Asked, threads: usize, time: Duration) -> Result<Measured> {
+fn measure(decider: &impl Decider, key_set: KeySet, threads: usize, time: Duration) -> Result<Measured> {
     let before = machine::resident_bytes()?;
     let mut text = String::new();
-    for place in 0..asked.keys {
-        ensure!(asked.decide(decider, place, &mut text), "the first request of key {place} is refused");
+    for place in 0..key_set.keys {
+        ensure!(key_set.decide(decider, place, &mut text), "the first request of key {place} is denied");
     }
     let grown = machine::resident_bytes()?.saturating_sub(before);
 
@@ -208,7 +208,7 @@ fn measure(decider: &impl Decider, asked: Asked, threads: usize, time: Duration)
     let results = thread::scope(|scope| {
         let start = |seed| {
             let barrier = &barrier;
-            scope.spawn(move || one_thread(decider, asked, seed, time, barrier))
+            scope.spawn(move || one_thread(decider, key_set, seed, time, barrier))
         };
         let running: Vec<_> = (0..threads as u64).map(start).collect();
         running
@@ -221,7 +221,7 @@ fn measure(decider: &impl Decider, asked: Asked, threads: usize, time: Duration)
     Ok(Measured {
         cpu_ns: cpu_ns as f64 / decisions as f64,
         rate: results.iter().map(|result| result.decisions as f64 / result.elapsed.as_secs_f64()).sum(),
-        bytes_per_key: grown as f64 / asked.keys as f64,
+        bytes_per_key: grown as f64 / key_set.keys as f64,
     })
 }
 
@@ -233,7 +233,7 @@ struct Thread {
 
 fn one_thread(
     decider: &impl Decider,
-    asked: Asked,
+    key_set: KeySet,
     seed: u64,
     time: Duration,
     barrier: &Barrier,
@@ -245,8 +245,8 @@ fn one_thread(
     let mut decisions = 0;
     while begun.elapsed() < time {
         for _ in 0..STRIDE {
-            let place = random.usize(..asked.keys);
-            ensure!(black_box(asked.decide(decider, place, &mut text)), "key {place} is refused");
+            let place = random.usize(..key_set.keys);
+            ensure!(black_box(key_set.decide(decider, place, &mut text)), "key {place} is denied");
         }
         decisions += STRIDE as u64;
     }

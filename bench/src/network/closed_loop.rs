@@ -136,7 +136,7 @@ pub async fn prefill<C: Contestant>(contestant: &C, count: u64) -> Result<()> {
             let contestant = contestant.clone();
             tokio::spawn(async move {
                 for key in (first..count).step_by(CALLERS as usize) {
-                    contestant.ask(key).await?;
+                    contestant.decide(key).await?;
                 }
                 Ok::<_, anyhow::Error>(())
             })
@@ -166,7 +166,7 @@ async fn call<C: Contestant>(contestant: C, period: Period, seed: u64) -> Result
     let mut calls = Calls { latencies_ns: Vec::new(), total: 0 };
     let mut before = Instant::now();
     while before < period.end {
-        let allowed = contestant.ask(random.u64(..)).await?;
+        let allowed = contestant.decide(random.u64(..)).await?;
         anyhow::ensure!(allowed, "a limit that should never be reached was");
         let now = Instant::now();
         calls.total += 1;

@@ -67,12 +67,12 @@ pub enum Connected {
 }
 
 impl Contestant for Connected {
-    async fn ask(&self, random: u64) -> Result<bool> {
+    async fn decide(&self, random: u64) -> Result<bool> {
         match self {
-            Self::HandWritten(hand_written) => hand_written.ask(random).await,
-            Self::Fred(fred) => fred.ask(random).await,
-            Self::Sluicegate(sluicegate) => sluicegate.ask(random).await,
-            Self::Ping(ping) => ping.ask().await,
+            Self::HandWritten(hand_written) => hand_written.decide(random).await,
+            Self::Fred(fred) => fred.decide(random).await,
+            Self::Sluicegate(sluicegate) => sluicegate.decide(random).await,
+            Self::Ping(ping) => ping.decide().await,
         }
     }
 }
@@ -128,7 +128,7 @@ impl HandWritten {
         Ok(Self { connection, script: Arc::new(script), call })
     }
 
-    async fn ask(&self, random: u64) -> Result<bool> {
+    async fn decide(&self, random: u64) -> Result<bool> {
         let mut invocation = self.script.key(self.call.key(random));
         for argument in self.call.arguments(random) {
             invocation.arg(argument);
@@ -160,7 +160,7 @@ impl FredPool {
         Ok(Self { pool, digest, call })
     }
 
-    async fn ask(&self, random: u64) -> Result<bool> {
+    async fn decide(&self, random: u64) -> Result<bool> {
         let (key, arguments) = (self.call.key(random), self.call.arguments(random));
         let (passes, _): (u8, i64) = self.pool.evalsha(self.digest.as_str(), key, arguments).await?;
         Ok(passes == 1)
@@ -182,7 +182,7 @@ impl Sluicegate {
         Ok(Self { limiter, workload, limit: workload.limit()? })
     }
 
-    async fn ask(&self, random: u64) -> Result<bool> {
+    async fn decide(&self, random: u64) -> Result<bool> {
         let name = self.workload.keys.name(random);
         let decision = self.limiter.check_key(name, &self.limit, Cost::ONE).await?;
         match decision.source {
@@ -204,7 +204,7 @@ impl Ping {
         Ok(Self(Arc::new(Mutex::new(stream))))
     }
 
-    async fn ask(&self) -> Result<bool> {
+    async fn decide(&self) -> Result<bool> {
         const REPLY: &[u8] = b"+PONG\r\n";
         let mut stream = self.0.lock().await;
         stream.write_all(b"PING\r\n").await?;

@@ -159,7 +159,7 @@ async fn turn(contestant: &Connected, per_second: f64, seed: u64, observer: &Obs
             if turn.in_flight.fetch_add(1, Ordering::Relaxed) >= MAX_IN_FLIGHT {
                 turn.unanswered.fetch_add(u64::from(is_measured), Ordering::Relaxed);
             } else {
-                let answer = contestant.ask(arrival.random).await;
+                let answer = contestant.decide(arrival.random).await;
                 let latency = arrival.intended.elapsed();
                 match answer {
                     _ if !is_measured => {}

@@ -159,7 +159,7 @@ pub async fn client(kind: Kind, url: &str) -> Result<()> {
             tokio::spawn(async move {
                 let (mut random, mut decisions) = (fastrand::Rng::with_seed(seed + caller), 0_u64);
                 loop {
-                    contestant.ask(random.u64(..)).await?;
+                    contestant.decide(random.u64(..)).await?;
                     let now = tokio::time::Instant::now();
                     if now >= end {
                         return Ok::<_, anyhow::Error>(decisions);

@@ -1,5 +1,5 @@
-//! What one call costs Redis, and what each decision in it: the store is asked directly, without the gate, for 1 to 64
-//! keys per call. Feeds the capacity page: on a Cluster, calls are per slot and hardly ever shared.
+//! CPU time of Redis per call and per decision: direct calls to the store, without batching by the limiter, with 1 to 64 keys
+//! per call. The capacity page uses these figures.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::{
 /// The table's name.
 pub const NAME: &str = "batch";
 
-/// How many calls the gate has under way at once; so has this, with large batches.
+/// Minimum number of calls in flight, with large batches.
 const CALLS: usize = 2;
 
-/// One way to ask.
-struct Way {
+/// A shape of calls.
+struct CallShape {
     title: &'static str,
     keys_per_call: usize,
     connections: usize,
@@ -38,15 +38,15 @@ pub const SPREAD: &str = "1 key per call, 64 connections";
 pub const ONE: &str = "1 key per call, one connection";
 pub const MANY: &str = "64 keys per call, one connection";
 
-const WAYS: [Way; 5] = [
-    Way { title: SPREAD, keys_per_call: 1, connections: 64 },
-    Way { title: ONE, keys_per_call: 1, connections: 1 },
-    Way { title: "4 keys per call, one connection", keys_per_call: 4, connections: 1 },
-    Way { title: "16 keys per call, one connection", keys_per_call: 16, connections: 1 },
-    Way { title: MANY, keys_per_call: 64, connections: 1 },
+const SHAPES: [CallShape; 5] = [
+    CallShape { title: SPREAD, keys_per_call: 1, connections: 64 },
+    CallShape { title: ONE, keys_per_call: 1, connections: 1 },
+    CallShape { title: "4 keys per call, one connection", keys_per_call: 4, connections: 1 },
+    CallShape { title: "16 keys per call, one connection", keys_per_call: 16, connections: 1 },
+    CallShape { title: MANY, keys_per_call: 64, connections: 1 },
 ];
 
-/// Asks for several keys in every call.
+/// Decides several keys in every call.
 #[derive(Clone)]
 pub struct Batches {
     stores: Arc<[RedisStore]>,
@@ -56,17 +56,17 @@ pub struct Batches {
 }
 
 impl Batches {
-    async fn new(url: &str, way: &Way) -> Result<Self> {
+    async fn new(url: &str, shape: &CallShape) -> Result<Self> {
         let mut stores = Vec::new();
-        for _ in 0..way.connections {
+        for _ in 0..shape.connections {
             stores.push(RedisStore::connect(url).await?);
         }
         let terms = Terms::new(PER_USER.bucket()?, Cost::ONE);
-        Ok(Self { stores: stores.into(), keys: USERS, keys_per_call: way.keys_per_call, terms })
+        Ok(Self { stores: stores.into(), keys: USERS, keys_per_call: shape.keys_per_call, terms })
     }
 
-    /// Whether all requests may pass.
-    pub async fn ask(&self, random: u64) -> Result<bool> {
+    /// Returns whether all requests are allowed.
+    pub async fn decide(&self, random: u64) -> Result<bool> {
         let mut random = fastrand::Rng::with_seed(random);
         let store = &self.stores[random.usize(..self.stores.len())];
         let check = |_| {
@@ -85,39 +85,41 @@ impl Batches {
 
 /// Fills the table.
 pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
-    let progress = progress.begin(NAME, effort.rounds * WAYS.len());
+    let progress = progress.begin(NAME, effort.rounds * SHAPES.len());
     let mut redis = server.connect().await?;
     server::empty(&mut redis).await?;
-    let mut samples = vec![Vec::new(); WAYS.len()];
+    let mut samples = vec![Vec::new(); SHAPES.len()];
     let mut players = Vec::new();
-    for way in &WAYS {
-        players.push(Player::Batches(Batches::new(server.url(), way).await?));
+    for shape in &SHAPES {
+        players.push(Player::Batches(Batches::new(server.url(), shape).await?));
     }
     for round in 0..effort.rounds {
-        for turn in 0..WAYS.len() {
-            let place = (turn + round) % WAYS.len();
-            let way = &WAYS[place];
-            progress.at(round, way.title);
-            let callers = (CALLERS / way.keys_per_call).max(CALLS);
+        for turn in 0..SHAPES.len() {
+            let place = (turn + round) % SHAPES.len();
+            let shape = &SHAPES[place];
+            progress.at(round, shape.title);
+            let callers = (CALLERS / shape.keys_per_call).max(CALLS);
             let sample = timed(&players[place], callers, effort, &mut redis).await?;
-            samples[place].push(per_decision(sample, way.keys_per_call as f64));
+            samples[place].push(per_decision(sample, shape.keys_per_call as f64));
         }
     }
-    let row =
-        |(way, samples): (&Way, &Vec<_>)| Row { contestant: way.title.to_owned(), cells: cells(samples) };
+    let row = |(shape, samples): (&CallShape, &Vec<_>)| Row {
+        contestant: shape.title.to_owned(),
+        cells: cells(samples),
+    };
     Ok(Table {
         name: NAME.to_owned(),
-        what: "what one call costs and what each decision in it: 100,000 keys, token bucket, all allowed; sluicegate's store \
-               without the gate in front, 64 decisions under way (128 where 64 share a call). Latencies are of calls"
+        what: "cost per call and per decision: 100,000 keys, token bucket, all allowed; direct calls to sluicegate's store, \
+               64 decisions in flight (128 where 64 share a call). Latencies are those of calls"
             .to_owned(),
         rounds: effort.rounds,
         columns: columns(),
-        rows: WAYS.iter().zip(&samples).map(row).collect(),
+        rows: SHAPES.iter().zip(&samples).map(row).collect(),
         ratios: Vec::new(),
     })
 }
 
-/// A call decided over several keys, but was counted as one decision.
+/// Converts a sample that counts a call for several keys as one decision.
 fn per_decision(sample: Sample, keys_per_call: f64) -> Sample {
     Sample {
         decisions: sample.decisions * keys_per_call as u64,

@@ -17,12 +17,12 @@ use crate::{
 
 /// The table's name.
 pub const NAME: &str = "crowd";
-/// How many callers the crowd has.
+/// Numbers of callers.
 const CROWDS: [usize; 6] = [1, 4, 16, 64, 256, 1000];
-/// The largest crowd keeps this much of the best rate of smaller ones, or it has collapsed.
+/// Minimum rate of the largest number of callers relative to the best of fewer.
 const KEPT: Target = Target::AtLeast(0.8);
 
-/// The row of the largest crowd.
+/// Returns the title of the row with the most callers.
 pub fn crowded() -> String {
     title(CROWDS[CROWDS.len() - 1])
 }

@@ -1,4 +1,4 @@
-//! Does a limit of 10,000 admit 10,000?
+//! Whether a limit of 10,000 admits exactly 10,000 requests.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ use crate::{
 
 /// The table's name.
 pub const NAME: &str = "exact";
-/// Asked at a limit that admits 10,000 of them.
+/// Requests to a limit that admits 10,000 of them.
 const REQUESTS: u64 = 30_000;
 
 /// Fills the table.
@@ -28,7 +28,7 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
         for round in 0..effort.rounds {
             progress.at(round, name);
             server::empty(&mut redis).await?;
-            // a limiter of its own for each round: one that has seen the key refused would remember it
+            // a new limiter for each round, because the denial cache of the previous one still has the key
             let player = if name == HAND {
                 Player::Hand(Hand::gcra(url, Keys::Hot, EXACT).await?)
             } else {

@@ -1,5 +1,5 @@
-//! What a careful engineer writes in an afternoon: redis-rs, one multiplexed connection that reconnects, and a
-//! plain Lua script called by its digest.
+//! A hand-written limiter: redis-rs, one multiplexed connection that reconnects, and a plain Lua script called by its
+//! digest.
 
 use std::sync::{
     Arc,
@@ -32,7 +32,7 @@ enum Form {
     Log { keys: Keys, bound: Bound, members: Arc<Members> },
 }
 
-/// Members of sorted sets that no other process uses either: `5f3a9c01-17`.
+/// Members of sorted sets, unique across processes: `5f3a9c01-17`.
 struct Members {
     process: u32,
     count: AtomicU64,
@@ -54,7 +54,7 @@ impl Hand {
         Self::new(url, GCRA, Form::Gcra { keys, bound }).await
     }
 
-    /// A ceiling for all, then a bucket for each user: two calls.
+    /// A limit for all users and one per user, in two calls.
     pub async fn two_calls(url: &str, users: Keys, all: Bound, each: Bound) -> Result<Self> {
         Self::new(url, GCRA, Form::TwoCalls { users, all, each }).await
     }
@@ -78,8 +78,8 @@ impl Hand {
         Ok(Self { connection, script: Arc::new(script), form })
     }
 
-    /// Whether the request may pass.
-    pub async fn ask(&self, random: u64) -> Result<bool> {
+    /// Returns whether the request is allowed.
+    pub async fn decide(&self, random: u64) -> Result<bool> {
         match &self.form {
             Form::Gcra { keys, bound } => self.gcra_call(&hand_key(*keys, random), bound).await,
             Form::TwoCalls { users, all, each } => Ok(self.gcra_call(GLOBAL_KEY, all).await?
@@ -110,7 +110,7 @@ impl Hand {
     }
 }
 
-/// What the hand-written limiter calls a key in Redis.
+/// Returns the Redis key of the hand-written limiter.
 pub fn hand_key(keys: Keys, random: u64) -> String {
     format!("hand:{}", keys.name(random))
 }

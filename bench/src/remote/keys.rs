@@ -1,16 +1,16 @@
-//! Who asks: one key for everybody, or one of many.
+//! The keys of requests: one for all, or one of many.
 
 /// The keys of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub enum Keys {
-    /// Everybody is counted together.
+    /// One key for all requests.
     Hot,
-    /// This many, equally likely.
+    /// This number of keys, equally likely.
     Random(u64),
 }
 
 impl Keys {
-    /// The key that a random number stands for.
+    /// Returns the key that a random number selects.
     pub fn name(self, random: u64) -> String {
         match self {
             Self::Hot => "user:hot".to_owned(),

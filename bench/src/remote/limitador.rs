@@ -31,8 +31,8 @@ impl Limitador {
         Ok(Self { limiter: Arc::new(limiter), namespace: NAMESPACE.into(), keys })
     }
 
-    /// Whether the request may pass.
-    pub async fn ask(&self, random: u64) -> Result<bool> {
+    /// Returns whether the request is allowed.
+    pub async fn decide(&self, random: u64) -> Result<bool> {
         let values = HashMap::from([(USER.to_owned(), self.keys.name(random))]);
         let context = Context::from(values);
         let checked = self.limiter.check_rate_limited_and_update(&self.namespace, &context, 1).await;

@@ -1,5 +1,5 @@
-//! Sliding logs of about a thousand entries: speed while they grow, speed when old entries leave as new ones come, and
-//! what one takes in Redis.
+//! Sliding logs of about a thousand entries: speed while they grow, speed while entries expire as fast as new ones are added,
+//! and memory in Redis.
 
 use std::time::Duration;
 
@@ -27,17 +27,16 @@ use crate::{
 pub const GROWING: &str = "log";
 pub const CHURN: &str = "log-churn";
 
-/// How fast both are meant to be, against a sorted set.
+/// Target for both rates relative to a sorted set.
 const SPEED: Target = Target::AtLeast(1.3);
-/// How many logs there are.
+/// Number of logs.
 const LOGS: u64 = 100;
-/// How many entries each has before and after the measurement, on average.
+/// Mean number of entries of a log before and after the measurement.
 const GROWS: (u64, u64) = (800, 1200);
-/// Longer than the window of the logs that churn: after that, as many entries leave as come.
+/// Longer than the window of the churning logs: afterwards as many entries expire as are added.
 const UNTIL_STEADY: Duration = Duration::from_millis(1200);
 
-/// Entries come and leave. How many a log holds is up to the contestant's speed: whoever decides faster has longer
-/// logs to search.
+/// Entries are added and expire. A faster contestant has longer logs to search.
 pub async fn churn(url: &str) -> Result<Scenario> {
     let keys = Keys::Random(LOGS);
     let ours = Ours::limit(url, keys, LOG_CHURNING.log()?).await?;
@@ -50,20 +49,20 @@ pub async fn churn(url: &str) -> Result<Scenario> {
         ),
         callers: CALLERS,
         entrants: vec![
-            (HAND, Entrant::Here(Player::Hand(Hand::log(url, keys, LOG_CHURNING).await?))),
-            (OURS, Entrant::Here(Player::Ours(ours))),
+            (HAND, Entrant::InProcess(Player::Hand(Hand::log(url, keys, LOG_CHURNING).await?))),
+            (OURS, Entrant::InProcess(Player::Ours(ours))),
         ],
         prefill: 0,
         compare: vec![Compare::rate(OURS, HAND, SPEED), Compare::redis_cpu(OURS, HAND, None)],
     })
 }
 
-/// With a warm-up after which entries leave.
+/// Extends the warm-up until entries expire.
 pub fn until_steady(effort: Effort) -> Effort {
     effort.with_warm_up(UNTIL_STEADY)
 }
 
-/// Logs that grow, and the memory of one.
+/// Measures logs that grow, and the memory of one.
 pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
     let effort = effort.for_targets([Some(SPEED)]);
     let progress = progress.begin(GROWING, 2 * effort.rounds);
@@ -121,7 +120,7 @@ async fn growing(name: &str, url: &str) -> Result<Player> {
     })
 }
 
-/// What Redis says about the only key there is, after a thousand requests one by one.
+/// Returns the memory of a log after a thousand sequential requests.
 async fn memory(name: &str, server: &Server, redis: &mut MultiplexedConnection) -> Result<f64> {
     server::empty(redis).await?;
     let (url, keys) = (server.url(), Keys::Hot);

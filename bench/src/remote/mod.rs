@@ -1,6 +1,6 @@
 //! Redis-backed contestants: one private server, callers in closed loops.
 //!
-//! Each scenario is a table: who plays, what is read off, and which ratio has a target.
+//! Each scenario fills a table and defines its contestants, figures and targets.
 
 pub mod batch;
 pub mod bounds;
@@ -23,9 +23,9 @@ use self::keys::Keys;
 pub use self::{crowd::crowded, peer::versions as peer_versions};
 use crate::{args::Args, progress::Progress, server::Server, stats::Table};
 
-/// How many callers, unless the scenario is about their number.
+/// Number of callers, unless the scenario varies it.
 const CALLERS: usize = 64;
-/// How many users.
+/// Keys of the users.
 const USERS: Keys = Keys::Random(100_000);
 
 /// Contestants' names.
@@ -36,7 +36,7 @@ pub const OURS: &str = "sluicegate";
 pub const TABLES: [&str; 10] = [
     scenarios::RANDOM_KEYS,
     scenarios::HOT_ALLOWED,
-    scenarios::HOT_REFUSED,
+    scenarios::HOT_DENIED,
     scenarios::TWO_TIERS,
     scenarios::IDLE,
     crowd::NAME,
@@ -46,7 +46,7 @@ pub const TABLES: [&str; 10] = [
     batch::NAME,
 ];
 
-/// All tables that are wanted.
+/// Fills the selected tables.
 pub async fn tables(args: &Args, server: &Server, progress: &Progress) -> Result<Vec<Table>> {
     let (url, effort) = (server.url(), args.effort());
     let mut tables = Vec::new();
@@ -54,7 +54,7 @@ pub async fn tables(args: &Args, server: &Server, progress: &Progress) -> Result
         let scenario = match name {
             scenarios::RANDOM_KEYS => scenarios::random_keys(args, url).await?,
             scenarios::HOT_ALLOWED => scenarios::hot_allowed(args, url).await?,
-            scenarios::HOT_REFUSED => scenarios::hot_refused(args, url).await?,
+            scenarios::HOT_DENIED => scenarios::hot_denied(args, url).await?,
             scenarios::TWO_TIERS => scenarios::two_tiers(url).await?,
             scenarios::IDLE => scenarios::idle(url).await?,
             log::CHURN => log::churn(url).await?,

@@ -1,4 +1,4 @@
-//! sluicegate, as an application uses it: default options but for the deadline.
+//! sluicegate as an application uses it, with default options except for the deadline.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sluicegate::{Cost, Decision, Labels, Limit, Limiter, Options, RedisStore, Ru
 
 use super::keys::Keys;
 
-/// On a busy machine a run shall not end in failure policies.
+/// Long enough that no failure policy decides on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// sluicegate, with a limit per call or with rules.
@@ -25,19 +25,19 @@ enum By {
 }
 
 impl Ours {
-    /// Decides by `check_key`.
+    /// Decides with `check_key`.
     pub async fn limit(url: &str, keys: Keys, limit: Limit) -> Result<Self> {
         Ok(Self { limiter: limiter(url, []).await?, keys, by: By::Limit(limit) })
     }
 
-    /// Decides by `check` under two rules: a ceiling for all, and one for each user.
+    /// Decides with `check` and two rules: a limit for all users and one per user.
     pub async fn two_rules(url: &str, users: Keys, all: Limit, each: Limit) -> Result<Self> {
         let rules = [Rule::new("everybody", all), Rule::new("per-user", each).per(["user"])];
         Ok(Self { limiter: limiter(url, rules).await?, keys: users, by: By::Rules })
     }
 
-    /// Whether the request may pass.
-    pub async fn ask(&self, random: u64) -> Result<bool> {
+    /// Returns whether the request is allowed.
+    pub async fn decide(&self, random: u64) -> Result<bool> {
         let name = self.keys.name(random);
         let decision = match &self.by {
             By::Limit(limit) => self.limiter.check_key(name, limit, Cost::ONE).await?,
@@ -52,7 +52,7 @@ async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Lim
     Ok(Limiter::with_options(RedisStore::connect(url).await?, rules, options)?)
 }
 
-/// A failure policy's answer is not a decision, and must not count as one.
+/// Returns whether the request is allowed, or an error if a failure policy decided.
 fn decided(decision: &Decision) -> Result<bool> {
     match decision.source {
         Source::Store | Source::Cache => Ok(decision.is_allowed()),

@@ -1,4 +1,4 @@
-//! Contestants that are programs of their own, in the language they are made for: `bench/peers`.
+//! Contestants in other languages, each in a process of its own: `bench/peers`.
 //!
 //! A program is given its task as one JSON argument, and plays the scenario with as many concurrent callers in closed
 //! loops as everybody else. It prints `measuring` when its warm-up is over, so that Redis's CPU time is read then, and at
@@ -22,11 +22,11 @@ use tokio::{
 use super::{bounds::Bound, keys::Keys};
 use crate::{args::Effort, drive::Sample, server};
 
-/// How long a program may take beyond its task, to start and to sort its latencies.
+/// Maximum time beyond the task, to start and to sort the latencies.
 const GRACE: Duration = Duration::from_secs(20);
-/// How long each program warms up at least: interpreters that compile on the way are slow at first.
+/// Minimum warm-up: interpreters with a JIT compiler are slow at first.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How long each program fills the server with keys, before its first turn.
+/// Time in which each program creates keys before its first turn.
 const FILLS: Duration = Duration::from_secs(2);
 
 /// A program that takes part.
@@ -36,7 +36,7 @@ pub enum Program {
     Limits,
     /// rate-limiter-flexible, in Node.
     Flexible,
-    /// The same, told to repeat refusals by itself.
+    /// The same, with an in-memory cache of denials.
     FlexibleBlocking,
 }
 
@@ -47,21 +47,21 @@ pub struct Peer {
     task: Task,
 }
 
-/// What a program is told.
+/// The task of a program.
 #[derive(Clone, Debug, Serialize)]
 struct Task {
     url: String,
-    /// How many keys, equally likely; 0 stands for one key for everybody.
+    /// Number of keys, equally likely; 0 means one key for all requests.
     keys: u64,
     amount: u64,
     window_s: u64,
     callers: usize,
     warm_up_ms: u128,
     measured_ms: u128,
-    local_refusals: bool,
+    caches_denials: bool,
 }
 
-/// What it prints at the end.
+/// The result that a program prints.
 #[derive(Debug, Deserialize)]
 struct Played {
     decisions: u64,
@@ -85,7 +85,7 @@ impl Program {
     }
 }
 
-/// The versions of all programs and what they run on.
+/// Returns the versions of all programs and their runtimes.
 pub async fn versions() -> Result<Vec<String>> {
     let mut versions = Vec::new();
     for program in [Program::Limits, Program::Flexible] {
@@ -111,12 +111,12 @@ impl Peer {
             callers: 0,
             warm_up_ms: 0,
             measured_ms: 0,
-            local_refusals: matches!(program, Program::FlexibleBlocking),
+            caches_denials: matches!(program, Program::FlexibleBlocking),
         };
         Self { program, task }
     }
 
-    /// Makes decisions before the first turn, so that keys are there.
+    /// Decides before the first turn, so that keys exist.
     pub async fn fill(&self, callers: usize, redis: &mut MultiplexedConnection) -> Result<()> {
         self.play(callers, Duration::ZERO, FILLS, redis).await.map(drop)
     }

@@ -14,7 +14,7 @@ use crate::{
     stats::{Column, Row, Stat, Table},
 };
 
-/// Somebody who takes part, in this process.
+/// A contestant in this process.
 #[derive(Clone)]
 pub enum Player {
     Hand(Hand),
@@ -25,31 +25,31 @@ pub enum Player {
 }
 
 impl Contestant for Player {
-    async fn ask(&self, random: u64) -> Result<bool> {
+    async fn decide(&self, random: u64) -> Result<bool> {
         match self {
-            Self::Hand(hand) => hand.ask(random).await,
-            Self::Ours(ours) => ours.ask(random).await,
-            Self::Batches(batches) => batches.ask(random).await,
+            Self::Hand(hand) => hand.decide(random).await,
+            Self::Ours(ours) => ours.decide(random).await,
+            Self::Batches(batches) => batches.decide(random).await,
             #[cfg(feature = "limitador-redis")]
-            Self::Limitador(limitador) => limitador.ask(random).await,
+            Self::Limitador(limitador) => limitador.decide(random).await,
         }
     }
 }
 
-/// Somebody who takes part, here or in a process of their own.
+/// A contestant in this process or in another one.
 pub enum Entrant {
-    Here(Player),
-    There(Peer),
+    InProcess(Player),
+    Process(Peer),
 }
 
 impl Entrant {
     async fn fill(&self, callers: usize, decisions: u64, redis: &mut MultiplexedConnection) -> Result<()> {
         match self {
-            Self::Here(player) => {
+            Self::InProcess(player) => {
                 drive(player, callers, Work::Counted(decisions), redis).await?;
             }
-            Self::There(peer) if decisions > 0 => peer.fill(callers, redis).await?,
-            Self::There(_) => {}
+            Self::Process(peer) if decisions > 0 => peer.fill(callers, redis).await?,
+            Self::Process(_) => {}
         }
         Ok(())
     }
@@ -61,8 +61,8 @@ impl Entrant {
         redis: &mut MultiplexedConnection,
     ) -> Result<Sample> {
         match self {
-            Self::Here(player) => timed(player, callers, effort, redis).await,
-            Self::There(peer) => peer.timed(callers, effort, redis).await,
+            Self::InProcess(player) => timed(player, callers, effort, redis).await,
+            Self::Process(peer) => peer.timed(callers, effort, redis).await,
         }
     }
 }
@@ -73,13 +73,13 @@ pub struct Scenario {
     pub what: String,
     pub callers: usize,
     pub entrants: Vec<(&'static str, Entrant)>,
-    /// How many decisions each makes before the first round, so that keys are there.
+    /// Decisions per contestant before the first round, so that keys exist.
     pub prefill: u64,
     pub compare: Vec<Compare>,
 }
 
 impl Scenario {
-    /// Runs it, with as many rounds as its targets take.
+    /// Runs the scenario with as many rounds as its targets need.
     pub async fn run(
         mut self,
         args: &Args,
@@ -91,7 +91,7 @@ impl Scenario {
         if let Some(part) = &args.solo {
             self.entrants.retain(|(name, _)| name.contains(part));
             self.compare.clear();
-            anyhow::ensure!(!self.entrants.is_empty(), "{}: nobody is called {part:?}", self.name);
+            anyhow::ensure!(!self.entrants.is_empty(), "{}: no contestant matches {part:?}", self.name);
         }
         let progress = progress.begin(self.name, effort.rounds * self.entrants.len());
         let mut redis = server.connect().await?;
@@ -135,7 +135,7 @@ pub async fn timed(
     drive(player, callers, work, redis).await
 }
 
-/// What is read off every run.
+/// Returns the columns of every run.
 pub fn columns() -> Vec<Column> {
     vec![
         Column::new("k decisions/s", 1),
@@ -147,12 +147,12 @@ pub fn columns() -> Vec<Column> {
     ]
 }
 
-/// Titles of columns that the capacity page reads too.
+/// Titles of the columns that the capacity page reads.
 pub const REDIS_CPU: &str = "Redis CPU us";
 pub const CLIENT_CPU: &str = "client CPU us";
 pub const SCRIPT_CALLS: &str = "script calls";
 
-/// The columns' figures.
+/// Returns the figures of the columns.
 pub fn cells(samples: &[Sample]) -> Vec<Option<Stat>> {
     let reads: [fn(&Sample) -> f64; 6] = [
         |sample| sample.rate / 1e3,

@@ -1,4 +1,4 @@
-//! The scenarios in which everybody does the same thing in turn.
+//! The scenarios in which all contestants decide the same requests.
 
 use anyhow::Result;
 
@@ -18,11 +18,11 @@ use crate::{args::Args, stats::Target};
 
 pub const RANDOM_KEYS: &str = "random-keys";
 pub const HOT_ALLOWED: &str = "hot-allowed";
-pub const HOT_REFUSED: &str = "hot-refused";
+pub const HOT_DENIED: &str = "hot-denied";
 pub const TWO_TIERS: &str = "two-tiers";
 pub const IDLE: &str = "idle";
 
-/// How many decisions are made before the first round where there are many keys.
+/// Decisions before the first round of a scenario with many keys.
 const FIRST_KEYS: u64 = 200_000;
 
 /// The contestants' names.
@@ -69,20 +69,19 @@ pub async fn hot_allowed(args: &Args, url: &str) -> Result<Scenario> {
     })
 }
 
-pub async fn hot_refused(args: &Args, url: &str) -> Result<Scenario> {
+pub async fn hot_denied(args: &Args, url: &str) -> Result<Scenario> {
     let mut entrants = both(url, Keys::Hot, EXHAUSTED).await?;
     entrants.extend(others(args, url, Keys::Hot, EXHAUSTED).await?);
     if args.wants_peers() {
         let peer = Peer::new(Program::FlexibleBlocking, url, Keys::Hot, EXHAUSTED);
-        entrants.push((FLEXIBLE_BLOCKING, Entrant::There(peer)));
+        entrants.push((FLEXIBLE_BLOCKING, Entrant::Process(peer)));
     }
     let mut compare = vec![Compare::rate(OURS, HAND, Target::AtLeast(20.0))];
     compare.extend(against_others(&entrants));
     Ok(Scenario {
-        name: HOT_REFUSED,
-        what: "one key for all 64 callers, used up: every decision is a refusal. sluicegate repeats a certain refusal \
-               for at most a second before it asks Redis again; so does rate-limiter-flexible if told to, until its \
-               window ends; the others always ask"
+        name: HOT_DENIED,
+        what: "one exhausted key for all 64 callers: every decision is a denial. sluicegate caches a certain denial for at most \
+               a second; rate-limiter-flexible can be configured to cache it until its window ends; the others always call Redis"
             .to_owned(),
         callers: CALLERS,
         entrants,
@@ -100,13 +99,13 @@ pub async fn two_tiers(url: &str) -> Result<Scenario> {
         name: TWO_TIERS,
         what:
             "a ceiling shared by everybody and a bucket for each of 100,000 users, all allowed, 64 callers. \
-               Two calls are not atomic: a user's refusal has already used the ceiling"
+               Two calls are not atomic: a denied user has already been charged to the ceiling"
                 .to_owned(),
         callers: CALLERS,
         entrants: vec![
             (TWO, hand(Hand::two_calls(url, USERS, NEVER_REACHED, PER_USER).await?)),
             (ONE, hand(Hand::one_call(url, USERS, NEVER_REACHED, PER_USER).await?)),
-            (RULES, Entrant::Here(Player::Ours(rules))),
+            (RULES, Entrant::InProcess(Player::Ours(rules))),
         ],
         prefill: FIRST_KEYS,
         compare: vec![
@@ -132,22 +131,23 @@ pub async fn idle(url: &str) -> Result<Scenario> {
 }
 
 fn hand(hand: Hand) -> Entrant {
-    Entrant::Here(Player::Hand(hand))
+    Entrant::InProcess(Player::Hand(hand))
 }
 
-/// The two that every scenario has, with a token bucket.
+/// Returns the two contestants of every scenario, with a token bucket.
 async fn both(url: &str, keys: Keys, bound: Bound) -> Result<Vec<(&'static str, Entrant)>> {
     let ours = Player::Ours(Ours::limit(url, keys, bound.bucket()?).await?);
-    Ok(vec![(HAND, hand(Hand::gcra(url, keys, bound).await?)), (OURS, Entrant::Here(ours))])
+    Ok(vec![(HAND, hand(Hand::gcra(url, keys, bound).await?)), (OURS, Entrant::InProcess(ours))])
 }
 
-/// Everybody else, with a fixed window.
+/// Returns the other contestants, with a fixed window.
 async fn others(args: &Args, url: &str, keys: Keys, bound: Bound) -> Result<Vec<(&'static str, Entrant)>> {
     let mut others = Vec::new();
     #[cfg(feature = "limitador-redis")]
-    others.push((LIMITADOR, Entrant::Here(Player::Limitador(Limitador::window(url, keys, bound).await?))));
+    others
+        .push((LIMITADOR, Entrant::InProcess(Player::Limitador(Limitador::window(url, keys, bound).await?))));
     if args.wants_peers() {
-        let peer = |program| Entrant::There(Peer::new(program, url, keys, bound));
+        let peer = |program| Entrant::Process(Peer::new(program, url, keys, bound));
         others.push((FLEXIBLE, peer(Program::Flexible)));
         others.push((LIMITS, peer(Program::Limits)));
     }

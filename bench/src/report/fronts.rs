@@ -6,30 +6,33 @@ use super::{
 };
 use crate::stats::ABOUT;
 
-/// The page.
+/// Returns the page.
 pub fn page(report: &Report) -> String {
     let machine = &report.machine;
     let mut page = format!(
-        "# Benchmarks: the server's front ends\n\n\
+        "# Benchmarks: front ends and the tower layer\n\n\
          <!-- written by scripts/bench fronts --write docs; do not edit -->\n\n\
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, {rustc}; load averages {load} before, {after} \
-         after: a load above that of the bench's own {cores} cores says that others worked on the machine too. {peers}.\n\n\
+         after. A load average above {cores} means that other programs used the machine at the same time. {peers}.\n\n\
          <!-- not run: it takes minutes -->\n```sh\n{command}\n```\n\n\
-         Every server is a process of its own with a thread for each core, and shares the {cores} cores with the clients, which have a \
-         thread for each core too, each with connections of its own. Servers take \
-         turns, in as many rounds as each table says; each figure is the median, with (lowest..highest). A ratio is taken \
-         within each round, and its median shown: trust ratios, not rates. *about* is reached within a factor of {ABOUT}.\n\n\
-         *sluicegate* is the whole server as `sluicegate serve` runs it: memory store, one rule, no tokens, metrics and \
-         top keys as always, nobody who listens to spans. *always-allow* reads the same requests with the same libraries and \
-         says yes: over RESP with the server's own decoder, down to the numbers of the command and of its answer, over HTTP as axum does it, over \
-         gRPC as tonic does. *throttlecrab* is its \
-         server with its defaults. 100,000 users, who all may pass. CPU times have the kernel's part in them, and are per answer.\n\n\
-         Tables named after a program are asked by it instead of the bench's own clients, to see whether these flatter anybody.\n\n\
+         Every server is a process with one thread per core. The clients have one thread per core too, each with its own connections, and \
+         share the {cores} cores with the server. Contestants take turns for the number of rounds given with each table; each figure is the \
+         median, with (lowest..highest). A ratio is computed within each round, and its median is shown: compare ratios, not rates. *about* is \
+         reached within a factor of {ABOUT}. The limits of the 100,000 users are never reached. CPU times are per response and include the \
+         kernel's.\n\n\
+         * *sluicegate* is the server as `sluicegate serve` runs it: memory store, one rule, no tokens, metrics and heavy hitters enabled, no \
+         trace exporter.\n\
+         * *always-allow* decodes the same requests with the same libraries and allows all of them: RESP with the server's own decoder, \
+         including the numbers of the command and the reply; HTTP with axum; gRPC with tonic.\n\
+         * *throttlecrab* is its server with default settings, where it has the same front end.\n\
+         * *sluicegate-tower* is an axum app with `RateLimitLayer`, *axum* the same app without the layer.\n\n\
+         In the tables *redis-benchmark*, *wrk* and *h2load* these programs send the requests, to check that the bench's own clients do not \
+         favor a server.\n\n\
          ## What is not measured\n\n\
-         * A network, and clients on another machine: here they take up to half of the processor, so that \
-         servers differ more than their rates say, as their CPU times show.\n\
-         * TLS, tokens, Redis behind the server, many rules, connections that come and go.\n\
-         * Latencies, and overload: clients wait for their answers.\n\n",
+         * A network, and clients on other machines: here the clients use up to half of the CPU time, so the rates of the servers differ \
+         less than their CPU times.\n\
+         * TLS, tokens, Redis behind the server, many rules, short-lived connections.\n\
+         * Latency and overload: the clients are a closed loop.\n\n",
         date = machine.date,
         revision = machine.revision,
         cores = machine.cores,
@@ -48,5 +51,5 @@ pub fn page(report: &Report) -> String {
     page
 }
 
-/// Why some targets are not reached. Written by hand, from profiles and experiments.
+/// Written by hand, from profiles and experiments.
 const LIMITS: &str = include_str!("fronts-limits.md");

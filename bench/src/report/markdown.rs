@@ -3,21 +3,21 @@
 use super::{Report, text};
 use crate::stats::{ABOUT, Table};
 
-/// The page.
+/// Returns the page.
 pub fn page(report: &Report) -> String {
     let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks\n\n\
          <!-- written by scripts/bench --write docs; do not edit -->\n\n\
-         **With a network between client and Redis**, which is how it is deployed: [benchmarks with a network round \
-         trip](benchmarks-network.md). The figures below are on loopback.\n\n\
+         The figures below are on loopback. For deployments with a network between client and Redis, see [benchmarks with a \
+         network round trip](benchmarks-network.md).\n\n\
          {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; \
          load averages {load} before, {after} after. {peers}.\n\n\
          <!-- not run: it takes half an hour -->\n```sh\n{command}\n```\n\n\
-         Client and Redis share the {cores} cores. Contestants take turns, in as many rounds as each table says; each figure is \
-         the median, with (lowest..highest). A ratio is taken within each round, and its median shown: identical runs on a shared machine \
-         differ by 30 %, so trust ratios and CPU per decision, not rates; take a ratio below 1.3 as noise unless its whole \
-         spread is on one side. *about 1.0* is reached up to {ABOUT}.\n\n\
+         Client and Redis share the {cores} cores. Contestants take turns for the number of rounds given with each table; each figure is \
+         the median, with (lowest..highest). A ratio is computed within each round, and its median is shown. Identical runs on a shared \
+         machine differ by 30 %: compare ratios and CPU per decision, not rates, and treat a ratio below 1.3 as noise unless its whole \
+         spread is on one side of 1. *about 1.0* is reached up to {ABOUT}.\n\n\
          ![decisions per second, Redis-backed](benchmarks/redis.svg)\n\n",
         date = machine.date,
         revision = machine.revision,
@@ -41,7 +41,7 @@ pub fn page(report: &Report) -> String {
     page
 }
 
-/// Every target, and whether it is reached.
+/// Appends a table of all targets and whether they are reached.
 pub fn targets(page: &mut String, report: &Report) {
     page.push_str("## Targets\n\n| table | ratio | median (min..max) | target | |\n|---|---|---|---|---|\n");
     for table in report.tables() {
@@ -59,25 +59,24 @@ pub fn targets(page: &mut String, report: &Report) {
     }
 }
 
-/// Why some targets are not reached. Written by hand, from profiles and experiments.
+/// Reasons for missed targets. Written by hand, from profiles and experiments.
 const LIMITS: &str = include_str!("limits.md");
 
 const NOT_MEASURED: &str = "## What is not measured\n\n\
-    * A network, an open loop, and several processes at one Redis: they have [a page of their own](benchmarks-network.md).\n\
-    * A machine of Redis's own: here the client takes CPU time that Redis could use, and the other way round.\n\
+    * A network, an open loop, and several processes with one Redis: see [benchmarks with a network round trip](benchmarks-network.md).\n\
+    * Redis on its own machine: here client and Redis compete for CPU time.\n\
     * Redis with persistence or replicas, Cluster, TLS.\n\
-    * Refusals that alternate with admissions; the hot key is either never or always used up.\n\
+    * Denials that alternate with admissions: the hot key is either never or always exhausted.\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
-    * The server's front ends: they have [a page of their own](benchmarks-fronts.md).\n\n\
+    * The server's front ends: see [their benchmarks](benchmarks-fronts.md).\n\n\
     *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
-    (`bench/src/remote/lua`); *sluicegate* is `Limiter` over a `RedisStore` with its default options but for a deadline of 5 s. \
-    CPU times and script calls are per decision; CPU of the client includes the bench's own loop.\n\n\
-    *limitador* is its library over its Redis storage (its cached one is faster and inexact, and does not take part), built \
-    with a stand-in for RocksDB, which it does not use here. *limits* and *rate-limiter-flexible* are processes of their \
-    own with one event loop each (`bench/peers`), with the fastest client and settings found; a service in Python or Node \
-    would start several.\n\n";
+    (`bench/src/remote/lua`). *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s. \
+    CPU times and script calls are per decision; the CPU time of the client includes the bench's own loop.\n\n\
+    *limitador* is its library with the Redis storage, built with a stub for RocksDB, which is not used here; its cached Redis \
+    storage is faster but inexact, and is not measured. *limits* and *rate-limiter-flexible* are processes with one event loop each \
+    (`bench/peers`), with the fastest client and settings found; a service in Python or Node would start several.\n\n";
 
-/// A table and its ratios.
+/// Appends a table and its ratios.
 pub fn section(page: &mut String, table: &Table) {
     page.push_str(&format!("\n### {}\n\n{}. {} rounds.\n\n", table.name, table.what, table.rounds));
     for (number, line) in text::cells(table).iter().enumerate() {

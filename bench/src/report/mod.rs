@@ -1,4 +1,4 @@
-//! What is shown and written of a run.
+//! Output of a run: tables for a terminal, pages and charts for the documentation.
 
 mod fronts;
 mod markdown;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use self::text::text;
 use crate::{machine::Machine, network::NetworkReport, stats::Table};
 
-/// Everything that one run of the bench found out.
+/// The results of one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     pub machine: Machine,
@@ -26,7 +26,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// All tables, in order.
+    /// Returns all tables, in order.
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.remote.iter().chain(&self.local)
     }
@@ -41,7 +41,7 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the page about front ends into `directory`.
+    /// Writes the page of `fronts` into `directory`.
     pub fn write_fronts(&self, directory: &Path) -> Result<()> {
         fs::create_dir_all(directory)?;
         fs::write(directory.join("benchmarks-fronts.md"), fronts::page(self))?;
@@ -49,7 +49,7 @@ impl Report {
     }
 }
 
-/// Writes the page about round trips, its chart and its figures into `directory`.
+/// Writes the page of `network`, its chart and its figures into `directory`.
 pub fn write_network(report: &NetworkReport, directory: &Path) -> Result<()> {
     let charts = directory.join("benchmarks");
     fs::create_dir_all(&charts)?;

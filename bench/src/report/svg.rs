@@ -11,18 +11,18 @@ const GAP: f64 = 7.0;
 const HEADING: f64 = 40.0;
 const TITLE: f64 = 46.0;
 
-/// Tables whose first column is a rate, and what the chart calls them.
+/// Tables whose first column is a rate, and their titles in the chart.
 const CHARTED: [(&str, &str); 5] = [
     ("random-keys", "100,000 keys, allowed"),
     ("hot-allowed", "one hot key, allowed"),
-    ("hot-refused", "one hot key, refused"),
+    ("hot-denied", "one hot key, denied"),
     ("two-tiers", "two limits at once"),
-    ("log-churn", "sliding log, entries come and leave"),
+    ("log-churn", "sliding log, entries expire"),
 ];
 
-/// The class of all text.
+/// CSS class of all text.
 pub const TEXT: &str = "t";
-/// Colours for light and dark, chosen by whoever shows the picture.
+/// Colours for light and dark backgrounds, selected by the viewer's color scheme.
 pub const STYLE: &str = "<style>\
     .t{font:13px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#24292f}\
     .title{font-size:16px;font-weight:600}.head{font-weight:600}.small{font-size:12px;fill:#57606a}.strong{font-weight:600}\
@@ -33,7 +33,7 @@ pub const STYLE: &str = "<style>\
     .line.them{stroke:#8b949e;fill:none}.line.us{stroke:#3fb98a;fill:none}.bound{stroke:#e09b52}}\
     .line.us,.line.them{fill:none}</style>\n";
 
-/// Decisions per second, one group of bars per table. Each group has a scale of its own.
+/// Returns a chart of decisions per second, with one group of bars and one scale per table.
 pub fn chart(tables: &[Table]) -> String {
     let mut body = format!(
         "<text class=\"{TEXT} title\" x=\"{MARGIN}\" y=\"26\">Decisions per second, one Redis</text>\n\
@@ -54,7 +54,7 @@ pub fn chart(tables: &[Table]) -> String {
     )
 }
 
-/// The fastest on top.
+/// Draws the bars of one table, fastest first.
 fn group(body: &mut String, y: &mut f64, title: &str, table: &Table) {
     *y += HEADING;
     body.push_str(&format!(

@@ -1,11 +1,11 @@
-//! Aligned tables for a terminal.
+//! The report as aligned tables for a terminal.
 
 use std::fmt::Write;
 
 use super::Report;
 use crate::stats::{Ratio, Table};
 
-/// The whole report.
+/// Returns the whole report.
 pub fn text(report: &Report) -> String {
     let machine = &report.machine;
     let mut out = format!(
@@ -22,7 +22,7 @@ pub fn text(report: &Report) -> String {
     out
 }
 
-/// A ratio with its spread, target and whether that is reached.
+/// Returns a ratio with its spread, its target and whether it is reached.
 pub fn verdict(ratio: &Ratio) -> String {
     let stat = ratio.text();
     match ratio.target {
@@ -34,7 +34,7 @@ pub fn verdict(ratio: &Ratio) -> String {
     }
 }
 
-/// Heading and rows as text.
+/// Returns the heading and the rows of a table as text.
 pub fn cells(table: &Table) -> Vec<Vec<String>> {
     let mut heading = vec![String::new()];
     heading.extend(table.columns.iter().map(|column| column.title.to_string()));

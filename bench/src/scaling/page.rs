@@ -170,7 +170,7 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "\n*late* answers come after the deadline: the rule's failure policy has answered by then. About {most:.0} processes can \
          share one saturated key before that, on a primary that is otherwise {busy:.0} % busy; more must ask through fewer, larger ones (`sluicegate serve`), or the limit must be split \
-         into several keys. A hot key that is *used up* is another matter: its refusals are repeated in each process, and cost \
+         into several keys. An *exhausted* hot key is cheaper: every process caches its denials, which cost \
          Redis one call per process and second.\n\n",
         busy = BUSY * 100.0,
     ));
@@ -208,7 +208,7 @@ const NOT_MODELLED: &str = "## Not modelled\n\n\
     * Failures, failovers, resharding, and clients that retry.\n\
     * Rules with several tiers: tiers of one subject share a slot and a call; a ceiling for everybody is a hot key, and on a Cluster \
     a call of its own.\n\
-    * Sliding logs and counters, which cost more; refusals, which are often answered without Redis and cost nothing.\n\
+    * Sliding logs and counters, which cost more; denials, which are often answered from the denial cache without Redis.\n\
     * Redis with IO threads, several primaries per machine, real networks and their interrupts, TLS, persistence, replicas.\n\
     * The memory of counters (about 100 bytes each) and the CPU time of Cluster gossip.\n";
 

@@ -10,7 +10,7 @@ use crate::{
     stats::ABOUT,
 };
 
-/// The page.
+/// Returns the page.
 pub fn page(network: &NetworkReport) -> String {
     let report = &network.report;
     let machine = &report.machine;
@@ -21,7 +21,7 @@ pub fn page(network: &NetworkReport) -> String {
          before, {after} after. {peers}. Command: `{command}`.\n\n\
          ![decisions per second by round trip](benchmarks/network.svg)\n\n\
          A proxy between the clients and Redis delays every byte by half a round trip in each direction. *loopback* is a direct \
-         connection. Contestants take turns; each figure is the median of the rounds, with (lowest..highest). A ratio is taken \
+         connection. Contestants take turns; each figure is the median of the rounds, with (lowest..highest). A ratio is computed \
          within each round. Identical runs on a shared machine differ by 30 %: compare ratios and CPU times, not rates. *about* \
          is reached within a factor of {ABOUT}.\n\n\
          * *hand-written* is redis-rs with one multiplexed connection, and a plain script called by its digest.\n\
