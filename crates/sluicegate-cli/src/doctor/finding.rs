@@ -51,7 +51,7 @@ pub(crate) mod see {
     pub(crate) const VERSIONS: &str = "docs/doctor.md#versions";
     pub(crate) const KEYS: &str = "docs/doctor.md#keys";
     pub(crate) const CLOCKS: &str = "docs/doctor.md#clocks";
-    pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#a-user-for-the-doctor";
+    pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#acl-user-for-the-doctor";
 }
 
 /// The result of one check.
