@@ -41,17 +41,17 @@ impl Severity {
 
 /// Links to the documentation.
 pub(crate) mod see {
-    pub(crate) const WHERE: &str = "docs/redis.md#where";
-    pub(crate) const USER: &str = "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else";
-    pub(crate) const SETTINGS: &str = "docs/redis.md#settings-of-the-servers-that-hold-data";
+    pub(crate) const WHERE: &str = "docs/redis.md#store-url";
+    pub(crate) const USER: &str = "docs/redis.md#acl-user";
+    pub(crate) const SETTINGS: &str = "docs/redis.md#server-settings";
     pub(crate) const SENTINEL: &str = "docs/redis.md#sentinel";
     pub(crate) const CLUSTER: &str = "docs/redis.md#cluster";
-    pub(crate) const WRONG: &str = "docs/redis.md#when-something-is-wrong";
+    pub(crate) const WRONG: &str = "docs/redis.md#troubleshooting";
     pub(crate) const SIZING: &str = "docs/redis.md#sizing";
     pub(crate) const VERSIONS: &str = "docs/doctor.md#versions";
     pub(crate) const KEYS: &str = "docs/doctor.md#keys";
     pub(crate) const CLOCKS: &str = "docs/doctor.md#clocks";
-    pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#a-user-for-the-doctor";
+    pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#acl-user-for-the-doctor";
 }
 
 /// The result of one check.

@@ -432,19 +432,16 @@ fn an_unreachable_store_is_a_problem_with_a_remedy_and_without_a_password() {
     let encrypted = Setup::new(Flavor::Redis7).tls(ClientCertificates::Ignored).start();
     let address = server.addr();
     for (url, see) in [
-        ("redis://:s3cret@127.0.0.1:1".to_owned(), "docs/redis.md#when-something-is-wrong"),
-        (
-            format!("redis://:s3cret@{address}"),
-            "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else",
-        ),
-        (format!("redis://{address}"), "docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else"),
+        ("redis://:s3cret@127.0.0.1:1".to_owned(), "docs/redis.md#troubleshooting"),
+        (format!("redis://:s3cret@{address}"), "docs/redis.md#acl-user"),
+        (format!("redis://{address}"), "docs/redis.md#acl-user"),
         (format!("redis-cluster://:right@{address}"), "docs/redis.md#cluster"),
         (format!("redis-sentinel://127.0.0.1:1/{NAME}"), "docs/redis.md#sentinel"),
-        (format!("rediss://:s3cret@{address}"), "docs/redis.md#where"),
-        (format!("redis://:s3cret@{}", encrypted.addr()), "docs/redis.md#where"),
-        (format!("rediss://{}", encrypted.addr()), "docs/redis.md#where"),
-        (format!("redis://:right@{address}/99"), "docs/redis.md#where"),
-        (format!("redis://:s3cret@{}", start_non_redis_server()), "docs/redis.md#where"),
+        (format!("rediss://:s3cret@{address}"), "docs/redis.md#store-url"),
+        (format!("redis://:s3cret@{}", encrypted.addr()), "docs/redis.md#store-url"),
+        (format!("rediss://{}", encrypted.addr()), "docs/redis.md#store-url"),
+        (format!("redis://:right@{address}/99"), "docs/redis.md#store-url"),
+        (format!("redis://:s3cret@{}", start_non_redis_server()), "docs/redis.md#store-url"),
     ] {
         let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
         diagnosis.assert_problem("reachable");
@@ -539,7 +536,7 @@ fn text_output_states_finding_reason_and_remedy() {
     for part in [
         "problem  the user \"default\" has all commands and all keys [excess-permissions]",
         "why a leaked password",
-        "see docs/redis.md#a-user-that-may-do-what-is-needed-and-nothing-else",
+        "see docs/redis.md#acl-user",
         "50 round trips",
         "Memory by rule",
         "Maximum admitted in any window",
