@@ -15,7 +15,7 @@ use crate::{
     observe::{Call, Observer, history, trace},
 };
 
-/// The way from a front end to a decision. Cheap to clone.
+/// Decides requests for all front ends. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -44,7 +44,7 @@ impl Transport {
     /// All front ends.
     pub const ALL: [Self; 4] = [Self::Http, Self::ForwardAuth, Self::Grpc, Self::Resp];
 
-    /// Its name in metrics and logs.
+    /// The name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -56,7 +56,7 @@ impl Transport {
 }
 
 impl Engine {
-    /// An engine over a limiter.
+    /// Creates an engine over a limiter.
     pub fn new(limiter: Limiter) -> Self {
         let observer = Arc::new(Observer::new(limiter.rules()));
         Self { inner: Arc::new(Inner { limiter, observer, labels: ArcSwap::default() }) }
@@ -78,13 +78,13 @@ impl Engine {
         observer.exposition(limiter.stats(), limiter.rules())
     }
 
-    /// Records the [history] of the last hour, for as long as this is awaited.
-    pub async fn keep_history(&self) -> Infallible {
+    /// Records the [history] of the last hour until the future is dropped.
+    pub async fn record_history(&self) -> Infallible {
         let mut interval = tokio::time::interval(history::INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            self.inner.observer.keep_second(&self.inner.limiter.stats());
+            self.inner.observer.record_second(&self.inner.limiter.stats());
         }
     }
 
@@ -115,7 +115,7 @@ impl Engine {
         self.inner.labels.load().clean_shortened(pairs)
     }
 
-    /// The label policy in force.
+    /// The active label policy.
     pub fn label_policy(&self) -> Arc<LabelPolicy> {
         self.inner.labels.load_full()
     }
@@ -171,7 +171,7 @@ impl Engine {
         self.start(transport, request)?.decision().await
     }
 
-    /// Decides several requests, all or none. The deadline is that of all of them.
+    /// Decides several requests, all or none, within one deadline.
     ///
     /// # Errors
     /// As [`Limiter::check_group`].
@@ -236,14 +236,14 @@ impl Engine {
     }
 }
 
-/// The longest value in a [`Summary`], in characters. A longer one is cut by itself, so that it hides no other.
+/// The longest value in a [`Summary`], in characters. Longer values are truncated.
 const MAX_SHOWN: usize = 64;
 
 /// The most rule names in a [`Summary`]; the others are counted.
 const MAX_RULES_SHOWN: usize = 16;
 
-/// A request in one line, for audit logs: `route=login ip=203.0.113.9, 5 requests, for login-per-ip`, or `key user:42`. What could be
-/// mistaken for more than one value is in quotes.
+/// A request in one line, for audit logs: `route=login ip=203.0.113.9, 5 requests, for login-per-ip`, or `key user:42`. Ambiguous
+/// values are quoted.
 pub struct Summary<'a>(pub &'a Request<'a>);
 
 impl fmt::Display for Summary<'_> {

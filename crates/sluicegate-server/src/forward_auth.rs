@@ -1,23 +1,24 @@
-//! Forward-auth: a proxy asks before it passes a request on. nginx `auth_request`, Caddy `forward_auth`, Traefik `ForwardAuth`.
+//! Forward-auth: a proxy sends a sub-request before it forwards the client's request. Supports nginx `auth_request`, Caddy
+//! `forward_auth` and Traefik `ForwardAuth`.
 //!
-//! The question is a request without a body, its labels are
+//! The sub-request has no body. Its labels are
 //!
 //! | label | from |
 //! |---|---|
-//! | any | the query, `/v1/auth?route=login`, which the proxy's configuration writes |
-//! | configured with a header | that header of the client |
-//! | `method`, `path`, `host` | `X-Forwarded-Method`, `-Uri`, `-Host` of a trusted proxy; else method and host are those of the question |
-//! | `ip` | the client, as [`ClientAddress`] finds it |
+//! | any | the query, `/v1/auth?route=login`, set in the proxy's configuration |
+//! | configured with a header | that header of the client's request |
+//! | `method`, `path`, `host` | `X-Forwarded-Method`, `-Uri`, `-Host` of a trusted proxy; otherwise method and host of the sub-request |
+//! | `ip` | the client's address, as determined by [`ClientAddress`] |
 //!
-//! where a later line wins over an earlier one. Paths and hosts are as the client wrote them, also such as no URI should have, and
-//! [cut](target::truncate) to what a label holds: neither is a reason to refuse a request that nobody limits. What is refused is what
-//! could be read in two ways: a header that is given twice, several hosts.
+//! Later rows override earlier ones. Paths and hosts are used as the client sent them, even if they are not valid in a URI, and
+//! [truncated](target::truncate) to the length of a label: a request that no rule limits must not fail because of them. Ambiguous
+//! input is rejected: a header that is given twice, or several hosts.
 //!
-//! Reserved in the query: `cost`, a whole number of requests, and `deny_status`.
+//! Reserved query parameters: `cost`, a whole number of requests, and `deny_status`.
 //!
-//! The answer is 200, or a refusal as the middleware writes it: 429, 503 when the store is away and a rule says `closed`; 400 when
-//! the request cannot be asked about. nginx passes no refusal on but 401 and 403: with `deny_status=403` each of these is a 403 without a body
-//! that carries its own status as `Sluicegate-Status`. No answer may be cached.
+//! The response is 200, or a denial in the format of the middleware: 429, or 503 if the store is unavailable and a rule's failure policy is
+//! `closed`. An invalid request is a 400. nginx forwards only 401 and 403: with `deny_status=403` each of these becomes a 403 without a body,
+//! with the original status in `Sluicegate-Status`. Responses must not be cached.
 
 use std::{borrow::Cow, net::SocketAddr};
 
@@ -45,19 +46,19 @@ use crate::{
     observe::{Call, trace::request_span},
 };
 
-/// The status that a refusal has by itself, where another was asked for.
+/// The header with the original status of a response whose status `deny_status` replaced.
 pub const SLUICEGATE_STATUS: HeaderName = HeaderName::from_static("sluicegate-status");
 
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// How questions are read and answered.
+/// The settings of forward-auth.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Which proxies are trusted.
+    /// The trusted proxies.
     pub client: ClientAddress,
-    /// How limits are told to clients.
+    /// The dialect of rate limit headers.
     pub dialect: Dialect,
 }
 
@@ -79,9 +80,9 @@ pub(crate) async fn respond<B>(
 ) -> Response<Body> {
     let span = request_span(Transport::ForwardAuth, &request);
     let (head, _body) = request.into_parts();
-    if let Err(denied) = guard::check(&api.settings.access, &head.headers, Scope::Check) {
+    if let Err(error) = guard::check(&api.settings.access, &head.headers, Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
-        return guard::unauthorized(&denied);
+        return guard::unauthorized(&error);
     }
     if span.is_disabled() {
         decide(api, peer, &head).await
@@ -115,8 +116,8 @@ async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
             headers::add(response.headers_mut(), &decision, dialect);
             response
         }
-        Ok(decision) => instead(denial::response(&decision, dialect, DenialFormat::Http), deny_status),
-        Err(error) => instead(denial::error_response(&error, DenialFormat::Http), deny_status),
+        Ok(decision) => with_status(denial::response(&decision, dialect, DenialFormat::Http), deny_status),
+        Err(error) => with_status(denial::error_response(&error, DenialFormat::Http), deny_status),
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response.map(Body::from)
@@ -139,17 +140,17 @@ fn request(
             put(&mut labels, &label.name, value);
         }
     }
-    let asked = Asked::by(head, client.trusts(peer.ip()))?;
-    put(&mut labels, "method", target::truncate(asked.method.as_str().as_bytes()));
-    if let Some(path) = asked.path {
+    let forwarded = ForwardedTarget::read(head, client.trusts(peer.ip()))?;
+    put(&mut labels, "method", target::truncate(forwarded.method.as_str().as_bytes()));
+    if let Some(path) = forwarded.path {
         put(&mut labels, "path", path);
     }
-    if let Some(host) = &asked.host {
+    if let Some(host) = &forwarded.host {
         put(&mut labels, "host", host);
     }
     let ip = client.of(peer.ip(), &head.headers).to_string();
     put(&mut labels, "ip", ip.as_bytes());
-    let labels = engine.labels(labels).map_err(of_caller)?;
+    let labels = engine.labels(labels).map_err(bad_request)?;
     Ok(Request::new(labels, costs))
 }
 
@@ -159,7 +160,7 @@ impl<'a> Query<'a> {
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let repeated = match &*name {
                 "cost" => costs.replace(cost(&value)?).is_some(),
-                "deny_status" => deny_status.replace(refusing_status(&value)?).is_some(),
+                "deny_status" => deny_status.replace(error_status(&value)?).is_some(),
                 _ => {
                     let value = match value {
                         Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
@@ -182,28 +183,28 @@ fn cost(text: &str) -> Result<Costs, CheckError> {
     let cost = number.and_then(|number| Cost::new(number).ok());
     cost.map(Costs::from).ok_or_else(|| {
         let most = Cost::MAX.units();
-        CheckError::BadRequest(format!("cost {text:?} is not a cost: use a whole number from 0 to {most}"))
+        CheckError::BadRequest(format!("cost {text:?} is invalid: use a whole number from 0 to {most}"))
     })
 }
 
-fn refusing_status(text: &str) -> Result<StatusCode, CheckError> {
+fn error_status(text: &str) -> Result<StatusCode, CheckError> {
     let status = text.parse::<StatusCode>().ok();
     status.filter(|status| status.is_client_error() || status.is_server_error()).ok_or_else(|| {
         CheckError::BadRequest(format!(
-            "deny_status {text:?} is not one that refuses: use 400 to 599, for example 403"
+            "deny_status {text:?} is out of range: use 400 to 599, for example 403"
         ))
     })
 }
 
-/// What the client asked the proxy for.
-struct Asked<'a> {
+/// Method, path and host of the client's request.
+struct ForwardedTarget<'a> {
     method: Cow<'a, Method>,
     path: Option<&'a [u8]>,
     host: Option<Vec<u8>>,
 }
 
-impl<'a> Asked<'a> {
-    fn by(head: &'a Parts, trusted: bool) -> Result<Self, CheckError> {
+impl<'a> ForwardedTarget<'a> {
+    fn read(head: &'a Parts, trusted: bool) -> Result<Self, CheckError> {
         let forwarded =
             |name: HeaderName| if trusted { target::single(&head.headers, name.as_str()) } else { Ok(None) };
         let method = match forwarded(FORWARDED_METHOD)? {
@@ -219,13 +220,16 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// The method, which a proxy passes on only if it is one: what is none here was not written by the client.
+/// Parses the method. Proxies forward only valid methods, so an invalid one is an error of the proxy's configuration.
 fn method(value: &[u8]) -> Result<Method, CheckError> {
-    Method::from_bytes(value)
-        .map_err(|_| CheckError::BadRequest(format!("the header {FORWARDED_METHOD} is not a method")))
+    Method::from_bytes(value).map_err(|_| {
+        CheckError::BadRequest(format!(
+            "the header {FORWARDED_METHOD} is not a method: forward the method of the client"
+        ))
+    })
 }
 
-/// The value, unless a proxy added its host to one that was there, which the client may have made up.
+/// Returns the value unless it has several hosts: a proxy appended its own to one that the client may have forged.
 fn only_host(value: &[u8]) -> Result<&[u8], CheckError> {
     if value.contains(&b',') {
         return Err(CheckError::BadRequest(format!(
@@ -235,18 +239,18 @@ fn only_host(value: &[u8]) -> Result<&[u8], CheckError> {
     Ok(value)
 }
 
-fn of_caller(error: impl ToString) -> CheckError {
+fn bad_request(error: impl ToString) -> CheckError {
     CheckError::BadRequest(error.to_string())
 }
 
-/// Sets a label, in place of what an earlier source said.
+/// Sets a label, replacing the value of an earlier source.
 fn put<'a>(labels: &mut Vec<(Cow<'a, str>, Cow<'a, [u8]>)>, name: &'a str, value: &'a [u8]) {
     labels.retain(|(label, _)| *label != *name);
     labels.push((Cow::Borrowed(name), Cow::Borrowed(value)));
 }
 
-/// A refusal under another status, for proxies that know few.
-fn instead(mut response: Response<Bytes>, deny_status: Option<StatusCode>) -> Response<Bytes> {
+/// Replaces the status of a response if `deny_status` is set.
+fn with_status(mut response: Response<Bytes>, deny_status: Option<StatusCode>) -> Response<Bytes> {
     if let Some(status) = deny_status {
         let own = HeaderValue::from(response.status().as_u16());
         response.headers_mut().insert(SLUICEGATE_STATUS, own);

@@ -1,7 +1,7 @@
-//! The sluicegate server: decisions over the network.
+//! The sluicegate server: rate limit decisions over the network.
 //!
-//! The path of a request: [`net`] accepts the connection, [`http::server`] serves it, [`http`] decodes the request, the [`engine`] decides it with
-//! a [`Limiter`](sluicegate::Limiter) over a [`store`], and [`http`] encodes the response. The other front ends have the same layout.
+//! The path of an HTTP request: [`net`] accepts the connection, [`http::server`] serves it, [`http`] decodes the request, the [`engine`]
+//! decides it with a [`Limiter`](sluicegate::Limiter) over a [`store`], and [`http`] encodes the response. The other front ends do the same.
 //!
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
 //! * [`startup`]: when the server is ready
@@ -11,15 +11,15 @@
 //! * `dashboard`: the web page at `/`
 //! * [`resp`]: the Redis protocol
 //! * [`grpc`]: Envoy's rate limit service
-//! * [`forward_auth`]: the authorization endpoint for reverse proxies
+//! * [`forward_auth`]: authorization sub-requests of proxies
 //! * [`engine`]: the entry point of every front end to a decision
 //! * [`observe`]: metrics, heavy hitters, logs, traces
-//! * [`store`]: opens the store that a URL names
-//! * [`config`]: the configuration, and the only place that reads files and the environment
-//! * [`labels`]: how labels are read and normalized
-//! * [`demo`]: the rules without a configuration
+//! * [`store`]: from a URL to a store
+//! * [`config`]: the configuration; the only module that reads files and the environment
+//! * [`labels`]: the normalization of labels
+//! * [`demo`]: the rules of a server without a configuration
 //!
-//! This crate makes no decisions of its own. It reads the time only for measurements and timestamps.
+//! Limits are decided in the library. This crate reads the time only for timeouts, measurements and display.
 
 pub mod auth;
 pub mod config;

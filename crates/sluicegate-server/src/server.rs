@@ -224,7 +224,7 @@ impl Server {
         self.warn_if_few_files();
         let (mut front_ends, grpc_services) = self.spawn_front_ends().await;
         let engine = self.engine.clone();
-        let history = tokio::spawn(async move { engine.keep_history().await });
+        let history = tokio::spawn(async move { engine.record_history().await });
         let (engine, startup) = (self.engine.clone(), self.startup.clone());
         let reach_store = tokio::spawn(async move {
             startup.reach_store(|| engine.limiter().warm_up()).await;
@@ -239,7 +239,7 @@ impl Server {
                 () = &mut ready, if is_starting => {
                     is_starting = false;
                     if let Some(services) = &grpc_services {
-                        services.is_ready().await;
+                        services.set_ready().await;
                     }
                 }
                 signal = signals.next() => match signal {
@@ -288,7 +288,7 @@ impl Server {
             let services =
                 grpc::Services::new(self.engine.clone(), Arc::clone(&self.envoy), self.access.clone()).await;
             if !self.startup.is_ready() {
-                services.is_not_ready().await;
+                services.set_not_ready().await;
             }
             grpc_services = Some(services.clone());
             front_ends.spawn(grpc::server::run(listener, services, self.accept.clone()));

@@ -94,17 +94,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_server_is_ready_at_the_first_reply_of_the_store() {
-        let (startup, attempts, begun) = (Startup::waiting(), AtomicUsize::new(0), Instant::now());
+        let (startup, attempts, started) = (Startup::waiting(), AtomicUsize::new(0), Instant::now());
         let warm_up =
             || async { if attempts.fetch_add(1, Ordering::Relaxed) == 0 { Err(()) } else { Ok(()) } };
         tokio::join!(startup.reach_store(warm_up), startup.ready());
         assert_eq!((startup.is_ready(), startup.has_store()), (true, true));
-        assert_eq!((attempts.into_inner(), begun.elapsed()), (2, RETRY_PAUSE));
+        assert_eq!((attempts.into_inner(), started.elapsed()), (2, RETRY_PAUSE));
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_reply_the_server_is_ready_after_a_second() {
-        let (startup, begun) = (Startup::waiting(), Instant::now());
+        let (startup, started) = (Startup::waiting(), Instant::now());
         let warm_up = || async {
             sleep(3 * STORE_PATIENCE).await;
             Ok::<_, ()>(())
@@ -113,7 +113,7 @@ mod tests {
         let ready = async {
             assert!(!startup.is_ready());
             startup.ready().await;
-            assert_eq!(begun.elapsed(), STORE_PATIENCE);
+            assert_eq!(started.elapsed(), STORE_PATIENCE);
             assert_eq!((startup.is_ready(), startup.has_store()), (true, false));
         };
         tokio::join!(reached, ready);

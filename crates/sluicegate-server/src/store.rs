@@ -1,4 +1,4 @@
-//! From a URL to a store: which kind is known only when the server starts.
+//! Opens the store that a URL names.
 
 use std::{fmt, str::FromStr};
 
@@ -9,16 +9,16 @@ use sluicegate::{
 
 use crate::config::StoreSettings;
 
-/// Where counters are kept. Shown without its user and password.
+/// The URL of a store. Printed without its user and password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// `memory:`: in this process.
+    /// `memory:`, the memory of this process.
     Memory,
     /// `redis://…` and the other URLs of a [`RedisStore`].
     Redis(String),
 }
 
-/// A URL of no store. What was given is not repeated: it may hold a password.
+/// The URL is invalid. The error does not quote it, since it may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store's URL names no store: use memory: or {URLS}")]
 pub struct StoreUrlError;
@@ -53,9 +53,9 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory:"),
-            // The last `@`, so that one inside a password that was not escaped gives nothing away.
+            // Split at the last `@`: an unescaped `@` in the password must not reveal its rest.
             Self::Redis(url) => match url.rsplit_once('@') {
-                Some((_, place)) => write!(f, "{}://…@{place}", scheme(url).unwrap_or_default()),
+                Some((_, host)) => write!(f, "{}://…@{host}", scheme(url).unwrap_or_default()),
                 None => f.write_str(url),
             },
         }
@@ -68,8 +68,8 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-/// Builds the store that the settings name. Redis may be down: it is connected to by [`Limiter::warm_up`](sluicegate::Limiter::warm_up),
-/// or with the first decision.
+/// Builds the store of these settings. Redis may be down: [`Limiter::warm_up`](sluicegate::Limiter::warm_up) or the first decision
+/// connects to it.
 ///
 /// # Errors
 /// When the settings are invalid.
@@ -111,13 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn other_urls_are_refused_without_being_repeated() {
+    fn other_urls_are_rejected_without_being_quoted() {
         for url in ["", "memory", "memory:x", "Redis://:s3cret@host", "postgres://:s3cret@host"] {
-            let refusal = url.parse::<StoreUrl>().unwrap_err().to_string();
-            assert!(
-                refusal.contains("redis://[user:password@]host") && !refusal.contains("s3cret"),
-                "{refusal}"
-            );
+            let error = url.parse::<StoreUrl>().unwrap_err().to_string();
+            assert!(error.contains("redis://[user:password@]host") && !error.contains("s3cret"), "{error}");
         }
     }
 }

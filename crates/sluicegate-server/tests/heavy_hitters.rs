@@ -1,4 +1,4 @@
-//! The keys that ask the most and are refused the most.
+//! The keys with the most checks and the most denials.
 //!
 //! A binary of its own: only the first threads of a process count separately, and these tests assert counts that are exact.
 
@@ -68,7 +68,7 @@ impl Truth {
         let least_denied = snapshot.most_denied.last().unwrap().denied + snapshot.denied_error;
         for (key, (count, denied)) in &self.0 {
             let is_heavy = *count > least + slack(*count);
-            assert!(!is_heavy || is_shown(&snapshot.heaviest, key), "{key} asked {count} times");
+            assert!(!is_heavy || is_shown(&snapshot.heaviest, key), "{key} has {count} checks");
             let is_denied = *denied > least_denied + slack(*denied);
             assert!(!is_denied || is_shown(&snapshot.most_denied, key), "{key} was denied {denied} times");
         }
@@ -153,16 +153,16 @@ async fn the_engine_records_checks_and_denials_by_rule_and_key() {
         Rule::new("shadow", minute(1)).shadow(),
     ];
     let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
-    let ask = async |operation, tenant: &str, user: &str| {
+    let send = async |operation, tenant: &str, user: &str| {
         let labels = Labels::new([("user", user), ("tenant", tenant)]).unwrap();
         let request = Request::new(labels, Cost::ONE).operation(operation);
         engine.decide(Transport::Http, &request).await.unwrap();
     };
     for _ in 0..5 {
-        ask(Operation::Check, "acme", "eve").await;
+        send(Operation::Check, "acme", "eve").await;
     }
-    ask(Operation::Check, "acme", "bob").await;
-    ask(Operation::Peek, "acme", "peeks only").await;
+    send(Operation::Check, "acme", "bob").await;
+    send(Operation::Peek, "acme", "peeks only").await;
     let request = Request::for_key(&b"user:42"[..], minute(5), Cost::ONE);
     engine.decide(Transport::Http, &request).await.unwrap();
 

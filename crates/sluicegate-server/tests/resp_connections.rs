@@ -201,7 +201,7 @@ const CLIENTS: usize = 1_900;
 async fn idle_clients_are_evicted_for_new_ones() {
     allow_open_files();
     let running = start().await;
-    // An answered client has sent a request, whatever it has begun to send since.
+    // An answered client has sent a request, even if it has sent part of another one since.
     let mut busy = running.send(b"PING\r\nPI").await;
     expect_reply(&mut busy, b"+PONG\r\n").await;
     let mut idle = Vec::new();

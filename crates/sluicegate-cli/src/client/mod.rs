@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use sluicegate_server::http::{
     explain::Explanation,
-    response::{Answer, Reset},
+    response::{DecisionBody, Reset},
 };
 
 use self::{
@@ -175,7 +175,7 @@ async fn decide(
     print: fn(&Response<'_>),
     format: OutputFormat,
 ) -> CommandResult {
-    let (answer, raw) = send::<Answer>(target, call, body, format).await?;
+    let (answer, raw) = send::<DecisionBody>(target, call, body, format).await?;
     let store_problem = raw.store_problem(&answer).await;
     print_response(format, &raw, || print(&Response { body, answer: &answer, store_problem }));
     Ok(exit_status(&answer))
@@ -200,6 +200,6 @@ fn print_response(format: OutputFormat, raw: &RawResponse, print_text: impl FnOn
     }
 }
 
-fn exit_status(answer: &Answer) -> ExitStatus {
+fn exit_status(answer: &DecisionBody) -> ExitStatus {
     if answer.allowed { ExitStatus::Success } else { ExitStatus::Negative }
 }

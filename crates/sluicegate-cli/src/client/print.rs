@@ -2,8 +2,8 @@
 
 use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_server::http::{
-    explain::{Applying, Explanation, Other, Terms},
-    response::{Answer, Reset, Tier},
+    explain::{AppliedRule, Explanation, LimitView, OtherRule},
+    response::{DecisionBody, Reset, TierBody},
 };
 
 use super::request::RequestBody;
@@ -19,7 +19,7 @@ const EMPTY: &str = "-";
 /// A response, with its request and, where known, the reason why the store did not decide.
 pub(super) struct Response<'a> {
     pub(super) body: &'a RequestBody<'a>,
-    pub(super) answer: &'a Answer,
+    pub(super) answer: &'a DecisionBody,
     pub(super) store_problem: Option<ConnectionProblem>,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn refund(response: &Response<'_>) {
 
 impl Response<'_> {
     /// Whether any tier that matches `filter` counts a unit of the request.
-    fn is_counted(&self, filter: impl Fn(&Tier) -> bool) -> bool {
+    fn is_counted(&self, filter: impl Fn(&TierBody) -> bool) -> bool {
         let mut units = self.body.costs().into_iter().filter(|(_, number)| *number > 0);
         let tiers = &self.answer.tiers;
         units.any(|(unit, _)| tiers.iter().any(|tier| tier.unit == unit && filter(tier)))
@@ -103,7 +103,7 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
         heading("Rules that apply");
     }
     for applying in applies {
-        let Applying { rule, key, limit, arithmetic, .. } = applying;
+        let AppliedRule { rule, key, limit, arithmetic, .. } = applying;
         let name = paint(HEADING, rule.as_deref().unwrap_or("this key"));
         match limit {
             Some(limit) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
@@ -125,7 +125,7 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
 }
 
 /// Prints the rules that do not apply, with the reasons.
-pub(crate) fn print_other_rules(others: &[Other]) {
+pub(crate) fn print_other_rules(others: &[OtherRule]) {
     if !others.is_empty() {
         heading("Rules that do not apply");
     }
@@ -142,7 +142,7 @@ pub(crate) fn heading(title: &str) {
 }
 
 /// Formats a limit: `5 per 1m, burst 10 (token-bucket)`.
-pub(crate) fn limit_terms(Terms { algorithm, amount, window, capacity, shadow }: &Terms) -> String {
+pub(crate) fn limit_terms(LimitView { algorithm, amount, window, capacity, shadow }: &LimitView) -> String {
     let burst = if capacity == amount { String::new() } else { format!(", burst {capacity}") };
     let shadow = if *shadow { ", shadow mode" } else { "" };
     format!("{amount} per {window}{burst} ({algorithm}){shadow}")
@@ -166,7 +166,7 @@ fn decision(response: &Response<'_>) {
 }
 
 /// Formats what remains of the deciding rule.
-fn remaining(answer: &Answer) -> String {
+fn remaining(answer: &DecisionBody) -> String {
     match (&answer.rule, answer.remaining, answer.limit) {
         (Some(rule), Some(remaining), Some(limit)) => format!("{remaining} of {limit} remaining ({rule})"),
         (None, Some(remaining), Some(limit)) => format!("{remaining} of {limit} remaining"),
@@ -176,7 +176,7 @@ fn remaining(answer: &Answer) -> String {
     }
 }
 
-fn refund_hint(answer: &Answer) {
+fn refund_hint(answer: &DecisionBody) {
     if let (Some(at), false) = (answer.at_us, answer.tiers.is_empty()) {
         output::line("");
         output::line(paint(
@@ -259,7 +259,7 @@ fn print_table(table: Option<Table>) {
 }
 
 /// One row per tier: decision, remaining units, wait times.
-fn decision_table(tiers: &[Tier]) -> Option<Table> {
+fn decision_table(tiers: &[TierBody]) -> Option<Table> {
     let mut table = Table::new([
         ("rule", Align::Left),
         ("decision", Align::Left),
@@ -287,7 +287,7 @@ fn decision_table(tiers: &[Tier]) -> Option<Table> {
 }
 
 /// One row per tier: remaining units.
-fn adjustment_table(tiers: &[Tier]) -> Option<Table> {
+fn adjustment_table(tiers: &[TierBody]) -> Option<Table> {
     let mut table = Table::new([
         ("rule", Align::Left),
         ("remaining", Align::Right),
@@ -301,7 +301,7 @@ fn adjustment_table(tiers: &[Tier]) -> Option<Table> {
     (!tiers.is_empty()).then_some(table)
 }
 
-fn cells(tier: &Tier) -> [Cell; 5] {
+fn cells(tier: &TierBody) -> [Cell; 5] {
     let name = tier.rule.as_deref().unwrap_or("this key");
     let shadow = if tier.shadow { " (shadow)" } else { "" };
     let reset = match tier.reset_after_ms {

@@ -8,7 +8,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use sluicegate::redis::URLS;
 use sluicegate_server::{
     config::{self, Environment, Flags, Origin, Source, StoreSettings},
-    http::{HttpService, Settings, response::Answer},
+    http::{HttpService, Settings, response::DecisionBody},
     server::{self, StartError},
     store::StoreUrl,
 };
@@ -128,7 +128,7 @@ fn rules(origin: &Origin) -> String {
 
 impl RawResponse {
     /// Diagnoses a store that was called directly and did not decide; the response itself has no reason.
-    pub(super) async fn store_problem(&self, answer: &Answer) -> Option<ConnectionProblem> {
+    pub(super) async fn store_problem(&self, answer: &DecisionBody) -> Option<ConnectionProblem> {
         match &self.store {
             Some(store) if answer.degraded => connectivity::diagnose(store).await,
             _ => None,

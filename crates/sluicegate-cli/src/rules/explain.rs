@@ -9,7 +9,7 @@ use sluicegate::{
     rules::{DenialReason, Effect, Explained},
 };
 use sluicegate_server::{
-    http::explain::{Other, Terms},
+    http::explain::{LimitView, OtherRule},
     server::StartError,
 };
 
@@ -44,7 +44,7 @@ pub(crate) struct Explain {
 #[derive(Serialize)]
 struct ExplainReport {
     applies: Vec<AppliedRule>,
-    others: Vec<Other>,
+    others: Vec<OtherRule>,
 }
 
 #[derive(Serialize)]
@@ -52,7 +52,7 @@ struct AppliedRule {
     rule: String,
     /// The counter's key; none if the rule denies without counting.
     key: Option<String>,
-    limit: Option<Terms>,
+    limit: Option<LimitView>,
     unit: String,
     cost: Option<u64>,
     /// The reason why it denies without counting.
@@ -93,11 +93,11 @@ impl Explain {
         for Explained { rule, effect } in rules.explain(&labels, &costs)? {
             let (name, unit) = (rule.name.to_string(), rule.unit.to_string());
             match effect {
-                Err(unmet) => others.push(Other { rule: name, because: unmet.to_string() }),
+                Err(unmet) => others.push(OtherRule { rule: name, because: unmet.to_string() }),
                 Ok(Effect::Limit { key, limit, cost, shadow, .. }) => applies.push(AppliedRule {
                     rule: name,
                     key: Some(key.to_string()),
-                    limit: Some(Terms::new(&limit, shadow)),
+                    limit: Some(LimitView::new(&limit, shadow)),
                     unit,
                     cost: Some(cost.units()),
                     denies: None,

@@ -1,9 +1,9 @@
-//! Envoy's messages, as generated from `proto/`: see the README there.
+//! Envoy's messages, generated from `proto/`: see the README there.
 
-/// Everything above the service, for reflection.
+/// The descriptors of the service, for reflection.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
-/// The packages, under the names that the generated code knows them by.
+/// The packages, with the module paths that the generated code expects.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub mod envoy {
     pub mod config {

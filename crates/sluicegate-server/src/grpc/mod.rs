@@ -1,22 +1,21 @@
-//! Envoy's rate limit service, version 3, over a [`Desk`].
+//! The gRPC front end: Envoy's rate limit service, version 3.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `mod` | the service, with health and reflection beside it |
-//! | `question` | a request of Envoy's as requests to decide together |
-//! | `timeout` | how long Envoy waits |
-//! | `answer` | what was decided as Envoy's response |
-//! | `body` | the message of a call on its way in |
-//! | `shortcut` | Envoy's call past the router |
-//! | `server` | connections, their bounds, and how they end |
-//! | `executor` | the calls of a connection, answered in its own task |
+//! | `mod` | the service, with health checks and reflection |
+//! | `server` | connections, their bounds, and graceful shutdown |
+//! | `executor` | runs the calls of a connection in its own task |
+//! | `unary` | `ShouldRateLimit` without tonic's router |
+//! | `body` | the message of a call, within memory bounds |
+//! | `request` | from Envoy's request to a group of [`Request`](sluicegate::Request)s |
+//! | `response` | from the decisions to Envoy's response |
+//! | `timeout` | the caller's deadline |
 //! | `messages` | Envoy's messages |
 //!
-//! A descriptor's entries and the request's `domain` are its labels. Each descriptor meets rules by itself; the request
-//! passes as a whole or not at all. A denial is an answer, also when it is due to a rule that is closed while the store is away:
-//! Envoy lets pass what ends in an error. For the same reason *no input that an end client controls may produce a gRPC error*: long
-//! values are shortened, numbers are clamped, and what cannot be decided is denied. `INVALID_ARGUMENT` is for mistakes in Envoy's
-//! configuration.
+//! The labels of a descriptor are its entries and the request's `domain`. Each descriptor matches rules by itself; the call is allowed
+//! as a whole or not at all. A denial is a response and not a gRPC error, also if the failure policy `closed` denies: Envoy allows
+//! requests whose call fails. For the same reason *no input that an end client controls may produce a gRPC error*: long values are
+//! shortened, numbers are clamped, and undecidable requests are denied. `INVALID_ARGUMENT` is for errors in Envoy's configuration.
 
 mod body;
 mod executor;
@@ -62,28 +61,28 @@ pub const MAX_MESSAGE: usize = 1 << 20;
 /// Requests up to this size, in bytes, need no share of [`LARGE_MESSAGES`].
 pub const MAX_SMALL_MESSAGE: usize = 64 << 10;
 
-/// The memory for larger requests on their way in, of all connections together, in bytes. One that finds no room is denied.
+/// The memory for larger requests of all connections together, in bytes. A request beyond it is denied.
 pub const LARGE_MESSAGES: usize = 64 << 20;
 
-/// How often a denial without a decision is logged at most.
+/// The shortest interval between log lines about denials without a decision.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What envoyproxy/ratelimit calls its service when it is asked for its health.
+/// The service name of envoyproxy/ratelimit in health checks.
 const REFERENCE_NAME: &str = "ratelimit";
 
-/// How answers are given.
+/// The settings of the gRPC front end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// How limits are told to the client, in fields that Envoy adds to the response.
+    /// The dialect of rate limit headers, which Envoy adds to the response.
     pub headers: Dialect,
-    /// What Envoy is told when a rule refuses because the store is away.
+    /// The response when the failure policy `closed` denies.
     pub closed: Closed,
 }
 
-/// What Envoy is told when a rule refuses because the store is away.
+/// The response when the failure policy `closed` denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Closed {
-    /// That the request is over its limit: Envoy refuses it, however it is set.
+    /// `OVER_LIMIT`: Envoy denies the request, regardless of its configuration.
     #[default]
     OverLimit,
     /// The error `UNAVAILABLE`: Envoy's `failure_mode_deny` decides.
@@ -92,55 +91,54 @@ pub enum Closed {
 
 /// The services of the gRPC front end.
 pub struct Services {
-    limits: Arc<Limits>,
+    handler: Arc<RateLimitHandler>,
     routes: Routes,
     health: HealthReporter,
 }
 
-/// Who connected, in the extensions of a call that takes the longer way.
+/// The address of the client, in the extensions of a call that tonic serves.
 #[derive(Clone, Copy)]
 struct Peer(SocketAddr);
 
-/// What negative hits are.
+/// The call of descriptors with negative hits.
 const REFUND: Call = Call::Decide(Operation::Refund { at: None });
 
-/// Answers Envoy.
-struct Limits {
+/// Decides Envoy's requests.
+struct RateLimitHandler {
     engine: Engine,
     settings: Live<Settings>,
     access: Access,
     /// When a denial without a decision was last logged.
-    warned: Mutex<Option<Instant>>,
+    last_warning: Mutex<Option<Instant>>,
 }
 
 impl Clone for Services {
     fn clone(&self) -> Self {
-        let Self { limits, routes, health } = self;
-        Self { limits: Arc::clone(limits), routes: routes.clone(), health: health.clone() }
+        let Self { handler, routes, health } = self;
+        Self { handler: Arc::clone(handler), routes: routes.clone(), health: health.clone() }
     }
 }
 
 impl Services {
-    /// The rate limit service over a desk. It reports that it is ready until told otherwise.
+    /// Creates the services. Their health is `SERVING` until [`Services::set_not_ready`].
     pub async fn new(engine: Engine, settings: Live<Settings>, access: Access) -> Self {
-        let limits = Arc::new(Limits { engine, settings, access, warned: Mutex::default() });
-        let service = RateLimitServiceServer::from_arc(Arc::clone(&limits));
+        let handler = Arc::new(RateLimitHandler { engine, settings, access, last_warning: Mutex::default() });
+        let service = RateLimitServiceServer::from_arc(Arc::clone(&handler));
         let (health, health_service) = health_reporter();
         let routes =
             Routes::new(service.max_decoding_message_size(MAX_SMALL_MESSAGE)).add_service(health_service);
-        let services = Self { limits, routes: with_reflection(routes).prepare(), health };
+        let services = Self { handler, routes: with_reflection(routes).prepare(), health };
         services.report(ServingStatus::Serving).await;
         services
     }
 
-    /// Reports from now on that it is ready.
-    pub async fn is_ready(&self) {
+    /// Sets the health to `SERVING`.
+    pub async fn set_ready(&self) {
         self.report(ServingStatus::Serving).await;
     }
 
-    /// Reports from now on that it is not ready, so that clients go elsewhere: before start-up is over, and when it is about to stop.
-    /// It still answers.
-    pub async fn is_not_ready(&self) {
+    /// Sets the health to `NOT_SERVING`, during start-up and when the server drains. Calls are still answered.
+    pub async fn set_not_ready(&self) {
         self.report(ServingStatus::NotServing).await;
     }
 
@@ -151,9 +149,9 @@ impl Services {
     }
 }
 
-/// Adds both versions of reflection: older tools know only the first.
+/// Adds both versions of reflection: older tools support only the first.
 fn with_reflection(routes: Routes) -> Routes {
-    const VALID: &str = "the descriptors are those of the generated code";
+    const VALID: &str = "the generated descriptors are valid";
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -165,7 +163,7 @@ fn with_reflection(routes: Routes) -> Routes {
 }
 
 #[tonic::async_trait]
-impl RateLimitService for Limits {
+impl RateLimitService for RateLimitHandler {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
@@ -175,7 +173,7 @@ impl RateLimitService for Limits {
     }
 }
 
-impl Limits {
+impl RateLimitHandler {
     async fn decide(
         &self,
         peer: Option<SocketAddr>,
@@ -183,7 +181,7 @@ impl Limits {
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         let observer = self.engine.observer();
-        let mut granted = self.granted(headers)?;
+        let mut identity = self.authenticate(headers)?;
         let mut requests = match request::read(&self.engine, request) {
             Ok(requests) => requests,
             Err(problem) => {
@@ -204,10 +202,10 @@ impl Limits {
         }
         let refunds = requests.iter().any(|request| request.operation != Operation::Check);
         if refunds {
-            granted = self.access.check(authorization(headers), Scope::Adjust).map_err(|denied| {
+            identity = self.access.check(authorization(headers), Scope::Adjust).map_err(|error| {
                 observer.unauthorized(Call::CHECK);
-                self.access.audit_rejected(peer, REFUND.name(), &denied);
-                turned_away(&denied)
+                self.access.audit_rejected(peer, REFUND.name(), &error);
+                unauthorized(&error)
             })?;
         }
         // boxed to keep the future of a single check small
@@ -216,7 +214,7 @@ impl Limits {
             let subject = format_args!("domain {:?}", request.domain);
             let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
             audit(&Audit {
-                who: granted.name(),
+                who: identity.name(),
                 from: peer,
                 action: REFUND.name(),
                 subject: &subject,
@@ -229,25 +227,25 @@ impl Limits {
         }
     }
 
-    /// Answers a call whose request is too large to be read.
+    /// Denies a call whose request is too large to be read.
     fn deny_unread(&self, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
-        self.granted(headers)?;
+        self.authenticate(headers)?;
         self.engine.observer().invalid(Call::CHECK);
         self.warn(&format_args!(
-            "a request is larger than {MAX_MESSAGE} bytes, or there are too many of more than {MAX_SMALL_MESSAGE}: \
-             leave long headers out of descriptors"
+            "the request is larger than {MAX_MESSAGE} bytes, or too many requests of more than {MAX_SMALL_MESSAGE} bytes are in \
+             flight: remove long headers from the descriptors"
         ));
         Ok(response::denied(0))
     }
 
-    fn granted(&self, headers: &HeaderMap) -> Result<Identity, Status> {
-        self.access.check(authorization(headers), Scope::Check).map_err(|denied| {
+    fn authenticate(&self, headers: &HeaderMap) -> Result<Identity, Status> {
+        self.access.check(authorization(headers), Scope::Check).map_err(|error| {
             self.engine.observer().unauthorized(Call::CHECK);
-            turned_away(&denied)
+            unauthorized(&error)
         })
     }
 
-    /// Answers a request that the limiter cannot decide: too many rules match it, or a cost is too large.
+    /// Responds to a request that was not decided. If too many rules match or the cost is too large, it is denied.
     fn without_decision(
         &self,
         error: &Error,
@@ -267,11 +265,11 @@ impl Limits {
     /// Logs a denial without a decision, unless one was logged within [`WARNING_INTERVAL`].
     fn warn(&self, reason: &dyn Display) {
         let now = Instant::now();
-        let mut warned = self.warned.lock();
-        if warned.is_none_or(|before| now.duration_since(before) >= WARNING_INTERVAL) {
-            *warned = Some(now);
-            drop(warned);
-            tracing::warn!("gRPC request denied, it cannot be decided: {reason}");
+        let mut last = self.last_warning.lock();
+        if last.is_none_or(|last| now.duration_since(last) >= WARNING_INTERVAL) {
+            *last = Some(now);
+            drop(last);
+            tracing::warn!("undecidable gRPC request denied: {reason}");
         }
     }
 
@@ -279,10 +277,10 @@ impl Limits {
         let settings = **self.settings.load();
         if overall.source == Source::Closed && settings.closed == Closed::Unavailable {
             return Err(Status::unavailable(
-                "the store is away, and a rule that matches is closed until it is back",
+                "the store is unavailable, and the failure policy of a matching rule is closed",
             ));
         }
-        Ok(response::of(overall, each, settings.headers))
+        Ok(response::new(overall, each, settings.headers))
     }
 }
 
@@ -290,12 +288,12 @@ fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(AUTHORIZATION).map(|value| value.as_bytes())
 }
 
-/// What is answered to somebody who may not ask.
-fn turned_away(denied: &AuthError) -> Status {
-    match denied {
-        AuthError::MissingToken => Status::unauthenticated(denied.to_string()),
+/// The status of a call without a sufficient token.
+fn unauthorized(error: &AuthError) -> Status {
+    match error {
+        AuthError::MissingToken => Status::unauthenticated(error.to_string()),
         AuthError::UnknownToken | AuthError::MissingScope { .. } => {
-            Status::permission_denied(denied.to_string())
+            Status::permission_denied(error.to_string())
         }
     }
 }

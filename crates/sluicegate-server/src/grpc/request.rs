@@ -1,8 +1,8 @@
-//! A request of Envoy's as requests that are decided together.
+//! From Envoy's request to a group of requests.
 //!
-//! Envoy lets a request pass when the call ends in a gRPC error. So only what Envoy's configuration alone decides is one: an empty
-//! domain, or no descriptors. Whatever an end client can influence is decided, by values that are shortened and numbers that are
-//! clamped, or else denied.
+//! Envoy allows a request if the call fails with a gRPC error. So only errors of Envoy's configuration are gRPC errors: an empty domain,
+//! or no descriptors. For input that an end client controls, values are shortened and numbers clamped; a request that still cannot be
+//! decided is denied.
 
 use std::{fmt::Display, time::Duration};
 
@@ -16,47 +16,47 @@ use crate::engine::Engine;
 /// The most descriptors of one request.
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
-/// The label that a request's domain becomes.
+/// The label of the request's domain.
 const DOMAIN: &str = "domain";
 
-/// What a request costs that says nothing about it.
+/// The cost of a request without `hits_addend`.
 const DEFAULT_HITS: u64 = 1;
 
 /// Why a request has no decision.
 #[derive(Debug)]
 pub(super) enum Problem {
-    /// Envoy's configuration is wrong, whatever its clients send.
+    /// Envoy's configuration is invalid.
     Configuration(&'static str),
-    /// It cannot be decided, which may be due to what an end client sent: it is denied.
+    /// The request cannot be decided, possibly because of an end client: it is denied.
     Undecidable(String),
 }
 
-/// The requests that the descriptors stand for, in their order.
+/// Returns one request per descriptor, in order.
 pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<Vec<Request<'static>>, Problem> {
     if request.domain.is_empty() {
         return Err(Problem::Configuration("domain is empty: set the filter's domain, for example \"edge\""));
     }
     match request.descriptors.len() {
-        0 => return Err(Problem::Configuration("there are no descriptors: send at least one")),
+        0 => return Err(Problem::Configuration("descriptors is empty: send at least one")),
         1..=MAX_DESCRIPTORS => {}
-        // a client may add headers, and with each another descriptor
+        // the number of descriptors may depend on the headers of an end client
         count => {
             return Err(Problem::Undecidable(format!(
                 "{count} descriptors are too many: send at most {MAX_DESCRIPTORS}"
             )));
         }
     }
-    let described = request.descriptors.iter().enumerate();
-    described
-        .map(|(place, descriptor)| {
-            one(engine, request, descriptor)
-                .map_err(|problem| Problem::Undecidable(format!("descriptors[{place}]: {problem}")))
+    let descriptors = request.descriptors.iter().enumerate();
+    descriptors
+        .map(|(index, descriptor)| {
+            read_descriptor(engine, request, descriptor)
+                .map_err(|problem| Problem::Undecidable(format!("descriptors[{index}]: {problem}")))
         })
         .collect()
 }
 
-/// Without entries, only the domain is a label: Envoy sends that when it skips all headers that are absent.
-fn one(
+/// Reads one descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.
+fn read_descriptor(
     engine: &Engine,
     request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
@@ -76,7 +76,7 @@ fn one(
     labels.map(|labels| Request::new(labels, cost).operation(operation).limit(limit))
 }
 
-/// A limit of an unknown unit is ignored: those of the rules apply.
+/// Reads the limit of a descriptor. A limit of an unknown unit is ignored, and the limits of the rules apply.
 fn limit_override(limit: &RateLimitOverride) -> Option<LimitOverride> {
     const DAY: u64 = 24 * 60 * 60;
     let seconds = match RateLimitUnit::try_from(limit.unit) {

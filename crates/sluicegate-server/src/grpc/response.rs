@@ -1,4 +1,4 @@
-//! What was decided, as Envoy's response.
+//! From the decisions to Envoy's response.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use super::{
     request::MAX_DESCRIPTORS,
 };
 
-/// The response; its statuses are in the order of the descriptors.
-pub(super) fn of(overall: &Decision, each: &[Decision], dialect: Dialect) -> RateLimitResponse {
+/// Creates the response. Its statuses are in the order of the descriptors.
+pub(super) fn new(overall: &Decision, each: &[Decision], dialect: Dialect) -> RateLimitResponse {
     RateLimitResponse {
         overall_code: code(overall).into(),
         statuses: each.iter().map(status).collect(),
-        response_headers_to_add: fields(overall, dialect),
+        response_headers_to_add: response_headers(overall, dialect),
         ..RateLimitResponse::default()
     }
 }
 
-/// The response to a request that is denied without a decision; it has so many descriptors.
+/// Creates the response to a request with this many descriptors that is denied without a decision.
 pub(super) fn denied(descriptors: usize) -> RateLimitResponse {
     let code = Code::OverLimit.into();
     let status = DescriptorStatus { code, ..DescriptorStatus::default() };
-    // more than any request may have need no status each
+    // beyond the bound, no status is sent for each descriptor
     let statuses = if descriptors > MAX_DESCRIPTORS { 0 } else { descriptors };
     RateLimitResponse { overall_code: code, statuses: vec![status; statuses], ..RateLimitResponse::default() }
 }
@@ -56,7 +56,7 @@ fn current_limit(tier: &TierDecision, limit: &Limit) -> RateLimit {
     }
 }
 
-/// The unit that is this long. Envoy says nothing about a window of unknown length, and our own fields do.
+/// Returns the unit of this length. Other windows are `Unknown` in Envoy's message; the rate limit headers state them.
 fn unit(window: Duration) -> Unit {
     const DAY: u64 = 24 * 60 * 60;
     const UNITS: [(u64, Unit); 7] = [
@@ -72,7 +72,7 @@ fn unit(window: Duration) -> Unit {
     of_length.map_or(Unit::Unknown, |(_, unit)| *unit)
 }
 
-/// For who is refused, when to come back; else when nothing counts any more.
+/// The wait of a denied request; otherwise the time until the counter is empty.
 fn until_reset(tier: &TierDecision) -> Option<Duration> {
     match tier.outcome {
         Outcome::Denied { retry: Retry::After(wait) } => Some(wait),
@@ -81,19 +81,18 @@ fn until_reset(tier: &TierDecision) -> Option<Duration> {
     }
 }
 
-/// Rounded up: Envoy cuts fractions off.
+/// Rounds up, since Envoy truncates fractions.
 fn whole_seconds(wait: Duration) -> prost_types::Duration {
     prost_types::Duration { seconds: i64::try_from(whole_seconds_up(wait)).unwrap_or(i64::MAX), nanos: 0 }
 }
 
-fn fields(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
-    let fields = headers::pairs(decision, dialect).into_iter();
-    let field = |(name, value): (http::HeaderName, String)| HeaderValue {
+fn response_headers(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
+    let header = |(name, value): (http::HeaderName, String)| HeaderValue {
         key: name.as_str().to_owned(),
         value,
         raw_value: Vec::new(),
     };
-    fields.map(field).collect()
+    headers::pairs(decision, dialect).into_iter().map(header).collect()
 }
 
 #[cfg(test)]
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_of_a_units_length_have_that_unit_and_odd_ones_none() {
+    fn a_window_has_the_unit_of_its_length_or_none() {
         let table = [
             (1, Unit::Second),
             (60, Unit::Minute),

@@ -24,7 +24,7 @@ use super::{
     LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
     body::BoundedBody,
     executor::{CallQueue, ConnectionExecutor},
-    unary::Answer,
+    unary::ResponseBody,
 };
 use crate::{
     engine::Transport,
@@ -93,7 +93,7 @@ pub async fn run(listener: TcpListener, services: Services, config: AcceptConfig
     };
     let report_draining = async {
         shutdown.draining().await;
-        health.is_not_ready().await;
+        health.set_not_ready().await;
     };
     tokio::join!(acceptor.run(serve), report_draining);
 }
@@ -176,9 +176,9 @@ struct Calls {
 }
 
 impl hyper::service::Service<Request<Incoming>> for Calls {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let in_flight = self.activity.start_request();
@@ -188,7 +188,7 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
         Box::pin(async move {
             let _in_flight = in_flight;
             let span = request_span(Transport::Grpc, &request);
-            let mut call = pin!(services.answer(peer, request).instrument(span));
+            let mut call = pin!(services.respond(peer, request).instrument(span));
             // Most calls are complete by now and decided without waiting: they need no timer.
             let first_poll = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
             if let Poll::Ready(response) = first_poll.await {

@@ -1,5 +1,5 @@
-//! Envoy's call past the router and tonic's streams, which would take a quarter of its time: nearly every call is this one. A call
-//! that is unusual, such as a compressed or broken one, is answered by tonic, which has the same route.
+//! `ShouldRateLimit` without tonic's router and streams, which would take a quarter of the time of this call. Nearly every call is this
+//! one. Unusual calls, such as compressed or malformed ones, are served by tonic, which has the same route.
 
 use std::{
     convert::Infallible,
@@ -22,73 +22,73 @@ use super::{
     messages::{RateLimitRequest, RateLimitResponse},
 };
 
-/// Where Envoy asks.
+/// The path of the call.
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Where a call says that its message may be compressed.
+/// The header with the compression of the message.
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// The encoding of a message that is not compressed.
 const IDENTITY: &str = "identity";
 
-/// What an answer usually takes, in bytes: enough that it need not grow.
-const ROOM_FOR_ANSWER: usize = 256;
+/// The initial capacity of a response, in bytes: enough for most.
+const INITIAL_CAPACITY: usize = 256;
 
-/// An answer of ours or of tonic's.
-pub(super) type Answer = Either<Answered, Body>;
+/// The body of a response, written here or by tonic.
+pub(super) type ResponseBody = Either<UnaryBody, Body>;
 
-/// One message, and that the call went well.
-pub(super) enum Answered {
+/// One message and the trailers of a successful call.
+pub(super) enum UnaryBody {
     Message(Bytes),
-    WentWell,
+    Trailers,
     End,
 }
 
 impl Services {
-    /// Answers a call of any service.
-    pub(super) async fn answer(
+    /// Responds to a call of any service.
+    pub(super) async fn respond(
         &self,
         peer: SocketAddr,
         mut request: Request<BoundedBody>,
-    ) -> Response<Answer> {
+    ) -> Response<ResponseBody> {
         let is_compressed = request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY);
         let is_usual = request.uri().path() == PATH && request.method() == Method::POST && !is_compressed;
         if is_usual {
             let decided = match request.body_mut().receive().await {
                 Received::Whole(framed) => match RateLimitRequest::decode(&framed[PREFIX..]) {
-                    Ok(question) => Some(self.limits.decide(Some(peer), request.headers(), &question).await),
+                    Ok(message) => Some(self.handler.decide(Some(peer), request.headers(), &message).await),
                     Err(_) => {
                         request.body_mut().put_back(framed);
                         None
                     }
                 },
-                Received::TooLarge => Some(self.limits.deny_unread(request.headers())),
+                Received::TooLarge => Some(self.handler.deny_unread(request.headers())),
                 Received::Unusual => None,
             };
             match decided {
-                Some(Ok(answer)) => return answered(&answer),
+                Some(Ok(message)) => return response(&message),
                 Some(Err(status)) => return status.into_http().map(Either::Right),
                 None => {}
             }
         }
         request.extensions_mut().insert(Peer(peer));
-        let Ok::<_, Infallible>(answer) = Box::pin(self.routes.clone().call(request)).await;
-        answer.map(Either::Right)
+        let Ok::<_, Infallible>(response) = Box::pin(self.routes.clone().call(request)).await;
+        response.map(Either::Right)
     }
 }
 
-fn answered(answer: &RateLimitResponse) -> Response<Answer> {
-    let mut framed = Vec::with_capacity(ROOM_FOR_ANSWER);
+fn response(message: &RateLimitResponse) -> Response<ResponseBody> {
+    let mut framed = Vec::with_capacity(INITIAL_CAPACITY);
     framed.resize(PREFIX, NOT_COMPRESSED);
-    answer.encode(&mut framed).expect("a vector has room");
-    let length = u32::try_from(framed.len() - PREFIX).expect("an answer is small");
+    message.encode(&mut framed).expect("a vector grows as needed");
+    let length = u32::try_from(framed.len() - PREFIX).expect("a response is small");
     framed[1..PREFIX].copy_from_slice(&length.to_be_bytes());
-    let mut response = Response::new(Either::Left(Answered::Message(framed.into())));
+    let mut response = Response::new(Either::Left(UnaryBody::Message(framed.into())));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     response
 }
 
-impl HttpBody for Answered {
+impl HttpBody for UnaryBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -97,8 +97,8 @@ impl HttpBody for Answered {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let (frame, next) = match mem::replace(&mut *self, Self::End) {
-            Self::Message(message) => (Frame::data(message), Self::WentWell),
-            Self::WentWell => (Frame::trailers(went_well()), Self::End),
+            Self::Message(message) => (Frame::data(message), Self::Trailers),
+            Self::Trailers => (Frame::trailers(success_trailers()), Self::End),
             Self::End => return Poll::Ready(None),
         };
         *self = next;
@@ -110,7 +110,7 @@ impl HttpBody for Answered {
     }
 }
 
-fn went_well() -> HeaderMap {
+fn success_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     trailers

@@ -1,6 +1,6 @@
-//! A request's body, as it is read: JSON of the right types, nothing unknown, nothing twice.
+//! Parses the JSON body of a request. Unknown and repeated fields are rejected.
 //!
-//! Numbers are whole and exact. `null` is not "absent": it is what JavaScript makes of a cost that is `NaN`.
+//! Numbers are whole and exact. `null` is rejected rather than treated as absent, since JavaScript serializes `NaN` as `null`.
 
 use std::{fmt, marker::PhantomData};
 
@@ -12,47 +12,47 @@ use sluicegate_core::time::MAX_EXACT;
 
 use super::problem::Problem;
 
-/// What a body that cannot be read should have been.
+/// A valid body, for error messages.
 const EXAMPLE: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"},"cost":1}"#;
 
-/// A cost in several units.
+/// A cost in several units, for error messages.
 const UNITS_EXAMPLE: &str = r#"{"requests":1,"tokens":850}"#;
 
-/// Every field that some call takes.
+/// The fields of all calls.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Body {
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) labels: Option<Pairs<String>>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) key: Option<String>,
-    #[serde(default, deserialize_with = "given_object")]
+    #[serde(default, deserialize_with = "present_object")]
     pub(super) limit: Option<Limit>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) cost: Option<Cost>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) rules: Option<Vec<String>>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) at_us: Option<Whole>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) deadline_ms: Option<Whole>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) checks: Option<Vec<Object<Body>>>,
 }
 
-/// A limit that comes with the request.
+/// A limit given in the request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Limit {
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) algorithm: Option<String>,
     pub(super) amount: Whole,
     pub(super) window: String,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "present")]
     pub(super) burst: Option<Whole>,
 }
 
-/// What is read from an object alone.
+/// A value that is deserialized from an object only.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -61,7 +61,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// So many requests, or so much of each unit.
+/// A number of requests, or an amount for each unit.
 pub(super) enum Cost {
     Requests(Whole),
     Units(Pairs<Whole>),
@@ -71,7 +71,7 @@ pub(super) enum Cost {
 #[derive(Clone, Copy)]
 pub(super) struct Whole(pub(super) u64);
 
-/// The members of an object, in order, repeated ones too: who reads them refuses those.
+/// The members of an object, in order, including repeated ones, which the caller rejects.
 pub(super) struct Pairs<V>(pub(super) Vec<(String, V)>);
 
 impl Body {
@@ -80,49 +80,49 @@ impl Body {
         let mut json = serde_json::Deserializer::from_slice(bytes);
         match object(&mut json) {
             Ok(body) => json.end().map(|()| body).map_err(|error| not_json(&error)),
-            // where the mistake is costs as much to know as reading does: only mistakes are read so
-            Err(_) => Self::read_with_places(bytes),
+            // tracking the path doubles the cost of parsing, so only an invalid body is parsed again with it
+            Err(_) => Self::read_with_path(bytes),
         }
     }
 
-    fn read_with_places(bytes: &[u8]) -> Result<Self, Problem> {
+    fn read_with_path(bytes: &[u8]) -> Result<Self, Problem> {
         let mut json = serde_json::Deserializer::from_slice(bytes);
         let mut track = serde_path_to_error::Track::new();
         let body = object(serde_path_to_error::Deserializer::new(&mut json, &mut track));
-        let body = body.map_err(|error| unreadable(&error, &track.path()))?;
+        let body = body.map_err(|error| invalid(&error, &track.path()))?;
         json.end().map_err(|error| not_json(&error))?;
         Ok(body)
     }
 }
 
-fn unreadable(error: &serde_json::Error, path: &serde_path_to_error::Path) -> Problem {
+fn invalid(error: &serde_json::Error, path: &serde_path_to_error::Path) -> Problem {
     if !error.is_data() {
         return not_json(error);
     }
     match path.iter().next() {
         Some(_) => Problem::bad_request(format_args!("{path}: {error}")),
-        None => Problem::bad_request(format_args!("the body: {error}; for example {EXAMPLE}")),
+        None => Problem::bad_request(format_args!("invalid body: {error}; send for example {EXAMPLE}")),
     }
 }
 
 fn not_json(error: &serde_json::Error) -> Problem {
     Problem::bad_request(format_args!(
-        "the body cannot be read as JSON: {error}; send one object, for example {EXAMPLE}"
+        "the body is not valid JSON: {error}; send one object, for example {EXAMPLE}"
     ))
 }
 
-/// A field that may be left out, but not be `null`.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+/// A field that may be absent but not `null`.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+fn present_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     object(deserializer).map(Some)
 }
 
-/// A struct from an object alone: what serde derives also takes an array of the fields' values.
+/// Deserializes a struct from an object only. Derived implementations also accept an array of the fields' values.
 fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Members<T>(PhantomData<T>);
 
@@ -153,7 +153,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs<V>, M::Error> {
-                // the size of the body bounds this
+                // bounded by the size of the body
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
                     pairs.push(pair);
@@ -197,7 +197,10 @@ impl<'de> Deserialize<'de> for Cost {
             type Value = Cost;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a whole number from 0 to {MAX_EXACT}, or one for each unit as in {UNITS_EXAMPLE}")
+                write!(
+                    f,
+                    "a whole number from 0 to {MAX_EXACT}, or an object with one per unit, for example {UNITS_EXAMPLE}"
+                )
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<Cost, E> {

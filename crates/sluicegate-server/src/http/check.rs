@@ -15,7 +15,7 @@ use super::{
     problem::Problem,
     receive,
     request::CheckBody,
-    response::{Answer, Outcome, Results},
+    response::{BatchBody, BatchEntry, DecisionBody},
     routes::method_not_allowed,
 };
 use crate::{
@@ -42,9 +42,9 @@ pub(super) async fn respond<B: RequestBody>(api: &Api, request: Request<B>) -> R
     if let Some(reason) = cross_site(&request, Some(access)) {
         return Problem::new(StatusCode::FORBIDDEN, reason).into_response();
     }
-    if let Err(denied) = guard::check(access, request.headers(), Scope::Check) {
+    if let Err(error) = guard::check(access, request.headers(), Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
-        return guard::unauthorized(&denied);
+        return guard::unauthorized(&error);
     }
     let body = request.into_body();
     if span.is_disabled() {
@@ -60,7 +60,7 @@ async fn check(engine: &Engine, body: impl RequestBody) -> Result<Response, Prob
     match read.inspect_err(|_| engine.observer().invalid(Call::CHECK))? {
         CheckBody::One(request) => {
             let decision = engine.start(Transport::Http, &request)?.decision().await?;
-            Ok(Answer::from(decision).into_response())
+            Ok(DecisionBody::from(decision).into_response())
         }
         // boxed to keep the future of a single check small
         CheckBody::Batch(requests) => Ok(Box::pin(check_batch(engine, &requests)).await.into_response()),
@@ -68,15 +68,15 @@ async fn check(engine: &Engine, body: impl RequestBody) -> Result<Response, Prob
 }
 
 /// Starts all checks in order, so that those to a remote store share its calls, and waits for all.
-async fn check_batch(engine: &Engine, requests: &[sluicegate::Request<'_>]) -> Json<Results> {
+async fn check_batch(engine: &Engine, requests: &[sluicegate::Request<'_>]) -> Json<BatchBody> {
     let mut started = Vec::with_capacity(requests.len());
     for few in requests.chunks(CHECKS_PER_YIELD) {
         consume_budget().await;
         started.extend(few.iter().map(|request| engine.start(Transport::Http, request)));
     }
     let decisions = join_all(started.into_iter().map(|progress| async { progress?.decision().await })).await;
-    let outcome = |decided: Result<_, sluicegate::Error>| {
-        Outcome::from(decided.map(Answer::from).map_err(Problem::from))
+    let entry = |decided: Result<_, sluicegate::Error>| {
+        BatchEntry::from(decided.map(DecisionBody::from).map_err(Problem::from))
     };
-    Json(Results { results: decisions.into_iter().map(outcome).collect() })
+    Json(BatchBody { results: decisions.into_iter().map(entry).collect() })
 }

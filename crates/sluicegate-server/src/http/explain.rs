@@ -1,4 +1,4 @@
-//! Why a request would pass or not: which rules apply, which counter each uses, what is in it, and the sum.
+//! Explains a decision: which rules apply, which counter each uses, its usage, and the arithmetic.
 
 use std::borrow::Cow;
 
@@ -9,83 +9,83 @@ use sluicegate::{
 };
 use sluicegate_core::decision::whole_millis_up;
 
-use super::{response::Answer, snapshot::SnapshotView};
+use super::{response::DecisionBody, snapshot::SnapshotView};
 use crate::duration;
 
-/// The most rules that are listed although they do not apply.
+/// The most rules that do not apply but are listed.
 const MAX_OTHERS: usize = 100;
 
-/// The answer to a call for an explanation.
+/// The response to a call for an explanation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// What a check would answer now.
-    pub decision: Answer,
+    /// The decision that a check would get now.
+    pub decision: DecisionBody,
     /// The rules that apply, in their order.
-    pub applies: Vec<Applying>,
-    /// The others, and why they do not; none for who may not see the rules.
-    pub others: Vec<Other>,
-    /// How many more there are that do not.
+    pub applies: Vec<AppliedRule>,
+    /// The other rules, each with the reason; empty for tokens without the scope `admin`.
+    pub others: Vec<OtherRule>,
+    /// How many further rules do not apply.
     pub more_others: usize,
 }
 
 /// A rule that applies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Applying {
-    /// Its name; none where a key is asked about.
+pub struct AppliedRule {
+    /// The name of the rule; `None` for a key.
     pub rule: Option<String>,
-    /// The counter, as it is stored.
+    /// The key of the counter, as stored.
     pub key: Option<String>,
-    /// By which it counts, overrides included.
-    pub limit: Option<Terms>,
-    /// What the request costs, by the rule's factor.
+    /// The limit, including overrides.
+    pub limit: Option<LimitView>,
+    /// The cost of the request, including the rule's factor.
     pub cost: Option<u64>,
-    /// What the counter holds.
-    pub state: Option<State>,
-    /// Why it comes out as it does.
+    /// The usage of the counter.
+    pub state: Option<CounterView>,
+    /// The arithmetic of the decision.
     pub arithmetic: String,
-    /// What is in the counter, to be drawn.
+    /// The state of the counter, for display.
     #[serde(default)]
     pub snapshot: Option<SnapshotView>,
 }
 
-/// A limit as it is shown.
+/// A limit, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
-    /// How it counts.
+pub struct LimitView {
+    /// The algorithm.
     pub algorithm: Cow<'static, str>,
-    /// How many pass in a window.
+    /// Units per window.
     pub amount: u64,
-    /// In which time.
+    /// The window.
     pub window: String,
-    /// How many pass at once.
+    /// The most units that are admitted at once.
     pub capacity: u64,
-    /// It never refuses a request.
+    /// Whether the rule is a shadow rule, which never denies.
     pub shadow: bool,
 }
 
-/// What a counter holds.
+/// The usage of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
-    /// What counts now.
+pub struct CounterView {
+    /// Units in use now.
     pub used: u64,
-    /// What is left.
+    /// Units available now.
     pub remaining: u64,
-    /// After how long nothing counts any more.
+    /// The time until the counter is empty.
     pub reset_after_ms: u64,
 }
 
 /// A rule that does not apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Other {
-    /// Its name.
+pub struct OtherRule {
+    /// The name of the rule.
     pub rule: String,
-    /// Why it does not.
+    /// The reason.
     pub because: String,
 }
 
 impl Explanation {
-    /// Puts together what the rules say of a request, and what a peek at its counters told. Also which counters these are, in the
-    /// order of the rules that apply and have one.
+    /// Combines the rules that match a request with the decision of a peek. Also returns the counters, in the order of the rules that
+    /// apply and have one.
     pub(super) fn new(
         rules: &RuleSet,
         request: &Request<'_>,
@@ -95,10 +95,10 @@ impl Explanation {
         let (applies, mut others) = match &request.subject {
             Subject::Key { key, limit, cost } => {
                 let key = Key::without_rule(key)?;
-                let told = (decision.tiers.first(), decision.source);
-                let applying = counted(None, key.to_string(), limit, false, cost.units(), told);
+                let observed = (decision.tiers.first(), decision.source);
+                let applied = explain_counter(None, key.to_string(), limit, false, cost.units(), observed);
                 counters.push((key, *limit));
-                (vec![applying], Vec::new())
+                (vec![applied], Vec::new())
             }
             Subject::Labels { labels, costs, .. } => {
                 by_rules(rules.explain(labels, costs)?, costs, &decision, &mut counters)
@@ -117,16 +117,16 @@ impl Explanation {
 
     /// Adds the snapshots of the counters.
     pub(super) fn add_snapshots(&mut self, snapshots: Vec<Option<CounterSnapshot>>) {
-        let counted = self.applies.iter_mut().filter(|applying| applying.key.is_some());
-        for (applying, snapshot) in counted.zip(snapshots) {
-            let used = applying.state.as_ref().map_or(0, |state| state.used);
-            applying.snapshot = snapshot.map(|snapshot| SnapshotView::new(snapshot, used));
+        let with_counter = self.applies.iter_mut().filter(|applied| applied.key.is_some());
+        for (applied, snapshot) in with_counter.zip(snapshots) {
+            let used = applied.state.as_ref().map_or(0, |state| state.used);
+            applied.snapshot = snapshot.map(|snapshot| SnapshotView::new(snapshot, used));
         }
     }
 }
 
-impl Terms {
-    /// A limit, and whether it is only tried out.
+impl LimitView {
+    /// The view of a limit, and whether its rule is a shadow rule.
     pub fn new(limit: &Limit, shadow: bool) -> Self {
         Self {
             algorithm: limit.algorithm().name().into(),
@@ -143,19 +143,21 @@ fn by_rules(
     costs: &Costs,
     decision: &Decision,
     counters: &mut Vec<(Key, Limit)>,
-) -> (Vec<Applying>, Vec<Other>) {
+) -> (Vec<AppliedRule>, Vec<OtherRule>) {
     let (mut applies, mut others) = (Vec::new(), Vec::new());
     for Explained { rule, effect } in explained {
         let name = rule.name.to_string();
         match effect {
-            Err(unmet) => others.push(Other { rule: name, because: unmet.to_string() }),
+            Err(unmet) => others.push(OtherRule { rule: name, because: unmet.to_string() }),
             Ok(Effect::Deny { reason, .. }) => {
                 let arithmetic = match reason {
-                    DenialReason::Blocked => "an override blocks this request, whatever is left",
-                    DenialReason::Absent => "a label is missing by which it counts, and then it refuses",
+                    DenialReason::Blocked => "an override blocks this request",
+                    DenialReason::Absent => {
+                        "a label that the rule counts by is absent, and the rule denies in that case"
+                    }
                 };
                 let arithmetic = arithmetic.to_owned();
-                applies.push(Applying {
+                applies.push(AppliedRule {
                     rule: Some(name),
                     key: None,
                     limit: None,
@@ -168,12 +170,13 @@ fn by_rules(
             Ok(Effect::Limit { key, limit, cost, shadow, .. }) => {
                 let is_free = costs.of(&rule.unit).units() == 0;
                 let tier = decision.tiers.iter().find(|tier| tier.rule.as_deref() == Some(&*rule.name));
-                let told = (tier, decision.source);
-                let mut applying = counted(Some(name), key.to_string(), &limit, shadow, cost.units(), told);
+                let observed = (tier, decision.source);
+                let mut applied =
+                    explain_counter(Some(name), key.to_string(), &limit, shadow, cost.units(), observed);
                 if is_free {
-                    applying.arithmetic += &format!(" (the request names no cost in {:?})", rule.unit);
+                    applied.arithmetic += &format!(" (the request has no cost in {:?})", rule.unit);
                 }
-                applies.push(applying);
+                applies.push(applied);
                 counters.push((key, limit));
             }
         }
@@ -181,46 +184,57 @@ fn by_rules(
     (applies, others)
 }
 
-fn counted(
+fn explain_counter(
     rule: Option<String>,
     key: String,
     limit: &Limit,
     shadow: bool,
     cost: u64,
     (tier, source): (Option<&TierDecision>, Source),
-) -> Applying {
-    // without the store, it is this process's share that decides
+) -> AppliedRule {
+    // in a fallback, this process's share of the limit applies
     let capacity = tier.map_or(limit.capacity(), |tier| tier.limit);
-    let terms = Terms::new(limit, shadow);
-    let state = tier.filter(|_| source != Source::Closed).map(|tier| State {
+    let limit = LimitView::new(limit, shadow);
+    let state = tier.filter(|_| source != Source::Closed).map(|tier| CounterView {
         used: capacity.saturating_sub(tier.remaining),
         remaining: tier.remaining,
         reset_after_ms: whole_millis_up(tier.reset_after),
     });
     let arithmetic = match (tier, &state) {
         (Some(tier), Some(state)) if source == Source::Fallback => {
-            format!("the store is away; by this server's share: {}", sum(tier, state, cost, capacity))
+            format!(
+                "the store is unavailable; by this server's share of the limit: {}",
+                sum(tier, state, cost, capacity)
+            )
         }
         (Some(tier), Some(state)) => sum(tier, state, cost, capacity),
-        (Some(_), None) => "the store is away, and then it refuses".to_owned(),
+        (Some(_), None) => "the store is unavailable, and the rule's failure policy denies".to_owned(),
         (None, _) if matches!(source, Source::Fallback | Source::Open | Source::Closed) => {
-            "the store is away, so that the counter could not be looked at".to_owned()
+            "the store is unavailable: the counter was not read".to_owned()
         }
-        _ => "not looked at: another rule refuses already".to_owned(),
+        _ => "not read: another rule denies".to_owned(),
     };
-    Applying { rule, key: Some(key), limit: Some(terms), cost: Some(cost), state, arithmetic, snapshot: None }
+    AppliedRule {
+        rule,
+        key: Some(key),
+        limit: Some(limit),
+        cost: Some(cost),
+        state,
+        arithmetic,
+        snapshot: None,
+    }
 }
 
-/// What a counter holds, what is asked, and whether both fit.
-fn sum(tier: &TierDecision, state: &State, cost: u64, capacity: u64) -> String {
+/// Returns the usage plus the cost, compared with the capacity.
+fn sum(tier: &TierDecision, state: &CounterView, cost: u64, capacity: u64) -> String {
     let used = state.used;
     match tier.outcome {
-        Outcome::Allowed => format!("{used} used + {cost} asked = {} of {capacity}: fits", used + cost),
+        Outcome::Allowed => format!("{used} used + {cost} requested = {} of {capacity}: fits", used + cost),
         Outcome::Denied { retry: Retry::Never } => {
-            format!("{cost} asked is more than the {capacity} that ever fit: waiting does not help")
+            format!("{cost} requested exceeds the capacity of {capacity}: waiting does not help")
         }
         Outcome::Denied { retry: Retry::After(wait) } => format!(
-            "{used} used + {cost} asked = {} of {capacity}: fits in {}",
+            "{used} used + {cost} requested = {} of {capacity}: fits in {}",
             used + cost,
             duration::text(std::time::Duration::from_millis(whole_millis_up(wait)))
         ),

@@ -71,32 +71,32 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let Guard { access, scope, observer } = &self.guard;
-        let granted = match check(access, request.headers(), *scope) {
-            Ok(granted) => granted,
-            Err(denied) => {
+        let identity = match check(access, request.headers(), *scope) {
+            Ok(identity) => identity,
+            Err(error) => {
                 if let Some(call) = ApiCall::at(request.uri().path()) {
                     observer.unauthorized(call.into());
                 }
                 if *scope != Scope::Check {
-                    access.audit_rejected(peer(&request), action(&request), &denied);
+                    access.audit_rejected(peer(&request), action(&request), &error);
                 }
-                return Either::Right(Box::pin(ready(Ok(unauthorized(&denied)))));
+                return Either::Right(Box::pin(ready(Ok(unauthorized(&error)))));
             }
         };
         if *scope == Scope::Check {
             return Either::Left(self.call.call(request));
         }
         let (from, action) = (peer(&request), action(&request).to_owned());
-        let answered = self.call.call(request);
+        let response = self.call.call(request);
         Either::Right(Box::pin(async move {
-            let Ok(mut response) = answered.await;
+            let Ok(mut response) = response.await;
             let status = response.status();
             let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn Display) };
             let subject = response
                 .extensions_mut()
                 .remove::<AuditSubject>()
                 .map_or_else(String::new, |subject| subject.0);
-            audit(&Audit { who: granted.name(), from, action: &action, subject: &subject, result });
+            audit(&Audit { who: identity.name(), from, action: &action, subject: &subject, result });
             Ok(response)
         }))
     }
@@ -260,7 +260,7 @@ mod tests {
         }
         let named: &[(&str, &str)] =
             &[("host", "sluicegate.example"), ("origin", "https://sluicegate.example")];
-        assert!(!is_cross_site(Method::POST, named, false), "a page of any name may show a token");
+        assert!(!is_cross_site(Method::POST, named, false), "with tokens, a page may have any host name");
         let other: &[(&str, &str)] = &[("host", "sluicegate.example"), ("origin", "http://evil.example")];
         assert!(is_cross_site(Method::POST, other, false));
     }

@@ -1,4 +1,4 @@
-//! An answer as JSON, written into one piece of memory.
+//! JSON responses, serialized into one buffer.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -6,16 +6,16 @@ use axum::{
 };
 use serde::Serialize;
 
-/// Room for a usual answer.
-const USUAL_BYTES: usize = 512;
+/// The initial capacity of the buffer: enough for most responses.
+const INITIAL_CAPACITY: usize = 512;
 
-/// What is answered with. Takes half the time of axum's own, which asks for room with every word.
+/// A JSON response. Takes half the time of axum's `Json`, which checks the capacity of its buffer for every token.
 #[derive(Debug)]
 pub(super) struct Json<T>(pub(super) T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
         match serde_json::to_writer(&mut bytes, &self.0) {
             Ok(()) => response(bytes),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -23,14 +23,13 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-/// What is answered to nearly every request, and so writes itself: serde looks at each name of a member, every time, for what
-/// has to be escaped in it.
-pub(super) trait Written {
-    /// Writes it as serde would.
+/// Direct serialization for the response of nearly every request. serde scans every member name for characters to escape each time.
+pub(super) trait WriteJson {
+    /// Appends the value as serde would write it.
     fn write(&self, json: &mut Vec<u8>);
 
     fn response(&self) -> Response {
-        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
         self.write(&mut bytes);
         response(bytes)
     }
@@ -46,31 +45,31 @@ fn response(json: Vec<u8>) -> Response {
 macro_rules! object {
     ($json:expr, { $first:literal: $first_value:expr, $($name:literal: $value:expr),+ $(,)? }) => {
         $json.extend_from_slice(concat!("{\"", $first, "\":").as_bytes());
-        Written::write(&$first_value, $json);
+        WriteJson::write(&$first_value, $json);
         $(
             $json.extend_from_slice(concat!(",\"", $name, "\":").as_bytes());
-            Written::write(&$value, $json);
+            WriteJson::write(&$value, $json);
         )+
         $json.push(b'}');
     };
 }
 pub(super) use object;
 
-impl Written for bool {
+impl WriteJson for bool {
     fn write(&self, json: &mut Vec<u8>) {
         json.extend_from_slice(if *self { b"true" } else { b"false" });
     }
 }
 
-impl Written for u64 {
+impl WriteJson for u64 {
     fn write(&self, json: &mut Vec<u8>) {
         json.extend_from_slice(itoa::Buffer::new().format(*self).as_bytes());
     }
 }
 
-impl Written for &str {
+impl WriteJson for &str {
     fn write(&self, json: &mut Vec<u8>) {
-        // all of it in any case, which is several bytes at a time
+        // without an early exit, so that several bytes are compared at a time
         let is_plain =
             self.bytes().fold(true, |plain, byte| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\'));
         if is_plain {
@@ -78,12 +77,12 @@ impl Written for &str {
             json.extend_from_slice(self.as_bytes());
             json.push(b'"');
         } else {
-            serde_json::to_writer(json, self).expect("a text in memory is written to memory");
+            serde_json::to_writer(json, self).expect("writing a string to memory cannot fail");
         }
     }
 }
 
-impl<T: Written> Written for Option<T> {
+impl<T: WriteJson> WriteJson for Option<T> {
     fn write(&self, json: &mut Vec<u8>) {
         match self {
             Some(value) => value.write(json),
@@ -92,11 +91,11 @@ impl<T: Written> Written for Option<T> {
     }
 }
 
-impl<T: Written> Written for [T] {
+impl<T: WriteJson> WriteJson for [T] {
     fn write(&self, json: &mut Vec<u8>) {
         json.push(b'[');
-        for (place, value) in self.iter().enumerate() {
-            if place > 0 {
+        for (index, value) in self.iter().enumerate() {
+            if index > 0 {
                 json.push(b',');
             }
             value.write(json);

@@ -1,17 +1,17 @@
-//! What happens, as it happens: a stream of server-sent events, which the dashboard draws.
+//! Live updates for the dashboard, as server-sent events.
 //!
-//! | event | has |
+//! | event | contents |
 //! |---|---|
-//! | `hello` | who the server is, and what the listener may see; first |
-//! | `seconds` | seconds of the [history], oldest first: at first all that are kept, then each as it passes |
-//! | `rules` | the rules in force, at first and when others are: as `GET /v1/rules`, for who may ask that |
-//! | `top` | the heaviest keys, every [`TOP_INTERVAL`]: as `GET /v1/top`, for who may ask that |
+//! | `hello` | version and run of the server, and the scopes of the listener; sent first |
+//! | `seconds` | seconds of the [history], oldest first: initially all that are kept, then each new one |
+//! | `rules` | the active rules, initially and after each change: as `GET /v1/rules`, for tokens with the scope `admin` |
+//! | `top` | the heavy hitters, every [`TOP_INTERVAL`]: as `GET /v1/top`, for tokens with the scope `admin` |
 //!
-//! The id of an event names a server's run and a second of it. Whoever comes back with it (`Last-Event-ID`) is told what
-//! happened since; after a restart, everything again.
+//! The id of an event names a run of the server and a second of it. A client that reconnects with it (`Last-Event-ID`) receives only
+//! later seconds; after a restart of the server, all of them.
 //!
-//! A listener costs one task and a few events of memory, and has a place for as long as the connection lasts, which one who does
-//! not read loses. One whose token is taken back is let go, and all are when the server is about to stop.
+//! A listener takes one task and memory for a few events. It is disconnected if it does not read, if its token is revoked, and when
+//! the server drains.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ use tokio::{
 use super::{
     Api, guard,
     problem::Problem,
-    status::{Rules, rules_word, store_word},
+    status::{Rules, rules_state, store_state},
 };
 use crate::{
     auth::Identity,
@@ -46,19 +46,19 @@ use crate::{
     },
 };
 
-/// The most listeners at a time: few of the connections, so that none is missing for decisions.
+/// The most listeners at a time: a small part of the connections, so that enough are left for decisions.
 pub const MAX_LISTENERS: usize = 64;
 
-/// How many seconds of the past one event tells at most.
+/// The most seconds of one event.
 pub const MAX_SECONDS: usize = 120;
 
-/// How often the heaviest keys are told.
+/// The interval between events with heavy hitters.
 pub const TOP_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How many events wait for a listener.
-const WAITING_EVENTS: usize = 1;
+/// The most events queued for a listener.
+const MAX_QUEUED_EVENTS: usize = 1;
 
-/// The places of listeners. Cheap to clone; all clones have the same.
+/// Permits for listeners. Cheap to clone; all clones share them.
 #[derive(Clone)]
 pub(super) struct Listeners(Arc<Semaphore>);
 
@@ -71,17 +71,17 @@ impl Default for Listeners {
 #[derive(Serialize)]
 struct Hello<'a> {
     version: &'static str,
-    /// Which run of a server this is.
+    /// The identifier of this run of the server.
     run: &'a str,
     /// The name of the listener's token.
     name: &'a str,
-    /// Whether there are tokens at all.
+    /// Whether the server has no tokens.
     open: bool,
-    /// What the listener may do.
+    /// The scopes of the listener.
     may: Vec<&'static str>,
-    /// How many seconds are kept.
+    /// The number of seconds in the history.
     seconds: usize,
-    /// Whether counters are elsewhere, so that asking takes time.
+    /// Whether the store is remote, so that a decision takes a round trip.
     remote_store: bool,
 }
 
@@ -92,22 +92,22 @@ struct Seconds<'a> {
     store: &'static str,
     /// As in `/readyz`.
     rules: &'static str,
-    /// When the rules were last read, in seconds of the epoch.
+    /// The time of the last successful reload, in seconds since 1970.
     rules_read_s: u64,
 }
 
-/// Somebody who listens.
+/// One connected listener.
 struct Listener {
     api: Api,
     authorization: Option<HeaderValue>,
-    granted: Identity,
-    /// How often the tokens had changed before that was found out.
-    tokens: u64,
+    identity: Identity,
+    /// The number of token changes at the time of authentication.
+    token_changes: u64,
     events: mpsc::Sender<Event>,
 }
 
-/// Why there is nothing more to tell.
-struct Gone;
+/// The end of a stream of events.
+struct Closed;
 
 pub(super) async fn live(
     listeners: Listeners,
@@ -116,98 +116,100 @@ pub(super) async fn live(
 ) -> Result<Response, Problem> {
     let unavailable = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
     if api.settings.shutdown.is_draining() {
-        return Err(unavailable("the server is about to stop: connect elsewhere, or again later".to_owned()));
+        return Err(unavailable(
+            "the server is shutting down: connect to another instance, or retry later".to_owned(),
+        ));
     }
-    let place = listeners.0.try_acquire_owned().map_err(|_| {
-        unavailable(format!("{MAX_LISTENERS} others listen already, which is all there may be: try later"))
+    let permit = listeners.0.try_acquire_owned().map_err(|_| {
+        unavailable(format!("the limit of {MAX_LISTENERS} listeners is reached: retry later"))
     })?;
     let headers = request.headers();
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let authorization = headers.get(header::AUTHORIZATION).cloned();
-    let tokens = api.settings.access.changes();
-    let granted = granted(&api, authorization.as_ref()).ok_or_else(|| {
-        Problem::new(StatusCode::FORBIDDEN, "the token has been taken back a moment ago: use another")
+    let token_changes = api.settings.access.changes();
+    let identity = authenticate(&api, authorization.as_ref()).ok_or_else(|| {
+        Problem::new(StatusCode::FORBIDDEN, "the token has just been revoked: use another one")
     })?;
-    if granted.may().allows(Scope::Admin) {
-        let (who, from) = (granted.name(), guard::peer(&request));
+    if identity.may().allows(Scope::Admin) {
+        let (who, from) = (identity.name(), guard::peer(&request));
         audit(&Audit { who, from, action: "live", subject: &"", result: Ok(()) });
     }
-    let (events, mut waiting) = mpsc::channel(WAITING_EVENTS);
-    let listener = Listener { api, authorization, granted, tokens, events };
-    tokio::spawn(listener.listen(last));
+    let (events, mut queued) = mpsc::channel(MAX_QUEUED_EVENTS);
+    let listener = Listener { api, authorization, identity, token_changes, events };
+    tokio::spawn(listener.run(last));
     let events = stream::poll_fn(move |context| {
-        let _until_the_stream_ends = &place;
-        waiting.poll_recv(context).map(|event| event.map(Ok::<_, Infallible>))
+        let _held_until_the_stream_ends = &permit;
+        queued.poll_recv(context).map(|event| event.map(Ok::<_, Infallible>))
     });
     let mut response = Sse::new(events).into_response();
-    // proxies that collect answers before they pass them on would pass nothing on
+    // nginx would buffer the response, which never ends
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
 }
 
-fn granted(api: &Api, authorization: Option<&HeaderValue>) -> Option<Identity> {
+fn authenticate(api: &Api, authorization: Option<&HeaderValue>) -> Option<Identity> {
     api.settings.access.check(authorization.map(HeaderValue::as_bytes), Scope::Check).ok()
 }
 
 impl Listener {
-    async fn listen(mut self, last: Option<String>) {
+    async fn run(mut self, last: Option<String>) {
         let (shutdown, events) = (self.api.settings.shutdown.clone(), self.events.clone());
         tokio::select! {
-            Err(Gone) | Ok::<Infallible, _>(_) = self.tell(last) => {}
+            Err(Closed) | Ok::<Infallible, _>(_) = self.send_events(last) => {}
             () = events.closed() => {}
             () = shutdown.draining() => {}
         }
     }
 
-    /// Tells everything, until nobody reads it or may know it.
-    async fn tell(&mut self, last: Option<String>) -> Result<Infallible, Gone> {
+    /// Sends events until the client disconnects or is no longer authorized.
+    async fn send_events(&mut self, last: Option<String>) -> Result<Infallible, Closed> {
         let engine = self.api.engine.clone();
         let history = engine.observer().history();
         let run = history.run().to_owned();
-        let mut second = last.as_deref().and_then(|id| of_run(id, &run)).unwrap_or(0);
-        let mut follow = history.follow();
+        let mut second = last.as_deref().and_then(|id| second_of_run(id, &run)).unwrap_or(0);
+        let mut updates = history.subscribe();
         let mut rules: Option<Arc<RuleSet>> = None;
-        let mut top_told: Option<Instant> = None;
+        let mut top_sent: Option<Instant> = None;
         self.send("hello", &self.hello(&run)).await?;
         loop {
             let changes = self.api.settings.access.changes();
-            if changes != self.tokens {
-                self.tokens = changes;
-                self.granted = granted(&self.api, self.authorization.as_ref()).ok_or(Gone)?;
+            if changes != self.token_changes {
+                self.token_changes = changes;
+                self.identity = authenticate(&self.api, self.authorization.as_ref()).ok_or(Closed)?;
                 self.send("hello", &self.hello(&run)).await?;
-                (rules, top_told) = (None, None);
+                (rules, top_sent) = (None, None);
             }
-            if self.granted.may().allows(Scope::Admin) {
-                let in_force = engine.limiter().rules();
-                if !rules.as_ref().is_some_and(|told| Arc::ptr_eq(told, &in_force)) {
-                    self.send("rules", &Rules::of(&in_force)).await?;
-                    rules = Some(in_force);
+            if self.identity.may().allows(Scope::Admin) {
+                let active = engine.limiter().rules();
+                if !rules.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, &active)) {
+                    self.send("rules", &Rules::new(&active)).await?;
+                    rules = Some(active);
                 }
-                if top_told.is_none_or(|told| told.elapsed() >= TOP_INTERVAL) {
+                if top_sent.is_none_or(|sent| sent.elapsed() >= TOP_INTERVAL) {
                     let top: HeavyHitterSnapshot = engine.observer().top(heavy_hitters::MAX_KEYS);
                     self.send("top", &top).await?;
-                    top_told = Some(Instant::now());
+                    top_sent = Some(Instant::now());
                 }
             }
-            follow.borrow_and_update();
+            updates.borrow_and_update();
             for seconds in history.since(second).chunks(MAX_SECONDS) {
                 second = seconds.last().map_or(second, |last| last.number);
                 self.send_seconds(&run, second, seconds).await?;
             }
-            // who keeps the history may end before its listeners do
-            if follow.changed().await.is_err() {
-                return Err(Gone);
+            // the task that records the history may end before its listeners
+            if updates.changed().await.is_err() {
+                return Err(Closed);
             }
         }
     }
 
     fn hello<'a>(&'a self, run: &'a str) -> Hello<'a> {
-        let may = self.granted.may();
+        let may = self.identity.may();
         let scopes = [Scope::Check, Scope::Adjust, Scope::Admin].into_iter();
         Hello {
             version: env!("CARGO_PKG_VERSION"),
             run,
-            name: self.granted.name(),
+            name: self.identity.name(),
             open: self.api.settings.access.is_open(),
             may: scopes.filter(|scope| may.allows(*scope)).map(Scope::name).collect(),
             seconds: history::SECONDS,
@@ -215,35 +217,35 @@ impl Listener {
         }
     }
 
-    async fn send_seconds(&self, run: &str, last: u64, seconds: &[Arc<Second>]) -> Result<(), Gone> {
+    async fn send_seconds(&self, run: &str, last: u64, seconds: &[Arc<Second>]) -> Result<(), Closed> {
         let engine = &self.api.engine;
         let body = Seconds {
             seconds,
-            store: store_word(&self.api),
-            rules: rules_word(engine),
+            store: store_state(&self.api),
+            rules: rules_state(engine),
             rules_read_s: engine.observer().reloads().last_success(),
         };
         let event = event("seconds", &body).id(format!("{run}-{last}"));
-        self.pass_on(event).await
+        self.send_event(event).await
     }
 
-    async fn send(&self, name: &str, body: &impl Serialize) -> Result<(), Gone> {
-        self.pass_on(event(name, body)).await
+    async fn send(&self, name: &str, body: &impl Serialize) -> Result<(), Closed> {
+        self.send_event(event(name, body)).await
     }
 
-    async fn pass_on(&self, event: Event) -> Result<(), Gone> {
-        self.events.send(event).await.map_err(|_| Gone)
+    async fn send_event(&self, event: Event) -> Result<(), Closed> {
+        self.events.send(event).await.map_err(|_| Closed)
     }
 }
 
 fn event(name: &str, body: &impl Serialize) -> Event {
-    Event::default().event(name).json_data(body).expect("these are numbers and texts, in one line")
+    Event::default().event(name).json_data(body).expect("numbers and strings serialize to one line")
 }
 
-/// The second that an id names, if it is one of this run.
-fn of_run(id: &str, run: &str) -> Option<u64> {
-    let (of, second) = id.split_once('-')?;
-    (of == run).then(|| second.parse().ok()).flatten()
+/// Returns the second that an event id names, if the id is from this run.
+fn second_of_run(id: &str, run: &str) -> Option<u64> {
+    let (id_run, second) = id.split_once('-')?;
+    (id_run == run).then(|| second.parse().ok()).flatten()
 }
 
 #[cfg(test)]
@@ -251,10 +253,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_of_one_run() {
-        assert_eq!(of_run("ab-12", "ab"), Some(12));
+    fn an_event_id_is_valid_only_in_its_own_run() {
+        assert_eq!(second_of_run("ab-12", "ab"), Some(12));
         for other in ["cd-12", "ab-", "ab", "", "-12", "ab-x"] {
-            assert_eq!(of_run(other, "ab"), None, "{other}");
+            assert_eq!(second_of_run(other, "ab"), None, "{other}");
         }
     }
 }

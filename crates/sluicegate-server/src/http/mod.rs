@@ -7,7 +7,7 @@
 //! | `routes` | all other calls |
 //! | `request`, `body` | from a JSON body to a [`Request`](sluicegate::Request) |
 //! | `response`, `json` | from a decision to JSON |
-//! | `guard` | tokens, and requests that other sites make a browser send |
+//! | `guard` | tokens, and protection against cross-site requests |
 //! | `status` | health, readiness, rules, heavy hitters, metrics |
 //! | `live` | server-sent events for the dashboard |
 //! | `explain`, `snapshot` | why a request would be allowed or denied |
@@ -68,7 +68,7 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The peer address of a call that is made without a network.
 const LOCAL_PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-/// What calls need besides the engine. By default every call is allowed, and the server is ready.
+/// The settings of the API. By default every call is allowed, and the server is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The tokens.

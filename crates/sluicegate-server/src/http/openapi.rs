@@ -1,14 +1,13 @@
-//! The API as OpenAPI 3.1 describes it, for generators of clients and for people.
+//! The OpenAPI 3.1 description of the API.
 //!
-//! It is written by hand, in `openapi.json` beside this file. Tests compare it with the routes, and ask a server everything that
-//! it says can be asked.
+//! `openapi.json` is maintained by hand. Tests compare it with the routes, and send generated requests to a server.
 
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
 
-/// The description, as it is served.
+/// The document, as served.
 pub const DOCUMENT: &str = include_str!("openapi.json");
 
 pub(super) async fn document() -> Response {

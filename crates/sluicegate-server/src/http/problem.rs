@@ -1,4 +1,4 @@
-//! What goes wrong, as `application/problem+json`.
+//! Errors as `application/problem+json`.
 
 use axum::{
     http::{StatusCode, header},
@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 
 use super::json::Json;
 
-/// The longest detail, in characters: a detail may quote what was sent.
+/// The longest detail, in characters. A detail may quote parts of the request.
 const MAX_DETAIL: usize = 512;
 
-/// An answer that is no decision.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -19,7 +19,7 @@ pub(super) struct Problem {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct ProblemBody<'a> {
     r#type: &'a str,
     title: &'a str,
     status: u16,
@@ -28,16 +28,16 @@ struct Body<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl ToString) -> Self {
-        Self { status, detail: shortened(detail.to_string()) }
+        Self { status, detail: truncated(detail.to_string()) }
     }
 
-    /// The same, about this part of what was sent.
+    /// Prefixes the detail with the part of the request that it concerns.
     pub(super) fn within(mut self, part: impl std::fmt::Display) -> Self {
-        self.detail = shortened(format!("{part}: {}", self.detail));
+        self.detail = truncated(format!("{part}: {}", self.detail));
         self
     }
 
-    /// The caller's mistake: the detail says what would be right.
+    /// An error of the caller. The detail names the fix.
     pub(super) fn bad_request(detail: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
@@ -47,7 +47,7 @@ impl From<sluicegate::Error> for Problem {
     fn from(error: sluicegate::Error) -> Self {
         let status = match error {
             sluicegate::Error::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
-            // more rules match than one check may have tiers: not the caller's mistake
+            // more rules match than one check may have tiers: an error of the configuration, not of the caller
             sluicegate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         };
@@ -58,7 +58,8 @@ impl From<sluicegate::Error> for Problem {
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let title = self.status.canonical_reason().unwrap_or("Error");
-        let body = Body { r#type: "about:blank", title, status: self.status.as_u16(), detail: &self.detail };
+        let body =
+            ProblemBody { r#type: "about:blank", title, status: self.status.as_u16(), detail: &self.detail };
         body.serialize(serializer)
     }
 }
@@ -70,7 +71,7 @@ impl IntoResponse for Problem {
     }
 }
 
-fn shortened(mut detail: String) -> String {
+fn truncated(mut detail: String) -> String {
     if let Some((end, _)) = detail.char_indices().nth(MAX_DETAIL) {
         detail.truncate(end);
         detail.push('…');

@@ -57,7 +57,7 @@ impl ApiCall {
 }
 
 impl From<ApiCall> for observe::Call {
-    /// What the call counts as in metrics.
+    /// The call, as counted in metrics.
     fn from(call: ApiCall) -> Self {
         match call {
             ApiCall::Reset => Self::Reset,
@@ -176,7 +176,7 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
         ("at_us", body.at_us.is_some(), call == ApiCall::Refund, "only a refund refers to an earlier charge"),
         ("checks", body.checks.is_some(), false, "only a check may be sent in batches"),
     ];
-    match fields.iter().find(|(_, is_given, is_taken, _)| *is_given && !is_taken) {
+    match fields.iter().find(|(_, is_given, is_allowed, _)| *is_given && !is_allowed) {
         Some((field, .., why)) => {
             Err(Problem::bad_request(format_args!("{field:?} is not allowed in this call: {why}; remove it")))
         }

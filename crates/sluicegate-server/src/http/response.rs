@@ -1,4 +1,4 @@
-//! A decision as JSON. Clients written in Rust, such as the command line, read it into the same types.
+//! Decisions as JSON. The command line deserializes them into the same types.
 
 use std::borrow::Cow;
 
@@ -8,84 +8,84 @@ use sluicegate::{Decision, Retry, TierDecision};
 use sluicegate_core::{decision::whole_millis_up, step::Mode};
 
 use super::{
-    json::{Written, object},
+    json::{WriteJson, object},
     problem::Problem,
 };
 
-/// The answer to a check, a peek, a charge and a refund.
+/// The response to a check, a peek, a charge or a refund.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// Whether the request may pass.
+pub struct DecisionBody {
+    /// Whether the request is allowed.
     pub allowed: bool,
-    /// The rule that decided; none where no rule matched, or a key was asked about.
+    /// The deciding rule; `None` if no rule matched, or for a key.
     pub rule: Option<String>,
-    /// How much fits at once, by that rule.
+    /// The capacity of that rule's limit.
     pub limit: Option<u64>,
-    /// How much of it is left.
+    /// The units available now.
     pub remaining: Option<u64>,
-    /// After how long the same request would pass, if refused and waiting helps.
+    /// The wait after which the same request would be allowed, if it is denied and waiting helps.
     pub retry_after_ms: Option<u64>,
-    /// After how long nothing counts any more.
+    /// The time until the counter is empty.
     pub reset_after_ms: Option<u64>,
-    /// It was refused, and waiting does not help.
+    /// Whether the request is denied and waiting does not help.
     pub never: bool,
-    /// The store did not answer, and failure policies did.
+    /// Whether failure policies decided because the store did not answer.
     pub degraded: bool,
-    /// The decision's source: `store`, `memory`, `cache`, `rule`, `unmatched`, `fallback`, `open` or `closed`.
+    /// The source of the decision: `store`, `memory`, `cache`, `rule`, `unmatched`, `fallback`, `open` or `closed`.
     pub source: Cow<'static, str>,
-    /// When it was decided, by the store's clock: what a refund names to take exactly this back.
+    /// The time of the decision on the store's clock. A refund with this time reverts exactly this charge.
     pub at_us: Option<u64>,
-    /// What each rule that matched says.
-    pub tiers: Vec<Tier>,
+    /// The decision of each matching rule.
+    pub tiers: Vec<TierBody>,
 }
 
-/// The answers to several checks, in their order.
+/// The response to a batch of checks, in their order.
 #[derive(Serialize)]
-pub(super) struct Results {
-    pub(super) results: Vec<Outcome>,
+pub(super) struct BatchBody {
+    pub(super) results: Vec<BatchEntry>,
 }
 
-/// What became of one of several checks. They do not depend on each other: a mistake in one leaves the others alone.
+/// The outcome of one check of a batch. Checks are independent: an invalid one does not affect the others.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum Outcome {
-    Decided(Box<Answer>),
-    Mistaken(Problem),
+pub(super) enum BatchEntry {
+    Decided(Box<DecisionBody>),
+    Invalid(Problem),
 }
 
-impl From<Result<Answer, Problem>> for Outcome {
-    fn from(outcome: Result<Answer, Problem>) -> Self {
+impl From<Result<DecisionBody, Problem>> for BatchEntry {
+    fn from(outcome: Result<DecisionBody, Problem>) -> Self {
         match outcome {
-            Ok(answer) => Self::Decided(Box::new(answer)),
-            Err(problem) => Self::Mistaken(problem),
+            Ok(decision) => Self::Decided(Box::new(decision)),
+            Err(problem) => Self::Invalid(problem),
         }
     }
 }
 
-/// What one rule says. When and where the decision was made is said once, above.
+/// The decision of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tier {
-    /// Whether it would let the request pass.
+pub struct TierBody {
+    /// Whether this rule alone would allow the request.
     pub allowed: bool,
-    /// Its name; none where a key was asked about.
+    /// The name of the rule; `None` for a key.
     pub rule: Option<String>,
-    /// How much fits at once.
+    /// The capacity of the limit.
     pub limit: u64,
-    /// How much of it is left.
+    /// The units available now.
     pub remaining: u64,
-    /// After how long the same request would pass, if refused and waiting helps.
+    /// The wait after which the same request would be allowed, if it is denied and waiting helps.
     pub retry_after_ms: Option<u64>,
-    /// After how long nothing counts any more.
+    /// The time until the counter is empty.
     pub reset_after_ms: u64,
-    /// It refuses, and waiting does not help.
+    /// Whether the rule denies and waiting does not help.
     pub never: bool,
-    /// What it counts.
+    /// The unit that is counted.
     pub unit: String,
-    /// It never refuses a request.
+    /// Whether the rule is a shadow rule, which never denies.
     pub shadow: bool,
 }
 
-impl From<Decision> for Answer {
+impl From<Decision> for DecisionBody {
     fn from(decision: Decision) -> Self {
         Self {
             allowed: decision.is_allowed(),
@@ -98,12 +98,12 @@ impl From<Decision> for Answer {
             degraded: decision.is_degraded(),
             source: decision.source.name().into(),
             at_us: decision.at.map(|at| at.as_micros()),
-            tiers: decision.tiers.iter().map(Tier::from).collect(),
+            tiers: decision.tiers.iter().map(TierBody::from).collect(),
         }
     }
 }
 
-impl From<&TierDecision> for Tier {
+impl From<&TierDecision> for TierBody {
     fn from(tier: &TierDecision) -> Self {
         let retry_after_ms = match tier.outcome {
             sluicegate::Outcome::Denied { retry: Retry::After(wait) } => Some(whole_millis_up(wait)),
@@ -123,13 +123,13 @@ impl From<&TierDecision> for Tier {
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for DecisionBody {
     fn into_response(self) -> Response {
         self.response()
     }
 }
 
-impl Written for Answer {
+impl WriteJson for DecisionBody {
     fn write(&self, json: &mut Vec<u8>) {
         object!(json, {
             "allowed": self.allowed,
@@ -147,7 +147,7 @@ impl Written for Answer {
     }
 }
 
-impl Written for Tier {
+impl WriteJson for TierBody {
     fn write(&self, json: &mut Vec<u8>) {
         object!(json, {
             "allowed": self.allowed,
@@ -167,10 +167,10 @@ fn is_never(outcome: sluicegate::Outcome) -> bool {
     matches!(outcome, sluicegate::Outcome::Denied { retry: Retry::Never })
 }
 
-/// The answer to a reset.
+/// The response to a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reset {
-    /// How many counters there were to forget.
+    /// How many counters existed and were deleted.
     pub reset: u64,
 }
 
@@ -180,11 +180,11 @@ mod tests {
 
     use super::*;
 
-    fn tier() -> impl Strategy<Value = Tier> {
+    fn tier() -> impl Strategy<Value = TierBody> {
         let numbers = (any::<u64>(), any::<u64>(), any::<Option<u64>>(), any::<u64>());
         let flags = any::<(bool, bool, bool)>();
         (flags, any::<Option<String>>(), numbers, any::<String>()).prop_map(|(flags, rule, numbers, unit)| {
-            Tier {
+            TierBody {
                 allowed: flags.0,
                 rule,
                 limit: numbers.0,
@@ -200,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_answer_is_written_as_serde_would(
+        fn a_decision_is_written_as_serde_would(
             tiers in prop::collection::vec(tier(), 0..4),
             numbers in any::<[Option<u64>; 5]>(),
             flags in any::<[bool; 3]>(),
@@ -209,13 +209,13 @@ mod tests {
         ) {
             let [limit, remaining, retry_after_ms, reset_after_ms, at_us] = numbers;
             let [allowed, never, degraded] = flags;
-            let answer = Answer {
+            let decision = DecisionBody {
                 allowed, rule, limit, remaining, retry_after_ms, reset_after_ms, never, degraded,
                 source: source.into(), at_us, tiers,
             };
             let mut written = Vec::new();
-            answer.write(&mut written);
-            prop_assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string(&answer).unwrap());
+            decision.write(&mut written);
+            prop_assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string(&decision).unwrap());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The router: every call but the hot ones.
+//! The router for all calls except `/v1/check` and `/v1/auth`.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{
     problem::Problem,
     receive,
     request::{self, ApiCall},
-    response::{Answer, Reset},
+    response::{DecisionBody, Reset},
     status,
 };
 use crate::{
@@ -36,7 +36,7 @@ const SPANS: RequestSpans = RequestSpans(Transport::Http);
 
 pub(super) fn router(api: Api) -> Router {
     let access = api.settings.access.clone();
-    // all layers at once: each `layer` call boxes every call once more
+    // one tuple of layers: each `layer` call would box every call once more
     let scoped = |scope| {
         let observer = Arc::clone(api.engine.observer());
         let own_site = RejectCrossSite { access: Some(access.clone()) };
@@ -75,21 +75,21 @@ pub(super) fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-async fn peek(State(api): State<Api>, request: Request) -> Result<Answer, Problem> {
+async fn peek(State(api): State<Api>, request: Request) -> Result<DecisionBody, Problem> {
     decide(&api, &read(&api, ApiCall::Peek, request).await?).await
 }
 
-async fn charge(State(api): State<Api>, request: Request) -> Audited<Result<Answer, Problem>> {
+async fn charge(State(api): State<Api>, request: Request) -> Audited<Result<DecisionBody, Problem>> {
     let request = read(&api, ApiCall::Charge, request).await?;
     Ok(audited(&request, decide(&api, &request).await))
 }
 
-async fn refund(State(api): State<Api>, request: Request) -> Audited<Result<Answer, Problem>> {
+async fn refund(State(api): State<Api>, request: Request) -> Audited<Result<DecisionBody, Problem>> {
     let request = read(&api, ApiCall::Refund, request).await?;
     Ok(audited(&request, decide(&api, &request).await))
 }
 
-async fn decide(api: &Api, request: &sluicegate::Request<'_>) -> Result<Answer, Problem> {
+async fn decide(api: &Api, request: &sluicegate::Request<'_>) -> Result<DecisionBody, Problem> {
     Ok(api.engine.decide(Transport::Http, request).await?.into())
 }
 
@@ -110,7 +110,7 @@ async fn explain(State(api): State<Api>, request: Request) -> Result<Json<Explan
     let Api { engine, settings } = &api;
     let sees_all_rules = guard::check(&settings.access, request.headers(), Scope::Admin).is_ok();
     let request = read(&api, ApiCall::Explain, request).await?;
-    let began = Instant::now();
+    let started = Instant::now();
     let rules = engine.limiter().rules();
     let decision = engine.decide(Transport::Http, &request).await?;
     let is_degraded = decision.is_degraded();
@@ -119,7 +119,7 @@ async fn explain(State(api): State<Api>, request: Request) -> Result<Json<Explan
         explanation.hide_other_rules();
     }
     // snapshots are optional: without the store, or without time, the explanation has none
-    let deadline = request.deadline.map(|deadline| deadline.saturating_sub(began.elapsed()));
+    let deadline = request.deadline.map(|deadline| deadline.saturating_sub(started.elapsed()));
     if !is_degraded && let Ok(snapshots) = engine.inspect(&counters, deadline).await {
         explanation.add_snapshots(snapshots);
     }

@@ -1,90 +1,90 @@
-//! What a counter holds, as JSON that can be drawn.
+//! The state of a counter as JSON, for display.
 
 use serde::{Deserialize, Serialize};
 use sluicegate::{CounterSnapshot, Snapshot};
-use sluicegate_core::snapshot::Span as Charged;
+use sluicegate_core::snapshot::Span;
 
-/// A counter at one moment. All times are microseconds of the store's clock.
+/// The state of a counter at one time. All times are microseconds on the store's clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SnapshotView {
-    /// When.
+    /// The time of the snapshot.
     pub at_us: u64,
-    /// What counts then.
+    /// The state at that time.
     #[serde(flatten)]
-    pub shape: Shape,
+    pub state: SnapshotState,
 }
 
-/// What counts, by how it is counted.
+/// The state of a counter, by algorithm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Shape {
-    /// What was charged in the window counts in full until its end.
+pub enum SnapshotState {
+    /// The charges of the window count in full until its end.
     FixedWindow {
         /// The window.
-        window: Span,
+        window: SpanView,
     },
-    /// Each charge counts until it leaves.
+    /// Each charge counts until it leaves the window.
     SlidingLog {
-        /// The newest ones that count, oldest first.
-        charges: Vec<Span>,
-        /// What older ones, that are not listed, count.
+        /// The newest charges that count, oldest first.
+        charges: Vec<SpanView>,
+        /// The units of older charges, which are not listed.
         older_units: u64,
     },
-    /// Of the window before, less counts as time passes.
+    /// The weight of the previous window decreases with time.
     SlidingCounter {
-        /// The window before.
-        previous: Span,
-        /// The window under way.
-        current: Span,
-        /// When nothing counts any more; 0 when nothing does.
+        /// The previous window.
+        previous: SpanView,
+        /// The current window.
+        current: SpanView,
+        /// The time at which the counter is empty; 0 if it is empty now.
         ends_us: u64,
     },
-    /// It drains all the time.
+    /// The level drains continuously.
     TokenBucket {
-        /// What is in it, with fractions.
+        /// The level, with fractions.
         level: f64,
-        /// How much drains in a second.
+        /// Units drained per second.
         drains_per_second: f64,
     },
 }
 
-/// Units that were charged in some time.
+/// Units charged in a time span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
-    /// Its beginning, or when they were charged.
+pub struct SpanView {
+    /// The start of the span, or the time of the charge.
     pub from_us: u64,
-    /// Its end, or when they stop counting.
+    /// The end of the span, or the time from which the units no longer count.
     pub until_us: u64,
-    /// How many.
+    /// The units.
     pub units: u64,
 }
 
 impl SnapshotView {
-    /// A counter of which `used` units count.
+    /// Converts the snapshot of a counter whose usage is `used`.
     pub(super) fn new(inspected: CounterSnapshot, used: u64) -> Self {
-        let shape = match inspected.snapshot {
-            Snapshot::FixedWindow(window) => Shape::FixedWindow { window: window.into() },
+        let state = match inspected.snapshot {
+            Snapshot::FixedWindow(window) => SnapshotState::FixedWindow { window: window.into() },
             Snapshot::SlidingLog(charges) => {
                 let listed = charges.iter().map(|charge| charge.units).fold(0, u64::saturating_add);
-                Shape::SlidingLog {
-                    charges: charges.into_iter().map(Span::from).collect(),
+                SnapshotState::SlidingLog {
+                    charges: charges.into_iter().map(SpanView::from).collect(),
                     older_units: used.saturating_sub(listed),
                 }
             }
             Snapshot::SlidingCounter { previous, current, ends_us } => {
-                Shape::SlidingCounter { previous: previous.into(), current: current.into(), ends_us }
+                SnapshotState::SlidingCounter { previous: previous.into(), current: current.into(), ends_us }
             }
-            Snapshot::TokenBucket(level) => Shape::TokenBucket {
+            Snapshot::TokenBucket(level) => SnapshotState::TokenBucket {
                 level: level.whole as f64 + level.part as f64 / level.rate.micros as f64,
                 drains_per_second: level.rate.units as f64 * 1e6 / level.rate.micros as f64,
             },
         };
-        Self { at_us: inspected.at.as_micros(), shape }
+        Self { at_us: inspected.at.as_micros(), state }
     }
 }
 
-impl From<Charged> for Span {
-    fn from(Charged { from_us, until_us, units }: Charged) -> Self {
+impl From<Span> for SpanView {
+    fn from(Span { from_us, until_us, units }: Span) -> Self {
         Self { from_us, until_us, units }
     }
 }

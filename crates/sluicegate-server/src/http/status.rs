@@ -1,4 +1,4 @@
-//! What the server says about itself: alive, ready, its rules, its heaviest keys, its metrics.
+//! Health, readiness, rules, heavy hitters and metrics.
 
 use axum::{
     extract::State,
@@ -25,41 +25,41 @@ struct Readiness {
     rules: &'static str,
 }
 
-/// The rules in force.
+/// The active rules.
 #[derive(Serialize)]
 pub(super) struct Rules {
     fingerprint: String,
     rules: Vec<RuleView>,
 }
 
-/// Ready once [start-up](crate::startup) is over, also if the store is away: rules decide without it. Not any more once it stops.
+/// Reports readiness: after [start-up](crate::startup), also while the store is unavailable, until the server drains.
 pub(super) async fn readyz(State(api): State<Api>) -> Response {
     let ready = api.settings.startup.is_ready() && !api.settings.shutdown.is_draining();
-    let body = Readiness { ready, store: store_word(&api), rules: rules_word(&api.engine) };
+    let body = Readiness { ready, store: store_state(&api), rules: rules_state(&api.engine) };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }
 
-/// Whether the store answers.
-pub(super) fn store_word(api: &Api) -> &'static str {
-    let is_away = !api.settings.startup.has_store() || api.engine.limiter().stats().open_breakers > 0;
-    if is_away { "degraded" } else { "ok" }
+/// Returns the state of the store.
+pub(super) fn store_state(api: &Api) -> &'static str {
+    let is_degraded = !api.settings.startup.has_store() || api.engine.limiter().stats().open_breakers > 0;
+    if is_degraded { "degraded" } else { "ok" }
 }
 
-/// Whether the rules in force are those of the file.
-pub(super) fn rules_word(engine: &Engine) -> &'static str {
+/// Returns whether the active rules are those of the file.
+pub(super) fn rules_state(engine: &Engine) -> &'static str {
     if engine.observer().reloads().is_stale() { "stale" } else { "ok" }
 }
 
 impl Rules {
-    pub(super) fn of(rules: &RuleSet) -> Self {
+    pub(super) fn new(rules: &RuleSet) -> Self {
         let rules: Vec<_> = rules.rules().cloned().collect();
         Self { fingerprint: fingerprint(&rules), rules: rules.iter().map(RuleView::from).collect() }
     }
 }
 
 pub(super) async fn rules(State(api): State<Api>) -> Json<Rules> {
-    Json(Rules::of(&api.engine.limiter().rules()))
+    Json(Rules::new(&api.engine.limiter().rules()))
 }
 
 pub(super) async fn top(State(api): State<Api>) -> Json<HeavyHitterSnapshot> {

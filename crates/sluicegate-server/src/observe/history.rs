@@ -20,7 +20,7 @@ use super::{
     outcome::{RequestOutcome, RuleOutcome},
 };
 
-/// Number of seconds kept.
+/// Number of seconds recorded.
 pub const SECONDS: usize = 3_600;
 
 /// Number of rules kept for one second.
@@ -79,13 +79,13 @@ pub struct RuleSecond {
 pub struct History {
     /// Identifies this run of the server, since sequence numbers restart with each run.
     run: Box<str>,
-    kept: Mutex<Kept>,
+    seconds: Mutex<RecordedSeconds>,
     /// The sequence number of the last second.
     last: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct RecordedSeconds {
     seconds: VecDeque<Arc<Second>>,
     before: Totals,
 }
@@ -104,7 +104,7 @@ struct Totals {
 impl Default for History {
     fn default() -> Self {
         let run = format!("{:016x}", sluicegate::random());
-        Self { run: run.into(), kept: Mutex::default(), last: watch::Sender::new(0) }
+        Self { run: run.into(), seconds: Mutex::default(), last: watch::Sender::new(0) }
     }
 }
 
@@ -116,42 +116,42 @@ impl History {
 
     /// Returns the seconds after this sequence number, oldest first.
     pub fn since(&self, number: u64) -> Vec<Arc<Second>> {
-        let kept = self.kept.lock();
-        let first = kept.seconds.partition_point(|second| second.number <= number);
-        kept.seconds.range(first..).cloned().collect()
+        let recorded = self.seconds.lock();
+        let first = recorded.seconds.partition_point(|second| second.number <= number);
+        recorded.seconds.range(first..).cloned().collect()
     }
 
     /// Subscribes to the sequence number of the last second.
-    pub fn follow(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
     #[expect(clippy::disallowed_methods, reason = "the time is only displayed")]
-    fn keep(&self, totals: Totals, breakers_open: usize) {
+    fn record(&self, totals: Totals, breakers_open: usize) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut kept = self.kept.lock();
-        let number = kept.seconds.back().map_or(1, |second| second.number + 1);
-        let mut second = totals.since(&kept.before, number, breakers_open);
+        let mut recorded = self.seconds.lock();
+        let number = recorded.seconds.back().map_or(1, |second| second.number + 1);
+        let mut second = totals.since(&recorded.before, number, breakers_open);
         second.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        if kept.seconds.len() == SECONDS {
-            kept.seconds.pop_front();
+        if recorded.seconds.len() == SECONDS {
+            recorded.seconds.pop_front();
         }
-        kept.seconds.push_back(Arc::new(second));
-        kept.before = totals;
-        drop(kept);
+        recorded.seconds.push_back(Arc::new(second));
+        recorded.before = totals;
+        drop(recorded);
         self.last.send_replace(number);
     }
 }
 
 impl Observer {
-    /// The last hour, filled by [`Observer::keep_second`].
+    /// The last hour, filled by [`Observer::record_second`].
     pub fn history(&self) -> &History {
         &self.history
     }
 
     /// Records the activity since the previous call. Call it every [`INTERVAL`].
-    pub fn keep_second(&self, stats: &Stats) {
-        self.history.keep(self.totals(stats), stats.open_breakers);
+    pub fn record_second(&self, stats: &Stats) {
+        self.history.record(self.totals(stats), stats.open_breakers);
     }
 
     fn totals(&self, stats: &Stats) -> Totals {
@@ -181,11 +181,11 @@ impl Observer {
 impl Totals {
     fn since(&self, before: &Self, number: u64, breakers_open: usize) -> Second {
         let of = |outcome: RequestOutcome| {
-            grown(self.requests[outcome as usize], before.requests[outcome as usize])
+            increase(self.requests[outcome as usize], before.requests[outcome as usize])
         };
         let mut calls = self.store_calls;
         for (count, before) in calls.iter_mut().zip(before.store_calls) {
-            *count = grown(*count, before);
+            *count = increase(*count, before);
         }
         Second {
             number,
@@ -196,12 +196,12 @@ impl Totals {
             errors: sum(
                 [RequestOutcome::Invalid, RequestOutcome::Unauthorized, RequestOutcome::Failed].map(of)
             ),
-            degraded: grown(self.degraded, before.degraded),
+            degraded: increase(self.degraded, before.degraded),
             store_calls: sum(calls),
-            store_micros: grown(self.store_micros, before.store_micros),
+            store_micros: increase(self.store_micros, before.store_micros),
             store_p50_us: quantile(&calls, 50),
             store_p99_us: quantile(&calls, 99),
-            store_errors: grown(self.store_errors, before.store_errors),
+            store_errors: increase(self.store_errors, before.store_errors),
             breakers_open: u64::try_from(breakers_open).unwrap_or(u64::MAX),
             rules: self.rules_since(before),
         }
@@ -214,7 +214,7 @@ impl Totals {
             .iter()
             .map(|(rule, counts)| {
                 let before = before.rules.get(rule).unwrap_or(&idle);
-                let of = |outcome: RuleOutcome| grown(counts[outcome as usize], before[outcome as usize]);
+                let of = |outcome: RuleOutcome| increase(counts[outcome as usize], before[outcome as usize]);
                 RuleSecond {
                     rule: Arc::clone(rule),
                     allowed: of(RuleOutcome::Allowed)
@@ -227,9 +227,9 @@ impl Totals {
                     shadow_denied: of(RuleOutcome::ShadowDenied),
                 }
             })
-            .filter(|rule| rule.busy() > 0)
+            .filter(|rule| rule.checks() > 0)
             .collect();
-        rules.sort_by(|one, two| two.busy().cmp(&one.busy()).then_with(|| one.rule.cmp(&two.rule)));
+        rules.sort_by(|one, two| two.checks().cmp(&one.checks()).then_with(|| one.rule.cmp(&two.rule)));
         if rules.len() > MAX_RULES {
             let mut others = RuleSecond { rule: OTHER_RULES.into(), allowed: 0, denied: 0, shadow_denied: 0 };
             for rule in rules.drain(MAX_RULES..) {
@@ -244,7 +244,7 @@ impl Totals {
 }
 
 impl RuleSecond {
-    fn busy(&self) -> u64 {
+    fn checks(&self) -> u64 {
         self.allowed + self.denied + self.shadow_denied
     }
 }
@@ -265,7 +265,7 @@ fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
 }
 
 /// The increase of a counter; after a reset, its whole value.
-fn grown(now: u64, before: u64) -> u64 {
+fn increase(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
 

@@ -46,7 +46,7 @@ use crate::engine::Transport;
 /// Records the outcomes of requests.
 pub struct Observer {
     clock: Clock,
-    begun: Instant,
+    started: Instant,
     /// The counters of each rule. Replaced when the rules change, so that a decision finds its counters without a lock.
     table: ArcSwap<CounterTable>,
     /// The counters of checks without rules, which every table shares.
@@ -60,11 +60,11 @@ pub struct Observer {
     history: history::History,
 }
 
-/// The observation of one request in flight. It ends when this is dropped, also if the caller has gone away.
+/// The observation of one request in flight. It ends when this is dropped, also if the caller is dropped.
 pub struct Observation<'a> {
     observer: &'a Observer,
     transport: Transport,
-    begun: Instant,
+    started: Instant,
 }
 
 /// A call to the engine. A reset is not an operation of the limiter but is counted like one.
@@ -80,7 +80,7 @@ impl Call {
     /// A check.
     pub const CHECK: Self = Self::Decide(Operation::Check);
 
-    /// Its name in metrics and logs.
+    /// The name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Decide(Operation::Check) => "check",
@@ -92,11 +92,11 @@ impl Call {
     }
 }
 
-/// A decision, and whether the group that it belongs to passed: in a denied group, single decisions can be allowed.
+/// A decision, and whether its group is allowed: in a denied group, single decisions can be allowed.
 #[derive(Clone, Copy)]
-struct Verdict<'a> {
+struct ObservedDecision<'a> {
     decision: &'a Decision,
-    passed: bool,
+    is_allowed: bool,
 }
 
 impl Observer {
@@ -108,7 +108,7 @@ impl Observer {
     fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
         let table = CounterTable::new(rules);
         Self {
-            begun: clock.now(),
+            started: clock.now(),
             clock,
             keyed: table.keyed().clone(),
             table: ArcSwap::from_pointee(table),
@@ -127,9 +127,9 @@ impl Observer {
     }
 
     /// Records the start of a request at an earlier time.
-    pub(crate) fn begin_at(&self, transport: Transport, begun: Instant) -> Observation<'_> {
+    pub(crate) fn begin_at(&self, transport: Transport, started: Instant) -> Observation<'_> {
         self.transports[transport as usize].entered();
-        Observation { observer: self, transport, begun }
+        Observation { observer: self, transport, started }
     }
 
     /// Counts an invalid request.
@@ -158,7 +158,7 @@ impl Observer {
 
     /// The time since the observer was created.
     pub fn uptime(&self) -> Duration {
-        self.clock.now().duration_since(self.begun)
+        self.clock.now().duration_since(self.started)
     }
 
     /// Replaces the table if the active rules differ.
@@ -175,69 +175,79 @@ impl Observer {
 }
 
 impl Observation<'_> {
-    /// Records a decision. `in_force` returns the active rules, which are needed if the known ones do not explain the decision.
-    pub fn decided(&self, request: &Request<'_>, decision: &Decision, in_force: impl Fn() -> Arc<RuleSet>) {
+    /// Records a decision. `active_rules` returns the active rules, which are needed if the known ones do not explain the decision.
+    pub fn decided(
+        &self,
+        request: &Request<'_>,
+        decision: &Decision,
+        active_rules: impl Fn() -> Arc<RuleSet>,
+    ) {
         self.observer.requests.count(Call::Decide(request.operation), outcome::of_request(decision));
-        let verdict = Verdict { decision, passed: decision.is_allowed() };
-        self.note(request, verdict, &in_force);
+        let observed = ObservedDecision { decision, is_allowed: decision.is_allowed() };
+        self.record(request, observed, &active_rules);
     }
 
-    /// Records the decision of several requests that pass together or not at all.
+    /// Records the decision of several requests that are allowed together or not at all.
     pub fn decided_group(
         &self,
         requests: &[Request<'_>],
         group: &GroupDecision,
-        in_force: impl Fn() -> Arc<RuleSet>,
+        active_rules: impl Fn() -> Arc<RuleSet>,
     ) {
         let GroupDecision { overall, each } = group;
         self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
-        let passed = overall.is_allowed();
+        let is_allowed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {
             // a refund of a denied group is not made
-            if passed || !matches!(request.operation, Operation::Refund { .. }) {
-                self.note(request, Verdict { decision, passed }, &in_force);
+            if is_allowed || !matches!(request.operation, Operation::Refund { .. }) {
+                self.record(request, ObservedDecision { decision, is_allowed }, &active_rules);
             }
         }
     }
 
     /// Counts the decision for each rule that matched.
-    fn note(&self, request: &Request<'_>, verdict: Verdict<'_>, in_force: &impl Fn() -> Arc<RuleSet>) {
+    fn record(
+        &self,
+        request: &Request<'_>,
+        observed: ObservedDecision<'_>,
+        active_rules: &impl Fn() -> Arc<RuleSet>,
+    ) {
         let operation = request.operation;
         if operation == Operation::Peek {
             return;
         }
-        for tier in &verdict.decision.tiers {
+        for tier in &observed.decision.tiers {
             let Some(rule) = tier.rule.as_deref() else {
-                self.note_tier(request, verdict, tier, &self.observer.keyed);
+                self.record_tier(request, observed, tier, &self.observer.keyed);
                 continue;
             };
             match self.observer.table.load().find(rule) {
-                Some(counters) => self.note_tier(request, verdict, tier, counters),
+                Some(counters) => self.record_tier(request, observed, tier, counters),
                 None => {
-                    let table = self.observer.follow(in_force());
+                    let table = self.observer.follow(active_rules());
                     let counters = table.find(rule).unwrap_or(table.other());
-                    self.note_tier(request, verdict, tier, counters);
+                    self.record_tier(request, observed, tier, counters);
                 }
             }
         }
-        if verdict.decision.is_degraded() && operation == Operation::Check {
-            self.note_without_store(request, verdict, &in_force());
+        if observed.decision.is_degraded() && operation == Operation::Check {
+            self.record_without_store(request, observed, &active_rules());
         }
     }
 
-    fn note_tier(
+    fn record_tier(
         &self,
         request: &Request<'_>,
-        verdict: Verdict<'_>,
+        observed: ObservedDecision<'_>,
         tier: &TierDecision,
         counters: &RuleCounters,
     ) {
         let cost = request.cost(&tier.unit).units();
         match request.operation {
             Operation::Check => {
-                counters.decided(outcome::of_tier(verdict, tier), cost);
+                counters.decided(outcome::of_tier(observed, tier), cost);
                 if tier.mode == Mode::Enforced {
-                    self.note_key(request, tier, counters);
+                    self.record_key(request, tier, counters);
                 }
             }
             Operation::Charge => counters.adjusted(Adjustment::Charged, cost),
@@ -257,9 +267,14 @@ impl Observation<'_> {
     }
 
     /// Counts the matching rules that a degraded decision does not list.
-    fn note_without_store(&self, request: &Request<'_>, verdict: Verdict<'_>, rules: &Arc<RuleSet>) {
-        let Verdict { decision, passed } = verdict;
-        let outcome = if passed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
+    fn record_without_store(
+        &self,
+        request: &Request<'_>,
+        observed: ObservedDecision<'_>,
+        rules: &Arc<RuleSet>,
+    ) {
+        let ObservedDecision { decision, is_allowed } = observed;
+        let outcome = if is_allowed { RuleOutcome::FailedOpen } else { RuleOutcome::Overruled };
         let Subject::Labels { labels, costs, .. } = &request.subject else {
             if decision.source == Source::Open {
                 self.observer.keyed.decided(outcome, request.cost("").units());
@@ -276,9 +291,9 @@ impl Observation<'_> {
         }
     }
 
-    fn note_key(&self, request: &Request<'_>, tier: &TierDecision, counters: &RuleCounters) {
-        let Observer { top, begun, .. } = self.observer;
-        let now = self.begun.duration_since(*begun);
+    fn record_key(&self, request: &Request<'_>, tier: &TierDecision, counters: &RuleCounters) {
+        let Observer { top, started, .. } = self.observer;
+        let now = self.started.duration_since(*started);
         let outcome = if tier.outcome.is_allowed() { KeyOutcome::Allowed } else { KeyOutcome::Denied };
         match &request.subject {
             Subject::Labels { labels, .. } if tier.rule.is_some() => {
@@ -292,7 +307,7 @@ impl Observation<'_> {
 
 impl Drop for Observation<'_> {
     fn drop(&mut self) {
-        let took = self.observer.clock.now().duration_since(self.begun);
+        let took = self.observer.clock.now().duration_since(self.started);
         self.observer.transports[self.transport as usize].left(took);
     }
 }

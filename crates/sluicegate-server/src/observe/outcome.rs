@@ -2,7 +2,7 @@
 
 use sluicegate::{Decision, Error, Mode, Source, TierDecision};
 
-use super::Verdict;
+use super::ObservedDecision;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,11 +99,11 @@ pub(super) fn of_error(error: &Error) -> RequestOutcome {
     }
 }
 
-pub(super) fn of_tier(verdict: Verdict<'_>, tier: &TierDecision) -> RuleOutcome {
-    let source = verdict.decision.source;
+pub(super) fn of_tier(observed: ObservedDecision<'_>, tier: &TierDecision) -> RuleOutcome {
+    let source = observed.decision.source;
     if tier.outcome.is_allowed() {
         match source {
-            _ if !verdict.passed => RuleOutcome::Overruled,
+            _ if !observed.is_allowed => RuleOutcome::Overruled,
             Source::Fallback => RuleOutcome::FallbackAllowed,
             _ => RuleOutcome::Allowed,
         }

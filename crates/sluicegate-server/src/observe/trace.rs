@@ -119,7 +119,7 @@ pub(crate) fn decision_span(transport: Transport, operation: Operation) -> Span 
     )
 }
 
-/// Says in its span what was decided.
+/// Records a decision in its span.
 pub(crate) fn record(span: &Span, decision: &Decision) {
     if span.is_disabled() {
         return;

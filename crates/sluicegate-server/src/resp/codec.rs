@@ -1,21 +1,20 @@
-//! Commands out of bytes.
+//! Decodes commands from bytes, without I/O.
 //!
-//! A command is an array of bulk strings (`*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n`) or a line of words (`ECHO hi\r\n`), as
-//! people type it. It is read where it lies: nothing is copied but the words of a line, and nothing is allocated for a
-//! length that was only announced. Where a stream is cut does not matter: the first [`MAX_COMMAND`] bytes alone say
-//! whether there is a command, a part of one, or none that could ever be. No socket and no meaning of a command is known
-//! here.
+//! A command is an array of bulk strings (`*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n`) or an inline command, a line of words
+//! (`ECHO hi\r\n`). Arguments refer to the input; only the words of a line are copied, and nothing is allocated for a
+//! declared length. The first [`MAX_COMMAND`] bytes determine whether the input starts with a command, an incomplete
+//! command, or a protocol error, regardless of how the stream is split.
 
 use std::ops::{Range, RangeInclusive};
 
-/// The most arguments of a command, its name among them.
+/// The most arguments of a command, including its name.
 pub const MAX_ARGUMENTS: usize = 64;
-/// The longest argument, in bytes: more than any key, label, cost or password has.
+/// The longest argument, in bytes: more than any key, label, cost or password needs.
 pub const MAX_ARGUMENT: usize = 4 << 10;
-/// The largest command, in bytes, as it is sent.
+/// The largest encoded command, in bytes.
 pub const MAX_COMMAND: usize = 64 << 10;
 
-/// Reads one command after another; what it needs for one is used again for the next.
+/// Decodes commands. Its buffers are reused for the next command.
 #[derive(Debug, Default)]
 pub struct Decoder {
     spans: Vec<Span>,
@@ -23,50 +22,50 @@ pub struct Decoder {
     words: Vec<u8>,
 }
 
-/// Where an argument lies.
+/// The position of an argument.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: usize,
     end: usize,
 }
 
-/// What the bytes begin with.
+/// The result of decoding.
 #[derive(Debug)]
 pub enum Decoded<'a> {
-    /// Part of a command.
+    /// An incomplete command.
     Partial,
-    /// Nothing that asks for an answer, in so many bytes: an empty line or an empty array.
+    /// An empty line or an empty array of this many bytes, which has no reply.
     Empty(usize),
-    /// A command, in so many bytes.
+    /// A command of this many bytes.
     Command(Command<'a>, usize),
 }
 
-/// A command: its name and what follows it.
+/// A command: its name and arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
     bytes: &'a [u8],
     spans: &'a [Span],
-    /// Whether the bytes are the input itself, and not the words of a line.
+    /// Whether the arguments refer to the input, as opposed to the words of a line.
     is_array: bool,
 }
 
-/// Why bytes are no command and never will be; the texts are those of Redis where it has one.
+/// A protocol error. The texts are those of Redis, where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// An array has no length, or one beyond [`MAX_ARGUMENTS`].
+    /// The length of an array is invalid or exceeds [`MAX_ARGUMENTS`].
     #[error("invalid multibulk length")]
     Arguments,
-    /// An argument has no length, or one beyond [`MAX_ARGUMENT`].
+    /// The length of an argument is invalid or exceeds [`MAX_ARGUMENT`].
     #[error("invalid bulk length")]
     Argument,
-    /// Something other than a bulk string stands in an array.
+    /// An element of the array is not a bulk string.
     #[error("expected '$', got '{}'", .0.escape_ascii())]
-    NoArgument(u8),
-    /// An argument is longer than it said.
+    NotBulk(u8),
+    /// An argument is longer than its declared length.
     #[error("expected CRLF after an argument")]
-    NoEnd,
-    /// A quote in a line is not closed, or something follows it.
+    MissingCrlf,
+    /// A quote in a line is not closed, or not followed by a space.
     #[error("unbalanced quotes in request")]
     Quotes,
     /// The command does not end within [`MAX_COMMAND`] bytes.
@@ -75,38 +74,38 @@ pub enum ProtocolError {
 }
 
 impl<'a> Command<'a> {
-    /// The name, as it was sent.
+    /// The name, as sent.
     pub fn name(&self) -> &'a [u8] {
         self.get(0).unwrap_or_default()
     }
 
-    /// How many arguments there are, with the name: at least one.
+    /// The number of arguments, including the name: at least one.
     #[expect(clippy::len_without_is_empty, reason = "a command is never empty")]
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// The argument at a place; the name is at 0.
+    /// Returns an argument; the name has the index 0.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         let span = self.spans.get(index)?;
         Some(&self.bytes[span.start..span.end])
     }
 
-    /// Where in the input the argument at a place lies, unless it came in a line.
-    pub fn place(&self, index: usize) -> Option<Range<usize>> {
+    /// Returns the range of an argument in the input; `None` for a line.
+    pub fn range(&self, index: usize) -> Option<Range<usize>> {
         let span = self.spans.get(index).filter(|_| self.is_array)?;
         Some(span.start..span.end)
     }
 
-    /// The arguments of these places as they were sent, with their lengths, unless they came in a line. Where this is the same for
-    /// two commands, so are the arguments.
-    pub fn sent(&self, places: RangeInclusive<usize>) -> Option<&'a [u8]> {
-        let before = self.spans.get(places.start().checked_sub(1)?).filter(|_| self.is_array)?;
-        let last = self.spans.get(*places.end())?;
+    /// Returns these arguments as sent, with their lengths; `None` for a line. If two commands have the same bytes, the arguments are
+    /// equal.
+    pub fn sent(&self, indexes: RangeInclusive<usize>) -> Option<&'a [u8]> {
+        let before = self.spans.get(indexes.start().checked_sub(1)?).filter(|_| self.is_array)?;
+        let last = self.spans.get(*indexes.end())?;
         self.bytes.get(before.end..last.end)
     }
 
-    /// The arguments from a place on.
+    /// Returns the arguments from an index on.
     pub fn from(&self, index: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;
         self.spans.get(index..).unwrap_or_default().iter().map(move |span| &bytes[span.start..span.end])
@@ -114,17 +113,17 @@ impl<'a> Command<'a> {
 }
 
 impl Decoder {
-    /// What the input begins with.
+    /// Decodes the start of the input.
     ///
     /// # Errors
-    /// When it is no command, however it goes on.
+    /// When it cannot become a command with more input.
     pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Decoded<'a>, ProtocolError> {
         let input = &input[..input.len().min(MAX_COMMAND)];
         self.spans.clear();
         let (bytes, is_array, read) = match input.first() {
             None => return Ok(Decoded::Partial),
-            // a client's way to say nothing
-            Some(b'*') if input.get(1).is_none_or(|&sign| sign == b'-') => (input, true, no_array(input)?),
+            // a null array
+            Some(b'*') if input.get(1).is_none_or(|&sign| sign == b'-') => (input, true, null_array(input)?),
             Some(b'*') => (input, true, self.array(input)?),
             Some(_) => {
                 let read = self.line(input)?;
@@ -139,7 +138,7 @@ impl Decoder {
         }
     }
 
-    /// An array of bulk strings. Where it ends, if it does.
+    /// Decodes an array of bulk strings. Returns its end if it is complete.
     fn array(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Some((count, mut at)) = length(input, 1, MAX_ARGUMENTS, ProtocolError::Arguments)? else {
             return Ok(None);
@@ -147,7 +146,7 @@ impl Decoder {
         for _ in 0..count {
             match input.get(at) {
                 Some(b'$') => {}
-                Some(&other) => return Err(ProtocolError::NoArgument(other)),
+                Some(&other) => return Err(ProtocolError::NotBulk(other)),
                 None => return Ok(None),
             }
             let Some((len, start)) = length(input, at + 1, MAX_ARGUMENT, ProtocolError::Argument)? else {
@@ -157,7 +156,7 @@ impl Decoder {
             match input.get(end..).unwrap_or_default() {
                 [b'\r', b'\n', ..] => {}
                 [] | [b'\r'] => return Ok(None),
-                _ => return Err(ProtocolError::NoEnd),
+                _ => return Err(ProtocolError::MissingCrlf),
             }
             self.spans.push(Span { start, end });
             at = end + 2;
@@ -165,7 +164,7 @@ impl Decoder {
         Ok(Some(at))
     }
 
-    /// A line of words, some perhaps in quotes. Where it ends, if it does.
+    /// Decodes a line of words, which may be quoted. Returns its end if it is complete.
     fn line(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Some(end) = input.iter().position(|&byte| byte == b'\n') else { return Ok(None) };
         let line = input[..end].strip_suffix(b"\r").unwrap_or(&input[..end]);
@@ -187,34 +186,34 @@ impl Decoder {
     }
 }
 
-/// `*-1`. Where it ends, if it does.
+/// Decodes `*-1`. Returns its end if it is complete.
 #[cold]
-fn no_array(input: &[u8]) -> Result<Option<usize>, ProtocolError> {
-    const NO_ARRAY: &[u8] = b"*-1\r\n";
-    if input.starts_with(NO_ARRAY) {
-        Ok(Some(NO_ARRAY.len()))
-    } else if NO_ARRAY.starts_with(input) {
+fn null_array(input: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    const NULL_ARRAY: &[u8] = b"*-1\r\n";
+    if input.starts_with(NULL_ARRAY) {
+        Ok(Some(NULL_ARRAY.len()))
+    } else if NULL_ARRAY.starts_with(input) {
         Ok(None)
     } else {
         Err(ProtocolError::Arguments)
     }
 }
 
-/// A length that stands at a place and ends in CRLF, and where it ends, if it does.
+/// Decodes a length followed by CRLF. Returns it and its end if it is complete.
 #[inline(always)]
 fn length(
     input: &[u8],
     at: usize,
-    most: usize,
+    max: usize,
     error: ProtocolError,
 ) -> Result<Option<(usize, usize)>, ProtocolError> {
-    // nearly all have one digit or two
+    // nearly all lengths have one or two digits
     match *input.get(at..).unwrap_or_default() {
         [one @ b'0'..=b'9', b'\r', b'\n', ..] => Ok(Some((digit(one), at + 3))),
-        [ten @ b'0'..=b'9', one @ b'0'..=b'9', b'\r', b'\n', ..] if 10 * digit(ten) + digit(one) <= most => {
+        [ten @ b'0'..=b'9', one @ b'0'..=b'9', b'\r', b'\n', ..] if 10 * digit(ten) + digit(one) <= max => {
             Ok(Some((10 * digit(ten) + digit(one), at + 4)))
         }
-        _ => any_length(input, at, most, error),
+        _ => any_length(input, at, max, error),
     }
 }
 
@@ -222,7 +221,7 @@ fn length(
 fn any_length(
     input: &[u8],
     mut at: usize,
-    most: usize,
+    max: usize,
     error: ProtocolError,
 ) -> Result<Option<(usize, usize)>, ProtocolError> {
     let (start, mut value) = (at, 0);
@@ -234,8 +233,8 @@ fn any_length(
             Some(_) => return Err(error),
         }
         at += 1;
-        // zeros in front have an end too
-        if value > most || at - start > MAX_DIGITS {
+        // leading zeros are bounded too
+        if value > max || at - start > MAX_DIGITS {
             return Err(error);
         }
     }
@@ -253,7 +252,7 @@ fn digit(byte: u8) -> usize {
 /// The most digits of a length.
 const MAX_DIGITS: usize = 10;
 
-/// Takes the first word off a line, without its quotes, as `redis-cli` and Redis itself do. What is left of the line.
+/// Appends the first word of a line without quotes, like Redis. Returns the rest of the line.
 fn word<'a>(line: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], ProtocolError> {
     let mut rest = line;
     loop {
@@ -299,7 +298,7 @@ fn single_quoted<'a>(mut rest: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8],
     }
 }
 
-/// After a closing quote comes the next word or the end.
+/// Requires a space or the end after a closing quote.
 fn closed(rest: &[u8]) -> Result<&[u8], ProtocolError> {
     match rest.first() {
         Some(byte) if !byte.is_ascii_whitespace() => Err(ProtocolError::Quotes),
@@ -333,7 +332,7 @@ mod tests {
 
     type Words = Vec<Vec<u8>>;
 
-    /// All commands of a stream that arrives in these pieces, and why it ends early, if it does.
+    /// Decodes a stream that arrives in these pieces. Returns all commands, and the protocol error if there is one.
     fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Words>, Option<ProtocolError>) {
         let (mut decoder, mut buffer, mut commands) = (Decoder::default(), Vec::new(), Vec::new());
         for piece in pieces {
@@ -346,9 +345,9 @@ mod tests {
                     Ok(Decoded::Command(command, read)) => {
                         assert!(command.len() <= MAX_ARGUMENTS && read <= MAX_COMMAND);
                         for (index, argument) in command.from(0).enumerate() {
-                            let place = command.place(index);
-                            assert_eq!(place.is_some(), buffer[at] == b'*');
-                            assert!(place.is_none_or(|place| buffer[at..][place] == *argument));
+                            let range = command.range(index);
+                            assert_eq!(range.is_some(), buffer[at] == b'*');
+                            assert!(range.is_none_or(|range| buffer[at..][range] == *argument));
                         }
                         commands.push(command.from(0).map(<[u8]>::to_vec).collect());
                         at += read;
@@ -357,7 +356,7 @@ mod tests {
                 }
             }
             buffer.drain(..at);
-            assert!(buffer.len() < MAX_COMMAND, "what is kept for later has a bound");
+            assert!(buffer.len() < MAX_COMMAND, "the buffered input is bounded");
         }
         (commands, None)
     }
@@ -378,7 +377,7 @@ mod tests {
         commands.remove(0)
     }
 
-    /// Bytes that often look like the protocol.
+    /// Bytes that often resemble the protocol.
     fn stream() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             4 => prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 1..5)
@@ -392,7 +391,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn where_a_stream_is_cut_does_not_matter(
+        fn the_result_does_not_depend_on_how_the_stream_is_split(
             stream in stream(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)
         ) {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
@@ -405,7 +404,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_is_read_back(
+        fn encoded_commands_are_decoded(
             commands in prop::collection::vec(
                 prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..10), 0..6)
         ) {
@@ -414,7 +413,7 @@ mod tests {
         }
 
         #[test]
-        fn arguments_that_were_sent_alike_are_alike(
+        fn arguments_are_equal_exactly_if_their_sent_bytes_are(
             one in prop::collection::vec("[1$\r\n]{0,6}", 2..4), other in prop::collection::vec("[1$\r\n]{0,6}", 2..4)
         ) {
             let streams = [&one, &other].map(|words| {
@@ -430,13 +429,13 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             read(bytes.chunks(7));
         }
     }
 
     #[test]
-    fn a_line_is_split_into_words_as_redis_does_it() {
+    fn a_line_is_split_into_words_like_redis() {
         assert_eq!(words("PING\r\n"), [b"PING"]);
         assert_eq!(words("  sg.peek \t a   b \n"), [&b"sg.peek"[..], b"a", b"b"]);
         assert_eq!(words("a \"b c\" 'd e'\n"), [&b"a"[..], b"b c", b"d e"]);
@@ -451,13 +450,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_by_an_empty_line_or_array() {
+    fn empty_lines_and_arrays_are_skipped() {
         let (commands, error) = read([&b"\r\n\n*0\r\n*-1\r\n   \r\nPING\r\n"[..]]);
         assert_eq!((commands, error), (vec![vec![b"PING".to_vec()]], None));
     }
 
     #[test]
-    fn an_announced_length_is_refused_before_anything_follows_it() {
+    fn an_invalid_length_is_rejected_before_more_input_arrives() {
         let table = [
             ("*65\r", ProtocolError::Arguments),
             ("*2147483648", ProtocolError::Arguments),
@@ -472,21 +471,21 @@ mod tests {
             ("*1\r\n$536870912", ProtocolError::Argument),
             ("*1\r\n$-1", ProtocolError::Argument),
             ("*1\r\n$\r", ProtocolError::Argument),
-            ("*1\r\n*", ProtocolError::NoArgument(b'*')),
-            ("*1\r\n:", ProtocolError::NoArgument(b':')),
-            ("*1\r\n$1\r\nab", ProtocolError::NoEnd),
-            ("*1\r\n$1\r\na\rb", ProtocolError::NoEnd),
+            ("*1\r\n*", ProtocolError::NotBulk(b'*')),
+            ("*1\r\n:", ProtocolError::NotBulk(b':')),
+            ("*1\r\n$1\r\nab", ProtocolError::MissingCrlf),
+            ("*1\r\n$1\r\na\rb", ProtocolError::MissingCrlf),
         ];
         for (bytes, error) in table {
             assert_eq!(read([bytes.as_bytes()]), (vec![], Some(error)), "{bytes:?}");
             let (_, cut) = bytes.as_bytes().split_last().unwrap();
             assert!(matches!(Decoder::default().decode(cut), Ok(Decoded::Partial) | Err(_)), "{bytes:?}");
         }
-        assert_eq!(ProtocolError::NoArgument(b'\n').to_string(), "expected '$', got '\\n'");
+        assert_eq!(ProtocolError::NotBulk(b'\n').to_string(), "expected '$', got '\\n'");
     }
 
     #[test]
-    fn each_bound_holds_at_its_end_and_is_refused_one_beyond() {
+    fn each_bound_accepts_its_maximum_and_rejects_one_more() {
         let most = vec![b"a".to_vec(); MAX_ARGUMENTS];
         assert_eq!(read([&encoded(&most)[..]]), (vec![most.clone()], None));
         assert_eq!(words(&("a ".repeat(MAX_ARGUMENTS) + "\n")), most);

@@ -99,13 +99,13 @@ struct CountedClient<'a> {
 
 impl<'a> CountedClient<'a> {
     fn new(endpoint: &'a Endpoint) -> Self {
-        Self { endpoint, id: endpoint.numbers.connected() }
+        Self { endpoint, id: endpoint.info.connected() }
     }
 }
 
 impl Drop for CountedClient<'_> {
     fn drop(&mut self) {
-        self.endpoint.numbers.disconnected();
+        self.endpoint.info.disconnected();
     }
 }
 
@@ -140,7 +140,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     CloseReason::Shutdown => return self.drain(activity).await,
                 }
             }
-            if self.answer_received(activity).await? == Next::Leave {
+            if self.answer_received(activity).await? == Next::Close {
                 return self.close().await;
             }
             let now = Instant::now();
@@ -175,13 +175,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 }
                 Err(_elapsed) => return self.close().await,
             }
-            if self.answer_received(activity).await? == Next::Leave {
+            if self.answer_received(activity).await? == Next::Close {
                 return self.close().await;
             }
         }
     }
 
-    /// Answers the commands that have arrived, and sets the deadline of one that has begun to arrive.
+    /// Answers the commands that have arrived, and sets the deadline of an incomplete one.
     async fn answer_received(&mut self, activity: &Activity) -> io::Result<Next> {
         let received = self.input.len();
         let next = self.answer_all(activity).await?;
@@ -198,7 +198,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut cursor = InputCursor { activity, in_flight: None, read: 0, commands: 0, unbudgeted: 0 };
         let next = loop {
             match self.decoder.decode(&self.input[cursor.read..]) {
-                Ok(Decoded::Partial) => break Next::Stay,
+                Ok(Decoded::Partial) => break Next::Continue,
                 Ok(Decoded::Empty(len)) => {
                     cursor.skip(len);
                     cursor.yield_if_due().await;
@@ -214,23 +214,23 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                         batch: &mut self.batch,
                         replies: &mut self.replies,
                     };
-                    if executor.execute(&command).await == Next::Leave {
-                        break Next::Leave;
+                    if executor.execute(&command).await == Next::Close {
+                        break Next::Close;
                     }
                     self.write_if_large(&mut cursor).await?;
                 }
                 Err(error) => {
                     self.batch.flush(&mut self.replies).await;
-                    self.endpoint.numbers.broke_protocol();
-                    self.replies.error(Error::mistake(format_args!("Protocol error: {error}")));
-                    break Next::Leave;
+                    self.endpoint.info.record_protocol_error();
+                    self.replies.error(Error::invalid(format_args!("Protocol error: {error}")));
+                    break Next::Close;
                 }
             }
         };
         self.batch.flush(&mut self.replies).await;
         let InputCursor { read, commands, in_flight, .. } = cursor;
         drop(in_flight);
-        self.endpoint.numbers.served(commands);
+        self.endpoint.info.record_commands(commands);
         self.input.advance(read);
         if self.input.is_empty() && self.input.capacity() > READ_ROOM {
             self.input = BytesMut::new();
@@ -324,7 +324,7 @@ impl Executor<'_> {
     /// Answers one command, or adds it to the batch.
     async fn execute(&mut self, command: &Command<'_>) -> Next {
         if is_http(command) {
-            return Next::Leave;
+            return Next::Close;
         }
         let entry = match self.session.find(command) {
             Ok(entry) => entry,
@@ -336,10 +336,10 @@ impl Executor<'_> {
             Some(Err(error)) => self.reject(command, error).await,
             None => {
                 self.batch.flush(self.replies).await;
-                let answered = self.session.answer(entry, command, &self.endpoint.numbers, self.replies);
+                let answered = self.session.answer(entry, command, &self.endpoint.info, self.replies);
                 answered.unwrap_or_else(|error| {
                     self.replies.error(error);
-                    Next::Stay
+                    Next::Continue
                 })
             }
         }
@@ -356,7 +356,7 @@ impl Executor<'_> {
             }
             progress => self.batch.push(request.to_owned(), progress),
         }
-        Next::Stay
+        Next::Continue
     }
 
     /// Peeks, charges, refunds or resets, once all earlier checks are answered.
@@ -379,14 +379,14 @@ impl Executor<'_> {
         if let Err(error) = answered {
             self.replies.error(Error::from(error));
         }
-        Next::Stay
+        Next::Continue
     }
 
     async fn reject(&mut self, command: &Command<'_>, error: Error) -> Next {
         self.batch.flush(self.replies).await;
         self.session.rejected(command, &error, self.engine.observer());
         self.replies.error(error);
-        Next::Stay
+        Next::Continue
     }
 }
 
@@ -412,7 +412,7 @@ mod tests {
         Endpoint::new(Engine::new(Limiter::new(MemoryStore::new(), []).unwrap()), Access::default())
     }
 
-    /// Even in the middle of its pipeline: the replies may be much longer than the commands.
+    /// Also in the middle of a pipeline: the replies may be much longer than the commands.
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_its_replies_is_idle() {
         for command in ["PING\n", "SG.CHECK 1\n", "COMMAND DOCS\n"] {
@@ -428,14 +428,14 @@ mod tests {
         }
     }
 
-    /// A client whose next command has always arrived already, until its replies end.
+    /// A client whose next command is always available, until the server closes the connection.
     #[derive(Default)]
-    struct Tireless {
+    struct BusyClient {
         received: usize,
         is_closed: bool,
     }
 
-    impl AsyncRead for Tireless {
+    impl AsyncRead for BusyClient {
         fn poll_read(
             self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -448,7 +448,7 @@ mod tests {
         }
     }
 
-    impl AsyncWrite for Tireless {
+    impl AsyncWrite for BusyClient {
         fn poll_write(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -468,12 +468,12 @@ mod tests {
         }
     }
 
-    // On the real clock: a paused one stands still while a task is busy.
+    // On the real clock: a paused clock does not advance while a task is busy.
     #[tokio::test]
-    async fn a_client_that_never_pauses_is_closed_in_order_when_the_server_stops() {
+    async fn a_client_that_never_pauses_is_disconnected_in_order_on_shutdown() {
         let activity = Activity::detached(TIMEOUTS);
         activity.shut_down();
-        let mut client = Tireless::default();
+        let mut client = BusyClient::default();
         let (endpoint, served) = (endpoint(), Duration::from_secs(20));
         timeout(served, endpoint.serve_connection(&mut client, None, &activity)).await.unwrap();
         assert!(client.is_closed && client.received > 0);

@@ -1,4 +1,4 @@
-//! What the server says about itself.
+//! The `INFO` command.
 
 use std::{
     process,
@@ -9,26 +9,26 @@ use tokio::time::Instant;
 
 use super::server::MAX_CONNECTIONS;
 
-/// The version, as `HELLO` and `INFO` say it.
+/// The version in `HELLO` and `INFO`.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is counted over all connections.
+/// Counters over all connections.
 #[derive(Debug)]
-pub(super) struct Numbers {
-    begun: Instant,
+pub(super) struct ServerInfo {
+    started: Instant,
     connected: AtomicU64,
     connections: AtomicU64,
     commands: AtomicU64,
     protocol_errors: AtomicU64,
 }
 
-impl Numbers {
+impl ServerInfo {
     pub(super) fn new() -> Self {
         let [connected, connections, commands, protocol_errors] = [const { AtomicU64::new(0) }; 4];
-        Self { begun: Instant::now(), connected, connections, commands, protocol_errors }
+        Self { started: Instant::now(), connected, connections, commands, protocol_errors }
     }
 
-    /// A client has come. Its number, from 1 on.
+    /// Records a new client. Returns its number, starting with 1.
     pub(super) fn connected(&self) -> u64 {
         self.connected.fetch_add(1, Ordering::Relaxed);
         self.connections.fetch_add(1, Ordering::Relaxed) + 1
@@ -38,21 +38,21 @@ impl Numbers {
         self.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn served(&self, commands: u64) {
+    pub(super) fn record_commands(&self, commands: u64) {
         self.commands.fetch_add(commands, Ordering::Relaxed);
     }
 
-    pub(super) fn broke_protocol(&self) {
+    pub(super) fn record_protocol_error(&self) {
         self.protocol_errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The sections of `INFO` that are asked for; all of them unless some are named.
+    /// Returns the requested sections; all sections if none is named.
     pub(super) fn info<'a>(&self, sections: impl Iterator<Item = &'a [u8]> + Clone) -> String {
         let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let server = format!(
             "sluicegate_version:{VERSION}\r\nredis_mode:standalone\r\nprocess_id:{}\r\nuptime_in_seconds:{}\r\n",
             process::id(),
-            self.begun.elapsed().as_secs()
+            self.started.elapsed().as_secs()
         );
         let clients =
             format!("connected_clients:{}\r\nmaxclients:{MAX_CONNECTIONS}\r\n", number(&self.connected));
@@ -62,19 +62,19 @@ impl Numbers {
             number(&self.commands),
             number(&self.protocol_errors)
         );
-        // clients that ask whether a server is ready look for this
+        // some clients check this field for readiness
         let persistence = "loading:0\r\n".to_owned();
         let parts =
             [("Server", server), ("Clients", clients), ("Persistence", persistence), ("Stats", stats)];
-        let is_asked = |name: &str| {
-            let asks = |section: &[u8]| {
+        let is_requested = |name: &str| {
+            let includes = |section: &[u8]| {
                 [name, "all", "default", "everything"]
                     .iter()
                     .any(|known| section.eq_ignore_ascii_case(known.as_bytes()))
             };
-            sections.clone().next().is_none() || sections.clone().any(asks)
+            sections.clone().next().is_none() || sections.clone().any(includes)
         };
-        let asked = parts.iter().filter(|(name, _)| is_asked(name));
-        asked.map(|(name, lines)| format!("# {name}\r\n{lines}")).collect::<Vec<_>>().join("\r\n")
+        let requested = parts.iter().filter(|(name, _)| is_requested(name));
+        requested.map(|(name, lines)| format!("# {name}\r\n{lines}")).collect::<Vec<_>>().join("\r\n")
     }
 }

@@ -15,8 +15,8 @@
 //!
 //! `CL.THROTTLE` is redis-cell's command, with its replies and errors. Its counters are those of a check without rules by a token bucket,
 //! so that the other front ends can inspect, refund and reset them. `SG.CHECK` and the other `SG` commands use the rules. An invalid
-//! command is an error that names the fix, and nothing is charged. Bytes that are no command end the connection. What a connection may
-//! use of this process's memory is bounded.
+//! command is an error that names the fix, and nothing is charged. A protocol error closes the connection. The memory of a connection is
+//! bounded.
 
 mod auth;
 mod batch;
@@ -32,7 +32,7 @@ mod session;
 
 use std::sync::Arc;
 
-use self::info::Numbers;
+use self::info::ServerInfo;
 pub use self::{
     batch::MAX_BATCH,
     connection::{COMMAND_TIMEOUT, DRAIN_QUIET, FIRST_COMMAND_TIMEOUT, IDLE_TIMEOUT, MAX_REPLIES},
@@ -40,17 +40,17 @@ pub use self::{
 };
 use crate::{auth::Access, engine::Engine};
 
-/// What all connections share. Cheap to clone.
+/// The state that all connections share. Cheap to clone.
 #[derive(Clone)]
 pub struct Endpoint {
     engine: Engine,
     access: Access,
-    numbers: Arc<Numbers>,
+    info: Arc<ServerInfo>,
 }
 
 impl Endpoint {
-    /// The Redis protocol over an engine.
+    /// Creates the front end over an engine.
     pub fn new(engine: Engine, access: Access) -> Self {
-        Self { engine, access, numbers: Arc::new(Numbers::new()) }
+        Self { engine, access, info: Arc::new(ServerInfo::new()) }
     }
 }

@@ -56,7 +56,7 @@ impl<'a> CommandRequest<'a> {
         let call = verb.call()?;
         Some(match verb {
             Verb::Throttle => throttle(command, last),
-            Verb::Peek | Verb::Forget => by_rules(engine, call, None, command, 1),
+            Verb::Peek | Verb::ResetCounters => by_rules(engine, call, None, command, 1),
             _ => by_rules(engine, call, command.get(1), command, 2),
         })
     }
@@ -105,7 +105,7 @@ fn throttle<'a>(command: &Command<'a>, last: &mut LastLimit) -> Result<CommandRe
     };
     let limit = *last.of(command)?;
     let cost = match command.get(5) {
-        Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::mistake)?,
+        Some(quantity) => Cost::new(cell_number("quantity", quantity)?).map_err(Error::invalid)?,
         None => Cost::ONE,
     };
     let request = Request::for_key(key, limit, cost);
@@ -147,17 +147,17 @@ fn cell_limit([max_burst, count, period]: [&[u8]; 3]) -> Result<Limit, Error> {
     }
     Limit::new(Algorithm::TokenBucket, count, Duration::from_secs(period))
         .and_then(|limit| limit.with_burst(max_burst.saturating_add(1)))
-        .map_err(Error::mistake)
+        .map_err(Error::invalid)
 }
 
-/// A number of redis-cell's: it takes 64 bits and a sign, and we no sign.
+/// Parses a number of redis-cell, which accepts a sign. Negative numbers are rejected here.
 fn cell_number(name: &str, text: &[u8]) -> Result<u64, Error> {
-    if let Some(number) = whole(text) {
+    if let Some(number) = parse_whole(text) {
         return Ok(number);
     }
     match text {
-        [b'-', digits @ ..] if whole(digits).is_some() => {
-            Err(Error::mistake(format_args!("{name} {} is negative: use 0 or more", shown(text))))
+        [b'-', digits @ ..] if parse_whole(digits).is_some() => {
+            Err(Error::invalid(format_args!("{name} {} is negative: use 0 or more", shown(text))))
         }
         _ => Err(Error::cell(format_args!("Couldn't parse as integer: {}", shown(text)))),
     }
@@ -177,16 +177,16 @@ fn by_rules(
     };
     let count = command.len() - first_label;
     if !count.is_multiple_of(2) {
-        return Err(Error::mistake("a label has no value: send label value [label value ...]"));
+        return Err(Error::invalid("a label has no value: send label value [label value ...]"));
     }
     let mut names = command.from(first_label).step_by(2);
     if let Some(name) = names.find(|name| str::from_utf8(name).is_err()) {
-        let text = format_args!("the label's name '{}' is not UTF-8: use text", name.escape_ascii());
-        return Err(Error::mistake(text));
+        let text = format_args!("label name '{}' is not UTF-8: use UTF-8 text", name.escape_ascii());
+        return Err(Error::invalid(text));
     }
     let names = command.from(first_label).step_by(2).map(|name| str::from_utf8(name).unwrap_or_default());
     let values = command.from(first_label + 1).step_by(2);
-    let labels = engine.labels(names.zip(values)).map_err(Error::mistake)?;
+    let labels = engine.labels(names.zip(values)).map_err(Error::invalid)?;
     let operation = match call {
         Call::Decide(operation) => operation,
         Call::Reset => Operation::Check,
@@ -203,29 +203,29 @@ fn costs(text: &[u8]) -> Result<Costs, Error> {
     let pairs: Result<Vec<_>, Error> = text
         .split(|&byte| byte == b',')
         .map(|pair| {
-            let equals = pair.iter().position(|&byte| byte == b'=').ok_or_else(|| no_cost(text))?;
-            let unit = str::from_utf8(&pair[..equals]).map_err(|_| no_cost(text))?;
+            let equals = pair.iter().position(|&byte| byte == b'=').ok_or_else(|| invalid_cost(text))?;
+            let unit = str::from_utf8(&pair[..equals]).map_err(|_| invalid_cost(text))?;
             Ok((unit, cost(&pair[equals + 1..])?))
         })
         .collect();
-    Costs::new(pairs?).map_err(Error::mistake)
+    Costs::new(pairs?).map_err(Error::invalid)
 }
 
 fn cost(text: &[u8]) -> Result<Cost, Error> {
-    let units = whole(text).ok_or_else(|| no_cost(text))?;
-    Cost::new(units).map_err(Error::mistake)
+    let units = parse_whole(text).ok_or_else(|| invalid_cost(text))?;
+    Cost::new(units).map_err(Error::invalid)
 }
 
-fn no_cost(text: &[u8]) -> Error {
-    Error::mistake(format_args!(
-        "cost '{}' is no whole number from 0 to {}: use for example 1, or requests=1,tokens=850",
+fn invalid_cost(text: &[u8]) -> Error {
+    Error::invalid(format_args!(
+        "cost '{}' is not a whole number from 0 to {}: use for example 1, or requests=1,tokens=850",
         shown(text),
         Cost::MAX.units()
     ))
 }
 
-/// A number in digits, if it is one and fits.
-pub(super) fn whole(text: &[u8]) -> Option<u64> {
+/// Parses a number of decimal digits that fits into 64 bits.
+pub(super) fn parse_whole(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
@@ -245,7 +245,7 @@ pub(super) fn whole(text: &[u8]) -> Option<u64> {
     Some(number)
 }
 
-/// So many digits are always a number that fits.
+/// Numbers of this many digits always fit into 64 bits.
 const ALWAYS_FIT: usize = 19;
 
 /// `[limited 0|1, limit, remaining, retry_after_s (-1 none), reset_after_s]`.
@@ -282,9 +282,9 @@ mod tests {
     use super::*;
     use crate::resp::codec::{Decoded, Decoder};
 
-    /// Commands as arrays and lines, in any order, good and bad.
+    /// Valid and invalid commands as arrays and lines, in all orders.
     #[test]
-    fn a_limit_is_that_of_its_command_whatever_came_before() {
+    fn the_cached_limit_is_always_that_of_the_command() {
         let array = |numbers: &str| {
             let words: Vec<_> = ["CL.THROTTLE", "k"].into_iter().chain(numbers.split(' ')).collect();
             let bulk = |word: &&str| format!("${}\r\n{word}\r\n", word.len());
@@ -308,19 +308,19 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_digits_and_nothing_else() {
+    fn only_decimal_digits_are_a_number() {
         for (text, number) in [("0", 0), ("1", 1), ("007", 7), ("18446744073709551615", u64::MAX)] {
-            assert_eq!(whole(text.as_bytes()), Some(number), "{text}");
+            assert_eq!(parse_whole(text.as_bytes()), Some(number), "{text}");
         }
         for text in
             ["", "-1", "+1", "1.5", "1e3", "NaN", "inf", "0x10", " 1", "1 ", "1_000", "18446744073709551616"]
         {
-            assert_eq!(whole(text.as_bytes()), None, "{text}");
+            assert_eq!(parse_whole(text.as_bytes()), None, "{text}");
         }
     }
 
     #[test]
-    fn a_cost_has_units_or_none() {
+    fn a_cost_is_a_number_or_has_units() {
         let read = |text: &str| costs(text.as_bytes()).map_err(|error| error.to_string());
         assert_eq!(read("3"), Ok(Cost::from(3).into()));
         assert_eq!(read("requests=3"), Ok(Cost::from(3).into()));

@@ -1,26 +1,26 @@
-//! Replies into bytes, one after another, in the version of the protocol that the client chose.
+//! Encodes replies in the protocol version that the client selected.
 
 use std::fmt::{self, Write};
 
-/// The longest text of an error, in bytes: a text may quote what was sent.
+/// The longest text of an error, in bytes. A text may quote arguments.
 const MAX_ERROR: usize = 512;
 
-/// The longest number, with its kind, its sign and its end, in bytes.
+/// The longest number with its type byte, sign and CRLF, in bytes.
 const MAX_NUMBER: usize = 24;
 
-/// The most numbers that are written in one piece.
+/// The most numbers of one [`Replies::counts`].
 const MAX_COUNTS: usize = 5;
 
 /// The largest number of the protocol.
 const MAX_COUNT: u64 = i64::MAX.unsigned_abs();
 
-/// The versions of the protocol.
+/// The protocol versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// Until the client asks for another.
+    /// The default.
     #[default]
     Resp2,
-    /// With maps and a null of its own.
+    /// With maps and a null type.
     Resp3,
 }
 
@@ -33,7 +33,7 @@ impl Protocol {
     }
 }
 
-/// Replies that wait to be written.
+/// Encoded replies that are not yet written to the connection.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     bytes: Vec<u8>,
@@ -53,7 +53,7 @@ impl Replies {
         self.bytes.is_empty()
     }
 
-    /// Forgets what was written, and gives back the room for more than `keep` bytes.
+    /// Removes all replies and shrinks the buffer to `keep` bytes.
     pub(super) fn clear(&mut self, keep: usize) {
         self.bytes.clear();
         self.bytes.shrink_to(keep);
@@ -63,7 +63,7 @@ impl Replies {
         self.simple("OK");
     }
 
-    /// A short text of ours, without a line break.
+    /// A short text without line breaks.
     pub(super) fn simple(&mut self, text: &str) {
         self.head(b'+', text.as_bytes());
     }
@@ -72,12 +72,12 @@ impl Replies {
         self.number(b':', value.is_negative(), value.unsigned_abs());
     }
 
-    /// A number that is never negative; what does not fit counts as the largest.
+    /// A count, limited to the largest integer of the protocol.
     pub(super) fn count(&mut self, value: u64) {
         self.number(b':', false, value.min(MAX_COUNT));
     }
 
-    /// A number, or -1 where there is none.
+    /// A count, or -1 for `None`.
     pub(super) fn count_or_none(&mut self, value: Option<u64>) {
         match value {
             Some(value) => self.count(value),
@@ -85,7 +85,7 @@ impl Replies {
         }
     }
 
-    /// An array of such numbers.
+    /// An array of counts, with -1 for `None`.
     pub(super) fn counts<const N: usize>(&mut self, values: [Option<u64>; N]) {
         const { assert!(N <= MAX_COUNTS) };
         let mut text = [0; (MAX_COUNTS + 1) * MAX_NUMBER];
@@ -111,12 +111,12 @@ impl Replies {
         });
     }
 
-    /// So many replies follow.
+    /// The header of an array of `len` replies.
     pub(super) fn array(&mut self, len: usize) {
         self.length(b'*', len);
     }
 
-    /// So many pairs follow.
+    /// The header of a map of `pairs`.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(2 * pairs),
@@ -124,11 +124,12 @@ impl Replies {
         }
     }
 
-    /// An error: its first word says what kind it is. Line breaks become spaces.
+    /// An error. Line breaks become spaces.
     pub(super) fn error(&mut self, error: impl fmt::Display) {
         self.bytes.push(b'-');
         let start = self.bytes.len();
-        write!(Text(&mut self.bytes, MAX_ERROR), "{error}").expect("writing to memory cannot fail");
+        write!(TruncatingWriter(&mut self.bytes, MAX_ERROR), "{error}")
+            .expect("writing to memory cannot fail");
         for byte in &mut self.bytes[start..] {
             if matches!(byte, b'\r' | b'\n') {
                 *byte = b' ';
@@ -159,8 +160,8 @@ impl Replies {
     }
 }
 
-/// Writes a number, with what stands around it, to the end of a text, as its digits come. Where it begins: most replies are
-/// numbers, and so are added in one piece.
+/// Writes a number with its type byte and CRLF so that it ends at `end`, and returns its start. Most replies are numbers, so they are
+/// appended to the buffer in one step.
 #[inline(always)]
 fn number_before(end: usize, text: &mut [u8], kind: u8, is_negative: bool, mut value: u64) -> usize {
     let mut start = end;
@@ -193,7 +194,7 @@ fn number_before(end: usize, text: &mut [u8], kind: u8, is_negative: bool, mut v
     start
 }
 
-/// The numbers below a hundred, in two digits.
+/// The numbers 0 to 99 as two digits.
 const PAIRS: [[u8; 2]; 100] = {
     let (mut pairs, mut number) = ([[b'0'; 2]; 100], 0);
     while number < 100 {
@@ -203,14 +204,14 @@ const PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
-/// Writes the beginning of a text, as many bytes as it has room for.
-struct Text<'a>(&'a mut Vec<u8>, usize);
+/// A writer that truncates after a number of bytes.
+struct TruncatingWriter<'a>(&'a mut Vec<u8>, usize);
 
-impl Write for Text<'_> {
+impl Write for TruncatingWriter<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = text.floor_char_boundary(self.1);
         self.0.extend_from_slice(&text.as_bytes()[..end]);
-        // once something does not fit, nothing more does
+        // after the first truncation nothing is appended
         self.1 = if end < text.len() { 0 } else { self.1 - end };
         Ok(())
     }
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_bytes_in_both_versions() {
+    fn every_reply_type_is_encoded_in_both_versions() {
         let all = |replies: &mut Replies| {
             replies.ok();
             replies.integer(-1);
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_one_short_line_whatever_it_quotes() {
+    fn an_error_is_one_short_line() {
         let error = written(Protocol::Resp2, |replies| replies.error("ERR a\r\n+OK\r\nb"));
         assert_eq!(error, "-ERR a  +OK  b\r\n");
         let long =
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_given_back() {
+    fn the_buffer_shrinks() {
         let mut replies = Replies::default();
         replies.bulk(&[b'a'; 10_000]);
         replies.clear(100);

@@ -1,14 +1,14 @@
-//! What a connection knows of its client, and the commands that are about that and nothing else.
+//! The state of a connection, and the commands that concern only the connection.
 
 use std::{fmt::Display, net::SocketAddr};
 
 use super::{
-    auth::{self, DEFAULT_USER, Needs},
+    auth::{self, DEFAULT_USER, Requirement},
     codec::Command,
     commands::{self, COMMANDS, Entry, Verb},
     error::{Error, shown},
-    info::{Numbers, VERSION},
-    request::{CommandRequest, whole},
+    info::{ServerInfo, VERSION},
+    request::{CommandRequest, parse_whole},
     response::{Protocol, Replies},
 };
 use crate::{
@@ -24,69 +24,71 @@ use crate::{
 /// The longest name of a connection, in bytes.
 const MAX_NAME: usize = 256;
 
-/// How many arguments an error about an unknown command quotes.
+/// The most arguments quoted in an error about an unknown command.
 const QUOTED_ARGUMENTS: usize = 8;
 
-/// What a connection knows of its client.
+/// The state of a connection.
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
     peer: Option<SocketAddr>,
     name: Vec<u8>,
     access: Access,
-    /// Who the client is, once it is let in.
-    granted: Option<Identity>,
-    /// How often tokens had changed when that was found out.
-    changes: u64,
+    /// The identity of the client; `None` until it is authenticated.
+    identity: Option<Identity>,
+    /// The number of token changes at the time of authentication.
+    token_changes: u64,
 }
 
-/// What becomes of the connection after a command.
+/// Whether the connection stays open after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    Stay,
-    Leave,
+    Continue,
+    Close,
 }
 
 impl Session {
     pub(super) fn new(id: u64, peer: Option<SocketAddr>, access: Access) -> Self {
-        let changes = access.changes();
-        let granted = auth::at_first(&access);
-        Self { id, peer, name: Vec::new(), access, granted, changes }
+        let token_changes = access.changes();
+        let identity = auth::initial_identity(&access);
+        Self { id, peer, name: Vec::new(), access, identity, token_changes }
     }
 
     /// Writes the audit line of a command that adjusts or administers.
     pub(super) fn audit<T>(&self, request: &CommandRequest<'_>, outcome: &Result<T, sluicegate::Error>) {
-        let who = self.granted.as_ref().map_or(UNAUTHENTICATED, Identity::name);
+        let who = self.identity.as_ref().map_or(UNAUTHENTICATED, Identity::name);
         let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
         let (from, action) = (self.peer, request.call.name());
         audit(&Audit { who, from, action, subject: &Summary(&request.request), result });
     }
 
-    /// The command of a name, if the client may use it so.
+    /// Returns the command, if the number of arguments is valid and the client is authorized.
     #[inline]
     pub(super) fn find(&mut self, command: &Command<'_>) -> Result<&'static Entry, Error> {
-        self.renew();
+        self.refresh_identity();
         let entry = commands::find(command.name());
         match entry {
-            Some(entry) if entry.takes(command.len()) && entry.needs.are_met_by(self.granted.as_ref()) => {
+            Some(entry)
+                if entry.accepts(command.len()) && entry.requires.is_met_by(self.identity.as_ref()) =>
+            {
                 Ok(entry)
             }
-            _ => Err(self.refusal(entry, command)),
+            _ => Err(self.rejection(entry, command)),
         }
     }
 
-    /// Why the client may not use a command so.
+    /// Returns why a command is rejected.
     #[cold]
-    fn refusal(&self, entry: Option<&Entry>, command: &Command<'_>) -> Error {
+    fn rejection(&self, entry: Option<&Entry>, command: &Command<'_>) -> Error {
         match entry {
-            entry if self.granted.is_none() && !entry.is_some_and(Entry::is_open) => {
-                Error::new(Error::NO_TOKEN, "Authentication required.")
+            entry if self.identity.is_none() && !entry.is_some_and(Entry::is_public) => {
+                Error::new(Error::NOT_AUTHENTICATED, "Authentication required.")
             }
             None => unknown(command),
-            Some(entry) if !entry.takes(command.len()) => Error::arity(entry.name),
+            Some(entry) if !entry.accepts(command.len()) => Error::arity(entry.name),
             Some(entry) => {
                 let text = format_args!("this token has no permission to run the '{}' command", entry.name);
-                Error::new(Error::TOO_WEAK, text)
+                Error::new(Error::NO_PERMISSION, text)
             }
         }
     }
@@ -96,44 +98,44 @@ impl Session {
     pub(super) fn rejected(&self, command: &Command<'_>, error: &Error, observer: &Observer) {
         let Some(entry) = commands::find(command.name()) else { return };
         let Some(call) = entry.verb.call() else { return };
-        if !error.is_denial() {
+        if !error.is_unauthorized() {
             observer.invalid(call);
             return;
         }
         observer.unauthorized(call);
-        if let Needs::Scope(scope @ (Scope::Adjust | Scope::Admin)) = entry.needs {
-            let denied = match &self.granted {
-                Some(granted) => AuthError::MissingScope { name: granted.name().to_owned(), scope },
+        if let Requirement::Scope(scope @ (Scope::Adjust | Scope::Admin)) = entry.requires {
+            let error = match &self.identity {
+                Some(identity) => AuthError::MissingScope { name: identity.name().to_owned(), scope },
                 None => AuthError::MissingToken,
             };
-            self.access.audit_rejected(self.peer, call.name(), &denied);
+            self.access.audit_rejected(self.peer, call.name(), &error);
         }
     }
 
-    /// Looks again who the client is, if tokens have changed since: one that was taken back lets nobody in.
+    /// Updates the identity if tokens have changed: a revoked token ends the authorization.
     #[inline]
-    fn renew(&mut self) {
+    fn refresh_identity(&mut self) {
         let changes = self.access.changes();
-        if changes != self.changes {
-            self.look_again(changes);
+        if changes != self.token_changes {
+            self.update_identity(changes);
         }
     }
 
     #[cold]
-    fn look_again(&mut self, changes: u64) {
-        self.granted = match &self.granted {
-            Some(granted) => self.access.renewed(granted),
-            None => auth::at_first(&self.access),
+    fn update_identity(&mut self, changes: u64) {
+        self.identity = match &self.identity {
+            Some(identity) => self.access.renewed(identity),
+            None => auth::initial_identity(&self.access),
         };
-        self.changes = changes;
+        self.token_changes = changes;
     }
 
-    /// Answers a command that asks nothing about counters.
+    /// Answers a command that does not concern counters.
     pub(super) fn answer(
         &mut self,
         entry: &Entry,
         command: &Command<'_>,
-        numbers: &Numbers,
+        info: &ServerInfo,
         replies: &mut Replies,
     ) -> Result<Next, Error> {
         match entry.verb {
@@ -145,47 +147,47 @@ impl Session {
             Verb::Echo => replies.bulk(command.get(1).unwrap_or_default()),
             Verb::Hello => self.hello(command, replies)?,
             Verb::Auth => self.auth(entry, command, replies)?,
-            Verb::Info => replies.bulk(numbers.info(command.from(1)).as_bytes()),
+            Verb::Info => replies.bulk(info.info(command.from(1)).as_bytes()),
             Verb::Command => list(entry, command, replies)?,
             Verb::Client => self.client(entry, command, replies)?,
             Verb::Select => match command.get(1) {
                 Some(b"0") => replies.ok(),
-                _ => return Err(Error::mistake("DB index is out of range")),
+                _ => return Err(Error::invalid("DB index is out of range")),
             },
             Verb::Quit => {
                 replies.ok();
-                return Ok(Next::Leave);
+                return Ok(Next::Close);
             }
             Verb::Reset => {
-                self.granted = auth::at_first(&self.access);
+                self.identity = auth::initial_identity(&self.access);
                 self.name.clear();
                 replies.protocol = Protocol::default();
                 replies.simple("RESET");
             }
-            Verb::Throttle | Verb::Check | Verb::Peek | Verb::Charge | Verb::Refund | Verb::Forget => {
-                unreachable!("a question is asked, not answered here")
+            Verb::Throttle | Verb::Check | Verb::Peek | Verb::Charge | Verb::Refund | Verb::ResetCounters => {
+                unreachable!("commands on counters are decided by the engine")
             }
         }
-        Ok(Next::Stay)
+        Ok(Next::Continue)
     }
 
-    /// `HELLO [version [AUTH user password] [SETNAME name]]`. Nothing changes unless all of it can be done.
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`. On an error nothing changes.
     fn hello(&mut self, command: &Command<'_>, replies: &mut Replies) -> Result<(), Error> {
         let protocol = match command.get(1) {
             None => replies.protocol,
             Some(b"2") => Protocol::Resp2,
             Some(b"3") => Protocol::Resp3,
-            Some(version) if whole(version).is_some() => {
+            Some(version) if parse_whole(version).is_some() => {
                 return Err(Error::new("NOPROTO", "unsupported protocol version"));
             }
-            Some(_) => return Err(Error::mistake("Protocol version is not an integer or out of range")),
+            Some(_) => return Err(Error::invalid("Protocol version is not an integer or out of range")),
         };
-        let (mut granted, mut name) = (self.granted.clone(), None);
+        let (mut identity, mut name) = (self.identity.clone(), None);
         let mut at = 2;
         while let Some(option) = command.get(at) {
             match (option.to_ascii_uppercase().as_slice(), command.get(at + 1), command.get(at + 2)) {
                 (b"AUTH", Some(user), Some(secret)) => {
-                    granted = Some(self.let_in(user, secret)?);
+                    identity = Some(self.authenticate(user, secret)?);
                     at += 3;
                 }
                 (b"SETNAME", Some(given), _) => {
@@ -193,22 +195,22 @@ impl Session {
                     at += 2;
                 }
                 _ => {
-                    return Err(Error::mistake(format_args!(
+                    return Err(Error::invalid(format_args!(
                         "Syntax error in HELLO option '{}'",
                         shown(option)
                     )));
                 }
             }
         }
-        if granted.is_none() {
+        if identity.is_none() {
             return Err(Error::new(
-                Error::NO_TOKEN,
+                Error::NOT_AUTHENTICATED,
                 "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
                  <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
                  at the same time",
             ));
         }
-        self.granted = granted;
+        self.identity = identity;
         if let Some(name) = name {
             self.name = name;
         }
@@ -231,30 +233,30 @@ impl Session {
 
     /// `AUTH [user] password`.
     fn auth(&mut self, entry: &Entry, command: &Command<'_>, replies: &mut Replies) -> Result<(), Error> {
-        let granted = match (command.get(1), command.get(2), command.len()) {
-            (Some(secret), None, _) => self.let_in(DEFAULT_USER.as_bytes(), secret)?,
-            (Some(user), Some(secret), 3) => self.let_in(user, secret)?,
+        let identity = match (command.get(1), command.get(2), command.len()) {
+            (Some(secret), None, _) => self.authenticate(DEFAULT_USER.as_bytes(), secret)?,
+            (Some(user), Some(secret), 3) => self.authenticate(user, secret)?,
             _ => return Err(Error::arity(entry.name)),
         };
-        self.granted = Some(granted);
+        self.identity = Some(identity);
         replies.ok();
         Ok(())
     }
 
-    fn let_in(&self, user: &[u8], secret: &[u8]) -> Result<Identity, Error> {
+    fn authenticate(&self, user: &[u8], secret: &[u8]) -> Result<Identity, Error> {
         if self.access.is_open() {
-            return Err(Error::mistake(
+            return Err(Error::invalid(
                 "AUTH <password> called without any password configured for the default user. Are you sure your \
                  configuration is correct?",
             ));
         }
-        auth::given(&self.access, user, secret).ok_or_else(|| {
+        auth::authenticate(&self.access, user, secret).ok_or_else(|| {
             self.access.audit_rejected(self.peer, "auth", &AuthError::UnknownToken);
             Error::new("WRONGPASS", "invalid username-password pair or user is disabled.")
         })
     }
 
-    /// What clients say about themselves when they come.
+    /// `CLIENT ID | GETNAME | SETNAME | INFO | SETINFO | NO-EVICT | NO-TOUCH`.
     fn client(&mut self, entry: &Entry, command: &Command<'_>, replies: &mut Replies) -> Result<(), Error> {
         let subcommand = command.get(1).unwrap_or_default();
         match (subcommand.to_ascii_uppercase().as_slice(), command.len()) {
@@ -270,7 +272,7 @@ impl Session {
                 let line = format!("id={} name={name} db=0 resp={}\n", self.id, replies.protocol.number());
                 replies.bulk(line.as_bytes());
             }
-            // what they say about their library, and about keys in memory, changes nothing here
+            // accepted without an effect: clients send them after connecting
             (b"SETINFO", 4) | (b"NO-EVICT" | b"NO-TOUCH", 3) => replies.ok(),
             (b"ID" | b"GETNAME" | b"SETNAME" | b"INFO" | b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH", _) => {
                 let name = format!("{}|{}", entry.name, String::from_utf8_lossy(subcommand).to_lowercase());
@@ -284,7 +286,7 @@ impl Session {
 
 fn checked_name(name: &[u8]) -> Result<Vec<u8>, Error> {
     if name.len() > MAX_NAME || !name.iter().all(u8::is_ascii_graphic) {
-        return Err(Error::mistake("Client names cannot contain spaces, newlines or special characters."));
+        return Err(Error::invalid("Client names cannot contain spaces, newlines or special characters."));
     }
     Ok(name.to_vec())
 }
@@ -294,7 +296,7 @@ fn unknown(command: &Command<'_>) -> Error {
     for argument in command.from(1).take(QUOTED_ARGUMENTS) {
         text.push_str(&format!("'{}' ", shown(argument)));
     }
-    Error::mistake(text)
+    Error::invalid(text)
 }
 
 /// `COMMAND [COUNT | LIST | INFO [name ...] | DOCS [name ...]]`.
@@ -337,16 +339,16 @@ fn list(entry: &Entry, command: &Command<'_>, replies: &mut Replies) -> Result<(
     Ok(())
 }
 
-/// Name, arity, flags, and where the keys are: first, last, step.
+/// Name, arity, flags, and the positions of the keys: first, last, step.
 fn describe(entry: &Entry, replies: &mut Replies) {
     replies.array(6);
     replies.bulk(entry.name.as_bytes());
     replies.integer(entry.arity.into());
-    let flags: &[&str] = if entry.only_reads() { &["readonly", "fast"] } else { &["write", "fast"] };
+    let flags: &[&str] = if entry.is_read_only() { &["readonly", "fast"] } else { &["write", "fast"] };
     replies.array(flags.len());
     flags.iter().for_each(|flag| replies.simple(flag));
-    let place = i64::from(entry.has_key());
-    [place; 3].into_iter().for_each(|place| replies.integer(place));
+    let position = i64::from(entry.has_key());
+    [position; 3].into_iter().for_each(|position| replies.integer(position));
 }
 
 fn document(entry: &Entry, replies: &mut Replies) {

@@ -40,7 +40,7 @@ for protocol in (2, 3):
         client.execute_command("SG.CHECK", "-1", *login)
         raise AssertionError("a negative cost was taken")
     except redis.ResponseError as error:
-        assert str(error).startswith("cost '-1' is no whole number"), error
+        assert str(error).startswith("cost '-1' is not a whole number"), error
     try:
         client.get("key")
         raise AssertionError("there are no keys to get")

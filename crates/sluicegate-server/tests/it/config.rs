@@ -274,7 +274,7 @@ fn all_errors_are_reported_at_once_in_file_order() {
 }
 
 #[test]
-fn a_rule_with_wrong_numbers_has_its_other_mistakes_named_too() {
+fn a_rule_with_invalid_numbers_has_its_other_errors_reported_too() {
     let text = "[[rule]]\nname = \"é\"\namount = 0\nwindow = \"1m\"\nalgorithm = \"sliding-log\"\nburst = 3\n\
                 per = [\"ip\", \"ip\"]\ntag = [\"user\"]\nunit = \"a b\"\nstagger = true\n[[rule]]\nper = [\"a\", \"a\"]\n";
     let error = rejected(text);

@@ -1,4 +1,4 @@
-//! A real Envoy, set up as `deploy/envoy/envoy.yaml` says, between clients and an application.
+//! A real Envoy with the configuration `deploy/envoy/envoy.yaml`, between clients and an application.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -28,7 +28,7 @@ use crate::grpc_front::Front;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// Envoy, in front of sluicegate and an application that says hello.
+/// Envoy in front of sluicegate and an application.
 struct Envoy {
     process: Child,
     address: SocketAddr,
@@ -51,7 +51,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// The value of a field that it has once.
+    /// Returns the value of a header that occurs once.
     fn field(&self, name: &str) -> Option<&str> {
         let named = |line: &str| line.split_once(": ").is_some_and(|(other, _)| other == name);
         let mut lines = self.head.lines().filter(|line| named(line));
@@ -62,7 +62,7 @@ impl Answer {
 }
 
 impl Envoy {
-    /// The file that users copy, with other addresses, and with the changes that a test needs.
+    /// Starts Envoy with the deployed configuration, other addresses, and the changes of a test.
     async fn start(sluicegate: Front, changes: &[(&str, &str)]) -> Self {
         let application = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ports = [
@@ -116,7 +116,7 @@ impl Envoy {
         get_from(self.address, path, fields.as_ref()).await
     }
 
-    /// A number of Envoy's own count of what the filter did.
+    /// Returns a counter of Envoy's rate limit filter.
     async fn count(&self, what: &str) -> u64 {
         let stats = get_from(self.admin, "/stats?filter=ratelimit", b"").await;
         let line =
@@ -131,12 +131,11 @@ fn repository() -> PathBuf {
 
 async fn admin_address(file: &Path) -> SocketAddr {
     let read = || fs::read_to_string(file).ok()?.parse().ok();
-    wait::until_async("Envoy says where its admin interface is", wait::PATIENCE, async || read().is_some())
-        .await;
+    wait::until_async("Envoy writes its admin address", wait::PATIENCE, async || read().is_some()).await;
     read().unwrap()
 }
 
-/// One request on a connection of its own. The head of the answer also has its body's lines.
+/// Sends one request on its own connection. The lines of the response include those of its body.
 async fn get_from(address: SocketAddr, path: &str, fields: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n");
@@ -152,7 +151,7 @@ fn log(amount: u64) -> Limit {
     Limit::sliding_log(amount, HOUR).unwrap()
 }
 
-/// A front end on memory, and an Envoy that asks it and waits.
+/// A front end with the memory store, behind an Envoy with a long timeout.
 async fn on_memory(rules: impl IntoIterator<Item = Rule>) -> Envoy {
     let limiter = Limiter::new(MemoryStore::new(), rules).unwrap();
     let front = Front::start(limiter, Settings::default()).await;
@@ -160,7 +159,7 @@ async fn on_memory(rules: impl IntoIterator<Item = Rule>) -> Envoy {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exactly_the_limit_passes_and_the_rest_is_told_when_to_come_back() {
+async fn exactly_the_limit_is_admitted_and_other_requests_get_a_retry_after() {
     let limit = Limit::fixed_window(5, 24 * HOUR).unwrap();
     let envoy = on_memory([Rule::new("per-ip", limit).when("domain", "edge").per(["remote_address"])]).await;
     for left in (0..5).rev() {
@@ -184,7 +183,7 @@ async fn exactly_the_limit_passes_and_the_rest_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_route_has_its_own_limit_beside_that_of_all_and_a_refusal_charges_neither() {
+async fn a_route_has_its_own_limit_besides_the_global_one_and_a_denial_charges_neither() {
     let envoy = on_memory([
         Rule::new("all", log(4)).when("domain", "edge").per(["remote_address"]).exact(),
         Rule::new("login", log(1)).when("route", "login").per(["remote_address"]),
@@ -202,7 +201,7 @@ async fn a_route_has_its_own_limit_beside_that_of_all_and_a_refusal_charges_neit
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_header_that_is_no_text_does_not_slip_past() {
+async fn a_header_that_is_not_utf8_does_not_bypass_its_limit() {
     let envoy = on_memory([Rule::new("key", log(1)).per(["api_key"])]).await;
     let odd = b"x-api-key: \xff\xfe\r\n";
     assert_eq!(envoy.get("/", odd).await.status, 200);
@@ -210,12 +209,12 @@ async fn a_header_that_is_no_text_does_not_slip_past() {
     assert_eq!(envoy.count("error").await, 0);
 }
 
-/// Envoy takes more than 60 KiB of headers only if it is told to.
+/// Envoy accepts more than 60 KiB of headers only if configured.
 const LARGE_HEADERS: (&str, &str) =
     ("xff_num_trusted_hops: 0", "xff_num_trusted_hops: 0\n          max_request_headers_kb: 8192");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_padded_path_or_header_does_not_switch_limits_off() {
+async fn a_padded_path_or_header_does_not_bypass_its_limit() {
     let limiter =
         Limiter::new(MemoryStore::new(), [Rule::new("all", log(1)).per(["remote_address"])]).unwrap();
     let front = Front::start(limiter, Settings::default()).await;
@@ -240,20 +239,20 @@ async fn a_padded_path_or_header_does_not_switch_limits_off() {
     assert_eq!((envoy.count("over_limit").await, envoy.count("error").await), (16, 0));
 }
 
-/// What became of requests while Redis stood still, behind an Envoy.
+/// The outcome of requests through Envoy while Redis is suspended.
 #[derive(Debug, PartialEq, Eq)]
 struct Outage {
-    /// Of five requests each, how many passed under rules that are open, closed and local.
+    /// Of five requests each, how many were allowed by the failure policies open, closed and local.
     passed: [usize; 3],
     retry_after: Option<String>,
-    /// What Envoy counts.
+    /// Envoy's counters.
     over_limit: u64,
     errors: u64,
     allowed_by_envoy: u64,
 }
 
-/// What each rule's policy says.
-fn by_the_rules() -> Outage {
+/// The outcome that the failure policies require.
+fn expected_outage() -> Outage {
     Outage {
         passed: [5, 0, 3],
         retry_after: Some("1".to_owned()),
@@ -263,7 +262,7 @@ fn by_the_rules() -> Outage {
     }
 }
 
-/// Suspends Redis while requests pass an Envoy that is set up as in `deploy/`, but for what is replaced.
+/// Suspends Redis while requests are sent through an Envoy with the deployed configuration and these replacements.
 async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
     let redis = Redis::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
@@ -287,8 +286,8 @@ async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
             *passed += usize::from(answer.status == 200);
         }
     }
-    let refused = envoy.get("/", "x-api-key: closed\r\n").await;
-    let retry_after = refused.field("retry-after").map(str::to_owned);
+    let denied = envoy.get("/", "x-api-key: closed\r\n").await;
+    let retry_after = denied.field("retry-after").map(str::to_owned);
 
     redis.resume();
     let labels = sluicegate::Labels::new([("api_key", "open")]).unwrap();
@@ -306,19 +305,19 @@ async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_redis_clients_see_each_rules_policy_and_envoy_sees_no_error() {
-    // longer than by default: two processes on a busy machine now and then wait for each other for more than 20 ms
+async fn without_redis_each_failure_policy_applies_and_envoy_sees_no_error() {
+    // longer than the default: on a busy machine two processes sometimes wait more than 20 ms for each other
     let options = Options { deadline: Duration::from_millis(50), ..Options::default() };
-    assert_eq!(outage(options, &[("timeout: 0.02s", "timeout: 0.5s")]).await, by_the_rules());
+    assert_eq!(outage(options, &[("timeout: 0.02s", "timeout: 0.5s")]).await, expected_outage());
 }
 
-/// Nothing else runs meanwhile, as `.config/nextest.toml` says. Should the machine itself be late, it may be tried again.
+/// Runs alone and with retries, as configured in `.config/nextest.toml`.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_redis_envoys_own_timeout_is_long_enough_for_our_own_deadline() {
+async fn without_redis_the_default_deadline_fits_into_envoys_timeout() {
     const TRIES: usize = 3;
     let mut seen = Vec::new();
-    while seen.len() < TRIES && seen.last() != Some(&by_the_rules()) {
+    while seen.len() < TRIES && seen.last() != Some(&expected_outage()) {
         seen.push(outage(Options::default(), &[]).await);
     }
-    assert_eq!(seen.last(), Some(&by_the_rules()), "{seen:?}");
+    assert_eq!(seen.last(), Some(&expected_outage()), "{seen:?}");
 }

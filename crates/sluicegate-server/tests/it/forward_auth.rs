@@ -1,4 +1,4 @@
-//! Forward-auth: the question that a proxy asks, bytes in and bytes out.
+//! Forward-auth: sub-requests of a proxy, bytes in and bytes out.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -59,7 +59,7 @@ impl Reply {
     }
 }
 
-async fn ask(service: &HttpService, peer: &str, query: &str, headers: &[(&str, &str)]) -> Reply {
+async fn send(service: &HttpService, peer: &str, query: &str, headers: &[(&str, &str)]) -> Reply {
     let mut request = Request::get(format!("/v1/auth{query}"));
     for (name, value) in headers {
         request = request.header(*name, value.as_bytes());
@@ -73,49 +73,49 @@ async fn ask(service: &HttpService, peer: &str, query: &str, headers: &[(&str, &
 }
 
 #[tokio::test]
-async fn the_limit_passes_and_what_exceeds_it_is_refused_with_all_that_a_client_needs() {
+async fn requests_over_the_limit_are_denied_with_rate_limit_headers() {
     let service = service([Rule::new("login-per-ip", log(1)).when("route", "login").per(["ip"])]);
     let forwarded = [("x-forwarded-for", "203.0.113.9")];
-    let passed = ask(&service, PROXY, "?route=login", &forwarded).await;
+    let passed = send(&service, PROXY, "?route=login", &forwarded).await;
     assert_eq!((passed.status, passed.body.as_str()), (StatusCode::OK, ""));
     assert_eq!(passed.field("ratelimit-policy"), r#""login-per-ip";q=1;w=60"#);
     assert_eq!(passed.field("ratelimit"), r#""login-per-ip";r=0;t=60"#);
 
-    let refused = ask(&service, PROXY, "?route=login", &forwarded).await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!((refused.field("retry-after"), refused.field("sluicegate-status")), ("60", ""));
-    assert_eq!(refused.field("content-type"), "application/problem+json");
+    let denied = send(&service, PROXY, "?route=login", &forwarded).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((denied.field("retry-after"), denied.field("sluicegate-status")), ("60", ""));
+    assert_eq!(denied.field("content-type"), "application/problem+json");
     assert!(
-        refused.body.contains(r##"#quota-exceeded","title":"Quota Exceeded","status":429"##),
+        denied.body.contains(r##"#quota-exceeded","title":"Quota Exceeded","status":429"##),
         "{}",
-        refused.body
+        denied.body
     );
-    assert!(refused.body.contains(r#""violated-policies":["login-per-ip"],"retry_after_ms":60000"#));
+    assert!(denied.body.contains(r#""violated-policies":["login-per-ip"],"retry_after_ms":60000"#));
 
     for other in ["?route=home", ""] {
-        let unlimited = ask(&service, PROXY, other, &forwarded).await;
+        let unlimited = send(&service, PROXY, other, &forwarded).await;
         assert_eq!((unlimited.status, unlimited.field("ratelimit")), (StatusCode::OK, ""), "{other}");
     }
 }
 
 #[tokio::test]
-async fn nginx_gets_a_status_that_it_passes_on_and_learns_the_true_one() {
+async fn deny_status_replaces_the_status_and_a_header_has_the_original() {
     let service = service([Rule::new("r", log(1)).per(["ip"])]);
-    assert_eq!(ask(&service, PROXY, "?deny_status=403", &[]).await.status, StatusCode::OK);
-    let refused = ask(&service, PROXY, "?deny_status=403", &[]).await;
-    assert_eq!((refused.status, refused.body.as_str()), (StatusCode::FORBIDDEN, ""));
-    assert_eq!((refused.field("sluicegate-status"), refused.field("retry-after")), ("429", "60"));
-    assert_eq!((refused.field("content-type"), refused.field("ratelimit")), ("", r#""r";r=0;t=60"#));
+    assert_eq!(send(&service, PROXY, "?deny_status=403", &[]).await.status, StatusCode::OK);
+    let denied = send(&service, PROXY, "?deny_status=403", &[]).await;
+    assert_eq!((denied.status, denied.body.as_str()), (StatusCode::FORBIDDEN, ""));
+    assert_eq!((denied.field("sluicegate-status"), denied.field("retry-after")), ("429", "60"));
+    assert_eq!((denied.field("content-type"), denied.field("ratelimit")), ("", r#""r";r=0;t=60"#));
     let long = format!("?deny_status=403&a={}", "x".repeat(1025));
-    let mistaken = ask(&service, PROXY, &long, &[]).await;
+    let mistaken = send(&service, PROXY, &long, &[]).await;
     assert_eq!((mistaken.status, mistaken.field("sluicegate-status")), (StatusCode::FORBIDDEN, "400"));
 }
 
 #[tokio::test]
-async fn the_client_is_who_trusted_proxies_say_and_else_who_connected() {
+async fn the_client_address_is_that_of_trusted_proxies_or_the_peer() {
     let service = service([Rule::new("per-ip", log(1)).per(["ip"])]);
     let passes = async |peer: &str, query: &str, forwarded: &str| {
-        ask(&service, peer, query, &[("x-forwarded-for", forwarded)]).await.status == StatusCode::OK
+        send(&service, peer, query, &[("x-forwarded-for", forwarded)]).await.status == StatusCode::OK
     };
     assert!(passes(PROXY, "", "1.1.1.1, 203.0.113.9").await);
     assert!(!passes(PROXY, "", "2.2.2.2, 203.0.113.9").await, "what the client writes changes nothing");
@@ -136,7 +136,7 @@ async fn method_path_host_and_headers_are_labels() {
     ];
     let service = service(rules);
     let status = async |peer: &str, query: &str, headers: &[(&str, &str)]| {
-        ask(&service, peer, query, headers).await.status.as_u16()
+        send(&service, peer, query, headers).await.status.as_u16()
     };
     let forwarded = [
         ("x-forwarded-method", "POST"),
@@ -144,7 +144,7 @@ async fn method_path_host_and_headers_are_labels() {
         ("x-forwarded-host", "EXAMPLE.com.:8080"),
         ("host", "sluicegate"),
     ];
-    // as the client wrote it: nothing is decoded
+    // as sent by the client, without decoding
     assert_eq!(status(PROXY, "", &forwarded).await, 200);
     assert_eq!(status(PROXY, "", &forwarded).await, 200);
     let plain = [forwarded[0], ("x-forwarded-uri", "http://example.com/a?b"), forwarded[2]];
@@ -152,10 +152,10 @@ async fn method_path_host_and_headers_are_labels() {
         [Rule::new("post", log(1)).when("method", "POST").when("path", "/a").when("host", "example.com")];
     let other = self::service(rules);
     for (query, expected) in [("", 200), ("?method=GET&path=/b&host=x", 429)] {
-        assert_eq!(ask(&other, PROXY, query, &plain).await.status.as_u16(), expected, "derived labels win");
+        assert_eq!(send(&other, PROXY, query, &plain).await.status.as_u16(), expected, "derived labels win");
     }
     assert_eq!(
-        ask(&other, STRANGER, "", &plain).await.status,
+        send(&other, STRANGER, "", &plain).await.status,
         StatusCode::OK,
         "a stranger's are not believed"
     );
@@ -173,7 +173,7 @@ async fn method_path_host_and_headers_are_labels() {
 }
 
 #[tokio::test]
-async fn a_path_of_any_length_and_of_any_characters_is_asked_about_and_meets_its_rules() {
+async fn a_path_of_any_length_and_characters_is_decided_by_its_rules() {
     let rules = [
         Rule::new("login", log(1)).when("path", "/login*").per(["path"]),
         Rule::new("odd", log(1)).when("path", "/`<é"),
@@ -189,13 +189,13 @@ async fn a_path_of_any_length_and_of_any_characters_is_asked_about_and_meets_its
         (String::new(), 200),
     ];
     for (uri, expected) in table {
-        let status = ask(&service, PROXY, "", &[("x-forwarded-uri", &uri)]).await.status;
+        let status = send(&service, PROXY, "", &[("x-forwarded-uri", &uri)]).await.status;
         assert_eq!(status.as_u16(), expected, "{uri:.20}");
     }
 }
 
 #[tokio::test]
-async fn whatever_a_client_writes_as_host_or_method_is_asked_about() {
+async fn any_host_and_method_of_a_client_is_decided() {
     let rules = [
         Rule::new("odd", log(1)).when("host", "a<b"),
         Rule::new("long", log(1)).when("host", "xxx*").when("method", "XXX*"),
@@ -211,18 +211,18 @@ async fn whatever_a_client_writes_as_host_or_method_is_asked_about() {
         (&[("x-forwarded-host", "")], 200),
     ];
     for (headers, expected) in table {
-        let status = ask(&service, PROXY, "", headers).await.status.as_u16();
+        let status = send(&service, PROXY, "", headers).await.status.as_u16();
         assert_eq!(status, expected, "{headers:?}");
     }
 }
 
 #[tokio::test]
-async fn the_query_says_what_a_request_costs() {
+async fn the_query_sets_the_cost() {
     let service = service([Rule::new("r", log(10))]);
-    assert_eq!(ask(&service, PROXY, "?cost=8", &[]).await.field("ratelimit"), r#""r";r=2;t=60"#);
-    assert_eq!(ask(&service, PROXY, "?cost=3", &[]).await.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(ask(&service, PROXY, "?cost=0", &[]).await.status, StatusCode::OK);
-    let never = ask(&service, PROXY, "?cost=11", &[]).await;
+    assert_eq!(send(&service, PROXY, "?cost=8", &[]).await.field("ratelimit"), r#""r";r=2;t=60"#);
+    assert_eq!(send(&service, PROXY, "?cost=3", &[]).await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(send(&service, PROXY, "?cost=0", &[]).await.status, StatusCode::OK);
+    let never = send(&service, PROXY, "?cost=11", &[]).await;
     assert_eq!((never.status, never.field("retry-after")), (StatusCode::TOO_MANY_REQUESTS, ""));
 }
 
@@ -233,13 +233,13 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
     let long = format!("?a={}", "x".repeat(1025));
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
     let table: [Case<'_>; 15] = [
-        ("?cost=x", &[], "cost \\\"x\\\" is not a cost: use a whole number from 0 to 9007199254740991"),
-        ("?cost=", &[], "cost \\\"\\\" is not a cost"),
-        ("?cost=%2B1", &[], "cost \\\"+1\\\" is not a cost"),
-        ("?cost=9007199254740992", &[], "is not a cost"),
+        ("?cost=x", &[], "cost \\\"x\\\" is invalid: use a whole number from 0 to 9007199254740991"),
+        ("?cost=", &[], "cost \\\"\\\" is invalid"),
+        ("?cost=%2B1", &[], "cost \\\"+1\\\" is invalid"),
+        ("?cost=9007199254740992", &[], "is invalid"),
         ("?cost=1&cost=1", &[], "cost is given more than once: give it once"),
-        ("?deny_status=200", &[], "deny_status \\\"200\\\" is not one that refuses: use 400 to 599"),
-        ("?deny_status=x", &[], "is not one that refuses"),
+        ("?deny_status=200", &[], "deny_status \\\"200\\\" is out of range: use 400 to 599"),
+        ("?deny_status=x", &[], "is out of range"),
         ("?a=1&a=2", &[], "label \\\"a\\\" is given more than once"),
         ("?=1", &[], "a label has an empty name"),
         (&long, &[], "has a value of 1025 bytes"),
@@ -250,12 +250,12 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
         ("", &[("x-forwarded-method", "GET, POST")], "the header x-forwarded-method is not a method"),
     ];
     for (query, headers, detail) in table {
-        let reply = ask(&service, PROXY, query, headers).await;
+        let reply = send(&service, PROXY, query, headers).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{query} {headers:?}");
         assert!(reply.body.contains(detail), "{query}: {}", reply.body);
         assert_eq!(reply.field("content-type"), "application/problem+json");
     }
-    assert_eq!(ask(&service, PROXY, "", &[]).await.status, StatusCode::OK);
+    assert_eq!(send(&service, PROXY, "", &[]).await.status, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,14 +268,14 @@ async fn while_the_store_is_away_closed_is_a_503_and_open_passes() {
     ];
     let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
     let service = over(Limiter::with_options(store, rules, options).unwrap());
-    assert_eq!(ask(&service, PROXY, "?r=closed", &[]).await.status, StatusCode::OK);
+    assert_eq!(send(&service, PROXY, "?r=closed", &[]).await.status, StatusCode::OK);
     redis.suspend();
-    let closed = ask(&service, PROXY, "?r=closed", &[]).await;
+    let closed = send(&service, PROXY, "?r=closed", &[]).await;
     assert_eq!((closed.status, closed.field("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
     assert!(closed.body.contains("#temporary-reduced-capacity"), "{}", closed.body);
-    let closed = ask(&service, PROXY, "?r=closed&deny_status=403", &[]).await;
+    let closed = send(&service, PROXY, "?r=closed&deny_status=403", &[]).await;
     assert_eq!((closed.status, closed.field("sluicegate-status")), (StatusCode::FORBIDDEN, "503"));
-    let open = ask(&service, PROXY, "?r=open", &[]).await;
+    let open = send(&service, PROXY, "?r=open", &[]).await;
     assert_eq!((open.status, open.field("ratelimit")), (StatusCode::OK, ""));
     redis.resume();
 }

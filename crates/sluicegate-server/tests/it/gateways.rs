@@ -40,16 +40,16 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 const LIMIT: u32 = 5;
 
-/// Where clients come from: not the address of the proxies, which is trusted.
+/// The address of clients, unlike that of the proxies, which is trusted.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// A rule for everything but the question whether the proxy is ready.
+/// A rule for all requests except readiness checks of the proxy.
 fn counted(name: &str, amount: u32) -> Rule {
     let limit = Limit::sliding_log(amount.into(), Duration::from_secs(60)).unwrap();
     Rule::new(name, limit).unless("path", READY)
 }
 
-/// A proxy, what it asks, and the service behind it.
+/// A proxy, its rate limiter, and the service behind it.
 struct Chain {
     gateway: RunningGateway,
     sluicegate: JoinHandle<()>,
@@ -61,7 +61,7 @@ impl Chain {
         Self::with_tokens(gateway, limiter, Access::default(), None).await
     }
 
-    /// With a sluicegate that may want tokens, and a proxy that may show one.
+    /// Starts a chain whose server may require tokens and whose proxy may send one.
     async fn with_tokens(
         gateway: Gateway,
         limiter: Limiter,
@@ -69,7 +69,7 @@ impl Chain {
         token: Option<&'static str>,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let asked = listener.local_addr().unwrap();
+        let auth_address = listener.local_addr().unwrap();
         let client = ClientAddress::trusting(["127.0.0.1"]).unwrap();
         let settings = forward_auth::Settings { client, ..forward_auth::Settings::default() };
         let engine = Engine::new(limiter);
@@ -82,12 +82,12 @@ impl Chain {
         let served = Arc::new(AtomicU32::new(0));
         let service = service(Arc::clone(&served)).await;
         let gateway =
-            tokio::task::spawn_blocking(move || gateway.start(asked, service, token)).await.unwrap();
+            tokio::task::spawn_blocking(move || gateway.start(auth_address, service, token)).await.unwrap();
         served.store(0, Ordering::Relaxed);
         Self { gateway, sluicegate, served }
     }
 
-    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
+    async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
         let mut connector = HttpConnector::new();
         connector.set_local_address(Some(CLIENT.into()));
         let client = Client::builder(TokioExecutor::new()).build::<_, Full<Bytes>>(connector);
@@ -102,19 +102,19 @@ impl Chain {
     }
 }
 
-/// As many as may decide together, with names as long as they may be.
+/// The most rules that may match together, with the longest names.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_many_rules_say_fits_through_nginx() {
+async fn headers_of_many_rules_fit_through_nginx() {
     let rules = (0..64).map(|number| counted(&format!("{number:0>128}"), LIMIT));
     let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), rules).unwrap()).await;
-    for asked in 0..=LIMIT {
-        let answer = chain.ask(Method::GET, "/", &[]).await;
-        let expected = if asked < LIMIT { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    for auth_address in 0..=LIMIT {
+        let answer = chain.send(Method::GET, "/", &[]).await;
+        let expected = if auth_address < LIMIT { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
         assert_eq!(answer.status(), expected);
     }
 }
 
-/// Counts what reaches it; `/forbidden` is its own 403, `/unauthorized` its own 401.
+/// Counts its requests. Responds with 403 to `/forbidden` and with 401 to `/unauthorized`.
 async fn service(served: Arc<AtomicU32>) -> SocketAddr {
     let handler = move |request: axum::extract::Request| async move {
         served.fetch_add(1, Ordering::Relaxed);
@@ -143,7 +143,7 @@ fn is_problem(response: &Response<Bytes>, kind: &str) -> bool {
         && body["status"] == response.status().as_u16()
 }
 
-/// Exactly the limit reaches the service, whatever the client writes about its address.
+/// Exactly the limit reaches the service, whatever address headers the client sends.
 async fn exactly_the_limit(kind: Gateway) {
     let rules = [
         counted("per-ip", LIMIT).when("route", "api").unless("method", "POST").per(["ip"]),
@@ -163,11 +163,11 @@ async fn exactly_the_limit(kind: Gateway) {
             ("x-forwarded-host", "elsewhere"),
         ];
         let forging = if n % 2 == 0 { &headers[..] } else { &[] };
-        let response = chain.ask(Method::GET, "/path?a=b", forging).await;
+        let response = chain.send(Method::GET, "/path?a=b", forging).await;
         *statuses.entry(response.status().as_u16()).or_default() += 1;
         if response.status() == StatusCode::OK {
             assert_eq!(response.body(), "served");
-            // Traefik has no way to show them then.
+            // Traefik cannot forward them in this case.
             if kind != Gateway::Traefik {
                 assert_eq!(field(&response, "ratelimit-policy"), r#""per-ip";q=5;w=60"#);
                 let left = LIMIT - 1 - n;
@@ -181,24 +181,24 @@ async fn exactly_the_limit(kind: Gateway) {
         }
     }
     assert_eq!(statuses, HashMap::from([(200, LIMIT), (429, 2 * LIMIT)]));
-    assert_eq!(chain.served.load(Ordering::Relaxed), LIMIT, "what is refused never reaches the service");
+    assert_eq!(chain.served.load(Ordering::Relaxed), LIMIT, "a denied request never reaches the service");
 
     for expected in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
-        let response = chain.ask(Method::POST, "/admin?x", &[("x-forwarded-uri", "/forged")]).await;
+        let response = chain.send(Method::POST, "/admin?x", &[("x-forwarded-uri", "/forged")]).await;
         assert_eq!(response.status(), expected, "method, path and host are those of the client's request");
     }
 }
 
-/// Refused as long as nobody can say how much is left.
+/// Denied while the store is unavailable.
 async fn closed_is_503(kind: Gateway) {
     let redis = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rules = [counted("closed", 9).on_store_failure(OnStoreFailure::Closed)];
     let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
     let chain = Chain::start(kind, Limiter::with_options(store, rules, options).unwrap()).await;
-    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::OK);
+    assert_eq!(chain.send(Method::GET, "/", &[]).await.status(), StatusCode::OK);
     redis.suspend();
-    let response = chain.ask(Method::GET, "/", &[]).await;
+    let response = chain.send(Method::GET, "/", &[]).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{response:?}");
     assert_eq!(field(&response, "retry-after"), "1");
     assert!(is_problem(&response, "temporary-reduced-capacity"), "{response:?}");
@@ -206,17 +206,17 @@ async fn closed_is_503(kind: Gateway) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_nginx_exactly_the_limit_passes() {
+async fn behind_nginx_exactly_the_limit_is_admitted() {
     exactly_the_limit(Gateway::Nginx).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_caddy_exactly_the_limit_passes() {
+async fn behind_caddy_exactly_the_limit_is_admitted() {
     exactly_the_limit(Gateway::Caddy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_traefik_exactly_the_limit_passes() {
+async fn behind_traefik_exactly_the_limit_is_admitted() {
     exactly_the_limit(Gateway::Traefik).await;
 }
 
@@ -228,19 +228,19 @@ async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_every_gateway_the_service_answers_what_no_rule_counts_also_by_its_own_refusals() {
+async fn behind_every_gateway_unlimited_requests_get_the_services_own_responses() {
     for kind in Gateway::ALL {
         let chain = Chain::start(kind, Limiter::new(MemoryStore::new(), []).unwrap()).await;
         for (path, status) in [("/", 200), ("/forbidden", 403), ("/unauthorized", 401)] {
-            let response = chain.ask(Method::GET, path, &[]).await;
-            let told = (response.status().as_u16(), &response.body()[..]);
-            assert_eq!(told, (status, &b"served"[..]), "{kind:?} {path}");
+            let response = chain.send(Method::GET, path, &[]).await;
+            let received = (response.status().as_u16(), &response.body()[..]);
+            assert_eq!(received, (status, &b"served"[..]), "{kind:?} {path}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_sluicegate_does_not_take_is_no_fault_of_clients_and_lets_nobody_pass() {
+async fn an_invalid_token_of_the_gateway_is_a_server_error_and_admits_no_request() {
     let may_check = Scopes { check: true, adjust: false, admin: false };
     for kind in [Gateway::Nginx, Gateway::Caddy] {
         for token in [None, Some("revoked"), Some("s3cret")] {
@@ -248,13 +248,13 @@ async fn a_token_that_sluicegate_does_not_take_is_no_fault_of_clients_and_lets_n
             let limiter = Limiter::new(MemoryStore::new(), [counted("r", 1)]).unwrap();
             let chain = Chain::with_tokens(kind, limiter, access, token).await;
             let case = format!("{kind:?} {token:?}");
-            // the client's own, which is for the service
+            // the client's own token, which is for the service
             let own = [("authorization", "Bearer of-the-service")];
-            let response = chain.ask(Method::GET, "/", &own).await;
+            let response = chain.send(Method::GET, "/", &own).await;
             if token == Some("s3cret") {
                 assert_eq!(response.status(), StatusCode::OK, "{case}");
-                let refused = chain.ask(Method::GET, "/", &own).await;
-                assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{case}");
+                let denied = chain.send(Method::GET, "/", &own).await;
+                assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS, "{case}");
                 continue;
             }
             assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{case}");
@@ -272,33 +272,33 @@ async fn a_token_that_sluicegate_does_not_take_is_no_fault_of_clients_and_lets_n
 async fn a_request_that_cannot_be_asked_about_is_a_400_behind_nginx_too() {
     let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
-    assert_eq!(chain.ask(Method::GET, "/", &twice).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(chain.send(Method::GET, "/", &twice).await.status(), StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_every_gateway_a_long_path_meets_its_rules() {
+async fn behind_every_gateway_a_long_path_matches_its_rules() {
     for kind in Gateway::ALL {
         let rules = [counted("login", 1).when("path", "/login*").per(["path"])];
         let chain = Chain::start(kind, Limiter::new(MemoryStore::new(), rules).unwrap()).await;
         for (length, expected) in [(2000, StatusCode::OK), (3000, StatusCode::TOO_MANY_REQUESTS)] {
             let long = format!("/login/{}", "x".repeat(length));
-            assert_eq!(chain.ask(Method::GET, &long, &[]).await.status(), expected, "{kind:?}");
+            assert_eq!(chain.send(Method::GET, &long, &[]).await.status(), expected, "{kind:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_sluicegate_itself_is_away_nginx_lets_requests_pass() {
+async fn without_a_server_nginx_allows_requests() {
     let chain =
         Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), [counted("r", 1)]).unwrap()).await;
-    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::OK);
-    assert_eq!(chain.ask(Method::GET, "/", &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(chain.send(Method::GET, "/", &[]).await.status(), StatusCode::OK);
+    assert_eq!(chain.send(Method::GET, "/", &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
     chain.sluicegate.abort();
-    // its connections go with the last of its tasks
+    // its connections close with the last of its tasks
     sluicegate_testkit::wait::until_async(
-        "nginx finds nobody to ask",
+        "nginx finds no server",
         sluicegate_testkit::wait::PATIENCE,
-        || async { chain.ask(Method::GET, "/", &[]).await.status() == StatusCode::OK },
+        || async { chain.send(Method::GET, "/", &[]).await.status() == StatusCode::OK },
     )
     .await;
 }

@@ -1,4 +1,4 @@
-//! Envoy's rate limit service as its client sees it, on a clock that is moved by hand.
+//! Envoy's rate limit service through a client, on a manual clock.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -48,7 +48,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// One limit for each value of an entry, as a bare key is in envoyproxy/ratelimit.
+/// One limit for each value of an entry, like a key without a value in envoyproxy/ratelimit.
 fn per_value(domain: &str, key: &str, amount: u64, window: Duration) -> Rule {
     let limit = Limit::fixed_window(amount, window).unwrap();
     Rule::new(&format!("{domain}-{key}"), limit).when("domain", domain).per([key]).exact()
@@ -76,36 +76,36 @@ fn reference_rules() -> Vec<Rule> {
 const NO_LIMIT: crate::grpc_front::Short = (Code::Ok, 0, None);
 
 #[tokio::test]
-async fn a_descriptor_that_meets_no_rule_passes_without_a_limit() {
+async fn a_descriptor_without_a_matching_rule_is_allowed_without_a_limit() {
     let mut envoy = OnMemory::start(reference_rules()).await;
-    let answer = envoy.ask("foo", vec![descriptor([("hello", "world")])]).await;
+    let answer = envoy.call("foo", vec![descriptor([("hello", "world")])]).await;
     assert_eq!(shorts(&answer), (Code::Ok, vec![NO_LIMIT]));
     assert_eq!(answer.response_headers_to_add, []);
 }
 
 #[tokio::test]
-async fn one_descriptor_is_counted_until_its_limit_and_refused_beyond() {
+async fn one_descriptor_is_allowed_up_to_its_limit_and_denied_beyond() {
     let mut envoy = OnMemory::start(reference_rules()).await;
-    let answer = envoy.ask("basic", vec![descriptor([("key1", "foo")])]).await;
+    let answer = envoy.call("basic", vec![descriptor([("key1", "foo")])]).await;
     assert_eq!(shorts(&answer), (Code::Ok, vec![(Code::Ok, 49, Some((50, Unit::Second)))]));
     for call in 1..=25 {
-        let answer = envoy.ask("another", vec![descriptor([("key2", "r")])]).await;
+        let answer = envoy.call("another", vec![descriptor([("key2", "r")])]).await;
         let code = if call <= 20 { Code::Ok } else { Code::OverLimit };
         let remaining = 20_u32.saturating_sub(call);
         assert_eq!(shorts(&answer), (code, vec![(code, remaining, Some((20, Unit::Minute)))]), "call {call}");
     }
-    let other = envoy.ask("another", vec![descriptor([("key2", "other")])]).await;
+    let other = envoy.call("another", vec![descriptor([("key2", "other")])]).await;
     assert_eq!(other.statuses[0].limit_remaining, 19, "each value has its own counter");
-    let deeper = envoy.ask("another", vec![descriptor([("key2", "r"), ("and", "more")])]).await;
+    let deeper = envoy.call("another", vec![descriptor([("key2", "r"), ("and", "more")])]).await;
     assert_eq!(shorts(&deeper), (Code::Ok, vec![NO_LIMIT]), "the rule is exact");
 }
 
 #[tokio::test]
-async fn a_refusal_by_one_descriptor_charges_none() {
+async fn a_denial_by_one_descriptor_charges_none() {
     let mut envoy = OnMemory::start(reference_rules()).await;
     for call in 1..=15 {
         let both = vec![descriptor([("key2", "r")]), descriptor([("key3", "r")])];
-        let answer = envoy.ask("another", both).await;
+        let answer = envoy.call("another", both).await;
         let limits = (Some((20, Unit::Minute)), Some((10, Unit::Hour)));
         let expected = if call <= 10 {
             (Code::Ok, vec![(Code::Ok, 20 - call, limits.0), (Code::Ok, 10 - call, limits.1)])
@@ -120,12 +120,12 @@ async fn a_refusal_by_one_descriptor_charges_none() {
 async fn the_time_until_reset_runs_down_and_is_rounded_up() {
     let mut envoy = OnMemory::start(reference_rules()).await;
     let reset = async |envoy: &mut OnMemory| {
-        let answer = envoy.ask("another", vec![descriptor([("key4", "d")])]).await;
+        let answer = envoy.call("another", vec![descriptor([("key4", "d")])]).await;
         let reset = answer.statuses[0].duration_until_reset.unwrap();
         assert_eq!(reset.nanos, 0);
         reset.seconds
     };
-    // the clock shows .799839 s: until the day ends there are .200161 s more than whole ones
+    // the clock is at .799839 s, so .200161 s are left of the current second
     let since_midnight = i64::try_from(crate::grpc_front::NOW_US / 1_000_000 % 86_400).unwrap();
     assert_eq!(reset(&mut envoy).await, 86_400 - since_midnight);
     envoy.clock.advance(seconds(2));
@@ -133,45 +133,45 @@ async fn the_time_until_reset_runs_down_and_is_rounded_up() {
 }
 
 #[tokio::test]
-async fn values_of_a_pattern_share_a_counter_unless_the_rule_counts_them_apart() {
+async fn values_of_a_pattern_share_a_counter_unless_the_rule_counts_per_value() {
     let mut envoy = OnMemory::start(reference_rules()).await;
     let domain = "share-threshold-test";
     for _ in 0..10 {
         assert_eq!(
-            envoy.ask(domain, vec![descriptor([("files", "files/a.pdf")])]).await.overall_code(),
+            envoy.call(domain, vec![descriptor([("files", "files/a.pdf")])]).await.overall_code(),
             Code::Ok
         );
     }
-    let refused = envoy.ask(domain, vec![descriptor([("files", "files/b.csv")])]).await;
-    assert_eq!(shorts(&refused).1, [(Code::OverLimit, 0, Some((10, Unit::Hour)))]);
+    let denied = envoy.call(domain, vec![descriptor([("files", "files/b.csv")])]).await;
+    assert_eq!(shorts(&denied).1, [(Code::OverLimit, 0, Some((10, Unit::Hour)))]);
     for file in 0..10 {
         let file = format!("files_no_share/{file}");
-        let answer = envoy.ask(domain, vec![descriptor([("files_no_share", &file)])]).await;
+        let answer = envoy.call(domain, vec![descriptor([("files_no_share", &file)])]).await;
         assert_eq!(shorts(&answer).1, [(Code::Ok, 9, Some((10, Unit::Hour)))]);
     }
 }
 
 #[tokio::test]
-async fn rules_come_and_go_while_it_runs() {
+async fn changed_rules_apply_to_the_next_call() {
     let mut envoy = OnMemory::start(reference_rules()).await;
     let block = || vec![descriptor([("block", "foo")])];
-    assert_eq!(shorts(&envoy.ask("reload", block()).await), (Code::Ok, vec![NO_LIMIT]));
+    assert_eq!(shorts(&envoy.call("reload", block()).await), (Code::Ok, vec![NO_LIMIT]));
     let blocked = per_value("reload", "block", 1, SECOND)
         .with_override(Override::when("block", Pattern::parse("*")).blocked());
     envoy.limiter.reconfigure([per_value("reload", "key1", 50, SECOND), blocked]).unwrap();
-    let refused = envoy.ask("reload", block()).await;
-    assert_eq!(shorts(&refused), (Code::OverLimit, vec![(Code::OverLimit, 0, None)]));
-    assert_eq!(refused.statuses[0].duration_until_reset, None, "waiting does not help");
-    let counted = envoy.ask("reload", vec![descriptor([("key1", "foo")])]).await;
+    let denied = envoy.call("reload", block()).await;
+    assert_eq!(shorts(&denied), (Code::OverLimit, vec![(Code::OverLimit, 0, None)]));
+    assert_eq!(denied.statuses[0].duration_until_reset, None, "waiting does not help");
+    let counted = envoy.call("reload", vec![descriptor([("key1", "foo")])]).await;
     assert_eq!(shorts(&counted).1, [(Code::Ok, 49, Some((50, Unit::Second)))]);
     envoy.limiter.reconfigure([]).unwrap();
-    assert_eq!(shorts(&envoy.ask("reload", block()).await), (Code::Ok, vec![NO_LIMIT]));
+    assert_eq!(shorts(&envoy.call("reload", block()).await), (Code::Ok, vec![NO_LIMIT]));
 }
 
-/// Limit, count before and hits of the reference service's counting test, with what we say. Its count goes on beyond the
-/// limit; here a refusal costs nothing, so that what was left before is still left.
+/// Limit, previous count and hits of the reference service's counting test, with the expected response. The reference counts beyond
+/// the limit; here a denial charges nothing, so the remaining units stay unchanged.
 #[tokio::test]
-async fn hits_are_counted_as_the_reference_does_but_for_refusals() {
+async fn hits_are_counted_like_the_reference_except_for_denials() {
     let table = [
         (10, 4, 1, Code::Ok, 5),
         (15, 10, 1, Code::Ok, 4),
@@ -193,7 +193,7 @@ async fn hits_are_counted_as_the_reference_does_but_for_refusals() {
             hits_addend: u32::try_from(addend).unwrap(),
             ..request("d", vec![descriptor([("key", "v")])])
         };
-        let answer = envoy.front.ask(by_request).await.unwrap();
+        let answer = envoy.front.call(by_request).await.unwrap();
         assert_eq!(
             (answer.overall_code(), answer.statuses[0].limit_remaining),
             (code, remaining),
@@ -203,23 +203,23 @@ async fn hits_are_counted_as_the_reference_does_but_for_refusals() {
 }
 
 #[tokio::test]
-async fn a_descriptors_own_addend_wins_and_zero_looks_without_counting() {
+async fn a_descriptors_addend_overrides_the_requests_and_zero_only_peeks() {
     let mut envoy = OnMemory::start([per_value("d", "a", 5, MINUTE), per_value("d", "b", 5, MINUTE)]).await;
     let (a, b) = (|| descriptor([("a", "x")]), || descriptor([("b", "x")]));
     let limit = Some((5, Unit::Minute));
-    let asked = RateLimitRequest {
+    let sent = RateLimitRequest {
         hits_addend: 2,
         ..request("d", vec![hits(3, a()), b(), hits(0, descriptor([("a", "y")]))])
     };
-    let answer = envoy.front.ask(asked).await.unwrap();
+    let answer = envoy.front.call(sent).await.unwrap();
     assert_eq!(shorts(&answer).1, [(Code::Ok, 2, limit), (Code::Ok, 3, limit), (Code::Ok, 5, limit)]);
-    envoy.ask("d", vec![hits(2, a())]).await;
+    envoy.call("d", vec![hits(2, a())]).await;
     for _ in 0..3 {
-        let answer = envoy.ask("d", vec![hits(0, a())]).await;
+        let answer = envoy.call("d", vec![hits(0, a())]).await;
         assert_eq!(shorts(&answer).1, [(Code::Ok, 0, limit)], "a counter that is just full lets look");
     }
     envoy.limiter.charge(&Labels::new([("domain", "d"), ("a", "x")]).unwrap(), 1, None).await.unwrap();
-    let answer = envoy.ask("d", vec![hits(0, a()), b()]).await;
+    let answer = envoy.call("d", vec![hits(0, a()), b()]).await;
     assert_eq!(
         shorts(&answer),
         (Code::OverLimit, vec![(Code::OverLimit, 0, limit), (Code::Ok, 3, limit)]),
@@ -228,18 +228,18 @@ async fn a_descriptors_own_addend_wins_and_zero_looks_without_counting() {
 }
 
 #[tokio::test]
-async fn negative_hits_are_given_back_after_the_others_passed_and_only_then() {
+async fn negative_hits_are_refunded_only_if_the_other_descriptors_are_allowed() {
     let mut envoy = OnMemory::start([per_value("d", "a", 5, MINUTE), per_value("d", "b", 1, MINUTE)]).await;
     let (a, b) = (|| descriptor([("a", "x")]), || descriptor([("b", "x")]));
     let limit = Some((5, Unit::Minute));
-    assert_eq!(shorts(&envoy.ask("d", vec![hits(4, a())]).await).1, [(Code::Ok, 1, limit)]);
-    assert_eq!(shorts(&envoy.ask("d", vec![negative(a())]).await), (Code::Ok, vec![(Code::Ok, 2, limit)]));
-    let answer = envoy.ask("d", vec![negative(hits(2, a())), b()]).await;
+    assert_eq!(shorts(&envoy.call("d", vec![hits(4, a())]).await).1, [(Code::Ok, 1, limit)]);
+    assert_eq!(shorts(&envoy.call("d", vec![negative(a())]).await), (Code::Ok, vec![(Code::Ok, 2, limit)]));
+    let answer = envoy.call("d", vec![negative(hits(2, a())), b()]).await;
     assert_eq!(shorts(&answer).1, [(Code::Ok, 4, limit), (Code::Ok, 0, Some((1, Unit::Minute)))]);
-    let refused = envoy.ask("d", vec![negative(a()), b()]).await;
-    assert_eq!(shorts(&refused).1, [NO_LIMIT, (Code::OverLimit, 0, Some((1, Unit::Minute)))]);
-    assert_eq!(shorts(&envoy.ask("d", vec![hits(0, a())]).await).1, [(Code::Ok, 4, limit)]);
-    let most = envoy.ask("d", vec![negative(hits(99, a()))]).await;
+    let denied = envoy.call("d", vec![negative(a()), b()]).await;
+    assert_eq!(shorts(&denied).1, [NO_LIMIT, (Code::OverLimit, 0, Some((1, Unit::Minute)))]);
+    assert_eq!(shorts(&envoy.call("d", vec![hits(0, a())]).await).1, [(Code::Ok, 4, limit)]);
+    let most = envoy.call("d", vec![negative(hits(99, a()))]).await;
     assert_eq!(shorts(&most).1, [(Code::Ok, 5, limit)], "never more than was taken");
 }
 
@@ -251,9 +251,9 @@ async fn a_counter_reached_twice_is_charged_once_with_the_largest_addend() {
     let several = || {
         vec![descriptor([("a", "x")]), hits(4, descriptor([("b", "y")])), hits(0, descriptor([("c", "z")]))]
     };
-    assert_eq!(shorts(&envoy.ask("d", several()).await).1, [(Code::Ok, 6, limit); 3]);
-    assert_eq!(shorts(&envoy.ask("d", several()).await).1, [(Code::Ok, 2, limit); 3]);
-    assert_eq!(shorts(&envoy.ask("d", several()).await).1, [(Code::OverLimit, 2, limit); 3]);
+    assert_eq!(shorts(&envoy.call("d", several()).await).1, [(Code::Ok, 6, limit); 3]);
+    assert_eq!(shorts(&envoy.call("d", several()).await).1, [(Code::Ok, 2, limit); 3]);
+    assert_eq!(shorts(&envoy.call("d", several()).await).1, [(Code::OverLimit, 2, limit); 3]);
 }
 
 fn limited(
@@ -268,7 +268,7 @@ fn limited(
 }
 
 #[tokio::test]
-async fn a_limit_that_comes_along_replaces_the_numbers_of_the_rules_that_match() {
+async fn a_limit_in_a_descriptor_overrides_the_matching_rules() {
     let bucket = Limit::token_bucket(10, SECOND).unwrap().with_burst(100).unwrap();
     let mut envoy = OnMemory::start([
         per_value("d", "a", 5, MINUTE),
@@ -276,22 +276,22 @@ async fn a_limit_that_comes_along_replaces_the_numbers_of_the_rules_that_match()
     ])
     .await;
     let a = || descriptor([("a", "x")]);
-    assert_eq!(shorts(&envoy.ask("d", vec![a()]).await).1, [(Code::Ok, 4, Some((5, Unit::Minute)))]);
-    let raised = envoy.ask("d", vec![limited(20, RateLimitUnit::Minute, a())]).await;
+    assert_eq!(shorts(&envoy.call("d", vec![a()]).await).1, [(Code::Ok, 4, Some((5, Unit::Minute)))]);
+    let raised = envoy.call("d", vec![limited(20, RateLimitUnit::Minute, a())]).await;
     assert_eq!(shorts(&raised).1, [(Code::Ok, 18, Some((20, Unit::Minute)))], "what was used stays used");
-    let lowered = envoy.ask("d", vec![limited(2, RateLimitUnit::Hour, a())]).await;
+    let lowered = envoy.call("d", vec![limited(2, RateLimitUnit::Hour, a())]).await;
     assert_eq!(lowered.overall_code(), Code::OverLimit);
-    let nothing = envoy.ask("d", vec![limited(0, RateLimitUnit::Day, a())]).await;
+    let nothing = envoy.call("d", vec![limited(0, RateLimitUnit::Day, a())]).await;
     assert_eq!(shorts(&nothing).1, [(Code::OverLimit, 0, None)]);
     assert_eq!(
-        envoy.ask("d", vec![a()]).await.statuses[0].limit_remaining,
+        envoy.call("d", vec![a()]).await.statuses[0].limit_remaining,
         2,
         "the rule has its own numbers again"
     );
 }
 
 #[tokio::test]
-async fn a_limit_that_comes_along_and_meets_no_rule_counts_for_exactly_these_entries() {
+async fn a_limit_in_a_descriptor_without_matching_rules_applies_to_exactly_its_entries() {
     let mut envoy = OnMemory::start([]).await;
     let units = [
         (RateLimitUnit::Second, Unit::Second),
@@ -305,23 +305,23 @@ async fn a_limit_that_comes_along_and_meets_no_rule_counts_for_exactly_these_ent
         let entries =
             |value: &str| limited(2, unit, descriptor([("unit", unit.as_str_name()), ("a", value)]));
         for (code, remaining) in [(Code::Ok, 1), (Code::Ok, 0), (Code::OverLimit, 0)] {
-            let answer = envoy.ask("d", vec![entries("x")]).await;
+            let answer = envoy.call("d", vec![entries("x")]).await;
             assert_eq!(shorts(&answer).1, [(code, remaining, Some((2, told)))], "{unit:?}");
         }
-        assert_eq!(envoy.ask("d", vec![entries("y")]).await.overall_code(), Code::Ok);
-        assert_eq!(envoy.ask("other", vec![entries("x")]).await.overall_code(), Code::Ok);
+        assert_eq!(envoy.call("d", vec![entries("y")]).await.overall_code(), Code::Ok);
+        assert_eq!(envoy.call("other", vec![entries("x")]).await.overall_code(), Code::Ok);
     }
-    let blocked = envoy.ask("d", vec![limited(0, RateLimitUnit::Day, descriptor([("a", "x")]))]).await;
+    let blocked = envoy.call("d", vec![limited(0, RateLimitUnit::Day, descriptor([("a", "x")]))]).await;
     assert_eq!(shorts(&blocked), (Code::OverLimit, vec![(Code::OverLimit, 0, None)]));
 }
 
 #[tokio::test]
-async fn only_mistakes_in_envoys_configuration_are_errors() {
+async fn only_errors_in_envoys_configuration_are_grpc_errors() {
     let mut envoy = OnMemory::start([]).await;
     let table =
-        [("", vec![descriptor([("a", "x")])], "domain is empty"), ("d", vec![], "there are no descriptors")];
+        [("", vec![descriptor([("a", "x")])], "domain is empty"), ("d", vec![], "descriptors is empty")];
     for (domain, descriptors, text) in table {
-        let status = envoy.try_ask(domain, descriptors).await.unwrap_err();
+        let status = envoy.try_call(domain, descriptors).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{text}");
         assert!(status.message().contains(text), "{text}: {}", status.message());
     }
@@ -358,11 +358,11 @@ async fn a_request_that_cannot_be_decided_is_denied_and_charges_nothing() {
     ];
     for (what, descriptors) in table {
         let count = descriptors.len();
-        let answer = envoy.try_ask("d", descriptors).await.expect(what);
+        let answer = envoy.try_call("d", descriptors).await.expect(what);
         let statuses = if count > 64 { 0 } else { count };
         assert_eq!(shorts(&answer), (Code::OverLimit, vec![(Code::OverLimit, 0, None); statuses]), "{what}");
     }
-    assert_eq!(envoy.ask("d", vec![a()]).await.statuses[0].limit_remaining, 4, "nothing was charged before");
+    assert_eq!(envoy.call("d", vec![a()]).await.statuses[0].limit_remaining, 4, "nothing was charged before");
 }
 
 #[tokio::test]
@@ -371,20 +371,20 @@ async fn numbers_beyond_their_range_are_clamped() {
     let mut envoy = OnMemory::start([log]).await;
     let a = || descriptor([("a", "x")]);
     for hits_addend in [(1 << 53) - 1, 1 << 53, u64::MAX] {
-        let large = envoy.ask("d", vec![hits(hits_addend, a())]).await;
+        let large = envoy.call("d", vec![hits(hits_addend, a())]).await;
         assert_eq!(shorts(&large).1, [(Code::OverLimit, 5, Some((5, Unit::Minute)))]);
         assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
     }
     let table = [(1_000_001, 1_000_000), (u32::MAX, 1_000_000)];
-    for (place, (asked, told)) in (1..).zip(table) {
-        let raised = envoy.ask("d", vec![limited(asked, RateLimitUnit::Day, a())]).await;
+    for (place, (sent, told)) in (1..).zip(table) {
+        let raised = envoy.call("d", vec![limited(sent, RateLimitUnit::Day, a())]).await;
         assert_eq!(shorts(&raised).1, [(Code::Ok, told - place, Some((told, Unit::Day)))]);
     }
-    let own = envoy.ask("d", vec![limited(u32::MAX, RateLimitUnit::Day, descriptor([("b", "x")]))]).await;
+    let own = envoy.call("d", vec![limited(u32::MAX, RateLimitUnit::Day, descriptor([("b", "x")]))]).await;
     assert_eq!(shorts(&own).1, [(Code::Ok, 999_999_999, Some((1_000_000_000, Unit::Day)))]);
     for unit in [0, 7, -1] {
         let limit = Some(RateLimitOverride { requests_per_unit: 1, unit });
-        let answer = envoy.ask("d", vec![RateLimitDescriptor { limit, ..hits(0, a()) }]).await;
+        let answer = envoy.call("d", vec![RateLimitDescriptor { limit, ..hits(0, a()) }]).await;
         assert_eq!(
             shorts(&answer).1,
             [(Code::Ok, 3, Some((5, Unit::Minute)))],
@@ -394,50 +394,50 @@ async fn numbers_beyond_their_range_are_clamped() {
 }
 
 #[tokio::test]
-async fn a_descriptor_without_entries_meets_the_rules_for_its_domain() {
+async fn a_descriptor_without_entries_matches_the_rules_of_its_domain() {
     let all = Rule::new("all", Limit::sliding_log(1, MINUTE).unwrap()).when("domain", "d");
     let mut envoy = OnMemory::start([all, per_value("d", "a", 5, MINUTE)]).await;
     let limit = Some((1, Unit::Minute));
     for code in [Code::Ok, Code::OverLimit] {
-        let answer = envoy.ask("d", vec![descriptor([])]).await;
+        let answer = envoy.call("d", vec![descriptor([])]).await;
         assert_eq!(shorts(&answer), (code, vec![(code, 0, limit)]));
     }
 }
 
 #[tokio::test]
-async fn a_long_value_meets_prefixes_and_counts_by_itself() {
+async fn a_long_value_matches_prefixes_and_has_its_own_counter() {
     let path = Rule::new("path", Limit::sliding_log(1, MINUTE).unwrap())
         .when("path", Pattern::parse("/login*"))
         .per(["path"]);
     let mut envoy = OnMemory::start([path]).await;
     for length in [1_025, 20_000, 60 << 10, 200_000] {
         let long = |last: char| format!("/login?{}{last}", "x".repeat(length));
-        let mut ask = async |last| {
+        let mut call = async |last| {
             let padded = long(last);
-            envoy.try_ask("d", vec![descriptor([("path", &padded)])]).await.unwrap().overall_code()
+            envoy.try_call("d", vec![descriptor([("path", &padded)])]).await.unwrap().overall_code()
         };
-        assert_eq!(ask('1').await, Code::Ok, "{length}");
-        assert_eq!(ask('2').await, Code::Ok, "another value");
-        assert_eq!(ask('1').await, Code::OverLimit, "{length}");
+        assert_eq!(call('1').await, Code::Ok, "{length}");
+        assert_eq!(call('2').await, Code::Ok, "another value");
+        assert_eq!(call('1').await, Code::OverLimit, "{length}");
     }
     let odd = ["", "\0", "\u{1}\n\r", "{}", "\u{10ffff}"];
     for value in odd {
-        let asked = vec![descriptor([("path", value), ("other", value)])];
-        assert_eq!(envoy.try_ask("d", asked).await.unwrap().overall_code(), Code::Ok, "{value:?}");
+        let sent = vec![descriptor([("path", value), ("other", value)])];
+        assert_eq!(envoy.try_call("d", sent).await.unwrap().overall_code(), Code::Ok, "{value:?}");
     }
 }
 
 #[tokio::test]
-async fn a_value_that_is_no_text_is_counted_like_any_other() {
+async fn a_value_that_is_not_utf8_is_counted_like_any_other() {
     let mut envoy = OnMemory::start([per_value("d", "key", 1, MINUTE)]).await;
     let entry = Entry { key: "key".to_owned(), value: vec![0xff, 0, b'{'] };
     let odd = || RateLimitDescriptor { entries: vec![entry.clone()], ..RateLimitDescriptor::default() };
-    assert_eq!(envoy.ask("d", vec![odd()]).await.overall_code(), Code::Ok);
-    assert_eq!(envoy.ask("d", vec![odd()]).await.overall_code(), Code::OverLimit);
+    assert_eq!(envoy.call("d", vec![odd()]).await.overall_code(), Code::Ok);
+    assert_eq!(envoy.call("d", vec![odd()]).await.overall_code(), Code::OverLimit);
 }
 
 #[tokio::test]
-async fn numbers_at_the_ends_of_their_range_are_told_as_they_are() {
+async fn numbers_at_the_ends_of_their_range_are_returned_unchanged() {
     let year = 365 * DAY;
     let table = [
         (Limit::fixed_window(1, Duration::from_millis(1)).unwrap(), (1, Unit::Unknown), 0),
@@ -448,18 +448,18 @@ async fn numbers_at_the_ends_of_their_range_are_told_as_they_are() {
     ];
     for (limit, told, remaining) in table {
         let mut envoy = OnMemory::start([Rule::new("r", limit)]).await;
-        let answer = envoy.ask("d", vec![descriptor([("a", "x")])]).await;
+        let answer = envoy.call("d", vec![descriptor([("a", "x")])]).await;
         assert_eq!(short(&answer.statuses[0]), (Code::Ok, remaining, Some(told)), "{limit:?}");
         assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "r");
     }
 }
 
 #[tokio::test]
-async fn the_client_is_told_in_fields_what_all_limits_say() {
+async fn the_response_headers_list_all_limits() {
     let (limiter, _) = on_memory([per_value("d", "a", 1, MINUTE), per_value("d", "b", 9, HOUR)]);
-    let asked = || request("d", vec![descriptor([("a", "x")]), descriptor([("b", "x")])]);
+    let sent = || request("d", vec![descriptor([("a", "x")]), descriptor([("b", "x")])]);
     let fields = async |front: &mut Front| -> Vec<String> {
-        let answer = front.ask(asked()).await.unwrap();
+        let answer = front.call(sent()).await.unwrap();
         answer.response_headers_to_add.iter().map(|field| format!("{}: {}", field.key, field.value)).collect()
     };
     let mut front = Front::start(limiter.clone(), Settings::default()).await;
@@ -471,11 +471,11 @@ async fn the_client_is_told_in_fields_what_all_limits_say() {
 }
 
 #[tokio::test]
-async fn a_rule_that_two_descriptors_meet_is_told_of_once_by_what_it_leaves_the_least_of() {
+async fn a_rule_that_two_descriptors_match_is_listed_once_with_the_least_remaining() {
     let mut front = OnMemory::start([per_value("d", "a", 2, MINUTE)]).await.front;
     let mut fields = async |values: [&str; 2]| {
         let descriptors = values.map(|value| descriptor([("a", value)])).into();
-        let answer = front.ask(request("d", descriptors)).await.unwrap();
+        let answer = front.call(request("d", descriptors)).await.unwrap();
         let headers = answer.response_headers_to_add.into_iter();
         headers.map(|field| format!("{}: {}", field.key, field.value)).collect::<Vec<_>>()
     };
@@ -486,8 +486,8 @@ async fn a_rule_that_two_descriptors_meet_is_told_of_once_by_what_it_leaves_the_
     };
     assert_eq!(left(fields(["x", "y"]).await), "r=1");
     assert_eq!(left(fields(["y", "z"]).await), "r=0");
-    let refused = fields(["x", "y"]).await;
-    assert_eq!((left(refused.clone()), refused.len()), ("r=0".to_owned(), 3));
+    let denied = fields(["x", "y"]).await;
+    assert_eq!((left(denied.clone()), denied.len()), ("r=0".to_owned(), 3));
 }
 
 fn rule_for_each_policy() -> [Rule; 3] {
@@ -496,41 +496,41 @@ fn rule_for_each_policy() -> [Rule; 3] {
 }
 
 #[tokio::test]
-async fn without_the_store_each_rules_policy_is_the_answer() {
+async fn without_the_store_each_rules_failure_policy_decides() {
     let limiter = Limiter::new(FailingStore::not_run(), rule_for_each_policy()).unwrap();
     let mut front = Front::start(limiter.clone(), Settings::default()).await;
     let of = |name: &str| descriptor([(name, "x")]);
-    let ask = async |front: &mut Front, names: &[&str]| {
-        shorts(&front.ask(request("d", names.iter().map(|name| of(name)).collect())).await.unwrap())
+    let call = async |front: &mut Front, names: &[&str]| {
+        shorts(&front.call(request("d", names.iter().map(|name| of(name)).collect())).await.unwrap())
     };
     let limit = Some((1, Unit::Minute));
-    assert_eq!(ask(&mut front, &["open"]).await, (Code::Ok, vec![NO_LIMIT]));
-    assert_eq!(ask(&mut front, &["closed"]).await, (Code::OverLimit, vec![(Code::OverLimit, 0, limit)]));
-    assert_eq!(ask(&mut front, &["open", "local"]).await, (Code::Ok, vec![NO_LIMIT, (Code::Ok, 0, limit)]));
+    assert_eq!(call(&mut front, &["open"]).await, (Code::Ok, vec![NO_LIMIT]));
+    assert_eq!(call(&mut front, &["closed"]).await, (Code::OverLimit, vec![(Code::OverLimit, 0, limit)]));
+    assert_eq!(call(&mut front, &["open", "local"]).await, (Code::Ok, vec![NO_LIMIT, (Code::Ok, 0, limit)]));
     let both = (Code::OverLimit, vec![(Code::OverLimit, 0, limit), NO_LIMIT]);
-    assert_eq!(ask(&mut front, &["local", "open"]).await, both);
+    assert_eq!(call(&mut front, &["local", "open"]).await, both);
     let all = (Code::OverLimit, vec![NO_LIMIT, NO_LIMIT, (Code::OverLimit, 0, limit)]);
-    assert_eq!(ask(&mut front, &["open", "local", "closed"]).await, all);
-    let given_back = front.ask(request("d", vec![negative(of("closed"))])).await.unwrap();
-    assert_eq!(shorts(&given_back), (Code::Ok, vec![NO_LIMIT]), "giving back refuses nobody");
+    assert_eq!(call(&mut front, &["open", "local", "closed"]).await, all);
+    let refunded = front.call(request("d", vec![negative(of("closed"))])).await.unwrap();
+    assert_eq!(shorts(&refunded), (Code::Ok, vec![NO_LIMIT]), "a refund is not denied");
 
     let mut front =
         Front::start(limiter, Settings { closed: Closed::Unavailable, ..Settings::default() }).await;
-    let status = front.ask(request("d", vec![of("closed")])).await.unwrap_err();
+    let status = front.call(request("d", vec![of("closed")])).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
-    assert_eq!(ask(&mut front, &["local"]).await.0, Code::OverLimit, "this one was counted");
+    assert_eq!(call(&mut front, &["local"]).await.0, Code::OverLimit, "this one was counted");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_callers_own_time_shortens_the_deadline() {
+async fn the_callers_timeout_shortens_the_deadline() {
     let options = Options { deadline: HOUR, ..Options::default() };
     let limiter = Limiter::with_options(GatedStore::closed(), rule_for_each_policy(), options).unwrap();
     let mut front = Front::start(limiter, Settings::default()).await;
     for (timeout, took) in [(20, 15), (1_000, 995)] {
         let begun = tokio::time::Instant::now();
-        let mut asked = tonic::Request::new(request("d", vec![descriptor([("closed", "x")])]));
-        asked.metadata_mut().insert("grpc-timeout", format!("{timeout}m").parse().unwrap());
-        let answer = front.client.should_rate_limit(asked).await.unwrap().into_inner();
+        let mut sent = tonic::Request::new(request("d", vec![descriptor([("closed", "x")])]));
+        sent.metadata_mut().insert("grpc-timeout", format!("{timeout}m").parse().unwrap());
+        let answer = front.client.should_rate_limit(sent).await.unwrap().into_inner();
         assert_eq!(answer.overall_code(), Code::OverLimit);
         let elapsed = begun.elapsed();
         let expected = Duration::from_millis(took);
@@ -542,56 +542,56 @@ async fn the_callers_own_time_shortens_the_deadline() {
 }
 
 #[tokio::test]
-async fn its_health_can_be_asked_for_and_what_it_offers() {
+async fn health_checks_and_reflection_are_served() {
     let front = OnMemory::start([]).await.front;
     let mut health = HealthClient::new(front.channel.clone());
     for service in ["", "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"] {
-        let asked = HealthCheckRequest { service: service.to_owned() };
-        let status = health.check(asked).await.unwrap().into_inner().status();
+        let sent = HealthCheckRequest { service: service.to_owned() };
+        let status = health.check(sent).await.unwrap().into_inner().status();
         assert_eq!(status.as_str_name(), "SERVING", "{service}");
     }
     let unknown = HealthCheckRequest { service: "unknown".to_owned() };
     assert_eq!(health.check(unknown).await.unwrap_err().code(), tonic::Code::NotFound);
 
-    let ask = async |message: MessageRequest| {
-        let asked = ServerReflectionRequest { host: String::new(), message_request: Some(message) };
+    let call = async |message: MessageRequest| {
+        let sent = ServerReflectionRequest { host: String::new(), message_request: Some(message) };
         let answers = ServerReflectionClient::new(front.channel.clone())
-            .server_reflection_info(tokio_stream::once(asked))
+            .server_reflection_info(tokio_stream::once(sent))
             .await;
         answers.unwrap().into_inner().message().await.unwrap().unwrap().message_response.unwrap()
     };
-    let MessageResponse::ListServicesResponse(list) = ask(MessageRequest::ListServices(String::new())).await
+    let MessageResponse::ListServicesResponse(list) = call(MessageRequest::ListServices(String::new())).await
     else {
         panic!("no list");
     };
     let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
     assert!(names.contains(&"envoy.service.ratelimit.v3.RateLimitService".to_owned()), "{names:?}");
     let message = "envoy.extensions.common.ratelimit.v3.RateLimitDescriptor".to_owned();
-    let file = ask(MessageRequest::FileContainingSymbol(message)).await;
+    let file = call(MessageRequest::FileContainingSymbol(message)).await;
     assert!(matches!(file, MessageResponse::FileDescriptorResponse(_)), "{file:?}");
 }
 
 #[tokio::test]
-async fn a_message_beyond_its_bound_is_denied_without_being_read() {
+async fn a_message_over_the_size_limit_is_denied_without_being_read() {
     let mut envoy = OnMemory::start([]).await;
     let filled = |bytes: usize| vec![descriptor([("a", &"x".repeat(bytes))])];
-    let fits = envoy.ask("d", filled(MAX_MESSAGE - 100)).await;
+    let fits = envoy.call("d", filled(MAX_MESSAGE - 100)).await;
     assert_eq!(shorts(&fits), (Code::Ok, vec![NO_LIMIT]));
     for bytes in [MAX_MESSAGE, 8 * MAX_MESSAGE] {
-        let denied = envoy.ask("d", filled(bytes)).await;
+        let denied = envoy.call("d", filled(bytes)).await;
         assert_eq!(shorts(&denied), (Code::OverLimit, vec![]), "{bytes}");
     }
-    assert_eq!(envoy.ask("d", filled(1)).await.overall_code(), Code::Ok);
+    assert_eq!(envoy.call("d", filled(1)).await.overall_code(), Code::Ok);
 }
 
 #[tokio::test]
-async fn large_messages_beyond_their_memory_are_denied_until_there_is_room() {
+async fn large_messages_over_the_memory_limit_are_denied_until_memory_is_free() {
     let front = OnMemory::start([]).await.front;
     let large = MAX_MESSAGE - 100;
     let message = request("d", vec![descriptor([("a", &"x".repeat(large))])]).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap();
     let framed = [&[0][..], &length.to_be_bytes(), &message].concat();
-    // calls of which all but the end arrives hold their memory, on as many connections as they need
+    // incomplete calls hold their memory, on several connections
     let mut half = Vec::new();
     for _ in 0..LARGE_MESSAGES / MAX_MESSAGE / MAX_CONCURRENT_READS + 1 {
         let channel = Channel::from_shared(format!("http://{}", front.address)).unwrap().connect_lazy();
@@ -606,25 +606,25 @@ async fn large_messages_beyond_their_memory_are_denied_until_there_is_room() {
         }
     }
     let mut client = front.client.clone();
-    let ask = async |client: &mut RateLimitServiceClient<Channel>, bytes: usize| {
-        let asked = request("d", vec![descriptor([("a", &"x".repeat(bytes))])]);
-        client.should_rate_limit(asked).await.unwrap().into_inner().overall_code()
+    let call = async |client: &mut RateLimitServiceClient<Channel>, bytes: usize| {
+        let sent = request("d", vec![descriptor([("a", &"x".repeat(bytes))])]);
+        client.should_rate_limit(sent).await.unwrap().into_inner().overall_code()
     };
     until_async("those that find no memory are denied", PATIENCE, async || {
         half.iter().any(|(_, call)| call.is_finished())
     })
     .await;
-    assert_eq!(ask(&mut client, large).await, Code::OverLimit);
-    assert_eq!(ask(&mut client, 1_000).await, Code::Ok, "a small one needs none of it");
+    assert_eq!(call(&mut client, large).await, Code::OverLimit);
+    assert_eq!(call(&mut client, 1_000).await, Code::Ok, "a small one needs none of it");
     for (send, call) in half {
         let _denied_already = send.send(Ok(Frame::data(Bytes::copy_from_slice(&framed[1_000..])))).await;
         drop(send);
         assert_eq!(call.await.unwrap().0, "0");
     }
-    assert_eq!(ask(&mut client, large).await, Code::Ok, "there is room again");
+    assert_eq!(call(&mut client, large).await, Code::Ok, "there is room again");
 }
 
-/// The status and message of the answer to a call whose message comes in these pieces.
+/// Returns the status and message of the response to a call whose message arrives in these pieces.
 async fn call_in(front: &mut Front, pieces: Vec<Frame<Bytes>>, encoding: &str) -> (String, Bytes) {
     let pieces = tokio_stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
     answer_of(&mut front.channel, StreamBody::new(pieces), encoding).await
@@ -650,7 +650,7 @@ where
 }
 
 #[tokio::test]
-async fn a_message_is_the_same_however_it_arrives_and_a_broken_one_is_told_as_such() {
+async fn a_message_may_arrive_in_any_pieces_and_a_malformed_one_is_an_error() {
     let mut front = OnMemory::start([per_value("d", "a", 5, MINUTE)]).await.front;
     let message = request("d", vec![hits(0, descriptor([("a", "x")]))]).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap();
@@ -699,7 +699,7 @@ fn random_rules() -> Vec<Rule> {
 }
 
 #[tokio::test]
-async fn the_same_history_has_the_same_decisions_over_grpc_as_in_the_library() {
+async fn grpc_and_the_library_make_the_same_decisions() {
     let seed = std::env::var("SLUICEGATE_SEED").map_or(1, |seed| seed.parse().unwrap());
     let mut random = StdRng::seed_from_u64(seed);
     let mut envoy = OnMemory::start(random_rules()).await;
@@ -730,7 +730,7 @@ async fn the_same_history_has_the_same_decisions_over_grpc_as_in_the_library() {
             let limit = numbers.map(|amount| LimitOverride { amount: amount.into(), window: SECOND });
             requests.push(Request::new(labels, Cost::from(cost)).operation(operation).limit(limit));
         }
-        let answer = envoy.ask("d", descriptors).await;
+        let answer = envoy.call("d", descriptors).await;
         let decided = library.check_group(&requests).await.unwrap();
         let code = |decision: &Decision| if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
         assert_eq!(answer.overall_code(), code(&decided.overall), "step {step} of seed {seed}");
@@ -742,7 +742,7 @@ async fn the_same_history_has_the_same_decisions_over_grpc_as_in_the_library() {
             let rule = status.current_limit.as_ref().map(|limit| &*limit.name);
             assert_eq!(rule, decision.rule(), "step {step} of seed {seed}");
         }
-        // one descriptor that takes something is the library's plain check
+        // one descriptor with a cost is a single check in the library
         if let ([one], Source::Memory) = (&*requests, decided.overall.source)
             && one.operation == Operation::Check
             && let Subject::Labels { labels, limit: None, .. } = &one.subject

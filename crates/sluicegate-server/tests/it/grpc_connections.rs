@@ -96,7 +96,7 @@ async fn idle_connections_are_evicted_for_new_ones() {
         silent.push(stream);
     }
     let begun = Instant::now();
-    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    front.call(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     assert!(begun.elapsed() <= Duration::from_secs(1) + 20 * SLACK, "{:?}", begun.elapsed());
     assert!(time_to_close(&mut silent[0]).await <= SLACK);
 }
@@ -190,7 +190,7 @@ async fn incomplete_calls_take_bounded_memory() {
     }
     assert!(sent <= 2 * MAX_CONCURRENT_READS * MAX_SMALL_MESSAGE, "{sent}");
     // Another connection has its own read permits.
-    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    front.call(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     assert!(begun.elapsed() < CALL_TIMEOUT, "{:?}", begun.elapsed());
 }
 
@@ -234,7 +234,7 @@ impl HttpBody for Never {
 async fn a_call_that_never_arrives_times_out() {
     let mut front = OnMemory::start([]).await.front;
     // Opens the connection.
-    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    front.call(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     let call = http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
         .header("content-type", "application/grpc")
         .body(tonic::body::Body::new(Never))
@@ -253,7 +253,7 @@ async fn a_head_over_its_limit_is_rejected_and_the_next_call_is_answered() {
     let mut large = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
     large.metadata_mut().insert("x-large", "x".repeat(MAX_HEAD as usize).parse().unwrap());
     assert!(front.client.should_rate_limit(large).await.is_err());
-    assert!(front.ask(request("d", vec![descriptor([("a", "x")])])).await.is_ok());
+    assert!(front.call(request("d", vec![descriptor([("a", "x")])])).await.is_ok());
 }
 
 /// The grace of connections that have not sent a call.
@@ -295,7 +295,7 @@ async fn a_shutdown_finishes_calls_in_flight_and_rejects_connections() {
 #[tokio::test]
 async fn idle_connections_do_not_delay_a_shutdown() {
     let mut front = OnMemory::start([]).await.front;
-    front.ask(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
+    front.call(request("d", vec![descriptor([("a", "x")])])).await.unwrap();
     let _silent = TcpStream::connect(front.address).await.unwrap();
     let mut preface_only = TcpStream::connect(front.address).await.unwrap();
     preface_only.write_all(PREFACE).await.unwrap();
@@ -309,8 +309,8 @@ async fn idle_connections_do_not_delay_a_shutdown() {
 async fn a_health_watcher_is_notified_of_a_shutdown() {
     let front = OnMemory::start([]).await.front;
     let mut health = HealthClient::new(front.channel.clone());
-    let asked = HealthCheckRequest { service: "ratelimit".to_owned() };
-    let mut watched = health.watch(asked).await.unwrap().into_inner();
+    let health_check = HealthCheckRequest { service: "ratelimit".to_owned() };
+    let mut watched = health.watch(health_check).await.unwrap().into_inner();
     assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "SERVING");
     front.shutdown.stop();
     assert_eq!(watched.message().await.unwrap().unwrap().status().as_str_name(), "NOT_SERVING");

@@ -1,4 +1,4 @@
-//! A gRPC front end on a port of its own, and a client of it.
+//! A gRPC front end on its own port, and a client.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -47,20 +47,20 @@ impl OnMemory {
         Self { front, clock, limiter, engine }
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn call(
         &mut self,
         domain: &str,
         descriptors: Vec<RateLimitDescriptor>,
     ) -> RateLimitResponse {
-        self.try_ask(domain, descriptors).await.unwrap()
+        self.try_call(domain, descriptors).await.unwrap()
     }
 
-    pub(crate) async fn try_ask(
+    pub(crate) async fn try_call(
         &mut self,
         domain: &str,
         descriptors: Vec<RateLimitDescriptor>,
     ) -> Result<RateLimitResponse, Status> {
-        self.front.ask(request(domain, descriptors)).await
+        self.front.call(request(domain, descriptors)).await
     }
 }
 
@@ -87,7 +87,7 @@ impl Front {
         Self { address, channel, client, shutdown, server }
     }
 
-    pub(crate) async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(crate) async fn call(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
         Ok(self.client.should_rate_limit(request).await?.into_inner())
     }
 }
@@ -109,7 +109,7 @@ pub(crate) fn negative(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..descriptor }
 }
 
-/// What a status says, in short: its code, what remains, its limit.
+/// The code, remaining units and limit of a status.
 pub(crate) type Short = (Code, u32, Option<(u32, Unit)>);
 
 pub(crate) fn short(status: &DescriptorStatus) -> Short {

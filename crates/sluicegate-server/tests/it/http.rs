@@ -1,4 +1,4 @@
-//! The JSON API, bytes in and bytes out, on a clock that is moved by hand.
+//! The JSON API, bytes in and bytes out, on a manual clock.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -57,7 +57,7 @@ impl Api {
         Self { service: service(Limiter::new(store, rules).unwrap()), clock }
     }
 
-    /// Two logins a minute for each address.
+    /// Two logins per minute and address.
     fn with_login_rule() -> Self {
         let limit = Limit::sliding_log(2, MINUTE).unwrap();
         Self::new([Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])])
@@ -77,7 +77,7 @@ impl Api {
     }
 
     /// The body of a 200.
-    async fn ask(&self, path: &str, body: &str) -> String {
+    async fn post_ok(&self, path: &str, body: &str) -> String {
         let reply = self.post(path, body.to_owned()).await;
         assert_eq!(
             (reply.status, &*reply.content_type),
@@ -90,11 +90,11 @@ impl Api {
 
     /// One field of the body of a 200.
     async fn field(&self, field: &str, path: &str, body: &str) -> serde_json::Value {
-        let answer: serde_json::Value = serde_json::from_str(&self.ask(path, body).await).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&self.post_ok(path, body).await).unwrap();
         answer[field].clone()
     }
 
-    /// The detail of a problem, which is well formed.
+    /// Returns the detail of a problem and asserts that the problem is well formed.
     async fn problem(&self, status: StatusCode, path: &str, body: impl Into<Body>) -> String {
         self.post(path, body).await.into_detail(status)
     }
@@ -113,47 +113,47 @@ impl Reply {
 }
 
 #[tokio::test]
-async fn an_allowed_and_a_refused_answer() {
+async fn an_allowed_and_a_denied_response() {
     let api = Api::with_login_rule();
     assert_eq!(
-        api.ask("/v1/check", LOGIN).await,
+        api.post_ok("/v1/check", LOGIN).await,
         r#"{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":"login-per-ip","limit":2,"remaining":1,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
     api.clock.advance(Duration::from_secs(20));
-    api.ask("/v1/check", LOGIN).await;
+    api.post_ok("/v1/check", LOGIN).await;
     // a microsecond short of a whole number of milliseconds: both waits are rounded up
     api.clock.advance(Duration::from_micros(1));
     assert_eq!(
-        api.ask("/v1/check", LOGIN).await,
+        api.post_ok("/v1/check", LOGIN).await,
         r#"{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765461799840,"tiers":[{"allowed":false,"rule":"login-per-ip","limit":2,"remaining":0,"retry_after_ms":40000,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
 }
 
 #[tokio::test]
 async fn no_rule_matches() {
-    let nobody = r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":false,"source":"unmatched","at_us":null,"tiers":[]}"#;
+    let unmatched = r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":false,"source":"unmatched","at_us":null,"tiers":[]}"#;
     let api = Api::with_login_rule();
     for call in &CALLS[..4] {
-        assert_eq!(api.ask(call, r#"{"labels":{"route":"search"}}"#).await, nobody, "{call}");
+        assert_eq!(api.post_ok(call, r#"{"labels":{"route":"search"}}"#).await, unmatched, "{call}");
     }
-    assert_eq!(api.ask("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0}"#);
+    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0}"#);
 }
 
 #[tokio::test]
-async fn a_key_with_a_limit_of_its_own() {
+async fn a_key_with_its_own_limit() {
     let api = Api::new([]);
     let log = r#"{"key":"user:42","limit":{"algorithm":"sliding-log","amount":1,"window":"1m"},"cost":1}"#;
     assert_eq!(
-        api.ask("/v1/check", log).await,
+        api.post_ok("/v1/check", log).await,
         r#"{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
     assert_eq!(api.field("allowed", "/v1/check", log).await, false);
-    assert_eq!(api.ask("/v1/reset", &log.replace(r#","cost":1"#, "")).await, r#"{"reset":1}"#);
+    assert_eq!(api.post_ok("/v1/reset", &log.replace(r#","cost":1"#, "")).await, r#"{"reset":1}"#);
     assert_eq!(api.field("allowed", "/v1/check", log).await, true);
 }
 
 #[tokio::test]
-async fn a_limit_is_a_token_bucket_unless_it_says_otherwise() {
+async fn a_limit_is_a_token_bucket_by_default() {
     let api = Api::new([]);
     let bucket = r#"{"key":"a","limit":{"amount":10,"window":"1s","burst":3},"cost":3}"#;
     assert_eq!(api.field("limit", "/v1/check", bucket).await, 3);
@@ -180,15 +180,15 @@ async fn each_unit_has_its_tier_and_a_shadow_does_not_decide() {
     let body = r#"{"labels":{},"cost":{"requests":1,"tokens":850}}"#;
     assert_eq!(api.field("rule", "/v1/check", body).await, "requests");
     let tiers = api.field("tiers", "/v1/peek", body).await;
-    let told = |index: usize| {
+    let explained = |index: usize| {
         let tier = &tiers[index];
         [&tier["rule"], &tier["unit"], &tier["shadow"], &tier["allowed"], &tier["remaining"]]
             .map(ToString::to_string)
     };
-    assert_eq!(told(0), [r#""requests""#, r#""requests""#, "false", "true", "9"]);
-    assert_eq!(told(1), [r#""tokens""#, r#""tokens""#, "false", "false", "150"]);
-    // a shadow that would have refused is not charged
-    assert_eq!(told(2), [r#""stricter""#, r#""tokens""#, "true", "false", "500"]);
+    assert_eq!(explained(0), [r#""requests""#, r#""requests""#, "false", "true", "9"]);
+    assert_eq!(explained(1), [r#""tokens""#, r#""tokens""#, "false", "false", "150"]);
+    // a shadow rule that would have denied is not charged
+    assert_eq!(explained(2), [r#""stricter""#, r#""tokens""#, "true", "false", "500"]);
 }
 
 #[tokio::test]
@@ -197,21 +197,21 @@ async fn peeking_charges_nothing_and_charges_go_into_debt() {
     for _ in 0..3 {
         assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
     }
-    api.ask("/v1/charge", &LOGIN.replace("}}", r#"},"cost":5}"#)).await;
+    api.post_ok("/v1/charge", &LOGIN.replace("}}", r#"},"cost":5}"#)).await;
     assert_eq!(api.field("allowed", "/v1/check", LOGIN).await, false);
 }
 
 #[tokio::test]
-async fn a_refund_takes_back_the_charge_it_names() {
+async fn a_refund_reverts_the_charge_it_names() {
     let api = Api::with_login_rule();
     let first = api.field("at_us", "/v1/check", LOGIN).await;
     api.clock.advance(Duration::from_secs(1));
-    api.ask("/v1/check", LOGIN).await;
-    api.ask("/v1/refund", &LOGIN.replace("}}", &format!(r#"}},"at_us":{first}}}"#))).await;
+    api.post_ok("/v1/check", LOGIN).await;
+    api.post_ok("/v1/refund", &LOGIN.replace("}}", &format!(r#"}},"at_us":{first}}}"#))).await;
     assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 1);
-    // what is left is the second charge: it counts for the whole minute
+    // the second charge remains and counts for the whole minute
     assert_eq!(api.field("reset_after_ms", "/v1/peek", LOGIN).await, 60_000);
-    api.ask("/v1/refund", LOGIN).await;
+    api.post_ok("/v1/refund", LOGIN).await;
     assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
 }
 
@@ -223,12 +223,12 @@ async fn charge_refund_and_reset_can_name_rules() {
         let tiers = api.field("tiers", "/v1/peek", r#"{"labels":{}}"#).await;
         (tiers[0]["remaining"].as_u64().unwrap(), tiers[1]["remaining"].as_u64().unwrap())
     };
-    api.ask("/v1/charge", r#"{"labels":{},"cost":4,"rules":["one"]}"#).await;
+    api.post_ok("/v1/charge", r#"{"labels":{},"cost":4,"rules":["one"]}"#).await;
     assert_eq!(left().await, (6, 10));
-    api.ask("/v1/charge", r#"{"labels":{},"cost":4}"#).await;
-    api.ask("/v1/refund", r#"{"labels":{},"cost":3,"rules":["two"]}"#).await;
+    api.post_ok("/v1/charge", r#"{"labels":{},"cost":4}"#).await;
+    api.post_ok("/v1/refund", r#"{"labels":{},"cost":3,"rules":["two"]}"#).await;
     assert_eq!(left().await, (2, 9));
-    assert_eq!(api.ask("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await, r#"{"reset":1}"#);
+    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await, r#"{"reset":1}"#);
     assert_eq!(left().await, (2, 10));
     let detail =
         api.problem(StatusCode::BAD_REQUEST, "/v1/charge", r#"{"labels":{},"rules":["three"]}"#).await;
@@ -236,7 +236,7 @@ async fn charge_refund_and_reset_can_name_rules() {
 }
 
 #[tokio::test]
-async fn a_number_that_is_not_whole_and_exact_is_refused_and_nothing_charged() {
+async fn a_number_that_is_not_whole_and_exact_is_rejected_and_nothing_is_charged() {
     let numbers = [
         "1.0",
         "1e3",
@@ -283,7 +283,7 @@ async fn a_number_that_is_not_whole_and_exact_is_refused_and_nothing_charged() {
     }
     assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
     assert_eq!(api.field("remaining", "/v1/peek", &key("2", "2", "1")).await, 2);
-    // the numbers next to them are fine
+    // the adjacent numbers are valid
     assert_eq!(api.field("never", "/v1/check", &rule("9007199254740991")).await, true);
     assert_eq!(api.field("remaining", "/v1/check", &rule("0")).await, 2);
 
@@ -293,12 +293,12 @@ async fn a_number_that_is_not_whole_and_exact_is_refused_and_nothing_charged() {
 }
 
 #[tokio::test]
-async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
+async fn an_invalid_body_is_rejected_with_a_fix() {
     let key = |members: &str| format!(r#"{{"key":"a",{members}}}"#);
     let limit = r#""limit":{"amount":2,"window":"1m"}"#;
     let table = [
         ("/v1/check", String::new(), r#"send one object, for example {"labels""#),
-        ("/v1/check", "{".into(), "cannot be read as JSON"),
+        ("/v1/check", "{".into(), "is not valid JSON"),
         ("/v1/check", format!("{LOGIN} {LOGIN}"), "trailing characters"),
         ("/v1/check", "[]".into(), "expected an object"),
         ("/v1/check", r#"[{"route":"login","ip":"203.0.113.9"}]"#.into(), "expected an object"),
@@ -370,7 +370,7 @@ async fn a_body_that_asks_nothing_clear_is_refused_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn a_problem_quotes_only_the_beginning_of_what_was_sent() {
+async fn a_problem_quotes_only_the_beginning_of_the_input() {
     let api = Api::new([]);
     let body = format!(r#"{{"{}":1}}"#, "ü".repeat(20_000));
     let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body).await;
@@ -378,7 +378,7 @@ async fn a_problem_quotes_only_the_beginning_of_what_was_sent() {
 }
 
 #[tokio::test]
-async fn a_body_may_be_as_large_as_the_bound_and_no_larger() {
+async fn the_size_of_a_body_is_limited() {
     let api = Api::with_login_rule();
     let padded = |size: usize| format!("{LOGIN}{}", " ".repeat(size - LOGIN.len()));
     assert_eq!(api.field("remaining", "/v1/check", &padded(MAX_BODY)).await, 1);
@@ -387,7 +387,7 @@ async fn a_body_may_be_as_large_as_the_bound_and_no_larger() {
     assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 1);
 }
 
-/// A body of which nothing ever comes.
+/// A body that never arrives.
 struct Silence;
 
 impl HttpBody for Silence {
@@ -403,13 +403,13 @@ impl HttpBody for Silence {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_arrive_is_given_up() {
+async fn a_body_that_does_not_arrive_times_out() {
     let detail = Api::new([]).problem(StatusCode::REQUEST_TIMEOUT, "/v1/check", Body::new(Silence)).await;
     assert_eq!(detail, format!("the body did not arrive within {BODY_TIMEOUT:?}: send it with the request"));
 }
 
 #[tokio::test]
-async fn an_unknown_path_and_a_wrong_method_are_told_what_exists() {
+async fn an_unknown_path_and_a_wrong_method_are_rejected_with_the_alternatives() {
     let api = Api::new([]);
     let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
     assert_eq!(
@@ -431,7 +431,7 @@ async fn it_is_alive() {
 }
 
 #[tokio::test]
-async fn the_demo_refuses_one_login_too_many() {
+async fn the_demo_denies_logins_over_the_limit() {
     let api = Api::new(demo::rules());
     for _ in 0..demo::LOGINS_PER_MINUTE {
         assert_eq!(api.field("allowed", "/v1/check", demo::LOGIN).await, true);
@@ -441,18 +441,18 @@ async fn the_demo_refuses_one_login_too_many() {
 }
 
 #[tokio::test]
-async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
+async fn without_the_store_failure_policies_decide_and_a_reset_is_an_error() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let open = Rule::new("open", limit).when("route", "open");
     let closed = Rule::new("closed", limit).when("route", "closed").on_store_failure(OnStoreFailure::Closed);
     let clock = ManualClock::new(Timestamp::from_micros(NOW_US));
     let api = Api { service: service(Limiter::new(FailingStore::not_run(), [open, closed]).unwrap()), clock };
     assert_eq!(
-        api.ask("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
+        api.post_ok("/v1/check", r#"{"labels":{"route":"open"}}"#).await,
         r#"{"allowed":true,"rule":null,"limit":null,"remaining":null,"retry_after_ms":null,"reset_after_ms":null,"never":false,"degraded":true,"source":"open","at_us":null,"tiers":[]}"#
     );
     assert_eq!(
-        api.ask("/v1/check", r#"{"labels":{"route":"closed"}}"#).await,
+        api.post_ok("/v1/check", r#"{"labels":{"route":"closed"}}"#).await,
         r#"{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"degraded":true,"source":"closed","at_us":null,"tiers":[{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"unit":"requests","shadow":false}]}"#
     );
     let detail =
@@ -461,7 +461,7 @@ async fn without_its_store_a_rule_answers_by_its_policy_and_a_reset_says_so() {
 }
 
 #[tokio::test]
-async fn several_checks_are_decided_in_order_and_each_by_itself() {
+async fn checks_of_a_batch_are_decided_in_order_and_independently() {
     let api = Api::with_login_rule();
     let checks = format!(
         r#"{{"deadline_ms":1000,"checks":[{LOGIN},{LOGIN},{LOGIN},{{"labels":{{"route":"search"}}}},
@@ -471,17 +471,17 @@ async fn several_checks_are_decided_in_order_and_each_by_itself() {
     let allowed: Vec<_> = results.as_array().unwrap().iter().map(|result| &result["allowed"]).collect();
     assert_eq!(allowed, [true, true, false, true, true]);
     assert_eq!(results[4]["remaining"], 3);
-    assert_eq!(api.ask("/v1/check", r#"{"checks":[]}"#).await, r#"{"results":[]}"#);
+    assert_eq!(api.post_ok("/v1/check", r#"{"checks":[]}"#).await, r#"{"results":[]}"#);
 
-    let (most, refused) = (1000, StatusCode::BAD_REQUEST);
+    let (most, denied) = (1000, StatusCode::BAD_REQUEST);
     let many = |count: usize| format!(r#"{{"checks":[{}]}}"#, vec![LOGIN; count].join(","));
     assert_eq!(api.field("results", "/v1/check", &many(most)).await.as_array().unwrap().len(), most);
-    let detail = api.problem(refused, "/v1/check", many(most + 1)).await;
+    let detail = api.problem(denied, "/v1/check", many(most + 1)).await;
     assert_eq!(detail, "1001 checks are too many: send at most 1000");
 }
 
 #[tokio::test]
-async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
+async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     let api = Api::with_login_rule();
     for (second, wrong) in [
         (r#"{"labels":{},"cost":-1}"#, "checks[1].cost: "),
@@ -506,7 +506,7 @@ async fn of_several_checks_none_is_asked_if_one_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn a_mistake_that_shows_only_with_the_rules_leaves_the_other_checks_alone() {
+async fn a_check_that_is_invalid_for_a_rule_does_not_affect_the_others() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let tenfold = Rule::new("tenfold", limit).when("big", "*").cost(sluicegate::Cost::new(10).unwrap());
     let api = Api::new([tenfold, Rule::new("all", limit)]);
@@ -518,7 +518,7 @@ async fn a_mistake_that_shows_only_with_the_rules_leaves_the_other_checks_alone(
 }
 
 #[tokio::test]
-async fn a_deadline_of_nothing_is_refused() {
+async fn a_deadline_of_zero_is_rejected() {
     let api = Api::with_login_rule();
     for (given, wrong) in [("0", "is 0: use at least 1"), ("-1", "invalid type"), ("1.5", "invalid type")] {
         let body = format!(r#"{{"labels":{{}},"deadline_ms":{given}}}"#);
@@ -568,7 +568,7 @@ async fn a_check_is_guarded_by_method_site_token_and_size() {
 }
 
 #[tokio::test]
-async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
+async fn rules_that_do_not_apply_are_explained_only_to_administrators() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let rules =
         [Rule::new("login", limit).when("route", "login"), Rule::new("pay", limit).when("route", "pay")];
@@ -582,9 +582,9 @@ async fn why_rules_do_not_apply_is_told_to_who_may_see_rules() {
     for (secret, others, more) in [("app", serde_json::json!([]), 1), ("ops", unmet, 0)] {
         let question = Request::post("/v1/explain").header("authorization", format!("Bearer {secret}"));
         let reply = api.send(question.body(LOGIN.into()).unwrap()).await;
-        let told: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
-        assert_eq!((&told["others"], &told["more_others"]), (&others, &more.into()), "{secret}");
-        let applying = &told["applies"][0];
+        let explained: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+        assert_eq!((&explained["others"], &explained["more_others"]), (&others, &more.into()), "{secret}");
+        let applying = &explained["applies"][0];
         assert_eq!(
             (&applying["rule"], &applying["snapshot"]["kind"]),
             (&"login".into(), &"sliding-log".into())
@@ -611,25 +611,26 @@ async fn snapshots_are_read_within_the_callers_deadline_and_not_without_the_stor
 }
 
 #[tokio::test]
-async fn an_explanation_names_rules_keys_and_the_sum() {
+async fn an_explanation_lists_rules_keys_and_the_arithmetic() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let api = Api::new([
         Rule::new("login-per-ip", limit).when("route", "login").per(["ip"]),
         Rule::new("search", limit).when("route", "search"),
         Rule::new("tokens", limit).unit("tokens").shadow(),
     ]);
-    api.ask("/v1/check", LOGIN).await;
+    api.post_ok("/v1/check", LOGIN).await;
     api.clock.advance(Duration::from_secs(15));
     let asked = r#"{"labels":{"route":"login","ip":"203.0.113.9"},"cost":2}"#;
     for _ in 0..2 {
-        let told: serde_json::Value = serde_json::from_str(&api.ask("/v1/explain", asked).await).unwrap();
+        let explained: serde_json::Value =
+            serde_json::from_str(&api.post_ok("/v1/explain", asked).await).unwrap();
         assert_eq!(
-            told["applies"][0],
+            explained["applies"][0],
             serde_json::json!({
                 "rule": "login-per-ip", "key": "login-per-ip:203.0.113.9", "cost": 2,
                 "limit": {"algorithm": "sliding-log", "amount": 2, "window": "1m", "capacity": 2, "shadow": false},
                 "state": {"used": 1, "remaining": 1, "reset_after_ms": 45000},
-                "arithmetic": "1 used + 2 asked = 3 of 2: fits in 45s",
+                "arithmetic": "1 used + 2 requested = 3 of 2: fits in 45s",
                 "snapshot": {
                     "at_us": NOW_US + 15_000_000, "kind": "sliding-log", "older_units": 0,
                     "charges": [{"from_us": NOW_US, "until_us": NOW_US + 60_000_000, "units": 1}],
@@ -637,25 +638,28 @@ async fn an_explanation_names_rules_keys_and_the_sum() {
             })
         );
         assert_eq!(
-            told["applies"][1]["arithmetic"],
-            "0 used + 0 asked = 0 of 2: fits (the request names no cost in \"tokens\")"
+            explained["applies"][1]["arithmetic"],
+            "0 used + 0 requested = 0 of 2: fits (the request has no cost in \"tokens\")"
         );
         assert_eq!(
-            told["others"],
+            explained["others"],
             serde_json::json!([{"rule": "search", "because": "label route does not match search"}])
         );
-        assert_eq!((&told["decision"]["allowed"], &told["more_others"]), (&false.into(), &0.into()));
+        assert_eq!(
+            (&explained["decision"]["allowed"], &explained["more_others"]),
+            (&false.into(), &0.into())
+        );
     }
     let key = r#"{"key":"k","limit":{"amount":3,"window":"1s"},"cost":4}"#;
-    let told = api.field("applies", "/v1/explain", key).await;
-    assert_eq!(told[0]["arithmetic"], "4 asked is more than the 3 that ever fit: waiting does not help");
-    assert_eq!(told[0]["key"], "!key:k");
+    let explained = api.field("applies", "/v1/explain", key).await;
+    assert_eq!(explained[0]["arithmetic"], "4 requested exceeds the capacity of 3: waiting does not help");
+    assert_eq!(explained[0]["key"], "!key:k");
     let half_full = key.replace("\"cost\":4", "\"cost\":2");
-    api.ask("/v1/check", &half_full).await;
+    api.post_ok("/v1/check", &half_full).await;
     api.clock.advance(Duration::from_millis(100));
-    let told = api.field("applies", "/v1/explain", &half_full).await;
+    let explained = api.field("applies", "/v1/explain", &half_full).await;
     let now = NOW_US + 15_100_000;
     let snapshot =
         serde_json::json!({"at_us": now, "kind": "token-bucket", "level": 1.7, "drains_per_second": 3.0});
-    assert_eq!(told[0]["snapshot"], snapshot);
+    assert_eq!(explained[0]["snapshot"], snapshot);
 }

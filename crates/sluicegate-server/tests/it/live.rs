@@ -65,9 +65,9 @@ impl Subjected {
         Self { engine, settings, service }
     }
 
-    fn pass_seconds(&self, count: usize) {
+    fn record_seconds(&self, count: usize) {
         for _ in 0..count {
-            self.engine.observer().keep_second(&self.engine.limiter().stats());
+            self.engine.observer().record_second(&self.engine.limiter().stats());
         }
     }
 
@@ -139,7 +139,7 @@ fn numbers(event: &Event) -> Vec<u64> {
 async fn the_stream_sends_the_history_in_parts_and_then_each_second() {
     let server = Subjected::new(Vec::new());
     server.check().await;
-    server.pass_seconds(MAX_SECONDS + 5);
+    server.record_seconds(MAX_SECONDS + 5);
     let mut events = server.listen(&[]).await;
     let hello = events.next().await.unwrap();
     assert_eq!(
@@ -157,7 +157,7 @@ async fn the_stream_sends_the_history_in_parts_and_then_each_second() {
     assert_eq!((&past.data["store"], &past.data["rules"]), (&"ok".into(), &"ok".into()));
     assert_eq!(numbers(&events.next_of("seconds").await).len(), 5);
     server.check().await;
-    server.pass_seconds(1);
+    server.record_seconds(1);
     let now = events.next_of("seconds").await;
     assert_eq!(
         (numbers(&now), &now.data["seconds"][0]["allowed"]),
@@ -168,11 +168,11 @@ async fn the_stream_sends_the_history_in_parts_and_then_each_second() {
 #[tokio::test]
 async fn a_resumed_stream_continues_after_the_last_event() {
     let server = Subjected::new(Vec::new());
-    server.pass_seconds(3);
+    server.record_seconds(3);
     let mut events = server.listen(&[]).await;
     let id = events.next_of("seconds").await.id.unwrap();
     drop(events);
-    server.pass_seconds(2);
+    server.record_seconds(2);
     let mut events = server.listen(&[("last-event-id", &id)]).await;
     assert_eq!(numbers(&events.next_of("seconds").await), [4, 5]);
     // from another run with the same sequence numbers
@@ -191,7 +191,7 @@ async fn a_stream_shows_what_its_token_currently_allows() {
         let headers: Vec<_> = authorization.iter().map(|value| ("authorization", *value)).collect();
         assert_eq!(server.get("/v1/live", &headers).await.status(), status);
     }
-    server.pass_seconds(1);
+    server.record_seconds(1);
     let mut events = server.listen(&[("authorization", "Bearer s3cret")]).await;
     let hello = events.next().await.unwrap();
     assert_eq!(
@@ -205,11 +205,11 @@ async fn a_stream_shows_what_its_token_currently_allows() {
     admin.next_of("rules").await;
     admin.next_of("seconds").await;
     server.settings.access.replace(vec![app(), ops(CHECK)]);
-    server.pass_seconds(1);
+    server.record_seconds(1);
     assert_eq!(admin.next_of("hello").await.data["may"].to_string(), r#"["check"]"#);
     assert_eq!(admin.next().await.unwrap().name, "seconds");
     server.settings.access.replace(vec![app()]);
-    server.pass_seconds(1);
+    server.record_seconds(1);
     assert!(admin.next().await.is_none(), "the token was removed");
     assert_eq!(events.next_of("seconds").await.name, "seconds", "another token stays valid");
 }
@@ -217,13 +217,13 @@ async fn a_stream_shows_what_its_token_currently_allows() {
 #[tokio::test]
 async fn changed_rules_are_sent_when_they_become_active() {
     let server = Subjected::new(Vec::new());
-    server.pass_seconds(1);
+    server.record_seconds(1);
     let mut events = server.listen(&[]).await;
     let before = events.next_of("rules").await.data["fingerprint"].clone();
     events.next_of("seconds").await;
     server.engine.limiter().reconfigure(demo::rules().into_iter().take(1)).unwrap();
     server.engine.observer().reloads().failed();
-    server.pass_seconds(1);
+    server.record_seconds(1);
     let rules = events.next_of("rules").await;
     assert_eq!(rules.data["rules"].as_array().unwrap().len(), 1);
     assert_ne!(rules.data["fingerprint"], before);
@@ -237,11 +237,14 @@ async fn the_number_of_streams_is_limited_and_a_closed_one_frees_its_slot() {
     for _ in 0..MAX_LISTENERS {
         all.push(server.listen(&[]).await);
     }
-    let refused = server.get("/v1/live", &[]).await;
-    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let rejected = server.get("/v1/live", &[]).await;
+    assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
     let problem: Value =
-        serde_json::from_slice(&to_bytes(refused.into_body(), 1 << 10).await.unwrap()).unwrap();
-    assert!(problem["detail"].as_str().unwrap().starts_with("64 others listen already"), "{problem}");
+        serde_json::from_slice(&to_bytes(rejected.into_body(), 1 << 10).await.unwrap()).unwrap();
+    assert!(
+        problem["detail"].as_str().unwrap().starts_with("the limit of 64 listeners is reached"),
+        "{problem}"
+    );
     all.pop();
     sluicegate_testkit::wait::until_async("a slot is free again", PATIENCE, async || {
         server.get("/v1/live", &[]).await.status() == StatusCode::OK
@@ -271,7 +274,7 @@ async fn a_client_that_does_not_read_loses_its_connection_and_slot() {
     for _ in 0..EVENTS {
         let rules = (0..RULES).map(|number| Rule::new(&format!("rule-{number}"), limit));
         subjected.engine.limiter().reconfigure(rules).unwrap();
-        subjected.pass_seconds(1);
+        subjected.record_seconds(1);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(subjected.get("/v1/live", &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -283,14 +286,14 @@ async fn a_client_that_does_not_read_loses_its_connection_and_slot() {
 }
 
 #[tokio::test]
-async fn a_stopping_server_ends_all_streams_at_once() {
+async fn a_draining_server_ends_all_streams_at_once() {
     let server = Subjected::new(Vec::new());
     let mut events = server.listen(&[]).await;
     events.next_of("hello").await;
     server.settings.shutdown.drain();
     while events.next().await.is_some() {}
-    let refused = server.get("/v1/live", &[]).await;
-    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let rejected = server.get("/v1/live", &[]).await;
+    assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

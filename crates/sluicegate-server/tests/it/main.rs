@@ -1,11 +1,12 @@
 //! Integration tests of the server.
 //!
-//! Two binaries are separate, because of state of their process: `resp_connections` (its peak memory) and `top` (its threads).
+//! Two binaries are separate because they measure their process: `resp_connections` (peak memory) and `heavy_hitters` (threads).
 
 mod config;
 mod config_watch;
 mod envoy;
 mod forward_auth;
+mod front_end_parity;
 mod gateways;
 mod grpc;
 mod grpc_connections;
@@ -20,6 +21,5 @@ mod prometheus;
 mod resp;
 mod resp_clients;
 mod resp_redis;
-mod same_everywhere;
 
 mod trace;

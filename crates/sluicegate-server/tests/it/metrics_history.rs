@@ -24,7 +24,7 @@ async fn check(engine: &Engine, labels: &[(&str, &str)]) {
 }
 
 fn keep(engine: &Engine) -> Arc<Second> {
-    engine.observer().keep_second(&engine.limiter().stats());
+    engine.observer().record_second(&engine.limiter().stats());
     engine.observer().history().since(0).pop().unwrap()
 }
 
@@ -83,13 +83,13 @@ async fn an_hour_is_kept_with_the_busiest_rules_of_each_second() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_receives_each_second() {
     let engine = engine([rule("login", 1)]);
-    let mut follow = engine.observer().history().follow();
-    let keeping = engine.clone();
-    let keeper = tokio::spawn(async move { keeping.keep_history().await });
-    follow.wait_for(|number| *number >= 2).await.unwrap();
+    let mut updates = engine.observer().history().subscribe();
+    let recording = engine.clone();
+    let recorder = tokio::spawn(async move { recording.record_history().await });
+    updates.wait_for(|number| *number >= 2).await.unwrap();
     check(&engine, &[]).await;
-    let last = *follow.wait_for(|number| *number >= 4).await.unwrap();
+    let last = *updates.wait_for(|number| *number >= 4).await.unwrap();
     let seconds = engine.observer().history().since(2);
     assert_eq!((last, seconds.len(), seconds[0].allowed), (4, 2, 1));
-    keeper.abort();
+    recorder.abort();
 }

@@ -36,8 +36,8 @@ fn promtool(arguments: &[&str]) {
         .current_dir(deploy("prometheus"))
         .output()
         .expect("promtool is missing: scripts/servers installs it");
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{arguments:?}: {}{}", said(&output.stdout), said(&output.stderr));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
 }
 
 #[test]
@@ -218,7 +218,7 @@ async fn prometheus_scrapes_every_metric_that_alerts_and_dashboard_use() {
     let alerts: Vec<_> = rules.iter().map(|rule| rule["query"].as_str().unwrap()).collect();
     let expressions = dashboard_expressions();
     for name in metric_names(&alerts.join(" ")).into_iter().chain(metric_names(&expressions.join(" "))) {
-        assert!(read.contains(&name), "{name} is asked for, but not there");
+        assert!(read.contains(&name), "{name} is queried but not exported");
     }
     // conversely, the dashboard uses every metric
     let shown = metric_names(&expressions.join(" "));

@@ -1,4 +1,4 @@
-//! The Redis protocol, bytes in and bytes out, on a clock that is moved by hand.
+//! The Redis protocol, bytes in and bytes out, on a manual clock.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -19,7 +19,7 @@ use tokio::{
 const MINUTE: Duration = Duration::from_secs(60);
 const NOW_US: u64 = 1_794_765_441_799_839;
 
-/// More than any test sends without reading.
+/// More bytes than any test sends without reading.
 const PIPE: usize = 1 << 20;
 
 struct Api {
@@ -39,7 +39,7 @@ impl Api {
         Self::new([], Access::default())
     }
 
-    /// Two logins a minute for each address.
+    /// Two logins per minute and address.
     fn with_login_rule() -> Self {
         let limit = Limit::sliding_log(2, MINUTE).unwrap();
         Self::new([Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])], Access::default())
@@ -52,13 +52,13 @@ impl Api {
         Client { io, server }
     }
 
-    /// Everything that one connection answers to these lines, without the line breaks.
-    async fn say(&self, lines: &[&str]) -> String {
+    /// Returns all replies of one connection to these lines, without line breaks.
+    async fn run(&self, lines: &[&str]) -> String {
         let bytes: Vec<u8> = lines.iter().flat_map(|line| format!("{line}\r\n").into_bytes()).collect();
         String::from_utf8(self.send(&bytes).await).unwrap().trim_end().replace("\r\n", " ")
     }
 
-    /// Everything that one connection answers to these bytes, until it ends.
+    /// Returns all replies of one connection to these bytes.
     async fn send(&self, bytes: &[u8]) -> Vec<u8> {
         let mut client = self.connect();
         client.io.write_all(bytes).await.unwrap();
@@ -85,14 +85,14 @@ impl Client {
     }
 
     /// Expects exactly these bytes next.
-    async fn hears(&mut self, expected: &str) {
+    async fn expect(&mut self, expected: &str) {
         let mut bytes = vec![0; expected.len()];
         self.io.read_exact(&mut bytes).await.unwrap();
         assert_eq!(String::from_utf8(bytes).unwrap(), expected);
     }
 }
 
-/// A command as clients send it.
+/// Encodes a command.
 fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -111,7 +111,7 @@ fn integers(values: &[i64]) -> String {
 #[tokio::test]
 async fn the_vectors_of_redis_cell() {
     let api = Api::without_rules();
-    // at so many ms, so many asked for: limited, remaining, reset after, retry after
+    // time in ms, quantity: limited, remaining, reset after, retry after
     let table = [
         (0, 6, [1, 5, 0, -1]),
         (0, 1, [0, 4, 1, -1]),
@@ -132,7 +132,7 @@ async fn the_vectors_of_redis_cell() {
     ];
     for (at_ms, quantity, [limited, remaining, reset, retry]) in table {
         api.clock.set(Timestamp::from_micros(NOW_US + 1_000 * at_ms));
-        let reply = api.say(&[&format!("CL.THROTTLE key 4 1 1 {quantity}")]).await;
+        let reply = api.run(&[&format!("CL.THROTTLE key 4 1 1 {quantity}")]).await;
         assert_eq!(reply, integers(&[limited, 5, remaining, retry, reset]), "{quantity} at {at_ms} ms");
     }
 }
@@ -140,13 +140,13 @@ async fn the_vectors_of_redis_cell() {
 #[tokio::test]
 async fn the_examples_of_redis_cell() {
     let api = Api::without_rules();
-    assert_eq!(api.say(&["CL.THROTTLE user123 0 1 2 1"]).await, integers(&[0, 1, 0, -1, 2]));
-    assert_eq!(api.say(&["CL.THROTTLE user123 0 1 2 1"]).await, integers(&[1, 1, 0, 2, 2]));
+    assert_eq!(api.run(&["CL.THROTTLE user123 0 1 2 1"]).await, integers(&[0, 1, 0, -1, 2]));
+    assert_eq!(api.run(&["CL.THROTTLE user123 0 1 2 1"]).await, integers(&[1, 1, 0, 2, 2]));
     api.clock.advance(Duration::from_secs(2));
-    assert_eq!(api.say(&["cl.throttle user123 0 1 2"]).await, integers(&[0, 1, 0, -1, 2]));
-    assert_eq!(api.say(&["CL.THROTTLE other 15 30 60"]).await, integers(&[0, 16, 15, -1, 2]));
+    assert_eq!(api.run(&["cl.throttle user123 0 1 2"]).await, integers(&[0, 1, 0, -1, 2]));
+    assert_eq!(api.run(&["CL.THROTTLE other 15 30 60"]).await, integers(&[0, 16, 15, -1, 2]));
     for (rate, seconds) in [("24 86400", 3600), ("6 3600", 600), ("6 60", 10), ("6 120", 20), ("5 1", 1)] {
-        let reply = api.say(&[&format!("CL.THROTTLE {} 0 {rate}", rate.replace(' ', ":"))]).await;
+        let reply = api.run(&[&format!("CL.THROTTLE {} 0 {rate}", rate.replace(' ', ":"))]).await;
         assert_eq!(reply, integers(&[0, 1, 0, -1, seconds]), "{rate}");
     }
 }
@@ -154,16 +154,16 @@ async fn the_examples_of_redis_cell() {
 #[tokio::test]
 async fn a_wait_below_a_millisecond_is_not_zero_seconds() {
     let api = Api::without_rules();
-    assert_eq!(api.say(&["CL.THROTTLE k 0 1000000 1"]).await, integers(&[0, 1, 0, -1, 1]));
-    assert_eq!(api.say(&["CL.THROTTLE k 0 1000000 1"]).await, integers(&[1, 1, 0, 1, 1]));
+    assert_eq!(api.run(&["CL.THROTTLE k 0 1000000 1"]).await, integers(&[0, 1, 0, -1, 1]));
+    assert_eq!(api.run(&["CL.THROTTLE k 0 1000000 1"]).await, integers(&[1, 1, 0, 1, 1]));
 }
 
 #[tokio::test]
-async fn mistakes_in_cl_throttle_are_answered_as_redis_cell_does() {
+async fn errors_of_cl_throttle_are_those_of_redis_cell() {
     let api = Api::without_rules();
     let usage = "-Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
     for line in ["CL.THROTTLE", "CL.THROTTLE k 1 2", "CL.THROTTLE k 1 2 3 4 5"] {
-        assert_eq!(api.say(&[line]).await, usage, "{line}");
+        assert_eq!(api.run(&[line]).await, usage, "{line}");
     }
     let table = [
         ("k x 1 1", "-Cell error: Couldn't parse as integer: x"),
@@ -181,42 +181,42 @@ async fn mistakes_in_cl_throttle_are_answered_as_redis_cell_does() {
         ("\"\" 1 1 1", "-ERR key is empty: identify the caller, for example \"user:42\""),
     ];
     for (arguments, error) in table {
-        assert_eq!(api.say(&[&format!("CL.THROTTLE {arguments}")]).await, error, "{arguments}");
+        assert_eq!(api.run(&[&format!("CL.THROTTLE {arguments}")]).await, error, "{arguments}");
     }
-    assert_eq!(api.say(&["CL.THROTTLE k 1 1 1 0"]).await, integers(&[0, 2, 2, -1, 0]), "nothing was charged");
+    assert_eq!(api.run(&["CL.THROTTLE k 1 1 1 0"]).await, integers(&[0, 2, 2, -1, 0]), "nothing was charged");
 }
 
 #[tokio::test]
-async fn rules_decide_a_check_and_the_answer_says_which() {
+async fn rules_decide_a_check_and_the_reply_names_the_deciding_one() {
     let api = Api::with_login_rule();
     let at = NOW_US;
     let login = "route login ip 203.0.113.9";
     let allowed = |left, wait_ms| format!("*8 :1 :2 :{left} :-1 :{wait_ms} $12 login-per-ip :0 :{at}");
     let check = format!("SG.CHECK 1 {login}");
-    assert_eq!(api.say(&[&check]).await, allowed(1, 60_000));
-    assert_eq!(api.say(&[&format!("SG.PEEK {login}")]).await, allowed(1, 60_000));
-    assert_eq!(api.say(&[&format!("sg.check requests=1,tokens=850 {login}")]).await, allowed(0, 60_000));
-    let refused = format!("*8 :0 :2 :0 :60000 :60000 $12 login-per-ip :0 :{at}");
-    assert_eq!(api.say(&[&check]).await, refused);
-    assert_eq!(api.say(&[&format!("SG.REFUND 1 {login}")]).await, allowed(1, 60_000));
-    assert_eq!(api.say(&[&format!("SG.CHARGE 5 {login}")]).await, allowed(0, 60_000));
-    assert_eq!(api.say(&[&check]).await, refused);
-    assert_eq!(api.say(&[&format!("SG.RESET {login}"), &format!("SG.RESET {login}")]).await, ":1 :0");
-    assert_eq!(api.say(&[&check]).await, allowed(1, 60_000));
+    assert_eq!(api.run(&[&check]).await, allowed(1, 60_000));
+    assert_eq!(api.run(&[&format!("SG.PEEK {login}")]).await, allowed(1, 60_000));
+    assert_eq!(api.run(&[&format!("sg.check requests=1,tokens=850 {login}")]).await, allowed(0, 60_000));
+    let denied = format!("*8 :0 :2 :0 :60000 :60000 $12 login-per-ip :0 :{at}");
+    assert_eq!(api.run(&[&check]).await, denied);
+    assert_eq!(api.run(&[&format!("SG.REFUND 1 {login}")]).await, allowed(1, 60_000));
+    assert_eq!(api.run(&[&format!("SG.CHARGE 5 {login}")]).await, allowed(0, 60_000));
+    assert_eq!(api.run(&[&check]).await, denied);
+    assert_eq!(api.run(&[&format!("SG.RESET {login}"), &format!("SG.RESET {login}")]).await, ":1 :0");
+    assert_eq!(api.run(&[&check]).await, allowed(1, 60_000));
     let never = format!("*8 :0 :2 :1 :-1 :60000 $12 login-per-ip :0 :{at}");
-    assert_eq!(api.say(&[&format!("SG.CHECK 3 {login}")]).await, never, "waiting would not help");
+    assert_eq!(api.run(&[&format!("SG.CHECK 3 {login}")]).await, never, "waiting would not help");
 }
 
 #[tokio::test]
-async fn no_rule_is_nothing_to_say() {
+async fn without_a_matching_rule_the_reply_has_no_values() {
     let api = Api::with_login_rule();
-    assert_eq!(api.say(&["SG.CHECK 1 route other"]).await, "*8 :1 :-1 :-1 :-1 :-1 $-1 :0 :-1");
-    let resp3 = api.say(&["HELLO 3", "SG.CHECK 1 route other"]).await;
+    assert_eq!(api.run(&["SG.CHECK 1 route other"]).await, "*8 :1 :-1 :-1 :-1 :-1 $-1 :0 :-1");
+    let resp3 = api.run(&["HELLO 3", "SG.CHECK 1 route other"]).await;
     assert!(resp3.ends_with("*8 :1 :-1 :-1 :-1 :-1 _ :0 :-1"), "{resp3}");
 }
 
 #[tokio::test]
-async fn hostile_numbers_are_refused_and_charge_nothing() {
+async fn hostile_numbers_are_rejected_and_charge_nothing() {
     let api = Api::with_login_rule();
     let login: [&[u8]; 4] = [b"route", b"login", b"ip", b"203.0.113.9"];
     let numbers = [
@@ -250,7 +250,7 @@ async fn hostile_numbers_are_refused_and_charge_nothing() {
         let reply = String::from_utf8(api.send(&command(&words)).await).unwrap();
         assert!(reply.starts_with("-ERR ") || reply.starts_with("-Cell error: "), "{number:?}: {reply}");
     }
-    let untouched = api.say(&["SG.PEEK route login ip 203.0.113.9", "CL.THROTTLE k 4 1 1 0"]).await;
+    let untouched = api.run(&["SG.PEEK route login ip 203.0.113.9", "CL.THROTTLE k 4 1 1 0"]).await;
     assert_eq!(
         untouched,
         format!("*8 :1 :2 :2 :-1 :0 $12 login-per-ip :0 :{NOW_US} {}", integers(&[0, 5, 5, -1, 0]))
@@ -258,25 +258,25 @@ async fn hostile_numbers_are_refused_and_charge_nothing() {
 }
 
 #[tokio::test]
-async fn mistakes_in_labels_say_what_would_be_right() {
+async fn errors_in_labels_name_the_fix() {
     let api = Api::with_login_rule();
     let table = [
         ("SG.CHECK 1", "-ERR wrong number of arguments for 'sg.check' command"),
         ("SG.PEEK a", "-ERR wrong number of arguments for 'sg.peek' command"),
         ("SG.CHECK 1 route login ip", "-ERR a label has no value: send label value [label value ...]"),
         ("SG.CHECK 1 a 1 a 2", "-ERR label \"a\" is given more than once: give each label one value"),
-        ("SG.CHECK 1 \"\\xff\" 1", "-ERR the label's name '\\xff' is not UTF-8: use text"),
+        ("SG.CHECK 1 \"\\xff\" 1", "-ERR label name '\\xff' is not UTF-8: use UTF-8 text"),
     ];
     for (line, error) in table {
-        assert_eq!(api.say(&[line]).await, error, "{line}");
+        assert_eq!(api.run(&[line]).await, error, "{line}");
     }
     let long = format!("SG.CHECK 1 a {}", "v".repeat(1025));
     let error = "-ERR label \"a\" has a value of 1025 bytes: use at most 1024, or a hash of it";
-    assert_eq!(api.say(&[&long]).await, error);
+    assert_eq!(api.run(&[&long]).await, error);
 }
 
 #[tokio::test]
-async fn a_pipeline_is_answered_in_order_wherever_it_is_cut() {
+async fn a_pipeline_is_answered_in_order_however_it_is_split() {
     let lines = "PING\r\nCL.THROTTLE k 1 1 60\r\n\r\nECHO a\r\nCL.THROTTLE k 1 1 60\r\nnope\r\nCL.THROTTLE k 1 1 60\r\n";
     let bulk = [command(&[b"ECHO", b"b\r\nc"]), command(&[b"QUIT"]), command(&[b"PING"])].concat();
     let bytes = [lines.as_bytes(), &bulk].concat();
@@ -290,15 +290,15 @@ async fn a_pipeline_is_answered_in_order_wherever_it_is_cut() {
             client.send(part).await;
             tokio::task::yield_now().await;
         }
-        client.hears(expected).await;
+        client.expect(expected).await;
         client.io.shutdown().await.unwrap();
         assert_eq!(client.rest().await, b"", "nothing is answered after QUIT");
     }
 }
 
-/// Many throttles in a row are decided at once, and what comes between them waits for them.
+/// Consecutive throttles are decided in one batch, and other commands wait for it.
 #[tokio::test]
-async fn a_pipeline_means_the_same_as_its_commands_one_after_another() {
+async fn a_pipeline_has_the_same_replies_as_single_commands() {
     let long = "k".repeat(1025);
     let mut chance = 1_u64;
     let mut any = |count: usize| {
@@ -341,13 +341,13 @@ async fn a_pipeline_means_the_same_as_its_commands_one_after_another() {
     }
     let answers = Api::with_login_rule().send(&commands.concat()).await;
     assert_eq!(answers.escape_ascii().to_string(), expected.escape_ascii().to_string());
-    let refused = expected.windows(8).filter(|bytes| bytes == b"*5\r\n:1\r\n").count();
-    assert!(refused > 50, "{refused}");
+    let denied = expected.windows(8).filter(|bytes| bytes == b"*5\r\n:1\r\n").count();
+    assert!(denied > 50, "{denied}");
 }
 
-/// Whatever a pipeline is made of: alone, in front of what is answered otherwise, or without a question at all.
+/// For pipelines of every kind of command, and of empty lines.
 #[tokio::test]
-async fn a_long_pipeline_leaves_others_their_turn() {
+async fn a_long_pipeline_yields_to_other_tasks() {
     let throttles = |count| command(&[b"CL.THROTTLE", b"k", b"15", b"30", b"60"]).repeat(count);
     let pieces = [
         throttles(1),
@@ -370,17 +370,17 @@ async fn a_long_pipeline_leaves_others_their_turn() {
 }
 
 #[tokio::test]
-async fn answers_come_without_waiting_for_the_rest_of_a_pipeline() {
+async fn replies_do_not_wait_for_the_rest_of_a_pipeline() {
     let api = Api::without_rules();
     let mut client = api.connect();
     client.send(b"PING\r\n*2\r\n$4\r\nECHO\r\n$3\r\nab").await;
-    client.hears("+PONG\r\n").await;
+    client.expect("+PONG\r\n").await;
     client.send(b"c\r\n").await;
-    client.hears("$3\r\nabc\r\n").await;
+    client.expect("$3\r\nabc\r\n").await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_command_are_answered_once_and_end_the_connection() {
+async fn a_protocol_error_is_reported_once_and_closes_the_connection() {
     let api = Api::without_rules();
     let table = [
         ("*1000\r\n", "invalid multibulk length"),
@@ -391,7 +391,7 @@ async fn bytes_that_are_no_command_are_answered_once_and_end_the_connection() {
     for (bytes, error) in table {
         let mut client = api.connect();
         client.send(format!("PING\r\n{bytes}PING\r\nPING\r\n").as_bytes()).await;
-        client.hears(&format!("+PONG\r\n-ERR Protocol error: {error}\r\n")).await;
+        client.expect(&format!("+PONG\r\n-ERR Protocol error: {error}\r\n")).await;
         let mut rest = Vec::new();
         client.io.read_to_end(&mut rest).await.unwrap();
         assert_eq!(rest, b"", "{bytes:?}");
@@ -399,7 +399,7 @@ async fn bytes_that_are_no_command_are_answered_once_and_end_the_connection() {
 }
 
 #[tokio::test]
-async fn a_page_in_a_browser_cannot_speak_for_its_visitor() {
+async fn http_requests_of_a_browser_are_not_executed() {
     let api = Api::without_rules();
     let request = "POST / HTTP/1.1\r\nHost: localhost\r\n\r\nCL.THROTTLE k 0 1 60\r\n";
     assert_eq!(api.send(request.as_bytes()).await, b"");
@@ -407,11 +407,11 @@ async fn a_page_in_a_browser_cannot_speak_for_its_visitor() {
         api.send(b"GET / HTTP/1.1\r\nHost: a\r\nPING\r\n").await.iter().filter(|&&b| b == b'\n').count(),
         1
     );
-    assert_eq!(api.say(&["CL.THROTTLE k 0 1 60 0"]).await, integers(&[0, 1, 1, -1, 0]));
+    assert_eq!(api.run(&["CL.THROTTLE k 0 1 60 0"]).await, integers(&[0, 1, 1, -1, 0]));
 }
 
 #[tokio::test]
-async fn what_clients_say_when_they_come() {
+async fn connection_commands_of_clients_are_answered() {
     let api = Api::without_rules();
     let version = env!("CARGO_PKG_VERSION");
     let fields = format!(
@@ -419,8 +419,8 @@ async fn what_clients_say_when_they_come() {
         version.len()
     );
     let rest = "$2 id :1 $7 modules *0";
-    assert_eq!(api.say(&["HELLO"]).await, format!("*14 {fields} :2 {rest}"));
-    let hello = api.say(&["HELLO 3 SETNAME me", "CLIENT GETNAME"]).await;
+    assert_eq!(api.run(&["HELLO"]).await, format!("*14 {fields} :2 {rest}"));
+    let hello = api.run(&["HELLO 3 SETNAME me", "CLIENT GETNAME"]).await;
     assert_eq!(hello, format!("%7 {fields} :3 {} $2 me", rest.replace(":1", ":2")));
     let table = [
         ("PING hi", "$2 hi"),
@@ -452,21 +452,21 @@ async fn what_clients_say_when_they_come() {
         ("\"a\\r\\n+OK\" b", "-ERR unknown command 'a  +OK', with args beginning with: 'b'"),
     ];
     for (line, reply) in table {
-        assert_eq!(api.say(&[line]).await, reply, "{line}");
+        assert_eq!(api.run(&[line]).await, reply, "{line}");
     }
-    let reset = api.say(&["HELLO 3", "CLIENT SETNAME me", "RESET", "CLIENT GETNAME"]).await;
+    let reset = api.run(&["HELLO 3", "CLIENT SETNAME me", "RESET", "CLIENT GETNAME"]).await;
     assert!(reset.ends_with("+OK +RESET $-1"), "RESP2 again, and no name: {reset}");
-    let list = api.say(&["COMMAND", "COMMAND DOCS", "COMMAND LIST"]).await;
+    let list = api.run(&["COMMAND", "COMMAND DOCS", "COMMAND LIST"]).await;
     assert_eq!(list.matches("$8 sg.check").count(), 3, "{list}");
 }
 
 #[tokio::test]
-async fn info_counts_what_happened() {
+async fn info_counts_connections_commands_and_errors() {
     let api = Api::without_rules();
     let _other = api.connect();
-    api.say(&["PING", "PING", "*x"]).await;
+    api.run(&["PING", "PING", "*x"]).await;
     tokio::task::yield_now().await;
-    let info = api.say(&["INFO"]).await;
+    let info = api.run(&["INFO"]).await;
     for line in [
         "connected_clients:2",
         "total_connections_received:3",
@@ -476,12 +476,12 @@ async fn info_counts_what_happened() {
     ] {
         assert!(info.contains(line), "{line} in {info}");
     }
-    let some = api.say(&["INFO clients"]).await;
+    let some = api.run(&["INFO clients"]).await;
     assert!(some.contains("maxclients:") && !some.contains("loading"), "{some}");
 }
 
 #[tokio::test]
-async fn passwords_let_clients_in_and_scopes_say_what_they_may_do() {
+async fn passwords_authenticate_and_scopes_authorize() {
     let limit = Limit::sliding_log(2, MINUTE).unwrap();
     let rules = [Rule::new("login-per-ip", limit).when("route", "login").per(["ip"])];
     let api = Api::new(
@@ -494,20 +494,20 @@ async fn passwords_let_clients_in_and_scopes_say_what_they_may_do() {
     );
     let denied = "-NOAUTH Authentication required.";
     for line in ["PING", "SG.CHECK 1 a b", "CL.THROTTLE k 1 1 1", "COMMAND", "INFO", "CLIENT ID", "nope"] {
-        assert_eq!(api.say(&[line]).await, denied, "{line}");
+        assert_eq!(api.run(&[line]).await, denied, "{line}");
     }
-    assert!(api.say(&["HELLO 3"]).await.starts_with("-NOAUTH HELLO must be called"));
+    assert!(api.run(&["HELLO 3"]).await.starts_with("-NOAUTH HELLO must be called"));
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
     assert_eq!(
-        api.say(&["AUTH nope", "AUTH proxy all", "HELLO 3 AUTH proxy all", "PING"]).await,
+        api.run(&["AUTH nope", "AUTH proxy all", "HELLO 3 AUTH proxy all", "PING"]).await,
         [wrong, wrong, wrong, denied].join(" ")
     );
     assert_eq!(
-        api.say(&["AUTH all", "SG.RESET route login ip a", "RESET", "PING"]).await,
+        api.run(&["AUTH all", "SG.RESET route login ip a", "RESET", "PING"]).await,
         format!("+OK :0 +RESET {denied}")
     );
     assert!(
-        api.say(&["HELLO 2 AUTH proxy s3cret SETNAME me", "CLIENT GETNAME", "PING"])
+        api.run(&["HELLO 2 AUTH proxy s3cret SETNAME me", "CLIENT GETNAME", "PING"])
             .await
             .ends_with("$2 me +PONG")
     );
@@ -522,11 +522,11 @@ async fn passwords_let_clients_in_and_scopes_say_what_they_may_do() {
         may_not("sg.reset"),
         integers(&[0, 1, 1, -1, 0])
     );
-    assert_eq!(api.say(&lines).await, expected);
+    assert_eq!(api.run(&lines).await, expected);
     let lines =
         ["AUTH billing 0ther", "SG.PEEK a b", "SG.CHECK 1 a b", "CL.THROTTLE k 0 1 1", "SG.CHARGE 1 a b"];
     let nothing = "*8 :1 :-1 :-1 :-1 :-1 $-1 :0 :-1";
     let expected =
         format!("+OK {} {} {} {nothing}", may_not("sg.peek"), may_not("sg.check"), may_not("cl.throttle"));
-    assert_eq!(api.say(&lines).await, expected);
+    assert_eq!(api.run(&lines).await, expected);
 }

@@ -1,4 +1,4 @@
-//! Clients that people use: redis-cli, the Rust crate `redis`, redis-py and ioredis, over real sockets.
+//! Common clients over real sockets: redis-cli, the Rust crate `redis`, redis-py and ioredis.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -20,7 +20,7 @@ use sluicegate_server::{
 };
 use tokio::{net::TcpListener, task::spawn_blocking};
 
-/// A server with the demo's rules and one user. Its port.
+/// Starts a server with the demo rules and one user, and returns its port.
 async fn start() -> u16 {
     let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
     let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
@@ -66,12 +66,12 @@ async fn redis_cli() {
         assert_eq!(output(cli(&["CL.THROTTLE", &key, "15", "30", "60"]), "").await, "0\n16\n15\n-1\n2\n");
         assert_eq!(output(cli(&["ping"]), "").await, "PONG\n");
         let lines = "HELLO\nTG.PEEK route other\nCOMMAND COUNT\nCOMMAND DOCS ping\nnope\n\"a b\"\nQUIT\n";
-        let said = output(cli(&["--no-raw"]), lines).await;
+        let printed = output(cli(&["--no-raw"]), lines).await;
         assert!(
-            said.contains("sluicegate") && said.contains("(nil)") && said.contains("(integer) 16"),
-            "{said}"
+            printed.contains("sluicegate") && printed.contains("(nil)") && printed.contains("(integer) 16"),
+            "{printed}"
         );
-        assert!(said.contains("Is it alive?") && said.contains("unknown command 'a b'"), "{said}");
+        assert!(printed.contains("Returns PONG") && printed.contains("unknown command 'a b'"), "{printed}");
     }
 }
 
@@ -83,11 +83,11 @@ async fn the_rust_client_in_both_versions() {
         let client = redis::Client::open(url).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         let reply: Vec<i64> =
-            ask(&mut connection, &["CL.THROTTLE", version, "1", "1", "3600"]).await.unwrap();
+            run(&mut connection, &["CL.THROTTLE", version, "1", "1", "3600"]).await.unwrap();
         assert_eq!(reply, [0, 2, 1, -1, 3600]);
         let (allowed, rule): (bool, Option<String>) = {
             let reply: Vec<Value> =
-                ask(&mut connection, &["SG.CHECK", "1", "route", "login", "ip", version]).await.unwrap();
+                run(&mut connection, &["SG.CHECK", "1", "route", "login", "ip", version]).await.unwrap();
             assert_eq!(reply.len(), 8);
             (
                 redis::from_redis_value(reply[0].clone()).unwrap(),
@@ -102,14 +102,14 @@ async fn the_rust_client_in_both_versions() {
         let replies: Vec<Vec<Value>> = pipeline.query_async(&mut connection).await.unwrap();
         let allowed: Vec<_> = replies.iter().map(|reply| reply[0] == Value::Int(1)).collect();
         assert_eq!(allowed, [true, true, true, true, false, false]);
-        let error = ask::<Value>(&mut connection, &["SG.CHECK", "1e400", "a", "b"]).await.unwrap_err();
-        assert!(error.to_string().contains("cost '1e400' is no whole number"), "{error}");
+        let error = run::<Value>(&mut connection, &["SG.CHECK", "1e400", "a", "b"]).await.unwrap_err();
+        assert!(error.to_string().contains("cost '1e400' is not a whole number"), "{error}");
     }
     let wrong = redis::Client::open(format!("redis://app:wrong@127.0.0.1:{port}/")).unwrap();
     assert!(wrong.get_multiplexed_async_connection().await.is_err());
 }
 
-async fn ask<T: FromRedisValue>(
+async fn run<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     words: &[&str],
 ) -> redis::RedisResult<T> {

@@ -1,4 +1,4 @@
-//! The Redis protocol in front of a real Redis, which may be far away, or gone.
+//! The Redis protocol in front of a real Redis, which may be slow or down.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -83,7 +83,7 @@ async fn a_pipeline_on_one_key_is_decided_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pipeline_of_many_commands_means_the_same_as_one_after_another() {
+async fn a_pipeline_on_redis_has_the_same_replies_as_single_commands() {
     let server = Server::start(Flavor::Redis7);
     let limit = Limit::sliding_log(10, HOUR).unwrap();
     let mut connection = client(&server.url(), DEADLINE, [Rule::new("r", limit).per(["u"])]).await;
@@ -144,7 +144,7 @@ async fn a_pipeline_about_many_keys_shares_round_trips() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_store_away_the_policies_answer_and_a_charge_says_that_it_did_not_reach_it() {
+async fn without_the_store_failure_policies_decide_checks_and_a_charge_is_an_error() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
     let limit = Limit::sliding_log(10, HOUR).unwrap();

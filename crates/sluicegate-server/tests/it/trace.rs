@@ -178,9 +178,9 @@ async fn a_grpc_call_belongs_to_its_callers_trace() {
     let rule = Rule::new("r", Limit::sliding_log(1, Duration::from_secs(60)).unwrap());
     let limiter = Limiter::new(FailingStore::not_run(), [rule]).unwrap();
     let mut front = Front::start(limiter, grpc::Settings::default()).await;
-    let mut asked = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
-    asked.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
-    front.client.should_rate_limit(asked).await.unwrap();
+    let mut call = tonic::Request::new(request("d", vec![descriptor([("a", "x")])]));
+    call.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
+    front.client.should_rate_limit(call).await.unwrap();
     logs.stop();
     let lines = lines.json();
     let within = lines.iter().find(|line| line["message"] == "decided without the store").unwrap();

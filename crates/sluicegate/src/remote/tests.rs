@@ -285,7 +285,7 @@ async fn a_panicking_store_does_not_break_later_calls() {
         let poison = subject.start(&check("poison", limit(9), 1)).await;
         subject.answer(2).await;
         let error = poison.await.unwrap().unwrap_err();
-        assert_eq!(error, StoreError::Ambiguous("the call ended without an answer".to_owned()));
+        assert_eq!(error, StoreError::Ambiguous("call ended without an answer".to_owned()));
         for task in busy {
             assert!(share(task).await.passes);
         }

@@ -21,7 +21,7 @@ async fn a_denial_is_explained_and_drawn() {
     browser.until_text("#verdict", "Denied by login-per-ip").await;
     let verdict = browser.text("#verdict").await;
     assert!(verdict.contains("Retry in ") && verdict.contains(" s (at "), "{verdict}");
-    browser.until_text("#reasons", "Next request: 5 used + 1 asked = 6 of 5: fits in").await;
+    browser.until_text("#reasons", "Next request: 5 used + 1 requested = 6 of 5: fits in").await;
     browser.until_text("#reasons", "login-per-ip:203.0.113.9").await;
     browser.until_text("#reasons", "4 rules do not apply").await;
     // the five allowed requests, and the time at which the next one fits
@@ -43,7 +43,7 @@ async fn a_denial_is_explained_and_drawn() {
     browser.click("button[value=explain]").await;
     browser.until_text("#verdict", "Would be denied by").await;
     browser.until_text("#verdict", "never fits").await;
-    browser.until_text("#reasons", "50 asked is more than the 5 that ever fit").await;
+    browser.until_text("#reasons", "50 requested exceeds the capacity of 5").await;
 
     for (labels, cost, message) in [
         ("route", "1", "“route” is not a label: write name=value"),

@@ -1,7 +1,7 @@
-//! The same questions through every front end: the same decisions, and the same numbers refused.
+//! The same requests through every front end: the same decisions, and the same numbers rejected.
 //!
-//! Each front end has a store and a clock of its own, which all move alike. What the library decides is what each has to
-//! show, as far as it shows it, and rounded as it rounds.
+//! Each front end has its own store and clock; all clocks advance together. Every front end must return the decision of the library,
+//! in its own format and with its own rounding.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -34,15 +34,15 @@ use tonic::Status;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How many histories there are, and how long each is.
+/// The number of histories, and the steps of each.
 const HISTORIES: u64 = 8;
 const STEPS: usize = 250;
 const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 4711);
 
-/// More than any reply has.
+/// More bytes than any reply.
 const PIPE: usize = 64 << 10;
 
-/// One server's worth of front ends, each with its own counters.
+/// All front ends, each with its own counters.
 struct Fronts {
     clocks: Vec<ManualClock>,
     library: Limiter,
@@ -53,7 +53,7 @@ struct Fronts {
     grpc: Front,
 }
 
-/// Where each front end asks.
+/// The engine of each front end.
 struct Engines {
     http: Engine,
     auth: Engine,
@@ -61,9 +61,9 @@ struct Engines {
     grpc: Engine,
 }
 
-/// What is asked.
+/// The input of one check.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct CheckInput {
     route: &'static str,
     user: &'static str,
     cost: u64,
@@ -97,15 +97,15 @@ impl Fronts {
         }
     }
 
-    async fn by_library(&self, asked: Asked) -> Decision {
-        let labels = Labels::new([("route", asked.route), ("user", asked.user)]).unwrap();
-        self.library.check(&labels, Cost::new(asked.cost).unwrap()).await.unwrap()
+    async fn by_library(&self, input: CheckInput) -> Decision {
+        let labels = Labels::new([("route", input.route), ("user", input.user)]).unwrap();
+        self.library.check(&labels, Cost::new(input.cost).unwrap()).await.unwrap()
     }
 
-    async fn by_http(&self, asked: Asked) -> Value {
-        let labels = json!({"route": asked.route, "user": asked.user});
+    async fn by_http(&self, input: CheckInput) -> Value {
+        let labels = json!({"route": input.route, "user": input.user});
         let (status, body) =
-            self.post("/v1/check", json!({"labels": labels, "cost": asked.cost}).to_string()).await;
+            self.post("/v1/check", json!({"labels": labels, "cost": input.cost}).to_string()).await;
         assert_eq!(status, StatusCode::OK, "{body}");
         body
     }
@@ -118,12 +118,12 @@ impl Fronts {
         (status, serde_json::from_slice(&body).unwrap())
     }
 
-    async fn by_auth(&self, asked: Asked) -> (StatusCode, [Option<u64>; 3]) {
-        let Asked { route, user, cost } = asked;
+    async fn by_auth(&self, input: CheckInput) -> (StatusCode, [Option<u64>; 3]) {
+        let CheckInput { route, user, cost } = input;
         self.get(&format!("?route={route}&user={user}&cost={cost}")).await
     }
 
-    /// The status, and the limit, what remains, and when to come back, in seconds.
+    /// Returns the status, the limit, the remaining units, and the wait in seconds.
     async fn get(&self, query: &str) -> (StatusCode, [Option<u64>; 3]) {
         let request = Request::get(format!("/v1/auth{query}")).body(Body::empty()).unwrap();
         let response = self.auth.respond(PEER, request).await;
@@ -132,8 +132,8 @@ impl Fronts {
         (response.status(), fields)
     }
 
-    async fn by_resp(&mut self, asked: Asked) -> Vec<String> {
-        let Asked { route, user, cost } = asked;
+    async fn by_resp(&mut self, input: CheckInput) -> Vec<String> {
+        let CheckInput { route, user, cost } = input;
         self.command(&["SG.CHECK", &cost.to_string(), "route", route, "user", user]).await
     }
 
@@ -163,8 +163,8 @@ impl Fronts {
         String::from_utf8(line).unwrap().trim_end().to_owned()
     }
 
-    async fn by_grpc(&mut self, asked: Asked) -> RateLimitResponse {
-        let Asked { route, user, cost } = asked;
+    async fn by_grpc(&mut self, input: CheckInput) -> RateLimitResponse {
+        let CheckInput { route, user, cost } = input;
         self.descriptor(hits(cost, descriptor([("route", route), ("user", user)]))).await.unwrap()
     }
 
@@ -172,7 +172,7 @@ impl Fronts {
         &mut self,
         descriptor: grpc::messages::RateLimitDescriptor,
     ) -> Result<RateLimitResponse, Status> {
-        self.grpc.ask(request("test", vec![descriptor])).await
+        self.grpc.call(request("test", vec![descriptor])).await
     }
 }
 
@@ -199,35 +199,35 @@ fn any<T: Copy>(random: &mut impl Rng, values: &[T]) -> T {
 }
 
 #[tokio::test]
-async fn one_history_has_the_same_decisions_on_every_front_end() {
+async fn the_same_history_has_the_same_decisions_on_every_front_end() {
     let only = std::env::var("SLUICEGATE_SEED").ok().map(|seed| seed.parse().unwrap());
     for seed in only.map_or(0..HISTORIES, |seed: u64| seed..seed + 1) {
         let mut random = StdRng::seed_from_u64(seed);
         let mut fronts = Fronts::start(&rules()).await;
-        let mut refused = 0;
+        let mut denied = 0;
         for step in 0..STEPS {
             let micros = any(&mut random, &[0, 0, 1, 999, 1_000, 333_333, 1_000_000, 1_571_429, 10_000_000]);
             fronts.advance(Duration::from_micros(micros));
-            let asked = Asked {
+            let input = CheckInput {
                 route: any(&mut random, &["a", "b", "c", "d", "free"]),
-                user: any(&mut random, &["1", "2", "anybody"]),
+                user: any(&mut random, &["1", "2", "other"]),
                 cost: any(&mut random, &[0, 1, 1, 1, 2, 3, 6, 50]),
             };
-            let decision = fronts.by_library(asked).await;
-            refused += usize::from(!decision.is_allowed());
-            let place = format!("seed {seed} step {step}: {asked:?} {decision:?}");
-            assert_eq!(fronts.by_http(asked).await, as_http(&decision), "{place}");
-            assert_eq!(fronts.by_resp(asked).await, as_resp(&decision), "{place}");
-            assert_eq!(fronts.by_auth(asked).await, as_auth(&decision), "{place}");
-            shows(&fronts.by_grpc(asked).await, &decision, &place);
+            let decision = fronts.by_library(input).await;
+            denied += usize::from(!decision.is_allowed());
+            let context = format!("seed {seed} step {step}: {input:?} {decision:?}");
+            assert_eq!(fronts.by_http(input).await, as_http(&decision), "{context}");
+            assert_eq!(fronts.by_resp(input).await, as_resp(&decision), "{context}");
+            assert_eq!(fronts.by_auth(input).await, as_auth(&decision), "{context}");
+            assert_grpc(&fronts.by_grpc(input).await, &decision, &context);
         }
-        assert!((STEPS / 10..STEPS * 9 / 10).contains(&refused), "seed {seed} refuses {refused} of {STEPS}");
+        assert!((STEPS / 10..STEPS * 9 / 10).contains(&denied), "seed {seed} denies {denied} of {STEPS}");
     }
 }
 
-/// Where charges, refunds, peeks and resets can be asked: over HTTP and by the Redis protocol.
+/// HTTP and the Redis protocol support all operations.
 #[tokio::test]
-async fn one_history_of_all_operations_is_the_same_over_http_by_resp_and_in_the_library() {
+async fn all_operations_agree_over_http_resp_and_in_the_library() {
     for seed in 0..HISTORIES {
         let mut random = StdRng::seed_from_u64(seed);
         let mut fronts = Fronts::start(&rules()).await;
@@ -238,15 +238,15 @@ async fn one_history_of_all_operations_is_the_same_over_http_by_resp_and_in_the_
             let labels = Labels::new([("route", route), ("user", user)]).unwrap();
             let (sent, named) = (json!({"route": route, "user": user}), ["route", route, "user", user]);
             if random.random_ratio(1, 40) {
-                let forgotten = fronts.library.reset(&labels, None).await.unwrap();
+                let deleted = fronts.library.reset(&labels, None).await.unwrap();
                 let answer = fronts.post("/v1/reset", json!({"labels": sent}).to_string()).await;
-                assert_eq!(answer, (StatusCode::OK, json!({"reset": forgotten})));
+                assert_eq!(answer, (StatusCode::OK, json!({"reset": deleted})));
                 let reply = fronts.command(&[&["SG.RESET"], &named[..]].concat()).await;
-                assert_eq!(reply, [format!(":{forgotten}")]);
+                assert_eq!(reply, [format!(":{deleted}")]);
                 continue;
             }
             let call = any(&mut random, &["check", "check", "check", "peek", "charge", "refund"]);
-            // a peek by the Redis protocol has no cost of its own
+            // a peek over the Redis protocol has no cost argument
             let units = if call == "peek" { 1 } else { any(&mut random, &[0, 1, 1, 2, 3, 6]) };
             let cost = Cost::new(units).unwrap();
             let decision = match call {
@@ -256,21 +256,21 @@ async fn one_history_of_all_operations_is_the_same_over_http_by_resp_and_in_the_
                 _ => fronts.library.check(&labels, cost).await,
             }
             .unwrap();
-            let place = format!("seed {seed} step {step}: {call} {units} of {named:?}: {decision:?}");
+            let context = format!("seed {seed} step {step}: {call} {units} of {named:?}: {decision:?}");
             let body = json!({"labels": sent, "cost": units}).to_string();
             let answer = fronts.post(&format!("/v1/{call}"), body).await;
-            assert_eq!(answer, (StatusCode::OK, as_http(&decision)), "{place}");
+            assert_eq!(answer, (StatusCode::OK, as_http(&decision)), "{context}");
             let (command, units) = (format!("SG.{}", call.to_uppercase()), units.to_string());
             let cost = if call == "peek" { &[][..] } else { &[&*units] };
             let reply = fronts.command(&[&[&*command], cost, &named].concat()).await;
-            assert_eq!(reply, as_resp(&decision), "{place}");
+            assert_eq!(reply, as_resp(&decision), "{context}");
         }
     }
 }
 
-/// By a limit that comes with the question, as redis-cell has it.
+/// With a limit in the request, like redis-cell.
 #[tokio::test]
-async fn one_history_of_a_key_is_the_same_over_http_by_resp_and_in_the_library() {
+async fn checks_of_a_key_agree_over_http_resp_and_in_the_library() {
     let (max_burst, count, period) = (4, 3, 10);
     let limit = Limit::token_bucket(count, period * SECOND).unwrap().with_burst(max_burst + 1).unwrap();
     let sent = json!({"amount": count, "window": format!("{period}s"), "burst": max_burst + 1});
@@ -281,18 +281,18 @@ async fn one_history_of_a_key_is_the_same_over_http_by_resp_and_in_the_library()
             fronts.advance(Duration::from_micros(any(&mut random, &[0, 1, 999_999, 1_000_000, 3_333_334])));
             let (key, cost) = (any(&mut random, &["a", "b{c}"]), any(&mut random, &[0, 1, 1, 2, 5, 6]));
             let decision = fronts.library.check_key(key, &limit, Cost::new(cost).unwrap()).await.unwrap();
-            let place = format!("seed {seed} step {step}: {key} {cost} {decision:?}");
+            let context = format!("seed {seed} step {step}: {key} {cost} {decision:?}");
             let body = json!({"key": key, "limit": sent, "cost": cost}).to_string();
-            assert_eq!(fronts.post("/v1/check", body).await.1, as_http(&decision), "{place}");
+            assert_eq!(fronts.post("/v1/check", body).await.1, as_http(&decision), "{context}");
             let numbers = [max_burst, count, u64::from(period), cost].map(|number| number.to_string());
             let words: Vec<_> =
                 ["CL.THROTTLE", key].into_iter().chain(numbers.iter().map(|text| &**text)).collect();
-            assert_eq!(fronts.command(&words).await, as_cell(&decision), "{place}");
+            assert_eq!(fronts.command(&words).await, as_cell(&decision), "{context}");
         }
     }
 }
 
-/// Limited or not, the limit, what remains, and when to come back or when nothing counts any more, in seconds.
+/// Limited, limit, remaining, retry-after and reset-after in seconds.
 fn as_cell(decision: &Decision) -> Vec<String> {
     let number = |value: Option<u64>| value.map_or(":-1".to_owned(), |value| format!(":{value}"));
     vec![
@@ -304,7 +304,7 @@ fn as_cell(decision: &Decision) -> Vec<String> {
     ]
 }
 
-/// All that a decision says, waits in milliseconds.
+/// All fields of a decision, with waits in milliseconds.
 fn as_http(decision: &Decision) -> Value {
     let tier = |tier: &sluicegate::TierDecision| {
         let retry = match tier.outcome {
@@ -354,23 +354,23 @@ fn as_auth(decision: &Decision) -> (StatusCode, [Option<u64>; 3]) {
     (status, [decision.limit(), decision.remaining(), wait])
 }
 
-/// Envoy is told the amount, what remains, and in seconds when to come back or when nothing counts any more.
-fn shows(response: &RateLimitResponse, decision: &Decision, place: &str) {
+/// Asserts the amount, the remaining units, and retry-after or reset-after in seconds.
+fn assert_grpc(response: &RateLimitResponse, decision: &Decision, context: &str) {
     let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
-    assert_eq!(response.overall_code(), code, "{place}");
-    let [status] = &*response.statuses else { panic!("{} statuses, {place}", response.statuses.len()) };
-    assert_eq!(status.code(), code, "{place}");
+    assert_eq!(response.overall_code(), code, "{context}");
+    let [status] = &*response.statuses else { panic!("{} statuses, {context}", response.statuses.len()) };
+    assert_eq!(status.code(), code, "{context}");
     let shown =
         status.current_limit.as_ref().map(|limit| (limit.name.as_str(), limit.requests_per_unit.into()));
     let amount = decision.deciding().map(|tier| tier.policy.unwrap().amount());
-    assert_eq!(shown, decision.rule().zip(amount), "{place}");
-    assert_eq!(u64::from(status.limit_remaining), decision.remaining().unwrap_or(0), "{place}");
+    assert_eq!(shown, decision.rule().zip(amount), "{context}");
+    assert_eq!(u64::from(status.limit_remaining), decision.remaining().unwrap_or(0), "{context}");
     let wait = if decision.is_allowed() { decision.reset_after() } else { decision.retry_after() };
     let shown = status.duration_until_reset.map(|wait| (u64::try_from(wait.seconds).unwrap(), wait.nanos));
-    assert_eq!(shown, wait.map(|wait| (whole_seconds_up(wait), 0)), "{place}");
+    assert_eq!(shown, wait.map(|wait| (whole_seconds_up(wait), 0)), "{context}");
 }
 
-/// How many requests could not be asked about, as the metrics have it.
+/// Returns the number of invalid requests in the metrics.
 fn invalid(engine: &Engine) -> u64 {
     let metrics = engine.metrics();
     let of_invalid = |line: &str| Some(line.split_once("outcome=\"invalid\"} ")?.1.parse::<u64>().unwrap());
@@ -396,7 +396,7 @@ const NO_COSTS: [&str; 14] = [
 ];
 
 #[tokio::test]
-async fn a_number_that_is_no_cost_is_rejected_on_every_front_end_and_nothing_is_charged() {
+async fn an_invalid_cost_is_rejected_on_every_front_end_and_nothing_is_charged() {
     const AMOUNT: u64 = 9;
     let mut fronts = Fronts::start(&[Rule::new("all", Limit::sliding_log(AMOUNT, MINUTE).unwrap())]).await;
     let (mut by_http, mut by_auth, mut by_resp) = (0, 0, 0);
@@ -424,7 +424,7 @@ async fn a_number_that_is_no_cost_is_rejected_on_every_front_end_and_nothing_is_
                 by_resp += 1;
             }
         }
-        let reply = fronts.command(&["CL.THROTTLE", "somebody", "8", "1", "60", number]).await;
+        let reply = fronts.command(&["CL.THROTTLE", "user", "8", "1", "60", number]).await;
         assert!(reply[0].starts_with('-'), "CL.THROTTLE {number:?}: {reply:?}");
         by_resp += 1;
     }
@@ -438,14 +438,11 @@ async fn a_number_that_is_no_cost_is_rejected_on_every_front_end_and_nothing_is_
     let Engines { http, auth, resp, grpc } = &fronts.engines;
     assert_eq!([http, auth, resp, grpc].map(invalid), [by_http, by_auth, by_resp, 0]);
 
-    let free = Asked { route: "a", user: "1", cost: 0 };
+    let free = CheckInput { route: "a", user: "1", cost: 0 };
     let remaining = u32::try_from(AMOUNT).unwrap();
     assert_eq!(fronts.by_http(free).await["remaining"], AMOUNT);
     assert_eq!(fronts.by_auth(free).await.1[1], Some(AMOUNT));
     assert_eq!(fronts.by_resp(free).await[2], format!(":{AMOUNT}"));
-    assert_eq!(
-        fronts.command(&["CL.THROTTLE", "somebody", "8", "1", "60", "0"]).await[2],
-        format!(":{AMOUNT}")
-    );
+    assert_eq!(fronts.command(&["CL.THROTTLE", "user", "8", "1", "60", "0"]).await[2], format!(":{AMOUNT}"));
     assert_eq!(fronts.by_grpc(free).await.statuses[0].limit_remaining, remaining);
 }
