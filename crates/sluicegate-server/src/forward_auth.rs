@@ -94,7 +94,7 @@ pub(crate) async fn respond<B>(
 
 async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
     let Api { engine, settings } = api;
-    let settings = settings.forward_auth.load();
+    let settings = settings.forward_auth.load_full();
     let (read, deny_status) = match Query::read(head.uri.query().unwrap_or_default()) {
         Ok(query) => {
             let deny_status = query.deny_status;

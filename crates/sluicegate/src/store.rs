@@ -42,6 +42,12 @@ impl<R: RemoteStore> From<Arc<R>> for Store {
     }
 }
 
+impl From<Arc<dyn RemoteStore>> for Store {
+    fn from(store: Arc<dyn RemoteStore>) -> Self {
+        Self::Remote(store)
+    }
+}
+
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

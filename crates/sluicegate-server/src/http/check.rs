@@ -4,7 +4,7 @@ use axum::{
     http::{Method, Request, StatusCode},
     response::{IntoResponse, Response},
 };
-use futures_util::future::join_all;
+use sluicegate::Progress;
 use tokio::task::coop::consume_budget;
 use tracing::Instrument;
 
@@ -74,7 +74,7 @@ async fn check_batch(engine: &Engine, requests: &[sluicegate::Request<'_>]) -> J
         consume_budget().await;
         started.extend(few.iter().map(|request| engine.start(Transport::Http, request)));
     }
-    let decisions = join_all(started.into_iter().map(|progress| async { progress?.decision().await })).await;
+    let decisions = Progress::all(started).await;
     let entry = |decided: Result<_, sluicegate::Error>| {
         BatchEntry::from(decided.map(DecisionBody::from).map_err(Problem::from))
     };

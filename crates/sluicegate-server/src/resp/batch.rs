@@ -4,7 +4,8 @@
 //! those are interchangeable, and the decisions are assigned in the order in which the store made them. Every other command waits until
 //! the batch is answered. On the memory store every check is decided when it starts, and the batch stays empty.
 
-use futures_util::future::join_all;
+use std::mem;
+
 use sluicegate::{Decision, Error, Progress};
 
 use super::{error, request::CommandRequest, response::Replies};
@@ -39,9 +40,9 @@ impl Batch {
         if self.checks.is_empty() {
             return;
         }
-        let (checks, started): (Vec<_>, Vec<_>) = self.checks.drain(..).unzip();
-        let decisions = started.into_iter().map(|progress| async { progress?.decision().await });
-        let mut decisions = join_all(decisions).await;
+        // taken with its capacity: idle connections keep no buffer
+        let (checks, started): (Vec<_>, Vec<_>) = mem::take(&mut self.checks).into_iter().unzip();
+        let mut decisions = Progress::all(started).await;
         order_equal(&checks, &mut decisions);
         for (check, decision) in checks.iter().zip(decisions) {
             match decision {

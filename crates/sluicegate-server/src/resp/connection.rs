@@ -61,7 +61,7 @@ const READ_ROOM: usize = 16 << 10;
 const REPLY_ROOM: usize = 4 << 10;
 
 impl Endpoint {
-    /// Serves one client that has no slot, until it disconnects or breaks the protocol.
+    /// Serves one client that has no slot, until it disconnects or breaks the protocol. Nothing times out: timeouts are the listener's.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin) {
         self.serve_connection(io, None, &Activity::detached(TIMEOUTS)).await;
     }

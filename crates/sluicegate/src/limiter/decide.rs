@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use sluicegate_core::{
     Algorithm, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
@@ -36,6 +37,7 @@ const CLOSED_RETRY: Duration = Duration::from_secs(1);
 
 /// The progress of a request without waiting.
 #[derive(Debug)]
+#[must_use = "a pending decision is sent only when it is polled"]
 pub enum Progress {
     /// It is decided.
     Decided(Decision),
@@ -44,6 +46,7 @@ pub enum Progress {
 }
 
 /// A decision that a remote store must make. Ready by the deadline.
+#[must_use = "a pending decision is sent only when it is polled"]
 pub struct PendingDecision(BoxFuture<'static, Result<Decision, Error>>);
 
 impl PendingDecision {
@@ -79,15 +82,23 @@ impl Progress {
         }
     }
 
-    /// Returns the decision if it is made.
-    ///
-    /// # Errors
-    /// [`Error::NotLocal`] if it is pending.
-    pub(super) fn decided(self) -> Result<Decision, Error> {
-        match self {
-            Self::Decided(decision) => Ok(decision),
-            Self::Pending(_) => Err(Error::NotLocal),
+    /// Waits for the decisions of several requests. Those that are pending are sent together.
+    pub async fn all(started: Vec<Result<Self, Error>>) -> Vec<Result<Decision, Error>> {
+        let mut pending = Vec::new();
+        let mut decisions: Vec<Option<_>> = Vec::with_capacity(started.len());
+        for progress in started {
+            decisions.push(match progress {
+                Ok(Self::Decided(decision)) => Some(Ok(decision)),
+                Ok(Self::Pending(decision)) => {
+                    pending.push(decision);
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            });
         }
+        let mut decided = join_all(pending).await.into_iter();
+        let decisions = decisions.into_iter().map(|decision| decision.or_else(|| decided.next()));
+        decisions.map(|decision| decision.expect("every pending request has a decision")).collect()
     }
 }
 
@@ -155,7 +166,8 @@ impl Limiter {
         }
         let is_denied = denials.iter().any(|tier| tier.mode == Mode::Enforced);
         if is_denied || tiers.is_empty() {
-            return Ok(Progress::Decided(Decision::from_tiers(denials, None, without_counters(is_denied))));
+            let source = without_counters(!denials.is_empty());
+            return Ok(Progress::Decided(Decision::from_tiers(denials, None, source)));
         }
         let mut prepared =
             PreparedCheck { check: Check::from_tiers(request.operation, tiers)?, tiers: infos };
@@ -164,18 +176,16 @@ impl Limiter {
             Step::Remote(remote) => {
                 let remote = Arc::clone(remote);
                 Progress::Pending(PendingDecision::new(async move {
-                    let decisions = prepared.decide_remotely(&remote, deadline).await?;
-                    let denials = if decisions.failure.is_none() { denials } else { Vec::new() };
-                    Ok(decisions.combine(denials))
+                    Ok(prepared.decide_remotely(&remote, deadline).await?.combine(denials))
                 }))
             }
         })
     }
 }
 
-/// The source of a decision that no counter took part in.
-pub(super) fn without_counters(is_denied: bool) -> Source {
-    if is_denied { Source::Rule } else { Source::Unmatched }
+/// The source of a decision that no counter took part in. Also a shadow rule that would deny counts as a match.
+pub(super) fn without_counters(has_denials: bool) -> Source {
+    if has_denials { Source::Rule } else { Source::Unmatched }
 }
 
 /// Calls `add` for every rule that a request matches, in order; for a request with a key, for the limit of the request.

@@ -35,10 +35,10 @@ impl Limiter {
     /// Checks several requests, all or none, and then performs the refunds among them. Where two requests reach one counter under
     /// different limits, the stricter limit applies.
     ///
-    /// A request whose operation is a refund is refunded, every other one is checked.
+    /// A request is either checked, or refunded without a time. The shortest deadline of the requests applies to all.
     ///
     /// # Errors
-    /// When a request is invalid; nothing is charged.
+    /// When a request is invalid, or has another operation; nothing is charged.
     ///
     /// # Examples
     /// ```
@@ -64,13 +64,20 @@ impl Limiter {
     pub async fn check_group(&self, requests: &[Request<'_>]) -> Result<GroupDecision, Error> {
         let rules = self.rules();
         let (mut checks, mut refunds) = (JointCheck::default(), JointCheck::default());
+        let mut deadline = self.deadline;
         for (index, request) in requests.iter().enumerate() {
-            if is_refund(request) { &mut refunds } else { &mut checks }.add(&rules, index, request)?;
+            let joint = match request.operation {
+                Operation::Check => &mut checks,
+                Operation::Refund { at: None } => &mut refunds,
+                operation => return Err(Error::GroupOperation(operation)),
+            };
+            joint.add(&rules, index, request)?;
+            deadline = deadline.into_iter().chain(request.deadline).min();
         }
         refunds.denials.clear();
         let backend = &self.inner.backend;
         let started = Instant::now();
-        let decisions = checks.decide(backend, Operation::Check, self.deadline).await?;
+        let decisions = checks.decide(backend, Operation::Check, deadline).await?;
         let is_degraded = decisions.failure.is_some();
         let mut group = checks.group_decision(decisions, requests.len());
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
@@ -149,7 +156,7 @@ impl JointCheck {
     ) -> Result<TierDecisions, Error> {
         let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
         if is_denied || self.tiers.is_empty() {
-            return Ok(TierDecisions::none(without_counters(is_denied), None));
+            return Ok(TierDecisions::none(without_counters(!self.denials.is_empty()), None));
         }
         let check = Check::from_tiers(operation, std::mem::take(&mut self.tiers))?;
         let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };

@@ -93,6 +93,9 @@ pub enum Error {
     /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
     #[error("a remote store cannot decide synchronously: use check or check_key")]
     NotLocal,
+    /// A request of a group is neither a check nor a refund without a time.
+    #[error("a group cannot contain {0:?}: use checks, and refunds without a time")]
+    GroupOperation(Operation),
     /// A charge, a refund or a reset did not reach the store. Checks and peeks do not return this error: the rules' failure
     /// policies decide them.
     #[error(transparent)]
@@ -243,7 +246,7 @@ impl Limiter {
     /// # Errors
     /// As [`Limiter::check`], and [`Error::NotLocal`] if a remote store has to decide.
     pub fn try_check(&self, labels: &Labels, cost: impl Into<Costs>) -> Result<Decision, Error> {
-        self.start(&Request::new(labels, cost))?.decided()
+        self.try_start(&Request::new(labels, cost))
     }
 
     /// Decides as [`Limiter::check`] would, and charges nothing.
@@ -379,7 +382,7 @@ impl Limiter {
     /// # Errors
     /// As [`Limiter::check_key`], and [`Error::NotLocal`] if a remote store has to decide.
     pub fn try_check_key(&self, key: impl AsRef<[u8]>, limit: &Limit, cost: Cost) -> Result<Decision, Error> {
-        self.start(&Request::for_key(key.as_ref(), *limit, cost))?.decided()
+        self.try_start(&Request::for_key(key.as_ref(), *limit, cost))
     }
 
     /// Decides as [`Limiter::check_key`] would, and charges nothing.
@@ -440,6 +443,18 @@ impl Limiter {
     /// When the store does not answer, or does not support it.
     pub async fn inspect(&self, counters: &[(Key, Limit)]) -> Result<Vec<Option<CounterSnapshot>>, Error> {
         Ok(self.inner.backend.inspect(counters, self.deadline).await?)
+    }
+}
+
+impl Limiter {
+    fn try_start(&self, request: &Request<'_>) -> Result<Decision, Error> {
+        if self.is_remote() {
+            return Err(Error::NotLocal);
+        }
+        match self.start(request)? {
+            Progress::Decided(decision) => Ok(decision),
+            Progress::Pending(_) => Err(Error::NotLocal),
+        }
     }
 }
 

@@ -291,6 +291,7 @@ impl Upstream {
             counters.record_timeout();
             return vec![Err(no_answer_within(options.deadline)); checks.len()];
         };
+        let decided = validated(checks, decided);
         match decided.iter().find_map(|answered| answered.as_ref().err()) {
             None => counters.record_call(sent_at.elapsed()),
             Some(error) => counters.record_error(error),
@@ -359,6 +360,21 @@ impl Upstream {
             runtime.spawn(Probe(Arc::downgrade(self)).run());
         }
     }
+}
+
+/// Replaces answers that do not fit their checks by errors: a tier without an answer would not be enforced.
+fn validated(
+    checks: &[Check],
+    decided: Vec<Result<CheckAnswer, StoreError>>,
+) -> Vec<Result<CheckAnswer, StoreError>> {
+    let malformed = || StoreError::Ambiguous("the answer of the store does not fit the call".to_owned());
+    if decided.len() != checks.len() {
+        return checks.iter().map(|_| Err(malformed())).collect();
+    }
+    let fits = |check: &Check, answer: CheckAnswer| {
+        if answer.answers.len() == check.tiers().len() { Ok(answer) } else { Err(malformed()) }
+    };
+    checks.iter().zip(decided).map(|(check, answer)| fits(check, answer?)).collect()
 }
 
 /// Whether an error is a failure of the store. A late call may be due to a short deadline of the caller.

@@ -692,3 +692,38 @@ async fn a_caller_can_shorten_the_deadline_but_not_extend_it() {
         assert_eq!(before.elapsed(), ms(waited_ms));
     }
 }
+
+/// A store whose answers lack tiers or checks.
+struct MalformedStore(Vec<Result<CheckAnswer, StoreError>>);
+
+impl RemoteStore for MalformedStore {
+    fn decide<'a>(
+        &'a self,
+        _: &'a [Check],
+        _: Option<Deadline>,
+    ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
+        Box::pin(async { self.0.clone() })
+    }
+
+    fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
+        Box::pin(async { Ok(1) })
+    }
+
+    fn reset<'a>(&'a self, _: &'a [(Key, Algorithm)]) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async { Ok(0) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_does_not_fit_the_call_is_an_error_and_admits_nothing() {
+    let without_tiers = CheckAnswer { at: Timestamp::default(), answers: Vec::new() };
+    for answer in [Vec::new(), vec![Ok(without_tiers)]] {
+        let remote = Remote::new(Arc::new(MalformedStore(answer)), Options::default());
+        let outcome = remote.decide(&check("k", limit(9), 1), None).await;
+        assert!(matches!(outcome, Err(StoreError::Ambiguous(_))), "{outcome:?}");
+    }
+}

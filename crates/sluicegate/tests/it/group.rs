@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate::{
     Cost, Decision, Error, Labels, Limit, LimitOverride, Limiter, MemoryStore, Mode, Operation, Options,
-    Override, RedisStore, Request, Rule, Source,
+    Override, RedisStore, Request, Rule, Source, Timestamp,
 };
 use sluicegate_testkit::{
     cluster::Cluster,
@@ -161,4 +161,21 @@ async fn a_group_with_too_many_counters_is_an_error() {
     assert!(limiter.check_group(&many(63)).await.unwrap().overall.is_allowed());
     assert!(matches!(limiter.check_group(&many(64)).await, Err(Error::Check(_))));
     assert!(limiter.check_group(&[]).await.unwrap().overall.is_allowed());
+}
+
+#[tokio::test]
+async fn a_group_takes_checks_and_refunds_without_a_time_only() {
+    let limiter = Limiter::new(MemoryStore::new(), rules()).unwrap();
+    let request = || Request::new(Labels::new([("a", "x")]).unwrap(), Cost::ONE);
+    for operation in
+        [Operation::Peek, Operation::Charge, Operation::Refund { at: Some(Timestamp::default()) }]
+    {
+        let group = [request(), request().operation(operation)];
+        let error = limiter.check_group(&group).await.unwrap_err();
+        assert_eq!(error, Error::GroupOperation(operation));
+    }
+    assert_eq!(
+        limiter.peek(&Labels::new([("a", "x")]).unwrap(), Cost::ONE).await.unwrap().remaining(),
+        Some(3)
+    );
 }
