@@ -8,11 +8,11 @@ use sluicegate::{
     PendingDecision, Progress, Request, Subject,
 };
 use tokio::time::MissedTickBehavior;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     labels::{CleanError, LabelPolicy},
-    observe::{Call, Observer, history, trace},
+    observe::{Call, Observation, Observer, history, trace},
 };
 
 /// Decides requests for all front ends. Cheap to clone.
@@ -133,33 +133,41 @@ impl Engine {
         let Inner { limiter, observer, .. } = &*self.inner;
         let started = observer.now();
         let span = trace::decision_span(transport, request.operation);
-        match span.in_scope(|| limiter.start(request)) {
+        let progress = span.in_scope(|| limiter.start(request));
+        match progress {
             Ok(Progress::Pending(pending)) => {
                 let (engine, request) = (self.clone(), request.clone().into_owned());
                 Ok(Progress::Pending(PendingDecision::new(async move {
                     let observation = engine.inner.observer.begin_at(transport, started);
                     let decided = pending.instrument(span.clone()).await;
-                    match &decided {
-                        Ok(decision) => {
-                            trace::record(&span, decision);
-                            observation.decided(&request, decision, || engine.inner.limiter.rules());
-                        }
-                        Err(error) => observation.failed(Call::Decide(request.operation), error),
-                    }
+                    engine.observe(&observation, &span, &request, decided.as_ref());
                     decided
                 })))
             }
-            Ok(Progress::Decided(decision)) => {
-                trace::record(&span, &decision);
-                let observation = observer.begin_at(transport, started);
-                observation.decided(request, &decision, || limiter.rules());
-                Ok(Progress::Decided(decision))
+            Ok(Progress::Decided(ref decision)) => {
+                self.observe(&observer.begin_at(transport, started), &span, request, Ok(decision));
+                progress
             }
-            Err(error) => {
-                let observation = observer.begin_at(transport, started);
-                observation.failed(Call::Decide(request.operation), &error);
-                Err(error)
+            Err(ref error) => {
+                self.observe(&observer.begin_at(transport, started), &span, request, Err(error));
+                progress
             }
+        }
+    }
+
+    fn observe(
+        &self,
+        observation: &Observation<'_>,
+        span: &Span,
+        request: &Request<'_>,
+        decided: Result<&Decision, &Error>,
+    ) {
+        match decided {
+            Ok(decision) => {
+                trace::record(span, decision);
+                observation.decided(request, decision, || self.inner.limiter.rules());
+            }
+            Err(error) => observation.failed(Call::Decide(request.operation), error),
         }
     }
 

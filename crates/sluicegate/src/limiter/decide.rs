@@ -28,7 +28,7 @@ use crate::{
     decision::{Decision, Source, TierDecision},
     key::Key,
     remote::Remote,
-    rules::{Applied, DEFAULT_UNIT, Effect, OnStoreFailure, RuleSet, Unit},
+    rules::{Applied, DEFAULT_UNIT, Effect, OnStoreFailure, Rule, RuleSet, Unit},
     store::{BoxFuture, StoreError},
 };
 
@@ -110,18 +110,23 @@ pub(super) struct TierInfo {
     pub(super) on_store_failure: OnStoreFailure,
 }
 
-/// One rule that a request matches.
-pub(super) enum Matched {
-    /// Its counter decides.
-    Counter(TierInfo, Tier),
-    /// It denies without counting.
-    Denial(TierDecision),
+/// The rules that a request matches, in order.
+#[derive(Default)]
+pub(super) struct MatchedRules {
+    /// The tiers whose counters decide.
+    pub(super) tiers: Tiers,
+    /// What is reported about each of them.
+    pub(super) infos: TierInfos,
+    /// Rules that deny without counting.
+    pub(super) denials: Vec<TierDecision>,
 }
+
+pub(super) type TierInfos = SmallVec<[TierInfo; 1]>;
 
 /// A check with the rules of its tiers.
 pub(super) struct PreparedCheck {
     pub(super) check: Check,
-    pub(super) tiers: SmallVec<[TierInfo; 1]>,
+    pub(super) tiers: TierInfos,
 }
 
 /// The decisions of a check's tiers, before they become one.
@@ -145,22 +150,9 @@ impl Limiter {
             (Some(own), Some(other)) => Some(own.min(other)),
             (own, other) => own.or(other),
         };
-        let (mut tiers, mut infos) = (Tiers::new(), SmallVec::new());
-        let mut denials = Vec::new();
-        match_rules(
-            || self.inner.rules.load(),
-            request,
-            |matched| {
-                match matched {
-                    Matched::Counter(info, tier) => {
-                        infos.push(info);
-                        tiers.push(tier);
-                    }
-                    Matched::Denial(tier) => denials.push(tier),
-                }
-                Ok(())
-            },
-        )?;
+        let mut matched = MatchedRules::default();
+        matched.add(|| self.inner.rules.load(), request)?;
+        let MatchedRules { tiers, infos, mut denials } = matched;
         if matches!(request.operation, Operation::Charge | Operation::Refund { .. }) {
             denials.clear();
         }
@@ -188,63 +180,96 @@ pub(super) fn without_counters(has_denials: bool) -> Source {
     if has_denials { Source::Rule } else { Source::Unmatched }
 }
 
-/// Calls `add` for every rule that a request matches, in order; for a request with a key, for the limit of the request.
-pub(super) fn match_rules<R: Deref<Target = Arc<RuleSet>>>(
-    rules: impl FnOnce() -> R,
-    request: &Request<'_>,
-    mut add: impl FnMut(Matched) -> Result<(), Error>,
-) -> Result<(), Error> {
-    match &request.subject {
-        Subject::Key { key, limit, cost } => {
-            let tier = Tier { key: Key::without_rule(key)?, terms: Terms::new(*limit, *cost) };
-            add(Matched::Counter(TierInfo::default(), tier))
-        }
-        Subject::Labels { labels, costs, only, limit } => {
-            let rules = rules();
-            ensure_known(&rules, only.as_deref())?;
-            let applied = rules.matching(labels, costs)?;
-            if let (Some(limit), []) = (limit, &*applied) {
-                return add(without_rule(*limit, request, Key::of_labels(labels))?);
+impl MatchedRules {
+    /// Adds every rule that a request matches; for a request with a key, the limit of the request.
+    pub(super) fn add<R: Deref<Target = Arc<RuleSet>>>(
+        &mut self,
+        rules: impl FnOnce() -> R,
+        request: &Request<'_>,
+    ) -> Result<(), Error> {
+        let (labels, costs, only, limit) = match &request.subject {
+            Subject::Key { key, limit, cost } => {
+                self.infos.push(TierInfo::default());
+                self.tiers.push(Tier { key: Key::without_rule(key)?, terms: Terms::new(*limit, *cost) });
+                return Ok(());
             }
-            for mut applied in
-                applied.into_iter().filter(|applied| is_selected(applied.rule, only.as_deref()))
-            {
-                let denial = limit.map(|limit| replace_limit(&mut applied, limit)).transpose()?.flatten();
-                add(denial.unwrap_or_else(|| applied.into()))?;
-            }
-            Ok(())
+            Subject::Labels { labels, costs, only, limit } => (labels, costs, only.as_deref(), *limit),
+        };
+        let rules = rules();
+        ensure_known(&rules, only)?;
+        let applied = rules.matching(labels, costs)?;
+        if let (Some(limit), []) = (limit, &*applied) {
+            return self.add_without_rule(limit, request, Key::of_labels(labels));
         }
+        for mut applied in applied.into_iter().filter(|applied| is_selected(applied.rule, only)) {
+            match limit {
+                Some(limit) if denies_all(&applied, limit) => self.add_denial(applied.rule, &applied.effect),
+                Some(limit) => {
+                    replace_limit(&mut applied, limit)?;
+                    self.add_applied(applied);
+                }
+                None => self.add_applied(applied),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_applied(&mut self, applied: Applied<'_>) {
+        let rule = applied.rule;
+        match applied.effect {
+            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
+                let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
+                let terms = Terms { limit, cost, mode: mode(shadow), admission };
+                let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
+                self.infos.push(TierInfo { rule, unit, on_store_failure });
+                self.tiers.push(Tier { key, terms });
+            }
+            Effect::Deny { .. } => self.add_denial(rule, &applied.effect),
+        }
+    }
+
+    fn add_denial(&mut self, rule: &Rule, effect: &Effect) {
+        let (Effect::Limit { shadow, .. } | Effect::Deny { shadow, .. }) = effect;
+        self.denials.push(denial(Some(&rule.name), &rule.unit, mode(*shadow)));
+    }
+
+    /// Adds the counter of a request that brings a limit and matches no rule.
+    fn add_without_rule(
+        &mut self,
+        limit: LimitOverride,
+        request: &Request<'_>,
+        key: Key,
+    ) -> Result<(), Error> {
+        if limit.amount == 0 {
+            self.denials.push(denial(None, &Unit::default(), Mode::Enforced));
+            return Ok(());
+        }
+        let limit = limit.with_algorithm(Algorithm::FixedWindow)?;
+        self.infos.push(TierInfo::default());
+        self.tiers.push(Tier { key, terms: Terms::new(limit, request.cost(DEFAULT_UNIT)) });
+        Ok(())
     }
 }
 
-/// Replaces the limit of a rule. Returns a denial if the other limit admits nothing.
-fn replace_limit(applied: &mut Applied<'_>, other: LimitOverride) -> Result<Option<Matched>, Error> {
-    let rule = applied.rule;
-    let Effect::Limit { limit, shadow, .. } = &mut applied.effect else { return Ok(None) };
-    if other.amount == 0 {
-        return Ok(Some(denial(Some(&rule.name), &rule.unit, mode(*shadow))));
-    }
+/// Whether a limit of zero replaces that of a rule.
+fn denies_all(applied: &Applied<'_>, other: LimitOverride) -> bool {
+    other.amount == 0 && matches!(applied.effect, Effect::Limit { .. })
+}
+
+/// Replaces the limit of a rule by another amount and window.
+fn replace_limit(applied: &mut Applied<'_>, other: LimitOverride) -> Result<(), Error> {
+    let Effect::Limit { limit, .. } = &mut applied.effect else { return Ok(()) };
     let phase = Duration::from_micros(limit.phase_us());
     *limit = other.with_algorithm(limit.algorithm())?;
     if !phase.is_zero() {
         *limit = limit.with_phase(phase)?;
     }
-    Ok(None)
+    Ok(())
 }
 
-/// The counter of a request that brings a limit and matches no rule.
-fn without_rule(limit: LimitOverride, request: &Request<'_>, key: Key) -> Result<Matched, Error> {
-    if limit.amount == 0 {
-        return Ok(denial(None, &Unit::default(), Mode::Enforced));
-    }
-    let limit = limit.with_algorithm(Algorithm::FixedWindow)?;
-    let terms = Terms::new(limit, request.cost(DEFAULT_UNIT));
-    Ok(Matched::Counter(TierInfo::default(), Tier { key, terms }))
-}
-
-/// Returns a permanent denial without a counter.
-fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> Matched {
-    Matched::Denial(TierDecision {
+/// A denial without a counter: waiting does not help.
+fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> TierDecision {
+    TierDecision {
         rule: rule.cloned(),
         unit: unit.clone(),
         mode,
@@ -253,26 +278,11 @@ fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> Matched {
         limit: 0,
         remaining: 0,
         reset_after: Duration::ZERO,
-    })
+    }
 }
 
 pub(super) fn mode(shadow: bool) -> Mode {
     if shadow { Mode::Shadow } else { Mode::Enforced }
-}
-
-impl From<Applied<'_>> for Matched {
-    fn from(applied: Applied<'_>) -> Self {
-        let rule = applied.rule;
-        match applied.effect {
-            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
-                let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
-                let terms = Terms { limit, cost, mode: mode(shadow), admission };
-                let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
-                Self::Counter(TierInfo { rule, unit, on_store_failure }, Tier { key, terms })
-            }
-            Effect::Deny { shadow, .. } => denial(Some(&rule.name), &rule.unit, mode(shadow)),
-        }
-    }
 }
 
 impl PreparedCheck {

@@ -7,12 +7,11 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Operation, Terms, step::Mode};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
     Error, Limiter, Request,
-    decide::{Matched, PreparedCheck, TierDecisions, TierInfo, match_rules, mode, without_counters},
+    decide::{MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, mode, without_counters},
 };
 use crate::{
     backend::{Backend, Step},
@@ -107,7 +106,7 @@ fn is_refund(request: &Request<'_>) -> bool {
 /// The counters that several requests reach, each once.
 #[derive(Default)]
 struct JointCheck {
-    infos: SmallVec<[TierInfo; 1]>,
+    infos: TierInfos,
     tiers: Tiers,
     /// Which request reaches which counter: (request, position of the tier).
     reached: Vec<(usize, usize)>,
@@ -117,17 +116,13 @@ struct JointCheck {
 
 impl JointCheck {
     fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
-        match_rules(
-            || rules,
-            request,
-            |matched| match matched {
-                Matched::Counter(info, tier) => self.add_counter(index, info, tier),
-                Matched::Denial(tier) => {
-                    self.denials.push((index, tier));
-                    Ok(())
-                }
-            },
-        )
+        let mut matched = MatchedRules::default();
+        matched.add(|| rules, request)?;
+        self.denials.extend(matched.denials.into_iter().map(|tier| (index, tier)));
+        for (info, tier) in matched.infos.into_iter().zip(matched.tiers) {
+            self.add_counter(index, info, tier)?;
+        }
+        Ok(())
     }
 
     fn add_counter(&mut self, index: usize, info: TierInfo, tier: Tier) -> Result<(), Error> {
