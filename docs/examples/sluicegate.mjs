@@ -1,13 +1,14 @@
-// Asks Redis by sluicegate's script: the same counters and the same answers as the server. Needs ioredis.
+// Calls sluicegate's Lua script on Redis, with the same counters and decisions as the server. Needs ioredis.
 //
 //   cargo run -p sluicegate --example print_script > sluicegate.lua
-//   node sluicegate.mjs redis://127.0.0.1:6379 sluicegate.lua < questions
+//   node sluicegate.mjs redis://127.0.0.1:6379 sluicegate.lua < requests
 //
-// One question a line, as JSON; an answer for each. A tier is one counter and what is asked of it:
+// Reads one request per line, as JSON, and prints a decision for each. A tier is one counter with its limit and cost:
 //
 //   {"tiers": [{"values": ["user:42"], "algorithm": "sliding-log", "amount": 3, "window_ms": 60000}]}
 //
-// Also: "rule" (none: a key without rules), "burst", "cost", and beside the tiers "operation": check, peek, charge or refund.
+// Optional fields of a tier: "rule" (default: a key without rules), "burst", "cost". Optional field of a request: "operation", which
+// is check, peek, charge or refund.
 
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -25,7 +26,7 @@ const encoded = (value) =>
     return /[A-Za-z0-9._-]/.test(char) ? char : `%${byte.toString(16).padStart(2, "0")}`;
   }).join("");
 
-// The values of a rule's `per`; null where a label is absent.
+// Joins the values of a rule's `per` labels; null is an absent label.
 function identityOf(values) {
   const text = values.length ? values.map((value) => (value === null ? "!" : encoded(value))).join(",") : "*";
   return text.length <= LONGEST_IDENTITY ? text : `#${createHash("sha256").update(text).digest("hex")}`;
@@ -47,8 +48,8 @@ export function keyOf({ rule, values, algorithm }, prefix = "sg") {
 
 const gcd = (a, b) => (b === 0 ? a : gcd(b, a % b));
 
-// A tier's limit, in the numbers that the script takes.
-function numbersOf({ algorithm, amount, window_ms, burst = amount, cost = 1 }) {
+// The limit and the cost of a tier, as the script expects them.
+function limitOf({ algorithm, amount, window_ms, burst = amount, cost = 1 }) {
   const window = window_ms * 1000;
   const common = gcd(amount, window);
   return { code: ALGORITHMS[algorithm], amount, window, capacity: burst, cost, units: amount / common, micros: window / common };
@@ -69,18 +70,18 @@ function pack(...fields) {
 
 export class Sluicegate {
   constructor(client, script) {
-    client.defineCommand("sluicegate", { lua: script }); // EVALSHA, and EVAL where the script is not known
+    client.defineCommand("sluicegate", { lua: script }); // EVALSHA, and EVAL if the server does not have the script
     this.client = client;
   }
 
   // Decides over all tiers, all or none.
-  async ask({ tiers, operation = "check" }) {
+  async decide({ tiers, operation = "check" }) {
     const isLog = (tier) => tier.algorithm === "sliding-log";
-    tiers = [...tiers].sort((one, other) => isLog(one) - isLog(other)); // keys of logs come last
-    const limits = tiers.map(numbersOf);
+    tiers = [...tiers].sort((one, other) => isLog(one) - isLog(other)); // logs come last
+    const limits = tiers.map(limitOf);
     const others = tiers.filter((tier) => !isLog(tier)).length;
-    const header = pack(["d", -1], ["d", -1], ["H", others]); // by Redis's clock, without a deadline
-    const phase = 0; // other than 0 for rules with `stagger`
+    const header = pack(["d", -1], ["d", -1], ["H", others]); // the clock of Redis, no deadline
+    const phase = 0; // not 0 for rules with `stagger`
     const table = limits.map(({ code, amount, window, capacity, units, micros }) =>
       pack(["B", code], ...[amount, window, capacity, phase, units, micros].map((number) => ["d", number])),
     );
@@ -91,27 +92,27 @@ export class Sluicegate {
     ];
     const keys = tiers.map((tier) => keyOf(tier));
     const reply = await this.client.sluicegateBuffer(keys.length, ...keys, header, Buffer.concat(table), Buffer.concat(plan));
-    return this.answer(reply, tiers, limits, operation);
+    return this.decision(reply, tiers, limits, operation);
   }
 
-  answer(reply, tiers, limits, operation) {
+  decision(reply, tiers, limits, operation) {
     const now = reply.readDoubleLE(1);
     const passed = reply.readDoubleLE(9);
     const records = 17 + 8 * tiers.length;
-    const answers = limits.map((limit, tier) => {
+    const decisions = limits.map((limit, tier) => {
       if (passed >= 0) {
         return byLevel(limit, reply.readDoubleLE(17 + 8 * tier), operation === "check" ? passed : 0, now);
       }
-      const at = records + 40 * tier; // the tiers are told in full, at the end
+      const at = records + 40 * tier; // each tier has a full record at the end
       const [free, wait, reset] = [8, 16, 24].map((offset) => reply.readDoubleLE(at + offset));
-      return inFull(limit, reply.readUInt32LE(at) > 0, free, wait, reset);
+      return byRecord(limit, reply.readUInt32LE(at) > 0, free, wait, reset);
     });
-    answers.forEach((answer, tier) => (answer.rule = tiers[tier].rule ?? null));
-    return { allowed: answers.every(({ allowed }) => allowed), at_us: now, tiers: answers };
+    decisions.forEach((decision, tier) => (decision.rule = tiers[tier].rule ?? null));
+    return { allowed: decisions.every(({ allowed }) => allowed), at_us: now, tiers: decisions };
   }
 }
 
-function inFull(limit, allowed, free, wait, reset) {
+function byRecord(limit, allowed, free, wait, reset) {
   return {
     allowed,
     limit: limit.capacity,
@@ -121,19 +122,19 @@ function inFull(limit, allowed, free, wait, reset) {
   };
 }
 
-// What a counter means that held so much before. For anything but a bucket, it was charged just now.
+// Computes a decision from the previous level. Counters other than buckets were charged now.
 function byLevel(limit, level, charged, now) {
   const { code, window, capacity, cost, units, micros } = limit;
   if (code !== ALGORITHMS["token-bucket"]) {
     const into = now % window;
     const reset = { 1: window - into, 2: 2 * window - into, 4: window }[code];
-    return inFull(limit, true, capacity - level - cost, 0, reset);
+    return byRecord(limit, true, capacity - level - cost, 0, reset);
   }
-  // a level counts parts of a unit: `micros` to the unit, `units` of which drain in a microsecond
+  // a level counts fractions of a unit: a unit is `micros`, and `units` drain per microsecond
   const tooMuch = level - (capacity - cost) * micros;
   const wait = cost > capacity ? -1 : Math.ceil(tooMuch / units);
   level += charged * cost * micros;
-  return inFull(limit, tooMuch <= 0, capacity - Math.ceil(level / micros), wait, Math.ceil(level / units));
+  return byRecord(limit, tooMuch <= 0, capacity - Math.ceil(level / micros), wait, Math.ceil(level / units));
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) {
@@ -141,7 +142,7 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   const client = new Redis(url);
   const sluicegate = new Sluicegate(client, readFileSync(script, "utf8"));
   for await (const line of createInterface({ input: process.stdin })) {
-    console.log(JSON.stringify(await sluicegate.ask(JSON.parse(line))));
+    console.log(JSON.stringify(await sluicegate.decide(JSON.parse(line))));
   }
   client.disconnect();
 }

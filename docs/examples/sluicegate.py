@@ -1,13 +1,14 @@
-"""Asks Redis by sluicegate's script: the same counters and the same answers as the server. Needs redis-py.
+"""Calls sluicegate's Lua script on Redis, with the same counters and decisions as the server. Needs redis-py.
 
     cargo run -p sluicegate --example print_script > sluicegate.lua
-    python3 sluicegate.py redis://127.0.0.1:6379 sluicegate.lua < questions
+    python3 sluicegate.py redis://127.0.0.1:6379 sluicegate.lua < requests
 
-One question a line, as JSON; an answer for each. A tier is one counter and what is asked of it:
+Reads one request per line, as JSON, and prints a decision for each. A tier is one counter with its limit and cost:
 
     {"tiers": [{"values": ["user:42"], "algorithm": "sliding-log", "amount": 3, "window_ms": 60000}]}
 
-Also: "rule" (none: a key without rules), "burst", "cost", and beside the tiers "operation": check, peek, charge or refund.
+Optional fields of a tier: "rule" (default: a key without rules), "burst", "cost". Optional field of a request: "operation", which is
+check, peek, charge or refund.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ def encoded(value):
 
 
 def identity_of(values):
-    """The values of a rule's `per`; None where a label is absent."""
+    """Joins the values of a rule's `per` labels; None is an absent label."""
     text = ",".join("!" if value is None else encoded(value) for value in values) if values else "*"
     return text if len(text) <= LONGEST_IDENTITY else "#" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -42,8 +43,8 @@ def key_of(tier, prefix="sg"):
     return f"{prefix}1:{{{zlib.crc32(identity.encode()):08x}}}:{tier['algorithm']}:{rule}:{identity}"
 
 
-class Numbers:
-    """A tier's limit, in the numbers that the script takes."""
+class Limit:
+    """The limit and the cost of a tier, as the script expects them."""
 
     def __init__(self, tier):
         self.code = ALGORITHMS[tier["algorithm"]]
@@ -53,7 +54,7 @@ class Numbers:
         self.units, self.micros = self.amount // common, self.window // common
 
     def packed(self):
-        phase = 0  # other than 0 for rules with `stagger`
+        phase = 0  # not 0 for rules with `stagger`
         return struct.pack(
             "<Bdddddd", self.code, self.amount, self.window, self.capacity, phase, self.units, self.micros
         )
@@ -61,36 +62,36 @@ class Numbers:
 
 class Sluicegate:
     def __init__(self, client, script):
-        self.script = client.register_script(script)  # EVALSHA, and EVAL where the script is not known
+        self.script = client.register_script(script)  # EVALSHA, and EVAL if the server does not have the script
 
-    def ask(self, tiers, operation="check"):
+    def decide(self, tiers, operation="check"):
         """Decides over all tiers, all or none."""
-        tiers = sorted(tiers, key=lambda tier: tier["algorithm"] == "sliding-log")  # keys of logs come last
-        limits = [Numbers(tier) for tier in tiers]
+        tiers = sorted(tiers, key=lambda tier: tier["algorithm"] == "sliding-log")  # logs come last
+        limits = [Limit(tier) for tier in tiers]
         others = sum(tier["algorithm"] != "sliding-log" for tier in tiers)
-        header = struct.pack("<ddH", -1, -1, others)  # by Redis's clock, without a deadline
+        header = struct.pack("<ddH", -1, -1, others)  # the clock of Redis, no deadline
         plan = struct.pack("<BBBHd", OPERATIONS[operation], 0, len(tiers), 1, -1)
         plan += b"".join(struct.pack("<BHd", 0, at + 1, limit.cost) for at, limit in enumerate(limits))
         plan += struct.pack(f"<I{len(tiers)}H", 1, *range(1, len(tiers) + 1))
         arguments = [header, b"".join(limit.packed() for limit in limits), plan]
         reply = self.script(keys=[key_of(tier) for tier in tiers], args=arguments)
-        return self.answer(reply, tiers, limits, operation)
+        return self.decision(reply, tiers, limits, operation)
 
-    def answer(self, reply, tiers, limits, operation):
+    def decision(self, reply, tiers, limits, operation):
         _, now, passed = struct.unpack_from("<Bdd", reply)
-        if passed < 0:  # the tiers are told in full, at the end
+        if passed < 0:  # each tier has a full record at the end
             records = struct.iter_unpack("<IIdddd", reply[17 + 8 * len(tiers) :])
-            answers = [in_full(limit, record) for limit, record in zip(limits, records)]
+            decisions = [by_record(limit, record) for limit, record in zip(limits, records)]
         else:
             levels = struct.unpack_from(f"<{len(tiers)}d", reply, 17)
             charged = passed if operation == "check" else 0
-            answers = [by_level(limit, level, charged, now) for limit, level in zip(limits, levels)]
-        for tier, answer in zip(tiers, answers):
-            answer["rule"] = tier.get("rule")
-        return {"allowed": all(answer["allowed"] for answer in answers), "at_us": int(now), "tiers": answers}
+            decisions = [by_level(limit, level, charged, now) for limit, level in zip(limits, levels)]
+        for tier, decision in zip(tiers, decisions):
+            decision["rule"] = tier.get("rule")
+        return {"allowed": all(tier["allowed"] for tier in decisions), "at_us": int(now), "tiers": decisions}
 
 
-def in_full(limit, record):
+def by_record(limit, record):
     passes, _, free, wait, reset, _ = record
     return {
         "allowed": passes > 0,
@@ -102,18 +103,18 @@ def in_full(limit, record):
 
 
 def by_level(limit, level, charged, now):
-    """What a counter means that held so much before. For anything but a bucket, it was charged just now."""
+    """Computes a decision from the previous level. Counters other than buckets were charged now."""
     if limit.code != ALGORITHMS["token-bucket"]:
         into = now % limit.window
         reset = {1: limit.window - into, 2: 2 * limit.window - into, 4: limit.window}[limit.code]
         used = level + limit.cost
-        return in_full(limit, (1, 1, limit.capacity - used, 0, reset, 0))
-    # a level counts parts of a unit: `micros` to the unit, `units` of which drain in a microsecond
+        return by_record(limit, (1, 1, limit.capacity - used, 0, reset, 0))
+    # a level counts fractions of a unit: a unit is `micros`, and `units` drain per microsecond
     too_much = level - (limit.capacity - limit.cost) * limit.micros
     wait = -1 if limit.cost > limit.capacity else math.ceil(too_much / limit.units)
     level += charged * limit.cost * limit.micros
     free = limit.capacity - math.ceil(level / limit.micros)
-    return in_full(limit, (too_much <= 0, charged, free, wait, math.ceil(level / limit.units), 0))
+    return by_record(limit, (too_much <= 0, charged, free, wait, math.ceil(level / limit.units), 0))
 
 
 def main():
@@ -121,8 +122,8 @@ def main():
     with open(script) as file:
         sluicegate = Sluicegate(redis.Redis.from_url(url), file.read())
     for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(sluicegate.ask(**question)), flush=True)
+        request = json.loads(line)
+        print(json.dumps(sluicegate.decide(**request)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ const HOT_PART: f64 = 0.1;
 pub fn page(report: &Report, costs: &Costs, plans: &[Plan]) -> String {
     let machine = &report.machine;
     let mut page = String::from(
-        "# How far it scales\n\n\
+        "# Scaling\n\n\
          <!-- written by scripts/bench scaling; do not edit -->\n\n\
-         How many Redis primaries carry 1, 10 and 100 million decisions per second, what ends first, and what a hot key \
-         does. Nothing of that size was run. Three kinds of figures, kept apart: **measured** on one Redis, **computed** from \
-         that, and **simulated** with the measured costs. The same figures give the same page:\n\n\
-         <!-- not run: it takes half an hour -->\n```sh\nscripts/bench --write docs   # measures, writes docs/benchmarks/figures.json\n\
+         This page estimates how many Redis primaries 1, 10 and 100 million decisions per second need, what the next \
+         bottleneck is, and how a hot key behaves. No deployment of that size was run. The figures are **measured** on one \
+         Redis, **computed** from the measurements, or **simulated** with the measured costs. The page is generated from the \
+         figures:\n\n\
+         <!-- not run: it takes half an hour -->\n```sh\nscripts/bench --write docs   # measures, writes \
+         docs/benchmarks/figures.json\n\
          scripts/bench scaling        # this page, from those figures\n```\n\n\
          ![primaries by decisions per second](benchmarks/scaling.svg)\n\n",
     );
@@ -44,7 +46,7 @@ fn measured(page: &mut String, report: &Report, costs: &Costs) {
          | Redis, one key per call, 64 connections | {alone:.2} |\n\
          | Redis, one key per call, one pipelined connection | {pipelined:.2} |\n\
          | Redis, 64 keys per call | {batched:.2} |\n\
-         | Redis, as the gate batches random keys of 64 callers ({gate_batch:.0} decisions per call) | {gate:.2} |\n\
+         | Redis, random keys of 64 callers in batches ({gate_batch:.0} decisions per call) | {gate:.2} |\n\
          | Redis, one hot key of 1000 callers in one process ({hot_batch:.0} decisions per call) | {hot:.2} |\n\
          | client, random keys | {client:.2} |\n\n\
          A line through one and 64 keys per call: a decision adds {decision:.2} us to a call, and over many connections the call \
@@ -71,12 +73,13 @@ fn assumed(page: &mut String, cores: usize) {
     page.push_str(&format!(
         "## Assumed\n\n\
          * A primary is one thread, and is planned to be busy {busy:.0} % of the time.\n\
-         * Its cores are as fast as those measured, where client and Redis shared {cores}. A machine of its own is kinder.\n\
-         * On a Cluster a call decides checks on any slots of one primary. The {SLOTS} slots are dealt out equally, and keys fall into \
-         them at random. Each process has a limit of calls in flight to each primary that follows the round trip, and what arrives \
-         beyond it waits for the next call.\n\
+         * Its cores are as fast as those measured, where client and Redis shared {cores}. A dedicated machine has no such \
+         contention.\n\
+         * On a Cluster a call decides checks on any slots of one primary. The {SLOTS} slots are distributed equally, and \
+         keys are distributed over them at random. Each process limits its calls in flight to each primary by the round trip, \
+         and further requests wait for the next call.\n\
          * A client process makes {instance:.0} k decisions per second and keeps one connection to each primary.\n\
-         * A round trip takes {trip:.1} ms when nothing waits; the deadline is {deadline:.0} ms.\n\
+         * A round trip takes {trip:.1} ms without queueing; the deadline is {deadline:.0} ms.\n\
          * A call and its reply are {CALL_BYTES:.0} bytes on the wire.\n\n",
         busy = BUSY * 100.0,
         instance = PER_INSTANCE / 1e3,
@@ -88,8 +91,8 @@ fn assumed(page: &mut String, cores: usize) {
 fn computed(page: &mut String, plans: &[Plan]) {
     page.push_str(
         "## Computed: primaries\n\n\
-         Rate times cost per decision, over the planned load. The first column is without batches, as when many processes \
-         ask each primary a little; the others need processes that are busy enough to fill batches.\n\n\
+         Rate times cost per decision, divided by the planned load. The first column is without batches, which is the case if \
+         many processes send few requests to each primary; the others need processes that are busy enough to fill batches.\n\n\
          | decisions/s | 1 key per call | 16 keys per call | 64 keys per call | client processes | client cores |\n\
          |---:|---:|---:|---:|---:|---:|\n",
     );
@@ -110,9 +113,9 @@ fn computed(page: &mut String, plans: &[Plan]) {
 fn simulated(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "## Simulated: the busiest primary\n\n\
-         {keys} M keys, equally frequent or by Zipf's law (the n-th key has 1/n of the first one's share, which is 7 % of \
-         everything), on the primaries of the first column. Shown is the primary that gets most. Arrivals are an open loop: they do \
-         not wait for answers.\n\n\
+         {keys} M keys, equally frequent or with a Zipf distribution (the n-th key has 1/n of the share of the first, which \
+         is 7 % of all decisions), on the primaries of the first column. The table shows the busiest primary. Arrivals are an \
+         open loop: they do not wait for replies.\n\n\
          | decisions/s | keys | primaries | its share, against the mean | busy | decisions per call | p50 | p99 | late |\n\
          |---:|---|---:|---:|---:|---:|---:|---:|---:|\n",
         keys = KEYS / 1_000_000,
@@ -133,18 +136,19 @@ fn simulated(page: &mut String, costs: &Costs, plans: &[Plan]) {
         }
     }
     page.push_str(
-        "\nEvenly used keys need some more primaries than on paper, since slots and keys are not dealt out perfectly. With Zipf's law, \
-         more primaries do not help the one with the first key: see below.\n\n",
+        "\nEvenly used keys need slightly more primaries than computed, because slots and keys are not distributed perfectly. \
+         With a Zipf distribution, more primaries do not relieve the one with the first key: see below.\n\n",
     );
 }
 
 fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "## Simulated: a hot key\n\n\
-         One key, allowed, has {part:.0} % of all decisions. When its primary is busy, each process has about two calls in flight to it, and \
-         what arrives meanwhile shares the next one. So what the key costs depends on how many processes ask, not on how many decisions: \
-         {call:.0} us of one primary for every call, and twice as many calls in flight as there are processes. Once they fill what \
-         the primary's other keys leave of its core, the wait is that product over what is left, and the other keys wait too.\n\n\
+         One key, allowed, has {part:.0} % of all decisions. When its primary is busy, each process has about two calls in \
+         flight to it, and requests that arrive meanwhile share the next call. The cost of the key therefore depends on the \
+         number of processes, not on the number of decisions: {call:.0} us of one primary for every call, and twice as many \
+         calls in flight as processes. Once these calls use all the CPU time that the other keys of the primary leave, the \
+         wait is that product divided by the remaining share, and the other keys wait too.\n\n\
          | decisions/s | of the key | processes | busy | decisions per call | p50 | p99 | late |\n\
          |---:|---:|---:|---:|---:|---:|---:|---:|\n",
         part = HOT_PART * 100.0,
@@ -168,9 +172,11 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     }
     let most = DEADLINE_US * (1.0 - BUSY) / (2.0 * costs.alone_us);
     page.push_str(&format!(
-        "\n*late* answers come after the deadline: the rule's failure policy has answered by then. About {most:.0} processes can \
-         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy; more must ask through fewer, larger ones (`sluicegate serve`), or the limit must be split \
-         into several keys. An *exhausted* hot key is cheaper: every process caches its denials, which cost \
+        "\n*late* replies arrive after the deadline, when the rule's failure policy has already decided. About {most:.0} \
+         processes can \
+         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy. More processes must use fewer, \
+         larger ones (`sluicegate serve`), or the limit must be split into several keys. An *exhausted* hot key is cheaper: \
+         every process caches its denials, which cost \
          Redis one call per process and second.\n\n",
         busy = BUSY * 100.0,
     ));
@@ -178,18 +184,19 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
 
 fn bottlenecks(page: &mut String, plans: &[Plan]) {
     page.push_str(&format!(
-        "## Computed: what ends next\n\n\
-         Redis answers at most {MAX_CLIENTS:.0} clients unless `maxclients` is raised, and Redis Cluster is specified for up to about \
+        "## Computed: the next bottleneck\n\n\
+         Redis accepts at most {MAX_CLIENTS:.0} clients unless `maxclients` is raised, and Redis Cluster is specified for up \
+         to about \
          {MAX_NODES:.0} nodes, replicas included.\n\n\
-         | decisions/s | connections per primary | connections per process | nodes with one replica each | Mbit/s per primary | what ends \
-         next |\n|---:|---:|---:|---:|---:|---|\n",
+         | decisions/s | connections per primary | connections per process | nodes with one replica each | Mbit/s per primary \
+         | next bottleneck |\n|---:|---:|---:|---:|---:|---|\n",
     ));
     for plan in plans {
         let nodes = 2.0 * plan.primaries;
         let next = if nodes > MAX_NODES {
-            "the Cluster itself: too many nodes for one; several, or keys that share slots"
+            "the Cluster: too many nodes; use several Clusters, or keys that share slots"
         } else if plan.instances > MAX_CLIENTS {
-            "connections: processes must ask through fewer"
+            "connections: processes must share servers"
         } else {
             "the CPU of the primary with the hottest key"
         };
@@ -206,8 +213,8 @@ fn bottlenecks(page: &mut String, plans: &[Plan]) {
 
 const NOT_MODELLED: &str = "## Not modelled\n\n\
     * Failures, failovers, resharding, and clients that retry.\n\
-    * Rules with several tiers: tiers of one subject share a slot and a call; a ceiling for everybody is a hot key, and on a Cluster \
-    a call of its own.\n\
+    * Rules with several tiers: tiers with the same identity share a slot and a call; a global limit is a hot key, and on a \
+    Cluster needs a separate call.\n\
     * Sliding logs and counters, which cost more; denials, which are often answered from the denial cache without Redis.\n\
     * Redis with IO threads, several primaries per machine, real networks and their interrupts, TLS, persistence, replicas.\n\
     * The memory of counters (about 100 bytes each) and the CPU time of Cluster gossip.\n";

@@ -1,10 +1,10 @@
-//! What does it cost to observe a decision?
+//! Measures the cost of observing a decision.
 //!
 //! `cargo run --release -p sluicegate-server --example observe_cost`
 //!
-//! Measured: everything that is noted of one decision by one rule, with the time it took. Not measured: deciding, and
-//! spans that somebody looks at.
-#![expect(clippy::print_stdout, reason = "a program that prints its figures")]
+//! Measured: all metrics of one decision by one rule, including its duration. Not measured: the decision itself, and spans with
+//! a subscriber.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::{
     error::Error,
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "measures")]
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn measure(
     threads: u32,
     rules: &Arc<RuleSet>,

@@ -1,10 +1,10 @@
-//! How do I limit the routes of an axum service?
+//! Rate limits for the routes of an axum service.
 //!
 //! ```sh
 //! cargo run -p sluicegate-tower --example axum
 //! for i in 1 2 3 4; do curl -si localhost:3000/login; done
 //! ```
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on {}", listener.local_addr()?);
-    // with the peer address, without which every request is answered with 500
+    // provides the peer address; without it every request gets 500
     axum::serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

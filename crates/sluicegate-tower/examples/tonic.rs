@@ -1,9 +1,9 @@
-//! How do I limit a gRPC service?
+//! Rate limits for a gRPC service.
 //!
 //! ```sh
 //! cargo run -p sluicegate-tower --example tonic
 //! ```
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut client = HealthClient::new(Channel::from_shared(address)?.connect().await?);
     for call in 1..=5 {
         match client.check(HealthCheckRequest::default()).await {
-            Ok(response) => println!("{call}: passed, {:?}", response.metadata().get("ratelimit")),
+            Ok(response) => println!("{call}: allowed, {:?}", response.metadata().get("ratelimit")),
             Err(status) => println!("{call}: {:?}, {}", status.code(), status.message()),
         }
     }

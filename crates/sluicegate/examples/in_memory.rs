@@ -1,9 +1,9 @@
-//! How do I limit something in one process?
+//! A rate limit in one process.
 //!
 //! ```sh
 //! cargo run -p sluicegate --example in_memory
 //! ```
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::time::Duration;
 
@@ -17,11 +17,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for attempt in 1..=5 {
         let decision = limiter.check_key("user:42", &limit, Cost::ONE).await?;
         match decision.outcome {
-            Outcome::Allowed => println!("{attempt}: passed, {} left", decision.remaining().unwrap_or(0)),
-            Outcome::Denied { retry: Retry::After(wait) } => {
-                println!("{attempt}: refused, come back in {wait:.1?}")
+            Outcome::Allowed => {
+                println!("{attempt}: allowed, {} remaining", decision.remaining().unwrap_or(0))
             }
-            Outcome::Denied { retry: Retry::Never } => println!("{attempt}: refused, whatever the wait"),
+            Outcome::Denied { retry: Retry::After(wait) } => {
+                println!("{attempt}: denied, retry in {wait:.1?}")
+            }
+            Outcome::Denied { retry: Retry::Never } => {
+                println!("{attempt}: denied, the cost exceeds the limit")
+            }
         }
     }
     Ok(())

@@ -1,10 +1,10 @@
-//! How long does it take to find the rules that apply to a request?
+//! Measures the time to find the rules that apply to a request.
 //!
 //! `cargo run --release -p sluicegate --example matching_speed`
 //!
-//! One thread, the same few thousand requests again and again. Measured: from labels to keys, limits and costs.
-//! Not measured: building the labels, and deciding.
-#![expect(clippy::print_stdout, reason = "a program that prints its figures")]
+//! One thread repeats the same 4096 requests. Measured: from labels to keys, limits and costs. Not measured: building the labels,
+//! and the decision.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::{
     error::Error,
@@ -32,11 +32,11 @@ fn few_rules() -> Result<RuleSet, Box<dyn Error>> {
     many_rules(10)
 }
 
-/// A ceiling for everybody, a limit per address inside a network, and one rule per route of one domain.
+/// A global limit, a limit per address inside a network, and one rule per route of one domain.
 fn many_rules(count: u32) -> Result<RuleSet, Box<dyn Error>> {
     let limit = Limit::token_bucket(100, Duration::from_secs(60))?;
     let mut rules = vec![
-        Rule::new("everybody", limit).unless("plan", "internal"),
+        Rule::new("global", limit).unless("plan", "internal"),
         Rule::new("address", limit).when("ip", Pattern::network("203.0.113.0/24")?).per(["ip"]),
     ];
     rules.extend((2..count).map(|n| {
@@ -58,7 +58,7 @@ fn many_overrides(count: u32) -> Result<RuleSet, Box<dyn Error>> {
     Ok(RuleSet::new(vec![rule])?)
 }
 
-#[expect(clippy::disallowed_methods, reason = "measures")]
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn report(what: &str, build: impl FnOnce() -> Result<RuleSet, Box<dyn Error>>) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let rules = build()?;

@@ -1,11 +1,11 @@
-//! How do I call the script from another language?
+//! Prints the Lua script, to call it from another language.
 //!
 //! ```sh
 //! cargo run -p sluicegate --example print_script > sluicegate.lua
 //! ```
 //!
-//! `docs/lua.md` says what goes in and what comes out.
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+//! `docs/lua.md` documents its arguments and its reply.
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 fn main() {
     print!("{}", sluicegate::redis::SCRIPT);

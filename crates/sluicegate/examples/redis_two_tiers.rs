@@ -1,11 +1,11 @@
-//! How do many processes share two limits, all or none?
+//! Two limits, charged all or none, that processes share through Redis.
 //!
 //! ```sh
 //! redis-server --port 6379 &
 //! cargo run -p sluicegate --example redis_two_tiers
 //! ```
-//! Start it in several terminals: together they get no more than one would.
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+//! Run it in several terminals: the processes share the limits.
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = RedisStore::connect(&url).await?;
     let minute = Duration::from_secs(60);
     let rules = [
-        Rule::new("everybody", Limit::token_bucket(100, minute)?),
+        Rule::new("global", Limit::token_bucket(100, minute)?),
         Rule::new("per-user", Limit::sliding_log(5, minute)?).per(["user"]),
     ];
     let limiter = Limiter::new(store, rules)?;
@@ -26,13 +26,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let labels = Labels::new([("user", user)])?;
         for attempt in 1..=6 {
             let decision = limiter.check(&labels, Cost::ONE).await?;
-            let rule = decision.rule().unwrap_or("nothing");
+            let rule = decision.rule().unwrap_or("no rule");
             match decision.outcome {
                 Outcome::Allowed => {
-                    println!("{user} {attempt}: passed, {rule} has {:?} left", decision.remaining())
+                    println!("{user} {attempt}: allowed, {rule} has {:?} remaining", decision.remaining())
                 }
-                // a refusal by one rule costs the other nothing
-                Outcome::Denied { retry } => println!("{user} {attempt}: refused by {rule}, {retry:.1?}"),
+                // a denial by one rule does not charge the other
+                Outcome::Denied { retry } => println!("{user} {attempt}: denied by {rule}, {retry:.1?}"),
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::{rules::Unit, store::StoreError};
 ///     Outcome::Denied { retry: Retry::Never } => unreachable!("the cost is within the limit"),
 /// }
 /// assert_eq!((decision.limit(), decision.remaining()), (Some(1), Some(0)));
-/// assert_eq!(decision.source, Source::Store); // a failure policy's decision would be degraded
+/// assert_eq!(decision.source, Source::Memory); // the memory store decided, not a failure policy
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// ```
