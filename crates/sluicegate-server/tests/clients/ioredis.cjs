@@ -21,7 +21,7 @@ async function main() {
   const pipeline = await client.pipeline([["ping"], ["call", "SG.RESET", ...login]]).exec();
   assert.deepEqual(pipeline, [[null, "PONG"], [null, 1]]);
 
-  await assert.rejects(client.call("SG.CHECK", "1.5", ...login), /^ReplyError: ERR cost '1.5' is no whole number/);
+  await assert.rejects(client.call("SG.CHECK", "1.5", ...login), /^ReplyError: ERR cost '1.5' is not a whole number/);
   await assert.rejects(client.get("key"), /unknown command/);
   await client.quit();
   console.log("ok");

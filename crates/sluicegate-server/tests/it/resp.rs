@@ -415,7 +415,7 @@ async fn connection_commands_of_clients_are_answered() {
     let api = Api::without_rules();
     let version = env!("CARGO_PKG_VERSION");
     let fields = format!(
-        "$6 server $8 sluicegate $7 version ${} {version} $4 mode $10 standalone $4 role $6 master $5 proto",
+        "$6 server $10 sluicegate $7 version ${} {version} $4 mode $10 standalone $4 role $6 master $5 proto",
         version.len()
     );
     let rest = "$2 id :1 $7 modules *0";

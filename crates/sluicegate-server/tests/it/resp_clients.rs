@@ -65,7 +65,7 @@ async fn redis_cli() {
         let key = format!("cli{version}");
         assert_eq!(output(cli(&["CL.THROTTLE", &key, "15", "30", "60"]), "").await, "0\n16\n15\n-1\n2\n");
         assert_eq!(output(cli(&["ping"]), "").await, "PONG\n");
-        let lines = "HELLO\nTG.PEEK route other\nCOMMAND COUNT\nCOMMAND DOCS ping\nnope\n\"a b\"\nQUIT\n";
+        let lines = "HELLO\nSG.PEEK route other\nCOMMAND COUNT\nCOMMAND DOCS ping\nnope\n\"a b\"\nQUIT\n";
         let printed = output(cli(&["--no-raw"]), lines).await;
         assert!(
             printed.contains("sluicegate") && printed.contains("(nil)") && printed.contains("(integer) 16"),

@@ -111,17 +111,11 @@ fn a_rule_that_denies_without_counting_is_distinguished_from_an_unchecked_one() 
         ]
     );
     let explained = ask("explain", &[]);
-    assert!(explained.out.contains("\n    not looked at: another rule refuses already\n"), "{explained:?}");
-    assert!(
-        explained.out.contains("\n    an override blocks this request, whatever is left\n"),
-        "{explained:?}"
-    );
+    assert!(explained.out.contains("\n    not read: another rule denies\n"), "{explained:?}");
+    assert!(explained.out.contains("\n    an override blocks this request\n"), "{explained:?}");
     let away = ["explain", "route=login", "ip=203.0.113.9", "--store", "redis://127.0.0.1:1"];
     let away = run(sluicegate(&away).arg("--config").arg(&config));
-    assert!(
-        away.out.contains("\n    the store is away, so that the counter could not be looked at\n"),
-        "{away:?}"
-    );
+    assert!(away.out.contains("\n    the store is unavailable: the counter was not read\n"), "{away:?}");
 }
 
 #[test]
@@ -138,7 +132,7 @@ fn a_peek_and_an_explanation_count_nothing() {
                 "",
                 "Rules that apply",
                 "  login-per-ip: 5 per 1m (sliding-log)",
-                "    0 used + 2 asked = 2 of 5: fits",
+                "    0 used + 2 requested = 2 of 5: fits",
                 "    counter login-per-ip:203.0.113.9",
                 "",
                 "Rules that do not apply",
