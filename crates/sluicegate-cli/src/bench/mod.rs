@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, builder::PossibleValuesParser};
+use clap::Args;
 use sluicegate::{Cost, Limit, redis::URLS};
 use sluicegate_server::{config::Environment, duration};
 use tokio::{signal, time::sleep};
@@ -38,7 +38,7 @@ use crate::{
     CommandResult,
     client::{
         http_client::SERVER_VARIABLE,
-        request::{ALGORITHMS, Rate, rate},
+        request::{Rate, algorithm_names, rate},
     },
     format,
     output::{OutputFormat, Progress},
@@ -99,8 +99,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "AMOUNT per WINDOW", default_value = "100 per 1s", value_parser = rate)]
     limit: Rate,
 
-    /// Algorithm: token-bucket, sliding-log, sliding-counter or fixed-window
-    #[arg(long, default_value = "token-bucket", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true)]
+    /// Algorithm of the limit
+    #[arg(long, default_value = "token-bucket", value_parser = algorithm_names())]
     algorithm: String,
 
     /// Burst of a token bucket [default: the amount]

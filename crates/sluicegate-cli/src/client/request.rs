@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
-use sluicegate_core::time::MAX_EXACT;
+use sluicegate_core::{Algorithm, time::MAX_EXACT};
 use sluicegate_server::duration;
 
 use crate::value_parsers::whole_number;
@@ -23,8 +23,8 @@ pub(super) struct RequestArgs {
     #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", conflicts_with = "labels", value_parser = rate, help_heading = WITHOUT_RULES)]
     limit: Option<Rate>,
 
-    /// Algorithm: token-bucket, sliding-log, sliding-counter or fixed-window [default: token-bucket]
-    #[arg(long, requires = "key", conflicts_with = "labels", value_parser = PossibleValuesParser::new(ALGORITHMS), hide_possible_values = true, help_heading = WITHOUT_RULES)]
+    /// Algorithm of the limit [default: token-bucket]
+    #[arg(long, requires = "key", conflicts_with = "labels", value_parser = algorithm_names(), help_heading = WITHOUT_RULES)]
     algorithm: Option<String>,
 
     /// Burst of a token bucket [default: the amount]
@@ -32,9 +32,10 @@ pub(super) struct RequestArgs {
     burst: Option<u64>,
 }
 
-/// Algorithm names, for completions.
-pub(crate) const ALGORITHMS: [&str; 5] =
-    ["token-bucket", "sliding-log", "sliding-counter", "fixed-window", "gcra"];
+/// Accepts the name of an algorithm, also for completions.
+pub(crate) fn algorithm_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Algorithm::NAMES.iter().map(|(name, _)| *name))
+}
 
 /// The unit of a cost without a unit.
 const DEFAULT_UNIT: &str = "requests";
