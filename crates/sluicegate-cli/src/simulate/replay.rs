@@ -216,13 +216,13 @@ impl Replay {
         for (place, planned) in plan.tiers.iter().enumerate() {
             self.stats[planned.rule].matched += 1;
             let (hash, at) = self.counter(planned.rule);
-            let asked = &mut self.tiers[place];
-            (asked.hash, asked.at) = (hash, at);
+            let tier = &mut self.tiers[place];
+            (tier.hash, tier.at) = (hash, at);
             if self.prepared[planned.rule].stagger {
-                asked.terms.limit = self.prepared[planned.rule].staggered(&self.row, asked.terms.limit);
+                tier.terms.limit = self.prepared[planned.rule].staggered(&self.row, tier.terms.limit);
             }
             if let Some(curves) = &mut self.curves {
-                curves.check(planned.rule, planned.variant, &asked.terms, &self.key, now);
+                curves.check(planned.rule, planned.variant, &tier.terms, &self.key, now);
             }
         }
         if plan.denying.iter().any(|(_, mode)| *mode == Mode::Enforced) {
@@ -239,13 +239,13 @@ impl Replay {
             only.passes = step(state, &only.terms, Operation::Check, count, now).passes;
             only.passes > 0 || only.terms.mode == Mode::Shadow
         } else {
-            for asked in &mut self.tiers {
-                asked.passes = asked.terms.passes(&self.counters.at(asked.at).state, count, now);
+            for tier in &mut self.tiers {
+                tier.passes = tier.terms.passes(&self.counters.at(tier.at).state, count, now);
             }
-            let granted = granted(count, self.tiers.iter().map(|asked| (&asked.terms, asked.passes)));
-            for asked in &self.tiers {
-                let state = &mut self.counters.at(asked.at).state;
-                asked.terms.settle(state, asked.passes, granted, count, now);
+            let granted = granted(count, self.tiers.iter().map(|tier| (&tier.terms, tier.passes)));
+            for tier in &self.tiers {
+                let state = &mut self.counters.at(tier.at).state;
+                tier.terms.settle(state, tier.passes, granted, count, now);
             }
             granted > 0
         };

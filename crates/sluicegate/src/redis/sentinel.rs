@@ -98,7 +98,7 @@ impl Sentinels {
         }
         latest
             .map(|named| named.primary)
-            .ok_or_else(|| format!("no sentinel knows the primary {:?}: {}", self.name, reasons.join("; ")))
+            .ok_or_else(|| format!("no sentinel reports the primary {:?}: {}", self.name, reasons.join("; ")))
     }
 
     async fn query(&self, sentinel: &Node) -> Result<Named, String> {

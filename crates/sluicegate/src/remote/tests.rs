@@ -240,14 +240,14 @@ async fn requests_are_admitted_in_order_of_arrival_and_each_caller_gets_its_own_
         tasks.push(subject.start(&check("hot", limit(10), 3)).await);
     }
     subject.answer(3).await;
-    let mut told = Vec::new();
+    let mut shares = Vec::new();
     for task in tasks {
         let share = share(task).await;
-        told.push((share.passes, share.remaining, share.retry));
+        shares.push((share.passes, share.remaining, share.retry));
     }
     let after = Some(Retry::After(MINUTE));
     assert_eq!(
-        told,
+        shares,
         [(true, 7, None), (true, 4, None), (true, 1, None), (false, 1, after), (false, 1, after)]
     );
     drop(busy);
@@ -361,7 +361,7 @@ async fn another_cost_is_sent_and_a_cached_denial_ends_on_time() {
     assert_eq!(
         denied.shares[0].1.retry,
         Some(Retry::After(Duration::from_millis(100))),
-        "as was told, and is certain"
+        "the cached wait is exact"
     );
     assert!(subject.calls().is_empty());
     subject.advance(Duration::from_millis(100)).await;
@@ -400,7 +400,7 @@ async fn a_denial_in_flight_during_a_reset_is_not_cached() {
     subject.answer(1).await;
     assert!(!share(denied).await.passes);
     subject.decide(&hit).await;
-    assert_eq!(subject.calls().len(), 2, "the store is asked again");
+    assert_eq!(subject.calls().len(), 2, "the store decides again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -416,8 +416,8 @@ async fn a_cached_denial_names_the_tiers_that_deny() {
     subject.decide(&check).await;
     subject.calls();
     let denied = subject.decide(&check).await;
-    let told: Vec<_> = denied.shares.iter().map(|(place, share)| (*place, share.retry)).collect();
-    assert_eq!(told, [(1, Some(Retry::After(MINUTE / 30))), (2, Some(Retry::After(MINUTE)))]);
+    let shares: Vec<_> = denied.shares.iter().map(|(place, share)| (*place, share.retry)).collect();
+    assert_eq!(shares, [(1, Some(Retry::After(MINUTE / 30))), (2, Some(Retry::After(MINUTE)))]);
     assert!(subject.calls().is_empty());
 }
 

@@ -115,8 +115,8 @@ fn unreachable_node((address, reason): &(String, String)) -> Finding {
 fn sentinels(sentinels: &[SentinelReport]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
-    for SentinelReport { address, says } in sentinels {
-        match says {
+    for SentinelReport { address, report } in sentinels {
+        match report {
             Ok((primary, _)) => _ = named.insert(primary.as_str()),
             Err(reason) => findings.push(
                 Finding::problem(
@@ -143,7 +143,7 @@ fn sentinels(sentinels: &[SentinelReport]) -> Vec<Finding> {
             ),
         );
     }
-    let first = sentinels.iter().find_map(|sentinel| sentinel.says.as_ref().ok());
+    let first = sentinels.iter().find_map(|sentinel| sentinel.report.as_ref().ok());
     if let Some((_, fields)) = first {
         findings.extend(sentinel_settings(&|field| fields.get(field)?.parse().ok(), sentinels.len()));
         if let Some(flags) = fields.get("flags").filter(|flags| flags.contains("down")) {
@@ -251,9 +251,9 @@ mod tests {
 
     #[test]
     fn sentinel_settings_and_agreement_are_checked() {
-        let says = |primary: &str, fields: &[(&str, &str)]| SentinelReport {
+        let report = |primary: &str, fields: &[(&str, &str)]| SentinelReport {
             address: "s:1".to_owned(),
-            says: Ok((
+            report: Ok((
                 primary.to_owned(),
                 fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             )),
@@ -264,12 +264,12 @@ mod tests {
             ("down-after-milliseconds", "5000"),
             ("flags", "master"),
         ];
-        let three = [says("a:1", &good), says("a:1", &good), says("a:1", &good)];
+        let three = [report("a:1", &good), report("a:1", &good), report("a:1", &good)];
         assert_eq!(issues(&sentinels(&three)), []);
         assert_eq!(issues(&sentinels(&three[..2])), [(Advice, "sentinels-unnamed")]);
-        let parted = [says("a:1", &good), says("b:1", &good), says("a:1", &good)];
+        let parted = [report("a:1", &good), report("b:1", &good), report("a:1", &good)];
         assert_eq!(issues(&sentinels(&parted)), [(Problem, "sentinels-disagree")]);
-        let away = SentinelReport { address: "s:2".to_owned(), says: Err("refused".to_owned()) };
+        let away = SentinelReport { address: "s:2".to_owned(), report: Err("refused".to_owned()) };
         let two = [three[0].clone(), three[1].clone(), away];
         assert_eq!(issues(&sentinels(&two)), [(Problem, "sentinel-away")]);
         let hasty = [
@@ -278,7 +278,7 @@ mod tests {
             ("down-after-milliseconds", "300"),
             ("flags", "master,o_down"),
         ];
-        let pair = [says("a:1", &hasty), says("a:1", &hasty)];
+        let pair = [report("a:1", &hasty), report("a:1", &hasty)];
         let expected = [
             (Advice, "few-sentinels"),
             (Advice, "quorum"),

@@ -67,9 +67,9 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Parses the reply of `CLUSTER SLOTS` from `asked`.
-    pub(super) fn read(reply: Value, asked: &Node) -> Option<Self> {
-        let map = SlotMap::read(reply, asked)?;
+    /// Parses the reply of `CLUSTER SLOTS` from `queried`.
+    pub(super) fn read(reply: Value, queried: &Node) -> Option<Self> {
+        let map = SlotMap::read(reply, queried)?;
         let nodes = map.nodes().iter().filter_map(|node| Some((node.clone(), map.tag_at(node)?)));
         let unserved = (0..SLOTS).filter(|slot| map.owner(*slot).is_none()).count();
         Some(Self { nodes: nodes.collect(), unserved: u16::try_from(unserved).unwrap_or(SLOTS) })

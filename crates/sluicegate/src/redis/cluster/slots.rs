@@ -78,9 +78,9 @@ impl SlotMap {
         u16::try_from(place + 1).unwrap_or(0)
     }
 
-    /// Parses the reply of `CLUSTER SLOTS` from `asked`: the first and last slot of each range, and its nodes, the primary first. Returns
+    /// Parses the reply of `CLUSTER SLOTS` from `queried`: the first and last slot of each range, and its nodes, the primary first. Returns
     /// `None` if it is malformed or empty.
-    pub(super) fn read(reply: Value, asked: &Node) -> Option<Self> {
+    pub(super) fn read(reply: Value, queried: &Node) -> Option<Self> {
         let mut map = Self { nodes: Vec::new(), owners: vec![0; usize::from(SLOTS)] };
         let ranges = Vec::<Vec<Value>>::from_redis_value(reply).ok()?;
         for range in &ranges {
@@ -89,7 +89,7 @@ impl SlotMap {
             let Value::Array(primary) = primary else { return None };
             let [host, port, ..] = &primary[..] else { return None };
             let host = Option::<String>::from_redis_value(host.clone()).ok()?;
-            let node = place(host.unwrap_or_default(), number(port)?, asked);
+            let node = place(host.unwrap_or_default(), number(port)?, queried);
             let place = map.place_of(&node);
             map.owners.get_mut(usize::from(first)..=usize::from(last))?.fill(place);
         }
@@ -102,14 +102,18 @@ fn number(value: &Value) -> Option<u16> {
 }
 
 /// Returns a node as named in a reply; a node that does not know its own address omits it.
-fn place(host: String, port: u16, asked: &Node) -> Node {
-    if host.is_empty() || host == "?" { Node { host: asked.host.clone(), port } } else { Node { host, port } }
+fn place(host: String, port: u16, queried: &Node) -> Node {
+    if host.is_empty() || host == "?" {
+        Node { host: queried.host.clone(), port }
+    } else {
+        Node { host, port }
+    }
 }
 
 /// Parses the target of `MOVED <slot> <host>:<port>` and `ASK …`.
-pub(super) fn redirection(detail: &str, asked: &Node) -> Option<Node> {
+pub(super) fn redirection(detail: &str, queried: &Node) -> Option<Node> {
     let (host, port) = detail.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
-    Some(place(host.to_owned(), port.parse().ok()?, asked))
+    Some(place(host.to_owned(), port.parse().ok()?, queried))
 }
 
 #[cfg(test)]
@@ -128,12 +132,12 @@ mod tests {
 
     #[test]
     fn redirections_name_a_node_or_the_same_host() {
-        let asked = node("h", 1);
-        assert_eq!(redirection("3999 10.0.0.1:6381", &asked), Some(node("10.0.0.1", 6381)));
-        assert_eq!(redirection("3999 ::1:6381", &asked), Some(node("::1", 6381)));
-        assert_eq!(redirection("3999 :6381", &asked), Some(node("h", 6381)));
-        assert_eq!(redirection("3999 ?:6381", &asked), Some(node("h", 6381)));
-        assert_eq!(redirection("3999", &asked), None);
+        let queried = node("h", 1);
+        assert_eq!(redirection("3999 10.0.0.1:6381", &queried), Some(node("10.0.0.1", 6381)));
+        assert_eq!(redirection("3999 ::1:6381", &queried), Some(node("::1", 6381)));
+        assert_eq!(redirection("3999 :6381", &queried), Some(node("h", 6381)));
+        assert_eq!(redirection("3999 ?:6381", &queried), Some(node("h", 6381)));
+        assert_eq!(redirection("3999", &queried), None);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub struct SentinelReport {
     /// Its address.
     pub address: String,
     /// The primary it names and the fields of `SENTINEL MASTER`, or the error.
-    pub says: Result<(String, BTreeMap<String, String>), String>,
+    pub report: Result<(String, BTreeMap<String, String>), String>,
 }
 
 /// One server that holds data.
@@ -131,7 +131,7 @@ impl Inspection {
                 inspection.shape = Shape::Watched;
                 let to_sentinels = Connector::new(is_tls, &settings.sentinel, 0, settings)?;
                 let sentinels = Sentinels::new(to_sentinels, nodes, name);
-                inspection.sentinels = sentinels.views().await.into_iter().map(watcher).collect();
+                inspection.sentinels = sentinels.views().await.into_iter().map(sentinel_report).collect();
                 let (node, connection) = match timeout(CONNECT_TIMEOUT, sentinels.connect(&connector)).await {
                     Ok(connected) => connected.map_err(unreachable)?,
                     Err(_) => {
@@ -160,9 +160,9 @@ impl Inspection {
     }
 }
 
-fn watcher((node, says): (Node, Result<View, String>)) -> SentinelReport {
-    let says = says.map(|(primary, fields)| (primary.to_string(), fields));
-    SentinelReport { address: node.to_string(), says }
+fn sentinel_report((node, report): (Node, Result<View, String>)) -> SentinelReport {
+    let report = report.map(|(primary, fields)| (primary.to_string(), fields));
+    SentinelReport { address: node.to_string(), report }
 }
 
 async fn connected(connector: &Connector, node: &Node) -> Result<MultiplexedConnection, String> {
@@ -185,7 +185,7 @@ async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String>
         };
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        match asked(&mut connection, seed, &question).await {
+        match query(&mut connection, seed, &question).await {
             Ok(reply) => match Layout::read(reply, seed) {
                 Some(layout) => return Ok(layout),
                 None => reasons.push(format!("{seed}: empty slot map")),
@@ -196,7 +196,7 @@ async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String>
     Err(reasons.join("; "))
 }
 
-async fn asked(
+async fn query(
     connection: &mut MultiplexedConnection,
     node: &Node,
     command: &Cmd,
@@ -298,7 +298,7 @@ impl InspectedServer {
     }
 
     async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
-        asked(&mut self.connection.clone(), &self.node, command).await
+        query(&mut self.connection.clone(), &self.node, command).await
     }
 
     /// Sends several commands in one pipeline.
