@@ -30,7 +30,7 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use quanta::Clock;
+use quanta::{Clock, Instant};
 use sluicegate::{
     Decision, Error, GroupDecision, Mode, Operation, Request, RuleSet, Source, Subject, TierDecision,
     rules::Effect,
@@ -46,8 +46,7 @@ use crate::engine::Transport;
 /// Records the outcomes of requests.
 pub struct Observer {
     clock: Clock,
-    /// Raw ticks of the clock: two conversions per request are saved by converting differences only.
-    started: u64,
+    started: Instant,
     /// The counters of each rule. Replaced when the rules change, so that a decision finds its counters without a lock.
     table: ArcSwap<CounterTable>,
     /// The counters of checks without rules, which every table shares.
@@ -65,7 +64,7 @@ pub struct Observer {
 pub struct Observation<'a> {
     observer: &'a Observer,
     transport: Transport,
-    started: u64,
+    started: Instant,
 }
 
 /// A call to the engine. A reset is not an operation of the limiter but is counted like one.
@@ -109,7 +108,7 @@ impl Observer {
     fn with_clock(rules: Arc<RuleSet>, clock: Clock) -> Self {
         let table = CounterTable::new(rules);
         Self {
-            started: clock.raw(),
+            started: clock.now(),
             clock,
             keyed: table.keyed().clone(),
             table: ArcSwap::from_pointee(table),
@@ -128,7 +127,7 @@ impl Observer {
     }
 
     /// Records the start of a request at an earlier time.
-    pub(crate) fn begin_at(&self, transport: Transport, started: u64) -> Observation<'_> {
+    pub(crate) fn begin_at(&self, transport: Transport, started: Instant) -> Observation<'_> {
         self.transports[transport as usize].entered();
         Observation { observer: self, transport, started }
     }
@@ -143,9 +142,8 @@ impl Observer {
         self.requests.count(call, RequestOutcome::Unauthorized);
     }
 
-    /// Returns the raw ticks of the clock.
-    pub(crate) fn now(&self) -> u64 {
-        self.clock.raw()
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     /// The results of configuration reloads.
@@ -160,7 +158,7 @@ impl Observer {
 
     /// The time since the observer was created.
     pub fn uptime(&self) -> Duration {
-        self.clock.delta(self.started, self.clock.raw())
+        self.clock.now().duration_since(self.started)
     }
 
     /// Replaces the table if the active rules differ.
@@ -294,8 +292,8 @@ impl Observation<'_> {
     }
 
     fn record_key(&self, request: &Request<'_>, tier: &TierDecision, counters: &RuleCounters) {
-        let Observer { top, started, clock, .. } = self.observer;
-        let now = clock.delta(*started, self.started);
+        let Observer { top, started, .. } = self.observer;
+        let now = self.started.duration_since(*started);
         let outcome = if tier.outcome.is_allowed() { KeyOutcome::Allowed } else { KeyOutcome::Denied };
         match &request.subject {
             Subject::Labels { labels, .. } if tier.rule.is_some() => {
@@ -309,8 +307,7 @@ impl Observation<'_> {
 
 impl Drop for Observation<'_> {
     fn drop(&mut self) {
-        let Observer { clock, .. } = self.observer;
-        let took = clock.delta(self.started, clock.raw());
+        let took = self.observer.clock.now().duration_since(self.started);
         self.observer.transports[self.transport as usize].left(took);
     }
 }
