@@ -7,7 +7,9 @@
 use std::{
     collections::BTreeSet,
     fs,
+    future::pending,
     io::ErrorKind,
+    panic::resume_unwind,
     path::{Component, Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -270,7 +272,12 @@ async fn read(source: Source) -> (Source, LoadAttempt) {
 
 /// Runs blocking file operations on a thread for them.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    spawn_blocking(work).await.expect("reading files does not panic")
+    match spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        // the runtime shuts down, and this task with it
+        Err(_cancelled) => pending().await,
+    }
 }
 
 /// Metadata of a file that changes with its content.
