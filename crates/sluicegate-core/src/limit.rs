@@ -6,8 +6,12 @@ use crate::algorithm::Algorithm;
 
 /// The largest amount and the largest burst of every algorithm except the sliding log.
 pub const MAX_AMOUNT: u64 = 1_000_000_000;
-/// The largest amount of a sliding log, which stores each accepted request.
-pub const MAX_LOG_AMOUNT: u64 = 1_000_000;
+/// The largest amount of a sliding log, which stores each accepted request. In Redis, a ring of this size grows in about a
+/// millisecond.
+pub const MAX_LOG_AMOUNT: u64 = 200_000;
+/// The most units that count at once in a sliding log: Redis stores running totals of three bytes. A larger debt loses its oldest
+/// units, which changes no decision, because the other units exceed every limit.
+pub const MAX_LOG_UNITS: u64 = (1 << 24) - 1;
 /// The shortest window.
 pub const MIN_WINDOW: Duration = Duration::from_millis(1);
 /// The longest window: ten years of 365 days.

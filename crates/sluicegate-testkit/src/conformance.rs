@@ -4,10 +4,13 @@
 
 use std::time::Duration;
 
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
     Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Snapshot, Store, Terms, Tier, Timestamp,
 };
 use sluicegate_core::{
+    algorithm::sliding_log::REFUND_REACH,
+    limit::{MAX_LOG_AMOUNT, MAX_LOG_UNITS},
     snapshot::{MAX_CHARGES, Span},
     step::{Admission, Mode, Share},
 };
@@ -129,7 +132,7 @@ conformance_tests! {
     a_retry_passes_after_retry_after_and_not_a_microsecond_earlier(fixture) {
         let table = [
             (3, MINUTE), (7, MINUTE), (1, Duration::from_millis(1)), (9_973, Duration::from_micros(1_000_003)),
-            (1_000_000, Duration::from_secs(10 * 365 * 86_400)), (1_000_000, Duration::from_millis(1)),
+            (MAX_LOG_AMOUNT, Duration::from_secs(10 * 365 * 86_400)), (MAX_LOG_AMOUNT, Duration::from_millis(1)),
         ];
         for (amount, window) in table {
             for limit in limits(amount, window) {
@@ -332,6 +335,35 @@ conformance_tests! {
         }
     }
 
+    /// While instances use several windows for one fixed-window counter, as during a rollout, the end of one window does not
+    /// empty the others: at most two quotas pass in the shortest window.
+    several_windows_of_one_counter_admit_at_most_two_quotas(fixture) {
+        const QUOTA: u64 = 10;
+        let limit = |window| Limit::fixed_window(QUOTA, window).expect("valid");
+        let shifted = limit(10 * SECOND).with_phase(3 * SECOND).expect("a fixed window");
+        let versions = [limit(7 * SECOND), limit(10 * SECOND), shifted];
+        let mut chance = StdRng::seed_from_u64(13);
+        let mut admitted: Vec<(Timestamp, u64)> = Vec::new();
+        for _ in 0..1_500 {
+            fixture.clock.advance(Duration::from_millis(chance.random_range(0..400)));
+            let version = versions.choose(&mut chance).expect("not empty");
+            let units = if chance.random_bool(0.5) {
+                fixture.admitted_now("k", version).await
+            } else {
+                u64::from(fixture.check("k", version, 1).await.passes)
+            };
+            admitted.push((fixture.clock.now(), units));
+        }
+        for (index, (from, _)) in admitted.iter().enumerate() {
+            let end = from.plus(7 * SECOND);
+            let within: u64 =
+                admitted[index..].iter().take_while(|(at, _)| *at < end).map(|(_, units)| units).sum();
+            assert!(within <= 2 * QUOTA, "{within} within 7 s from {from:?}");
+        }
+        let total: u64 = admitted.iter().map(|(_, units)| units).sum();
+        assert!(total >= 10 * QUOTA, "only {total} in five minutes");
+    }
+
     /// A cost of 0 reads, and is denied only in debt.
     a_cost_of_zero_is_denied_only_in_debt(fixture) {
         for limit in limits(10, MINUTE) {
@@ -397,11 +429,46 @@ conformance_tests! {
     /// Numbers at the end of the range neither wrap nor lose a unit.
     the_largest_numbers_are_exact(fixture) {
         for limit in limits(10, MINUTE) {
+            let largest = if limit.algorithm() == Algorithm::SlidingLog { MAX_LOG_UNITS } else { LARGEST };
             fixture.charge("k", &limit, LARGEST).await;
             fixture.charge("k", &limit, LARGEST).await;
-            assert_eq!(fixture.refund("k", &limit, LARGEST - 1, None).await.remaining, 9, "{limit:?}");
+            assert_eq!(fixture.refund("k", &limit, largest - 1, None).await.remaining, 9, "{limit:?}");
             assert_eq!(fixture.refund("k", &limit, LARGEST, None).await.remaining, 10, "{limit:?}");
         }
+    }
+
+    /// A debt beyond the most units of a log changes no decision: the newest charges count in full.
+    a_log_in_the_largest_debt_forgets_only_what_no_decision_needs(fixture) {
+        let limit = Limit::sliding_log(MAX_LOG_AMOUNT, MINUTE).expect("valid");
+        for units in [5, LARGEST, MAX_LOG_AMOUNT - 3] {
+            fixture.charge("k", &limit, units).await;
+            fixture.clock.advance(10 * SECOND);
+        }
+        // the second charge counts for another 40 s, the third one for 50 s
+        assert_eq!(retry_after_of(&fixture.check("k", &limit, 1).await), 40 * SECOND);
+        assert_eq!(retry_after_of(&fixture.check("k", &limit, 4).await), 50 * SECOND);
+        fixture.clock.advance(40 * SECOND);
+        assert_eq!(fixture.check("k", &limit, 1).await.remaining, 2);
+    }
+
+    /// A refund with a time is exact for the newest entries of a long log, and changes nothing for older ones.
+    a_refund_with_a_time_reaches_the_newest_entries_of_a_log(fixture) {
+        let limit = Limit::sliding_log(10_000, MINUTE).expect("valid");
+        let mut times = Vec::new();
+        for _ in 0..REFUND_REACH + 100 {
+            times.push(fixture.clock.now());
+            fixture.check("k", &limit, 2).await;
+            fixture.clock.advance(MICROSECOND);
+        }
+        let used = 2 * (REFUND_REACH as u64 + 100);
+        let older = fixture.refund("k", &limit, 2, Some(times[99])).await;
+        assert_eq!(older.remaining, 10_000 - used, "beyond the reach");
+        let oldest = fixture.refund("k", &limit, 1, Some(times[100])).await;
+        assert_eq!(oldest.remaining, 10_000 - used + 1);
+        let newest = fixture.refund("k", &limit, 2, Some(times[1_000])).await;
+        assert_eq!(newest.remaining, 10_000 - used + 3);
+        fixture.clock.set(times[100].plus(MINUTE));
+        assert_eq!(fixture.peek("k", &limit, 0).await.remaining, 10_000 - used + 3 + 201, "that entry has one unit left");
     }
 
     /// The largest debt drains exactly, also at the fastest rate, where products are far above 2^53.
@@ -553,11 +620,11 @@ conformance_tests! {
 
     /// A log that is never empty stays exact, however much it has counted before.
     a_log_that_is_never_empty_stays_exact(fixture) {
-        let limit = Limit::sliding_log(1_000_000, MINUTE).expect("valid");
-        for step in 0..120 {
-            let share = fixture.check("k", &limit, 300_000).await;
+        let limit = Limit::sliding_log(200_000, MINUTE).expect("valid");
+        for step in 0..400 {
+            let share = fixture.check("k", &limit, 60_000).await;
             let counting = (step + 1).min(3);
-            assert_eq!((share.passes, share.remaining), (true, 1_000_000 - counting * 300_000), "step {step}");
+            assert_eq!((share.passes, share.remaining), (true, 200_000 - counting * 60_000), "step {step}");
             assert_eq!(fixture.peek("k", &limit, 1).await.remaining, share.remaining, "step {step}");
             fixture.clock.advance(Duration::from_secs(25));
         }

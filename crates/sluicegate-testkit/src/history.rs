@@ -231,7 +231,7 @@ fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Li
     let amount = match chance.random_range(0..20) {
         0 => 1,
         1..13 => chance.random_range(1..=12),
-        13..16 => *[7, 60, 100, 1_000, 9_973, 300_000].choose(chance).expect("not empty"),
+        13..16 => (*[7, 60, 100, 1_000, 9_973, 300_000].choose(chance).expect("not empty")).min(max),
         16 => max,
         17 => max - 1,
         _ => chance.random_range(1..=max),

@@ -7,6 +7,8 @@ use std::{collections::HashMap, time::Duration};
 
 use sluicegate::{Algorithm, Check, Key, Limit, Operation, Retry, Timestamp};
 use sluicegate_core::{
+    algorithm::sliding_log::REFUND_REACH,
+    limit::MAX_LOG_UNITS,
     step::{Admission, Mode, Share, Terms},
     time::{MAX_EXACT, MAX_WAIT_US},
 };
@@ -33,6 +35,8 @@ struct Counter {
     /// The time of the last charge.
     last: u64,
     charges: Vec<(u64, u64)>,
+    /// For a fixed window: until when the charges count under the limit of the last one.
+    ends: u64,
     level: Level,
 }
 
@@ -113,17 +117,19 @@ impl Model {
         if units == 0 {
             return;
         }
-        let units = units.min(MAX_EXACT - self.used(key, limit, now));
+        let is_log = limit.algorithm() == Algorithm::SlidingLog;
+        let units =
+            if is_log { units.min(MAX_LOG_UNITS) } else { units.min(MAX_EXACT - self.used(key, limit, now)) };
         let mut counter = match self.counters.get(key) {
             Some(counter) => counter.carried_over(limit, now),
             None => Counter::fresh(limit, now),
         };
         counter.level.over += u128::from(units) * counter.level.under;
-        let is_log = limit.algorithm() == Algorithm::SlidingLog;
+        if is_log {
+            counter.drop_oldest(MAX_LOG_UNITS - units);
+        }
         let full = is_log && counter.charges.len() >= usize::try_from(limit.amount()).expect("fits");
         match counter.charges.last_mut() {
-            // A log that is full is dated by its newest entry.
-            Some(newest) if is_log && units == 0 => counter.last = newest.0,
             Some(newest) if newest.0 == counter.last || full => *newest = (counter.last, newest.1 + units),
             _ => counter.charges.push((counter.last, units)),
         }
@@ -146,7 +152,8 @@ impl Model {
 
 impl Counter {
     fn fresh(limit: &Limit, now: u64) -> Self {
-        Self { limit: *limit, last: now, charges: Vec::new(), level: Level::empty(limit) }
+        let ends = end_of_window(limit, now);
+        Self { limit: *limit, last: now, charges: Vec::new(), ends, level: Level::empty(limit) }
     }
 
     /// Returns whether the counter is dated so far ahead that the clock must have been set back.
@@ -167,6 +174,10 @@ impl Counter {
         if limit.algorithm() == Algorithm::TokenBucket {
             return self.level_at(limit, at).units_up();
         }
+        if limit.algorithm() == Algorithm::FixedWindow {
+            let counts = at < self.window_ends(limit);
+            return if counts { self.charges.iter().map(|(_, units)| *units).sum() } else { 0 };
+        }
         if self.changed(limit) && at >= self.last + limit.window_us() {
             return 0;
         }
@@ -175,7 +186,6 @@ impl Counter {
             self.charges.iter().filter(|(time, _)| counts(*time)).map(|(_, units)| *units).sum()
         };
         match self.limit.algorithm() {
-            Algorithm::FixedWindow => sum(&|time| window_of(&self.limit, time) == window_of(&self.limit, at)),
             Algorithm::SlidingLog => sum(&|time| time + window > at),
             Algorithm::SlidingCounter => {
                 let current = sum(&|time| time / window == at / window);
@@ -184,8 +194,17 @@ impl Counter {
                 let faded = (u128::from(previous) * left).div_ceil(u128::from(window));
                 current + u64::try_from(faded).expect("less than before")
             }
-            Algorithm::TokenBucket => unreachable!("answered above"),
+            Algorithm::FixedWindow | Algorithm::TokenBucket => unreachable!("answered above"),
         }
+    }
+
+    /// Returns until when the charges of a fixed window count under `limit`. If that is not the limit of the last charge, they count
+    /// until the later of their own end and the end of the limit's window in which the last charge was made, but for at most
+    /// one window of each limit.
+    fn window_ends(&self, limit: &Limit) -> u64 {
+        let after_last = |limit: &Limit| self.last + limit.window_us();
+        let under_limit = end_of_window(limit, self.last).min(after_last(&self.limit));
+        self.ends.min(after_last(limit)).max(under_limit)
     }
 
     /// Returns the level of a bucket, drained at the faster of its own rate and the limit's.
@@ -202,7 +221,11 @@ impl Counter {
         }
         let last = now.max(self.last);
         let used = self.used(limit, now);
-        let charges = if self.changed(limit) {
+        let ends = match (limit.algorithm(), used) {
+            (Algorithm::FixedWindow, 1..) => self.window_ends(limit).max(end_of_window(limit, last)),
+            _ => end_of_window(limit, last),
+        };
+        let charges = if limit.algorithm() == Algorithm::FixedWindow || self.changed(limit) {
             [(last, used)].into_iter().filter(|(_, units)| *units > 0).collect()
         } else {
             let longest = match limit.algorithm() {
@@ -211,7 +234,19 @@ impl Counter {
             };
             self.charges.iter().copied().filter(|(time, _)| time + longest > last).collect()
         };
-        Self { limit: *limit, last, charges, level: self.level_at(limit, last).at_rate_of(limit) }
+        Self { limit: *limit, last, charges, ends, level: self.level_at(limit, last).at_rate_of(limit) }
+    }
+
+    /// Drops the oldest units of a log, so that at most `most` are left.
+    fn drop_oldest(&mut self, most: u64) {
+        let total: u64 = self.charges.iter().map(|(_, units)| *units).sum();
+        let mut excess = total.saturating_sub(most);
+        for (_, units) in &mut self.charges {
+            let dropped = excess.min(*units);
+            *units -= dropped;
+            excess -= dropped;
+        }
+        self.charges.retain(|(_, units)| *units > 0);
     }
 
     fn refund_level(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) {
@@ -234,17 +269,21 @@ impl Counter {
         debug_assert!(!self.is_absent(limit, now));
         let window = own.window_us();
         let counts = |time: u64| match own.algorithm() {
-            Algorithm::FixedWindow => window_of(&own, time) == window_of(&own, last),
+            Algorithm::FixedWindow => true,
             Algorithm::SlidingCounter => last / window - time / window <= 1,
             _ => time + window > last,
         };
         let is_meant = |time: u64, at: u64| match own.algorithm() {
-            Algorithm::FixedWindow => window_of(&own, time) == window_of(&own, at),
+            Algorithm::FixedWindow => at < self.ends && at + window >= self.ends,
             Algorithm::SlidingCounter => time / window == at / window,
             _ => time == at,
         };
+        let unreachable = match own.algorithm() {
+            Algorithm::SlidingLog if at.is_some() => self.charges.len().saturating_sub(REFUND_REACH),
+            _ => 0,
+        };
         let mut left = units;
-        for (time, charged) in self.charges.iter_mut().rev() {
+        for (time, charged) in self.charges[unreachable..].iter_mut().rev() {
             if counts(*time) && at.is_none_or(|at| is_meant(*time, at)) {
                 let back = left.min(*charged);
                 *charged -= back;
@@ -278,9 +317,14 @@ impl Level {
     }
 }
 
-/// Returns the number of the window that contains a time.
-fn window_of(limit: &Limit, time: u64) -> u64 {
-    (time + limit.window_us() - limit.phase_us()) / limit.window_us()
+/// Returns the end of the window that contains a time.
+fn end_of_window(limit: &Limit, time: u64) -> u64 {
+    let (window, phase) = (limit.window_us(), limit.phase_us());
+    // the first window begins one window before the phase
+    (0..)
+        .map(|number| ((time + window - phase) / window + number) * window + phase)
+        .find(|end| *end > time)
+        .expect("there is a later end")
 }
 
 fn must_be_free(terms: &Terms) -> u64 {

@@ -103,7 +103,10 @@ pub use self::{
     decision::{Decision, Source, TierDecision},
     key::{Key, KeyError},
     labels::{LabelError, Labels},
-    limiter::{Error, GroupDecision, LimitOverride, Limiter, PendingDecision, Progress, Request, Subject},
+    limiter::{
+        DeletedCounter, Error, GroupDecision, LimitOverride, Limiter, PendingDecision, Progress, Request,
+        Reset, RuleSelection, Subject,
+    },
     memory::MemoryStore,
     redis::{RedisSetupError, RedisStore},
     remote::Options,

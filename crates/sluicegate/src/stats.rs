@@ -37,6 +37,8 @@ pub struct Stats {
     pub late_answers: u64,
     /// Requests that were neither sent nor charged, because less time was left than a round trip.
     pub unsent: u64,
+    /// Checks that were not decided by the store, because the stored state of one of their counters cannot be read.
+    pub unreadable: u64,
     /// Statistics of the store.
     pub store: StoreStats,
 }
@@ -53,6 +55,9 @@ pub struct StoreStats {
     pub generation_changes: u64,
     /// Keys that servers have evicted; counters are lost.
     pub evicted_keys: u64,
+    /// Reservations of denied or failed checks over several Cluster nodes that were not confirmed as released; their units may count
+    /// until their window ends.
+    pub unreleased_reservations: u64,
     /// The largest skew between a server's clock and this machine's.
     pub clock_skew: Option<Skew>,
     /// Number of counters of a memory store.
@@ -140,6 +145,7 @@ pub(crate) struct RemoteCounters {
     degraded: [AtomicU64; DEGRADED_SOURCES.len()],
     late_answers: AtomicU64,
     unsent: AtomicU64,
+    unreadable: AtomicU64,
 }
 
 impl RemoteCounters {
@@ -158,7 +164,7 @@ impl RemoteCounters {
             StoreError::NotRun(_) => "unreachable",
             StoreError::Ambiguous(_) => "lost",
             StoreError::Late(_) => "late",
-            StoreError::TooLarge { .. } => "other",
+            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => "other",
         });
     }
 
@@ -177,6 +183,13 @@ impl RemoteCounters {
     /// Records requests that were not sent, because less time was left than a round trip.
     pub(crate) fn record_unsent(&self, count: u64) {
         self.unsent.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Records checks that use a counter whose stored state cannot be read.
+    pub(crate) fn record_unreadable(&self, checks: usize) {
+        if checks > 0 {
+            self.unreadable.fetch_add(checks as u64, Ordering::Relaxed);
+        }
     }
 
     fn count_error(&self, kind: &str) {
@@ -207,6 +220,7 @@ impl RemoteCounters {
             ambiguous: read(&self.ambiguous),
             late_answers: read(&self.late_answers),
             unsent: read(&self.unsent),
+            unreadable: read(&self.unreadable),
             degraded: DEGRADED_SOURCES
                 .iter()
                 .map(|source| source.name())

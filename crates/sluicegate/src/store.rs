@@ -69,15 +69,15 @@ pub trait RemoteStore: Send + Sync + 'static {
         deadline: Option<Deadline>,
     ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>>;
 
-    /// Returns the number of the server that decides a check, or 0 if there is one server or the number is unknown. Checks for different
-    /// servers do not wait for each other.
-    fn upstream(&self, check: &Check) -> u64 {
-        let _ = check;
+    /// Returns the number of the server that has a counter, or 0 if there is one server or the number is unknown. A server that is
+    /// down affects only checks, resets and inspections of its counters.
+    fn server(&self, key: &Key) -> u64 {
+        let _ = key;
         0
     }
 
-    /// Checks that a server is able to decide. Changes nothing.
-    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Checks that a server is able to decide. Changes nothing. May wait for a connection: the limiter limits the time.
+    fn probe(&self, server: u64) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Registers a process as a user of this store for `lifetime` and returns how many processes are registered.
     fn announce(&self, instance: u64, lifetime: Duration) -> BoxFuture<'_, Result<u32, StoreError>>;
@@ -102,6 +102,12 @@ pub trait RemoteStore: Send + Sync + 'static {
     /// Returns the statistics of the store and its servers.
     fn stats(&self) -> StoreStats {
         StoreStats::default()
+    }
+
+    /// Whether a denial may be due to a reservation: units that another check over several servers has charged, and that are refunded
+    /// if a later server denies.
+    fn has_reservations(&self) -> bool {
+        false
     }
 
     /// Whether the store uses a real clock, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
@@ -137,15 +143,12 @@ pub struct CounterSnapshot {
     pub snapshot: Snapshot,
 }
 
-/// Splits the outcome of a batch of `count` checks into one outcome per check.
+/// Returns the outcome of each of `count` checks; the error of a batch is that of each check.
 pub(crate) fn per_check(
-    batch: Result<Vec<CheckAnswer>, StoreError>,
+    batch: Result<Vec<Result<CheckAnswer, StoreError>>, StoreError>,
     count: usize,
 ) -> Vec<Result<CheckAnswer, StoreError>> {
-    match batch {
-        Ok(answers) => answers.into_iter().map(Ok).collect(),
-        Err(error) => vec![Err(error); count],
-    }
+    batch.unwrap_or_else(|error| vec![Err(error); count])
 }
 
 /// Why a store did not decide, by whether a charge was made.
@@ -153,7 +156,7 @@ pub(crate) fn per_check(
 #[non_exhaustive]
 pub enum StoreError {
     /// The call arrived after its deadline, and changed nothing.
-    #[error("call reached the store after its deadline, nothing changed (store time {0:?})")]
+    #[error("call reached the store after its deadline, nothing changed (store time {} us)", .0.as_micros())]
     Late(Timestamp),
     /// The store rejected the call with an error reply, and nothing changed.
     #[error("store rejected the call, nothing changed: {code} {detail}")]
@@ -169,6 +172,13 @@ pub enum StoreError {
     /// No reply arrived. The call may have taken effect and must not be repeated.
     #[error("no reply from the store, the call may have taken effect: {0}")]
     Ambiguous(String),
+    /// The stored state of a counter cannot be read, because something other than the limiter wrote its key. Nothing changed. The
+    /// store itself works.
+    #[error("the stored state of {key} cannot be read, nothing changed: run `sluicegate doctor`")]
+    Unreadable {
+        /// The name of the key.
+        key: String,
+    },
     /// The batch is larger than one atomic step may be.
     #[error("a batch of {tiers} tiers is too large: use at most {max}")]
     TooLarge {

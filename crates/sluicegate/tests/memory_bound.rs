@@ -42,7 +42,7 @@ fn a_million_keys_stay_within_the_configured_memory_under_eviction() {
         assert!(store.len() > 80_000, "{} counters", store.len());
     }
     clock.advance(Duration::from_secs(3600));
-    let long = Terms::new(Limit::sliding_log(1_000_000, Duration::from_secs(86_400)).unwrap(), Cost::ONE);
+    let long = Terms::new(Limit::sliding_log(200_000, Duration::from_secs(86_400)).unwrap(), Cost::ONE);
     let names: Vec<Key> = (0..40).map(|log| Key::without_rule(format!("long:{log}")).unwrap()).collect();
     for charge in 0..2_500_000 {
         clock.advance(Duration::from_micros(1));

@@ -15,9 +15,9 @@ use crate::{
 pub struct State {
     /// Time of the last charge.
     pub last_us: u64,
-    /// End of the window.
+    /// End of the window; later than that if instances use several windows.
     pub end_us: u64,
-    /// Units charged in the window.
+    /// Units charged until now.
     pub used: u64,
     /// Length of the window that the state was written under.
     pub window_us: u64,
@@ -52,11 +52,8 @@ impl Counter for State {
             return Self::default().view(limit, now);
         };
         let end = window_end(limit, at);
-        let until = if self.window_us == window && self.end_us == end {
-            end
-        } else {
-            self.end_us.min(self.last_us + window)
-        };
+        let until =
+            if self.window_us == window && self.end_us == end { end } else { self.counts_until(limit) };
         View { now, at, end, used: if at < until { self.used } else { 0 }, until }
     }
 
@@ -67,9 +64,10 @@ impl Counter for State {
 
     #[inline]
     fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
+        // units that were carried over from another window keep their end
+        view.until = if view.used == 0 { view.end } else { view.end.max(view.until) };
         view.used = add_capped(view.used, units);
-        view.until = view.end;
-        *self = Self { last_us: view.at, end_us: view.end, used: view.used, window_us: limit.window_us() };
+        *self = Self { last_us: view.at, end_us: view.until, used: view.used, window_us: limit.window_us() };
     }
 
     #[inline]
@@ -93,7 +91,8 @@ impl Counter for State {
     }
 
     fn expires_at_us(&self) -> u64 {
-        self.end_us
+        // under another limit, the units may count beyond the end of their own window
+        self.last_us + self.window_us
     }
 
     fn snapshot(&self, view: &View, limit: &Limit) -> Snapshot {
@@ -142,6 +141,18 @@ impl Limit {
     /// As [`Limit::new`].
     pub fn fixed_window(amount: u64, window: Duration) -> Result<Self, LimitError> {
         Self::new(Algorithm::FixedWindow, amount, window)
+    }
+}
+
+impl State {
+    /// Returns until when the units count under a limit with other windows than those they were charged under, as while
+    /// instances with two versions of a rule share a counter. The end of one version's window must not release units that
+    /// still count in the other's: units count until their own end, and as if all of them had been charged with the last one,
+    /// until the end of the limit's window; neither for longer than one window after the last charge.
+    fn counts_until(&self, limit: &Limit) -> u64 {
+        let own_end = self.end_us.min(self.last_us + limit.window_us());
+        let end_under_limit = window_end(limit, self.last_us).min(self.last_us + self.window_us);
+        own_end.max(end_under_limit)
     }
 }
 

@@ -11,7 +11,7 @@
 //! * **A changed limit keeps the used units.** A state records the window or rate it was written under. Under
 //!   another one, it counts as before until the next charge, which carries the units over as if they had been charged
 //!   then, but never longer than one new window after the last charge. A token bucket drains at the faster of
-//!   the two rates instead.
+//!   the two rates instead. A fixed window also counts until the end of the new window in which it was last charged.
 //!
 //! To add an algorithm, write its documentation page, a module with its [`Counter`] and its Lua files, and add one row to
 //! the table in this file. The configuration, the stores, the headers and the tools read the table.
@@ -257,6 +257,11 @@ pub trait Counter: Default {
     /// views relies on these checks.
     fn from_stored(stored: &StoredState<'_>) -> Option<Self>;
 
+    /// Returns whether the Redis script can have stored these numbers; for a log, those of its header.
+    fn are_stored_numbers(numbers: &[u64]) -> bool {
+        Self::from_stored(&StoredState { numbers, entries: &[] }).is_some()
+    }
+
     /// Returns a state that holds `level` at `at`, as the Redis script reports it: in parts of a unit for a token
     /// bucket, otherwise in units charged at `at`.
     fn from_level(limit: &Limit, at: u64, level: u64) -> Self {
@@ -333,6 +338,11 @@ impl State {
     /// Reads a state that the Redis script stored. Returns `None` if the script cannot have stored it.
     pub fn from_stored(algorithm: Algorithm, stored: &StoredState<'_>) -> Option<Self> {
         with_counter_type!(algorithm, C => C::from_stored(stored).map(Self::from))
+    }
+
+    /// Returns whether the Redis script can have stored these numbers; for a log, those of its header.
+    pub fn are_stored_numbers(algorithm: Algorithm, numbers: &[u64]) -> bool {
+        with_counter_type!(algorithm, C => C::are_stored_numbers(numbers))
     }
 
     /// Returns a state that holds `level` at `at`, as the Redis script reports it.

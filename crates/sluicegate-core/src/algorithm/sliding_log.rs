@@ -2,13 +2,14 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{
-    Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, effective_time, wait_until,
-};
+use super::{Algorithm, Bound, Counter, Properties, Reset, StoredState, effective_time, wait_until};
 use crate::{
-    limit::{Limit, LimitError, MAX_LOG_AMOUNT},
+    limit::{Limit, LimitError, MAX_LOG_AMOUNT, MAX_LOG_UNITS},
     snapshot::{MAX_CHARGES, Snapshot, Span},
 };
+
+/// How many of the newest entries a refund with a time can reach. It changes the totals of all later entries.
+pub const REFUND_REACH: usize = 1_000;
 
 /// The charges with their times, oldest first. Each entry holds the running total, so that the units charged since any
 /// moment are one subtraction. Totals wrap around; only their differences are meaningful.
@@ -84,7 +85,8 @@ impl Counter for State {
 
     #[inline]
     fn charge(&mut self, view: &mut View, limit: &Limit, units: u64) {
-        let used = add_capped(view.used, units);
+        let added = units.min(MAX_LOG_UNITS);
+        let used = (view.used + added).min(MAX_LOG_UNITS);
         if view.cutoff.is_some() || view.used == 0 {
             self.window_us = limit.window_us();
             self.base = 0;
@@ -93,7 +95,8 @@ impl Counter for State {
         } else {
             self.base = self.total_before(view.first);
             self.entries.drain(..view.first);
-            self.push(view.at, used - view.used, limit);
+            self.drop_oldest(view.used + added - used);
+            self.push(view.at, added, limit);
         }
         *view = View { first: 0, used, cutoff: None, ..*view };
     }
@@ -151,13 +154,22 @@ impl Counter for State {
 
     fn from_stored(stored: &StoredState<'_>) -> Option<Self> {
         match *stored.numbers {
-            [_last, base, _total, _oldest, _head, length, _ttl, window_us, _capacity, width]
-                if window_us > 0 =>
-            {
-                let entries = StoredEntries { base, length, width };
-                Some(Self { window_us, entries: entries.read(stored.entries)?, ..Self::default() })
+            [_last, base, _total, _oldest, _head, length, _ttl, window_us, _capacity] => {
+                let is_valid = Self::are_stored_numbers(stored.numbers);
+                let entries = is_valid.then(|| StoredEntries { base, length }.read(stored.entries))??;
+                Some(Self { window_us, entries, ..Self::default() })
             }
             _ => None,
+        }
+    }
+
+    fn are_stored_numbers(numbers: &[u64]) -> bool {
+        match *numbers {
+            [_last, base, total, _oldest, head, length, _ttl, window_us, capacity] => {
+                let has_valid_ring = length <= capacity && head < capacity;
+                window_us > 0 && base <= MAX_LOG_UNITS && total <= MAX_LOG_UNITS && has_valid_ring
+            }
+            _ => false,
         }
     }
 
@@ -218,6 +230,16 @@ impl State {
         }
     }
 
+    /// Drops the oldest units of a debt.
+    fn drop_oldest(&mut self, units: u64) {
+        let base = self.base;
+        let dropped = self.entries.partition_point(|entry| entry.total.wrapping_sub(base) <= units);
+        if units > 0 {
+            self.entries.drain(..dropped);
+            self.base = base.wrapping_add(units);
+        }
+    }
+
     fn refund_newest(&mut self, units: u64) {
         let total = self.total().wrapping_sub(units);
         let mut left = units;
@@ -237,7 +259,7 @@ impl State {
         let Ok(index) = self.entries.binary_search_by_key(&at, |entry| entry.time_us) else {
             return false;
         };
-        if index < first {
+        if index < first.max(self.entries.len().saturating_sub(REFUND_REACH)) {
             return false;
         }
         let held = self.entries[index].total.wrapping_sub(self.total_before(index));
@@ -256,22 +278,18 @@ impl State {
 struct StoredEntries {
     base: u64,
     length: u64,
-    /// Bytes of each running total.
-    width: u64,
 }
 
 impl StoredEntries {
     /// Bytes of the time of an entry.
     const TIME_BYTES: usize = 7;
+    /// Bytes of a running total.
+    const TOTAL_BYTES: usize = 3;
 
-    /// Reads the newest entries. Stored totals wrap around at their width; the returned ones do not.
+    /// Reads the newest entries. Stored totals wrap around; the returned ones do not.
     fn read(&self, entries: &[u8]) -> Option<VecDeque<Entry>> {
-        let (width, wrap) = match self.width {
-            3 => (3, 1 << 24),
-            7 => (7, 1 << 53),
-            _ => return None,
-        };
-        let stored = entries.chunks_exact(Self::TIME_BYTES + width);
+        let wrap = MAX_LOG_UNITS + 1;
+        let stored = entries.chunks_exact(Self::TIME_BYTES + Self::TOTAL_BYTES);
         let fetched = self.length.min(MAX_CHARGES as u64 + 1);
         if stored.len() as u64 != fetched || !stored.remainder().is_empty() {
             return None;
@@ -284,7 +302,7 @@ impl StoredEntries {
         let mut before = if has_more { stored.next()?.1 } else { self.base };
         let (mut read, mut last_us, mut total) = (VecDeque::new(), 0, 0);
         for (time_us, after) in stored {
-            if time_us < last_us || before >= wrap || after >= wrap {
+            if time_us < last_us {
                 return None;
             }
             total += (after + wrap - before) % wrap;

@@ -16,7 +16,8 @@ use sluicegate_testkit::oracle::Admitted;
 use tokio::task::JoinSet;
 
 /// Generous: other tests verify deadlines.
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
+const OPTIONS: Options =
+    Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1), instances: 1 };
 
 fn main() -> ExitCode {
     let (line, code) = match Hammer::from_args(std::env::args().skip(1)).and_then(run) {

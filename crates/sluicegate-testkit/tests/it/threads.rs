@@ -19,7 +19,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 const THREADS: usize = 4;
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1) };
+const OPTIONS: Options =
+    Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1), instances: 1 };
 
 /// Timeout of a test that could deadlock.
 const STANDSTILL: Duration = Duration::from_secs(30);

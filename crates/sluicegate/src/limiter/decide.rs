@@ -19,7 +19,7 @@ use sluicegate_core::{
 use smallvec::SmallVec;
 
 use super::{
-    Error, Limiter, ensure_known, is_selected,
+    Error, Limiter,
     request::{LimitOverride, Request, Subject},
 };
 use crate::{
@@ -187,21 +187,21 @@ impl MatchedRules {
         rules: impl FnOnce() -> R,
         request: &Request<'_>,
     ) -> Result<(), Error> {
-        let (labels, costs, only, limit) = match &request.subject {
+        let (labels, costs, selection, limit) = match &request.subject {
             Subject::Key { key, limit, cost } => {
                 self.infos.push(TierInfo::default());
                 self.tiers.push(Tier { key: Key::without_rule(key)?, terms: Terms::new(*limit, *cost) });
                 return Ok(());
             }
-            Subject::Labels { labels, costs, only, limit } => (labels, costs, only.as_deref(), *limit),
+            Subject::Labels { labels, costs, rules, limit } => (labels, costs, rules, *limit),
         };
         let rules = rules();
-        ensure_known(&rules, only)?;
+        selection.ensure_known(&rules)?;
         let applied = rules.matching(labels, costs)?;
         if let (Some(limit), []) = (limit, &*applied) {
             return self.add_without_rule(limit, request, Key::of_labels(labels));
         }
-        for mut applied in applied.into_iter().filter(|applied| is_selected(applied.rule, only)) {
+        for mut applied in applied.into_iter().filter(|applied| selection.contains(applied.rule, labels)) {
             match limit {
                 Some(limit) if denies_all(&applied, limit) => self.add_denial(applied.rule, &applied.effect),
                 Some(limit) => {
@@ -307,7 +307,14 @@ impl PreparedCheck {
             remote.prepare_fallback();
         }
         match remote.decide(&self.check, deadline).await {
-            Ok(shares) => Ok(self.decisions(shares)),
+            Ok(shares) => {
+                for (position, share) in &shares.shares {
+                    if self.tiers[*position].on_store_failure == OnStoreFailure::Local {
+                        remote.record_for_fallback(&self.check.tiers()[*position], share);
+                    }
+                }
+                Ok(self.decisions(shares))
+            }
             Err(failure) => match self.check.operation() {
                 Operation::Check | Operation::Peek => Ok(self.decide_by_policies(remote, failure)),
                 // a failure policy can decide a check but not make a charge or refund

@@ -5,10 +5,12 @@
 //! | `request` | one request |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
+//! | `reset` | deleting counters |
 
 mod decide;
 mod group;
 mod request;
+mod reset;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -22,7 +24,7 @@ use crate::{
     key::{Key, KeyError},
     labels::Labels,
     remote::Options,
-    rules::{Costs, Effect, MatchError, Rule, RuleSet, RulesError},
+    rules::{Costs, MatchError, Rule, RuleSet, RulesError},
     stats::Stats,
     store::{CounterSnapshot, Store, StoreError},
 };
@@ -30,11 +32,9 @@ use crate::{
 pub use self::{
     decide::{PendingDecision, Progress},
     group::GroupDecision,
-    request::{LimitOverride, Request, Subject},
+    request::{LimitOverride, Request, RuleSelection, Subject},
+    reset::{DeletedCounter, Reset},
 };
-
-/// The most rule names that an error lists.
-const NAMES_IN_ERROR: usize = 10;
 
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.
 ///
@@ -305,7 +305,8 @@ impl Limiter {
         cost: impl Into<Costs>,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        let request = Request::new(labels, cost).operation(Operation::Charge).only(owned(only));
+        let request =
+            Request::new(labels, cost).operation(Operation::Charge).rules(RuleSelection::named_or_all(only));
         self.start(&request)?.decision().await
     }
 
@@ -341,27 +342,9 @@ impl Limiter {
         at: Option<Timestamp>,
         only: Option<&[&str]>,
     ) -> Result<Decision, Error> {
-        let request = Request::new(labels, cost).operation(Operation::Refund { at }).only(owned(only));
+        let selection = RuleSelection::named_or_all(only);
+        let request = Request::new(labels, cost).operation(Operation::Refund { at }).rules(selection);
         self.start(&request)?.decision().await
-    }
-
-    /// Deletes the counters of all rules that match, or only of those named, and returns how many existed.
-    ///
-    /// # Errors
-    /// When an unknown rule is named, or the store does not answer.
-    pub async fn reset(&self, labels: &Labels, only: Option<&[&str]>) -> Result<u64, Error> {
-        let (rules, only) = (self.rules(), owned(only));
-        ensure_known(&rules, only.as_deref())?;
-        let counters: Vec<_> = rules
-            .matching(labels, &Costs::from(Cost::ZERO))?
-            .into_iter()
-            .filter(|applied| is_selected(applied.rule, only.as_deref()))
-            .filter_map(|applied| match applied.effect {
-                Effect::Limit { key, limit, .. } => Some((key, limit.algorithm())),
-                Effect::Deny { .. } => None,
-            })
-            .collect();
-        Ok(self.inner.backend.reset(&counters, self.deadline).await?)
     }
 
     /// Decides by a limit given with the request, without rules.
@@ -428,15 +411,6 @@ impl Limiter {
         self.start(&request)?.decision().await
     }
 
-    /// Deletes the counter of a key under the limit's algorithm and returns whether it existed.
-    ///
-    /// # Errors
-    /// When the key is empty or too long, or the store does not answer.
-    pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<bool, Error> {
-        let counter = (Key::without_rule(key)?, limit.algorithm());
-        Ok(self.inner.backend.reset(&[counter], self.deadline).await? > 0)
-    }
-
     /// Returns the state of these counters for display; `None` for a counter whose state is corrupt.
     ///
     /// # Errors
@@ -455,24 +429,6 @@ impl Limiter {
             Progress::Decided(decision) => Ok(decision),
             Progress::Pending(_) => Err(Error::NotLocal),
         }
-    }
-}
-
-fn owned(names: Option<&[&str]>) -> Option<Vec<String>> {
-    names.map(|names| names.iter().map(|&name| name.to_owned()).collect())
-}
-
-fn is_selected(rule: &Rule, only: Option<&[String]>) -> bool {
-    only.is_none_or(|names| names.iter().any(|name| **name == *rule.name))
-}
-
-fn ensure_known(rules: &RuleSet, only: Option<&[String]>) -> Result<(), Error> {
-    match only.unwrap_or_default().iter().find(|name| rules.get(name).is_none()) {
-        Some(name) => Err(Error::UnknownRule {
-            name: name.clone(),
-            known: rules.rules().take(NAMES_IN_ERROR).map(|rule| rule.name.to_string()).collect(),
-        }),
-        None => Ok(()),
     }
 }
 

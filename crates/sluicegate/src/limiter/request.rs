@@ -4,7 +4,14 @@ use std::{borrow::Cow, time::Duration};
 
 use sluicegate_core::{Algorithm, Cost, Limit, LimitError, Operation};
 
-use crate::{labels::Labels, rules::Costs};
+use super::Error;
+use crate::{
+    labels::Labels,
+    rules::{Costs, Rule, RuleSet},
+};
+
+/// The most rule names that an error lists.
+const NAMES_IN_ERROR: usize = 10;
 
 /// One request: counters, cost, operation, and how long the caller waits.
 ///
@@ -40,8 +47,8 @@ pub enum Subject<'a> {
         labels: Cow<'a, Labels>,
         /// The cost in each unit. A cost of zero charges nothing and is denied only if the counter is in debt.
         costs: Costs,
-        /// The names of the rules to use; all rules that match if `None`.
-        only: Option<Vec<String>>,
+        /// Which of the rules that match are used.
+        rules: RuleSelection,
         /// Replaces the limit of every rule that matches. If no rule matches, it applies as a fixed window to a counter for exactly
         /// these labels.
         limit: Option<LimitOverride>,
@@ -57,6 +64,19 @@ pub enum Subject<'a> {
     },
 }
 
+/// Which of the rules that match a request are used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RuleSelection {
+    /// All of them.
+    #[default]
+    All,
+    /// Those that count by labels, all of which the request has. Counters that unrelated requests share are left out: those of rules
+    /// without `per` labels, and those of requests without such a label.
+    Keyed,
+    /// Those with these names.
+    Named(Vec<String>),
+}
+
 /// An amount and a window that replace those of a rule. The rule's algorithm stays; the burst follows the amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitOverride {
@@ -70,7 +90,7 @@ impl<'a> Request<'a> {
     /// Creates a check of the rules that match these labels.
     pub fn new(labels: impl Into<Cow<'a, Labels>>, costs: impl Into<Costs>) -> Self {
         let (labels, costs) = (labels.into(), costs.into());
-        Self::check(Subject::Labels { labels, costs, only: None, limit: None })
+        Self::check(Subject::Labels { labels, costs, rules: RuleSelection::All, limit: None })
     }
 
     /// Creates a check of one key, with a limit given in the request.
@@ -94,11 +114,11 @@ impl<'a> Request<'a> {
         Self { deadline, ..self }
     }
 
-    /// Restricts the request to these rules. No effect on a request for a key.
+    /// Restricts the request to some of the rules. No effect on a request for a key.
     #[must_use]
-    pub fn only(mut self, names: Option<Vec<String>>) -> Self {
-        if let Subject::Labels { only, .. } = &mut self.subject {
-            *only = names;
+    pub fn rules(mut self, selection: RuleSelection) -> Self {
+        if let Subject::Labels { rules, .. } = &mut self.subject {
+            *rules = selection;
         }
         self
     }
@@ -116,8 +136,8 @@ impl<'a> Request<'a> {
     pub fn into_owned(self) -> Request<'static> {
         let Self { subject, operation, deadline } = self;
         let subject = match subject {
-            Subject::Labels { labels, costs, only, limit } => {
-                Subject::Labels { labels: Cow::Owned(labels.into_owned()), costs, only, limit }
+            Subject::Labels { labels, costs, rules, limit } => {
+                Subject::Labels { labels: Cow::Owned(labels.into_owned()), costs, rules, limit }
             }
             Subject::Key { key, limit, cost } => {
                 Subject::Key { key: Cow::Owned(key.into_owned()), limit, cost }
@@ -131,6 +151,37 @@ impl<'a> Request<'a> {
         match &self.subject {
             Subject::Labels { costs, .. } => costs.of(unit),
             Subject::Key { cost, .. } => *cost,
+        }
+    }
+}
+
+impl RuleSelection {
+    /// Selects the rules of these names, or all rules.
+    pub(super) fn named_or_all(names: Option<&[&str]>) -> Self {
+        match names {
+            Some(names) => Self::Named(names.iter().map(|&name| name.to_owned()).collect()),
+            None => Self::All,
+        }
+    }
+
+    /// Whether a rule that matches `labels` is selected.
+    pub(super) fn contains(&self, rule: &Rule, labels: &Labels) -> bool {
+        match self {
+            Self::All => true,
+            Self::Keyed => !rule.per.is_empty() && rule.per.iter().all(|label| labels.get(label).is_some()),
+            Self::Named(names) => names.iter().any(|name| **name == *rule.name),
+        }
+    }
+
+    /// Checks that all named rules exist.
+    pub(super) fn ensure_known(&self, rules: &RuleSet) -> Result<(), Error> {
+        let Self::Named(names) = self else { return Ok(()) };
+        match names.iter().find(|name| rules.get(name).is_none()) {
+            Some(name) => Err(Error::UnknownRule {
+                name: name.clone(),
+                known: rules.rules().take(NAMES_IN_ERROR).map(|rule| rule.name.to_string()).collect(),
+            }),
+            None => Ok(()),
         }
     }
 }

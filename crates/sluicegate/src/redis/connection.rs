@@ -1,50 +1,44 @@
-//! The connection to one server: established on first use, shared by all callers, re-established when lost.
+//! The connection to one server: established on first use, shared by all callers, replaced when lost.
 //!
-//! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a script that the server
-//! did not have. A connection that has been silent for a second is pinged, and dropped without a reply.
+//! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a request that was never
+//! written and a script that the server did not have. The end of a connection is noticed at once, also while it is idle. A connection
+//! that has been silent for a second is pinged, and closed without a reply.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
-    Value,
-    aio::{ConnectionLike, MultiplexedConnection, PubSub},
-    io::tcp::TcpSettings,
-};
+use redis::{Cmd, Value, aio::ConnectionLike};
+use sluicegate_core::Timestamp;
 use tokio::{
     sync::watch,
     task::yield_now,
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
-use sluicegate_core::Timestamp;
-
 use super::{
-    RedisSetupError,
     clock_offset::ClockOffset,
+    connector::{CONNECT_TIMEOUT, Connection, Connector},
+    dial_backoff::{DialBackoff, QUICK_ATTEMPTS},
     health::{self, HealthCounters, ServerInfo},
     script::{Call, DIGEST, ReplyHeader, SOURCE, read_header},
     sentinel::Sentinels,
-    settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
     url::Node,
 };
-use crate::{hashing::random, store::StoreError};
+use crate::store::StoreError;
 
-/// How long one attempt to connect may take.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the client waits for a reply; callers give up sooner.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum time between the starts of two attempts: at most two connections per second to any server.
-const ATTEMPT_SPACING: Duration = Duration::from_millis(500);
-/// Maximum random delay of the next attempt, so that clients do not connect at the same time.
-const MAX_JITTER: Duration = Duration::from_millis(500);
 /// How long before its deadline a call stops waiting for a connection, so that it is reported as not sent.
 const CONNECT_MARGIN: Duration = Duration::from_millis(1);
 /// How long a reply may be outstanding before the connection is pinged, and how long the ping may take.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The longest client name.
-const MAX_CLIENT_NAME: usize = 64;
+/// How often a request is sent that was not written because its connection ended.
+const MAX_SENDS: u32 = 3;
 
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
@@ -80,119 +74,21 @@ pub(super) enum RedisRequest<'a> {
     Command(&'a Cmd),
 }
 
+impl RedisRequest<'_> {
+    /// Returns the time after which the request is not sent any more, shortly before its deadline.
+    pub(super) fn send_by(self) -> Option<Instant> {
+        match self {
+            Self::Script(call) => Some(call.process_deadline()? - CONNECT_MARGIN),
+            Self::Command(_) => None,
+        }
+    }
+}
+
 /// Whether a request is preceded by `ASKING`, because its slot is being migrated to the node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asking {
     No,
     Yes,
-}
-
-/// Connects to any server of a deployment.
-pub(super) struct Connector {
-    /// An address whose TLS parameters apply to all servers; absent without TLS.
-    tls: Option<ConnectionAddr>,
-    redis: RedisConnectionInfo,
-    client_name: String,
-    health: HealthCounters,
-}
-
-impl Connector {
-    /// Returns the health counters of the servers.
-    pub(super) fn health(&self) -> &HealthCounters {
-        &self.health
-    }
-
-    pub(super) fn new(
-        is_tls: bool,
-        credentials: &Credentials,
-        database: u32,
-        settings: &RedisSettings,
-    ) -> Result<Self, RedisSetupError> {
-        let client_name = settings.client_name.clone().unwrap_or_else(|| DEFAULT_CLIENT_NAME.to_owned());
-        let is_visible = client_name.bytes().all(|byte| byte.is_ascii_graphic());
-        if client_name.is_empty() || client_name.len() > MAX_CLIENT_NAME || !is_visible {
-            return Err(RedisSetupError::ClientName(client_name));
-        }
-        let mut redis = RedisConnectionInfo::default()
-            .set_db(database.into())
-            .set_lib_name("sluicegate", env!("CARGO_PKG_VERSION"));
-        if let Some(password) = &credentials.password {
-            redis = redis.set_password(password.reveal());
-            if let Some(user) = &credentials.user {
-                redis = redis.set_username(user);
-            }
-        } else if credentials.user.is_some() {
-            return Err(RedisSetupError::Credentials);
-        }
-        Ok(Self { tls: tls(is_tls, settings)?, redis, client_name, health: HealthCounters::default() })
-    }
-
-    fn client(&self, node: &Node) -> redis::RedisResult<redis::Client> {
-        let Node { host, port } = node.clone();
-        let addr = match &self.tls {
-            Some(ConnectionAddr::TcpTls { tls_params, .. }) => {
-                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: tls_params.clone() }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let info = addr.into_connection_info()?.set_redis_settings(self.redis.clone());
-        // Nagle's algorithm would delay a call until the previous reply has arrived.
-        redis::Client::open(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
-    }
-
-    /// Connects, and returns once the server has answered a command.
-    pub(super) async fn connect(&self, node: &Node) -> Result<MultiplexedConnection, String> {
-        let failed = |error: redis::RedisError| format!("cannot connect to {node}: {error}");
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(RESPONSE_TIMEOUT));
-        let client = self.client(node).map_err(failed)?;
-        let mut connection =
-            client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
-        let mut name = redis::cmd("CLIENT");
-        match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
-            // the name is optional, and the user may lack the permission
-            Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
-            _ => Ok(connection),
-        }
-    }
-
-    /// Connects for subscriptions.
-    pub(super) async fn subscribe(&self, node: &Node) -> redis::RedisResult<PubSub> {
-        self.client(node)?.get_async_pubsub().await
-    }
-}
-
-fn tls(is_tls: bool, settings: &RedisSettings) -> Result<Option<ConnectionAddr>, RedisSetupError> {
-    let RedisSettings { authority, identity, .. } = settings;
-    if !is_tls {
-        return match (authority, identity) {
-            (None, None) => Ok(None),
-            _ => Err(RedisSetupError::Tls("certificates are set, but the URL does not use TLS".into())),
-        };
-    }
-    // fails if the application has installed a provider, which then stays in use
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    if authority
-        .as_ref()
-        .is_some_and(|pem| !pem.windows(27).any(|part| part == b"-----BEGIN CERTIFICATE-----"))
-    {
-        return Err(RedisSetupError::Tls(
-            "the PEM of the certificate authority contains no certificate".into(),
-        ));
-    }
-    let certificates = TlsCertificates {
-        root_cert: authority.clone(),
-        client_tls: identity.as_ref().map(|identity| redis::ClientTlsConfig {
-            client_cert: identity.certificate.clone(),
-            client_key: identity.key.clone(),
-        }),
-    };
-    let invalid = |error: redis::RedisError| RedisSetupError::Tls(error.to_string());
-    let placeholder =
-        ConnectionAddr::TcpTls { host: "localhost".into(), port: 0, insecure: false, tls_params: None };
-    let client = redis::Client::build_with_tls(placeholder, certificates).map_err(invalid)?;
-    Ok(Some(client.get_connection_info().addr().clone()))
 }
 
 /// The server to connect to.
@@ -207,53 +103,93 @@ pub(super) enum Target {
 pub(super) struct ServerConnection {
     connector: Arc<Connector>,
     target: Target,
-    state: Mutex<ConnectionState>,
+    state: Mutex<State>,
     /// The last information that the server returned.
     server_info: Mutex<Option<ServerInfo>>,
 }
 
-type Outcome = Option<Result<Established, String>>;
+type Outcome = Option<Result<Arc<Established>, String>>;
 
-enum ConnectionState {
+struct State {
+    phase: Phase,
+    backoff: DialBackoff,
+}
+
+enum Phase {
     /// The next caller starts an attempt.
-    Disconnected(Backoff),
-    /// An attempt starts when the backoff has elapsed. `named` is the primary that the sentinels have named meanwhile.
+    Disconnected(Pause),
+    /// An attempt starts when the pause is over. `named` is the primary that the sentinels have named meanwhile.
     Connecting {
         outcome: watch::Receiver<Outcome>,
-        backoff: Backoff,
+        pause: Pause,
         named: Option<Node>,
     },
-    Connected(Established),
+    Connected(Arc<Established>),
 }
 
 /// The earliest time of the next attempt. Until then, callers fail with the reason if there is one; otherwise they wait.
 #[derive(Clone)]
-struct Backoff {
+struct Pause {
     until: Instant,
     reason: Option<String>,
 }
 
+impl Pause {
+    /// Until now.
+    fn none() -> Self {
+        Self { until: Instant::now(), reason: None }
+    }
+}
+
+/// Why a connection is given up.
+enum Loss {
+    /// It ended, or the server no longer is what it was. Another connection may be better.
+    Ended,
+    /// The server rejects this user, with this reason.
+    Unauthorized(String),
+}
+
 /// An established connection.
-#[derive(Clone)]
 pub(super) struct Established {
-    pub(super) connection: MultiplexedConnection,
-    node: Arc<Node>,
-    since: Instant,
+    pub(super) connection: Connection,
+    node: Node,
     /// Since when a reply is outstanding, without any reply in between.
-    silent_since: Arc<Mutex<Option<Instant>>>,
+    silent_since: Mutex<Option<Instant>>,
+    /// Whether a request has been answered, and not with an error.
+    has_answered: AtomicBool,
     /// The offset of the server's clock. Another connection may have another server.
-    offset: Arc<ClockOffset>,
+    offset: ClockOffset,
 }
 
 impl Established {
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.silent_since, &other.silent_since)
+    fn new(node: Node, connection: Connection) -> Self {
+        Self {
+            connection,
+            node,
+            silent_since: Mutex::default(),
+            has_answered: AtomicBool::new(false),
+            offset: ClockOffset::default(),
+        }
+    }
+
+    fn answered(&self) {
+        *self.silent_since.lock() = None;
+        // no write in the common case: the cache line is shared by all threads
+        if !self.has_answered.load(Ordering::Relaxed) {
+            self.has_answered.store(true, Ordering::Relaxed);
+        }
     }
 }
 
 impl ServerConnection {
     pub(super) fn new(connector: Arc<Connector>, target: Target) -> Arc<Self> {
-        let state = ConnectionState::Disconnected(Backoff { until: Instant::now(), reason: None });
+        let quick_attempts = match target {
+            Target::Fixed(_) => QUICK_ATTEMPTS,
+            // each attempt queries every sentinel, and a failover takes longer
+            Target::Primary(_) => 0,
+        };
+        let backoff = DialBackoff::new(quick_attempts, Instant::now());
+        let state = State { phase: Phase::Disconnected(Pause::none()), backoff };
         Arc::new(Self { connector, target, state: Mutex::new(state), server_info: Mutex::default() })
     }
 
@@ -261,21 +197,27 @@ impl ServerConnection {
         &self.connector
     }
 
-    /// Sends a request. A script is sent by its digest first, and in full if the server does not have it.
+    /// Sends a request; once more on the next connection if it was not written. A script is sent by its digest first, and in full if
+    /// the server does not have it.
     pub(super) async fn send(
         self: &Arc<Self>,
         request: RedisRequest<'_>,
         asking: Asking,
     ) -> Result<Value, CallFailure> {
-        match request {
-            RedisRequest::Command(command) => {
-                let mut established = self.established().await.map_err(CallFailure::NotSent)?;
-                self.send_command(&mut established, command, asking).await
-            }
-            RedisRequest::Script(call) => {
-                let mut established =
-                    self.established_by(call.process_deadline()).await.map_err(CallFailure::NotSent)?;
-                self.send_script(&mut established, call, asking).await
+        let mut sends = 0;
+        loop {
+            let established = match request {
+                RedisRequest::Command(_) => self.established().await,
+                RedisRequest::Script(call) => self.established_by(call.process_deadline()).await,
+            };
+            let established = established.map_err(CallFailure::NotSent)?;
+            let reply = match request {
+                RedisRequest::Command(command) => self.send_command(&established, command, asking).await,
+                RedisRequest::Script(call) => self.send_script(&established, call, asking).await,
+            };
+            sends += 1;
+            if !matches!(reply, Err(CallFailure::NotSent(_))) || sends == MAX_SENDS {
+                return reply;
             }
         }
     }
@@ -284,7 +226,7 @@ impl ServerConnection {
     /// here, the script is sent once more: it did not run, and the known clock offset was wrong.
     async fn send_script(
         self: &Arc<Self>,
-        established: &mut Established,
+        established: &Arc<Established>,
         call: &Call,
         asking: Asking,
     ) -> Result<Value, CallFailure> {
@@ -295,7 +237,7 @@ impl ServerConnection {
             let by_digest = script(call, deadline, "EVALSHA", &DIGEST);
             let reply = match self.send_command(established, &by_digest, asking).await {
                 Err(failure) if failure.is("NOSCRIPT") => {
-                    HealthCounters::add(&self.connector.health.script_reloads, 1);
+                    HealthCounters::add(&self.connector.health().script_reloads, 1);
                     self.send_command(established, &script(call, deadline, "EVAL", SOURCE), asking).await?
                 }
                 reply => reply?,
@@ -316,40 +258,48 @@ impl ServerConnection {
 
     async fn send_command(
         self: &Arc<Self>,
-        established: &mut Established,
+        established: &Arc<Established>,
         command: &Cmd,
         asking: Asking,
     ) -> Result<Value, CallFailure> {
         self.ping_if_silent(established);
+        let writes = established.connection.writes();
+        let mut connection = established.connection.clone();
         let reply = match asking {
-            Asking::No => established.connection.req_packed_command(command).await,
+            Asking::No => connection.req_packed_command(command).await,
             Asking::Yes => {
                 // one write, so that no request of another caller comes between the two
                 let mut both = redis::pipe();
                 both.cmd("ASKING").add_command(command.clone());
-                let replies = established.connection.req_packed_commands(&both, 1, 1).await;
+                let replies = connection.req_packed_commands(&both, 1, 1).await;
                 replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil))
             }
         };
         let error = match reply {
             Ok(Value::ServerError(error)) => error.into(),
             Ok(value) => {
-                *established.silent_since.lock() = None;
+                established.answered();
                 return Ok(value);
             }
             Err(error) => error,
         };
         let Some(code) = error.code().map(str::to_owned) else {
-            self.disconnect(established, None);
-            return Err(CallFailure::ReplyLost(format!("{}: {error}", established.node)));
+            self.disconnect(established, Loss::Ended);
+            let reason = format!("{}: {error}", established.node);
+            let was_written = established.connection.writes() != writes;
+            return Err(if was_written {
+                CallFailure::ReplyLost(reason)
+            } else {
+                CallFailure::NotSent(reason)
+            });
         };
         *established.silent_since.lock() = None;
         let (code, detail) = unwrap_script_error(code, error.detail().unwrap_or_default().to_owned());
         match &*code {
-            // the server is a replica now, or the user changed: only a new connection can help
-            "READONLY" => self.disconnect(established, None),
+            // the server is a replica now
+            "READONLY" => self.disconnect(established, Loss::Ended),
             "NOAUTH" | "WRONGPASS" | "NOPERM" => {
-                self.disconnect(established, Some(format!("{code} {detail}")))
+                self.disconnect(established, Loss::Unauthorized(format!("{code} {detail}")))
             }
             _ => {}
         }
@@ -361,54 +311,60 @@ impl ServerConnection {
         self.established().await.map(|_| ())
     }
 
+    /// Waits for a connection, however many attempts fail.
+    pub(super) async fn connected(self: &Arc<Self>) {
+        loop {
+            match self.established_or_attempt() {
+                Ok(_) => return,
+                Err((mut attempt, _)) => self.outcome_of(&mut attempt).await,
+            };
+        }
+    }
+
     /// Returns whether this is the current connection.
-    pub(super) fn is_current(&self, established: &Established) -> bool {
-        matches!(&*self.state.lock(), ConnectionState::Connected(current) if current.is(established))
+    pub(super) fn is_current(&self, established: &Arc<Established>) -> bool {
+        self.state.lock().is_current(established)
     }
 
     /// Records the information that the server returned.
     pub(super) fn record_info(&self, established: &Established, server_info: ServerInfo) {
         let mut last = self.server_info.lock();
-        *last = Some(server_info.record(last.take(), &established.node, &self.connector.health));
+        *last = Some(server_info.record(last.take(), &established.node, self.connector.health()));
     }
 
     /// Converts a moment of this process to the server's clock, if its offset is known.
     pub(super) fn server_time(&self, moment: Instant) -> Option<Timestamp> {
-        match &*self.state.lock() {
-            ConnectionState::Connected(established) => established.offset.server_time(moment),
-            ConnectionState::Disconnected(_) | ConnectionState::Connecting { .. } => None,
+        match &self.state.lock().phase {
+            Phase::Connected(established) => established.offset.server_time(moment),
+            Phase::Disconnected(_) | Phase::Connecting { .. } => None,
         }
     }
 
     /// Returns whether a connection is established.
     pub(super) fn is_up(&self) -> bool {
-        matches!(&*self.state.lock(), ConnectionState::Connected(_))
+        matches!(&self.state.lock().phase, Phase::Connected(_))
     }
 
     /// Drops the connection and reconnects unless it is to this node. An attempt in progress may have started before the node was
     /// known.
     pub(super) fn follow(self: &Arc<Self>, node: &Node) {
-        let elsewhere = match &mut *self.state.lock() {
-            ConnectionState::Connected(established) if *established.node != *node => {
-                Some(established.clone())
-            }
-            ConnectionState::Connecting { named, .. } => {
+        let elsewhere = match &mut self.state.lock().phase {
+            Phase::Connected(established) if established.node != *node => Some(Arc::clone(established)),
+            Phase::Connecting { named, .. } => {
                 *named = Some(node.clone());
                 None
             }
-            ConnectionState::Connected(_) | ConnectionState::Disconnected(_) => None,
+            Phase::Connected(_) | Phase::Disconnected(_) => None,
         };
         if let Some(established) = elsewhere {
-            self.disconnect(&established, None);
-            let connection = Arc::clone(self);
-            tokio::spawn(async move { connection.established().await.map(|_| ()) });
+            self.disconnect(&established, Loss::Ended);
         }
     }
 
     /// Returns the connection, or an error shortly before the deadline.
-    async fn established_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Established, String> {
-        if let ConnectionState::Connected(established) = &*self.state.lock() {
-            return Ok(established.clone());
+    async fn established_by(self: &Arc<Self>, by: Option<Instant>) -> Result<Arc<Established>, String> {
+        if let Phase::Connected(established) = &self.state.lock().phase {
+            return Ok(Arc::clone(established));
         }
         let Some(by) = by else { return self.established().await };
         match timeout_at(by - CONNECT_MARGIN, self.established()).await {
@@ -417,47 +373,50 @@ impl ServerConnection {
         }
     }
 
-    async fn established(self: &Arc<Self>) -> Result<Established, String> {
+    /// Returns the connection. Fails at once during the pause after a failed attempt.
+    async fn established(self: &Arc<Self>) -> Result<Arc<Established>, String> {
         loop {
-            let mut outcome = match self.established_or_attempt() {
-                Ok(Ok(established)) => return Ok(established),
-                Ok(Err(outcome)) => outcome,
-                Err(reason) => {
+            let mut attempt = match self.established_or_attempt() {
+                Ok(established) => return Ok(established),
+                Err((_, Pause { until, reason: Some(reason) })) if Instant::now() < until => {
                     // a caller that retries in a loop must yield to the task that connects
                     yield_now().await;
                     return Err(reason);
                 }
+                Err((attempt, _)) => attempt,
             };
-            if let Ok(outcome) = outcome.wait_for(Option::is_some).await {
-                return outcome.clone().expect("the outcome is present after the wait");
-            }
-            // the runtime of the attempt has shut down
-            let mut state = self.state.lock();
-            if matches!(&*state, ConnectionState::Connecting { outcome: current, .. } if current.same_channel(&outcome))
-            {
-                *state = ConnectionState::Disconnected(Backoff { until: Instant::now(), reason: None });
+            if let Some(outcome) = self.outcome_of(&mut attempt).await {
+                return outcome;
             }
         }
     }
 
+    /// Returns the connection, or the attempt to connect and the pause before it. Starts an attempt if there is none.
     fn established_or_attempt(
         self: &Arc<Self>,
-    ) -> Result<Result<Established, watch::Receiver<Outcome>>, String> {
+    ) -> Result<Arc<Established>, (watch::Receiver<Outcome>, Pause)> {
         let mut state = self.state.lock();
-        if let ConnectionState::Disconnected(backoff) = &*state {
-            let (outcome, backoff) = (self.attempt(backoff.until), backoff.clone());
-            *state = ConnectionState::Connecting { outcome, backoff, named: None };
+        if let Phase::Disconnected(pause) = &state.phase {
+            let (outcome, pause) = (self.attempt(pause.until), pause.clone());
+            state.phase = Phase::Connecting { outcome, pause, named: None };
         }
-        match &*state {
-            ConnectionState::Connected(established) => Ok(Ok(established.clone())),
-            ConnectionState::Connecting { backoff: Backoff { until, reason: Some(reason) }, .. }
-                if Instant::now() < *until =>
-            {
-                Err(reason.clone())
-            }
-            ConnectionState::Connecting { outcome, .. } => Ok(Err(outcome.clone())),
-            ConnectionState::Disconnected(_) => unreachable!("an attempt has just started"),
+        match &state.phase {
+            Phase::Connected(established) => Ok(Arc::clone(established)),
+            Phase::Connecting { outcome, pause, .. } => Err((outcome.clone(), pause.clone())),
+            Phase::Disconnected(_) => unreachable!("an attempt has just started"),
         }
+    }
+
+    /// Waits for the outcome of an attempt; `None` if its runtime has shut down.
+    async fn outcome_of(&self, attempt: &mut watch::Receiver<Outcome>) -> Outcome {
+        if let Ok(outcome) = attempt.wait_for(Option::is_some).await {
+            return outcome.clone();
+        }
+        let mut state = self.state.lock();
+        if matches!(&state.phase, Phase::Connecting { outcome, .. } if outcome.same_channel(attempt)) {
+            state.phase = Phase::Disconnected(Pause::none());
+        }
+        None
     }
 
     /// Connects in a separate task, because callers may be cancelled.
@@ -467,11 +426,12 @@ impl ServerConnection {
         tokio::spawn(async move {
             sleep_until(not_before).await;
             loop {
-                let (result, since) = connection.connect().await;
-                if connection.settle(&result, since) {
+                let result = connection.connect().await;
+                if connection.settle(&result) {
                     if let Ok(established) = &result {
-                        HealthCounters::add(&connection.connector.health.connections, 1);
-                        tokio::spawn(health::watch(Arc::downgrade(&connection), established.clone()));
+                        HealthCounters::add(&connection.connector.health().connections, 1);
+                        tokio::spawn(replace_when_ended(Arc::downgrade(&connection), established));
+                        tokio::spawn(health::watch(Arc::downgrade(&connection), Arc::clone(established)));
                     }
                     sender.send_replace(Some(result));
                     return;
@@ -481,57 +441,67 @@ impl ServerConnection {
         outcome
     }
 
-    /// Tries to connect. Also returns the start of the attempt.
-    async fn connect(&self) -> (Result<Established, String>, Instant) {
-        let since = Instant::now();
-        let result = match timeout(CONNECT_TIMEOUT, self.establish()).await {
-            Ok(Ok((node, connection))) => {
-                let (node, silent_since, offset) = (Arc::new(node), Arc::default(), Arc::default());
-                Ok(Established { connection, node, since, silent_since, offset })
-            }
+    /// Tries to connect.
+    async fn connect(&self) -> Result<Arc<Established>, String> {
+        match timeout(CONNECT_TIMEOUT, self.establish()).await {
+            Ok(Ok((node, connection))) => Ok(Arc::new(Established::new(node, connection))),
             Ok(Err(reason)) => Err(reason),
             Err(_) => Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", self.target)),
-        };
-        (result, since)
+        }
     }
 
     /// Records the result of an attempt. Returns false, and discards the connection, if the sentinels have named another primary
     /// meanwhile.
-    fn settle(&self, result: &Result<Established, String>, since: Instant) -> bool {
+    fn settle(&self, result: &Result<Arc<Established>, String>) -> bool {
         let mut state = self.state.lock();
-        if let (Ok(established), ConnectionState::Connecting { named, .. }) = (result, &mut *state)
-            && named.take().is_some_and(|named| named != *established.node)
+        if let (Ok(established), Phase::Connecting { named, .. }) = (result, &mut state.phase)
+            && named.take().is_some_and(|named| named != established.node)
         {
             return false;
         }
-        *state = match result {
-            Ok(established) => ConnectionState::Connected(established.clone()),
-            Err(reason) => ConnectionState::Disconnected(Backoff {
-                until: next_attempt(since),
-                reason: Some(reason.clone()),
-            }),
+        state.phase = match result {
+            Ok(established) => Phase::Connected(Arc::clone(established)),
+            Err(reason) => {
+                let until = state.backoff.failed(Instant::now());
+                Phase::Disconnected(Pause { until, reason: Some(reason.clone()) })
+            }
         };
         true
     }
 
-    async fn establish(&self) -> Result<(Node, MultiplexedConnection), String> {
+    async fn establish(&self) -> Result<(Node, Connection), String> {
         match &self.target {
             Target::Fixed(node) => Ok((node.clone(), self.connector.connect(node).await?)),
             Target::Primary(sentinels) => sentinels.connect(&self.connector).await,
         }
     }
 
-    fn disconnect(&self, established: &Established, reason: Option<String>) {
-        let mut state = self.state.lock();
-        if matches!(&*state, ConnectionState::Connected(current) if current.is(established)) {
-            *state =
-                ConnectionState::Disconnected(Backoff { until: next_attempt(established.since), reason });
+    /// Gives the connection up. One that has answered is replaced without waiting for a caller.
+    fn disconnect(self: &Arc<Self>, established: &Arc<Established>, loss: Loss) {
+        let has_answered = established.has_answered.load(Ordering::Relaxed);
+        let is_replaced = has_answered && matches!(loss, Loss::Ended);
+        {
+            let mut state = self.state.lock();
+            if !state.is_current(established) {
+                return;
+            }
+            let now = Instant::now();
+            state.phase = Phase::Disconnected(match loss {
+                Loss::Ended => Pause { until: state.backoff.lost(now, has_answered), reason: None },
+                Loss::Unauthorized(reason) => {
+                    Pause { until: state.backoff.failed(now), reason: Some(reason) }
+                }
+            });
+        }
+        if is_replaced {
+            // the attempt runs in its own task
+            let _ = self.established_or_attempt();
         }
     }
 
     /// Pings the server if a reply has been outstanding for too long. The network may lose a peer without an error, and callers give
     /// up long before the client does.
-    fn ping_if_silent(self: &Arc<Self>, established: &Established) {
+    fn ping_if_silent(self: &Arc<Self>, established: &Arc<Established>) {
         let now = Instant::now();
         let mut silent_since = established.silent_since.lock();
         let since = *silent_since.get_or_insert(now);
@@ -539,14 +509,38 @@ impl ServerConnection {
             return;
         }
         *silent_since = Some(now);
-        let (connection, mut established) = (Arc::clone(self), established.clone());
+        let (connection, established) = (Arc::clone(self), Arc::clone(established));
         tokio::spawn(async move {
             let ping = redis::cmd("PING");
-            match timeout(MAX_SILENCE, established.connection.req_packed_command(&ping)).await {
+            let mut silent = established.connection.clone();
+            match timeout(MAX_SILENCE, silent.req_packed_command(&ping)).await {
                 Ok(Ok(_)) => *established.silent_since.lock() = None,
-                Ok(Err(_)) | Err(_) => connection.disconnect(&established, None),
+                Ok(Err(_)) | Err(_) => {
+                    connection.disconnect(&established, Loss::Ended);
+                    established.connection.close();
+                }
             }
         });
+    }
+}
+
+impl State {
+    fn is_current(&self, established: &Arc<Established>) -> bool {
+        matches!(&self.phase, Phase::Connected(current) if Arc::ptr_eq(current, established))
+    }
+}
+
+/// Returns a future that replaces a connection when it ends. It keeps neither of its arguments alive.
+fn replace_when_ended(
+    connection: Weak<ServerConnection>,
+    established: &Arc<Established>,
+) -> impl Future<Output = ()> + use<> {
+    let (ended, established) = (established.connection.ended(), Arc::downgrade(established));
+    async move {
+        ended.await;
+        if let (Some(connection), Some(established)) = (connection.upgrade(), established.upgrade()) {
+            connection.disconnect(&established, Loss::Ended);
+        }
     }
 }
 
@@ -573,17 +567,6 @@ fn header_of(reply: &Value) -> Option<ReplyHeader> {
         Value::BulkString(reply) => read_header(reply),
         _ => None,
     }
-}
-
-/// Returns the earliest start of the next attempt after one that started at `since`.
-fn next_attempt(since: Instant) -> Instant {
-    since + ATTEMPT_SPACING + jitter()
-}
-
-/// Returns a random delay up to [`MAX_JITTER`].
-pub(super) fn jitter() -> Duration {
-    let fraction = u16::try_from(random() >> 48).expect("the highest 16 bits");
-    MAX_JITTER * u32::from(fraction) / (1 << 16)
 }
 
 impl fmt::Display for Target {

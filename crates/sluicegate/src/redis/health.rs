@@ -36,6 +36,7 @@ pub(super) struct HealthCounters {
     pub(super) script_reloads: AtomicU64,
     pub(super) generation_changes: AtomicU64,
     pub(super) evicted_keys: AtomicU64,
+    pub(super) unreleased_reservations: AtomicU64,
 }
 
 impl HealthCounters {
@@ -54,6 +55,7 @@ impl HealthCounters {
             script_reloads: read(&self.script_reloads),
             generation_changes: read(&self.generation_changes),
             evicted_keys: read(&self.evicted_keys),
+            unreleased_reservations: read(&self.unreleased_reservations),
             clock_skew: skews.max_by_key(|skew| skew.size()),
             ..StoreStats::default()
         }
@@ -108,10 +110,11 @@ impl ServerInfo {
 }
 
 /// Sends `INFO` periodically as long as this connection is the current one.
-pub(super) async fn watch(connection: Weak<ServerConnection>, mut established: Established) {
+pub(super) async fn watch(connection: Weak<ServerConnection>, established: Arc<Established>) {
+    let mut requests = established.connection.clone();
     let info = redis::cmd("INFO");
     loop {
-        let reply = timeout(ANSWER_TIMEOUT, established.connection.req_packed_command(&info)).await;
+        let reply = timeout(ANSWER_TIMEOUT, requests.req_packed_command(&info)).await;
         let Some(connection) = connection.upgrade().filter(|connection| connection.is_current(&established))
         else {
             return;

@@ -6,6 +6,8 @@
 mod clock_offset;
 mod cluster;
 mod connection;
+mod connector;
+mod dial_backoff;
 mod health;
 pub mod inspect;
 mod instances;
@@ -18,6 +20,7 @@ mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod url;
 
 use std::{fmt, slice, sync::Arc, time::Duration};
@@ -27,7 +30,8 @@ use sluicegate_core::{Algorithm, Limit};
 
 use self::{
     cluster::Cluster,
-    connection::{CallFailure, Connector, RedisRequest},
+    connection::{CallFailure, RedisRequest},
+    connector::Connector,
     keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, redis_key},
     primary::Primary,
     script::{CallTimes, SOURCE, decode, encode},
@@ -283,20 +287,25 @@ impl RemoteStore for RedisStore {
         self.clock.is_none()
     }
 
-    fn upstream(&self, check: &Check) -> u64 {
+    fn has_reservations(&self) -> bool {
+        matches!(self.backend, Backend::Cluster(_))
+    }
+
+    fn server(&self, key: &Key) -> u64 {
         match &self.backend {
             Backend::Primary(_) => 0,
-            Backend::Cluster(cluster) => cluster.lane(check),
+            Backend::Cluster(cluster) => cluster.node_number(key),
         }
     }
 
-    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn probe(&self, server: u64) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             match &self.backend {
                 Backend::Primary(primary) => {
-                    primary.send(RedisRequest::Command(&probe::probe(&self.prefix, INSTANCES))).await?
+                    let probe = probe::probe(&self.prefix, INSTANCES);
+                    primary.send_once_connected(RedisRequest::Command(&probe)).await?
                 }
-                Backend::Cluster(cluster) => cluster.probe(upstream, &self.prefix).await?,
+                Backend::Cluster(cluster) => cluster.probe(server, &self.prefix).await?,
             };
             Ok(())
         })
@@ -376,7 +385,7 @@ impl RedisStore {
         primary: &Primary,
         checks: &[Check],
         deadline: Option<Deadline>,
-    ) -> Result<Vec<CheckAnswer>, StoreError> {
+    ) -> Result<Vec<Result<CheckAnswer, StoreError>>, StoreError> {
         let call = encode(&self.prefix, checks, self.times(deadline))?;
         let reply = primary.send(RedisRequest::Script(&call)).await?;
         decode(&bytes(reply)?, &call, checks)

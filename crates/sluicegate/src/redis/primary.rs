@@ -6,7 +6,8 @@ use redis::Value;
 use tokio::task::JoinSet;
 
 use super::{
-    connection::{Asking, CallFailure, Connector, RedisRequest, ServerConnection, Target},
+    connection::{Asking, CallFailure, RedisRequest, ServerConnection, Target},
+    connector::Connector,
     sentinel::Sentinels,
     url::Node,
 };
@@ -47,6 +48,13 @@ impl Primary {
             Err(failure) if failure.is("READONLY") => self.connection.send(request, Asking::No).await,
             reply => reply,
         }
+    }
+
+    /// Waits for a connection, however many attempts fail, and sends a request.
+    pub(super) async fn send_once_connected(&self, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
+        self.listen();
+        self.connection.connected().await;
+        self.send(request).await
     }
 
     fn listen(&self) {

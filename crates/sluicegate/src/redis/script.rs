@@ -50,6 +50,8 @@ const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const STATUS_LATE: u8 = 1;
 const STATUS_MISROUTED: u8 = 2;
+/// In the place of a retry time: the stored state of the tier cannot be read.
+const UNREADABLE: f64 = -2.0;
 const ANSWER_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 8;
 /// Status and time, before the answers.
@@ -60,6 +62,8 @@ const MAX_FAST: u128 = 1 << 52;
 /// An encoded call.
 pub(super) struct Call {
     keys: Keys,
+    /// The key and the limit of each tier, in the order of the checks.
+    tiers: Vec<TierIndexes>,
     arguments: [Vec<u8>; 3],
     /// The order in which the checks are sent: those of the fast bucket path first, grouped by limit.
     order: Vec<usize>,
@@ -148,6 +152,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     let order = planned.iter().map(|planned| planned.index).collect();
     Ok(Call {
         keys,
+        tiers: indexes,
         arguments: [header, limit_table, plan],
         order,
         process_deadline: times.process_deadline,
@@ -212,6 +217,13 @@ impl Call {
     /// Returns the deadline on this process's clock.
     pub(super) fn process_deadline(&self) -> Option<Instant> {
         self.process_deadline
+    }
+
+    /// Returns the name of the key of a check's tier.
+    fn key_of(&self, checks: &[Check], check: usize, tier: usize) -> String {
+        let before: usize = checks[..check].iter().map(|check| check.tiers().len()).sum();
+        let range = self.keys.ranges[self.tiers[before + tier].key].clone();
+        String::from_utf8_lossy(&self.keys.text[range]).into_owned()
     }
 
     /// Returns the same call for counters on several slots of one node.
@@ -314,14 +326,23 @@ pub(super) fn is_misrouted(reply: &[u8]) -> bool {
     reply.first() == Some(&STATUS_MISROUTED)
 }
 
-pub(super) fn decode(reply: &[u8], call: &Call, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
+/// Decodes a reply. A check one of whose counters cannot be read has an error of its own.
+pub(super) fn decode(
+    reply: &[u8],
+    call: &Call,
+    checks: &[Check],
+) -> Result<Vec<Result<CheckAnswer, StoreError>>, StoreError> {
     try_decode(reply, call, checks).unwrap_or_else(|| {
         Err(StoreError::Ambiguous(format!("malformed script reply of {} bytes", reply.len())))
     })
 }
 
 /// Returns `None` if the reply is malformed.
-fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Vec<CheckAnswer>, StoreError>> {
+fn try_decode(
+    reply: &[u8],
+    call: &Call,
+    checks: &[Check],
+) -> Option<Result<Vec<Result<CheckAnswer, StoreError>>, StoreError>> {
     let ReplyHeader { is_late, at } = read_header(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
@@ -335,17 +356,25 @@ fn try_decode(reply: &[u8], call: &Call, checks: &[Check]) -> Option<Result<Vec<
     let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));
     let (records, []) = records.as_chunks::<ANSWER_BYTES>() else { return None };
     let mut records = records.iter();
-    let mut decided = vec![CheckAnswer { at, answers: Vec::new() }; checks.len()];
+    let mut decided = vec![Ok(CheckAnswer { at, answers: Vec::new() }); checks.len()];
     for &index in &call.order {
         let check = &checks[index];
         let passed = numbers.next()?;
         let levels = numbers.by_ref().take(check.tiers().len());
-        decided[index].answers = if passed < 0.0 {
+        decided[index] = if passed < 0.0 {
             levels.for_each(drop);
-            check.tiers().iter().map(|_| records.next().map(decode_answer)).collect::<Option<_>>()?
+            let (own, others) = records.as_slice().split_at_checked(check.tiers().len())?;
+            records = others.iter();
+            match own.iter().position(is_unreadable) {
+                Some(tier) => Err(StoreError::Unreadable { key: call.key_of(checks, index, tier) }),
+                None => Ok(CheckAnswer { at, answers: own.iter().map(decode_answer).collect() }),
+            }
         } else {
             let tiers = check.tiers().iter().zip(levels);
-            tiers.map(|(tier, level)| answer(check, &tier.terms, whole(level), whole(passed), at)).collect()
+            let answers = tiers
+                .map(|(tier, level)| answer(check, &tier.terms, whole(level), whole(passed), at))
+                .collect();
+            Ok(CheckAnswer { at, answers })
         };
     }
     records.next().is_none().then_some(Ok(decided))
@@ -363,10 +392,20 @@ fn answer(check: &Check, terms: &Terms, level: u64, passed: u64, at: Timestamp) 
     terms.settle(&mut state, passes, granted, check.count(), at)
 }
 
+/// Returns whether the stored state of a tier cannot be read.
+fn is_unreadable(record: &[u8; ANSWER_BYTES]) -> bool {
+    retry_number(record) == UNREADABLE
+}
+
+/// Returns the microseconds until the next request passes, or one of the constants below zero.
+fn retry_number(record: &[u8; ANSWER_BYTES]) -> f64 {
+    f64::from_le_bytes(array(&record[16..24]))
+}
+
 fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
     let count = |from: usize| u32::from_le_bytes(array(&record[from..from + 4]));
     let number = |from: usize| f64::from_le_bytes(array(&record[from..from + 8]));
-    let retry = number(16);
+    let retry = retry_number(record);
     Answer {
         passes: count(0),
         charged: count(4),

@@ -11,17 +11,16 @@ use std::{
 };
 
 use futures_util::{StreamExt, future::join_all};
-use redis::{
-    FromRedisValue, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
+use redis::{FromRedisValue, Value, aio::ConnectionLike};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
 
 use super::{
-    connection::{Connector, ServerConnection, jitter},
+    connection::ServerConnection,
+    connector::{Connection, Connector},
+    dial_backoff::jittered,
     url::Node,
 };
 
@@ -32,8 +31,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Wait before the role of a server that is not yet the primary is checked again.
 const ROLE_PAUSE: Duration = Duration::from_millis(500);
-/// Minimum time between two connections to one sentinel.
-const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
+/// Time between two connections to one sentinel, on average.
+const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(750);
 /// How long a sentinel may be silent before it is pinged.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
 /// The channel on which sentinels announce a new primary.
@@ -66,7 +65,7 @@ impl Sentinels {
     }
 
     /// Connects to the primary. Retries while the named server is not a primary or does not respond.
-    pub(super) async fn connect(&self, to_data: &Connector) -> Result<(Node, MultiplexedConnection), String> {
+    pub(super) async fn connect(&self, to_data: &Connector) -> Result<(Node, Connection), String> {
         loop {
             let node = self.primary().await?;
             let Ok(connected) = timeout(ACCEPT_TIMEOUT, to_data.connect(&node)).await else { continue };
@@ -150,7 +149,7 @@ async fn listen(sentinels: Arc<Sentinels>, sentinel: Node, connection: Weak<Serv
     loop {
         // the reason does not matter: other sentinels are subscribed to as well, and this one is retried
         let _ = follow_failovers(&sentinels, &sentinel, &connection).await;
-        sleep(RESUBSCRIBE_PAUSE + jitter()).await;
+        sleep(jittered(RESUBSCRIBE_PAUSE)).await;
     }
 }
 

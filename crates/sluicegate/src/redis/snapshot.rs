@@ -1,6 +1,6 @@
 //! Reads a stored counter for display. `lua/snapshot.lua` fetches it, and the Lua file of the algorithm describes its layout.
 
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, ParsingError, Value};
 use sluicegate_core::{Algorithm, Limit, State, Timestamp, algorithm::StoredState, snapshot::MAX_CHARGES};
 
 use super::connection::CallFailure;
@@ -8,8 +8,10 @@ use crate::store::CounterSnapshot;
 
 const SNAPSHOT: &str = include_str!("lua/snapshot.lua");
 
-/// Up to this value, a double represents every whole number.
-const MAX_DOUBLE: f64 = 9_007_199_254_740_992.0;
+/// The largest stored number: the end of a TTL may exceed 2^53 by a clock reading.
+const MAX_STORED: f64 = 18_014_398_509_481_984.0;
+/// The bytes that show whether a state is readable: all of its numbers, for a log those of its header.
+pub(super) const HEADER_BYTES: usize = 72;
 
 /// Returns the command that reads a counter.
 pub(super) fn request(key: &[u8], algorithm: Algorithm) -> Cmd {
@@ -26,29 +28,53 @@ pub(super) fn read(
     limit: &Limit,
     now: Option<Timestamp>,
 ) -> Result<Option<CounterSnapshot>, CallFailure> {
-    let (seconds, micros, stored, entries) = <(u64, u64, Vec<u8>, Vec<u8>)>::from_redis_value(reply)
-        .map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
-    let server_us = seconds.saturating_mul(1_000_000).saturating_add(micros);
-    let at = now.unwrap_or(Timestamp::from_micros(server_us));
-    let state = if stored.is_empty() {
-        Some(State::fresh(limit.algorithm()))
-    } else {
-        stored_state(limit.algorithm(), &stored, &entries)
-    };
+    let StoredCounter { at, state, .. } =
+        decode(reply, limit.algorithm()).map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
+    let at = now.unwrap_or(at);
     Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at) }))
+}
+
+/// A counter as it is stored.
+pub(super) struct StoredCounter {
+    /// The server's time.
+    pub(super) at: Timestamp,
+    /// The stored bytes; for a log, those of its header. Empty if the counter does not exist.
+    pub(super) bytes: Vec<u8>,
+    /// Its state; `None` if the script cannot have stored it.
+    pub(super) state: Option<State>,
+}
+
+/// Decodes the reply to a [`request`].
+pub(super) fn decode(reply: Value, algorithm: Algorithm) -> Result<StoredCounter, ParsingError> {
+    let (seconds, micros, bytes, entries) = <(u64, u64, Vec<u8>, Vec<u8>)>::from_redis_value(reply)?;
+    let at = Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
+    let state = if bytes.is_empty() {
+        Some(State::fresh(algorithm))
+    } else {
+        stored_state(algorithm, &bytes, &entries)
+    };
+    Ok(StoredCounter { at, bytes, state })
 }
 
 /// Reads a stored state. Returns `None` if the script cannot have stored it.
 fn stored_state(algorithm: Algorithm, stored: &[u8], entries: &[u8]) -> Option<State> {
-    let (numbers, []) = stored.as_chunks() else { return None };
-    let numbers: Vec<u64> = numbers.iter().copied().map(whole_number).collect::<Option<_>>()?;
-    State::from_stored(algorithm, &StoredState { numbers: &numbers, entries })
+    State::from_stored(algorithm, &StoredState { numbers: &whole_numbers(stored)?, entries })
 }
 
-/// Returns the number in a stored double if it is whole, not negative and at most 2^53, as the script writes it.
+/// Returns whether the script can have stored a state with these first [`HEADER_BYTES`].
+pub(super) fn is_readable(algorithm: Algorithm, stored: &[u8]) -> bool {
+    whole_numbers(stored).is_some_and(|numbers| State::are_stored_numbers(algorithm, &numbers))
+}
+
+fn whole_numbers(stored: &[u8]) -> Option<Vec<u64>> {
+    let (numbers, []) = stored.as_chunks() else { return None };
+    numbers.iter().copied().map(whole_number).collect()
+}
+
+/// Returns the number in a stored double if it is whole, not negative and at most 2^54, as the script writes it.
 fn whole_number(bytes: [u8; 8]) -> Option<u64> {
     let value = f64::from_le_bytes(bytes);
-    let is_exact = value.fract() == 0.0 && (0.0..=MAX_DOUBLE).contains(&value);
+    let is_exact = value.fract() == 0.0 && (0.0..=MAX_STORED).contains(&value);
     is_exact.then_some(value as u64)
 }
 
@@ -67,11 +93,13 @@ mod tests {
 
     /// Bytes of the time of a log entry.
     const TIME_BYTES: usize = 7;
+    /// Bytes of its running total.
+    const TOTAL_BYTES: usize = 3;
     const START: u64 = 1_794_765_441_799_839;
 
     fn limit() -> impl Strategy<Value = Limit> {
         let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
-        (algorithm, 1_u64..=1_000_000, 1_000_u64..=315_360_000_000_000).prop_map(
+        (algorithm, 1_u64..=200_000, 1_000_u64..=315_360_000_000_000).prop_map(
             |(algorithm, amount, micros)| {
                 Limit::new(algorithm, amount, Duration::from_micros(micros)).unwrap()
             },
@@ -93,10 +121,10 @@ mod tests {
         numbers.into_iter().flat_map(f64::to_le_bytes).collect()
     }
 
-    /// Returns the stored entries of a log whose totals have `width` bytes.
-    fn slots(entries: &[(u64, u64)], width: usize) -> Vec<u8> {
+    /// Returns the stored entries of a log.
+    fn slots(entries: &[(u64, u64)]) -> Vec<u8> {
         let slot = |(time_us, total): &(u64, u64)| {
-            [&time_us.to_le_bytes()[..TIME_BYTES], &total.to_le_bytes()[..width]].concat()
+            [&time_us.to_le_bytes()[..TIME_BYTES], &total.to_le_bytes()[..TOTAL_BYTES]].concat()
         };
         entries.iter().flat_map(slot).collect()
     }
@@ -105,23 +133,17 @@ mod tests {
     fn stored() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
         let any_bytes = || prop::collection::vec(any::<u8>(), 0..100);
         let entry = (START - 1_000..START + 1_000, 0_u64..1 << 25);
-        let log = (
-            prop::collection::vec(number(), 9),
-            1_u64..2_000,
-            prop::collection::vec(entry, 0..8),
-            prop::sample::select(vec![3, 7]),
-        );
+        let log = (prop::collection::vec(number(), 9), 1_u64..2_000, prop::collection::vec(entry, 0..8));
         // each number is valid in nine of ten cases
-        let log = (log, any::<[u8; 3]>()).prop_map(|((mut numbers, window, entries, width), random)| {
-            for (field, value, random) in
-                [(1, 0.0, random[0]), (5, entries.len() as f64, random[1]), (7, window as f64, random[2])]
-            {
+        let log = (log, any::<[u8; 6]>()).prop_map(|((mut numbers, window, entries), random)| {
+            let length = entries.len() as f64;
+            let fields = [(1, 0.0), (2, 0.0), (4, 0.0), (5, length), (7, window as f64), (8, length + 1.0)];
+            for ((field, value), random) in fields.into_iter().zip(random) {
                 if random > 25 {
                     numbers[field] = value;
                 }
             }
-            numbers.push(width as f64);
-            (bytes(numbers), slots(&entries, width))
+            (bytes(numbers), slots(&entries))
         });
         let numbers = prop::collection::vec(number(), 0..12).prop_map(bytes);
         prop_oneof![3 => (numbers, any_bytes()), 3 => log, 1 => (any_bytes(), any_bytes())]
@@ -182,10 +204,10 @@ mod tests {
             }
             State::SlidingLog(counter) => {
                 let stored: Vec<_> =
-                    counter.entries.iter().map(|entry| (entry.time_us, entry.total % (1 << 53))).collect();
-                entries = slots(&stored, 7);
+                    counter.entries.iter().map(|entry| (entry.time_us, entry.total % (1 << 24))).collect();
+                entries = slots(&stored);
                 let length = counter.entries.len() as u64;
-                vec![0, counter.base % (1 << 53), 0, 0, 0, length, 0, counter.window_us, length, 7]
+                vec![0, counter.base % (1 << 24), 0, 0, 0, length, 0, counter.window_us, length]
             }
         };
         (bytes(numbers.into_iter().map(|number| number as f64)), entries)

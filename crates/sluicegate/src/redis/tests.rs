@@ -7,7 +7,10 @@ use std::{
 };
 
 use redis::{Commands, Connection};
-use sluicegate_core::{Cost, Limit, Operation, Terms, Timestamp};
+use sluicegate_core::{
+    Cost, Limit, Operation, Terms, Timestamp,
+    limit::{MAX_LOG_AMOUNT, MAX_LOG_UNITS},
+};
 use sluicegate_testkit::server::{Flavor, Server};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -20,10 +23,12 @@ use crate::check::Tier;
 /// Decides a batch on a store that has one server.
 async fn decide(store: &RedisStore, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
     let Backend::Primary(primary) = &store.backend else { panic!("a store with one server") };
-    store.decide_on(primary, checks, None).await
+    store.decide_on(primary, checks, None).await?.into_iter().collect()
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// The largest amount of every algorithm.
+const MANY: u64 = MAX_LOG_AMOUNT;
 const SLACK: Duration = Duration::from_secs(10);
 
 struct Subject {
@@ -137,7 +142,8 @@ async fn a_peek_and_a_denial_run_in_a_read_only_script() {
             request.arg(SOURCE);
             call.write_to(&mut request, None);
             let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
-            assert_eq!(decode(&reply, &call, &checks).unwrap()[0].answers[0].available, 1, "{limit:?}");
+            let decided = decode(&reply, &call, &checks).unwrap().remove(0).unwrap();
+            assert_eq!(decided.answers[0].available, 1, "{limit:?}");
         }
     }
 }
@@ -171,6 +177,21 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
     }
 }
 
+/// Returns states that the script cannot have stored, made from one that it has stored.
+fn invalid_states(written: &[u8]) -> Vec<Vec<u8>> {
+    let header = written.len().min(snapshot::HEADER_BYTES);
+    let mut states = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
+    states.push(written[..header - 1].to_vec());
+    for number in 0..header / 8 {
+        for value in [-1.0, 0.5, 1e300, f64::NAN, f64::INFINITY] {
+            let mut state = written.to_vec();
+            state[number * 8..][..8].copy_from_slice(&f64::to_le_bytes(value));
+            states.push(state);
+        }
+    }
+    states
+}
+
 #[tokio::test]
 async fn an_invalid_counter_has_no_snapshot_and_others_do() {
     for flavor in Flavor::ALL {
@@ -181,23 +202,85 @@ async fn an_invalid_counter_has_no_snapshot_and_others_do() {
                 subject.apply(Operation::Check, key, &limit, 1).await;
             }
             let counters = ["bad", "good"].map(|key| (Key::without_rule(key).unwrap(), limit));
-            let written: Vec<u8> = redis.get(stored("bad", &limit)).unwrap();
-            let numbers = written.len().min(80) / 8;
-            let mut invalid_states = vec![b"x".to_vec(), vec![0; written.len()], vec![0xff; written.len()]];
-            for (number, value) in (0..numbers).flat_map(|n| [-1.0, 1e300, f64::NAN].map(|value| (n, value)))
-            {
-                invalid_states.push(written.clone());
-                invalid_states.last_mut().unwrap()[number * 8..][..8]
-                    .copy_from_slice(&f64::to_le_bytes(value));
-            }
-            for bytes in invalid_states {
-                redis.set_ex::<_, _, ()>(stored("bad", &limit), &bytes, 60).unwrap();
+            let key = stored("bad", &limit);
+            for bytes in invalid_states(&redis.get::<_, Vec<u8>>(&key).unwrap()) {
+                redis.set_ex::<_, _, ()>(&key, &bytes, 60).unwrap();
                 let snapshots = subject.store.inspect(&counters).await.unwrap();
                 assert_eq!(snapshots[0], None, "{limit:?}: {bytes:?}");
                 assert!(snapshots[1].is_some());
             }
+            let () = redis::pipe().del(&key).rpush(&key, "x").expire(&key, 60).query(&mut redis).unwrap();
+            assert_eq!(subject.store.inspect(&counters).await.unwrap()[0], None, "{limit:?}: a list");
         }
     }
+}
+
+#[tokio::test]
+async fn a_counter_that_cannot_be_read_affects_only_its_own_checks_and_is_never_changed() {
+    for flavor in Flavor::ALL {
+        let subject = Subject::start(flavor).await;
+        let mut redis = subject.redis();
+        for limit in limits(MANY, 100_000 * MINUTE) {
+            subject.apply(Operation::Check, "bad", &limit, 1).await;
+            let key = stored("bad", &limit);
+            let written: Vec<u8> = redis.get(&key).unwrap();
+            for bytes in invalid_states(&written).into_iter().chain([Vec::new()]) {
+                redis.set_ex::<_, _, ()>(&key, &bytes, 600).unwrap();
+                assert_only_bad_is_unreadable(&subject, &limit, &format!("{flavor} {limit:?}: {bytes:?}"))
+                    .await;
+            }
+            for command in ["RPUSH", "SADD", "PFADD"] {
+                let mut fill = redis::pipe();
+                fill.del(&key).cmd(command).arg(&key).arg("x").expire(&key, 600);
+                let () = fill.query(&mut redis).unwrap();
+                assert_only_bad_is_unreadable(&subject, &limit, &format!("{flavor} {limit:?}: {command}"))
+                    .await;
+            }
+        }
+    }
+}
+
+/// Sends batches in which some checks use the counter `bad`.
+async fn assert_only_bad_is_unreadable(subject: &Subject, limit: &Limit, context: &str) {
+    let mut redis = subject.redis();
+    let key = stored("bad", limit);
+    let dump = |redis: &mut Connection| -> Vec<u8> { redis::cmd("DUMP").arg(&key).query(redis).unwrap() };
+    let before = dump(&mut redis);
+    let bucket = Limit::token_bucket(MANY, 1_000_000 * MINUTE).unwrap();
+    let used = async |key: &str, limit: &Limit| {
+        i64::try_from(MANY).unwrap()
+            - subject.apply(Operation::Peek, key, limit, 0).await[0].answers[0].available
+    };
+    let mut used_before = Vec::new();
+    for (name, limit) in [("other", &bucket), ("tier", limit), ("fresh", limit)] {
+        let () = redis.del(stored(name, limit)).unwrap();
+        subject.apply(Operation::Check, name, limit, 1).await;
+        used_before.push(used(name, limit).await);
+    }
+    let refund = Operation::Refund { at: None };
+    for operation in [Operation::Check, Operation::Peek, Operation::Charge, refund] {
+        let both = Check::new(operation, vec![tier("tier", limit, 1), tier("bad", limit, 1)]).unwrap();
+        let checks = [
+            check(Operation::Charge, "other", &bucket, 5),
+            check(operation, "bad", limit, 1),
+            both,
+            check(operation, "bad", limit, 1),
+            check(Operation::Charge, "fresh", limit, 5),
+        ];
+        let Backend::Primary(primary) = &subject.store.backend else { panic!("a store with one server") };
+        let decided = subject.store.decide_on(primary, &checks, None).await.expect(context);
+        let unreadable = Err(StoreError::Unreadable { key: String::from_utf8(key.clone()).unwrap() });
+        assert_eq!(
+            decided[1..4],
+            [unreadable.clone(), unreadable.clone(), unreadable],
+            "{context}, {operation:?}"
+        );
+        assert!(decided[0].is_ok() && decided[4].is_ok(), "{context}, {operation:?}: {decided:?}");
+        assert_eq!(dump(&mut redis), before, "{context}, {operation:?}");
+    }
+    let expected = [used_before[0] + 20, used_before[1], used_before[2] + 20];
+    let found = [used("other", &bucket).await, used("tier", limit).await, used("fresh", limit).await];
+    assert_eq!(found, expected, "{context}: a check is charged as a whole, or not at all");
 }
 
 #[tokio::test]
@@ -261,8 +344,19 @@ async fn after_a_warm_up_the_first_decision_is_one_call_and_the_clock_is_known()
 #[tokio::test]
 async fn connecting_needs_only_the_permissions_of_a_decision() {
     let server = Server::start(Flavor::Redis7);
-    let rules =
-        ["on", ">word", "~shop1:*", "-@all", "+evalsha", "+eval", "+time", "+mget", "+set", "+setrange"];
+    let rules = [
+        "on",
+        ">word",
+        "~shop1:*",
+        "-@all",
+        "+evalsha",
+        "+eval",
+        "+time",
+        "+mget",
+        "+exists",
+        "+set",
+        "+setrange",
+    ];
     server.set_user("limiter", &rules);
     let url = server.url().replace("redis://", "redis://limiter:word@");
     let store = RedisStore::connect(&url).await.unwrap().with_prefix("shop").unwrap();
@@ -324,6 +418,118 @@ async fn a_decision_on_a_long_log_takes_no_more_commands_than_on_a_short_one() {
         }
     }
     assert!(most <= 40, "one decision took {most} commands: a binary search over 20,000 takes 15 reads");
+}
+
+/// Stores a log of `length` entries of one unit, one microsecond apart, in a full ring that starts at `head`.
+fn store_full_log(
+    redis: &mut Connection,
+    key: &[u8],
+    limit: &Limit,
+    first: Timestamp,
+    length: u64,
+    head: u64,
+) {
+    let first = first.as_micros();
+    let last = first + length - 1;
+    let ttl_until = last + 2 * limit.window_us();
+    let header = [last, 0, length, first, head, length, ttl_until, limit.window_us(), length];
+    let mut state: Vec<u8> = header.iter().flat_map(|number| (*number as f64).to_le_bytes()).collect();
+    for slot in 0..length {
+        let index = (slot + length - head) % length;
+        state.extend(&(first + index).to_le_bytes()[..7]);
+        state.extend(&(index + 1).to_le_bytes()[..3]);
+    }
+    redis.set_ex::<_, _, ()>(key, state, 3_600).unwrap();
+}
+
+/// Returns how long scripts have run, in microseconds.
+fn script_micros(redis: &mut Connection) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(redis).unwrap();
+    let stats = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap_or_default();
+    let micros = stats.split(',').find_map(|field| field.strip_prefix("usec="));
+    micros.map_or(0, |micros| micros.parse().unwrap())
+}
+
+#[tokio::test]
+async fn no_operation_on_the_longest_log_blocks_redis() {
+    /// Moving half of the longest ring takes about one millisecond, a pass over all entries in Lua a hundred times as long.
+    const SLOWEST_US: u64 = 10_000;
+    let subject = Subject::start(Flavor::Redis7).await;
+    let mut redis = subject.redis();
+    let start = Timestamp::from_micros(1_794_765_441_799_839);
+    let clock = ManualClock::new(start);
+    let store = subject.store.clone().with_clock(clock.clone());
+    let limit = Limit::sliding_log(MANY, MINUTE).unwrap();
+    let length = MANY * 2 / 3;
+    let newest = start.plus(Duration::from_micros(length - 1));
+    let reach = start.plus(Duration::from_micros(length - 1_000));
+    let operations = [
+        ("grow", Operation::Check, 1, 1),
+        ("drop all entries in debt", Operation::Charge, 1 << 40, 0),
+        ("drop most entries in debt", Operation::Charge, MAX_LOG_UNITS - 1_000, 0),
+        ("grow in debt", Operation::Charge, 2 * MANY, 0),
+        ("refund nearly all", Operation::Refund { at: None }, length - 3, 3 - length as i64),
+        ("refund the newest charge", Operation::Refund { at: Some(newest) }, 1, -1),
+        ("refund a charge in reach", Operation::Refund { at: Some(reach) }, 1, -1),
+        ("refund a charge out of reach", Operation::Refund { at: Some(start) }, 1, 0),
+    ];
+    for (name, operation, cost, change) in operations {
+        for head in [0, length / 2, length / 2 + 1, length - 1] {
+            let mut fastest = u64::MAX;
+            // other processes may use the CPU
+            for _ in 0..3 {
+                clock.set(start.plus(Duration::from_micros(length + 7)));
+                store_full_log(&mut redis, &stored("k", &limit), &limit, start, length, head);
+                let before = script_micros(&mut redis);
+                let decided = decide(&store, &[check(operation, "k", &limit, cost)]).await.unwrap();
+                fastest = fastest.min(script_micros(&mut redis) - before);
+                if cost <= MANY {
+                    let used = MANY as i64 - decided[0].answers[0].available;
+                    assert_eq!(used, length as i64 + change, "{name}, head {head}");
+                }
+            }
+            assert!(fastest < SLOWEST_US, "{name}, head {head}: {fastest} us");
+            if name == "grow" {
+                // each entry is where it expires
+                for expired in [1, 2, length / 3, length / 2, length - 1, length] {
+                    clock.set(start.plus(MINUTE + Duration::from_micros(expired - 1)));
+                    let peeked = decide(&store, &[check(Operation::Peek, "k", &limit, 0)]).await.unwrap();
+                    let used = MANY as i64 - peeked[0].answers[0].available;
+                    assert_eq!(used, (length + 1 - expired) as i64, "head {head}, {expired} expired");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn long_logs_that_wrap_around_and_grow_agree_with_memory() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = subject.store.clone().with_clock(clock.clone());
+    let memory = crate::MemoryStore::new().with_clock(clock.clone());
+    let limit = Limit::sliding_log(50_000, MINUTE / 60).unwrap();
+    // the ring starts with some hundred entries, and wraps around before each time that it grows
+    let mut times = Vec::new();
+    for (pause_us, steps) in
+        [(1_000, 2_500), (400, 4_000), (200, 8_000), (120, 12_000), (400, 3_000), (90, 16_000)]
+    {
+        for step in 0..steps {
+            clock.advance(Duration::from_micros(pause_us));
+            let operation = match step % 997 {
+                500 => Operation::Refund { at: None },
+                700 => Operation::Refund { at: Some(times[times.len() - 300]) },
+                _ => Operation::Check,
+            };
+            times.push(clock.now());
+            let cost = if operation == Operation::Check { 1 } else { 40 };
+            let checks = [check(operation, "k", &limit, cost)];
+            let decided = decide(&store, &checks).await.unwrap();
+            assert_eq!(decided, memory.decide_all(&checks), "{pause_us} us, step {step}: {operation:?}");
+        }
+    }
+    let length: u64 = redis::cmd("STRLEN").arg(stored("k", &limit)).query(&mut subject.redis()).unwrap();
+    assert!(length > 11_000 * 10, "the log became long: {length} bytes");
 }
 
 #[tokio::test]

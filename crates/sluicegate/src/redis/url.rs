@@ -27,7 +27,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Returns a number for the node, not 0. Nodes with equal numbers share a lane.
+    /// Returns a number for the node, not 0. Nodes with equal numbers share a queue and a circuit breaker.
     pub(super) fn number(&self) -> u64 {
         u64::from(crc32fast::hash(self.host.as_bytes())) << 16 | u64::from(self.port.max(1))
     }

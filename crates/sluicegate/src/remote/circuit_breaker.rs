@@ -10,6 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Upstream;
 use crate::{hashing::random, store::StoreError};
@@ -18,7 +19,7 @@ use crate::{hashing::random, store::StoreError};
 pub(super) const MAX_FAILURES: u32 = 5;
 /// The pause before the first probe. It doubles after each failed probe.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause between probes. A server that is back is noticed within this time and one round trip.
+/// The longest time between the starts of two probes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -44,15 +45,6 @@ impl CircuitBreaker {
         self.reason.lock().clone().unwrap_or_else(|| "no answer in time".to_owned())
     }
 
-    /// Records the last error.
-    pub(super) fn note(&self, error: &StoreError) {
-        *self.reason.lock() = Some(match error {
-            StoreError::Rejected { code, detail } => format!("{code} {detail}"),
-            StoreError::NotRun(reason) | StoreError::Ambiguous(reason) => reason.clone(),
-            other => other.to_string(),
-        });
-    }
-
     pub(super) fn succeeded(&self) {
         // no write in the common case: the cache line is shared by all threads
         if self.failures.load(Ordering::Relaxed) > 0 {
@@ -61,12 +53,25 @@ impl CircuitBreaker {
     }
 
     /// Counts a failure. Returns whether it opened the breaker: then the caller starts a [`Probe`].
-    pub(super) fn failed(&self) -> bool {
-        self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_FAILURES
-            && !self.is_open.swap(true, Ordering::AcqRel)
+    pub(super) fn failed(&self, error: &StoreError) -> bool {
+        self.record_reason(error);
+        self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_FAILURES && self.open()
     }
 
-    fn close(&self) {
+    /// Opens the breaker. Returns whether it was closed: then the caller starts a [`Probe`].
+    pub(super) fn open(&self) -> bool {
+        !self.is_open.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn record_reason(&self, error: &StoreError) {
+        *self.reason.lock() = Some(match error {
+            StoreError::Rejected { code, detail } => format!("{code} {detail}"),
+            StoreError::NotRun(reason) | StoreError::Ambiguous(reason) => reason.clone(),
+            other => other.to_string(),
+        });
+    }
+
+    pub(super) fn close(&self) {
         *self.reason.lock() = None;
         self.failures.store(0, Ordering::Relaxed);
         self.is_open.store(false, Ordering::Release);
@@ -80,19 +85,17 @@ pub(super) struct Probe(pub(super) Weak<Upstream>);
 impl Probe {
     pub(super) async fn run(self) {
         let mut pause = FIRST_PAUSE;
+        sleep(jittered(pause)).await;
         loop {
-            tokio::time::sleep(jittered(pause)).await;
             let Some(upstream) = self.0.upgrade() else { return };
-            let probe = upstream.shared.store.probe(upstream.number);
-            let answer = tokio::time::timeout(upstream.shared.options.deadline, probe).await;
-            if let Ok(Err(error)) = &answer {
-                upstream.breaker.note(error);
+            let started = Instant::now();
+            match upstream.probe().await {
+                Ok(()) => return,
+                Err(error) => upstream.breaker.record_reason(&error),
             }
-            if matches!(answer, Ok(Ok(()))) {
-                tracing::info!("store available again");
-                return;
-            }
+            drop(upstream);
             pause = LONGEST_PAUSE.min(pause * 2);
+            sleep_until(started + jittered(pause)).await;
         }
     }
 }

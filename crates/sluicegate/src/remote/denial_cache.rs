@@ -4,6 +4,9 @@
 //! usage. Only a reset, a refund or a changed limit ends the denial earlier. In this process they take effect immediately, in other
 //! processes within [`super::Options::denial_cache`]. A larger cost is denied as well, but its wait is unknown here, so it is sent to
 //! the store.
+//!
+//! On a store with reservations (a Cluster), a denial is cached only if the counter has denied, without an admission in between, for
+//! longer than a reservation of another check lasts, because such a reservation may be the cause and is released soon.
 
 use std::{
     hash::BuildHasher,
@@ -35,6 +38,8 @@ pub(super) struct DenialCache {
     shards: Box<[Mutex<HashTable<Denial>>]>,
     hasher: RandomKeyedHash,
     longest: Duration,
+    /// How long a reservation of another check may cause denials; zero if the store has no reservations.
+    longest_reservation: Duration,
     count: AtomicUsize,
     /// The number of operations in this process that may end a denial: resets and refunds.
     changes: AtomicU64,
@@ -46,6 +51,10 @@ struct Denial {
     /// When the entry expires.
     until: Instant,
     received: Instant,
+    /// When the first of the denials without an admission in between was received.
+    since: Instant,
+    /// Whether no reservation can be the cause of the denial.
+    is_certain: bool,
     share: Share,
 }
 
@@ -56,11 +65,12 @@ pub(super) struct Sent {
 }
 
 impl DenialCache {
-    pub(super) fn new(longest: Duration) -> Self {
+    pub(super) fn new(longest: Duration, longest_reservation: Duration) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomKeyedHash::default(),
             longest,
+            longest_reservation,
             count: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
         }
@@ -88,12 +98,12 @@ impl DenialCache {
         let mut shard = self.shard(hash).lock();
         let known = shard.find_entry(hash, |denial| denial.tier == *tier).ok()?;
         let denial = known.get();
-        if now >= denial.until {
+        if now >= denial.until + self.longest_reservation {
             known.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(denial.share_at(now))
+        (denial.is_certain && now < denial.until).then(|| denial.share_at(now))
     }
 
     /// Caches which tiers are certain to deny the next request of a check.
@@ -110,12 +120,32 @@ impl DenialCache {
                 // counted from the time of sending: the store decides later, so the entry never expires too late
                 let until = sent.at + wait.min(self.longest);
                 let share = answer.share(&tier.terms, check.count() - 1, answer.charged);
-                self.insert(Denial { hash, tier: tier.clone(), until, received, share }, sent);
+                let is_certain = self.longest_reservation.is_zero();
+                let tier = tier.clone();
+                let denial = Denial { hash, tier, until, received, since: received, is_certain, share };
+                if answer.passes > 0 {
+                    self.end_denials(&denial.tier);
+                }
+                self.insert(denial, sent);
+            } else if answer.retry.is_none() {
+                self.end_denials(tier);
             }
         }
     }
 
-    fn insert(&self, denial: Denial, sent: &Sent) {
+    /// Records that a counter admitted a request. Denials by a counter with reservations must be consecutive to be certain.
+    fn end_denials(&self, tier: &Tier) {
+        if self.longest_reservation.is_zero() || self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let hash = self.hash(tier);
+        if let Ok(known) = self.shard(hash).lock().find_entry(hash, |denial| denial.tier == *tier) {
+            known.remove();
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn insert(&self, mut denial: Denial, sent: &Sent) {
         let mut shard = self.shard(denial.hash).lock();
         // read under the lock, under which `clear` removes denials too
         if self.changes.load(Ordering::Acquire) != sent.changes || denial.received >= denial.until {
@@ -130,7 +160,14 @@ impl DenialCache {
             }
         }
         match shard.entry(denial.hash, |other| other.tier == denial.tier, |other| other.hash) {
-            Entry::Occupied(mut known) => *known.get_mut() = denial,
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                if sent.at < known.until + self.longest_reservation {
+                    denial.since = known.since;
+                    denial.is_certain |= sent.at >= known.since + self.longest_reservation;
+                }
+                *known = denial;
+            }
             Entry::Vacant(free) => {
                 free.insert(denial);
                 self.count.fetch_add(1, Ordering::Relaxed);
@@ -169,5 +206,82 @@ impl Denial {
             other => other,
         };
         Share { retry, reset_after: left(self.share.reset_after), ..self.share }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluicegate_core::{Cost, Limit, Terms};
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+    use crate::key::Key;
+
+    const LONGEST: Duration = Duration::from_secs(1);
+    const RESERVATION: Duration = Duration::from_millis(100);
+
+    fn check() -> Check {
+        let limit = Limit::fixed_window(10, Duration::from_secs(3_600)).unwrap();
+        let tier = Tier { key: Key::without_rule("k").unwrap(), terms: Terms::new(limit, Cost::ONE) };
+        Check::new(Operation::Check, vec![tier]).unwrap()
+    }
+
+    /// Records a reply of the store that took 1 ms. It admits this many of two requests.
+    async fn reply(cache: &DenialCache, passes: u32) {
+        let sent = cache.sent(Instant::now());
+        advance(Duration::from_millis(1)).await;
+        let retry = (passes < 2).then_some(Retry::After(Duration::from_secs(60)));
+        let answer =
+            Answer { passes, charged: passes, available: 0, retry, reset_after_us: 60_000_000, spare: 0 };
+        cache.insert_certain(&check().times(2), &[answer], &sent);
+    }
+
+    fn is_cached(cache: &DenialCache) -> bool {
+        cache.lookup(&check()).is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_reservations_the_first_denial_is_cached() {
+        let cache = DenialCache::new(LONGEST, Duration::ZERO);
+        reply(&cache, 0).await;
+        assert!(is_cached(&cache));
+        sleep(LONGEST).await;
+        assert!(!is_cached(&cache));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn with_reservations_a_denial_is_cached_once_it_has_lasted_longer_than_they_do() {
+        let cache = DenialCache::new(LONGEST, RESERVATION);
+        reply(&cache, 0).await;
+        assert!(!is_cached(&cache), "a reservation may be the cause");
+        sleep(RESERVATION / 2).await;
+        reply(&cache, 0).await;
+        assert!(!is_cached(&cache));
+        sleep(RESERVATION / 2).await;
+        reply(&cache, 0).await;
+        assert!(is_cached(&cache));
+        sleep(LONGEST).await;
+        assert!(!is_cached(&cache), "it has expired");
+        reply(&cache, 0).await;
+        assert!(is_cached(&cache), "the denials continue");
+        sleep(LONGEST + RESERVATION).await;
+        reply(&cache, 0).await;
+        assert!(!is_cached(&cache), "after a gap they start again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn with_reservations_an_admission_in_between_starts_again() {
+        for passes in [1, 2] {
+            let cache = DenialCache::new(LONGEST, RESERVATION);
+            for admitted in [0, passes, 0] {
+                reply(&cache, admitted).await;
+                sleep(RESERVATION / 3).await;
+            }
+            reply(&cache, 0).await;
+            assert!(!is_cached(&cache), "{passes} of 2 passed within the time");
+            sleep(RESERVATION).await;
+            reply(&cache, 0).await;
+            assert!(is_cached(&cache));
+        }
     }
 }

@@ -2,21 +2,31 @@
 //! by the number of instances.
 //!
 //! Instances register in the store periodically and are counted there; while it is down, the last count applies. The fallback's
-//! counters persist, so that repeated outages admit no more than one long outage. The store's counters are authoritative again
-//! as soon as it is back.
+//! counters persist, so that repeated outages admit no more than one long outage. What the store last reported as used of a counter
+//! counts as well, divided like the limit. The store's counters are authoritative again as soon as it is back.
 
 use std::{
     slice,
     sync::{
         Weak,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use sluicegate_core::Terms;
+use parking_lot::Mutex;
+use sluicegate_core::{
+    Cost, Operation, Retry, Terms,
+    step::{Admission, Mode, Share},
+};
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{Position, Shared};
+use super::{
+    Position, Shared,
+    instance_count::InstanceCount,
+    known_usage::{KnownUsage, Usage},
+};
 use crate::{
     backend::CheckShares,
     check::{Check, Tier},
@@ -34,33 +44,100 @@ const LIFETIME: Duration = Duration::from_secs(10);
 
 pub(super) struct Fallback {
     counters: MemoryStore,
-    instances: AtomicU32,
+    known: KnownUsage,
+    /// Held while a decision depends on known usage, which is compared with the counters before they are charged.
+    comparison: Mutex<()>,
+    instances: Mutex<InstanceCount>,
     /// Whether an [`Announcer`] is running.
     is_announced: AtomicBool,
 }
 
-impl Default for Fallback {
-    fn default() -> Self {
-        let counters = MemoryStore::new().with_max_memory(MAX_MEMORY).expect("the bound is above the least");
-        Self { counters, instances: AtomicU32::new(1), is_announced: AtomicBool::new(false) }
-    }
-}
-
 impl Fallback {
+    /// With the number of instances to expect until they have been counted.
+    pub(super) fn new(instances: u32) -> Self {
+        let counters = MemoryStore::new().with_max_memory(MAX_MEMORY).expect("the bound is above the least");
+        Self {
+            counters,
+            known: KnownUsage::default(),
+            comparison: Mutex::default(),
+            instances: Mutex::new(InstanceCount::new(instances)),
+            is_announced: AtomicBool::new(false),
+        }
+    }
+
+    /// Records what the store reported about a tier.
+    pub(super) fn record(&self, tier: &Tier, share: &Share) {
+        self.known.record(tier, share);
+    }
+
+    /// Records how many instances the store has counted; `None` if it did not.
+    fn record_count(&self, count: Option<u32>) {
+        let mut instances = self.instances.lock();
+        match count {
+            Some(count) => instances.counted(count, Instant::now()),
+            None => instances.not_counted(),
+        }
+    }
+
     /// Decides by this process's share of each limit.
     pub(super) fn decide(&self, check: &Check) -> (CheckShares, Vec<Tier>) {
-        let instances = self.instances.load(Ordering::Relaxed);
+        let instances = self.instances.lock().current();
         let share = |tier: &Tier| {
             let terms = Terms { limit: tier.terms.limit.share_of(instances), ..tier.terms };
             Tier { key: tier.key.clone(), terms }
         };
         let shares: Vec<Tier> = check.tiers().iter().map(share).collect();
-        let check =
-            Check::new(check.operation(), shares.clone()).expect("the same counters as in a valid check");
+        let known = |tier: &Tier| {
+            let usage = self.known.lookup(&tier.key, &tier.terms.limit)?;
+            Some(Usage { used: usage.used.div_ceil(instances.into()), ..usage })
+        };
+        let known: SmallVec<[Option<Usage>; 1]> = check.tiers().iter().map(known).collect();
+        if known.iter().all(Option::is_none) {
+            return (self.decide_by_counters(check.operation(), &shares), shares);
+        }
+        let _comparison = self.comparison.lock();
+        let denied = self.denied_by_known_usage(&shares, &known);
+        if !denied.shares.is_empty() {
+            return (denied, shares);
+        }
+        let mut decided = self.decide_by_counters(check.operation(), &shares);
+        for (position, share) in &mut decided.shares {
+            if let Some(usage) = known[*position] {
+                share.remaining = share.remaining.saturating_sub(usage.used);
+                share.reset_after = share.reset_after.max(usage.reset_after);
+            }
+        }
+        (decided, shares)
+    }
+
+    fn decide_by_counters(&self, operation: Operation, tiers: &[Tier]) -> CheckShares {
+        let check = Check::new(operation, tiers.to_vec()).expect("the same counters as in a valid check");
         let answer =
             self.counters.decide_all(slice::from_ref(&check)).pop().expect("one check has one answer");
         let answer = CheckShares::from_store(&check, &answer.answers, Position::ALONE, answer.at);
-        (CheckShares { source: Source::Fallback, ..answer }, shares)
+        CheckShares { source: Source::Fallback, ..answer }
+    }
+
+    /// Returns the tiers without enough free units beside those known to be used.
+    fn denied_by_known_usage(&self, tiers: &[Tier], known: &[Option<Usage>]) -> CheckShares {
+        let free = |tier: &Tier| {
+            let terms = Terms { cost: Cost::ZERO, ..tier.terms };
+            let tier = Tier { key: tier.key.clone(), terms };
+            self.decide_by_counters(Operation::Peek, &[tier]).shares[0].1.remaining
+        };
+        let denied = tiers.iter().zip(known).enumerate().filter_map(|(position, (tier, usage))| {
+            let usage = (*usage).filter(|_| tier.terms.mode == Mode::Enforced)?;
+            let needed = match tier.terms.admission {
+                Admission::InFull => tier.terms.cost.units(),
+                Admission::Overdraft => tier.terms.cost.units().min(1),
+            };
+            let remaining = free(tier).saturating_sub(usage.used);
+            let is_denied = remaining < needed && needed <= tier.terms.limit.capacity();
+            let retry = Some(Retry::After(usage.reset_after));
+            let share = Share { passes: false, remaining, retry, reset_after: usage.reset_after };
+            is_denied.then_some((position, share))
+        });
+        CheckShares { at: None, source: Source::Fallback, shares: denied.collect() }
     }
 
     /// Returns `true` once: to the caller that has to start the [`Announcer`].
@@ -77,13 +154,10 @@ impl Announcer {
         let instance = random();
         loop {
             let Some(shared) = self.0.upgrade() else { return };
-            if let Ok(Ok(count)) =
-                tokio::time::timeout(PERIOD, shared.store.announce(instance, LIFETIME)).await
-            {
-                shared.fallback.instances.store(count.max(1), Ordering::Relaxed);
-            }
+            let counted = timeout(PERIOD, shared.store.announce(instance, LIFETIME)).await;
+            shared.fallback.record_count(counted.ok().and_then(Result::ok));
             drop(shared);
-            tokio::time::sleep(PERIOD).await;
+            sleep(PERIOD).await;
         }
     }
 }

@@ -16,15 +16,18 @@
 mod batch;
 mod call_limit;
 mod circuit_breaker;
+mod counter_calls;
 mod denial_cache;
 mod fallback;
+mod instance_count;
+mod known_usage;
 mod queue;
 mod round_trips;
 #[cfg(test)]
 mod tests;
+mod upstreams;
 
 use std::{
-    collections::HashMap,
     future::{Future, poll_fn},
     pin::pin,
     sync::{
@@ -35,8 +38,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::RwLock;
-use sluicegate_core::{Algorithm, Answer, Limit, Operation, Timestamp};
+use sluicegate_core::{Answer, Operation, Timestamp, step::Share};
 use tokio::{
     runtime::Handle,
     task::yield_now,
@@ -44,18 +46,18 @@ use tokio::{
 };
 
 use self::{
-    circuit_breaker::{CircuitBreaker, Probe},
+    circuit_breaker::CircuitBreaker,
     denial_cache::DenialCache,
     fallback::{Announcer, Fallback},
     queue::{Load, Queue},
+    upstreams::{Servers, Upstreams},
 };
 use crate::{
     backend::CheckShares,
     check::{Check, Tier},
     decision::Source,
-    key::Key,
     stats::{RemoteCounters, Stats},
-    store::{CheckAnswer, CounterSnapshot, Deadline, RemoteStore, StoreError},
+    store::{CheckAnswer, Deadline, RemoteStore, StoreError},
 };
 
 /// The deadline of a decision, and how long denials are cached.
@@ -66,20 +68,20 @@ pub struct Options {
     /// The longest time for which this process repeats a denial without a call to the store. 1 s by default; zero disables the
     /// cache.
     pub denial_cache: Duration,
+    /// The number of instances among which the failure policy `local` divides a limit until the store has counted them. 1 by default.
+    pub instances: u32,
 }
 
 /// The default deadline.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// The longest deadline; a longer one is reduced to it.
 const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
-/// The time that `inspect` may take. It is used interactively, and no request waits for it.
-const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long denials are cached by default.
 const DEFAULT_DENIAL_CACHE: Duration = Duration::from_secs(1);
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE }
+        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE, instances: 1 }
     }
 }
 
@@ -90,18 +92,18 @@ impl Options {
     }
 }
 
+/// The longest time for which a reservation lasts, in deadlines of its check: one until its last server has answered, and one for its
+/// release.
+const RESERVATION_DEADLINES: u32 = 2;
+
 /// A round trip of `deadline / SLOW_PART` or more is logged. One below `deadline / FAST_PART` re-arms the warning.
 const SLOW_PART: u32 = 2;
 const FAST_PART: u32 = 4;
 
-/// The most servers with their own queue and circuit breaker; further servers share those of the first.
-const MAX_UPSTREAMS: usize = 1024;
-
 /// A remote store with the state that all callers share.
 pub(crate) struct Remote {
     shared: Arc<Shared>,
-    first: Arc<Upstream>,
-    others: RwLock<HashMap<u64, Arc<Upstream>>>,
+    upstreams: Upstreams,
 }
 
 struct Shared {
@@ -112,10 +114,11 @@ struct Shared {
     counters: RemoteCounters,
 }
 
-/// One server of the store, with its own queue and circuit breaker: a server that is down does not delay checks for the others.
+/// One server of the store, or several that decide checks together, with a queue and a circuit breaker: a server that is down does not
+/// delay checks for the others.
 struct Upstream {
     shared: Arc<Shared>,
-    number: u64,
+    servers: Servers,
     queue: Queue,
     breaker: CircuitBreaker,
     /// Whether a warning about the round trip was logged.
@@ -126,10 +129,15 @@ impl Remote {
     pub(crate) fn new(store: Arc<dyn RemoteStore>, options: Options) -> Self {
         // a cached denial expires on this process's clock, which is independent of a manual clock
         let longest = if store.has_real_clock() { options.denial_cache } else { Duration::ZERO };
-        let denials = DenialCache::new(longest);
-        let (fallback, counters) = (Fallback::default(), RemoteCounters::default());
+        let longest_reservation = if store.has_reservations() {
+            options.deadline_within(None) * RESERVATION_DEADLINES
+        } else {
+            Duration::ZERO
+        };
+        let denials = DenialCache::new(longest, longest_reservation);
+        let (fallback, counters) = (Fallback::new(options.instances), RemoteCounters::default());
         let shared = Arc::new(Shared { store, options, denials, fallback, counters });
-        Self { first: Upstream::new(&shared, 0), shared, others: RwLock::default() }
+        Self { upstreams: Upstreams::new(&shared), shared }
     }
 
     /// The counters behind the statistics.
@@ -150,9 +158,9 @@ impl Remote {
     ) -> Result<CheckShares, StoreError> {
         let shared = &self.shared;
         let deadline = shared.options.deadline_within(deadline);
-        let upstream = self.upstream(shared.store.upstream(check));
-        if upstream.breaker.is_open() {
-            return Err(upstream.breaker.error());
+        let upstream = self.upstreams.for_check(check);
+        if let Some(breaker) = upstream.open_breaker() {
+            return Err(breaker.error());
         }
         let answer = batch::decide(&upstream, check, Instant::now() + deadline).await;
         if let Err(StoreError::Ambiguous(_)) = answer {
@@ -164,20 +172,6 @@ impl Remote {
         answer
     }
 
-    fn upstream(&self, number: u64) -> Arc<Upstream> {
-        if number == 0 {
-            return Arc::clone(&self.first);
-        }
-        if let Some(upstream) = self.others.read().get(&number) {
-            return Arc::clone(upstream);
-        }
-        let mut others = self.others.write();
-        if others.len() >= MAX_UPSTREAMS && !others.contains_key(&number) {
-            return Arc::clone(&self.first);
-        }
-        Arc::clone(others.entry(number).or_insert_with(|| Upstream::new(&self.shared, number)))
-    }
-
     /// Returns how long a decision may take if the caller has this deadline.
     pub(crate) fn deadline(&self, deadline: Option<Duration>) -> Duration {
         self.shared.options.deadline_within(deadline)
@@ -185,12 +179,17 @@ impl Remote {
 
     /// Logs a warning if a round trip of this length leaves too little of the deadline.
     pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
-        self.first.warn_if_slow(round_trip);
+        self.upstreams.first().warn_if_slow(round_trip);
     }
 
     /// Decides by this process's share of each limit, without the store. Also returns the tiers with those shares.
     pub(crate) fn decide_by_fallback(&self, check: &Check) -> (CheckShares, Vec<Tier>) {
         self.shared.fallback.decide(check)
+    }
+
+    /// Records what the store reported about a tier, for later decisions by the fallback.
+    pub(crate) fn record_for_fallback(&self, tier: &Tier, share: &Share) {
+        self.shared.fallback.record(tier, share);
     }
 
     /// Starts counting the instances among which the fallback divides a limit.
@@ -203,11 +202,9 @@ impl Remote {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let others = self.others.read();
-        let upstreams = || others.values().chain([&self.first]);
-        let loads: Vec<Load> = upstreams().map(|upstream| upstream.queue.load()).collect();
+        let loads: Vec<Load> = self.upstreams.all().iter().map(|upstream| upstream.queue.load()).collect();
         Stats {
-            open_breakers: upstreams().filter(|upstream| upstream.breaker.is_open()).count(),
+            open_breakers: self.upstreams.open_servers(),
             waiting: loads.iter().map(|load| load.waiting).sum(),
             in_flight: loads.iter().map(|load| load.in_flight).sum(),
             call_limit: loads.iter().map(|load| load.limit).max().unwrap_or_default(),
@@ -220,40 +217,13 @@ impl Remote {
     pub(crate) async fn warm_up(&self) -> Result<(), StoreError> {
         self.shared.store.warm_up().await
     }
-
-    pub(crate) async fn inspect(
-        &self,
-        counters: &[(Key, Limit)],
-        deadline: Option<Duration>,
-    ) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
-        if self.first.breaker.is_open() {
-            return Err(self.first.breaker.error());
-        }
-        let deadline = deadline.map_or(INSPECT_TIMEOUT, |deadline| deadline.min(INSPECT_TIMEOUT));
-        with_deadline(deadline, self.shared.store.inspect(counters)).await
-    }
-
-    /// Deletes counters, and every cached denial, which may be due to them.
-    pub(crate) async fn reset(
-        &self,
-        counters: &[(Key, Algorithm)],
-        deadline: Option<Duration>,
-    ) -> Result<u64, StoreError> {
-        if self.first.breaker.is_open() {
-            return Err(self.first.breaker.error());
-        }
-        let deadline = self.shared.options.deadline_within(deadline);
-        let reset = with_deadline(deadline, self.shared.store.reset(counters)).await;
-        self.shared.denials.clear();
-        reset
-    }
 }
 
 impl Upstream {
-    fn new(shared: &Arc<Shared>, number: u64) -> Arc<Self> {
+    fn new(shared: &Arc<Shared>, servers: Servers) -> Arc<Self> {
         let (queue, breaker) = (Queue::new(), CircuitBreaker::default());
         let has_warned = AtomicBool::new(false);
-        Arc::new(Self { shared: Arc::clone(shared), number, queue, breaker, has_warned })
+        Arc::new(Self { shared: Arc::clone(shared), servers, queue, breaker, has_warned })
     }
 
     /// Logs a warning if the round trip takes too much of the deadline, once until it is well below.
@@ -281,8 +251,8 @@ impl Upstream {
         deadline: Instant,
         sent_at: Instant,
     ) -> Vec<Result<BatchAnswer, StoreError>> {
-        if self.breaker.is_open() {
-            return vec![Err(self.breaker.error()); checks.len()];
+        if let Some(breaker) = self.open_breaker() {
+            return vec![Err(breaker.error()); checks.len()];
         }
         let Shared { store, denials, counters, options, .. } = &*self.shared;
         let sent = denials.sent(sent_at);
@@ -292,21 +262,23 @@ impl Upstream {
             return vec![Err(no_answer_within(options.deadline)); checks.len()];
         };
         let decided = validated(checks, decided);
-        match decided.iter().find_map(|answered| answered.as_ref().err()) {
+        let is_unreadable = |answer: &&Result<_, _>| matches!(answer, Err(StoreError::Unreadable { .. }));
+        counters.record_unreadable(decided.iter().filter(is_unreadable).count());
+        match decided.iter().filter(|answer| !is_unreadable(answer)).find_map(|answer| answer.as_ref().err())
+        {
             None => counters.record_call(sent_at.elapsed()),
             Some(error) => counters.record_error(error),
         }
         if checks.iter().any(|check| matches!(check.operation(), Operation::Refund { .. })) {
             denials.clear();
         }
-        if decided.iter().any(Result::is_ok) {
+        if decided.iter().any(|answer| answer.is_ok() || is_unreadable(&answer)) {
             self.breaker.succeeded();
         } else if let Some(error) =
             decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
             && self.queue.count_failure(sent_at, Instant::now())
         {
-            self.breaker.note(error);
-            self.failed();
+            self.failed(error);
         }
         let answers = checks.iter().zip(decided).map(|(check, answered)| {
             let CheckAnswer { at, answers } = answered?;
@@ -340,8 +312,7 @@ impl Upstream {
             if self.queue.count_silence(sent_at, timeout, now)
                 || (is_over && self.queue.count_failure(sent_at, now))
             {
-                self.breaker.note(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
-                self.failed();
+                self.failed(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
             }
             if is_over {
                 return None;
@@ -350,14 +321,12 @@ impl Upstream {
     }
 
     /// Counts a failure of the server. After several in a row the circuit breaker opens, and a background task probes the server.
-    fn failed(self: &Arc<Self>) {
+    fn failed(self: &Arc<Self>, error: &StoreError) {
         // without a runtime, no task could probe the server
         if let Ok(runtime) = Handle::try_current()
-            && self.breaker.failed()
+            && self.breaker.failed(error)
         {
-            let reason = self.breaker.reason();
-            tracing::warn!("store unavailable ({reason}); applying failure policies");
-            runtime.spawn(Probe(Arc::downgrade(self)).run());
+            self.start_probing(&runtime);
         }
     }
 }

@@ -82,7 +82,8 @@ pub(super) enum CallEnd {
 impl CallEnd {
     pub(super) fn from_outcomes<T>(outcomes: &[Result<T, StoreError>]) -> Self {
         let is_reply = |outcome: &Result<T, StoreError>| {
-            matches!(outcome, Ok(_) | Err(StoreError::Late(_) | StoreError::Rejected { .. }))
+            use StoreError::{Late, Rejected, Unreadable};
+            matches!(outcome, Ok(_) | Err(Late(_) | Rejected { .. } | Unreadable { .. }))
         };
         if outcomes.iter().any(is_reply) { Self::Replied } else { Self::NoReply }
     }

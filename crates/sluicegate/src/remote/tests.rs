@@ -18,6 +18,7 @@ use super::{circuit_breaker::MAX_FAILURES, *};
 use crate::{
     Deadline, ManualClock, MemoryStore,
     check::Tier,
+    key::Key,
     store::{BoxFuture, per_check},
 };
 
@@ -48,7 +49,7 @@ impl GatedStore {
         );
         self.calls.lock().push_back(checks.iter().map(Check::count).collect());
         self.check_health()?;
-        if checks.iter().any(|check| self.upstream(check) == SILENT) {
+        if checks.iter().flat_map(Check::tiers).any(|tier| self.server(&tier.key) == SILENT) {
             return pending().await;
         }
         self.permits.acquire().await.unwrap().forget();
@@ -63,15 +64,18 @@ impl RemoteStore for GatedStore {
         checks: &'a [Check],
         _: Option<Deadline>,
     ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
-        Box::pin(async move { per_check(self.decide(checks).await, checks.len()) })
+        Box::pin(async move {
+            let decided = self.decide(checks).await;
+            per_check(decided.map(|answers| answers.into_iter().map(Ok).collect()), checks.len())
+        })
     }
 
-    fn upstream(&self, check: &Check) -> u64 {
-        u64::from(check.tiers()[0].key.identity() == "silent")
+    fn server(&self, key: &Key) -> u64 {
+        u64::from(key.identity() == "silent")
     }
 
-    fn probe(&self, upstream: u64) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { if upstream == SILENT { pending().await } else { self.check_health() } })
+    fn probe(&self, server: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { if server == SILENT { pending().await } else { self.check_health() } })
     }
 
     fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
@@ -115,7 +119,7 @@ impl Subject {
         let store = Arc::new(GatedStore { counters, permits, calls: Mutex::default(), is_broken });
         let options = Options { deadline, ..Options::default() };
         let remote = Arc::new(Remote::new(Arc::clone(&store) as Arc<dyn RemoteStore>, options));
-        remote.first.queue.set_limit(2);
+        remote.upstreams.first().queue.set_limit(2);
         Self { store, remote, clock }
     }
 
@@ -444,7 +448,8 @@ async fn repeated_failures_open_the_breaker_until_the_store_answers() {
         assert!(matches!(subject.remote.decide_cached(&request, None).await, Err(StoreError::NotRun(_))));
     }
     assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
-    assert!(subject.remote.reset(&[], None).await.is_err());
+    let counter = (Key::without_rule("k").unwrap(), Algorithm::SlidingLog);
+    assert!(matches!(subject.remote.reset(&[counter], None).await, Err(StoreError::NotRun(_))));
     tokio::time::sleep(MINUTE).await;
     assert!(subject.remote.decide_cached(&request, None).await.is_err());
     assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
@@ -519,7 +524,7 @@ async fn callers_with_short_deadlines_do_not_keep_the_breaker_from_opening() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_fail_together_are_one_failure() {
     let subject = Subject::new();
-    subject.remote.first.queue.set_limit(16);
+    subject.remote.upstreams.first().queue.set_limit(16);
     for round in 1..=MAX_FAILURES {
         assert_eq!(subject.remote.stats().open_breakers, 0, "round {round}");
         let mut callers = Vec::new();

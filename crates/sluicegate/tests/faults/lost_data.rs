@@ -9,7 +9,8 @@ use tokio::{task::block_in_place, time::Instant};
 use crate::scenario::{HOUR, RECOVERY, run_exclusively};
 
 /// Generous, and without a denial cache: every denial comes from Redis.
-const OPTIONS: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
+const OPTIONS: Options =
+    Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO, instances: 1 };
 
 async fn limiter(server: &Server) -> Limiter {
     Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()

@@ -2,6 +2,7 @@
 //!
 //! * `table`: the faults, each with its start and end; `policies` applies each of them to every failure policy
 //! * `flood`: many callers of a silent server
+//! * `connection_loss`: connections that are lost while the server is up
 //! * `lost_replies`: requests that run and whose replies are lost
 //! * `lost_data`, `out_of_memory`: data loss, and a server without memory
 //! * `failover`, `partition`: Sentinel, with processes that die and network partitions
@@ -17,6 +18,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod cluster_nodes;
+mod connection_loss;
 mod failover;
 mod flood;
 mod lost_data;

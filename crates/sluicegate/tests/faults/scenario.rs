@@ -45,7 +45,8 @@ pub(crate) fn rules() -> [Rule; 3] {
     ]
 }
 
-pub(crate) const OPTIONS: Options = Options { deadline: DEADLINE, denial_cache: Duration::from_secs(1) };
+pub(crate) const OPTIONS: Options =
+    Options { deadline: DEADLINE, denial_cache: Duration::from_secs(1), instances: 1 };
 
 pub(crate) async fn limiter(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
@@ -77,7 +78,8 @@ impl RuleMix {
         let (source, rule) = self.degraded_outcome();
         let passes = match source {
             Source::Closed => false,
-            Source::Fallback => passed_before < LOCAL_AMOUNT,
+            // what the store admitted between two failures counts as well
+            Source::Fallback => decision.is_allowed() && passed_before < LOCAL_AMOUNT,
             _ => true,
         };
         let told = (decision.is_allowed(), decision.source, decision.rule());

@@ -28,21 +28,24 @@ async fn a_server_that_resets_every_connection_gets_at_most_two_per_second() {
     let proxy = Proxy::start(server.addr());
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
     for mode in [Mode::Cut, Mode::Refuse] {
-        let before = proxy.counters().accepted;
         proxy.set(mode);
         let start = Instant::now();
-        let mut not_run = 0;
-        while start.elapsed() < Duration::from_secs(4) {
+        let (mut not_run, mut before) = (0, None);
+        while start.elapsed() < Duration::from_secs(5) {
             if let Some(Err(StoreError::NotRun(_))) = ask(&store).await {
                 not_run += 1;
             }
             sleep(Duration::from_millis(1)).await;
+            // after the quick attempts
+            if start.elapsed() > Duration::from_secs(1) {
+                before.get_or_insert(proxy.counters().accepted);
+            }
         }
         assert!(not_run > 10, "calls that were never sent are reported as not run");
-        let attempts = proxy.counters().accepted - before;
-        assert!(attempts <= 9, "{attempts} connections in 4 s");
+        let attempts = proxy.counters().accepted - before.unwrap();
+        assert!(attempts <= 8, "{attempts} connections in 4 s");
         if mode == Mode::Cut {
-            assert!(attempts >= 3, "only {attempts} attempts");
+            assert!(attempts >= 2, "only {attempts} attempts");
         }
     }
     proxy.pass();

@@ -12,7 +12,8 @@ use sluicegate_testkit::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-const LONG_DEADLINE: Options = Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO };
+const LONG_DEADLINE: Options =
+    Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO, instances: 1 };
 
 fn charge(cost: u32, labels: &[(&str, &str)]) -> Request<'static> {
     Request::new(Labels::new(labels.iter().copied()).unwrap(), Cost::from(cost))
@@ -141,7 +142,7 @@ async fn a_limit_override_replaces_the_limits_of_matching_rules_or_applies_alone
     assert!(matches!(error, Error::Limit(_)), "{error}");
     let most = limiter.check_group(&[with_limit(u64::MAX, MINUTE, a())]).await.unwrap();
     let limits: Vec<_> = most.overall.tiers.iter().map(|tier| tier.limit).collect();
-    assert_eq!(limits, [1_000_000, 1_000_000_000], "the maximum of each algorithm");
+    assert_eq!(limits, [200_000, 1_000_000_000], "the maximum of each algorithm");
 
     let without_rules = Limiter::new(MemoryStore::new(), []).unwrap();
     for allowed in [true, false] {

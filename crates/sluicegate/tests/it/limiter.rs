@@ -4,13 +4,14 @@ use std::{process::Command, time::Duration};
 
 use sluicegate::{
     Absent, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
-    Override, RedisStore, Retry, Rule, Source, Timestamp,
+    Override, RedisStore, Reset, Retry, Rule, RuleSelection, Source, Store, Timestamp,
 };
 use sluicegate_testkit::server::{Flavor, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-const LONG_DEADLINE: Options = Options { deadline: Duration::from_secs(5), denial_cache: SECOND };
+const LONG_DEADLINE: Options =
+    Options { deadline: Duration::from_secs(5), denial_cache: SECOND, instances: 1 };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
@@ -107,8 +108,46 @@ async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() 
     assert_eq!(checked.remaining(), Some(3));
     let unknown = limiter.charge(&anybody, 1, Some(&["c"])).await.unwrap_err().to_string();
     assert_eq!(unknown, "there is no rule \"c\": use a, b");
-    assert_eq!(limiter.reset(&anybody, Some(&["a"])).await.unwrap(), 1);
+    let named = RuleSelection::Named(vec!["a".to_owned()]);
+    assert_eq!(limiter.reset(&anybody, &named).await.unwrap().deleted.len(), 1);
     assert_eq!(limiter.peek(&anybody, 1).await.unwrap().remaining(), Some(10));
+}
+
+/// Counters that unrelated requests share are deleted only if their rules are selected, on every store.
+#[tokio::test]
+async fn a_reset_deletes_only_counters_of_the_given_labels_unless_rules_are_selected() {
+    let server = Server::start(Flavor::Redis7);
+    let redis = Store::from(RedisStore::connect(&server.url()).await.unwrap());
+    for store in [Store::from(MemoryStore::new()), redis] {
+        let rules = [
+            Rule::new("total", log(10)),
+            Rule::new("per-ip", log(10)).per(["ip"]),
+            Rule::new("per-ip-and-user", log(10)).per(["ip", "user"]).absent(Absent::Shared),
+        ];
+        let limiter = Limiter::with_options(store, rules, LONG_DEADLINE).unwrap();
+        let given = labels(&[("ip", "203.0.113.9")]);
+        let used = async || {
+            let tiers = limiter.peek(&given, 1).await.unwrap().tiers;
+            tiers.iter().map(|tier| 10 - tier.remaining).collect::<Vec<_>>()
+        };
+        let reset = async |selection: RuleSelection| {
+            let Reset { deleted, kept, .. } = limiter.reset(&given, &selection).await.unwrap();
+            let deleted: Vec<_> = deleted.iter().map(|counter| counter.key.to_string()).collect();
+            (deleted.join(" "), kept.join(" "))
+        };
+        limiter.check(&given, 3).await.unwrap();
+        let kept = "total per-ip-and-user".to_owned();
+        assert_eq!(reset(RuleSelection::Keyed).await, ("per-ip:203.0.113.9".to_owned(), kept.clone()));
+        assert_eq!(used().await, [3, 0, 3]);
+        assert_eq!(reset(RuleSelection::Keyed).await, (String::new(), kept), "deleted already");
+        let named = RuleSelection::Named(vec!["total".to_owned()]);
+        assert_eq!(reset(named).await, ("total:*".to_owned(), "per-ip per-ip-and-user".to_owned()));
+        assert_eq!(used().await, [0, 0, 3]);
+        limiter.check(&given, 2).await.unwrap();
+        let all = "total:* per-ip:203.0.113.9 per-ip-and-user:203.0.113.9,!".to_owned();
+        assert_eq!(reset(RuleSelection::All).await, (all, String::new()));
+        assert_eq!(used().await, [0, 0, 0]);
+    }
 }
 
 /// Sends a signal to a process.
@@ -131,7 +170,7 @@ async fn when_redis_is_silent_each_rule_applies_its_failure_policy_and_reports_t
     signal("-STOP", server.pid());
     let (passed, denied) = (limiter.check(&open, 1).await.unwrap(), limiter.check(&closed, 1).await.unwrap());
     let charged = limiter.charge(&open, 1, None).await;
-    let reset = limiter.reset(&open, None).await;
+    let reset = limiter.reset(&open, &RuleSelection::All).await;
     signal("-CONT", server.pid());
     assert_eq!((passed.is_allowed(), passed.source, passed.is_degraded()), (true, Source::Open, true));
     assert_eq!((denied.is_allowed(), denied.source, denied.rule()), (false, Source::Closed, Some("closed")));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use sluicegate::{
     Key, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source, StoreError,
 };
@@ -83,6 +84,65 @@ async fn each_of_two_instances_enforces_half_of_the_limit_across_repeated_outage
     server.suspend();
     assert_eq!((admitted_without_store(&one, "a").await, admitted_without_store(&two, "a").await), (0, 0));
     server.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_store_the_usage_that_it_last_reported_still_counts() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let rule = |name, limit| {
+        Rule::new(name, limit).when("rule", name).per(["user"]).on_store_failure(OnStoreFailure::Local)
+    };
+    let rules = [
+        rule("log", Limit::sliding_log(10, MINUTE).unwrap()),
+        rule("window", Limit::fixed_window(10, 60 * MINUTE).unwrap()),
+        rule("counter", Limit::sliding_counter(10, MINUTE).unwrap()),
+        rule("bucket", Limit::token_bucket(10, 60 * MINUTE).unwrap()),
+    ];
+    let options = Options { deadline: DEADLINE, denial_cache: Duration::ZERO, ..Options::default() };
+    let limiter = Limiter::with_options(store, rules, options).unwrap();
+    let names = ["log", "window", "counter", "bucket"];
+    for name in names {
+        for (user, used) in [("full", 10), ("half", 5)] {
+            let decision = limiter.check(&labels(&[("rule", name), ("user", user)]), used).await.unwrap();
+            assert_eq!((decision.source, decision.is_allowed()), (Source::Store, true));
+        }
+    }
+    server.suspend();
+    for name in names {
+        for (user, expected) in [("full", 0), ("half", 5), ("new", 10)] {
+            let labels = labels(&[("rule", name), ("user", user)]);
+            let mut admitted = 0;
+            for _ in 0..20 {
+                let decision = limiter.check(&labels, 1).await.unwrap();
+                assert_eq!(decision.source, Source::Fallback, "{name} {user}");
+                admitted += usize::from(decision.is_allowed());
+                assert!(decision.is_allowed() || decision.retry_after().is_some());
+            }
+            assert_eq!(admitted, expected, "{name} {user}");
+        }
+    }
+    server.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn until_instances_are_counted_a_limit_is_divided_by_the_expected_number() {
+    let server = Server::start(Flavor::Redis7);
+    let url = server.url();
+    drop(server);
+    let rules = [Rule::new("local", Limit::sliding_log(20, MINUTE).unwrap())
+        .per(["user"])
+        .on_store_failure(OnStoreFailure::Local)];
+    let options = Options { deadline: DEADLINE, instances: 4, ..Options::default() };
+    let store = RedisStore::connect_later(&url).unwrap();
+    let limiter = Limiter::with_options(store, rules, options).unwrap();
+    let mut admitted = 0;
+    for _ in 0..20 {
+        let decision = limiter.check(&labels(&[("user", "a")]), 1).await.unwrap();
+        assert_eq!(decision.source, Source::Fallback);
+        admitted += usize::from(decision.is_allowed());
+    }
+    assert_eq!(admitted, 5, "a quarter of 20");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,4 +228,51 @@ async fn a_silent_cluster_node_does_not_delay_calls_to_other_nodes() {
         limiter.check_key(&keys[0], &limit, 1.into()).await.unwrap().source == Source::Store
     })
     .await;
+}
+
+/// Makes the key of one counter a list.
+fn make_unreadable(server: &Server, rule: &str, user: &str) -> String {
+    let key = keys(server).into_iter().find(|key| key.ends_with(&format!(":{rule}:{user}"))).unwrap();
+    let mut replace = redis::pipe();
+    replace.del(&key).rpush(&key, "x").expire(&key, 600);
+    let () = replace.query(&mut server.connection()).unwrap();
+    key
+}
+
+fn keys(server: &Server) -> Vec<String> {
+    redis::cmd("KEYS").arg("sg1:*").query(&mut server.connection()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unreadable_counter_applies_its_policy_and_other_callers_are_not_affected() {
+    let server = Server::start(Flavor::Redis7);
+    let limiter = limiter(&server).await;
+    for user in ["bad", "good"] {
+        limiter.check(&labels(&[("route", "local"), ("user", user)]), 1).await.unwrap();
+    }
+    let key = make_unreadable(&server, "open", "bad");
+    let ask = async |user: &str| limiter.peek(&labels(&[("user", user)]), 1).await.unwrap();
+    let together = (0..200).map(|round| ask(if round % 2 == 0 { "bad" } else { "good" }));
+    for (round, decision) in join_all(together).await.into_iter().enumerate() {
+        if round % 2 == 0 {
+            assert_eq!((decision.source, decision.is_allowed()), (Source::Open, true));
+            assert_eq!(decision.failure, Some(StoreError::Unreadable { key: key.clone() }));
+        } else {
+            assert_eq!((decision.source, decision.is_allowed()), (Source::Store, false));
+        }
+    }
+    // without another caller, no check of a call is decided
+    for _ in 0..20 {
+        assert_eq!(ask("bad").await.source, Source::Open);
+    }
+    let decision = limiter.check(&labels(&[("route", "local"), ("user", "bad")]), 1).await.unwrap();
+    assert_eq!((decision.source, decision.rule()), (Source::Fallback, Some("local")));
+    let charge = limiter.charge(&labels(&[("user", "bad")]), 1, None).await.unwrap_err();
+    assert!(charge.to_string().contains(&key), "{charge}");
+    let stats = limiter.stats();
+    assert_eq!(stats.open_breakers, 0);
+    assert_eq!(stats.errors.iter().map(|(_, count)| count).sum::<u64>(), 0, "{:?}", stats.errors);
+    assert!(stats.unreadable >= 22, "{}", stats.unreadable);
+    let kind: String = redis::cmd("TYPE").arg(&key).query(&mut server.connection()).unwrap();
+    assert_eq!(kind, "list");
 }

@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use sluicegate_core::{Algorithm, Operation, step::granted};
-use tokio::time::sleep;
+use tokio::time::Instant;
 
 use super::{
     Cluster, REDIRECT_TIMEOUT,
     outcome::{Progress, reserves},
+    ready_by,
+    release::{Release, did_not_run},
     slots::slot_of,
     split::{Done, FollowUp, Kind, Part, Reserved, split},
 };
@@ -28,11 +30,6 @@ use crate::{
 
 /// How long a batch waits for the keys of a migrating slot before its checks are sent separately.
 const BATCH_MIGRATION_WAIT: Duration = Duration::from_millis(20);
-/// Number of attempts of a refund that did not run.
-const REFUND_ATTEMPTS: usize = 3;
-/// Pause between two attempts of a refund.
-const REFUND_PAUSE: Duration = Duration::from_millis(20);
-
 pub(super) type Each = Vec<Result<CheckAnswer, StoreError>>;
 
 impl Cluster {
@@ -109,10 +106,29 @@ impl Cluster {
         prefix: &str,
         checks: &[Check],
         times: CallTimes,
-    ) -> Result<Vec<CheckAnswer>, SlotCallError> {
+    ) -> Result<Each, SlotCallError> {
         let call = encode(prefix, checks, times)?;
         let reply = self.send_within(wait, slot, RedisRequest::Script(&call)).await?;
         Ok(decode(&bytes(reply)?, &call, checks)?)
+    }
+
+    /// Decides checks that are each on one slot, one call per node where possible, all at once. Returns the outcome of each check with
+    /// the value that came with it. A call without a reply by its deadline fails: a reservation on another node is then released.
+    pub(super) async fn decide_by_slot<T>(
+        self: &Arc<Self>,
+        prefix: &str,
+        by_slot: impl IntoIterator<Item = (u16, Vec<(T, Check)>)>,
+        times: CallTimes,
+    ) -> Vec<(T, Check, Result<CheckAnswer, StoreError>)> {
+        let groups = self.group_by_node(by_slot).into_iter().map(async |group| {
+            let call = self.call_group(&group, prefix, times);
+            let answers = ready_by(times.process_deadline, call).await.unwrap_or_else(|| {
+                let late = StoreError::Ambiguous("no reply by the deadline".to_owned());
+                vec![Err(late); group.checks.len()]
+            });
+            group.tags.into_iter().zip(group.checks).zip(answers).map(|((tag, check), one)| (tag, check, one))
+        });
+        join_all(groups).await.into_iter().flatten().collect()
     }
 
     /// Removes counters, slot by slot, and returns how many existed.
@@ -224,7 +240,7 @@ impl Batch {
             }
         }
         let mut peeked: BTreeMap<usize, BTreeMap<usize, Result<CheckAnswer, StoreError>>> = BTreeMap::new();
-        for (index, _, answered) in self.send(calls, self.times).await {
+        for (index, _, answered) in self.cluster.decide_by_slot(&self.prefix, calls, self.times).await {
             peeked.entry(index.check).or_default().insert(index.part, answered);
         }
         for (check_index, peeked) in peeked {
@@ -249,7 +265,7 @@ impl Batch {
                 }
             }
         }
-        for (index, request, answered) in self.send(calls, self.times).await {
+        for (index, request, answered) in self.cluster.decide_by_slot(&self.prefix, calls, self.times).await {
             let progress = &mut progress[index.check];
             match answered {
                 Ok(CheckAnswer { at, answers }) => {
@@ -300,54 +316,36 @@ impl Batch {
             .collect()
     }
 
-    /// Sends the follow-ups, refunds first. A refund that did not run is repeated; one whose reply was lost is not.
+    /// Sends the follow-ups, refunds first. A refund that did not run is sent again in the background; one whose reply was lost is not.
     async fn follow_up(&self, mut open: BTreeMap<u16, Vec<(PartIndex, FollowUp)>>) -> Vec<(PartIndex, Done)> {
         let without_deadline = CallTimes { deadline: None, process_deadline: None, ..self.times };
-        let mut done = Vec::new();
         open.retain(|_, follow_ups| !follow_ups.is_empty());
-        for attempt in 1..=REFUND_ATTEMPTS {
-            let by_slot = std::mem::take(&mut open).into_iter().map(|(slot, mut follow_ups)| {
-                follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::Refund);
-                let tagged = follow_ups.into_iter().map(|(index, follow_up)| {
-                    let check = follow_up.check.clone();
-                    ((slot, index, follow_up), check)
-                });
-                (slot, tagged.collect())
+        let by_slot = open.into_iter().map(|(slot, mut follow_ups)| {
+            follow_ups.sort_by_key(|(_, follow_up)| follow_up.kind != Kind::Refund);
+            let tagged = follow_ups.into_iter().map(|(index, follow_up)| {
+                let check = follow_up.check.clone();
+                ((slot, index, follow_up), check)
             });
-            let mut failed: BTreeMap<u16, Vec<(PartIndex, FollowUp)>> = BTreeMap::new();
-            for ((slot, index, follow_up), _, answered) in self.send(by_slot, without_deadline).await {
-                match answered {
-                    Err(StoreError::NotRun(_))
-                        if follow_up.kind == Kind::Refund && attempt < REFUND_ATTEMPTS =>
-                    {
-                        failed.entry(slot).or_default().push((index, follow_up));
-                    }
-                    answered => {
-                        let answers = answered.ok().map(|answered| answered.answers);
-                        done.push((index, Done { follow_up, answers }));
-                    }
+            (slot, tagged.collect())
+        });
+        let answered = self.cluster.decide_by_slot(&self.prefix, by_slot, without_deadline).await;
+        let mut done = Vec::new();
+        let mut releases = Vec::new();
+        for ((slot, index, follow_up), check, outcome) in answered {
+            match &outcome {
+                Err(error) if follow_up.kind == Kind::Refund && did_not_run(error) => {
+                    let until = Instant::now() + follow_up.usage_lasts;
+                    releases.push(Release { slot, refund: check, until });
                 }
+                Err(_) if follow_up.kind == Kind::Refund => self.cluster.record_unreleased(1),
+                _ => {}
             }
-            if failed.is_empty() {
-                break;
-            }
-            open = failed;
-            sleep(REFUND_PAUSE).await;
+            let answers = outcome.ok().map(|answered| answered.answers);
+            done.push((index, Done { follow_up, answers }));
+        }
+        if !releases.is_empty() {
+            self.cluster.release_later(&self.prefix, without_deadline, releases);
         }
         done
-    }
-
-    /// Sends checks that are each on one slot, one call per node where possible, all at once. Returns the answer of each
-    /// check with the value that came with it.
-    async fn send<T>(
-        &self,
-        by_slot: impl IntoIterator<Item = (u16, Vec<(T, Check)>)>,
-        times: CallTimes,
-    ) -> Vec<(T, Check, Result<CheckAnswer, StoreError>)> {
-        let groups = self.cluster.group_by_node(by_slot).into_iter().map(async |group| {
-            let answers = self.cluster.call_group(&group, &self.prefix, times).await;
-            group.tags.into_iter().zip(group.checks).zip(answers).map(|((tag, check), one)| (tag, check, one))
-        });
-        join_all(groups).await.into_iter().flatten().collect()
     }
 }

@@ -8,30 +8,33 @@ mod decide;
 mod node_call;
 mod outcome;
 mod recent_capacity;
+mod release;
 mod slots;
 mod split;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use parking_lot::{Mutex, RwLock};
 use redis::Value;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use self::{
     node_call::OneSlotNodes,
     recent_capacity::RecentCapacity,
+    release::PendingReleases,
     slots::{SLOTS, SlotMap, redirection, slot_of, slot_of_tag},
 };
 use super::{
-    connection::{Asking, CallFailure, Connector, RedisRequest, ServerConnection, Target},
+    connection::{Asking, CallFailure, RedisRequest, ServerConnection, Target},
+    connector::Connector,
     probe::probe,
     url::Node,
 };
-use crate::{check::Check, key::Key};
+use crate::key::Key;
 
 /// How long redirections of a migrating slot are followed; callers give up sooner.
 const REDIRECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -56,6 +59,7 @@ pub(super) struct Cluster {
     refresh: Mutex<Refresh>,
     one_slot_nodes: OneSlotNodes,
     recent_capacity: RecentCapacity,
+    pending_releases: PendingReleases,
 }
 
 /// The slot assignment, as reported by one node.
@@ -93,6 +97,7 @@ impl Cluster {
             refresh: Mutex::default(),
             one_slot_nodes: OneSlotNodes::default(),
             recent_capacity: RecentCapacity::default(),
+            pending_releases: PendingReleases::default(),
         })
     }
 
@@ -128,32 +133,38 @@ impl Cluster {
         outcome
     }
 
-    /// Returns the lane of a check: the number of its node, or 0 for a check over several nodes.
-    pub(super) fn lane(&self, check: &Check) -> u64 {
-        let map = self.map.read();
-        let mut lanes =
-            check.tiers().iter().map(|tier| map.owner(slot_of(&tier.key)).map_or(0, Node::number));
-        let first = lanes.next().unwrap_or(0);
-        if lanes.all(|lane| lane == first) { first } else { 0 }
+    /// Returns the number of the node that serves a counter; 0 if the node is unknown.
+    pub(super) fn node_number(&self, key: &Key) -> u64 {
+        self.map.read().owner(slot_of(key)).map_or(0, Node::number)
     }
 
-    /// Probes the node of a lane, or all nodes until one succeeds if the lane has none.
-    pub(super) async fn probe(self: &Arc<Self>, lane: u64, prefix: &str) -> Result<Value, CallFailure> {
-        let nodes = self.map.read().nodes().to_vec();
-        let none = "no node of the cluster serves slots";
-        let mut outcome = Err(CallFailure::NotSent(none.to_owned()));
-        let is_known = nodes.iter().any(|node| node.number() == lane);
-        for node in nodes.iter().filter(|node| !is_known || node.number() == lane) {
-            let Some(tag) = self.map.read().tag_at(node) else { continue };
-            outcome =
-                self.connection(node).send(RedisRequest::Command(&probe(prefix, &tag)), Asking::No).await;
-            if outcome.is_ok() {
-                return outcome;
+    /// Probes the node with this number. If there is none, probes all nodes at once, and one of them has to answer.
+    pub(super) async fn probe(self: &Arc<Self>, number: u64, prefix: &str) -> Result<Value, CallFailure> {
+        // an unavailable node may have been replaced; a probe of a silent node is cancelled, so this comes first
+        self.refresh_soon();
+        let mut nodes = self.map.read().nodes().to_vec();
+        if nodes.iter().any(|node| node.number() == number) {
+            nodes.retain(|node| node.number() == number);
+        }
+        let mut probes: FuturesUnordered<_> =
+            nodes.iter().map(|node| self.probe_node(node, prefix)).collect();
+        let mut failure = CallFailure::NotSent("no node of the cluster serves slots".to_owned());
+        while let Some(outcome) = probes.next().await {
+            match outcome {
+                Ok(reply) => return Ok(reply),
+                Err(reason) => failure = reason,
             }
         }
-        // an unavailable node may have been replaced
-        self.refresh_soon();
-        outcome
+        Err(failure)
+    }
+
+    async fn probe_node(self: &Arc<Self>, node: &Node, prefix: &str) -> Result<Value, CallFailure> {
+        let Some(tag) = self.map.read().tag_at(node) else {
+            return Err(CallFailure::NotSent(format!("{node} serves no slots")));
+        };
+        let connection = self.connection(node);
+        connection.connected().await;
+        connection.send(RedisRequest::Command(&probe(prefix, &tag)), Asking::No).await
     }
 
     /// Sends a request for a key with this tag.
@@ -179,15 +190,17 @@ impl Cluster {
         self.send_within(REDIRECT_TIMEOUT, slot, request).await
     }
 
-    /// Sends a request to the current node of a slot. Waits at most `wait` for the keys of a migrating slot.
+    /// Sends a request to the current node of a slot. Waits at most `wait` for the keys of a migrating slot, and no longer than until
+    /// the request must be sent: a request that was not sent by then is reported as such.
     async fn send_within(
         self: &Arc<Self>,
         wait: Duration,
         slot: u16,
         request: RedisRequest<'_>,
     ) -> Result<Value, CallFailure> {
-        let start = Instant::now();
-        let mut node = self.owner(slot).await?;
+        let (start, send_by) = (Instant::now(), request.send_by());
+        let is_over = |pause: Duration| send_by.is_some_and(|by| Instant::now() + pause >= by);
+        let mut node = self.owner(slot, send_by).await?;
         let mut asking = Asking::No;
         for hop in 0.. {
             let failure = match self.connection(&node).send(request, asking).await {
@@ -195,7 +208,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             // the first redirections are followed even if the node answered slowly
-            let is_late = hop >= QUICK_HOPS && start.elapsed() >= REDIRECT_TIMEOUT;
+            let is_late = is_over(Duration::ZERO) || hop >= QUICK_HOPS && start.elapsed() >= REDIRECT_TIMEOUT;
             match &failure {
                 CallFailure::Rejected { code, detail } if code == "MOVED" || code == "ASK" => {
                     let Some(next) = redirection(detail, &node).filter(|_| !is_late) else {
@@ -213,10 +226,12 @@ impl Cluster {
                         sleep(MOVE_PAUSE).await;
                     }
                 }
-                CallFailure::Rejected { code, .. } if code == "TRYAGAIN" && start.elapsed() < wait => {
+                CallFailure::Rejected { code, .. }
+                    if code == "TRYAGAIN" && start.elapsed() < wait && !is_over(MOVE_PAUSE) =>
+                {
                     // start again: the migration may have finished meanwhile
                     sleep(MOVE_PAUSE).await;
-                    node = self.owner(slot).await?;
+                    node = self.owner(slot, send_by).await?;
                     asking = Asking::No;
                 }
                 CallFailure::Rejected { code, .. } if code == "CLUSTERDOWN" || code == "READONLY" => {
@@ -230,10 +245,10 @@ impl Cluster {
                 }
                 CallFailure::NotSent(_) => {
                     // another node may have taken over
-                    if is_late || !self.refresh_if_stale().await {
+                    if is_late || ready_by(send_by, self.refresh_if_stale()).await != Some(true) {
                         return Err(failure);
                     }
-                    let next = self.owner(slot).await?;
+                    let next = self.owner(slot, send_by).await?;
                     if next == node {
                         return Err(failure);
                     }
@@ -244,9 +259,11 @@ impl Cluster {
         unreachable!("the loop ends by return")
     }
 
-    async fn owner(self: &Arc<Self>, slot: u16) -> Result<Node, CallFailure> {
+    async fn owner(self: &Arc<Self>, slot: u16, send_by: Option<Instant>) -> Result<Node, CallFailure> {
         if self.map.read().is_empty() {
-            self.refreshed().await.map_err(CallFailure::NotSent)?;
+            let refreshed = ready_by(send_by, self.refreshed()).await;
+            let refreshed = refreshed.unwrap_or_else(|| Err("no slot map before the deadline".to_owned()));
+            refreshed.map_err(CallFailure::NotSent)?;
         }
         if let Some(node) = self.map.read().owner(slot).cloned() {
             return Ok(node);
@@ -337,5 +354,13 @@ impl Cluster {
     fn adopt(&self, map: SlotMap) {
         self.connections.lock().retain(|node, _| map.nodes().contains(node) || self.seeds.contains(node));
         *self.map.write() = map;
+    }
+}
+
+/// Returns the output of a future if it is ready in time.
+async fn ready_by<T>(by: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match by {
+        Some(by) => timeout_at(by, future).await.ok(),
+        None => Some(future.await),
     }
 }

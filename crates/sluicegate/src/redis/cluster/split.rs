@@ -5,7 +5,7 @@
 //! by the store time of the reservation. Unless all tiers had free units recently, they are peeked at first, so that most denials
 //! write nothing.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use sluicegate_core::{Answer, Operation, State, Terms, Timestamp};
 
@@ -79,6 +79,8 @@ pub(super) struct FollowUp {
     pub(super) places: Vec<usize>,
     pub(super) kind: Kind,
     pub(super) check: Check,
+    /// How long the counters have usage, as of the reservation; zero without one.
+    pub(super) usage_lasts: Duration,
 }
 
 /// A follow-up and its answers; absent if the reply was lost.
@@ -106,11 +108,13 @@ impl Part {
         reserved: Option<&Reserved>,
         granted: u32,
     ) -> Vec<FollowUp> {
+        let Some(reserved) = reserved else { return Vec::new() };
+        let usage_us = reserved.answers.iter().map(|answer| answer.reset_after_us).max().unwrap_or(0);
+        let usage_lasts = Duration::from_micros(usage_us);
         let follow_up = |places: Vec<usize>, kind, operation, count| {
             let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();
-            FollowUp { places, kind, check: part_of(check, operation, &tiers).times(count) }
+            FollowUp { places, kind, check: part_of(check, operation, &tiers).times(count), usage_lasts }
         };
-        let Some(reserved) = reserved else { return Vec::new() };
         // shadow tiers may have been charged for fewer
         let mut beyond: Vec<(u32, Vec<usize>)> = Vec::new();
         let mut tied = Vec::new();
@@ -143,6 +147,7 @@ impl Part {
             places: (0..self.tiers.len()).collect(),
             kind: Kind::LatePeek,
             check: self.to_check(check, Operation::Peek, check.count()),
+            usage_lasts: Duration::ZERO,
         }
     }
 
@@ -211,8 +216,6 @@ impl Reserved {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use sluicegate_core::{Cost, Limit};
 
     use super::*;

@@ -7,17 +7,26 @@ use redis::{FromRedisValue, Value};
 use super::InspectedServer;
 use crate::{
     Algorithm,
-    redis::keys::{Name, parse, pattern},
+    redis::{
+        keys::{Name, parse, pattern},
+        snapshot::{self, HEADER_BYTES, StoredCounter, is_readable},
+    },
     store::StoreError,
 };
 
-/// ServerInfo how many keys of any kind a server looks at for one page.
+/// How many keys of any kind a server examines for one page.
 pub const PAGE: u32 = 250;
 
 /// KEYS: a key. ARGV: a TTL in milliseconds, which is set if the key has none. Returns 1 if it was set.
 const SET_TTL: &str = "\
 if redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
+";
+
+/// KEYS: a counter. ARGV: the start of its value. Removes the counter if it still starts like this, and returns 1 then.
+const REMOVE_UNCHANGED: &str = "\
+if redis.call('GETRANGE', KEYS[1], 0, #ARGV[1] - 1) ~= ARGV[1] then return 0 end
+return redis.call('UNLINK', KEYS[1])
 ";
 
 /// Some of the keys with the prefix.
@@ -36,6 +45,8 @@ pub struct FoundKey {
     pub name: Vec<u8>,
     /// Whether it has no TTL.
     pub has_no_ttl: bool,
+    /// Whether it is a counter that the limiter cannot have written: of another type, or with another content.
+    pub is_unreadable: bool,
     /// Its kind; absent for a key of another application with the same prefix.
     pub meaning: Option<KeyKind>,
 }
@@ -52,6 +63,13 @@ pub enum KeyKind {
     },
     /// The set of processes that use this store.
     Instances,
+}
+
+/// The first bytes of a key.
+enum Header {
+    Bytes(Vec<u8>),
+    /// The key is not a string.
+    OtherType,
 }
 
 impl InspectedServer {
@@ -76,16 +94,46 @@ impl InspectedServer {
         let (next, names) =
             <(u64, Vec<Vec<u8>>)>::from_redis_value(reply).map_err(|_| self.unexpected_reply("SCAN"))?;
         let lifetimes = self.of_each("PTTL", &names).await?;
-        let found = |(name, lifetime): (Vec<u8>, Value)| {
+        let headers = self.headers(&names).await?;
+        let found = |((name, lifetime), header): ((Vec<u8>, Value), Header)| {
             let has_no_ttl = i64::from_redis_value(lifetime) == Ok(-1);
             let meaning = parse(&self.prefix, &name).map(|name| match name {
                 Name::Counter { rule, algorithm } => KeyKind::Counter { rule: rule.to_owned(), algorithm },
                 Name::Instances => KeyKind::Instances,
             });
-            FoundKey { name, has_no_ttl, meaning }
+            let is_unreadable = match (&meaning, header) {
+                (Some(KeyKind::Counter { .. }), Header::OtherType) => true,
+                // a key that has expired meanwhile is empty
+                (Some(KeyKind::Counter { algorithm, .. }), Header::Bytes(bytes)) => {
+                    !bytes.is_empty() && !is_readable(*algorithm, &bytes)
+                }
+                _ => false,
+            };
+            FoundKey { name, has_no_ttl, is_unreadable, meaning }
         };
-        let keys = names.into_iter().zip(lifetimes).map(found).collect();
+        let keys = names.into_iter().zip(lifetimes).zip(headers).map(found).collect();
         Ok(Page { next: (next != 0).then_some(next), keys })
+    }
+
+    /// Returns the first bytes of each of these keys.
+    async fn headers(&self, names: &[Vec<u8>]) -> Result<Vec<Header>, StoreError> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut requests = redis::pipe();
+        for name in names {
+            requests.cmd("GETRANGE").arg(name).arg(0).arg(HEADER_BYTES - 1);
+        }
+        let replies = self.ask_all(&requests, names.len()).await?;
+        let header = |reply: Value| match reply.extract_error() {
+            Ok(reply) => match Vec::from_redis_value(reply) {
+                Ok(bytes) => Ok(Header::Bytes(bytes)),
+                Err(_) => Err(self.unexpected_reply("GETRANGE")),
+            },
+            Err(error) if error.code() == Some("WRONGTYPE") => Ok(Header::OtherType),
+            Err(error) => Err(super::failed(&self.node, &error)),
+        };
+        replies.into_iter().map(header).collect()
     }
 
     /// Returns the memory of each of these keys in bytes, without keys that no longer exist.
@@ -101,12 +149,38 @@ impl InspectedServer {
         Ok(replies.into_iter().filter_map(|reply| u64::from_redis_value(reply).ok()).collect())
     }
 
-    /// Removes keys, and returns how many existed.
+    /// Removes those of these counters that no longer count: they equal fresh ones under every limit. Returns how many were removed.
+    /// Counters that were not written by the limiter stay.
     ///
     /// # Errors
-    /// If a command is rejected or has no reply; some keys may have been removed.
-    pub async fn remove(&self, names: &[Vec<u8>]) -> Result<u64, StoreError> {
-        Ok(count(self.of_each("UNLINK", names).await?))
+    /// If a command is rejected or has no reply; some counters may have been removed.
+    pub async fn remove_expired(&self, names: &[Vec<u8>]) -> Result<u64, StoreError> {
+        let counters: Vec<(&Vec<u8>, Algorithm)> = names
+            .iter()
+            .filter_map(|name| match parse(&self.prefix, name)? {
+                Name::Counter { algorithm, .. } => Some((name, algorithm)),
+                Name::Instances => None,
+            })
+            .collect();
+        let mut reads = redis::pipe();
+        for (name, algorithm) in &counters {
+            reads.add_command(snapshot::request(name, *algorithm));
+        }
+        let stored = self.outcomes(&reads, counters.len()).await?;
+        let mut removals = redis::pipe();
+        for ((name, algorithm), reply) in counters.into_iter().zip(stored) {
+            // a value of another type is an error reply
+            let counter =
+                reply.extract_error().ok().and_then(|reply| snapshot::decode(reply, algorithm).ok());
+            if let Some(StoredCounter { at, bytes, state: Some(state) }) = counter
+                && !bytes.is_empty()
+                && state.expires_at() <= at
+            {
+                removals.cmd("EVAL").arg(REMOVE_UNCHANGED).arg(1).arg(name).arg(bytes);
+            }
+        }
+        let removed = removals.cmd_iter().count();
+        Ok(count(self.replies(&removals, removed).await?))
     }
 
     /// Sets a TTL on those of these keys that have none, and returns how many there were. Their counts stay.
@@ -133,14 +207,19 @@ impl InspectedServer {
 
     /// Returns the replies to several requests, or the first error.
     async fn replies(&self, requests: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let replies = self.ask_all(requests, count).await?;
+        let replies = self.outcomes(requests, count).await?;
         replies
             .into_iter()
             .map(|reply| reply.extract_error().map_err(|error| super::failed(&self.node, &error)))
             .collect()
+    }
+
+    /// Returns the replies to several requests, including error replies.
+    async fn outcomes(&self, requests: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        self.ask_all(requests, count).await
     }
 }
 

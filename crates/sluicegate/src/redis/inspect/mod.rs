@@ -9,10 +9,7 @@ mod rights;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{
-    Cmd, FromRedisValue, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
+use redis::{Cmd, FromRedisValue, Value, aio::ConnectionLike};
 use sluicegate_core::Timestamp;
 use tokio::time::{Instant, timeout};
 
@@ -23,7 +20,8 @@ pub use self::{
 use super::{
     Deployment, RedisSettings, RedisSetupError,
     cluster::Layout,
-    connection::{CallFailure, Connector},
+    connection::CallFailure,
+    connector::{Connection, Connector},
     keys::INSTANCES,
     probe,
     sentinel::{Sentinels, View},
@@ -79,7 +77,7 @@ pub struct SentinelReport {
 /// One server that holds data.
 pub struct InspectedServer {
     node: Node,
-    connection: MultiplexedConnection,
+    connection: Connection,
     prefix: String,
     /// Part of a key that this server serves.
     tag: String,
@@ -124,7 +122,7 @@ impl Inspection {
         match topology {
             UrlTopology::Standalone => {
                 let node = nodes.into_iter().next().expect("a URL names a server");
-                let connection = connected(&connector, &node).await.map_err(unreachable)?;
+                let connection = connector.connect(&node).await.map_err(unreachable)?;
                 inspection.servers.push(server(Shape::Single, node, connection, INSTANCES.to_owned()));
             }
             UrlTopology::Sentinel { name } => {
@@ -145,7 +143,7 @@ impl Inspection {
                 inspection.shape = Shape::Cluster;
                 let Layout { nodes, unserved } = layout(&connector, &nodes).await.map_err(unreachable)?;
                 inspection.unserved_slots = unserved;
-                let connections = join_all(nodes.iter().map(|(node, _)| connected(&connector, node))).await;
+                let connections = join_all(nodes.iter().map(|(node, _)| connector.connect(node))).await;
                 for ((node, tag), connection) in nodes.into_iter().zip(connections) {
                     match connection {
                         Ok(connection) => {
@@ -165,18 +163,11 @@ fn sentinel_report((node, report): (Node, Result<View, String>)) -> SentinelRepo
     SentinelReport { address: node.to_string(), report }
 }
 
-async fn connected(connector: &Connector, node: &Node) -> Result<MultiplexedConnection, String> {
-    match timeout(CONNECT_TIMEOUT, connector.connect(node)).await {
-        Ok(connected) => connected,
-        Err(_) => Err(format!("cannot connect to {node}: no answer within {CONNECT_TIMEOUT:?}")),
-    }
-}
-
 /// Fetches the slot assignment from one node after the other, until one returns it.
 async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String> {
     let mut reasons = Vec::new();
     for seed in seeds {
-        let mut connection = match connected(connector, seed).await {
+        let mut connection = match connector.connect(seed).await {
             Ok(connection) => connection,
             Err(reason) => {
                 reasons.push(reason);
@@ -196,11 +187,7 @@ async fn layout(connector: &Connector, seeds: &[Node]) -> Result<Layout, String>
     Err(reasons.join("; "))
 }
 
-async fn query(
-    connection: &mut MultiplexedConnection,
-    node: &Node,
-    command: &Cmd,
-) -> Result<Value, StoreError> {
+async fn query(connection: &mut Connection, node: &Node, command: &Cmd) -> Result<Value, StoreError> {
     let reply = match timeout(ANSWER_TIMEOUT, connection.req_packed_command(command)).await {
         Ok(reply) => reply,
         Err(_) => return Err(silent(node)),

@@ -11,12 +11,13 @@ use super::{InspectedServer, Shape};
 use crate::{redis::keys::probe_key, store::StoreError};
 
 /// The commands of the limiter: ACL name, test command, and where it is needed.
-const NEEDED: [(&str, &str, Where); 19] = [
+const NEEDED: [(&str, &str, Where); 20] = [
     ("evalsha", "EVALSHA 0000000000000000000000000000000000000000 1 KEY", Where::Everywhere),
     ("eval", "EVAL return(1) 1 KEY", Where::Everywhere),
     ("time", "TIME", Where::Everywhere),
     ("get", "GET KEY", Where::Everywhere),
     ("mget", "MGET KEY", Where::Everywhere),
+    ("exists", "EXISTS KEY", Where::Everywhere),
     ("getrange", "GETRANGE KEY 0 0", Where::Everywhere),
     ("set", "SET KEY x XX PX 1000", Where::Everywhere),
     ("setrange", "SETRANGE KEY 0 NOTHING", Where::Everywhere),

@@ -1,7 +1,8 @@
 
 -- Every call of the script defines its functions again, so define[code] creates the functions of an algorithm only when the batch
 -- needs them:
---   load(raw, key)                returns the stored state, or that of an unused counter
+--   load(raw, key)                returns the stored state, or that of an unused counter; nil if the script cannot have
+--                                 stored it. The functions below rely on these checks
 --   view(state, limit)            advances the state to the present: `state.used` is the number of units that count now. The
 --                                 functions below rely on it
 --   charge(state, limit, n)       adds n units
@@ -12,6 +13,12 @@
 local define = {}
 
 local MAX_EXACT = 2 ^ 53 - 1
+
+-- Returns whether the script can have stored these five numbers.
+local function are_stored(a, b, c, d, e)
+  return a >= 0 and a <= MAX_STORED and b >= 0 and b <= MAX_STORED and c >= 0 and c <= MAX_STORED and d >= 0
+    and d <= MAX_STORED and e >= 0 and e <= MAX_TTL_END and a % 1 + b % 1 + c % 1 + d % 1 + e % 1 == 0
+end
 
 -- Returns a * b as high * 2^52 + low.
 local function multiply(a, b)

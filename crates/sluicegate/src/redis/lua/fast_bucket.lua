@@ -3,6 +3,7 @@
 -- one step, with its level as one number in parts of a unit. Quotients are computed from remainders, which are cheaper here
 -- than calls of `floor` and `ceil`. token_bucket.lua is the general version.
 local MAX_FAST = 2 ^ 52 -- all arithmetic on the fast paths is exact below this
+local BUCKET_BYTES = 48
 
 local position, group_count = 1, 0
 while position <= #plan do
@@ -21,16 +22,20 @@ while position <= #plan do
     position = fields[2 * checks + 1]
     for first = 1, 2 * checks, 2 do
       local passed, key = fields[first], fields[first + 1]
-      local raw, level, ttl_left = fixed_states[key], 0, -1
+      local raw, level, ttl_left = stored[key], 0, -1
       if raw then
-        local last, whole, part, old_units, old_micros, ttl_until = unpack_from('<dddddd', raw)
-        level = whole * micros + part
-        if old_units ~= units or old_micros ~= micros or last > now or level >= MAX_FAST then
-          level = nil
-        else
-          level, ttl_left = level - (now - last) * units, ttl_until - now
-          if level < 0 then
-            level = 0
+        level = nil
+        if #raw == BUCKET_BYTES then
+          local last, whole, part, old_units, old_micros, ttl_until = unpack_from('<dddddd', raw)
+          local parts = whole * micros + part
+          -- every comparison with a number that is not a number is false
+          if old_units == units and old_micros == micros and last <= now and parts < MAX_FAST and last >= 0
+            and whole >= 0 and part >= 0 and ttl_until >= 0 and ttl_until <= MAX_TTL_END
+            and (last + ttl_until) % 1 == 0 and (whole + part) % 1 == 0 then
+            level, ttl_left = parts - (now - last) * units, ttl_until - now
+            if level < 0 then
+              level = 0
+            end
           end
         end
       end

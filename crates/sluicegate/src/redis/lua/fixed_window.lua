@@ -1,21 +1,31 @@
 
--- fixed-window: one counter and its window. Stored as '<ddddd'.
+-- fixed-window: one counter, and until when it counts. Stored as '<ddddd'.
 define[FIXED_WINDOW] = function()
   local self = {}
 
   function self.load(raw)
     local state = { last = 0, ends = 0, count = 0, window = 0, ttl_until = 0, exists = false,
       at = 0, next_end = 0, counts_until = 0, used = 0 }
-    if raw then
-      state.exists = true
-      state.last, state.ends, state.count, state.window, state.ttl_until = unpack_from('<ddddd', raw)
+    if not raw then
+      return state
+    elseif #raw ~= FIXED_WINDOW_BYTES then
+      return nil
     end
-    return state
+    local last, ends, count, window, ttl_until = unpack_from('<ddddd', raw)
+    state.last, state.ends, state.count, state.window, state.ttl_until = last, ends, count, window, ttl_until
+    state.exists = true
+    return are_stored(last, ends, count, window, ttl_until) and window > 0 and state or nil
   end
 
   local function window_end(limit, at)
     local window = limit.window
     return at + window - (at + window - limit.phase) % window
+  end
+
+  -- Returns until when the units count under a limit with other windows than those they were charged under.
+  local function counts_until(state, limit)
+    local own_end = min(state.ends, state.last + limit.window)
+    return max(own_end, min(window_end(limit, state.last), state.last + state.window))
   end
 
   function self.view(state, limit)
@@ -25,17 +35,17 @@ define[FIXED_WINDOW] = function()
       return
     end
     local ends = window_end(limit, at)
-    local counts_until = ends
-    if state.window ~= limit.window or state.ends ~= ends then
-      counts_until = min(state.ends, state.last + limit.window)
-    end
-    state.at, state.next_end, state.counts_until, state.used = at, ends, counts_until, at < counts_until and state.count or 0
+    local is_own = state.window == limit.window and state.ends == ends
+    local counted = is_own and ends or counts_until(state, limit)
+    state.at, state.next_end, state.counts_until, state.used = at, ends, counted, at < counted and state.count or 0
   end
 
   function self.charge(state, limit, units)
+    -- units that were carried over from another window keep their end
+    local ends = state.used > 0 and max(state.next_end, state.counts_until) or state.next_end
     local used = state.used + min(units, MAX_EXACT - state.used)
-    state.last, state.ends, state.window, state.count = state.at, state.next_end, limit.window, used
-    state.counts_until, state.used = state.next_end, used
+    state.last, state.ends, state.window, state.count = state.at, ends, limit.window, used
+    state.counts_until, state.used = ends, used
   end
 
   function self.wait(state)
@@ -56,7 +66,8 @@ define[FIXED_WINDOW] = function()
   end
 
   function self.save(key, state, limit)
-    local ttl = next_ttl(state, limit, state.ends)
+    -- under another limit, the units may count beyond the end of their own window
+    local ttl = next_ttl(state, limit, state.last + state.window)
     save_string(key, pack('<ddddd', state.last, state.ends, state.count, state.window, state.ttl_until), ttl)
   end
 

@@ -9,23 +9,23 @@ for _, limit in ipairs(limits) do
   limit.algorithm = algorithms[limit.code]
 end
 
--- The state of each key read so far, and the limit that last changed it.
+-- The state of each key loaded so far, false if it cannot be read, and the limit that last changed it.
 local states, dirty_limits = {}, {}
 
+-- Returns the state of a key at the present; false if it cannot be read.
 local function state_of(key, limit)
   local state = states[key]
-  if not state then
-    local raw = fixed_states[key]
-    if key > fixed_keys then
-      raw = call('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
-      raw = raw ~= '' and raw
-    elseif changed[key] then
-      raw = call('GET', KEYS[key]) -- the fast path has written it
+  if state == nil then
+    local raw = stored[key]
+    if changed[key] then -- the fast path has written it
+      raw = call('GETRANGE', KEYS[key], '0', key > fixed_keys and LOG_HEADER_END or '-1')
     end
-    state = limit.algorithm.load(raw, KEYS[key])
+    state = limit.algorithm.load(raw, KEYS[key]) or false
     states[key] = state
   end
-  limit.algorithm.view(state, limit)
+  if state then
+    limit.algorithm.view(state, limit)
+  end
   return state
 end
 
@@ -48,8 +48,18 @@ local function answer(state, limit, passed, charged, wait)
   replies[#replies + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
 end
 
+local NO_ANSWER, UNREADABLE = pack('<I4I4dddd', 0, 0, 0, 0, 0, 0), pack('<I4I4dddd', 0, 0, 0, -2, 0, 0)
+
+-- Answers a check that is not decided, because the state of a tier cannot be read.
+local function answer_unreadable(group, first)
+  for tier = 1, group.tiers do
+    local state = state_of(group.fields[first + tier], group.terms[tier])
+    replies[#replies + 1] = state and NO_ANSWER or UNREADABLE
+  end
+end
+
 -- Applies an unconditional operation to one tier.
-local function adjust(group, tier, count, key)
+local function adjust_tier(group, tier, count, key)
   local limit, units = group.terms[tier], min(count * group.costs[tier], MAX_EXACT)
   local state = state_of(key, limit)
   if group.operation == REFUND then
@@ -63,12 +73,27 @@ local function adjust(group, tier, count, key)
   answer(state, limit, count, 0, 0)
 end
 
+local function adjust(group, first, count)
+  for tier = 1, group.tiers do
+    if not state_of(group.fields[first + tier], group.terms[tier]) then
+      return answer_unreadable(group, first)
+    end
+  end
+  for tier = 1, group.tiers do
+    adjust_tier(group, tier, count, group.fields[first + tier])
+  end
+end
+
 local function decide(group, first, count)
   local fields, flags, passes = group.fields, group.flags, {}
   local granted = group.operation == CHECK and count or 0
   for tier = 1, group.tiers do
     local limit = group.terms[tier]
-    local free = limit.capacity - state_of(fields[first + tier], limit).used
+    local state = state_of(fields[first + tier], limit)
+    if not state then
+      return answer_unreadable(group, first)
+    end
+    local free = limit.capacity - state.used
     passes[tier] = passing(free, group.costs[tier], flags[tier] >= OVERDRAFT, count)
     if flags[tier] % 2 < SHADOW then
       granted = min(granted, passes[tier])
@@ -97,9 +122,7 @@ for _, check in ipairs(remaining) do
   local group, first = groups[check.group], check.first
   local count = group.fields[first]
   if group.operation >= CHARGE then
-    for tier = 1, group.tiers do
-      adjust(group, tier, count, group.fields[first + tier])
-    end
+    adjust(group, first, count)
   else
     decide(group, first, count)
   end

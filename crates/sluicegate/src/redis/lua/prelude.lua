@@ -14,20 +14,27 @@
 --           then for each check '<d', number of requests that passed, and for each tier '<d', its level before: parts of a
 --           unit for a token bucket, otherwise units. If the number that passed is -1, the levels are unused, and the tiers of
 --           the check are among the records at the end, each '<I4I4dddd': requests that pass this tier, requests charged to
---           it, free units (negative in debt), microseconds until the next request passes (0: now, -1: never),
---           microseconds until no units count, and the unused part of the last of these in units of 1/rate
+--           it, free units (negative in debt), microseconds until the next request passes (0: now, -1: never, -2: the
+--           stored state of this tier cannot be read, so the check was not decided and charged nothing), microseconds until
+--           no units count, and the unused part of the last of these in units of 1/rate
 --
 -- All times are whole microseconds. All numbers are whole and below 2^53, where doubles are exact. Constant command arguments
 -- are strings, because Redis would format a number on every call. Each key is read once, written once if it changed, and
--- always has a TTL.
+-- always has a TTL. A key that this script cannot have written is never changed.
 
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local pack, unpack_from, call, rep = struct.pack, struct.unpack, redis.call, string.rep
+local pack, unpack_from, rep = struct.pack, struct.unpack, string.rep
+local call, pcall_redis = redis.call, redis.pcall
 local KEYS, ARGV = KEYS, ARGV
 
 -- How much longer than needed a TTL may be, and how much is added for an injected clock.
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
+-- Stored numbers are at most this. The end of a TTL may exceed it by a clock reading.
+local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
+-- The header and the slots of a sliding log. Its totals wrap around at `LOG_WRAP`. No log has `MAX_LOG_SLOTS`.
+local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
+local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
 
 local now, deadline, fixed_keys = unpack_from('<ddH', ARGV[1])
 local injected = now >= 0
@@ -54,26 +61,46 @@ local function renewed_ttl(ttl_until, window, needed)
   return now + lifetime, string.format('%.0f', millis)
 end
 
--- The stored state of each key that is not a sliding log.
-local fixed_states = {}
-if #ARGV > 3 then
-  -- A Cluster node rejects commands for keys that it does not serve or that have migrated. Every key is therefore read before
-  -- the first write, so that the batch runs completely or not at all. MGET rejects keys of several slots.
+-- The stored state of each key, for a sliding log only its header. False if the key does not exist; '', which no algorithm
+-- stores, if it is not a string. All keys are read before the first write.
+local stored, is_one_slot = {}, #ARGV == 3
+if not is_one_slot then
   KEYS = { KEYS[1], unpack(ARGV, 4) }
-  for key = 1, #KEYS do
-    local raw
-    if key <= fixed_keys then
-      raw = redis.pcall('GET', KEYS[key])
-      fixed_states[key] = raw
-    else
-      raw = redis.pcall('GETRANGE', KEYS[key], '0', '0')
+elseif fixed_keys > 0 then
+  stored = call('MGET', unpack(KEYS, 1, fixed_keys))
+end
+-- A Cluster node rejects commands for keys that it does not serve or that have migrated, and MGET for keys of several slots.
+for key = #stored + 1, #KEYS do
+  local raw
+  if key > fixed_keys then
+    raw = pcall_redis('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
+    raw = raw ~= '' and raw
+  else
+    raw = pcall_redis('GET', KEYS[key])
+  end
+  if type(raw) == 'table' then
+    if not string.find(raw.err, 'WRONGTYPE', 1, true) then
+      return is_one_slot and raw or pack('<Bd', 2, now)
     end
-    if type(raw) == 'table' then
-      return pack('<Bd', 2, now)
+    raw = ''
+  end
+  stored[key] = raw
+end
+
+-- MGET returns nothing for a key of another type, and SET would overwrite it.
+local missing
+for key = 1, is_one_slot and #KEYS or 0 do
+  if not stored[key] then
+    missing = missing or {}
+    missing[#missing + 1] = KEYS[key]
+  end
+end
+if missing and call('EXISTS', unpack(missing)) > 0 then
+  for key = 1, #KEYS do
+    if not stored[key] and call('EXISTS', KEYS[key]) == 1 then
+      stored[key] = ''
     end
   end
-elseif fixed_keys > 0 then
-  fixed_states = call('MGET', unpack(KEYS, 1, fixed_keys))
 end
 
 -- The reply of each group.

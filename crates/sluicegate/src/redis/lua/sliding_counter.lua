@@ -6,12 +6,17 @@ define[SLIDING_COUNTER] = function()
   function self.load(raw)
     local state = { last = 0, start = 0, current = 0, previous = 0, window = 0, ttl_until = 0, exists = false,
       at = 0, from = 0, length = 0, now_current = 0, now_previous = 0, cutoff = false, used = 0 }
-    if raw then
-      state.exists = true
-      state.last, state.start, state.current, state.previous, state.window, state.ttl_until =
-        unpack_from('<dddddd', raw)
+    if not raw then
+      return state
+    elseif #raw ~= SLIDING_COUNTER_BYTES then
+      return nil
     end
-    return state
+    local last, start, current, previous, window, ttl_until = unpack_from('<dddddd', raw)
+    state.last, state.start, state.current, state.previous, state.window, state.ttl_until =
+      last, start, current, previous, window, ttl_until
+    state.exists = true
+    return are_stored(last, current, previous, window, ttl_until) and window > 0 and start >= 0 and start <= last
+      and start % window == 0 and state or nil
   end
 
   -- Advances both counters, in the window that they were written under. All units stop counting at `cutoff`, because the limit

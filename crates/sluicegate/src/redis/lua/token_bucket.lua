@@ -6,12 +6,17 @@ define[TOKEN_BUCKET] = function()
   function self.load(raw)
     local state = { last = 0, whole = 0, part = 0, units = 1, micros = 1, ttl_until = 0, exists = false,
       at = 0, now_whole = 0, now_part = 0, now_units = 0, now_micros = 0, used = 0 }
-    if raw then
-      state.exists = true
-      state.last, state.whole, state.part, state.units, state.micros, state.ttl_until =
-        unpack_from('<dddddd', raw)
+    if not raw then
+      return state
+    elseif #raw ~= BUCKET_BYTES then
+      return nil
     end
-    return state
+    local last, whole, part, units, micros, ttl_until = unpack_from('<dddddd', raw)
+    state.last, state.whole, state.part, state.units, state.micros, state.ttl_until =
+      last, whole, part, units, micros, ttl_until
+    state.exists = true
+    return are_stored(last, whole, units, micros, ttl_until) and units > 0 and part >= 0 and part < micros
+      and part % 1 == 0 and state or nil
   end
 
   local function drain(whole, part, units, micros, elapsed)

@@ -1,20 +1,23 @@
 //! Redis Cluster: slot migration, dead nodes, lost replies, and checks over several nodes.
 
 mod node_calls;
+mod release;
 mod round_trips;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use sluicegate::{
-    Answer, Check, CheckAnswer, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+    Answer, Check, CheckAnswer, Cost, Deadline, Key, Limit, Operation, RedisStore, RemoteStore, StoreError,
+    Terms, Tier,
 };
 use sluicegate_testkit::{
     cluster::{Cluster, ClusterState, Coverage, Setup},
-    proxy::{Proxy, RequestFilter},
+    proxy::{Mode, Proxy, RequestFilter},
     server::{Flavor, Server},
     store_fixture::DecideAll,
     wait,
 };
+use tokio::time::Instant;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const MANY: u64 = 100_000;
@@ -457,6 +460,35 @@ async fn a_lost_reservation_or_take_back_never_admits_more() {
             last <= admitted + lost && first <= admitted + lost,
             "{prefix}: {first} {last} {admitted} {lost}"
         );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_cannot_be_sent_is_reported_as_not_run_by_its_deadline() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let key = at(&places(&cluster, &direct).await, 0).key;
+    let (store, proxies) = start_proxies(&cluster).await;
+    let places: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+    let unconnected = RedisStore::connect_later(&format!("redis-cluster://{}", places.join(","))).unwrap();
+    hit(&store, &key).await.unwrap();
+    // no connection to one node, and no slot map from the others
+    tokio::task::block_in_place(|| {
+        proxies[0].set(Mode::Refuse);
+        proxies[1].stall();
+        proxies[2].stall();
+    });
+    // the open connection fails with the first call, which may have run
+    let _ = hit(&store, &key).await;
+    let check = [check(Operation::Check, &[(&key, MANY)])];
+    for store in [&store, &unconnected] {
+        for _ in 0..10 {
+            let deadline = Instant::now() + Duration::from_millis(50);
+            let outcome = store.decide(&check, Some(Deadline::Process(deadline))).await.remove(0);
+            assert!(matches!(outcome, Err(StoreError::NotRun(_))), "{outcome:?}");
+            let late = deadline.elapsed();
+            assert!(late < Duration::from_millis(100), "reported {late:?} after the deadline");
+        }
     }
 }
 

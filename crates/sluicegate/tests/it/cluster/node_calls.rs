@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
-use sluicegate::{Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore, Terms, Tier};
+use sluicegate::{
+    Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+};
 use sluicegate_testkit::{
     cluster::{Cluster, Setup},
     server::{Flavor, Server},
     store_fixture::DecideAll,
 };
 
-use super::{HOUR, MANY, Place, check, passes, places, scripts_run, url, used};
+use super::{HOUR, MANY, Place, check, hit, passes, places, scripts_run, url, used};
 
 /// Number of keys of one node in a batch.
 const KEYS: usize = 8;
@@ -181,5 +183,46 @@ async fn a_replica_that_takes_over_has_what_calls_over_several_slots_wrote() {
         for place in &keys {
             assert_eq!(used(&store, &place.key).await, 21, "{flavor}: {}", place.key);
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unreadable_counter_affects_only_its_own_checks_on_a_cluster() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor);
+        let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+        let all = places(&cluster, &store).await;
+        let (here, there) = (keys_of(&all, 0), keys_of(&all, 1));
+        let bad = &here[2];
+        assert!(passes(&hit(&store, &bad.key).await.unwrap()));
+        let mut node = cluster.nodes()[0].connection();
+        let names: Vec<String> = redis::cmd("KEYS").arg("sg1:*").query(&mut node).unwrap();
+        let name = names.into_iter().find(|name| name.ends_with(&format!(":{}", bad.key))).unwrap();
+        let () = redis::cmd("DEL").arg(&name).query(&mut node).unwrap();
+        let () = redis::cmd("RPUSH").arg(&name).arg("x").query(&mut node).unwrap();
+        let () = redis::cmd("EXPIRE").arg(&name).arg(600).query(&mut node).unwrap();
+        let unreadable = Err(StoreError::Unreadable { key: name.clone() });
+
+        // one call over several slots of a node, and checks over several nodes
+        let other = &there[0].key;
+        let checks = [
+            check(Operation::Check, &[(&here[0].key, MANY)]),
+            check(Operation::Check, &[(&bad.key, MANY)]),
+            check(Operation::Check, &[(&here[1].key, MANY), (&bad.key, MANY)]),
+        ];
+        let decided = store.decide(&checks, None).await;
+        assert!(decided[0].is_ok(), "{flavor}: {decided:?}");
+        assert_eq!(decided[1..], [unreadable.clone(), unreadable.clone()], "{flavor}");
+        let spread = [
+            check(Operation::Check, &[(other, MANY), (&bad.key, MANY)]),
+            check(Operation::Check, &[(other, MANY), (&here[0].key, MANY)]),
+        ];
+        let decided = store.decide(&spread, None).await;
+        assert_eq!(decided[0], unreadable, "{flavor}");
+        assert!(decided[1].is_ok(), "{flavor}: {decided:?}");
+        assert_eq!(used(&store, &here[0].key).await, 2, "{flavor}");
+        assert_eq!(used(&store, &here[1].key).await, 0, "{flavor}");
+        assert_eq!(used(&store, other).await, 1, "{flavor}: the reservation is released");
+        let () = redis::cmd("DEL").arg(&name).query(&mut node).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 
 -- fixed-window: the level is the count. See ../fixed_window.lua.
-local FIXED_WINDOW = 1
+local FIXED_WINDOW, FIXED_WINDOW_BYTES = 1, 40
 
 if is_used[FIXED_WINDOW] then
   local function window_end(limit)
@@ -9,24 +9,29 @@ if is_used[FIXED_WINDOW] then
   end
 
   read[FIXED_WINDOW] = function(key, limit)
-    local raw = fixed_states[key]
+    local raw = stored[key]
     if not raw then
       return 0
+    elseif #raw ~= FIXED_WINDOW_BYTES then
+      return false
     end
     local last, ends, count, window, ttl_until = unpack_from('<ddddd', raw)
-    if window ~= limit.window or last > now then
+    if not (window == limit.window and last <= now and last >= 0 and ends >= 0 and ends <= MAX_STORED and count >= 0
+      and count <= MAX_STORED and ttl_until >= 0 and ttl_until <= MAX_TTL_END
+      and (last + ttl_until) % 1 == 0 and (ends + count) % 1 == 0) then
       return false
     end
     stored_ttl[key] = ttl_until
-    if ends == window_end(limit) then
+    local current_end = window_end(limit)
+    if ends == current_end then
       return count
     end
-    return ends <= now and 0
+    return ends <= now and last < current_end - window and 0
   end
 
   write[FIXED_WINDOW] = function(key, limit, level)
     local ends = window_end(limit)
-    local ttl_until, millis = renewed_ttl(stored_ttl[key] or 0, limit.window, ends - now)
+    local ttl_until, millis = renewed_ttl(stored_ttl[key] or 0, limit.window, limit.window)
     if ttl_until then
       call('SET', KEYS[key], pack('<ddddd', now, ends, level, limit.window, ttl_until), 'PX', millis)
     else

@@ -1,17 +1,21 @@
 
 -- sliding-counter: the level is the count of the current window plus the faded count of the previous one; `extra` holds the count
 -- of the previous window before and after fading. See ../sliding_counter.lua.
-local SLIDING_COUNTER = 2
+local SLIDING_COUNTER, SLIDING_COUNTER_BYTES = 2, 48
 
 if is_used[SLIDING_COUNTER] then
   read[SLIDING_COUNTER] = function(key, limit)
-    local raw = fixed_states[key]
+    local raw = stored[key]
     if not raw then
       extra[key] = { 0, 0 }
       return 0
+    elseif #raw ~= SLIDING_COUNTER_BYTES then
+      return false
     end
     local last, start, current, previous, window, ttl_until = unpack_from('<dddddd', raw)
-    if window ~= limit.window or last > now then
+    if not (window == limit.window and last <= now and start >= 0 and start <= last and current >= 0
+      and current <= MAX_STORED and previous >= 0 and previous <= MAX_STORED and ttl_until >= 0
+      and ttl_until <= MAX_TTL_END and (last + ttl_until) % 1 == 0 and start % window == 0 and (current + previous) % 1 == 0) then
       return false
     end
     stored_ttl[key] = ttl_until

@@ -1,7 +1,8 @@
 
 -- The fast path: checks under the limits that their counters were written under, with small numbers and a clock that was not
 -- set back. The whole call happens at one moment, so a counter is a single number here: its level now. The algorithms differ
--- only in how the level is read and written.
+-- only in how the level is read and written. A state that this script cannot have written takes the general path, which
+-- reports it; comparisons are written so that they are false for a number that is not a number.
 --
 -- An algorithm defines its functions if the batch has a limit of it:
 --   read[code](key, limit)          returns the level; false if the counter needs the general path

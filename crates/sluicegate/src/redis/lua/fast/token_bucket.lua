@@ -2,13 +2,17 @@
 -- token-bucket: the level in parts of a unit. See ../token_bucket.lua.
 if is_used[TOKEN_BUCKET] then
   read[TOKEN_BUCKET] = function(key, limit)
-    local raw = fixed_states[key]
+    local raw = stored[key]
     if not raw then
       return 0
+    elseif #raw ~= BUCKET_BYTES then
+      return false
     end
     local last, whole, part, units, micros, ttl_until = unpack_from('<dddddd', raw)
     local level = whole * micros + part
-    if units ~= limit.units or micros ~= limit.micros or last > now or level >= MAX_FAST then
+    if not (units == limit.units and micros == limit.micros and last <= now and level < MAX_FAST and last >= 0
+      and whole >= 0 and part >= 0 and ttl_until >= 0 and ttl_until <= MAX_TTL_END
+      and (last + ttl_until) % 1 == 0 and (whole + part) % 1 == 0) then
       return false
     end
     stored_ttl[key] = ttl_until

@@ -1,0 +1,108 @@
+//! Deleting counters.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use sluicegate_core::{Algorithm, Cost, Limit};
+
+use super::{Error, Limiter, RuleSelection};
+use crate::{
+    key::Key,
+    labels::Labels,
+    rules::{Costs, Effect},
+    store::StoreError,
+};
+
+/// The outcome of a reset.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reset {
+    /// The counters that existed, in the order of their rules.
+    pub deleted: Vec<DeletedCounter>,
+    /// The rules that match the request but were not selected.
+    pub kept: Vec<Arc<str>>,
+}
+
+/// A counter that a reset deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeletedCounter {
+    /// The name of the rule; `None` for a key without rules.
+    pub rule: Option<Arc<str>>,
+    /// The key.
+    pub key: Key,
+}
+
+impl Limiter {
+    /// Deletes the counters of the rules that match a request and are selected.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, RuleSelection};
+    ///
+    /// let limit = Limit::fixed_window(10, Duration::from_secs(60))?;
+    /// let rules = [Rule::new("per-user", limit).per(["user"]), Rule::new("total", limit)];
+    /// let limiter = Limiter::new(MemoryStore::new(), rules)?;
+    /// let labels = Labels::new([("user", "42")])?;
+    /// limiter.check(&labels, Cost::ONE).await?;
+    ///
+    /// let reset = limiter.reset(&labels, &RuleSelection::Keyed).await?;
+    /// assert_eq!(reset.deleted[0].rule.as_deref(), Some("per-user"));
+    /// assert_eq!(*reset.kept[0], *"total");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// When an unknown rule is named, or the store does not answer.
+    pub async fn reset(&self, labels: &Labels, selection: &RuleSelection) -> Result<Reset, Error> {
+        let rules = self.rules();
+        selection.ensure_known(&rules)?;
+        let (mut counters, mut kept) = (Vec::new(), Vec::new());
+        for applied in rules.matching(labels, &Costs::from(Cost::ZERO))? {
+            let Effect::Limit { key, limit, .. } = applied.effect else { continue };
+            let name = Arc::clone(&applied.rule.name);
+            if selection.contains(applied.rule, labels) {
+                counters.push((DeletedCounter { rule: Some(name), key }, limit.algorithm()));
+            } else {
+                kept.push(name);
+            }
+        }
+        Ok(Reset { deleted: self.delete(counters).await?, kept })
+    }
+
+    /// Deletes the counter of a key under the limit's algorithm.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the store does not answer.
+    pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<Reset, Error> {
+        let counter = DeletedCounter { rule: None, key: Key::without_rule(key)? };
+        let deleted = self.delete(vec![(counter, limit.algorithm())]).await?;
+        Ok(Reset { deleted, kept: Vec::new() })
+    }
+
+    /// Deletes counters and returns those that existed. One call per counter, all at once: a store returns only how many it deleted.
+    async fn delete(&self, counters: Vec<(DeletedCounter, Algorithm)>) -> Result<Vec<DeletedCounter>, Error> {
+        let calls = counters.iter().map(async |(counter, algorithm)| {
+            self.inner.backend.reset(&[(counter.key.clone(), *algorithm)], self.deadline).await
+        });
+        let outcomes = join_all(calls).await;
+        let (mut deleted, mut failed) = (Vec::new(), None);
+        for ((counter, _), outcome) in counters.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(0) => {}
+                Ok(_) => deleted.push(counter),
+                Err(_) if matches!(failed, Some(StoreError::Ambiguous(_))) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            None => Ok(deleted),
+            Some(error) if deleted.is_empty() => Err(error.into()),
+            Some(error) => {
+                Err(StoreError::Ambiguous(format!("only some counters were deleted: {error}")).into())
+            }
+        }
+    }
+}
