@@ -96,6 +96,14 @@ impl Identity {
     }
 }
 
+/// Whether the token of a checked call is valid, or none is configured. A valid token may lack the scope of the call.
+pub fn is_authenticated(checked: &Result<Identity, AuthError>) -> bool {
+    match checked {
+        Ok(_) | Err(AuthError::MissingScope { .. }) => true,
+        Err(AuthError::MissingToken | AuthError::UnknownToken) => false,
+    }
+}
+
 impl Access {
     /// Accepts these tokens, or every caller if there are none.
     pub fn new(tokens: Vec<Token>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Duration};
 
-use sluicegate::{Limit, LimitError, Rule};
+use sluicegate::{Limit, LimitError, OnStoreFailure, Rule};
 
 /// Logins per minute and address.
 pub const LOGINS_PER_MINUTE: u64 = 5;
@@ -28,7 +28,8 @@ fn limits() -> Result<[Rule; 2], LimitError> {
     Ok([
         Rule::new("login-per-ip", logins).when("route", "login").per(["ip"]),
         Rule::new("api-per-user", calls).per(["user"]),
-    ])
+    ]
+    .map(|rule| rule.on_store_failure(OnStoreFailure::Local)))
 }
 
 /// Describes a demo rule in one line.

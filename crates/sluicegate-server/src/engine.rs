@@ -5,7 +5,7 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use sluicegate::{
     Cost, Costs, CounterSnapshot, Decision, Error, GroupDecision, Key, Labels, Limit, Limiter, Operation,
-    PendingDecision, Progress, Request, Subject,
+    PendingDecision, Progress, Request, Reset, RuleSelection, Subject,
 };
 use tokio::time::MissedTickBehavior;
 use tracing::{Instrument, Span};
@@ -202,20 +202,16 @@ impl Engine {
         decided
     }
 
-    /// Deletes the counters of a request and returns how many existed.
+    /// Deletes the counters of a request.
     ///
     /// # Errors
     /// As [`Limiter::reset`].
-    pub async fn reset(&self, transport: Transport, request: &Request<'_>) -> Result<u64, Error> {
+    pub async fn reset(&self, transport: Transport, request: &Request<'_>) -> Result<Reset, Error> {
         let observation = self.inner.observer.begin(transport);
         let limiter = self.with_deadline(request.deadline);
         let reset = match &request.subject {
-            Subject::Labels { labels, only, .. } => {
-                let only: Option<Vec<&str>> =
-                    only.as_ref().map(|names| names.iter().map(String::as_str).collect());
-                limiter.reset(labels, only.as_deref()).await
-            }
-            Subject::Key { key, limit, .. } => limiter.reset_key(key, limit).await.map(u64::from),
+            Subject::Labels { labels, rules, .. } => limiter.reset(labels, rules).await,
+            Subject::Key { key, limit, .. } => limiter.reset_key(key, limit).await,
         };
         match &reset {
             Ok(_) => observation.done(Call::Reset),
@@ -257,7 +253,7 @@ pub struct Summary<'a>(pub &'a Request<'a>);
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.subject {
-            Subject::Labels { labels, costs, only, .. } => {
+            Subject::Labels { labels, costs, rules, .. } => {
                 for (index, (name, value)) in labels.iter().enumerate() {
                     let space = if index > 0 { " " } else { "" };
                     write!(f, "{space}{name}={}", shown(value))?;
@@ -265,11 +261,11 @@ impl fmt::Display for Summary<'_> {
                 for (unit, cost) in costs.iter().filter(|_| *costs != Costs::from(Cost::ONE)) {
                     write!(f, ", {} {unit}", cost.units())?;
                 }
-                let only = only.as_deref().unwrap_or_default();
-                for (index, rule) in only.iter().take(MAX_RULES_SHOWN).enumerate() {
+                let RuleSelection::Named(names) = rules else { return Ok(()) };
+                for (index, rule) in names.iter().take(MAX_RULES_SHOWN).enumerate() {
                     write!(f, "{}{}", if index == 0 { ", for " } else { " and " }, shown(rule.as_bytes()))?;
                 }
-                match only.len().saturating_sub(MAX_RULES_SHOWN) {
+                match names.len().saturating_sub(MAX_RULES_SHOWN) {
                     0 => Ok(()),
                     more => write!(f, " and {more} more"),
                 }

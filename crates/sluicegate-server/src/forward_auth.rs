@@ -17,7 +17,7 @@
 //! Reserved query parameters: `cost`, a whole number of requests, and `deny_status`.
 //!
 //! The response is 200, or a denial in the format of the middleware: 429, or 503 if the store is unavailable and a rule's failure policy is
-//! `closed`. An invalid request is a 400. nginx forwards only 401 and 403: with `deny_status=403` each of these becomes a 403 without a body,
+//! `closed`. An invalid request is a 400, and one that a browser sends for a page of another site is a 403. nginx forwards only 401 and 403: with `deny_status=403` each of these becomes a 403 without a body,
 //! with the original status in `Sluicegate-Status`. Responses must not be cached.
 
 use std::{borrow::Cow, net::SocketAddr};
@@ -26,7 +26,7 @@ use axum::{
     body::{Body, Bytes},
     http::{
         HeaderName, HeaderValue, Method, Response, StatusCode,
-        header::{CACHE_CONTROL, CONTENT_TYPE, HOST},
+        header::{self, CACHE_CONTROL, CONTENT_TYPE, HOST},
         request::Parts,
     },
 };
@@ -40,9 +40,10 @@ use sluicegate_tower::{
 use tracing::Instrument;
 
 use crate::{
+    auth::Access,
     config::Scope,
     engine::{Engine, Transport},
-    http::{Api, guard},
+    http::{Api, Caller, guard},
     observe::{Call, trace::request_span},
 };
 
@@ -52,6 +53,16 @@ pub const SLUICEGATE_STATUS: HeaderName = HeaderName::from_static("sluicegate-st
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// Headers that proxies add to a sub-request.
+const FORWARDED: [HeaderName; 6] = [
+    HeaderName::from_static("x-forwarded-for"),
+    FORWARDED_METHOD,
+    FORWARDED_URI,
+    FORWARDED_HOST,
+    HeaderName::from_static("x-forwarded-proto"),
+    header::FORWARDED,
+];
 
 /// The settings of forward-auth.
 #[derive(Clone, Debug, Default)]
@@ -75,12 +86,17 @@ struct Query<'a> {
 /// Answers the sub-request of a proxy.
 pub(crate) async fn respond<B>(
     api: &Api,
-    peer: SocketAddr,
+    Caller { peer, activity }: Caller<'_>,
     request: axum::http::Request<B>,
 ) -> Response<Body> {
     let span = request_span(Transport::ForwardAuth, &request);
+    if let Some(reason) = cross_site(&request, &api.settings.access) {
+        let mut rejection = guard::forbidden(reason);
+        rejection.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        return rejection;
+    }
     let (head, _body) = request.into_parts();
-    if let Err(error) = guard::check(&api.settings.access, &head.headers, Scope::Check) {
+    if let Err(error) = guard::check(&api.settings.access, activity, &head.headers, Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
         return guard::unauthorized(&error);
     }
@@ -90,6 +106,19 @@ pub(crate) async fn respond<B>(
         // boxed to keep the future of an untraced request small
         Box::pin(decide(api, peer, &head).instrument(span)).await
     }
+}
+
+/// Returns why a request counts as sent by a browser for a page of another site, if it does. A proxy forwards the headers of its client, so
+/// those of a browser do not suffice. But a proxy adds at least one of [`FORWARDED`], which a page cannot add to a cross-site request: the
+/// browser would first ask for permission, which this server does not give. With tokens, such a request fails because it has none.
+fn cross_site<B>(request: &axum::http::Request<B>, access: &Access) -> Option<&'static str> {
+    let has = |names: &[HeaderName]| names.iter().any(|name| request.headers().contains_key(name));
+    let is_direct = access.is_open() && has(&guard::BROWSER) && !has(&FORWARDED);
+    let reason = is_direct.then(|| guard::cross_site(request, Some(access))).flatten();
+    reason.map(|_| {
+        "without tokens, requests from a page of another site are rejected unless a proxy forwards them: let the proxy set \
+         X-Forwarded-For, or configure a token"
+    })
 }
 
 async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {

@@ -1,8 +1,8 @@
 //! Normalization of labels, with one [`LabelPolicy`] for all front ends.
 //!
 //! * A label of kind `ip` is brought to its canonical form: IPv4-mapped IPv6 becomes IPv4, and IPv6 is truncated to a network,
-//!   since one client has 2^64 addresses or more. The label `ip` has this kind by default, but then accepts values
-//!   that are not addresses.
+//!   since one client has 2^64 addresses or more. The labels in [`ADDRESS_LABELS`] have this kind by default, but then accept
+//!   values that are not addresses.
 //! * A secret label is replaced by a keyed hash before it is used in a key, a log line or the dashboard.
 //! * A label with a header is read from that header by forward-auth.
 //!
@@ -18,8 +18,11 @@ use sluicegate::{LabelError, Labels, address, labels::MAX_LABEL_VALUE};
 /// Default length of the network that IPv6 addresses are truncated to.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-/// The label with the default kind `ip`.
+/// The label with the address of a client.
 pub const IP: &str = "ip";
+
+/// The labels with the default kind `ip`. Envoy's rate limit actions send the last two.
+pub const ADDRESS_LABELS: [&str; 3] = [IP, "remote_address", "masked_remote_address"];
 
 /// Length of a hash, in bytes: enough to rule out collisions in practice.
 const HASH_BYTES: usize = 16;
@@ -87,11 +90,13 @@ impl Default for LabelPolicy {
 }
 
 impl LabelPolicy {
-    /// Creates a policy for these labels, and for `ip` if it is not among them.
+    /// Creates a policy for these labels, and for those of [`ADDRESS_LABELS`] that are not among them.
     pub fn new(mut labels: Vec<LabelSettings>, secret: HashSecret) -> Self {
-        if !labels.iter().any(|label| label.name == IP) {
-            let kind = LabelKind::Ip;
-            labels.push(LabelSettings { kind, strict: false, ..LabelSettings::new(IP) });
+        for name in ADDRESS_LABELS {
+            if !labels.iter().any(|label| label.name == name) {
+                let kind = LabelKind::Ip;
+                labels.push(LabelSettings { kind, strict: false, ..LabelSettings::new(name) });
+            }
         }
         Self { labels, secret }
     }
@@ -173,9 +178,11 @@ impl LabelPolicy {
     pub fn cleaned<'v>(&self, label: &LabelSettings, value: &'v [u8]) -> Result<Cow<'v, [u8]>, CleanError> {
         let value = match label.kind {
             LabelKind::Text => Cow::Borrowed(value),
-            LabelKind::Ip => match address::parse(value) {
+            LabelKind::Ip => match address::parse(without_prefix_length(value)) {
                 // Dotted IPv4 has a single form.
-                Some(IpAddr::V4(_)) if !value.contains(&b':') => Cow::Borrowed(value),
+                Some(IpAddr::V4(_)) if !value.contains(&b':') && !value.contains(&b'/') => {
+                    Cow::Borrowed(value)
+                }
                 Some(address) => label.network(address),
                 None if label.strict => {
                     return Err(CleanError::NotAnAddress { label: label.name.clone() });
@@ -184,6 +191,20 @@ impl LabelPolicy {
             },
         };
         Ok(if label.secret { Cow::Owned(self.secret.hash(&label.name, &value)) } else { value })
+    }
+}
+
+/// Returns the address of a network such as `192.0.2.0/24`, which is how Envoy sends `masked_remote_address`. Envoy has cleared its host
+/// bits. Other values are returned unchanged.
+fn without_prefix_length(value: &[u8]) -> &[u8] {
+    match value.iter().rposition(|&byte| byte == b'/') {
+        Some(slash)
+            if matches!(value.len() - slash - 1, 1..=3)
+                && value[slash + 1..].iter().all(u8::is_ascii_digit) =>
+        {
+            &value[..slash]
+        }
+        _ => value,
     }
 }
 
@@ -338,6 +359,27 @@ mod tests {
         assert_eq!(value(&policy, "ip", "somebody"), "somebody");
         let text = self::policy([LabelSettings::new("ip")]);
         assert_eq!(value(&text, "ip", "2001:db8::1"), "2001:db8::1");
+    }
+
+    #[test]
+    fn addresses_of_envoy_are_normalized_by_default_with_or_without_a_prefix_length() {
+        let policy = LabelPolicy::default();
+        for label in ["remote_address", "masked_remote_address"] {
+            for (given, expected) in [
+                ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"),
+                ("2001:db8:0:1:2:3:4:5/128", "2001:db8:0:1::"),
+                ("2001:db8::/48", "2001:db8::"),
+                ("::ffff:203.0.113.9/128", "203.0.113.9"),
+                ("192.0.2.0/24", "192.0.2.0"),
+                ("192.0.2.1", "192.0.2.1"),
+                ("somebody", "somebody"),
+                ("2001:db8::1/", "2001:db8::1/"),
+                ("2001:db8::1/x", "2001:db8::1/x"),
+                ("/64", "/64"),
+            ] {
+                assert_eq!(value(&policy, label, given), expected, "{label} {given}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! * [`grpc`]: Envoy's rate limit service
 //! * [`forward_auth`]: authorization sub-requests of proxies
 //! * [`engine`]: the entry point of every front end to a decision
+//! * `completion`: operations that outlive their caller
 //! * [`observe`]: metrics, heavy hitters, logs, traces
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration; the only module that reads files and the environment
@@ -22,6 +23,7 @@
 //! Limits are decided in the library. This crate reads the time only for timeouts, measurements and display.
 
 pub mod auth;
+mod completion;
 pub mod config;
 mod dashboard;
 pub mod demo;

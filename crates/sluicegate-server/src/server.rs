@@ -22,6 +22,7 @@ use crate::{
     net::{
         acceptor::AcceptConfig,
         listener::{self, ListenError},
+        pending::MAX_PENDING,
         runtime::NoStealRuntime,
         shutdown::Shutdown,
         tls::{Certificates, TlsAcceptor},
@@ -36,10 +37,8 @@ use crate::{
 /// is not ready, and HTTP responses carry `Connection: close`.
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 
-/// How many files are open when all front ends have all their connections, with a reserve for the store, the configuration and the log.
-/// The files of [`NoStealRuntime`] come on top.
-const NEEDED_FILES: u64 =
-    (http::server::MAX_CONNECTIONS + resp::MAX_CONNECTIONS + grpc::server::MAX_CONNECTIONS + 100) as u64;
+/// How many files are open apart from connections: the store, the configuration and the log. The files of [`NoStealRuntime`] come on top.
+const OTHER_FILES: usize = 100;
 
 /// How many round trips to the store are measured at start-up.
 const ROUND_TRIPS: usize = 5;
@@ -188,6 +187,8 @@ impl Server {
                 Some(NoStealRuntime::start().map_err(StartError::Threads)?)
             },
             shutdown: Shutdown::default(),
+            max_connections: config.server.max_connections,
+            max_connections_per_address: config.server.max_connections_per_address,
         };
         let startup = if is_remote { Startup::waiting() } else { Startup::default() };
         let (listeners, addresses) = bind(&config.server).await?;
@@ -218,9 +219,7 @@ impl Server {
 
     /// Serves until a signal stops it. Applies changes of the configuration.
     pub async fn run(mut self, mut signals: Signals) {
-        for warning in &self.config.warnings {
-            tracing::warn!("{warning}");
-        }
+        self.log_warnings();
         self.warn_if_few_files();
         let (mut front_ends, grpc_services) = self.spawn_front_ends().await;
         let engine = self.engine.clone();
@@ -260,9 +259,20 @@ impl Server {
         reach_store.abort();
     }
 
+    fn log_warnings(&self) {
+        let Config { warnings, policy_warning, .. } = &self.config;
+        for warning in warnings.iter().chain(policy_warning) {
+            tracing::warn!("{warning}");
+        }
+    }
+
     fn warn_if_few_files(&self) {
         let threads = self.accept.runtime.as_ref().map_or(0, NoStealRuntime::files);
-        let (limit, needed) = (self.max_open_files, NEEDED_FILES + threads);
+        let front_ends =
+            [http::server::MAX_CONNECTIONS, grpc::server::MAX_CONNECTIONS, resp::MAX_CONNECTIONS];
+        let connections: usize =
+            front_ends.iter().map(|&default| self.accept.max_connections(default) + MAX_PENDING).sum();
+        let (limit, needed) = (self.max_open_files, (connections + OTHER_FILES) as u64 + threads);
         if limit < needed {
             tracing::warn!(
                 "the limit on open files is {limit}, too low for all connections: raise it to {needed} (ulimit -n, LimitNOFILE)"
@@ -312,6 +322,7 @@ impl Server {
         match &changed {
             Ok(needs_restart) => {
                 reloads.succeeded();
+                self.log_warnings();
                 for setting in needs_restart {
                     tracing::warn!(setting, "this change takes effect at the next restart");
                 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sluicegate::labels::MAX_LABEL_NAME;
 
 use super::{error::Problem, schema::Label, toml_reader::Field};
-use crate::labels::{DEFAULT_IPV6_PREFIX, HashSecret, IP, LabelKind, LabelPolicy, LabelSettings};
+use crate::labels::{ADDRESS_LABELS, DEFAULT_IPV6_PREFIX, HashSecret, LabelKind, LabelPolicy, LabelSettings};
 
 /// Number of bits of an IPv6 address.
 const IPV6_BITS: u8 = 128;
@@ -39,7 +39,7 @@ pub(super) fn policy(
 }
 
 fn label(name: &str, read: &Label, problems: &mut Vec<Problem>) -> LabelSettings {
-    let usual = if name == IP { LabelKind::Ip } else { LabelKind::Text };
+    let usual = if ADDRESS_LABELS.contains(&name) { LabelKind::Ip } else { LabelKind::Text };
     let kind = read.kind.get().map_or(usual, |word| word.0);
     let mut ipv6_prefix = DEFAULT_IPV6_PREFIX;
     if let Some(length) = read.ipv6_prefix.get() {

@@ -61,6 +61,7 @@ use self::{
 use crate::{
     demo,
     labels::{HashSecret, LabelPolicy},
+    store::StoreUrl,
 };
 
 /// Settings that a reload can replace. Users load them for each request.
@@ -90,6 +91,8 @@ pub struct Config {
     pub explicitly_empty: ExplicitlyEmpty,
     /// Valid settings that are probably not intended.
     pub warnings: Vec<String>,
+    /// A warning about rules that set no failure policy, if the store is remote.
+    pub policy_warning: Option<String>,
 }
 
 /// The lists that the file sets to `[]`. A file in which they are missing may be only partially written.
@@ -162,7 +165,12 @@ pub fn load_rule_config(source: &Source) -> Result<RuleConfig, ConfigError> {
     let mut warnings = Vec::new();
     let secret = Some(HashSecret::of_process());
     let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
-    let mut builder = rules::Builder { labels: &labels, files: &mut files, problems: &mut problems };
+    let mut builder = rules::Builder {
+        labels: &labels,
+        files: &mut files,
+        problems: &mut problems,
+        without_policy: Vec::new(),
+    };
     let rules = match &origin {
         Origin::Demo => demo::rules(),
         Origin::File(_) => {
@@ -256,14 +264,27 @@ fn validate(source: &Source, files: &mut Files, written: ParsedDocument) -> Resu
     let server = validator.server(document.server.into_value().unwrap_or_default());
     let store = validator.store(&store_read, &store_location);
     let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
-    let mut builder = rules::Builder { labels: &labels, files, problems: &mut problems };
+    let mut builder =
+        rules::Builder { labels: &labels, files, problems: &mut problems, without_policy: Vec::new() };
     let (rules, locations): (_, Vec<_>) = match &origin {
         Origin::Demo => (demo::rules(), Vec::new()),
         Origin::File(_) => builder.rules(document.defaults, document.rule).into_iter().unzip(),
     };
+    let is_remote = store.url != StoreUrl::Memory;
+    let policy_warning = rules::policy_warning(&builder.without_policy).filter(|_| is_remote);
     if problems.is_empty() {
         let rule_lines = rules::lines(&locations);
-        Ok(Config { origin, server, store, labels, rules, rule_lines, explicitly_empty, warnings })
+        Ok(Config {
+            origin,
+            server,
+            store,
+            labels,
+            rules,
+            rule_lines,
+            explicitly_empty,
+            warnings,
+            policy_warning,
+        })
     } else {
         Err(ConfigError::new(problems))
     }

@@ -25,6 +25,27 @@ pub(super) struct Builder<'a> {
     pub(super) labels: &'a LabelPolicy,
     pub(super) files: &'a mut Files,
     pub(super) problems: &'a mut Vec<Problem>,
+    /// Names of enforcing rules that set no failure policy.
+    pub(super) without_policy: Vec<String>,
+}
+
+/// The most rule names in the warning about failure policies; the others are counted.
+const MAX_NAMES_SHOWN: usize = 10;
+
+/// Returns the warning about enforcing rules that set no failure policy, if there are any. Only relevant for a remote store.
+pub(super) fn policy_warning(names: &[String]) -> Option<String> {
+    let shown: Vec<_> = names.iter().take(MAX_NAMES_SHOWN).map(|name| format!("{name:?}")).collect();
+    let more = match names.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!names.is_empty()).then(|| {
+        format!(
+            "rules without on_store_failure allow every request while the store is unavailable or late: {}{more}; set \
+             on_store_failure in [defaults] (\"local\" is recommended, \"open\" keeps this behaviour)",
+            shown.join(", ")
+        )
+    })
 }
 
 impl Builder<'_> {
@@ -110,6 +131,9 @@ impl Builder<'_> {
         rule.absent = read.absent.into_value().map(|word| word.0).unwrap_or_default();
         rule.exact = read.exact.into_value().unwrap_or_default();
         rule.stagger = read.stagger.into_value().unwrap_or_default();
+        if read.on_store_failure.is_absent() && !rule.shadow {
+            self.without_policy.extend(name.clone());
+        }
         rule.on_store_failure = read.on_store_failure.into_value().map(|word| word.0).unwrap_or_default();
         self.check(&rule, own, defaults, location);
         let [from_defaults, from_rule] = overrides;
@@ -264,8 +288,10 @@ impl Builder<'_> {
         let Some(settings) = self.labels.label(label) else { return Ok(parsed) };
         match parsed {
             Pattern::Exact(value) if settings.secret => match self.labels.cleaned(settings, &value) {
-                Ok(cleaned) => Ok(Pattern::Exact(cleaned.into())),
-                Err(_) => Err(format!("{text:?} is not an address, and hashed values match only as a whole")),
+                Ok(cleaned) if settings.kind != LabelKind::Ip || !text.contains('/') => {
+                    Ok(Pattern::Exact(cleaned.into()))
+                }
+                _ => Err(format!("{text:?} is not an address, and hashed values match only as a whole")),
             },
             Pattern::Prefix(_) if settings.secret => {
                 Err("its values are hashed and cannot match a prefix: use whole values or \"*\"".to_owned())

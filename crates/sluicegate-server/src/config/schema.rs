@@ -9,7 +9,7 @@ use sluicegate_core::{limit::MAX_AMOUNT, time::MAX_EXACT};
 use sluicegate_tower::headers::Dialect;
 
 use super::{
-    settings::{Listen, Scope},
+    settings::{CONNECTIONS, Listen, MAX_INSTANCES, Scope},
     toml_reader::{Field, FromToml, TomlReader, TomlValue, tables},
     values::{ByteSize, DurationValue, HeaderName, KeyPrefix, Keyword, Network, Patterns, Url},
 };
@@ -54,6 +54,13 @@ tables! {
         /// Allow listening on non-loopback addresses without tokens
         #[schemars(extend("default" = false))]
         insecure: bool,
+        /// Connections of each front end at a time. One more evicts an idle one. 1000, and 500 for gRPC, if unset
+        #[schemars(extend("minimum" = CONNECTIONS.start(), "maximum" = CONNECTIONS.end()))]
+        max_connections: u64,
+        /// Connections of each front end that one client address keeps while all are in use and other addresses connect; an IPv6 address
+        /// counts by its first 64 bits. Half of `max_connections` if unset
+        #[schemars(extend("minimum" = 1, "maximum" = CONNECTIONS.end()))]
+        max_connections_per_address: u64,
         /// Response to Envoy when a rule with `on_store_failure = "closed"` denies: OVER_LIMIT, or the gRPC error `UNAVAILABLE`
         #[schemars(extend("default" = "over-limit"))]
         envoy_closed: Keyword<Closed>,
@@ -110,6 +117,9 @@ tables! {
         /// How long a denial may be repeated without asking the store, up to 60 s; `"0s"` disables the cache
         #[schemars(extend("default" = "1s"))]
         denial_cache: DurationValue,
+        /// Expected number of instances, among which `on_store_failure = "local"` divides each limit until the store has counted them
+        #[schemars(extend("default" = 1, "minimum" = 1, "maximum" = MAX_INSTANCES))]
+        instances: u64,
         /// File with the password, instead of a password in the URL
         password_file: String,
         /// PEM file with the CA certificates that servers are verified against, instead of the system's
@@ -129,7 +139,8 @@ tables! {
 
     /// How one label is normalized
     struct Label {
-        /// `ip`: an IP address, brought to its canonical form; rules can match it against networks. The label `ip` has this kind by default
+        /// `ip`: an IP address, brought to its canonical form; rules can match it against networks. The labels `ip`,
+        /// `remote_address` and `masked_remote_address` have this kind by default
         #[schemars(extend("default" = "text"))]
         kind: Keyword<LabelKind>,
         /// Number of leading IPv6 bits to keep
@@ -159,7 +170,7 @@ tables! {
         /// Algorithm; `gcra` is an alias of `token-bucket`
         #[schemars(extend("default" = "token-bucket"))]
         algorithm: Keyword<Algorithm>,
-        /// Units admitted per window; at most 1,000,000 for `sliding-log`. Required here or in `[defaults]`
+        /// Units admitted per window; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
         /// Length of the window: 1 ms to 3650 days. Required here or in `[defaults]`

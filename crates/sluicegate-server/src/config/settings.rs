@@ -1,6 +1,6 @@
 //! Validated settings of the server and the store. Secrets have types that do not print.
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, num::NonZeroUsize, ops::RangeInclusive, time::Duration};
 
 use ipnet::IpNet;
 use sha2::{Digest as _, Sha256};
@@ -22,6 +22,10 @@ pub const MAX_DEADLINE: Duration = Duration::from_secs(10);
 pub const MAX_DENIAL_CACHE: Duration = Duration::from_secs(60);
 /// Minimum length of the key for secret labels, in bytes: shorter keys can be found by brute force.
 pub const MIN_HASH_SECRET: usize = 16;
+/// The largest expected number of instances.
+pub(super) const MAX_INSTANCES: u32 = 100_000;
+/// The valid numbers of connections of each front end.
+pub(super) const CONNECTIONS: RangeInclusive<u64> = 10..=100_000;
 /// Maximum number of tokens.
 pub const MAX_TOKENS: usize = 1_000;
 
@@ -40,6 +44,10 @@ pub struct ServerSettings {
     pub headers: Dialect,
     /// Whether non-loopback listeners are allowed without tokens.
     pub insecure: bool,
+    /// Connections of each front end at a time; the front end's default if unset.
+    pub max_connections: Option<NonZeroUsize>,
+    /// Connections of each front end that one address keeps while all are in use and other addresses connect; half of all if unset.
+    pub max_connections_per_address: Option<NonZeroUsize>,
     /// Response to Envoy when a rule with the failure policy `closed` denies.
     pub envoy_closed: Closed,
     /// TLS certificates; connections are not encrypted without them.
@@ -117,6 +125,8 @@ pub struct StoreSettings {
     pub max_memory: usize,
     /// How long a denial may be repeated without asking the store.
     pub denial_cache: Duration,
+    /// Expected number of instances, until the store has counted them.
+    pub instances: u32,
     /// Passwords and certificates for Redis, read from their files.
     pub redis: RedisSettings,
 }
@@ -131,6 +141,8 @@ impl Default for ServerSettings {
             trusted_proxies: Vec::new(),
             headers: Dialect::default(),
             insecure: false,
+            max_connections: None,
+            max_connections_per_address: None,
             envoy_closed: Closed::default(),
             tls: None,
             tokens: Vec::new(),
@@ -140,13 +152,14 @@ impl Default for ServerSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        let Options { deadline, denial_cache } = Options::default();
+        let Options { deadline, denial_cache, instances } = Options::default();
         Self {
             url: StoreUrl::Memory,
             deadline,
             prefix: DEFAULT_PREFIX.to_owned(),
             max_memory: DEFAULT_MAX_MEMORY,
             denial_cache,
+            instances,
             redis: RedisSettings::default(),
         }
     }
@@ -155,7 +168,7 @@ impl Default for StoreSettings {
 impl StoreSettings {
     /// The options of the limiter.
     pub fn options(&self) -> Options {
-        Options { deadline: self.deadline, denial_cache: self.denial_cache }
+        Options { deadline: self.deadline, denial_cache: self.denial_cache, instances: self.instances }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Validates the settings of the server and the store.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, num::NonZeroUsize, ops::RangeInclusive};
 
 use sluicegate::{
     RedisSetupError, RedisStore,
@@ -13,8 +13,8 @@ use super::{
     files::Files,
     schema,
     settings::{
-        MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scopes, ServerSettings,
-        StoreSettings, Tls, Token,
+        CONNECTIONS, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_INSTANCES, MAX_TOKENS, MIN_DEADLINE,
+        MIN_HASH_SECRET, Scopes, ServerSettings, StoreSettings, Tls, Token,
     },
     source::Environment,
     toml_reader::Field,
@@ -40,6 +40,12 @@ impl Validator<'_> {
             trusted_proxies: values(read.trusted_proxies).map(|network| network.0).collect(),
             headers: read.headers.into_value().map_or(defaults.headers, |word| word.0),
             insecure: read.insecure.into_value().unwrap_or(defaults.insecure),
+            max_connections: self.connections(&read.max_connections, "max_connections", CONNECTIONS),
+            max_connections_per_address: self.connections(
+                &read.max_connections_per_address,
+                "max_connections_per_address",
+                1..=*CONNECTIONS.end(),
+            ),
             envoy_closed: read.envoy_closed.into_value().map_or(defaults.envoy_closed, |word| word.0),
             tls: self.tls(read.tls),
             tokens: self.tokens(&tokens),
@@ -49,6 +55,21 @@ impl Validator<'_> {
         }
         self.require_distinct_listeners(&settings, &listeners);
         settings
+    }
+
+    fn connections(
+        &mut self,
+        field: &Field<u64>,
+        key: &str,
+        valid: RangeInclusive<u64>,
+    ) -> Option<NonZeroUsize> {
+        let Field::Given(count, location) = field else { return None };
+        if !valid.contains(count) {
+            let message =
+                format!("server.{key}: {count} is out of range: use {} to {}", valid.start(), valid.end());
+            self.problems.push(Problem::new(location, message));
+        }
+        usize::try_from(*count).ok().and_then(NonZeroUsize::new)
     }
 
     fn require_loopback(&mut self, settings: &ServerSettings, locations: &[Location; 3]) {
@@ -225,6 +246,16 @@ impl Validator<'_> {
                 self.problems.push(Problem::new(&read.denial_cache.location(), message));
             }
         }
+        if let Some(count) = read.instances.get() {
+            match u32::try_from(*count) {
+                Ok(count @ 1..=MAX_INSTANCES) => settings.instances = count,
+                _ => {
+                    let message =
+                        format!("store.instances {count} is out of range: use 1 to {MAX_INSTANCES}");
+                    self.problems.push(Problem::new(&read.instances.location(), message));
+                }
+            }
+        }
         if let Some(bytes) = read.max_memory.get() {
             match usize::try_from(bytes.0) {
                 Ok(bytes) if bytes >= MIN_MAX_MEMORY => settings.max_memory = bytes,
@@ -343,10 +374,16 @@ pub(super) fn needs_restart(
         ("server.resp", server.resp != new_server.resp),
         // Certificates are reloaded; enabling or disabling TLS needs a restart.
         ("server.tls", server.tls.is_some() != new_server.tls.is_some()),
+        ("server.max_connections", server.max_connections != new_server.max_connections),
+        (
+            "server.max_connections_per_address",
+            server.max_connections_per_address != new_server.max_connections_per_address,
+        ),
         ("store.url", store.url != new_store.url),
         ("store.deadline", store.deadline != new_store.deadline),
         ("store.prefix", store.prefix != new_store.prefix),
         ("store.max_memory", store.max_memory != new_store.max_memory),
+        ("store.instances", store.instances != new_store.instances),
         ("store.denial_cache", store.denial_cache != new_store.denial_cache),
         ("the store's passwords or certificates", store.redis != new_store.redis),
     ];

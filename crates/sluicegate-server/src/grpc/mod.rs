@@ -30,7 +30,7 @@ use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
-use sluicegate::{Decision, Error, Operation, Source};
+use sluicegate::{Decision, Error, GroupDecision, Operation, Source};
 use sluicegate_tower::headers::Dialect;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, service::Routes};
@@ -45,9 +45,11 @@ use self::messages::{
 };
 use self::request::Problem;
 use crate::{
-    auth::{Access, AuthError, Identity},
+    auth::{Access, AuthError, Identity, is_authenticated},
+    completion::run_to_completion,
     config::{Live, Scope},
     engine::{Engine, Transport},
+    net::activity::Activity,
     observe::{
         Call,
         logs::{Audit, audit},
@@ -96,9 +98,12 @@ pub struct Services {
     health: HealthReporter,
 }
 
-/// The address of the client, in the extensions of a call that tonic serves.
-#[derive(Clone, Copy)]
-struct Peer(SocketAddr);
+/// The client of a call, in the extensions of a call that tonic serves.
+#[derive(Clone)]
+struct Caller {
+    peer: SocketAddr,
+    activity: Activity,
+}
 
 /// The call of descriptors with negative hits.
 const REFUND: Call = Call::Decide(Operation::Refund { at: None });
@@ -168,20 +173,20 @@ impl RateLimitService for RateLimitHandler {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-        self.decide(peer, request.metadata().as_ref(), request.get_ref()).await.map(Response::new)
+        let caller = request.extensions().get::<Caller>().expect("every connection adds its caller");
+        self.decide(caller, request.metadata().as_ref(), request.get_ref()).await.map(Response::new)
     }
 }
 
 impl RateLimitHandler {
     async fn decide(
         &self,
-        peer: Option<SocketAddr>,
+        caller: &Caller,
         headers: &HeaderMap,
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         let observer = self.engine.observer();
-        let mut identity = self.authenticate(headers)?;
+        self.authenticate(caller, headers)?;
         let mut requests = match request::read(&self.engine, request) {
             Ok(requests) => requests,
             Err(problem) => {
@@ -200,27 +205,19 @@ impl RateLimitHandler {
                 Err(error) => self.without_decision(&error, request),
             };
         }
-        let refunds = requests.iter().any(|request| request.operation != Operation::Check);
-        if refunds {
-            identity = self.access.check(authorization(headers), Scope::Adjust).map_err(|error| {
+        let decided = if requests.iter().all(|request| request.operation == Operation::Check) {
+            // boxed to keep the future of a single check small
+            Box::pin(self.engine.decide_group(Transport::Grpc, &requests, deadline)).await
+        } else {
+            let identity = self.access.check(authorization(headers), Scope::Adjust).map_err(|error| {
                 observer.unauthorized(Call::CHECK);
-                self.access.audit_rejected(peer, REFUND.name(), &error);
+                self.access.audit_rejected(Some(caller.peer), REFUND.name(), &error);
                 unauthorized(&error)
             })?;
-        }
-        // boxed to keep the future of a single check small
-        let decided = Box::pin(self.engine.decide_group(Transport::Grpc, &requests, deadline)).await;
-        if refunds {
-            let subject = format_args!("domain {:?}", request.domain);
-            let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
-            audit(&Audit {
-                who: identity.name(),
-                from: peer,
-                action: REFUND.name(),
-                subject: &subject,
-                result,
-            });
-        }
+            let refunds =
+                Refunds { identity, peer: caller.peer, domain: request.domain.clone(), requests, deadline };
+            Box::pin(run_to_completion(refunds.decide(self.engine.clone()))).await
+        };
         match decided {
             Ok(group) => self.respond(&group.overall, &group.each),
             Err(error) => self.without_decision(&error, request),
@@ -228,8 +225,8 @@ impl RateLimitHandler {
     }
 
     /// Denies a call whose request is too large to be read.
-    fn deny_unread(&self, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
-        self.authenticate(headers)?;
+    fn deny_unread(&self, caller: &Caller, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
+        self.authenticate(caller, headers)?;
         self.engine.observer().invalid(Call::CHECK);
         self.warn(&format_args!(
             "the request is larger than {MAX_MESSAGE} bytes, or too many requests of more than {MAX_SMALL_MESSAGE} bytes are in \
@@ -238,8 +235,10 @@ impl RateLimitHandler {
         Ok(response::denied(0))
     }
 
-    fn authenticate(&self, headers: &HeaderMap) -> Result<Identity, Status> {
-        self.access.check(authorization(headers), Scope::Check).map_err(|error| {
+    fn authenticate(&self, caller: &Caller, headers: &HeaderMap) -> Result<Identity, Status> {
+        let identity = self.access.check(authorization(headers), Scope::Check);
+        caller.activity.set_authenticated(is_authenticated(&identity));
+        identity.map_err(|error| {
             self.engine.observer().unauthorized(Call::CHECK);
             unauthorized(&error)
         })
@@ -281,6 +280,30 @@ impl RateLimitHandler {
             ));
         }
         Ok(response::new(overall, each, settings.headers))
+    }
+}
+
+/// A call with refunds, which writes an audit line.
+struct Refunds {
+    identity: Identity,
+    peer: SocketAddr,
+    domain: String,
+    requests: Vec<sluicegate::Request<'static>>,
+    deadline: Option<Duration>,
+}
+
+impl Refunds {
+    async fn decide(self, engine: Engine) -> Result<GroupDecision, Error> {
+        let decided = engine.decide_group(Transport::Grpc, &self.requests, self.deadline).await;
+        let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
+        audit(&Audit {
+            who: self.identity.name(),
+            from: Some(self.peer),
+            action: REFUND.name(),
+            subject: &format_args!("domain {:?}", self.domain),
+            result,
+        });
+        decided
     }
 }
 

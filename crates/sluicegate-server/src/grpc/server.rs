@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
-    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -21,7 +20,7 @@ use tonic::Status;
 use tracing::Instrument;
 
 use super::{
-    LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
+    Caller, LARGE_MESSAGES, MAX_SMALL_MESSAGE, Services,
     body::BoundedBody,
     executor::{CallQueue, ConnectionExecutor},
     unary::ResponseBody,
@@ -30,14 +29,15 @@ use crate::{
     engine::Transport,
     net::{
         acceptor::{AcceptConfig, Acceptor, Connection},
-        connection_limit::{Activity, Timeouts},
+        activity::Timeouts,
         shutdown::{QUIET_GRACE, SHUTDOWN_GRACE},
         tls::Protocol,
     },
     observe::trace::request_span,
 };
 
-/// The most connections at a time. A proxy needs few. One more evicts the one that has been idle the longest.
+/// The most connections at a time, unless the configuration sets another number. A proxy needs few. One more evicts the one that has
+/// been idle the longest.
 pub const MAX_CONNECTIONS: usize = 500;
 
 /// The most calls at a time on one connection.
@@ -80,7 +80,7 @@ pub async fn run(listener: TcpListener, services: Services, config: AcceptConfig
     let (health, shutdown) = (services.clone(), config.shutdown.clone());
     let acceptor = Acceptor {
         listener,
-        max_connections: MAX_CONNECTIONS,
+        default_max_connections: MAX_CONNECTIONS,
         timeouts: Timeouts { first_request: FIRST_CALL_TIMEOUT, idle: IDLE_TIMEOUT },
         protocol: Protocol::Http2,
         config,
@@ -108,8 +108,7 @@ async fn serve(
     let Connection { stream, peer, activity } = connection;
     let calls = Calls {
         services: Arc::new(services),
-        peer,
-        activity: activity.clone(),
+        caller: Caller { peer, activity: activity.clone() },
         reads: PollSemaphore::new(Arc::new(Semaphore::new(MAX_CONCURRENT_READS))),
         large_messages,
     };
@@ -168,8 +167,7 @@ fn builder(streams: &StreamShare, queue: CallQueue) -> http2::Builder<CallQueue>
 struct Calls {
     /// One per connection, so that threads do not share a reference count.
     services: Arc<Services>,
-    peer: SocketAddr,
-    activity: Activity,
+    caller: Caller,
     reads: PollSemaphore,
     /// The free part of [`LARGE_MESSAGES`].
     large_messages: Arc<Semaphore>,
@@ -181,14 +179,14 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let in_flight = self.activity.start_request();
-        let (services, peer) = (Arc::clone(&self.services), self.peer);
+        let in_flight = self.caller.activity.start_request();
+        let (services, caller) = (Arc::clone(&self.services), self.caller.clone());
         let request =
             request.map(|body| BoundedBody::new(body, self.reads.clone(), Arc::clone(&self.large_messages)));
         Box::pin(async move {
             let _in_flight = in_flight;
             let span = request_span(Transport::Grpc, &request);
-            let mut call = pin!(services.respond(peer, request).instrument(span));
+            let mut call = pin!(services.respond(&caller, request).instrument(span));
             // Most calls are complete by now and decided without waiting: they need no timer.
             let first_poll = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
             if let Poll::Ready(response) = first_poll.await {

@@ -4,7 +4,6 @@
 use std::{
     convert::Infallible,
     mem,
-    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -17,7 +16,7 @@ use prost::Message;
 use tonic::{Status, body::Body, codegen::Service, metadata::GRPC_CONTENT_TYPE};
 
 use super::{
-    Peer, Services,
+    Caller, Services,
     body::{BoundedBody, NOT_COMPRESSED, PREFIX, Received},
     messages::{RateLimitRequest, RateLimitResponse},
 };
@@ -48,7 +47,7 @@ impl Services {
     /// Responds to a call of any service.
     pub(super) async fn respond(
         &self,
-        peer: SocketAddr,
+        caller: &Caller,
         mut request: Request<BoundedBody>,
     ) -> Response<ResponseBody> {
         let is_compressed = request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY);
@@ -56,13 +55,13 @@ impl Services {
         if is_usual {
             let decided = match request.body_mut().receive().await {
                 Received::Whole(framed) => match RateLimitRequest::decode(&framed[PREFIX..]) {
-                    Ok(message) => Some(self.handler.decide(Some(peer), request.headers(), &message).await),
+                    Ok(message) => Some(self.handler.decide(caller, request.headers(), &message).await),
                     Err(_) => {
                         request.body_mut().put_back(framed);
                         None
                     }
                 },
-                Received::TooLarge => Some(self.handler.deny_unread(request.headers())),
+                Received::TooLarge => Some(self.handler.deny_unread(caller, request.headers())),
                 Received::Unusual => None,
             };
             match decided {
@@ -71,7 +70,7 @@ impl Services {
                 None => {}
             }
         }
-        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(caller.clone());
         let Ok::<_, Infallible>(response) = Box::pin(self.routes.clone().call(request)).await;
         response.map(Either::Right)
     }

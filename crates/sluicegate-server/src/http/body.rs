@@ -33,6 +33,8 @@ pub(super) struct Body {
     #[serde(default, deserialize_with = "present")]
     pub(super) rules: Option<Vec<String>>,
     #[serde(default, deserialize_with = "present")]
+    pub(super) all: Option<bool>,
+    #[serde(default, deserialize_with = "present")]
     pub(super) at_us: Option<Whole>,
     #[serde(default, deserialize_with = "present")]
     pub(super) deadline_ms: Option<Whole>,

@@ -1,7 +1,7 @@
 //! `POST /v1/check`: one check, or a batch of independent ones.
 
 use axum::{
-    http::{Method, Request, StatusCode},
+    http::{Method, Request},
     response::{IntoResponse, Response},
 };
 use sluicegate::Progress;
@@ -9,7 +9,7 @@ use tokio::task::coop::consume_budget;
 use tracing::Instrument;
 
 use super::{
-    Api, RequestBody,
+    Api, Caller, RequestBody,
     guard::{self, cross_site},
     json::Json,
     problem::Problem,
@@ -33,16 +33,16 @@ pub const MAX_BATCH_BODY: usize = 1 << 20;
 /// After this number of checks, a batch lets other tasks run if its budget is used up.
 const CHECKS_PER_YIELD: usize = 4;
 
-pub(super) async fn respond<B: RequestBody>(api: &Api, request: Request<B>) -> Response {
+pub(super) async fn respond<B: RequestBody>(api: &Api, caller: Caller<'_>, request: Request<B>) -> Response {
     if request.method() != Method::POST {
         return method_not_allowed(request.method(), PATH, "POST");
     }
     let span = request_span(Transport::Http, &request);
     let access = &api.settings.access;
     if let Some(reason) = cross_site(&request, Some(access)) {
-        return Problem::new(StatusCode::FORBIDDEN, reason).into_response();
+        return guard::forbidden(reason);
     }
-    if let Err(error) = guard::check(access, request.headers(), Scope::Check) {
+    if let Err(error) = guard::check(access, caller.activity, request.headers(), Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
         return guard::unauthorized(&error);
     }

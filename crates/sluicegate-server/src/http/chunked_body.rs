@@ -8,7 +8,7 @@ use std::{
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 
-use crate::net::connection_limit::{Activity, Streaming};
+use crate::net::activity::{Activity, Streaming};
 
 /// The largest chunk, in bytes.
 const MAX_CHUNK: usize = 16 << 10;
@@ -86,7 +86,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::net::connection_limit::Timeouts;
+    use crate::net::activity::Timeouts;
 
     const TIMEOUTS: Timeouts = Timeouts { first_request: Duration::ZERO, idle: Duration::ZERO };
 

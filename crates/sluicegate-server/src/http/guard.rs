@@ -21,15 +21,18 @@ use tower_service::Service;
 
 use super::{problem::Problem, request::ApiCall};
 use crate::{
-    auth::{Access, AuthError, Identity},
+    auth::{Access, AuthError, Identity, is_authenticated},
+    completion::run_to_completion,
     config::Scope,
+    net::activity::Activity,
     observe::{
         Observer,
         logs::{Audit, audit},
     },
 };
 
-/// Requires a token of a scope. Calls that adjust or administer write an audit line, whether they succeed or not.
+/// Requires a token of a scope. Calls that adjust or administer run to completion and write an audit line, whether they
+/// succeed or not.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Access,
@@ -71,7 +74,9 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let Guard { access, scope, observer } = &self.guard;
-        let identity = match check(access, request.headers(), *scope) {
+        let activity =
+            request.extensions().get::<Activity>().expect("every request has its connection's activity");
+        let identity = match check(access, activity, request.headers(), *scope) {
             Ok(identity) => identity,
             Err(error) => {
                 if let Some(call) = ApiCall::at(request.uri().path()) {
@@ -88,7 +93,7 @@ where
         }
         let (from, action) = (peer(&request), action(&request).to_owned());
         let response = self.call.call(request);
-        Either::Right(Box::pin(async move {
+        Either::Right(Box::pin(run_to_completion(async move {
             let Ok(mut response) = response.await;
             let status = response.status();
             let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn Display) };
@@ -98,7 +103,7 @@ where
                 .map_or_else(String::new, |subject| subject.0);
             audit(&Audit { who: identity.name(), from, action: &action, subject: &subject, result });
             Ok(response)
-        }))
+        })))
     }
 }
 
@@ -112,8 +117,20 @@ fn action(request: &Request) -> &str {
     request.uri().path().rsplit('/').next().unwrap_or_default()
 }
 
-/// Checks that a request carries a token of this scope.
-pub(crate) fn check(access: &Access, headers: &HeaderMap, scope: Scope) -> Result<Identity, AuthError> {
+/// Checks that a request carries a token of this scope, and records for its connection whether the token is valid.
+pub(crate) fn check(
+    access: &Access,
+    activity: &Activity,
+    headers: &HeaderMap,
+    scope: Scope,
+) -> Result<Identity, AuthError> {
+    let identity = identify(access, headers, scope);
+    activity.set_authenticated(is_authenticated(&identity));
+    identity
+}
+
+/// Returns the identity of a request that carries a token of this scope.
+pub(super) fn identify(access: &Access, headers: &HeaderMap, scope: Scope) -> Result<Identity, AuthError> {
     access.check(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()), scope)
 }
 
@@ -131,9 +148,17 @@ pub(crate) fn unauthorized(error: &AuthError) -> Response {
     response
 }
 
+/// The response to a cross-site request.
+pub(crate) fn forbidden(reason: &str) -> Response {
+    Problem::new(StatusCode::FORBIDDEN, reason).into_response()
+}
+
 /// The fetch metadata of browsers: <https://www.w3.org/TR/fetch-metadata/>.
-static SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-static MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// Headers that browsers add to requests of pages.
+pub(crate) const BROWSER: [HeaderName; 2] = [header::ORIGIN, SITE];
 
 /// Rejects requests that a page of another site made a browser send: the browser may reach addresses that the page's author cannot.
 #[derive(Clone)]
@@ -172,19 +197,16 @@ where
     fn call(&mut self, request: Request) -> Self::Future {
         match cross_site(&request, self.access.as_ref()) {
             None => Either::Left(self.inner.call(request)),
-            Some(reason) => {
-                let rejection = Problem::new(StatusCode::FORBIDDEN, reason).into_response();
-                Either::Right(ready(Ok(rejection)))
-            }
+            Some(reason) => Either::Right(ready(Ok(forbidden(reason)))),
         }
     }
 }
 
 /// Returns why a request counts as cross-site, if it does.
-pub(super) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Option<&'static str> {
+pub(crate) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Option<&'static str> {
     let field = |name| request.headers().get(name);
-    let (origin, site) = (field(&header::ORIGIN), field(&SITE));
-    let host = field(&header::HOST).and_then(|host| host.to_str().ok());
+    let (origin, site) = (field(header::ORIGIN), field(SITE));
+    let host = field(header::HOST).and_then(|host| host.to_str().ok());
     let is_foreign_origin = origin.is_some_and(|origin| {
         let from = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         from.is_none_or(|(_, from)| !from.eq_ignore_ascii_case(host.unwrap_or_default()))
@@ -192,7 +214,7 @@ pub(super) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Op
     // A page that only reads or embeds sends no origin, but the browser sends fetch metadata. A link to a public page is
     // cross-site too, and allowed.
     let is_foreign_site = site.is_some_and(|site| site == "cross-site" || site == "same-site");
-    let is_link = || access.is_none() && field(&MODE).is_some_and(|mode| mode == "navigate");
+    let is_link = || access.is_none() && field(MODE).is_some_and(|mode| mode == "navigate");
     if is_foreign_origin || is_foreign_site && !is_link() {
         return Some(
             "requests from a page of another site are rejected: open the dashboard at this server's own address",

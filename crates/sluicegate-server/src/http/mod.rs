@@ -14,6 +14,7 @@
 //! | `openapi` | the API's description |
 //! | `problem` | errors as problem+json |
 //! | `chunked_body` | large responses in small frames |
+//! | `unread_body` | request bodies that a response was made without |
 //!
 //! An invalid request is a 4xx whose text names the fix; nothing is charged. A denial is a decision, and therefore a 200.
 
@@ -32,6 +33,7 @@ mod routes;
 pub mod server;
 pub mod snapshot;
 mod status;
+mod unread_body;
 
 use std::{
     fmt::Display,
@@ -57,9 +59,15 @@ use self::problem::Problem;
 pub use self::{
     check::MAX_BATCH_BODY,
     request::{MAX_BODY, MAX_CHECKS},
+    unread_body::DISCARD_TIMEOUT,
 };
 use crate::{
-    auth::Access, config::Live, engine::Engine, forward_auth, net::shutdown::Shutdown, startup::Startup,
+    auth::Access,
+    config::Live,
+    engine::Engine,
+    forward_auth,
+    net::{activity::Activity, shutdown::Shutdown},
+    startup::Startup,
 };
 
 /// The time in which a body has to arrive.
@@ -88,6 +96,13 @@ pub(crate) struct Api {
     pub(crate) settings: Settings,
 }
 
+/// The client of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    pub(crate) peer: SocketAddr,
+    pub(crate) activity: &'a Activity,
+}
+
 /// The HTTP front end without its connections. The server and the tests call it the same way.
 #[derive(Clone)]
 pub struct HttpService {
@@ -110,14 +125,21 @@ impl HttpService {
         (head.status, body)
     }
 
+    /// Answers a request without a connection.
+    pub async fn respond<B: RequestBody>(&self, peer: SocketAddr, request: Request<B>) -> Response {
+        let activity = Activity::detached(server::TIMEOUTS);
+        self.respond_to(Caller { peer, activity: &activity }, request).await
+    }
+
     /// Answers a request. The two calls that make decisions bypass the router: finding the route and boxing the call takes a tenth of
     /// the time of a check.
-    pub async fn respond<B: RequestBody>(&self, peer: SocketAddr, mut request: Request<B>) -> Response {
+    async fn respond_to<B: RequestBody>(&self, caller: Caller<'_>, mut request: Request<B>) -> Response {
         match request.uri().path() {
-            check::PATH => check::respond(&self.api, request).await,
-            forward_auth::PATH => forward_auth::respond(&self.api, peer, request).await,
+            check::PATH => check::respond(&self.api, caller, request).await,
+            forward_auth::PATH => forward_auth::respond(&self.api, caller, request).await,
             _ => {
-                request.extensions_mut().insert(ConnectInfo(peer));
+                request.extensions_mut().insert(ConnectInfo(caller.peer));
+                request.extensions_mut().insert(caller.activity.clone());
                 // boxed to keep the future of a check small
                 let Ok(response) = Box::pin(self.router.clone().call(request)).await;
                 response

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use sluicegate::{Algorithm, Cost, Costs, Limit, Operation, Request, Timestamp};
+use sluicegate::{Algorithm, Cost, Costs, Limit, Operation, Request, RuleSelection, Timestamp};
 
 use super::{
     body::{self, Body, Object, Whole},
@@ -83,6 +83,7 @@ impl CheckBody {
             limit: None,
             cost: None,
             rules: None,
+            all: None,
             at_us: None,
             deadline_ms,
         } = body
@@ -139,17 +140,17 @@ fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<Request<'stat
     let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
     let deadline = body.deadline_ms.map(deadline).transpose()?;
     let request = match body {
-        Body { labels: Some(labels), key: None, limit: None, cost, rules, .. } => {
+        Body { labels: Some(labels), key: None, limit: None, cost, rules, all, .. } => {
             let labels = engine.labels(labels.0).map_err(Problem::bad_request)?;
-            Request::new(labels, costs(cost)?).only(named(rules)?)
+            Request::new(labels, costs(cost)?).rules(selection(call, rules, all)?)
         }
-        Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, .. } => {
+        Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, all: None, .. } => {
             sluicegate::Key::without_rule(key.as_bytes()).map_err(Problem::bad_request)?;
             Request::for_key(key.into_bytes(), read_limit(&limit)?, cost_of_key(cost)?)
         }
         Body { labels: None, key: Some(_), limit: Some(_), .. } => {
             return Err(Problem::bad_request(
-                "\"rules\" does not apply to \"key\", which no rule counts: remove \"rules\", \
+                "\"rules\" and \"all\" do not apply to \"key\", which no rule counts: remove them, \
                  or send \"labels\" instead of \"key\" and \"limit\"",
             ));
         }
@@ -173,6 +174,7 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
             adjusts || call == ApiCall::Reset,
             "all rules that match decide together",
         ),
+        ("all", body.all.is_some(), call == ApiCall::Reset, "all rules that match are used already"),
         ("at_us", body.at_us.is_some(), call == ApiCall::Refund, "only a refund refers to an earlier charge"),
         ("checks", body.checks.is_some(), false, "only a check may be sent in batches"),
     ];
@@ -184,12 +186,18 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
     }
 }
 
-fn named(rules: Option<Vec<String>>) -> Result<Option<Vec<String>>, Problem> {
-    match rules.as_deref() {
-        Some([]) => Err(Problem::bad_request(
-            "\"rules\" is empty: name at least one rule, or remove it to use all that match",
+/// Returns which rules a call uses. Without a selection, a reset spares counters that unrelated requests share.
+fn selection(call: ApiCall, names: Option<Vec<String>>, all: Option<bool>) -> Result<RuleSelection, Problem> {
+    match (names, all) {
+        (Some(_), Some(true)) => {
+            Err(Problem::bad_request("\"rules\" and \"all\" exclude each other: remove one of them"))
+        }
+        (Some(names), _) if names.is_empty() => Err(Problem::bad_request(
+            "\"rules\" is empty: name at least one rule, or remove it to use the rules that match",
         )),
-        _ => Ok(rules),
+        (Some(names), _) => Ok(RuleSelection::Named(names)),
+        (None, None | Some(false)) if call == ApiCall::Reset => Ok(RuleSelection::Keyed),
+        (None, _) => Ok(RuleSelection::All),
     }
 }
 

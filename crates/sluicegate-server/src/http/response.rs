@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Decision, Retry, TierDecision};
+use sluicegate::{Decision, DeletedCounter, Reset, Retry, TierDecision};
 use sluicegate_core::{decision::whole_millis_up, step::Mode};
 
 use super::{
@@ -168,10 +168,37 @@ fn is_never(outcome: sluicegate::Outcome) -> bool {
 }
 
 /// The response to a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reset {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResetBody {
     /// How many counters existed and were deleted.
-    pub reset: u64,
+    pub reset: usize,
+    /// These counters, in the order of their rules.
+    pub counters: Vec<DeletedCounterBody>,
+    /// The names of the rules that match the request but were not reset.
+    pub kept: Vec<String>,
+}
+
+/// A counter that was deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletedCounterBody {
+    /// The name of the rule; `None` for a key.
+    pub rule: Option<String>,
+    /// The key of the counter, as stored.
+    pub key: String,
+}
+
+impl From<Reset> for ResetBody {
+    fn from(reset: Reset) -> Self {
+        let body = |deleted: &DeletedCounter| DeletedCounterBody {
+            rule: deleted.rule.as_deref().map(str::to_owned),
+            key: deleted.key.to_string(),
+        };
+        Self {
+            reset: reset.deleted.len(),
+            counters: reset.deleted.iter().map(body).collect(),
+            kept: reset.kept.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
 #[cfg(test)]

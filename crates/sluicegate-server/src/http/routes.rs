@@ -21,7 +21,7 @@ use super::{
     problem::Problem,
     receive,
     request::{self, ApiCall},
-    response::{DecisionBody, Reset},
+    response::{DecisionBody, ResetBody},
     status,
 };
 use crate::{
@@ -93,10 +93,10 @@ async fn decide(api: &Api, request: &sluicegate::Request<'_>) -> Result<Decision
     Ok(api.engine.decide(Transport::Http, request).await?.into())
 }
 
-async fn reset(State(api): State<Api>, request: Request) -> Audited<Result<Json<Reset>, Problem>> {
+async fn reset(State(api): State<Api>, request: Request) -> Audited<Result<Json<ResetBody>, Problem>> {
     let request = read(&api, ApiCall::Reset, request).await?;
     let reset = api.engine.reset(Transport::Http, &request).await;
-    Ok(audited(&request, reset.map(|reset| Json(Reset { reset })).map_err(Problem::from)))
+    Ok(audited(&request, reset.map(|reset| Json(reset.into())).map_err(Problem::from)))
 }
 
 /// A response with the subject of its audit line; or why the request is invalid.
@@ -108,7 +108,7 @@ fn audited<T>(request: &sluicegate::Request<'_>, response: T) -> (Extension<Audi
 
 async fn explain(State(api): State<Api>, request: Request) -> Result<Json<Explanation>, Problem> {
     let Api { engine, settings } = &api;
-    let sees_all_rules = guard::check(&settings.access, request.headers(), Scope::Admin).is_ok();
+    let sees_all_rules = guard::identify(&settings.access, request.headers(), Scope::Admin).is_ok();
     let request = read(&api, ApiCall::Explain, request).await?;
     let started = Instant::now();
     let rules = engine.limiter().rules();

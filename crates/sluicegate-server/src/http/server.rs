@@ -3,28 +3,34 @@
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use hyper::{
-    Request,
+    Request, StatusCode,
     body::Incoming,
-    header::{CONNECTION, HeaderValue},
+    header::{CONNECTION, EXPECT, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-use super::{HttpService, chunked_body::chunked};
+use super::{
+    Caller, HttpService,
+    chunked_body::chunked,
+    unread_body::{UnreadBody, discard},
+};
 use crate::net::{
     acceptor::{AcceptConfig, Acceptor, Connection},
-    connection_limit::{Activity, CloseReason, Timeouts},
+    activity::{Activity, CloseReason, Timeouts},
     shutdown::Shutdown,
     tls::Protocol,
 };
 
-/// The most connections at a time. One more evicts the one that has been idle the longest.
+/// The most connections at a time, unless the configuration sets another number. One more evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 /// How long a connection may take to send the head of its next request, and so how long it may be idle.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: HEAD_TIMEOUT, idle: HEAD_TIMEOUT };
 
 /// The largest head of a request, in bytes.
 pub const MAX_HEAD: usize = 64 << 10;
@@ -36,8 +42,8 @@ pub async fn run(listener: TcpListener, service: HttpService, config: AcceptConf
     let shutdown = config.shutdown.clone();
     let acceptor = Acceptor {
         listener,
-        max_connections: MAX_CONNECTIONS,
-        timeouts: Timeouts { first_request: HEAD_TIMEOUT, idle: HEAD_TIMEOUT },
+        default_max_connections: MAX_CONNECTIONS,
+        timeouts: TIMEOUTS,
         protocol: Protocol::Http1,
         config,
     };
@@ -50,20 +56,36 @@ struct Handler {
     service: HttpService,
     shutdown: Shutdown,
     activity: Activity,
+    unread: UnreadBody,
+}
+
+/// Whether a response rejects the body itself, because it is too large or too slow.
+fn is_about_body(status: StatusCode) -> bool {
+    matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT)
 }
 
 async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown) {
     let Connection { stream, peer, activity } = connection;
     // One per connection, so that threads do not share a reference count.
-    let handler = Arc::new(Handler { service, shutdown, activity: activity.clone() });
+    let handler =
+        Arc::new(Handler { service, shutdown, activity: activity.clone(), unread: UnreadBody::default() });
     let respond = service_fn(move |request: Request<Incoming>| {
         let handler = Arc::clone(&handler);
         let in_flight = handler.activity.start_request();
         async move {
             let _in_flight = in_flight;
-            let Handler { service, shutdown, activity } = &*handler;
-            let mut response = service.respond(peer, request).await;
-            if shutdown.is_draining() {
+            let Handler { service, shutdown, activity, unread } = &*handler;
+            let expects_continue = request.headers().contains_key(EXPECT);
+            let request = request.map(|body| unread.track(body));
+            let mut response = service.respond_to(Caller { peer, activity }, request).await;
+            let is_read = match unread.take() {
+                None => true,
+                // Reading would make a client that waits for a 100 send its body.
+                Some(_) if expects_continue || is_about_body(response.status()) => false,
+                // Boxed to keep the future of other requests small.
+                Some(body) => Box::pin(discard(body)).await,
+            };
+            if shutdown.is_draining() || !is_read {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(response.map(|body| chunked(body, activity)))

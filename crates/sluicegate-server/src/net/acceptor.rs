@@ -1,6 +1,6 @@
 //! The accept loop of one listener, from the first connection to the end of the shutdown.
 
-use std::{convert::Infallible, future::Future, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, future::Future, net::SocketAddr, num::NonZeroUsize, time::Duration};
 
 use tokio::{
     net::TcpListener,
@@ -9,7 +9,9 @@ use tokio::{
 };
 
 use super::{
-    connection_limit::{Activity, ConnectionLimiter, Timeouts},
+    activity::{Activity, Timeouts},
+    connection_limit::{ConnectionLimiter, ConnectionLimits, Slot},
+    pending::{PendingConnection, PendingConnections},
     runtime::NoStealRuntime,
     shutdown::{QUIET_GRACE, SHUTDOWN_GRACE, Shutdown},
     stream::Stream,
@@ -18,6 +20,9 @@ use super::{
 
 /// The pause after an accept error, for example when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a pending connection checks for a connection to evict.
+const EVICTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How every front end accepts connections. By default without TLS, on the current runtime.
 #[derive(Clone, Default)]
@@ -28,13 +33,17 @@ pub struct AcceptConfig {
     pub runtime: Option<NoStealRuntime>,
     /// Stops the accept loop.
     pub shutdown: Shutdown,
+    /// The most connections of each front end; its own default if unset.
+    pub max_connections: Option<NonZeroUsize>,
+    /// The most connections that one address keeps while all are in use and other addresses wait; half of all if unset.
+    pub max_connections_per_address: Option<NonZeroUsize>,
 }
 
 /// Accepts the connections of one front end.
 pub(crate) struct Acceptor {
     pub(crate) listener: TcpListener,
-    /// When there are this many, a new connection evicts the one that has been idle the longest.
-    pub(crate) max_connections: usize,
+    /// The most connections, unless the configuration sets another number. One more evicts another one.
+    pub(crate) default_max_connections: usize,
     pub(crate) timeouts: Timeouts,
     pub(crate) protocol: Protocol,
     pub(crate) config: AcceptConfig,
@@ -47,6 +56,13 @@ pub(crate) struct Connection {
     pub(crate) activity: Activity,
 }
 
+impl AcceptConfig {
+    /// The most connections of a front end with this default.
+    pub(crate) fn max_connections(&self, default: usize) -> usize {
+        self.max_connections.map_or(default, NonZeroUsize::get)
+    }
+}
+
 impl Acceptor {
     /// Serves connections until the shutdown stops the server. Then closes the listener, requests connections to close, and gives them
     /// [`SHUTDOWN_GRACE`].
@@ -54,7 +70,12 @@ impl Acceptor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let limiter = ConnectionLimiter::new(self.max_connections, self.timeouts);
+        let AcceptConfig { max_connections_per_address, .. } = self.config;
+        let limits = ConnectionLimits::new(
+            self.config.max_connections(self.default_max_connections),
+            max_connections_per_address.map(NonZeroUsize::get),
+        );
+        let limiter = ConnectionLimiter::new(limits, self.timeouts);
         let mut connections = JoinSet::new();
         tokio::select! {
             never = self.accept(&limiter, &serve, &mut connections) => match never {},
@@ -77,43 +98,67 @@ impl Acceptor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        let mut pending = PendingConnections::new(limiter.slots());
         loop {
-            let (stream, peer) = match self.listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(_) => {
-                    sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
-            while connections.try_join_next().is_some() {}
-            let slot = limiter.acquire().await;
-            let activity = slot.activity();
-            let (tls, serve) = (self.config.tls.clone(), serve.clone());
-            let (protocol, timeouts) = (self.protocol, self.timeouts);
-            let serve = move |stream| async move {
-                let activity = slot.activity();
-                let handshake = tokio::select! {
-                    handshake = tls.accept(stream, protocol) => handshake,
-                    () = quiet_grace(&activity) => return,
-                };
-                // A failed handshake concerns only the client.
-                if let Ok(stream) = handshake {
-                    activity.set_deadline(Instant::now() + timeouts.first_request);
-                    serve(Connection { stream, peer, activity }).await;
-                }
-            };
-            let task = match &self.config.runtime {
-                None => Ok(connections.spawn(serve(stream))),
-                Some(runtime) => {
-                    let thread = runtime.choose(&limiter.active_per_thread(runtime.threads()));
-                    activity.set_thread(thread);
-                    runtime.spawn(thread, stream, serve, connections)
-                }
-            };
-            // A connection that cannot be moved to its thread is broken.
-            if let Ok(task) = task {
-                activity.set_task(task);
+            tokio::select! {
+                accepted = self.listener.accept(), if !pending.is_full() => match accepted {
+                    Ok((stream, peer)) => pending.push(stream, peer),
+                    Err(_) => sleep(ACCEPT_PAUSE).await,
+                },
+                () = limiter.freed(), if !pending.is_empty() => {}
+                () = sleep(EVICTION_INTERVAL), if !pending.is_empty() => {}
             }
+            while connections.try_join_next().is_some() {}
+            pending.close_expired();
+            while let Some((next, network)) = pending.next(limiter) {
+                match limiter.occupy(network) {
+                    Some(slot) => self.start(pending.remove(next), slot, limiter, serve, connections),
+                    None => {
+                        limiter.evict_for(network);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves a connection in a task of its own.
+    fn start<F>(
+        &self,
+        PendingConnection { stream, peer, .. }: PendingConnection,
+        slot: Slot,
+        limiter: &ConnectionLimiter,
+        serve: &(impl Fn(Connection) -> F + Clone + Send + 'static),
+        connections: &mut JoinSet<()>,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let activity = slot.activity();
+        let (tls, serve) = (self.config.tls.clone(), serve.clone());
+        let (protocol, timeouts) = (self.protocol, self.timeouts);
+        let serve = move |stream| async move {
+            let activity = slot.activity();
+            let handshake = tokio::select! {
+                handshake = tls.accept(stream, protocol) => handshake,
+                () = quiet_grace(&activity) => return,
+            };
+            // A failed handshake concerns only the client.
+            if let Ok(stream) = handshake {
+                activity.set_deadline(Instant::now() + timeouts.first_request);
+                serve(Connection { stream, peer, activity }).await;
+            }
+        };
+        let task = match &self.config.runtime {
+            None => Ok(connections.spawn(serve(stream))),
+            Some(runtime) => {
+                let thread = runtime.choose(&limiter.active_per_thread(runtime.threads()));
+                activity.set_thread(thread);
+                runtime.spawn(thread, stream, serve, connections)
+            }
+        };
+        // A connection that cannot be moved to its thread is broken.
+        if let Ok(task) = task {
+            activity.set_task(task);
         }
     }
 }

@@ -1,27 +1,24 @@
 //! The connection slots of one listener: how many there are, which connection is evicted when all are taken, and the reaper that closes
 //! connections over their timeout.
 //!
-//! A connection that sends nothing, or half a request, costs its client next to nothing. It must not keep other clients out.
+//! A connection that sends nothing, half a request, or only requests that need no token costs its client next to nothing. It must not keep
+//! other clients out. Neither may one address that opens very many connections.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     convert::Infallible,
-    future::poll_fn,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
-    task::{Context, Poll},
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
     time::Duration,
 };
 
-use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    sync::Notify,
+    time::{Instant, sleep},
 };
+
+use super::activity::{Activity, Timeouts};
 
 /// How long a connection must have been idle before it is evicted for a new one.
 pub(crate) const MIN_IDLE: Duration = Duration::from_secs(1);
@@ -29,130 +26,132 @@ pub(crate) const MIN_IDLE: Duration = Duration::from_secs(1);
 /// How long a connection counts as active after its last request, or after it was accepted.
 const ACTIVE: Duration = Duration::from_secs(5);
 
-/// How often a pending connection checks for an idle connection to evict.
-const EVICTION_INTERVAL: Duration = Duration::from_millis(100);
-
 /// How often the reaper checks all connections. A timeout takes effect late by up to this.
 pub const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long connections may send no complete request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timeouts {
-    /// Before the first request.
-    pub(crate) first_request: Duration,
-    /// After a request.
-    pub(crate) idle: Duration,
+/// Unless set, an address keeps one part in this many of the slots while all are taken.
+const DEFAULT_ADDRESS_PARTS: usize = 2;
+
+/// The number of slots of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionLimits {
+    /// Of all clients.
+    pub(crate) total: usize,
+    /// Of one address, while all slots are taken and other addresses wait.
+    pub(crate) per_address: usize,
 }
 
 /// The slots of one listener, and the connections that occupy them.
 pub(crate) struct ConnectionLimiter {
-    free: Arc<Semaphore>,
+    limits: ConnectionLimits,
     timeouts: Timeouts,
     epoch: Instant,
-    next_id: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    slots: Mutex<Slots>,
+    /// Notified when a slot becomes free.
+    freed: Notify,
+}
+
+#[derive(Default)]
+struct Slots {
+    next_id: u64,
     /// By id, so that the oldest of equally idle connections comes first. Bounded by the number of slots.
-    occupied: Arc<Mutex<BTreeMap<u64, Activity>>>,
+    occupied: BTreeMap<u64, Occupied>,
+    /// The number of occupied slots of each address.
+    by_address: HashMap<ClientNetwork, usize>,
+}
+
+#[derive(Clone)]
+struct Occupied {
+    network: ClientNetwork,
+    activity: Activity,
 }
 
 /// The slot of one connection, freed on drop.
 pub(crate) struct Slot {
-    occupied: Arc<Mutex<BTreeMap<u64, Activity>>>,
+    shared: Arc<Shared>,
     id: u64,
     activity: Activity,
-    _permit: OwnedSemaphorePermit,
 }
 
-/// What a connection does, and whether it is to be closed. Cheap to clone; all clones belong to the same connection.
-#[derive(Clone)]
-pub(crate) struct Activity(Arc<State>);
+/// The address of a client. Of an IPv6 address only the first 64 bits count, because a client usually has all addresses of such a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ClientNetwork(IpAddr);
 
-struct State {
-    epoch: Instant,
-    idle_timeout: Duration,
-    /// Requests that are being decided. While there is one, the connection is not idle.
-    in_flight: AtomicU32,
-    /// Responses whose body is being sent. Such a connection may be evicted, but is not over its timeout.
-    streaming: AtomicU32,
-    has_requested: AtomicBool,
-    /// Since when the connection is idle, in milliseconds after the epoch. Meaningless while a request is in flight.
-    idle_since: AtomicU64,
-    /// When the next request must be complete, in milliseconds after the epoch.
-    deadline: AtomicU64,
-    /// Set by the reaper after the deadline.
-    reaped: AtomicBool,
-    is_shutting_down: AtomicBool,
-    /// Wakes the connection's task when one of the two is set.
-    waker: AtomicWaker,
-    task: OnceLock<AbortHandle>,
-    /// The thread that serves the connection, where threads keep their connections.
-    thread: OnceLock<usize>,
+impl ConnectionLimits {
+    /// These many slots, of which an address keeps half unless `per_address` is given.
+    pub(crate) fn new(total: usize, per_address: Option<usize>) -> Self {
+        let per_address = per_address.unwrap_or(total.div_ceil(DEFAULT_ADDRESS_PARTS)).min(total);
+        Self { total, per_address }
+    }
 }
 
-/// Why a connection is to be closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CloseReason {
-    /// It has sent no complete request in time.
-    TimedOut,
-    /// The server stops.
-    Shutdown,
+impl From<IpAddr> for ClientNetwork {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+            address => address,
+        })
+    }
 }
-
-/// A request that is being decided, until this is dropped.
-pub(crate) struct InFlight(Activity);
-
-/// A response whose body is being sent, until this is dropped.
-pub(crate) struct Streaming(Activity);
 
 impl ConnectionLimiter {
-    pub(crate) fn new(max_connections: usize, timeouts: Timeouts) -> Self {
-        Self {
-            free: Arc::new(Semaphore::new(max_connections)),
-            timeouts,
-            epoch: Instant::now(),
-            next_id: AtomicU64::new(0),
-            occupied: Arc::default(),
-        }
+    pub(crate) fn new(limits: ConnectionLimits, timeouts: Timeouts) -> Self {
+        Self { limits, timeouts, epoch: Instant::now(), shared: Arc::default() }
     }
 
-    /// Waits for a slot. While there is none, evicts the connection that has been idle the longest; those that never sent a request
-    /// go first.
-    pub(crate) async fn acquire(&self) -> Slot {
-        loop {
-            if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
-                return self.occupy(permit);
-            }
-            self.evict_most_idle();
-            let freed = timeout(EVICTION_INTERVAL, Arc::clone(&self.free).acquire_owned()).await;
-            if let Ok(permit) = freed {
-                return self.occupy(permit.expect("the semaphore is never closed"));
-            }
-        }
+    /// The number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.limits.total
     }
 
-    fn occupy(&self, permit: OwnedSemaphorePermit) -> Slot {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+    /// Occupies a slot, if one is free.
+    pub(crate) fn occupy(&self, network: ClientNetwork) -> Option<Slot> {
+        let mut slots = self.shared.slots.lock();
+        if slots.occupied.len() >= self.limits.total {
+            return None;
+        }
+        let id = slots.next_id;
+        slots.next_id += 1;
         let activity = Activity::new(self.epoch, self.timeouts);
-        self.occupied.lock().insert(id, activity.clone());
-        Slot { occupied: Arc::clone(&self.occupied), id, activity, _permit: permit }
+        slots.occupied.insert(id, Occupied { network, activity: activity.clone() });
+        *slots.by_address.entry(network).or_default() += 1;
+        Some(Slot { shared: Arc::clone(&self.shared), id, activity })
+    }
+
+    /// Waits until a slot has become free.
+    pub(crate) async fn freed(&self) {
+        self.shared.freed.notified().await;
+    }
+
+    /// The number of slots that an address occupies.
+    pub(crate) fn count(&self, network: ClientNetwork) -> usize {
+        self.shared.slots.lock().count(network)
     }
 
     /// How many active connections each thread serves.
     pub(crate) fn active_per_thread(&self, threads: usize) -> Vec<usize> {
         let (mut active, now) = (vec![0; threads], Instant::now());
-        for activity in self.occupied.lock().values().filter(|activity| activity.idle_time(now) < ACTIVE) {
-            if let Some(count) = activity.0.thread.get().and_then(|&thread| active.get_mut(thread)) {
+        let slots = self.shared.slots.lock();
+        for activity in slots.activities().filter(|activity| activity.idle_time(now) < ACTIVE) {
+            if let Some(count) = activity.thread().and_then(|thread| active.get_mut(thread)) {
                 *count += 1;
             }
         }
         active
     }
 
-    fn evict_most_idle(&self) {
-        let (occupied, now) = (self.occupied.lock(), Instant::now());
-        let idle = occupied.values().filter(|activity| activity.idle_time(now) >= MIN_IDLE);
-        let most_idle = idle.min_by_key(|activity| (activity.has_requested(), activity.idle_since()));
-        if let Some(task) = most_idle.and_then(|activity| activity.0.task.get()) {
-            task.abort();
+    /// Evicts a connection for a new one of this address, if there is one that may be evicted.
+    pub(crate) fn evict_for(&self, network: ClientNetwork) {
+        if let Some(activity) = self.shared.slots.lock().victim(network, self.limits) {
+            activity.abort();
         }
     }
 
@@ -161,21 +160,50 @@ impl ConnectionLimiter {
         loop {
             sleep(REAP_INTERVAL).await;
             let now = Instant::now();
-            for activity in self.occupied.lock().values() {
-                if activity.is_overdue(now) {
-                    activity.0.reaped.store(true, Ordering::Release);
-                    activity.0.waker.wake();
-                }
-            }
+            self.shared.slots.lock().activities().for_each(|activity| activity.reap(now));
         }
     }
 
     /// Requests every connection to close.
     pub(crate) fn shut_down(&self) {
-        for activity in self.occupied.lock().values() {
-            activity.shut_down();
+        self.shared.slots.lock().activities().for_each(Activity::shut_down);
+    }
+}
+
+impl Slots {
+    fn activities(&self) -> impl Iterator<Item = &Activity> {
+        self.occupied.values().map(|occupied| &occupied.activity)
+    }
+
+    fn count(&self, network: ClientNetwork) -> usize {
+        self.by_address.get(&network).copied().unwrap_or(0)
+    }
+
+    /// The connection to evict for a new one of this address: first one that is idle and not authenticated, then one of an address that
+    /// occupies more than its share, then one that is idle.
+    fn victim(&self, network: ClientNetwork, limits: ConnectionLimits) -> Option<&Activity> {
+        let now = Instant::now();
+        let idle = self.activities().filter(|activity| activity.idle_time(now) >= MIN_IDLE);
+        let most_idle = idle.min_by_key(order_of_eviction);
+        if let Some(activity) = most_idle.filter(|activity| !activity.is_authenticated()) {
+            return Some(activity);
+        }
+        let heaviest = self.by_address.iter().max_by_key(|(_, count)| **count);
+        let over_share = heaviest.filter(|(_, count)| **count > limits.per_address).map(|(other, _)| *other);
+        match over_share {
+            Some(other) if self.count(network) < limits.per_address => self
+                .occupied
+                .values()
+                .filter(|occupied| occupied.network == other && !occupied.activity.is_busy())
+                .map(|occupied| &occupied.activity)
+                .min_by_key(order_of_eviction),
+            _ => most_idle,
         }
     }
+}
+
+fn order_of_eviction(activity: &&Activity) -> (bool, u64) {
+    (activity.is_authenticated(), activity.idle_since())
 }
 
 impl Slot {
@@ -186,144 +214,17 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.occupied.lock().remove(&self.id);
-    }
-}
-
-impl Activity {
-    fn new(epoch: Instant, timeouts: Timeouts) -> Self {
-        let activity = Self(Arc::new(State {
-            epoch,
-            idle_timeout: timeouts.idle,
-            in_flight: AtomicU32::new(0),
-            streaming: AtomicU32::new(0),
-            has_requested: AtomicBool::new(false),
-            idle_since: AtomicU64::new(0),
-            deadline: AtomicU64::new(0),
-            reaped: AtomicBool::new(false),
-            is_shutting_down: AtomicBool::new(false),
-            waker: AtomicWaker::new(),
-            task: OnceLock::new(),
-            thread: OnceLock::new(),
-        }));
-        activity.set_idle(Instant::now(), timeouts.first_request);
-        activity
-    }
-
-    /// The activity of a connection without a slot.
-    pub(crate) fn detached(timeouts: Timeouts) -> Self {
-        Self::new(Instant::now(), timeouts)
-    }
-
-    /// Sets the task that is aborted when the connection is evicted.
-    pub(crate) fn set_task(&self, task: AbortHandle) {
-        let _only_once = self.0.task.set(task);
-    }
-
-    /// Sets the thread that serves the connection.
-    pub(crate) fn set_thread(&self, thread: usize) {
-        let _only_once = self.0.thread.set(thread);
-    }
-
-    /// Records a request. The connection is idle again when everything that this returned is dropped.
-    pub(crate) fn start_request(&self) -> InFlight {
-        self.0.has_requested.store(true, Ordering::Relaxed);
-        self.0.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlight(self.clone())
-    }
-
-    /// Records a response whose body takes longer than its request.
-    pub(crate) fn start_streaming(&self) -> Streaming {
-        self.0.streaming.fetch_add(1, Ordering::Relaxed);
-        Streaming(self.clone())
-    }
-
-    /// Whether the connection has ever sent a request.
-    pub(crate) fn has_requested(&self) -> bool {
-        self.0.has_requested.load(Ordering::Relaxed)
-    }
-
-    /// How long the connection has been idle.
-    pub(crate) fn idle_time(&self, now: Instant) -> Duration {
-        if self.0.in_flight.load(Ordering::Acquire) > 0 {
-            return Duration::ZERO;
-        }
-        let since = Duration::from_millis(self.idle_since());
-        now.duration_since(self.0.epoch).saturating_sub(since)
-    }
-
-    /// Sets when the next request must be complete.
-    pub(crate) fn set_deadline(&self, deadline: Instant) {
-        self.0.deadline.store(self.millis(deadline), Ordering::Relaxed);
-    }
-
-    /// Waits until the connection is to be closed, and returns why.
-    pub(crate) async fn close_requested(&self) -> CloseReason {
-        poll_fn(|context| self.poll_close_requested(context)).await
-    }
-
-    fn poll_close_requested(&self, context: &Context<'_>) -> Poll<CloseReason> {
-        self.0.waker.register(context.waker());
-        if self.is_shutting_down() {
-            return Poll::Ready(CloseReason::Shutdown);
-        }
-        // A request may have arrived since the reaper set the flag.
-        if self.0.reaped.load(Ordering::Acquire)
-            && self.0.reaped.swap(false, Ordering::Relaxed)
-            && self.is_overdue(Instant::now())
+        let mut slots = self.shared.slots.lock();
+        if let Some(Occupied { network, .. }) = slots.occupied.remove(&self.id)
+            && let Some(count) = slots.by_address.get_mut(&network)
         {
-            return Poll::Ready(CloseReason::TimedOut);
+            *count -= 1;
+            if *count == 0 {
+                slots.by_address.remove(&network);
+            }
         }
-        Poll::Pending
-    }
-
-    /// Whether the server stops.
-    pub(crate) fn is_shutting_down(&self) -> bool {
-        self.0.is_shutting_down.load(Ordering::Acquire)
-    }
-
-    /// Requests the connection to close because the server stops.
-    pub(crate) fn shut_down(&self) {
-        self.0.is_shutting_down.store(true, Ordering::Release);
-        self.0.waker.wake();
-    }
-
-    /// Whether the deadline has passed, with no request in flight and no response being sent.
-    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
-        self.0.in_flight.load(Ordering::Acquire) == 0
-            && self.0.streaming.load(Ordering::Acquire) == 0
-            && self.0.deadline.load(Ordering::Relaxed) <= self.millis(now)
-    }
-
-    fn set_idle(&self, now: Instant, timeout: Duration) {
-        self.0.idle_since.store(self.millis(now), Ordering::Relaxed);
-        self.set_deadline(now + timeout);
-    }
-
-    fn idle_since(&self) -> u64 {
-        self.0.idle_since.load(Ordering::Relaxed)
-    }
-
-    fn millis(&self, instant: Instant) -> u64 {
-        let elapsed = instant.duration_since(self.0.epoch).as_millis();
-        u64::try_from(elapsed).expect("a process runs for less than 500 million years")
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        let Activity(state) = &self.0;
-        self.0.set_idle(Instant::now(), state.idle_timeout);
-        // Released last: a thread that reads zero also reads the times.
-        state.in_flight.fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl Drop for Streaming {
-    fn drop(&mut self) {
-        let Activity(state) = &self.0;
-        self.0.set_deadline(Instant::now() + state.idle_timeout);
-        state.streaming.fetch_sub(1, Ordering::Release);
+        drop(slots);
+        self.shared.freed.notify_one();
     }
 }
 
@@ -331,12 +232,31 @@ impl Drop for Streaming {
 mod tests {
     use std::future::pending;
 
-    use tokio::task::{JoinHandle, yield_now};
+    use tokio::{
+        task::{JoinHandle, yield_now},
+        time::timeout,
+    };
 
     use super::*;
+    use crate::net::activity::CloseReason;
 
     const TIMEOUTS: Timeouts =
         Timeouts { first_request: Duration::from_secs(10), idle: Duration::from_secs(60) };
+
+    const LIGHT: &str = "203.0.113.9";
+    const HEAVY: &str = "2001:db8::1";
+
+    fn network(address: &str) -> ClientNetwork {
+        address.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn limiter(total: usize) -> ConnectionLimiter {
+        ConnectionLimiter::new(ConnectionLimits::new(total, None), TIMEOUTS)
+    }
+
+    fn slot(limiter: &ConnectionLimiter) -> Slot {
+        limiter.occupy(network(LIGHT)).unwrap()
+    }
 
     /// The activity and the task of a connection that has a slot.
     struct Open {
@@ -345,15 +265,34 @@ mod tests {
     }
 
     impl Open {
-        async fn acquire(limiter: &ConnectionLimiter) -> Self {
-            let slot = timeout(2 * MIN_IDLE, limiter.acquire()).await.expect("a connection is evicted");
+        /// Opens a connection. If all slots are taken, one must be evicted at once.
+        async fn from(address: &str, limiter: &ConnectionLimiter) -> Self {
+            let slot = match limiter.occupy(network(address)) {
+                Some(slot) => slot,
+                None => {
+                    limiter.evict_for(network(address));
+                    yield_now().await;
+                    limiter.occupy(network(address)).expect("a connection is evicted")
+                }
+            };
             let activity = slot.activity();
             let task = tokio::spawn(async move {
                 let _slot = slot;
                 pending().await
             });
             activity.set_task(task.abort_handle());
+            yield_now().await;
             Self { activity, task }
+        }
+
+        fn request(&self) {
+            let _request = self.activity.start_request();
+            self.activity.set_authenticated(true);
+        }
+
+        fn request_without_token(&self) {
+            let _request = self.activity.start_request();
+            self.activity.set_authenticated(false);
         }
 
         async fn assert_evicted(self) {
@@ -361,49 +300,95 @@ mod tests {
         }
     }
 
+    fn assert_nothing_to_evict_for(address: &str, limiter: &ConnectionLimiter) {
+        let slots = limiter.shared.slots.lock();
+        assert!(slots.victim(network(address), limiter.limits).is_none());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_most_idle_connection_is_evicted_and_none_with_a_request_in_flight() {
-        let limiter = ConnectionLimiter::new(3, TIMEOUTS);
-        let first = Open::acquire(&limiter).await;
-        let second = Open::acquire(&limiter).await;
-        let third = Open::acquire(&limiter).await;
+        let limiter = limiter(3);
+        let first = Open::from(LIGHT, &limiter).await;
+        let second = Open::from(LIGHT, &limiter).await;
+        let third = Open::from(LIGHT, &limiter).await;
+        assert_nothing_to_evict_for(LIGHT, &limiter);
         let in_flight = first.activity.start_request();
-        drop((first.activity.start_request(), second.activity.start_request()));
+        first.activity.set_authenticated(true);
+        second.request();
         tokio::time::advance(MIN_IDLE).await;
-        let begin = Instant::now();
-        let fourth = Open::acquire(&limiter).await;
+        let fourth = Open::from(LIGHT, &limiter).await;
         third.assert_evicted().await;
-        assert_eq!(begin.elapsed(), Duration::ZERO, "the third never sent a request");
-        let fifth = Open::acquire(&limiter).await;
+        let fifth = Open::from(LIGHT, &limiter).await;
         second.assert_evicted().await;
-        assert_eq!(begin.elapsed(), Duration::ZERO, "the fourth has just been accepted");
-        drop(fifth.activity.start_request());
-        let sixth = Open::acquire(&limiter).await;
+        assert_nothing_to_evict_for(LIGHT, &limiter);
+        fifth.request();
+        tokio::time::advance(MIN_IDLE).await;
+        let sixth = Open::from(LIGHT, &limiter).await;
         fourth.assert_evicted().await;
-        assert!(begin.elapsed() >= MIN_IDLE && begin.elapsed() <= MIN_IDLE + EVICTION_INTERVAL * 2);
         for open in [first, fifth, sixth] {
             assert!(!open.task.is_finished());
             open.task.abort();
             open.assert_evicted().await;
         }
         drop(in_flight);
-        assert!(limiter.occupied.lock().is_empty());
+        let slots = limiter.shared.slots.lock();
+        assert!(slots.occupied.is_empty() && slots.by_address.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_a_token_do_not_protect_a_connection() {
+        let limiter = limiter(2);
+        let without_token = Open::from(LIGHT, &limiter).await;
+        let with_token = Open::from(LIGHT, &limiter).await;
+        with_token.request();
+        tokio::time::advance(2 * MIN_IDLE).await;
+        without_token.request_without_token();
+        let _in_flight = without_token.activity.start_request();
+        let _new = Open::from(LIGHT, &limiter).await;
+        without_token.assert_evicted().await;
+        assert!(!with_token.task.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_with_more_than_its_share_makes_room_for_others() {
+        let limiter = limiter(4);
+        let mut heavy = Vec::new();
+        for number in 0..4 {
+            // All addresses of one network count as one.
+            let open = Open::from(&format!("{HEAVY}{number}"), &limiter).await;
+            open.request();
+            tokio::time::advance(MIN_IDLE / 10).await;
+            heavy.push(open);
+        }
+        let busy = heavy.remove(0);
+        let _in_flight = busy.activity.start_request();
+        assert_nothing_to_evict_for(HEAVY, &limiter);
+        let first = Open::from(LIGHT, &limiter).await;
+        heavy.remove(0).assert_evicted().await;
+        let second = Open::from(LIGHT, &limiter).await;
+        heavy.remove(0).assert_evicted().await;
+        assert_nothing_to_evict_for(LIGHT, &limiter);
+        assert_eq!((limiter.count(network(LIGHT)), limiter.count(network(HEAVY))), (2, 2));
+        for open in [busy, first, second, heavy.remove(0)] {
+            assert!(!open.task.is_finished());
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_thread_is_rated_by_its_active_connections() {
-        let limiter = ConnectionLimiter::new(10, TIMEOUTS);
+        let limiter = limiter(10);
         let mut connections = Vec::new();
         for thread in [0, 0, 0, 1, 7] {
-            let open = Open::acquire(&limiter).await;
+            let open = Open::from(LIGHT, &limiter).await;
             open.activity.set_thread(thread);
             connections.push(open);
         }
         assert_eq!(limiter.active_per_thread(2), [3, 1]);
         tokio::time::advance(ACTIVE).await;
         assert_eq!(limiter.active_per_thread(2), [0, 0]);
-        drop(connections[3].activity.start_request());
+        connections[3].request();
         let _in_flight = connections[0].activity.start_request();
+        connections[0].activity.set_authenticated(true);
         assert_eq!(limiter.active_per_thread(2), [1, 1]);
         tokio::time::advance(ACTIVE).await;
         assert_eq!(limiter.active_per_thread(2), [1, 0]);
@@ -425,14 +410,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_reaper_closes_connections_over_their_timeout() {
-        let limiter = ConnectionLimiter::new(10, TIMEOUTS);
-        let open = async || limiter.acquire().await;
-        let unused = open().await;
+        let limiter = limiter(10);
+        let unused = slot(&limiter);
         assert_about(time_to_close(&limiter, &unused.activity()).await, TIMEOUTS.first_request);
-        let used = open().await;
+        let used = slot(&limiter);
         drop(used.activity().start_request());
         assert_about(time_to_close(&limiter, &used.activity()).await, TIMEOUTS.idle);
-        let partial = open().await;
+        let partial = slot(&limiter);
         drop(partial.activity().start_request());
         let soon = Duration::from_secs(5);
         partial.activity().set_deadline(Instant::now() + soon);
@@ -441,8 +425,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_reaper_leaves_requests_in_flight_and_responses_alone() {
-        let limiter = ConnectionLimiter::new(10, TIMEOUTS);
-        let slot = limiter.acquire().await;
+        let limiter = limiter(10);
+        let slot = slot(&limiter);
         let activity = slot.activity();
         let request = activity.start_request();
         let streaming = activity.start_streaming();
@@ -459,19 +443,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_arrives_after_the_reaper_decided_keeps_the_connection() {
-        let limiter = ConnectionLimiter::new(10, TIMEOUTS);
-        let slot = limiter.acquire().await;
+        let limiter = limiter(10);
+        let slot = slot(&limiter);
         let activity = slot.activity();
         let _reaped = timeout(TIMEOUTS.first_request + REAP_INTERVAL, limiter.reap()).await;
-        assert!(activity.0.reaped.load(Ordering::Relaxed));
         drop(activity.start_request());
         assert_about(time_to_close(&limiter, &activity).await, TIMEOUTS.idle);
     }
 
     #[tokio::test]
     async fn a_shutdown_wakes_every_connection() {
-        let limiter = ConnectionLimiter::new(10, TIMEOUTS);
-        let slots = [limiter.acquire().await, limiter.acquire().await];
+        let limiter = limiter(10);
+        let slots = [slot(&limiter), slot(&limiter)];
         let waiting = slots.each_ref().map(|slot| {
             let activity = slot.activity();
             tokio::spawn(async move { activity.close_requested().await })

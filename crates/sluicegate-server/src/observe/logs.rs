@@ -1,15 +1,25 @@
 //! Logging: one line per event to standard error, as text or JSON, and optionally spans to an OpenTelemetry collector.
 //!
+//! A thread writes the lines from a [bounded queue](super::log_queue): a stalled reader of standard error delays no decision.
+//!
 //! Labels and keys of requests are logged only for calls that adjust or administer, and at level `debug`. Secret labels are
 //! always hashed.
 
-use std::{fmt, io::IsTerminal, net::SocketAddr, str::FromStr};
+use std::{
+    fmt,
+    io::{self, IsTerminal},
+    net::SocketAddr,
+    str::FromStr,
+    sync::OnceLock,
+};
 
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, registry::LookupSpan,
     util::SubscriberInitExt,
 };
+
+use super::log_queue::{LineCounts, LogQueue};
 
 /// The target of audit lines, which no filter drops.
 pub const AUDIT: &str = "audit";
@@ -51,18 +61,25 @@ pub enum LogsError {
     /// Logging has already been started.
     #[error("logging has already been started")]
     Started,
+    /// The operating system does not grant the thread that writes the lines.
+    #[error("cannot start the thread that writes the log: {0}; raise ulimit -u")]
+    Thread(io::Error),
     /// The address of the collector is invalid.
     #[cfg(feature = "otlp")]
     #[error(transparent)]
     Otlp(#[from] super::otlp::CollectorError),
 }
 
-/// Active logging. [`Logs::stop`] sends the remaining spans.
-#[must_use = "unsent spans are lost unless it is stopped"]
+/// The queue of the lines of this process, once logging has been started.
+static QUEUE: OnceLock<LogQueue> = OnceLock::new();
+
+/// Active logging. Dropping it sends the remaining spans and writes the remaining lines, within a bounded time.
+#[must_use = "logging ends when it is dropped"]
 #[derive(Default)]
 pub struct Logs {
     #[cfg(feature = "otlp")]
     spans: Option<super::otlp::Exporting>,
+    queue: Option<LogQueue>,
 }
 
 /// An administrative action or a configuration change.
@@ -86,8 +103,10 @@ impl Logs {
     /// # Errors
     /// If the settings are invalid, or logging has already been started.
     pub fn start(settings: &Settings) -> Result<Self, LogsError> {
-        let (subscriber, logs) = Self::subscriber(settings, std::io::stderr)?;
+        let queue = LogQueue::start(io::stderr()).map_err(LogsError::Thread)?;
+        let (subscriber, mut logs) = Self::subscriber(settings, queue.clone())?;
         subscriber.try_init().map_err(|_| LogsError::Started)?;
+        logs.queue = Some(QUEUE.get_or_init(|| queue).clone());
         Ok(logs)
     }
 
@@ -112,19 +131,31 @@ impl Logs {
                 }
                 None => (None, None),
             };
-            Ok((Registry::default().with(lines).with(spans), Self { spans: exporting }))
+            Ok((Registry::default().with(lines).with(spans), Self { spans: exporting, queue: None }))
         }
         #[cfg(not(feature = "otlp"))]
-        Ok((Registry::default().with(lines), Self {}))
+        Ok((Registry::default().with(lines), Self::default()))
     }
 
-    /// Sends the remaining spans and stops.
-    pub fn stop(self) {
+    /// Sends the remaining spans and writes the remaining lines, as dropping it does.
+    pub fn stop(self) {}
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
         #[cfg(feature = "otlp")]
-        if let Some(spans) = self.spans {
+        if let Some(spans) = self.spans.take() {
             spans.stop();
         }
+        if let Some(queue) = &self.queue {
+            queue.flush();
+        }
     }
+}
+
+/// The number of lines that were dropped because standard error was not read in time.
+pub fn dropped_lines() -> LineCounts {
+    QUEUE.get().map(LogQueue::dropped).unwrap_or_default()
 }
 
 /// Writes an audit line.
@@ -147,7 +178,7 @@ where
 {
     let layer = tracing_subscriber::fmt::layer().with_writer(writer);
     match format {
-        Format::Text => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        Format::Text => layer.with_ansi(io::stderr().is_terminal()).boxed(),
         Format::Json => {
             layer.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed()
         }

@@ -30,6 +30,8 @@ use sluicegate::{
 use super::{
     Observer,
     counters::{CounterTable, sum},
+    log_queue::LineCounts,
+    logs,
 };
 use crate::engine::Transport;
 
@@ -94,6 +96,10 @@ const STORE_UNSENT: Metric = counter(
     "store_unsent",
     "Requests neither sent to the store nor charged because their remaining time was shorter than the round trip",
 );
+const UNREADABLE: Metric = counter(
+    "unreadable_counters",
+    "Checks not decided by the store because the stored state of a counter cannot be read",
+);
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Duration of successful calls to the store");
 const STORE_ERRORS: Metric = counter("store_errors", "Failed calls to the store by kind");
@@ -107,6 +113,10 @@ const STORE_GENERATIONS: Metric =
     counter("store_generation_changes", "Restarts and replacements of servers: counters may be lost");
 const STORE_EVICTED: Metric =
     counter("store_evicted_keys", "Keys that servers evicted to free memory: counters are lost");
+const STORE_UNRELEASED: Metric = counter(
+    "store_unreleased_reservations",
+    "Reservations on Cluster nodes without a confirmed release: their units may count until their window ends",
+);
 const STORE_KEYS: Metric = gauge("store_keys", "Counters in the memory store");
 const STORE_BYTES: Metric = gauge("store_bytes", "Memory used by the memory store");
 const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
@@ -121,6 +131,10 @@ const RELOAD_SUCCESSFUL: Metric =
 const RELOAD_TIMESTAMP: Metric = gauge(
     "config_last_reload_success_timestamp_seconds",
     "Time of the last successful configuration reload, since 1970",
+);
+const LOG_DROPPED: Metric = counter(
+    "log_lines_dropped",
+    "Log lines that were dropped because standard error was not read in time, by kind",
 );
 const BUILD: Metric = gauge("build_info", "Always 1");
 
@@ -219,7 +233,7 @@ impl Scrape {
 
     fn store(&self, text: &mut Text<'_, '_>) -> fmt::Result {
         let Stats { calls, errors, ambiguous, degraded, open_breakers, waiting, store, .. } = &self.stats;
-        let Stats { in_flight, call_limit, round_trip, late_answers, unsent, .. } = &self.stats;
+        let Stats { in_flight, call_limit, round_trip, late_answers, unsent, unreadable, .. } = &self.stats;
         durations_of(&mut text.family(&STORE_DURATION)?, calls)?;
         let mut family = text.family(&STORE_ERRORS)?;
         for (kind, count) in errors {
@@ -232,10 +246,12 @@ impl Scrape {
         text.count(&STORE_AMBIGUOUS, ambiguous)?;
         text.count(&STORE_LATE, late_answers)?;
         text.count(&STORE_UNSENT, unsent)?;
+        text.count(&UNREADABLE, unreadable)?;
         text.count(&STORE_CONNECTIONS, &store.connections)?;
         text.count(&STORE_SCRIPT_RELOADS, &store.script_reloads)?;
         text.count(&STORE_GENERATIONS, &store.generation_changes)?;
         text.count(&STORE_EVICTED, &store.evicted_keys)?;
+        text.count(&STORE_UNRELEASED, &store.unreleased_reservations)?;
         text.level(&STORE_KEYS, &store.keys)?;
         text.level(&STORE_BYTES, &store.bytes)?;
         text.level(&BREAKER, &whole(*open_breakers))?;
@@ -260,6 +276,11 @@ impl Scrape {
         text.level(&RELOAD_SUCCESSFUL, &(1 - is_stale.load(Relaxed)))?;
         text.level(&RELOAD_TIMESTAMP, &last_success.load(Relaxed))?;
         text.level(&RULES, &whole(self.table.rules().len()))?;
+        let LineCounts { audit, ordinary } = logs::dropped_lines();
+        let mut family = text.family(&LOG_DROPPED)?;
+        for (kind, count) in [("audit", audit), ("other", ordinary)] {
+            count_of(&mut family, &[("kind", kind)], &count)?;
+        }
         let build = [
             ("version", env!("CARGO_PKG_VERSION")),
             ("revision", option_env!("SLUICEGATE_REVISION").unwrap_or("")),

@@ -9,6 +9,7 @@
 //! | [`heavy_hitters`] | the keys with the most checks and the most denials |
 //! | [`history`] | decisions per second of the last hour |
 //! | [`logs`] | log format, filter and audit lines |
+//! | [`log_queue`] | the bounded queue of lines, and the thread that writes them |
 //! | [`trace`] | a span for each request, as part of the caller's trace |
 //! | `otlp` | export of spans to an OpenTelemetry collector |
 //!
@@ -18,6 +19,7 @@
 mod counters;
 pub mod heavy_hitters;
 pub mod history;
+pub mod log_queue;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "otlp")]

@@ -18,7 +18,7 @@ use super::{
     batch::Batch,
     codec::{Command, Decoded, Decoder},
     error::Error,
-    request::{CommandRequest, LastLimit},
+    request::{CommandRequest, LastLimit, reset_reply},
     response::Replies,
     server::TIMEOUTS,
     session::{Next, Session},
@@ -26,7 +26,7 @@ use super::{
 use crate::{
     engine::{Engine, Transport},
     net::{
-        connection_limit::{Activity, CloseReason, InFlight},
+        activity::{Activity, CloseReason, InFlight},
         shutdown::SHUTDOWN_GRACE,
     },
     observe::Call,
@@ -207,6 +207,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     cursor.command(len);
                     cursor.yield_if_due().await;
                     let mut executor = Executor {
+                        activity,
                         engine: self.engine,
                         endpoint: self.endpoint,
                         session: &mut self.session,
@@ -312,6 +313,7 @@ impl InputCursor<'_> {
 
 /// The parts of a connection that execute commands.
 struct Executor<'a> {
+    activity: &'a Activity,
     engine: &'a Engine,
     endpoint: &'a Endpoint,
     session: &'a mut Session,
@@ -326,7 +328,9 @@ impl Executor<'_> {
         if is_http(command) {
             return Next::Close;
         }
-        let entry = match self.session.find(command) {
+        let found = self.session.find(command);
+        self.activity.set_authenticated(self.session.is_authenticated());
+        let entry = match found {
             Ok(entry) => entry,
             Err(error) => return self.reject(command, error).await,
         };
@@ -337,6 +341,7 @@ impl Executor<'_> {
             None => {
                 self.batch.flush(self.replies).await;
                 let answered = self.session.answer(entry, command, &self.endpoint.info, self.replies);
+                self.activity.set_authenticated(self.session.is_authenticated());
                 answered.unwrap_or_else(|error| {
                     self.replies.error(error);
                     Next::Continue
@@ -371,9 +376,9 @@ impl Executor<'_> {
                 decided.map(|decision| request.reply(&decision, self.replies))
             }
             Call::Reset => {
-                let deleted = self.engine.reset(Transport::Resp, &request.request).await;
-                self.session.audit(request, &deleted);
-                deleted.map(|deleted| self.replies.count(deleted))
+                let reset = self.engine.reset(Transport::Resp, &request.request).await;
+                self.session.audit(request, &reset);
+                reset.map(|reset| reset_reply(&reset, self.replies))
             }
         };
         if let Err(error) = answered {
@@ -424,7 +429,7 @@ mod tests {
             let served = endpoint.serve_connection(join(sent.as_bytes(), replies), None, &activity);
             timeout(long, served).await.expect_err("the replies are not read");
             let idle_time = activity.idle_time(Instant::now());
-            assert!(activity.has_requested() && idle_time >= long, "{command:?}: {idle_time:?}");
+            assert!(idle_time >= long, "{command:?}: {idle_time:?}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     process,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use tokio::time::Instant;
@@ -16,6 +16,7 @@ pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Debug)]
 pub(super) struct ServerInfo {
     started: Instant,
+    max_clients: AtomicUsize,
     connected: AtomicU64,
     connections: AtomicU64,
     commands: AtomicU64,
@@ -25,7 +26,12 @@ pub(super) struct ServerInfo {
 impl ServerInfo {
     pub(super) fn new() -> Self {
         let [connected, connections, commands, protocol_errors] = [const { AtomicU64::new(0) }; 4];
-        Self { started: Instant::now(), connected, connections, commands, protocol_errors }
+        let max_clients = AtomicUsize::new(MAX_CONNECTIONS);
+        Self { started: Instant::now(), max_clients, connected, connections, commands, protocol_errors }
+    }
+
+    pub(super) fn set_max_clients(&self, max_clients: usize) {
+        self.max_clients.store(max_clients, Ordering::Relaxed);
     }
 
     /// Records a new client. Returns its number, starting with 1.
@@ -54,8 +60,9 @@ impl ServerInfo {
             process::id(),
             self.started.elapsed().as_secs()
         );
+        let max_clients = self.max_clients.load(Ordering::Relaxed);
         let clients =
-            format!("connected_clients:{}\r\nmaxclients:{MAX_CONNECTIONS}\r\n", number(&self.connected));
+            format!("connected_clients:{}\r\nmaxclients:{max_clients}\r\n", number(&self.connected));
         let stats = format!(
             "total_connections_received:{}\r\ntotal_commands_processed:{}\r\nprotocol_errors:{}\r\n",
             number(&self.connections),

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use sluicegate::{Algorithm, Cost, Costs, Decision, Limit, Operation, Request, Subject};
+use sluicegate::{
+    Algorithm, Cost, Costs, Decision, Limit, Operation, Request, Reset, RuleSelection, Subject,
+};
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
 use smallvec::SmallVec;
 
@@ -56,7 +58,8 @@ impl<'a> CommandRequest<'a> {
         let call = verb.call()?;
         Some(match verb {
             Verb::Throttle => throttle(command, last),
-            Verb::Peek | Verb::ResetCounters => by_rules(engine, call, None, command, 1),
+            Verb::Peek => by_rules(engine, call, None, command, 1),
+            Verb::ResetCounters => reset(engine, call, command),
             _ => by_rules(engine, call, command.get(1), command, 2),
         })
     }
@@ -160,6 +163,46 @@ fn cell_number(name: &str, text: &[u8]) -> Result<u64, Error> {
             Err(Error::invalid(format_args!("{name} {} is negative: use 0 or more", shown(text))))
         }
         _ => Err(Error::cell(format_args!("Couldn't parse as integer: {}", shown(text)))),
+    }
+}
+
+/// `SG.RESET [ALL | RULES=name,...] label value [label value ...]`. Labels come in pairs, so an odd number of arguments starts with the
+/// selection.
+fn reset(engine: &Engine, call: Call, command: &Command<'_>) -> Result<CommandRequest<'static>, Error> {
+    let (selection, first_label) = match command.get(1) {
+        Some(argument) if command.len().is_multiple_of(2) => (selection(argument)?, 2),
+        _ => (RuleSelection::Keyed, 1),
+    };
+    let CommandRequest { call, request, form } = by_rules(engine, call, None, command, first_label)?;
+    Ok(CommandRequest { call, request: request.rules(selection), form })
+}
+
+/// `ALL`, or `RULES=login-per-ip,api-total`.
+fn selection(argument: &[u8]) -> Result<RuleSelection, Error> {
+    if argument.eq_ignore_ascii_case(b"ALL") {
+        return Ok(RuleSelection::All);
+    }
+    let names = argument.split_at_checked(RULES.len()).filter(|(head, _)| head.eq_ignore_ascii_case(RULES));
+    match names.map(|(_, names)| str::from_utf8(names)) {
+        Some(Ok(names)) => Ok(RuleSelection::Named(names.split(',').map(str::to_owned).collect())),
+        _ => Err(Error::invalid(format_args!(
+            "'{}' is neither ALL nor RULES=name,...: send label value [label value ...], after one of these if needed",
+            shown(argument)
+        ))),
+    }
+}
+
+/// The start of an argument that names rules.
+const RULES: &[u8] = b"RULES=";
+
+/// `[deleted, rule, key, rule, key, ...]`; the rule of each deleted counter, and its key as stored.
+pub(super) fn reset_reply(reset: &Reset, replies: &mut Replies) {
+    let deleted = reset.deleted.len();
+    replies.array(1 + 2 * deleted);
+    replies.count(deleted as u64);
+    for counter in &reset.deleted {
+        replies.bulk(counter.rule.as_deref().unwrap_or_default().as_bytes());
+        replies.bulk(counter.key.to_string().as_bytes());
     }
 }
 

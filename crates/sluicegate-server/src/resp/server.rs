@@ -8,12 +8,12 @@ use super::{
 };
 use crate::net::{
     acceptor::{AcceptConfig, Acceptor, Connection},
-    connection_limit::Timeouts,
+    activity::Timeouts,
     tls::Protocol,
 };
 
-/// The most connections at a time, within the 1024 open files that a process usually may have. One more evicts the one that has been
-/// idle the longest.
+/// The most connections at a time, unless the configuration sets another number: within the 1024 open files that a process usually may
+/// have. One more evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: FIRST_COMMAND_TIMEOUT, idle: IDLE_TIMEOUT };
@@ -21,9 +21,10 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: FIRST_COMMAND_TI
 /// Serves connections until the shutdown stops the server. Then answers the commands that clients have sent, and closes each connection
 /// once it is quiet, or after [`SHUTDOWN_GRACE`](crate::net::shutdown::SHUTDOWN_GRACE).
 pub async fn run(listener: TcpListener, endpoint: Endpoint, config: AcceptConfig) {
+    endpoint.info.set_max_clients(config.max_connections(MAX_CONNECTIONS));
     let acceptor = Acceptor {
         listener,
-        max_connections: MAX_CONNECTIONS,
+        default_max_connections: MAX_CONNECTIONS,
         timeouts: TIMEOUTS,
         protocol: Protocol::Redis,
         config,

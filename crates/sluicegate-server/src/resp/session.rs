@@ -54,6 +54,11 @@ impl Session {
         Self { id, peer, name: Vec::new(), access, identity, token_changes }
     }
 
+    /// Whether the client is authenticated, or need not be.
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.identity.is_some()
+    }
+
     /// Writes the audit line of a command that adjusts or administers.
     pub(super) fn audit<T>(&self, request: &CommandRequest<'_>, outcome: &Result<T, sluicegate::Error>) {
         let who = self.identity.as_ref().map_or(UNAUTHENTICATED, Identity::name);

@@ -19,7 +19,7 @@ async function main() {
   const replies = await Promise.all(Array.from({ length: 6 }, () => client.call("SG.CHECK", 1, ...login)));
   assert.deepEqual(replies.map((reply) => reply[0]), [1, 1, 1, 1, 0, 0]);
   const pipeline = await client.pipeline([["ping"], ["call", "SG.RESET", ...login]]).exec();
-  assert.deepEqual(pipeline, [[null, "PONG"], [null, 1]]);
+  assert.deepEqual(pipeline, [[null, "PONG"], [null, [1, "login-per-ip", `login-per-ip:${login.at(-1)}`]]]);
 
   await assert.rejects(client.call("SG.CHECK", "1.5", ...login), /^ReplyError: ERR cost '1.5' is not a whole number/);
   await assert.rejects(client.get("key"), /unknown command/);

@@ -34,7 +34,7 @@ for protocol in (2, 3):
     for _ in range(6):
         pipeline.execute_command("SG.CHECK", 1, *login)
     assert [reply[0] for reply in pipeline.execute()] == [1, 1, 1, 1, 0, 0]
-    assert client.execute_command("SG.RESET", *login) == 1
+    assert client.execute_command("SG.RESET", *login)[0] == 1
 
     try:
         client.execute_command("SG.CHECK", "-1", *login)

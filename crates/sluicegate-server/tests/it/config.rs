@@ -136,6 +136,16 @@ fn errors_have_a_location_the_value_and_a_fix() {
             vec!["\"localhost:80\" is not an address", "\"off\""],
         ),
         ("[server]\nhttp = 8080".to_owned(), (2, 8), vec!["server.http: 8080 is not an address"]),
+        (
+            "[server]\nmax_connections = 9".to_owned(),
+            (2, 19),
+            vec!["server.max_connections: 9 is out of range: use 10 to 100000"],
+        ),
+        (
+            "[server]\nmax_connections_per_address = 0".to_owned(),
+            (2, 31),
+            vec!["server.max_connections_per_address: 0 is out of range: use 1 to 100000"],
+        ),
         ("[server]\ninsecure = \"yes\"".to_owned(), (2, 12), vec!["\"yes\" is not a boolean"]),
         (
             "[server]\nheaders = \"draft-7\"".to_owned(),
@@ -157,6 +167,7 @@ fn errors_have_a_location_the_value_and_a_fix() {
         ("[store]\ndeadline = 10".to_owned(), (2, 12), vec!["10 is not a duration"]),
         ("[store]\ndeadline = \"0s\"".to_owned(), (2, 12), vec!["out of range: use 1ms to 10s"]),
         ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 16), vec!["use 0s to 60s"]),
+        ("[store]\ninstances = 0".to_owned(), (2, 13), vec!["store.instances 0", "use 1 to 100000"]),
         (
             "[store]\nmax_memory = \"256MB\"".to_owned(),
             (2, 14),
@@ -633,6 +644,35 @@ fn address_labels_match_networks_and_secret_labels_match_hashes() {
         let error = rules(labels, when).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn rules_that_fail_open_without_setting_a_policy_cause_a_warning_with_a_remote_store() {
+    let remote = "[store]\nurl = \"redis://h\"\n";
+    let named = |name: &str, fields: &str| rule(fields).replace("\"r\"", &format!("{name:?}"));
+    let (unset, shadow) = (named("a", "") + &named("b", ""), named("c", "shadow = true"));
+    let set = named("d", "on_store_failure = \"open\"") + &named("e", "on_store_failure = \"closed\"");
+    let config = load(&format!("{remote}{unset}{shadow}{set}"));
+    assert_eq!(
+        config.policy_warning.as_deref(),
+        Some(
+            "rules without on_store_failure allow every request while the store is unavailable or late: \"a\", \"b\"; set \
+          on_store_failure in [defaults] (\"local\" is recommended, \"open\" keeps this behaviour)"
+        )
+    );
+    for quiet in [
+        unset.clone(),
+        format!("{remote}{shadow}{set}"),
+        format!("{remote}[defaults]\non_store_failure = \"open\"\n{unset}"),
+        remote.to_owned(),
+    ] {
+        assert_eq!(load(&quiet).policy_warning, None, "{quiet}");
+    }
+    let many: String = (0..12).map(|number| named(&format!("r{number}"), "")).collect();
+    assert!(load(&format!("{remote}{many}")).policy_warning.unwrap().contains("\"r9\" and 2 more; set"));
+    let demo = Setup::empty().with_variables([("SLUICEGATE_STORE_URL", "redis://h")]).load().unwrap();
+    assert!(demo.rules.iter().all(|rule| rule.on_store_failure == OnStoreFailure::Local));
+    assert_eq!(demo.policy_warning, None);
 }
 
 #[test]

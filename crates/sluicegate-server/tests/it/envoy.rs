@@ -158,6 +158,37 @@ async fn on_memory(rules: impl IntoIterator<Item = Rule>) -> Envoy {
     Envoy::start(front, &[("timeout: 0.02s", "timeout: 5s")]).await
 }
 
+/// One client has at least 2^64 IPv6 addresses. The addresses are those of a trusted proxy's `X-Forwarded-For`.
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_of_one_ipv6_network_share_a_counter() {
+    let header = "- request_headers: { header_name: x-api-key, descriptor_key: api_key }";
+    for (label, action) in [
+        ("remote_address", header),
+        ("masked_remote_address", "- masked_remote_address: { v6_prefix_mask_len: 128 }"),
+    ] {
+        let limiter =
+            Limiter::new(MemoryStore::new(), [Rule::new("per-client", log(3)).per([label])]).unwrap();
+        let front = Front::start(limiter, Settings::default()).await;
+        let trusting = ("xff_num_trusted_hops: 0", "xff_num_trusted_hops: 1");
+        let envoy =
+            Envoy::start(front, &[("timeout: 0.02s", "timeout: 5s"), trusting, (header, action)]).await;
+        let status = async |address: &str| {
+            let answer = envoy.get("/", &format!("x-forwarded-for: {address}\r\n")).await;
+            answer.status
+        };
+        for host in 1..=3 {
+            assert_eq!(status(&format!("2001:db8:0:1::{host}")).await, 200, "{label}");
+        }
+        assert_eq!(status("2001:db8:0:1:ffff::4").await, 429, "{label}: the same network");
+        assert_eq!(status("2001:db8:0:2::1").await, 200, "{label}: another network");
+        for _ in 0..3 {
+            assert_eq!(status("203.0.113.9").await, 200, "{label}");
+        }
+        assert_eq!(status("203.0.113.9").await, 429, "{label}");
+        assert_eq!(status("203.0.113.10").await, 200, "{label}: another address");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn exactly_the_limit_is_admitted_and_other_requests_get_a_retry_after() {
     let limit = Limit::fixed_window(5, 24 * HOUR).unwrap();

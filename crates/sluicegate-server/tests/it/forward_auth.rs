@@ -112,6 +112,36 @@ async fn deny_status_replaces_the_status_and_a_header_has_the_original() {
 }
 
 #[tokio::test]
+async fn a_page_of_another_site_cannot_use_up_a_limit_without_a_proxy() {
+    let image = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")];
+    let link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+    let script = [("origin", "http://evil.example"), ("host", "127.0.0.1:8080")];
+    let rebound = [("sec-fetch-site", "same-origin"), ("host", "evil.example")];
+    let service = service([Rule::new("all", log(6))]);
+    for page in [image, link, script, rebound] {
+        let rejected = send(&service, STRANGER, "", &page).await;
+        assert_eq!((rejected.status, rejected.field("ratelimit")), (StatusCode::FORBIDDEN, ""), "{page:?}");
+        assert!(rejected.body.contains("let the proxy set X-Forwarded-For"), "{}", rejected.body);
+    }
+    // A proxy forwards the headers of its client and adds its own.
+    for (name, value) in [
+        ("x-forwarded-for", "203.0.113.9"),
+        ("x-forwarded-method", "GET"),
+        ("x-forwarded-uri", "/"),
+        ("forwarded", "for=203.0.113.9"),
+    ] {
+        let forwarded = [image[0], image[1], ("origin", "http://evil.example"), (name, value)];
+        assert_eq!(send(&service, PROXY, "", &forwarded).await.status, StatusCode::OK, "{name}");
+    }
+    // The address bar, and a client that is no browser.
+    for direct in [&[("sec-fetch-site", "none"), ("host", "127.0.0.1:8080")][..], &[]] {
+        assert_eq!(send(&service, STRANGER, "", direct).await.status, StatusCode::OK);
+    }
+    let used_up = send(&service, STRANGER, "", &[]).await;
+    assert_eq!(used_up.status, StatusCode::TOO_MANY_REQUESTS, "each accepted request is charged");
+}
+
+#[tokio::test]
 async fn the_client_address_is_that_of_trusted_proxies_or_the_peer() {
     let service = service([Rule::new("per-ip", log(1)).per(["ip"])]);
     let passes = async |peer: &str, query: &str, forwarded: &str| {

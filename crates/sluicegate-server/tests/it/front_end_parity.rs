@@ -15,9 +15,9 @@ use axum::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
-use sluicegate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule};
+use sluicegate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule, RuleSelection};
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
-use sluicegate_server::http::HttpService;
+use sluicegate_server::http::{HttpService, response::ResetBody};
 use sluicegate_server::{
     auth::Access,
     config::live,
@@ -238,11 +238,19 @@ async fn all_operations_agree_over_http_resp_and_in_the_library() {
             let labels = Labels::new([("route", route), ("user", user)]).unwrap();
             let (sent, named) = (json!({"route": route, "user": user}), ["route", route, "user", user]);
             if random.random_ratio(1, 40) {
-                let deleted = fronts.library.reset(&labels, None).await.unwrap();
-                let answer = fronts.post("/v1/reset", json!({"labels": sent}).to_string()).await;
-                assert_eq!(answer, (StatusCode::OK, json!({"reset": deleted})));
-                let reply = fronts.command(&[&["SG.RESET"], &named[..]].concat()).await;
-                assert_eq!(reply, [format!(":{deleted}")]);
+                let is_all = random.random();
+                let selection = if is_all { RuleSelection::All } else { RuleSelection::Keyed };
+                let reset = fronts.library.reset(&labels, &selection).await.unwrap();
+                let body = json!({"labels": sent, "all": is_all}).to_string();
+                let expected = serde_json::to_value(ResetBody::from(reset.clone())).unwrap();
+                assert_eq!(fronts.post("/v1/reset", body).await, (StatusCode::OK, expected));
+                let command: &[&str] = if is_all { &["SG.RESET", "all"] } else { &["SG.RESET"] };
+                let reply = fronts.command(&[command, &named[..]].concat()).await;
+                let counters = reset.deleted.iter().flat_map(|counter| {
+                    [counter.rule.as_deref().unwrap_or_default().to_owned(), counter.key.to_string()]
+                });
+                let count = format!(":{}", reset.deleted.len());
+                assert_eq!(reply, [count].into_iter().chain(counters).collect::<Vec<_>>());
                 continue;
             }
             let call = any(&mut random, &["check", "check", "check", "peek", "charge", "refund"]);

@@ -143,7 +143,7 @@ fn is_problem(response: &Response<Bytes>, kind: &str) -> bool {
         && body["status"] == response.status().as_u16()
 }
 
-/// Exactly the limit reaches the service, whatever address headers the client sends.
+/// Exactly the limit reaches the service, whatever headers the client sends.
 async fn exactly_the_limit(kind: Gateway) {
     let rules = [
         counted("per-ip", LIMIT).when("route", "api").unless("method", "POST").per(["ip"]),
@@ -162,7 +162,9 @@ async fn exactly_the_limit(kind: Gateway) {
             ("x-forwarded-method", "PUT"),
             ("x-forwarded-host", "elsewhere"),
         ];
-        let forging = if n % 2 == 0 { &headers[..] } else { &[] };
+        // A proxy forwards the headers of a browser, also those of a request from another site.
+        let of_browser = [("origin", "http://other.example"), ("sec-fetch-site", "cross-site")];
+        let forging = if n % 2 == 0 { &headers[..] } else { &of_browser };
         let response = chain.send(Method::GET, "/path?a=b", forging).await;
         *statuses.entry(response.status().as_u16()).or_default() += 1;
         if response.status() == StatusCode::OK {

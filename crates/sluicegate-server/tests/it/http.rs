@@ -136,7 +136,7 @@ async fn no_rule_matches() {
     for call in &CALLS[..4] {
         assert_eq!(api.post_ok(call, r#"{"labels":{"route":"search"}}"#).await, unmatched, "{call}");
     }
-    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0}"#);
+    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0,"counters":[],"kept":[]}"#);
 }
 
 #[tokio::test]
@@ -148,7 +148,10 @@ async fn a_key_with_its_own_limit() {
         r#"{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"degraded":false,"source":"memory","at_us":1794765441799839,"tiers":[{"allowed":true,"rule":null,"limit":1,"remaining":0,"retry_after_ms":null,"reset_after_ms":60000,"never":false,"unit":"requests","shadow":false}]}"#
     );
     assert_eq!(api.field("allowed", "/v1/check", log).await, false);
-    assert_eq!(api.post_ok("/v1/reset", &log.replace(r#","cost":1"#, "")).await, r#"{"reset":1}"#);
+    assert_eq!(
+        api.post_ok("/v1/reset", &log.replace(r#","cost":1"#, "")).await,
+        r#"{"reset":1,"counters":[{"rule":null,"key":"!key:user%3a42"}],"kept":[]}"#
+    );
     assert_eq!(api.field("allowed", "/v1/check", log).await, true);
 }
 
@@ -228,11 +231,41 @@ async fn charge_refund_and_reset_can_name_rules() {
     api.post_ok("/v1/charge", r#"{"labels":{},"cost":4}"#).await;
     api.post_ok("/v1/refund", r#"{"labels":{},"cost":3,"rules":["two"]}"#).await;
     assert_eq!(left().await, (2, 9));
-    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await, r#"{"reset":1}"#);
+    assert_eq!(
+        api.post_ok("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await,
+        r#"{"reset":1,"counters":[{"rule":"two","key":"two:*"}],"kept":["one"]}"#
+    );
     assert_eq!(left().await, (2, 10));
     let detail =
         api.problem(StatusCode::BAD_REQUEST, "/v1/charge", r#"{"labels":{},"rules":["three"]}"#).await;
     assert!(detail.contains(r#"no rule "three""#), "{detail}");
+}
+
+#[tokio::test]
+async fn a_reset_spares_shared_counters_unless_all_rules_are_selected() {
+    let limit = Limit::sliding_log(10, MINUTE).unwrap();
+    let api = Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)]);
+    let body = |rest: &str| format!(r#"{{"labels":{{"ip":"203.0.113.9"}}{rest}}}"#);
+    api.post_ok("/v1/check", &body("")).await;
+    let keyed = r#"{"reset":1,"counters":[{"rule":"per-ip","key":"per-ip:203.0.113.9"}],"kept":["total"]}"#;
+    assert_eq!(api.post_ok("/v1/reset", &body("")).await, keyed);
+    api.post_ok("/v1/check", &body("")).await;
+    assert_eq!(api.post_ok("/v1/reset", &body(r#","all":false"#)).await, keyed);
+    assert_eq!(
+        api.post_ok("/v1/reset", &body(r#","all":true"#)).await,
+        r#"{"reset":1,"counters":[{"rule":"total","key":"total:*"}],"kept":[]}"#
+    );
+    for (call, rest, problem) in [
+        ("/v1/reset", r#","all":true,"rules":["total"]"#, "exclude each other"),
+        ("/v1/reset", r#","rules":[]"#, r#""rules" is empty"#),
+        ("/v1/charge", r#","all":true"#, r#""all" is not allowed in this call"#),
+    ] {
+        let detail = api.problem(StatusCode::BAD_REQUEST, call, body(rest)).await;
+        assert!(detail.contains(problem), "{detail}");
+    }
+    let key = r#"{"key":"a","limit":{"amount":1,"window":"1s"},"all":true}"#;
+    let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/reset", key).await;
+    assert!(detail.contains(r#""rules" and "all" do not apply to "key""#), "{detail}");
 }
 
 #[tokio::test]
@@ -455,8 +488,9 @@ async fn without_the_store_failure_policies_decide_and_a_reset_is_an_error() {
         api.post_ok("/v1/check", r#"{"labels":{"route":"closed"}}"#).await,
         r#"{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"degraded":true,"source":"closed","at_us":null,"tiers":[{"allowed":false,"rule":"closed","limit":2,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"never":false,"unit":"requests","shadow":false}]}"#
     );
-    let detail =
-        api.problem(StatusCode::SERVICE_UNAVAILABLE, "/v1/reset", r#"{"labels":{"route":"open"}}"#).await;
+    let detail = api
+        .problem(StatusCode::SERVICE_UNAVAILABLE, "/v1/reset", r#"{"labels":{"route":"open"},"all":true}"#)
+        .await;
     assert!(detail.ends_with("nothing changed: away"), "{detail}");
 }
 

@@ -6,13 +6,15 @@ use std::{
     fs,
     io::ErrorKind,
     net::{IpAddr, SocketAddr},
+    num::NonZeroUsize,
     sync::Arc,
     time::Duration,
 };
 
 use sluicegate::{Limiter, MemoryStore, Options};
 use sluicegate_server::{
-    config::Tls,
+    auth::Access,
+    config::{Scopes, Tls, Token},
     demo,
     engine::Engine,
     http::{self, HttpService, server::HEAD_TIMEOUT},
@@ -28,8 +30,8 @@ use sluicegate_testkit::gated_store::GatedStore;
 use sluicegate_testkit::tls::Certificates;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    task::{JoinHandle, yield_now},
+    net::{TcpListener, TcpSocket, TcpStream},
+    task::{JoinHandle, JoinSet, yield_now},
     time::{Instant, timeout},
 };
 
@@ -113,6 +115,53 @@ async fn an_idle_connection_is_closed_and_a_used_one_is_not() {
     assert_timed_out(time_to_close(&mut stream).await);
 }
 
+/// Sends a check on a connection and waits for its response.
+async fn check(stream: &mut TcpStream) {
+    stream.write_all(login().as_bytes()).await.unwrap();
+    let mut response = Vec::new();
+    while !response.ends_with(b"}]}") {
+        assert_ne!(stream.read_buf(&mut response).await.unwrap(), 0, "the connection is open");
+    }
+}
+
+// On the real clock: a paused one would advance while bytes are in transit.
+#[tokio::test]
+async fn an_address_that_keeps_all_connections_busy_makes_room_for_another() {
+    const CONNECTIONS: usize = 8;
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    let max_connections = NonZeroUsize::new(CONNECTIONS);
+    let config = AcceptConfig { max_connections, ..AcceptConfig::default() };
+    let running = run(HttpService::new(engine, http::Settings::default()), config).await;
+    let mut busy = JoinSet::new();
+    for _ in 0..CONNECTIONS {
+        let mut stream = TcpStream::connect(running.address).await.unwrap();
+        check(&mut stream).await;
+        busy.spawn(async move {
+            while stream.write_all(login().as_bytes()).await.is_ok()
+                && stream.read(&mut [0; 4 << 10]).await.is_ok_and(|count| count > 0)
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
+    let mut others = Vec::new();
+    for _ in 0..CONNECTIONS / 2 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut other = socket.connect(running.address).await.unwrap();
+        timeout(Duration::from_secs(10), check(&mut other)).await.expect("a busy connection is evicted");
+        others.push(other);
+    }
+    let half_are_closed = async {
+        for _ in 0..CONNECTIONS / 2 {
+            busy.join_next().await;
+        }
+    };
+    timeout(Duration::from_secs(10), half_are_closed).await.unwrap();
+    check(&mut others[0]).await;
+    assert!(busy.try_join_next().is_none(), "the others are open");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_response_may_take_longer_than_the_next_head() {
     let store = GatedStore::closed();
@@ -144,6 +193,77 @@ async fn a_client_that_does_not_read_its_responses_is_disconnected() {
     };
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert!(begin.elapsed() <= WRITE_TIMEOUT + TICK, "{:?}", begin.elapsed());
+}
+
+/// A server that accepts this token.
+async fn start_with_token() -> Running {
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    let access = Access::new(vec![Token::new("app", b"s3cret", Scopes::ALL)]);
+    run(
+        HttpService::new(engine, http::Settings { access, ..http::Settings::default() }),
+        AcceptConfig::default(),
+    )
+    .await
+}
+
+/// Reads the head of a response, and its body of the given length.
+async fn response(stream: &mut TcpStream) -> String {
+    let mut received = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&received).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n")
+            && let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length: "))
+            && body.len() >= length.parse().unwrap()
+        {
+            return text;
+        }
+        assert_ne!(stream.read_buf(&mut received).await.unwrap(), 0, "the connection is open: {text}");
+    }
+}
+
+// On the real clock: a paused one would advance while bytes are in transit.
+#[tokio::test]
+async fn a_rejected_request_whose_body_arrives_later_keeps_the_connection_open() {
+    let running = start_with_token().await;
+    let body = demo::LOGIN;
+    let head = |call: &str, token: &str| {
+        let length = body.len();
+        format!("{call} HTTP/1.1\r\nhost: a\r\n{token}content-length: {length}\r\n\r\n")
+    };
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    for (call, token, status) in [
+        ("POST /v1/check", "", "401 Unauthorized"),
+        ("POST /v1/reset", "authorization: Bearer other\r\n", "403 Forbidden"),
+        ("PUT /v1/check", "", "405 Method Not Allowed"),
+        ("POST /v1/auth", "", "401 Unauthorized"),
+        ("POST /v1/unknown", "", "404 Not Found"),
+        ("POST /v1/check", "authorization: Bearer s3cret\r\n", "200 OK"),
+    ] {
+        stream.write_all(head(call, token).as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stream.write_all(body.as_bytes()).await.unwrap();
+        let response = timeout(Duration::from_secs(10), response(&mut stream)).await.unwrap();
+        assert!(response.starts_with(&format!("HTTP/1.1 {status}")), "{call}: {response}");
+        assert!(!response.contains("connection: close"), "{call}: {response}");
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_whose_body_does_not_arrive_announces_that_the_connection_is_closed() {
+    let running = start_with_token().await;
+    let too_large = http::MAX_BODY + 1;
+    for (head, sent) in [
+        ("content-length: 10\r\n\r\n".to_owned(), 0),
+        ("content-length: 10\r\nexpect: 100-continue\r\n\r\n".to_owned(), 0),
+        (format!("content-length: {}\r\n\r\n", 2 * too_large), too_large),
+    ] {
+        let mut stream =
+            send(running.address, &format!("POST /v1/check HTTP/1.1\r\nhost: a\r\n{head}")).await;
+        stream.write_all(&vec![b' '; sent]).await.unwrap();
+        let response = timeout(Duration::from_secs(10), response(&mut stream)).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 401 Unauthorized"), "{head}: {response}");
+        assert!(response.contains("connection: close\r\n"), "{head}: {response}");
+    }
 }
 
 // On the real clock: a paused one would advance while bytes are in transit.

@@ -9,7 +9,8 @@ use std::{
 };
 
 use sluicegate::{
-    Cost, Decision, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Progress, Request, Rule,
+    Cost, Decision, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Progress, Request,
+    Rule, RuleSelection,
 };
 use sluicegate_server::{
     engine::{Engine, Transport},
@@ -161,8 +162,9 @@ async fn other_operations_count_as_requests_and_by_cost_only() {
     for operation in [Operation::Peek, Operation::Charge, Operation::Refund { at: None }] {
         engine.decide(CALLER, &request.clone().operation(operation)).await.unwrap();
     }
-    assert_eq!(engine.reset(CALLER, &request).await.unwrap(), 1);
-    let unknown = request.operation(Operation::Charge).only(Some(vec!["unknown".to_owned()]));
+    assert_eq!(engine.reset(CALLER, &request).await.unwrap().deleted.len(), 1);
+    let unknown =
+        request.operation(Operation::Charge).rules(RuleSelection::Named(vec!["unknown".to_owned()]));
     engine.decide(CALLER, &unknown).await.unwrap_err();
     let key = Request::for_key(&b"user:42"[..], minute(1), Cost::ONE);
     engine.decide(CALLER, &key).await.unwrap();

@@ -187,6 +187,29 @@ async fn errors_of_cl_throttle_are_those_of_redis_cell() {
 }
 
 #[tokio::test]
+async fn a_reset_spares_shared_counters_unless_their_rules_are_selected() {
+    let limit = Limit::sliding_log(10, MINUTE).unwrap();
+    let api =
+        Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)], Access::default());
+    let (check, keyed) = ("SG.CHECK 1 ip a", "*3 :1 $6 per-ip $8 per-ip:a");
+    api.run(&[check]).await;
+    assert_eq!(api.run(&["SG.RESET ip a"]).await, keyed);
+    assert_eq!(api.run(&["SG.RESET rules=per-ip,total ip a"]).await, "*3 :1 $5 total $7 total:*");
+    api.run(&[check]).await;
+    assert_eq!(api.run(&["SG.RESET ALL ip a"]).await, "*5 :2 $6 per-ip $8 per-ip:a $5 total $7 total:*");
+    // an even number of arguments has no selection: these are labels
+    assert_eq!(api.run(&["SG.RESET ALL a"]).await, "*1 :0");
+    for (command, error) in [
+        ("SG.RESET ip a b", "-ERR 'ip' is neither ALL nor RULES=name,..."),
+        ("SG.RESET RULES= ip a", "-ERR there is no rule \"\": use per-ip, total"),
+        ("SG.RESET RULES=other ip a", "-ERR there is no rule \"other\": use per-ip, total"),
+    ] {
+        let reply = api.run(&[command]).await;
+        assert!(reply.starts_with(error), "{command}: {reply}");
+    }
+}
+
+#[tokio::test]
 async fn rules_decide_a_check_and_the_reply_names_the_deciding_one() {
     let api = Api::with_login_rule();
     let at = NOW_US;
@@ -201,7 +224,9 @@ async fn rules_decide_a_check_and_the_reply_names_the_deciding_one() {
     assert_eq!(api.run(&[&format!("SG.REFUND 1 {login}")]).await, allowed(1, 60_000));
     assert_eq!(api.run(&[&format!("SG.CHARGE 5 {login}")]).await, allowed(0, 60_000));
     assert_eq!(api.run(&[&check]).await, denied);
-    assert_eq!(api.run(&[&format!("SG.RESET {login}"), &format!("SG.RESET {login}")]).await, ":1 :0");
+    let reset = format!("SG.RESET {login}");
+    let deleted = "*3 :1 $12 login-per-ip $24 login-per-ip:203.0.113.9 *1 :0";
+    assert_eq!(api.run(&[&reset, &reset]).await, deleted);
     assert_eq!(api.run(&[&check]).await, allowed(1, 60_000));
     let never = format!("*8 :0 :2 :1 :-1 :60000 $12 login-per-ip :0 :{at}");
     assert_eq!(api.run(&[&format!("SG.CHECK 3 {login}")]).await, never, "waiting would not help");
@@ -504,7 +529,7 @@ async fn passwords_authenticate_and_scopes_authorize() {
     );
     assert_eq!(
         api.run(&["AUTH all", "SG.RESET route login ip a", "RESET", "PING"]).await,
-        format!("+OK :0 +RESET {denied}")
+        format!("+OK *1 :0 +RESET {denied}")
     );
     assert!(
         api.run(&["HELLO 2 AUTH proxy s3cret SETNAME me", "CLIENT GETNAME", "PING"])
