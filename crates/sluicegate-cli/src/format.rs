@@ -41,6 +41,18 @@ pub(crate) fn timestamp(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
+/// Escapes control and invisible characters, which could change what a terminal shows: `a\u{1b}[2J`.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' | '\\' => shown.push(c),
+            c => shown.extend(c.escape_debug()),
+        }
+    }
+    shown
+}
+
 /// Formats a size in a fitting unit: `1.5 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -162,6 +174,13 @@ fn wait_parts(millis: u64) -> Vec<(String, &'static WaitUnit)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_and_invisible_characters_are_escaped() {
+        assert_eq!(printable("a\u{1b}[2J\u{7}\u{9b}\u{202e}\n"), r"a\u{1b}[2J\u{7}\u{9b}\u{202e}\n");
+        let plain = r#"sg1:{30d13f94}:é "it's" \ …"#;
+        assert_eq!(printable(plain), plain);
+    }
 
     #[test]
     fn durations_sizes_and_counts_have_three_digits_and_a_unit() {

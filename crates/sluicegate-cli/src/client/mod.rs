@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use sluicegate_server::http::{
     explain::Explanation,
-    response::{DecisionBody, Reset},
+    response::{DecisionBody, ResetBody},
 };
 
 use self::{
@@ -61,7 +61,10 @@ pub(crate) enum ClientCommand {
     /// Without --at the most recent units are refunded; with --at, exactly those counted at that time.
     Refund(RefundArgs),
 
-    /// Reset counters
+    /// Reset the counters of the rules that count by the given labels
+    ///
+    /// A rule is reset if it counts by labels (per) and all of them are given. Counters that other requests share are kept, unless --all
+    /// or --rules selects their rules.
     Reset(ResetArgs),
 
     /// Explain why a request would be allowed or denied, without counting it
@@ -113,6 +116,10 @@ pub(crate) struct ResetArgs {
     #[command(flatten)]
     filter: RuleFilter,
 
+    /// Reset all rules that apply, including those with counters that other requests share
+    #[arg(long, conflicts_with_all = ["key", "rules"])]
+    all: bool,
+
     #[command(flatten)]
     target: TargetArgs,
 }
@@ -138,10 +145,10 @@ impl ClientCommand {
                 let body = RequestBody { rules: filter.rules, at_us: at, ..decision.body() };
                 decide(&decision.target, "refund", &body, print::refund, format).await
             }
-            Self::Reset(ResetArgs { request, filter, target }) => {
-                let body = RequestBody { rules: filter.rules, ..request.body() };
-                let (reset, raw) = send::<Reset>(&target, "reset", &body, format).await?;
-                print_response(format, &raw, || print::reset(reset));
+            Self::Reset(ResetArgs { request, filter, all, target }) => {
+                let body = RequestBody { rules: filter.rules, all: all.then_some(true), ..request.body() };
+                let (reset, raw) = send::<ResetBody>(&target, "reset", &body, format).await?;
+                print_response(format, &raw, || print::reset(&reset));
                 Ok(ExitStatus::Success)
             }
         }

@@ -3,7 +3,7 @@
 use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_server::http::{
     explain::{AppliedRule, Explanation, LimitView, OtherRule},
-    response::{DecisionBody, Reset, TierBody},
+    response::{DecisionBody, ResetBody, TierBody},
 };
 
 use super::request::RequestBody;
@@ -86,13 +86,27 @@ impl Response<'_> {
 }
 
 /// Prints the response to a reset.
-pub(super) fn reset(Reset { reset }: Reset) {
-    let counters = match reset {
+pub(super) fn reset(ResetBody { reset, counters, kept }: &ResetBody) {
+    let count = match reset {
         0 => "no counters found".to_owned(),
         1 => "1 counter reset".to_owned(),
         count => format!("{count} counters reset"),
     };
-    output::line(format_args!("{}  {counters}", paint(SUCCESS.bold(), "RESET")));
+    output::line(format_args!("{}  {count}", paint(SUCCESS.bold(), "RESET")));
+    let mut table = Table::new([("rule", Align::Left), ("counter", Align::Left)]);
+    for counter in counters {
+        table.row([rule_name(counter.rule.as_deref()).into(), (&counter.key).into()]);
+    }
+    print_table((!counters.is_empty()).then_some(table));
+    if !kept.is_empty() {
+        output::line("");
+        output::line(format_args!("rules not reset: {}; select them with --rules or --all", kept.join(", ")));
+    }
+}
+
+/// Returns the name of a rule, or what a check without rules is shown as.
+fn rule_name(rule: Option<&str>) -> &str {
+    rule.unwrap_or("this key")
 }
 
 /// Prints an explanation.
@@ -104,7 +118,7 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
     }
     for applying in applies {
         let AppliedRule { rule, key, limit, arithmetic, .. } = applying;
-        let name = paint(HEADING, rule.as_deref().unwrap_or("this key"));
+        let name = paint(HEADING, rule_name(rule.as_deref()));
         match limit {
             Some(limit) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
             None => output::line(format_args!("  {name}")),
@@ -302,7 +316,7 @@ fn adjustment_table(tiers: &[TierBody]) -> Option<Table> {
 }
 
 fn cells(tier: &TierBody) -> [Cell; 5] {
-    let name = tier.rule.as_deref().unwrap_or("this key");
+    let name = rule_name(tier.rule.as_deref());
     let shadow = if tier.shadow { " (shadow)" } else { "" };
     let reset = match tier.reset_after_ms {
         0 => EMPTY.to_owned(),

@@ -67,6 +67,8 @@ pub(super) struct RequestBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rules: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) all: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at_us: Option<u64>,
 }
 

@@ -6,6 +6,7 @@ use sluicegate::{RedisSetupError, redis::inspect::Inspection};
 use sluicegate_server::{config::StoreSettings, store::StoreUrl};
 
 use super::finding::{Finding, see};
+use crate::format;
 
 /// The start of the Redis client's error about a response in another protocol.
 const NOT_REDIS: &str = "Incompatible type - Parse error";
@@ -101,7 +102,7 @@ impl ConnectionProblem {
                 see::WRONG,
             )
         };
-        Self { reason: single_line(reason), remedy, see }
+        Self { reason: format::printable(&single_line(reason)), remedy, see }
     }
 
     /// Converts the problem to a finding.

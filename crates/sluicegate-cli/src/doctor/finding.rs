@@ -3,7 +3,10 @@
 use anstyle::Style;
 use serde::Serialize;
 
-use crate::output::{DIM, ERROR, SUCCESS, WARNING};
+use crate::{
+    format,
+    output::{DIM, ERROR, SUCCESS, WARNING},
+};
 
 /// The severity of a finding, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -54,7 +57,7 @@ pub(crate) mod see {
     pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#acl-user-for-the-doctor";
 }
 
-/// The result of one check.
+/// The result of one check. Texts may quote the store, so control characters in them are escaped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
@@ -79,7 +82,7 @@ impl Finding {
             severity,
             id,
             server: None,
-            what: what.into(),
+            what: format::printable(&what.into()),
             why: String::new(),
             remedy: String::new(),
             see: None,
@@ -103,18 +106,18 @@ impl Finding {
     }
 
     pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
-        self.why = why.into();
+        self.why = format::printable(&why.into());
         self
     }
 
     pub(crate) fn remedy(mut self, remedy: impl Into<String>, see: &'static str) -> Self {
-        self.remedy = remedy.into();
+        self.remedy = format::printable(&remedy.into());
         self.see = Some(see);
         self
     }
 
     pub(crate) fn at(mut self, server: &str) -> Self {
-        self.server = Some(server.to_owned());
+        self.server = Some(format::printable(server));
         self
     }
 }

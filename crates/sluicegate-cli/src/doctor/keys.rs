@@ -1,4 +1,4 @@
-//! Scan of sluicegate's keys: number and size per rule, keys without a TTL, orphaned and foreign keys.
+//! Scan of sluicegate's keys: number and size per rule, keys without a TTL, unreadable, orphaned and foreign keys.
 //!
 //! The scan is gentle on production servers: one page at a time, with a pause after each, up to a maximum number of keys.
 
@@ -68,6 +68,7 @@ pub(crate) struct KeyScan {
     /// By rule name, encoded if the rule is not configured.
     rules: BTreeMap<String, RuleKeys>,
     pub(crate) without_ttl: StrayKeys,
+    unreadable: StrayKeys,
     pub(crate) orphans: StrayKeys,
     foreign: StrayKeys,
     /// Why the scan is incomplete.
@@ -83,7 +84,7 @@ struct RuleKeys {
     bytes: u64,
 }
 
-/// Keys without a TTL, orphaned or foreign keys.
+/// Keys without a TTL, unreadable, orphaned or foreign keys.
 #[derive(Default)]
 pub(crate) struct StrayKeys {
     pub(crate) count: u64,
@@ -119,7 +120,7 @@ impl StrayKeys {
 
     pub(crate) fn examples(&self) -> String {
         let mut names: Vec<String> =
-            self.keys.iter().map(|key| String::from_utf8_lossy(&key.name).into_owned()).collect();
+            self.keys.iter().map(|key| format::printable(&String::from_utf8_lossy(&key.name))).collect();
         names.sort_unstable();
         let more = if self.count > EXAMPLES as u64 { ", …" } else { "" };
         names.truncate(EXAMPLES);
@@ -184,7 +185,7 @@ impl KeyScan {
     }
 
     fn add(&mut self, server: usize, key: FoundKey, known: Option<&ConfiguredRules>) {
-        let FoundKey { name, has_no_ttl, meaning } = key;
+        let FoundKey { name, has_no_ttl, is_unreadable, meaning } = key;
         let stray = |ttl| StrayKey { server, name: name.clone(), ttl };
         let rule = match meaning {
             None => return self.foreign.add(stray(Duration::ZERO)),
@@ -196,6 +197,9 @@ impl KeyScan {
         if has_no_ttl {
             let ttl = configured.map_or(UNKNOWN_RULE_TTL, |rule| rule.ttl);
             self.without_ttl.add(stray(ttl));
+        }
+        if is_unreadable {
+            self.unreadable.add(stray(Duration::ZERO));
         }
         let Some(rule) = rule else { return };
         // names that begin with ! belong to no rule
@@ -232,7 +236,7 @@ impl KeyScan {
         let memory = |(rule, rule_keys): (&String, &RuleKeys)| {
             let bytes_each = rule_keys.bytes.checked_div(rule_keys.sampled).unwrap_or(0);
             RuleMemory {
-                rule: rule.clone(),
+                rule: format::printable(rule),
                 keys: rule_keys.keys,
                 sampled: rule_keys.sampled,
                 bytes_each,
@@ -250,7 +254,7 @@ impl KeyScan {
         if let Some(error) = &self.error {
             let finding = Finding::unknown("keys", format!("keys not scanned completely: {error}"));
             findings.push(finding.remedy(
-                "run the doctor as a user with +scan +dbsize +pttl +memory|usage",
+                "run the doctor as a user with +scan +dbsize +pttl +getrange +memory|usage",
                 see::DOCTORS_USER,
             ));
         } else if !self.is_complete {
@@ -261,6 +265,7 @@ impl KeyScan {
                 .push(Finding::fine("keys", format::plural(self.own, "sluicegate key", "sluicegate keys")));
         }
         findings.push(self.ttl_finding());
+        findings.extend(self.unreadable_finding());
         findings.extend(self.orphan_finding(known));
         if self.foreign.count > 0 {
             let count = format::plural(self.foreign.count, "key", "keys");
@@ -292,6 +297,23 @@ impl KeyScan {
             .remedy("sluicegate doctor --fix sets a TTL and keeps the counts", see::KEYS)
     }
 
+    fn unreadable_finding(&self) -> Option<Finding> {
+        let count = self.unreadable.count;
+        if count == 0 {
+            return None;
+        }
+        let what = format!(
+            "{} cannot be read: {}",
+            format::plural(count, "counter", "counters"),
+            self.unreadable.examples()
+        );
+        Some(
+            Finding::problem("unreadable", what)
+                .why("something other than sluicegate wrote these keys; the failure policies of their rules decide, and the keys are never changed")
+                .remedy("delete them (UNLINK), and set store.prefix to a prefix that no other application uses", see::KEYS),
+        )
+    }
+
     fn orphan_finding(&self, configured: Option<&ConfiguredRules>) -> Option<Finding> {
         configured?;
         let count = self.orphans.count;
@@ -306,7 +328,10 @@ impl KeyScan {
         Some(
             Finding::advice("orphans", what)
                 .why("unless another deployment with other rules uses them, they waste memory until they expire")
-                .remedy("wait until they expire, or remove them with sluicegate doctor --fix", see::KEYS),
+                .remedy(
+                    "wait until they expire; sluicegate doctor --config FILE --fix removes those that no longer count",
+                    see::KEYS,
+                ),
         )
     }
 }
@@ -319,7 +344,7 @@ mod tests {
 
     fn counter(name: &str, rule: &str, has_no_ttl: bool) -> FoundKey {
         let meaning = KeyKind::Counter { rule: rule.to_owned(), algorithm: Algorithm::TokenBucket };
-        FoundKey { name: name.into(), has_no_ttl, meaning: Some(meaning) }
+        FoundKey { name: name.into(), has_no_ttl, is_unreadable: false, meaning: Some(meaning) }
     }
 
     fn known() -> ConfiguredRules {
@@ -337,12 +362,14 @@ mod tests {
         // SCAN may return a key twice
         keys.add(0, counter("c", "gone", false), Some(&known));
         keys.add(1, counter("d", "!key", true), Some(&known));
-        keys.add(1, FoundKey { name: b"e".to_vec(), has_no_ttl: true, meaning: None }, Some(&known));
-        keys.add(
-            1,
-            FoundKey { name: b"f".to_vec(), has_no_ttl: false, meaning: Some(KeyKind::Instances) },
-            None,
-        );
+        let other = |name: &[u8], has_no_ttl, meaning| FoundKey {
+            name: name.to_vec(),
+            has_no_ttl,
+            is_unreadable: false,
+            meaning,
+        };
+        keys.add(1, other(b"e", true, None), Some(&known));
+        keys.add(1, other(b"f", false, Some(KeyKind::Instances)), None);
         let found = |id: &str| {
             let finding = keys.findings(Some(&known)).into_iter().find(|finding| finding.id == id);
             finding.map(|finding| (finding.severity, finding.what))

@@ -23,14 +23,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use sluicegate::{
-    RedisSetupError,
+    RedisSetupError, Rule,
     redis::{
         URLS,
         inspect::{AclSubject, Inspection},
     },
 };
 use sluicegate_server::{
-    config::{self, Config, Flags, Origin, Source},
+    config::{self, Config, Flags, Origin, Source, StoreSettings},
     server::StartError,
     store::StoreUrl,
 };
@@ -39,8 +39,9 @@ use self::{
     checks::Context,
     connectivity::{ConnectionProblem, Transport},
     facts::ServerFacts,
-    finding::Finding,
+    finding::{Finding, see},
     keys::{ConfiguredRules, KeyScan},
+    repair::Repair,
     report::DoctorReport,
 };
 use crate::{
@@ -60,11 +61,11 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "URL", help = format!("Store to examine: {URLS} [env: SLUICEGATE_STORE_URL=]"))]
     store: Option<String>,
 
-    /// Configuration file: its store, unless --store is set, and its rules, to find orphaned counters [env: SLUICEGATE_CONFIG=]
+    /// Configuration file: its store, and its rules if it is examined, to find orphaned counters [env: SLUICEGATE_CONFIG=]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Fix what is safe to fix: set a TTL on sluicegate's keys without one, remove orphaned counters
+    /// Fix what is safe to fix: set a TTL on sluicegate's keys without one; with --config, remove orphaned counters that no longer count
     #[arg(long)]
     fix: bool,
 
@@ -110,13 +111,13 @@ impl Doctor {
                 report.print(format)?;
                 Ok(report.exit_status())
             }
-            Err(error) => Err(format!("store {shown}: {error}").into()),
+            Err(error) => Err(format::printable(&format!("store {shown}: {error}")).into()),
         }
     }
 
     async fn examine(&self, inspection: &Inspection, config: &Config, format: OutputFormat) -> CommandResult {
-        let rules = matches!(config.origin, Origin::File(_)).then_some(&config.rules[..]);
-        let configured = rules.map(ConfiguredRules::new);
+        let rules = self.rules_of_store(config);
+        let configured = rules.as_ref().ok().map(|rules| ConfiguredRules::new(rules));
         let context = Context {
             shape: inspection.shape,
             is_encrypted: inspection.is_encrypted,
@@ -141,16 +142,20 @@ impl Doctor {
         }
         let keys = KeyScan::run(&inspection.servers, configured.as_ref(), self.max_keys, format).await;
         findings.extend(keys.findings(configured.as_ref()));
+        findings.extend(rules.as_ref().err().and_then(Option::as_ref).map(OtherStore::finding));
         let mut report = DoctorReport::new(config.store.url.to_string(), findings)
             .with_servers(inspection.shape, &servers)
             .with_keys(&keys)
-            .with_bound(admission_bound::rows(&servers, inspection.shape, rules));
+            .with_bound(admission_bound::rows(&servers, inspection.shape, rules.ok()));
         if format == OutputFormat::Text {
             report.print(format)?;
         }
-        let plan = if self.fix { repair::plan(&keys) } else { Vec::new() };
+        // a file that happens to be in the working directory is not sufficient to remove anything
+        let orphans = self.config.is_some().then_some(&keys.orphans);
+        let repair = Repair { without_ttl: &keys.without_ttl, orphans };
+        let plan = if self.fix { repair.plan() } else { Vec::new() };
         if !plan.is_empty() && self.is_confirmed(&plan, format) {
-            let repaired = repair::repair(&inspection.servers, &keys).await?;
+            let repaired = repair.apply(&inspection.servers).await?;
             report.mark_repaired(repaired, &keys);
             if format == OutputFormat::Text {
                 let expiring = format::plural(repaired.expiring, "key", "keys");
@@ -164,6 +169,20 @@ impl Doctor {
         Ok(report.exit_status())
     }
 
+    /// Returns the rules of the configuration file. `Err` if there is no file, or if it configures another store: then other servers use
+    /// the examined store, with rules that are not known here.
+    fn rules_of_store<'a>(&self, config: &'a Config) -> Result<&'a [Rule], Option<OtherStore>> {
+        let Origin::File(path) = &config.origin else { return Err(None) };
+        let flags = Flags { config: self.config.clone(), ..Flags::default() };
+        let own_store = config::load(&Source::new(flags)).ok().map(|config| config.store);
+        let place = |store: &StoreSettings| (store.url.to_string(), store.prefix.clone());
+        if own_store.as_ref().map(place) == Some(place(&config.store)) {
+            return Ok(&config.rules);
+        }
+        let url = own_store.map(|store| store.url.to_string());
+        Err(Some(OtherStore { file: path.display().to_string(), url }))
+    }
+
     /// Prints the planned fixes and asks for confirmation, unless --yes is set.
     fn is_confirmed(&self, plan: &[String], format: OutputFormat) -> bool {
         if format == OutputFormat::Text {
@@ -173,6 +192,23 @@ impl Doctor {
             }
         }
         self.yes || output::confirm("Apply?")
+    }
+}
+
+/// A configuration file of another store than the examined one.
+struct OtherStore {
+    file: String,
+    /// `None` if it is invalid.
+    url: Option<String>,
+}
+
+impl OtherStore {
+    fn finding(&self) -> Finding {
+        let Self { file, url } = self;
+        let url = url.as_deref().unwrap_or("an invalid store");
+        let what = format!("orphaned counters not searched for: {file} is the configuration of {url}");
+        let remedy = "run the doctor with --config and the configuration of this store";
+        Finding::unknown("orphans", what).remedy(remedy, see::KEYS)
     }
 }
 

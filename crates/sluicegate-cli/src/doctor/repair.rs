@@ -1,4 +1,4 @@
-//! Safe fixes: sets a TTL on keys without one, removes orphaned counters.
+//! Safe fixes: sets a TTL on keys without one, removes orphaned counters that no longer count.
 //!
 //! Only keys in sluicegate's format are changed.
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use sluicegate::{StoreError, redis::inspect::InspectedServer};
 use tokio::time::sleep;
 
-use super::keys::{KeyScan, StrayKeys};
+use super::keys::StrayKeys;
 use crate::format;
 
 /// The number of keys fixed per command.
@@ -21,41 +21,50 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Repaired {
     /// Keys on which a TTL was set.
     pub(crate) expiring: u64,
-    /// Removed counters.
+    /// Orphaned counters that no longer counted and were removed.
     pub(crate) removed: u64,
 }
 
-/// Describes the planned fixes, one line each.
-pub(crate) fn plan(keys: &KeyScan) -> Vec<String> {
-    let mut lines = Vec::new();
-    if !keys.without_ttl.keys.is_empty() {
-        let count = format::plural(keys.without_ttl.keys.len() as u64, "key", "keys");
-        lines.push(format!("set a TTL on {count}: {}", keys.without_ttl.examples()));
-    }
-    if !keys.orphans.keys.is_empty() {
-        let count = format::plural(keys.orphans.keys.len() as u64, "orphaned counter", "orphaned counters");
-        lines.push(format!("remove {count}: {}", keys.orphans.examples()));
-    }
-    lines
+/// The keys to fix.
+pub(crate) struct Repair<'a> {
+    pub(crate) without_ttl: &'a StrayKeys,
+    /// `None` if orphaned counters must not be removed.
+    pub(crate) orphans: Option<&'a StrayKeys>,
 }
 
-/// Applies the fixes.
-pub(crate) async fn repair(servers: &[InspectedServer], keys: &KeyScan) -> Result<Repaired, StoreError> {
-    let mut repaired = Repaired::default();
-    // removed keys need no TTL
-    for ((server, _), names) in grouped(&keys.orphans) {
-        for names in names.chunks(BATCH) {
-            repaired.removed += servers[server].remove(names).await?;
-            sleep(PAUSE).await;
+impl Repair<'_> {
+    /// Describes the planned fixes, one line each.
+    pub(crate) fn plan(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if !self.without_ttl.keys.is_empty() {
+            let count = format::plural(self.without_ttl.keys.len() as u64, "key", "keys");
+            lines.push(format!("set a TTL on {count}: {}", self.without_ttl.examples()));
         }
-    }
-    for ((server, ttl), names) in grouped(&keys.without_ttl) {
-        for names in names.chunks(BATCH) {
-            repaired.expiring += servers[server].set_ttl(names, ttl).await?;
-            sleep(PAUSE).await;
+        if let Some(orphans) = self.orphans.filter(|orphans| !orphans.keys.is_empty()) {
+            let count = format::plural(orphans.keys.len() as u64, "orphaned counter", "orphaned counters");
+            lines.push(format!("of {count}, remove those that no longer count: {}", orphans.examples()));
         }
+        lines
     }
-    Ok(repaired)
+
+    /// Applies the fixes.
+    pub(crate) async fn apply(&self, servers: &[InspectedServer]) -> Result<Repaired, StoreError> {
+        let mut repaired = Repaired::default();
+        // removed keys need no TTL
+        for ((server, _), names) in self.orphans.map(grouped).unwrap_or_default() {
+            for names in names.chunks(BATCH) {
+                repaired.removed += servers[server].remove_expired(names).await?;
+                sleep(PAUSE).await;
+            }
+        }
+        for ((server, ttl), names) in grouped(self.without_ttl) {
+            for names in names.chunks(BATCH) {
+                repaired.expiring += servers[server].set_ttl(names, ttl).await?;
+                sleep(PAUSE).await;
+            }
+        }
+        Ok(repaired)
+    }
 }
 
 /// Groups keys by server and TTL.

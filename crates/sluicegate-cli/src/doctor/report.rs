@@ -125,11 +125,12 @@ impl DoctorReport {
             let done = format!("fixed: set a TTL on {}", format::plural(repaired.expiring, "key", "keys"));
             replace("no-ttl", done, &mut self.findings);
         }
-        if repaired.removed > 0 && keys.orphans.keys.len() as u64 == keys.orphans.count {
-            let done = format!(
-                "fixed: removed {}",
-                format::plural(repaired.removed, "orphaned counter", "orphaned counters")
-            );
+        if repaired.removed > 0 {
+            let removed = format::plural(repaired.removed, "orphaned counter", "orphaned counters");
+            let done = match keys.orphans.count.saturating_sub(repaired.removed) {
+                0 => format!("fixed: removed {removed}"),
+                kept => format!("fixed: removed {removed}; {kept} are kept until they expire"),
+            };
             replace("orphans", done, &mut self.findings);
         }
         self.repaired = Some(repaired);
@@ -236,7 +237,7 @@ impl ServerSummary {
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let signed = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
         Self {
-            address: facts.address.clone(),
+            address: format::printable(&facts.address),
             version: info.and_then(Version::read).map(|version| version.to_string()),
             median_us: micros(facts.round_trip(50)),
             slowest_us: micros(facts.round_trip(100)),

@@ -9,10 +9,7 @@ use std::{
 
 use serde::Serialize;
 use sluicegate::{Absent, Algorithm, Override, Pattern, Rule, rules::Condition};
-use sluicegate_server::{
-    config::{Config, RuleView},
-    labels::IP,
-};
+use sluicegate_server::config::{Config, RuleView};
 
 /// The number of entries above which a sliding log is reported: each entry is stored, for each key.
 const LARGE_LOG: u64 = 100_000;
@@ -50,7 +47,8 @@ impl LintWarning {
 /// Returns all warnings about a valid configuration.
 pub(super) fn findings(config: &Config) -> Vec<LintWarning> {
     let general = |message: String| LintWarning { rule: None, line: None, message };
-    let mut found: Vec<LintWarning> = config.warnings.iter().cloned().map(general).collect();
+    let mut found: Vec<LintWarning> =
+        config.warnings.iter().chain(&config.policy_warning).cloned().map(general).collect();
     if config.rules.is_empty() {
         found.push(general("there are no rules: every request is allowed; add a [[rule]]".to_owned()));
     }
@@ -203,7 +201,7 @@ fn unused_labels(config: &Config) -> impl Iterator<Item = String> {
             named.extend(condition.pairs().map(|(label, _)| label));
         }
     }
-    let configured = config.labels.labels().iter().filter(|label| label.strict || label.name != IP);
+    let configured = config.labels.labels().iter().filter(|label| label.strict);
     configured.filter(move |label| !named.contains(&*label.name)).map(|label| {
         format!(
             "labels.{name} is configured, but no rule uses {name}: correct its name, or remove it",
@@ -313,8 +311,8 @@ mod tests {
         assert_no_warning(vec![log(LARGE_LOG)]);
         assert_warning(vec![log(LARGE_LOG + 1)], "stores up to 100001 entries");
         assert_warning(
-            vec![log(1).with_override(Override::when("tenant", "x").amount(1_000_000))],
-            "1000000 entries",
+            vec![log(1).with_override(Override::when("tenant", "x").amount(200_000))],
+            "200000 entries",
         );
     }
 

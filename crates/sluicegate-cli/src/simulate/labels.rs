@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, str::FromStr};
 
 use sluicegate::{LabelError, Labels, Pattern, Rule, labels::MAX_LABEL_VALUE};
-use sluicegate_server::labels::{IP, LabelPolicy, LabelSettings};
+use sluicegate_server::labels::{ADDRESS_LABELS, LabelPolicy, LabelSettings};
 
 use super::log::{Fields, Record};
 
@@ -54,7 +54,7 @@ impl FromStr for LabelFlag {
         let when = when.split_whitespace().map(|one| {
             let (label, pattern) = pair(one).ok_or(HINT)?;
             // as in a rule, an address may be a network
-            let network = if label == IP { Pattern::network(pattern).ok() } else { None };
+            let network = if ADDRESS_LABELS.contains(&label) { Pattern::network(pattern).ok() } else { None };
             Ok((label.to_owned(), network.unwrap_or_else(|| Pattern::parse(pattern))))
         });
         let when = when.collect::<Result<_, &str>>()?;

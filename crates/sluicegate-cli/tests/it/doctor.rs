@@ -7,12 +7,15 @@ use std::{
     fs,
     io::Write,
     net::{SocketAddr, TcpListener},
+    ops::Range,
     path::Path,
     process::{Command, Output, Stdio},
     thread,
+    time::Duration,
 };
 
 use serde_json::Value;
+use sluicegate::{Algorithm, Cost, Labels, Limit, Limiter, RedisStore, Rule};
 use sluicegate_testkit::{
     cluster,
     hammer::SkewedClock,
@@ -133,6 +136,11 @@ fn config_dir(configuration: &str) -> TempDir {
     dir
 }
 
+/// A configuration with [`RULES`] and this store.
+fn rules_of(server: &Server) -> String {
+    format!("[store]\nurl = \"{}\"\n{RULES}", server.url())
+}
+
 /// Creates a user as documented; returns its URL.
 fn documented_user(server: &Server, page: &str, name: &str) -> String {
     let line = page.lines().find_map(|line| line.strip_prefix(&format!("user {name} "))).unwrap();
@@ -187,13 +195,33 @@ fn the_recommended_setup_has_no_problems_and_the_doctors_user_can_check_everythi
     }
 }
 
+/// Windows that end during a test.
+const SHORT_WINDOW: Duration = Duration::from_millis(500);
+
+/// Charges counters of the rule `gone` by this limit, and sets a long TTL on them; returns their number.
+async fn charge_orphans(server: &Server, limit: Limit, users: Range<u32>) -> usize {
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::new(store, [Rule::new("gone", limit).per(["user"])]).unwrap();
+    for user in users.clone() {
+        let labels = Labels::new([("user", user.to_string())]).unwrap();
+        limiter.charge(&labels, 1, None).await.unwrap();
+    }
+    let expire = "for _, key in ipairs(redis.call('KEYS', '*:gone:*')) do redis.call('EXPIRE', key, 600) end";
+    redis::cmd("EVAL").arg(expire).arg(0).exec(&mut server.connection()).unwrap();
+    users.len()
+}
+
+fn size(server: &Server) -> usize {
+    redis::cmd("DBSIZE").query(&mut server.connection()).unwrap()
+}
+
 #[test]
 fn keys_without_ttl_are_fixed_and_foreign_keys_are_unchanged() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         set(&server, COUNTER, None);
         set(&server, "sg1:session:7", None);
-        let dir = config_dir(RULES);
+        let dir = config_dir(&rules_of(&server));
         let config = dir.path().join("sluicegate.toml");
         let with_rules = ["--config", config.to_str().unwrap()];
 
@@ -219,15 +247,43 @@ fn keys_without_ttl_are_fixed_and_foreign_keys_are_unchanged() {
     }
 }
 
-#[test]
-fn only_orphaned_counters_are_removed() {
+#[tokio::test(flavor = "multi_thread")]
+async fn unreadable_counters_are_named_and_readable_ones_are_not() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap(), []).unwrap();
+        for algorithm in Algorithm::ALL {
+            let limit = Limit::new(algorithm, 10, Duration::from_secs(600)).unwrap();
+            limiter.check_key("readable", &limit, Cost::ONE).await.unwrap();
+        }
+        assert!(!diagnose(&server, &[]).ids("problem").contains("unreadable"));
+        for algorithm in Algorithm::ALL {
+            let bad = |name: &str| format!("sg1:{{30d13f94}}:{algorithm}:!key:{name}");
+            set(&server, &bad("text"), Some(600));
+            let mut list = redis::pipe();
+            list.rpush(bad("list"), "x").expire(bad("list"), 600);
+            let () = list.query(&mut server.connection()).unwrap();
+            let diagnosis = diagnose(&server, &["--fix", "--yes"]);
+            diagnosis.assert_problem("unreadable");
+            let what = diagnosis.finding("unreadable")["what"].as_str().unwrap();
+            assert!(what.starts_with("2 counters cannot be read"), "{what}");
+            assert!(what.contains(&bad("list")) && what.contains(&bad("text")), "{what}");
+            let removed: u64 =
+                redis::cmd("DEL").arg(bad("list")).arg(bad("text")).query(&mut server.connection()).unwrap();
+            assert_eq!(removed, 2, "an unreadable counter is never removed by --fix");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_orphaned_counters_that_no_longer_count_are_removed() {
     let server = Server::start(Flavor::Redis7);
     let without_rule = "sg1:{30d13f94}:token-bucket:!key:a";
+    // the value of ORPHAN is not a state of sluicegate
     for key in [ORPHAN, COUNTER, without_rule, "sg1:{instances}"] {
         set(&server, key, Some(600));
     }
     for number in 0..1_000 {
-        set(&server, &format!("sg1:{{{number:08x}}}:token-bucket:gone:many{number}"), Some(600));
         set(&server, &format!("other:{number}"), Some(600));
     }
     let without = diagnose(&server, &[]);
@@ -235,24 +291,75 @@ fn only_orphaned_counters_are_removed() {
         without.findings().iter().all(|finding| finding["id"] != "orphans"),
         "without rules, there are no orphans"
     );
+    for algorithm in Algorithm::ALL {
+        let hour = Limit::new(algorithm, 100, Duration::from_secs(3_600)).unwrap();
+        charge_orphans(&server, hour, 0..5).await;
+        let short = Limit::new(algorithm, 100, SHORT_WINDOW).unwrap();
+        charge_orphans(&server, short, 5..55).await;
+    }
+    tokio::time::sleep(2 * SHORT_WINDOW).await;
 
-    let dir = config_dir(RULES);
+    let dir = config_dir(&rules_of(&server));
     let config = dir.path().join("sluicegate.toml");
     let config = config.to_str().unwrap();
     let diagnosis = diagnose(&server, &["--config", config]);
     assert_eq!(diagnosis.finding("orphans")["severity"], "advice");
-    assert_eq!(diagnosis.report["keys"]["orphans"], 1_001);
+    assert_eq!(diagnosis.report["keys"]["orphans"], 221);
     let memory = diagnosis.report["rules"].as_array().unwrap();
     let gone = memory.iter().find(|of_rule| of_rule["rule"] == "gone").unwrap();
-    assert_eq!((&gone["keys"], &gone["sampled"]), (&1_001.into(), &20.into()));
-    assert!(gone["bytes"].as_u64().unwrap() > 50 * 1_001, "{gone}");
+    assert_eq!((&gone["keys"], &gone["sampled"]), (&221.into(), &20.into()));
+    assert!(gone["bytes"].as_u64().unwrap() > 50 * 221, "{gone}");
 
     let diagnosis = diagnose(&server, &["--config", config, "--fix", "--yes"]);
-    assert_eq!(diagnosis.report["repaired"]["removed"], 1_001);
-    assert_eq!(diagnosis.finding("orphans")["severity"], "fine");
-    let left: u64 = redis::cmd("DBSIZE").query(&mut server.connection()).unwrap();
-    assert_eq!(left, 1_003, "three own keys and the foreign ones");
-    assert!(ttl(&server, ORPHAN) < 0 && ttl(&server, COUNTER) > 0);
+    assert_eq!(diagnosis.report["repaired"]["removed"], 200);
+    let finding = diagnosis.finding("orphans");
+    assert_eq!(finding["severity"], "fine");
+    let what = finding["what"].as_str().unwrap();
+    assert!(what.ends_with("removed 200 orphaned counters; 21 are kept until they expire"), "{what}");
+    assert_eq!(size(&server), 1_000 + 21 + 3, "foreign keys, orphans that count, and three own keys");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_are_removed_only_by_the_given_configuration_of_their_store() {
+    let (server, other) = (Server::start(Flavor::Redis7), Server::start(Flavor::Redis7));
+    let short = Limit::token_bucket(100, SHORT_WINDOW).unwrap();
+    let count = charge_orphans(&server, short, 0..10).await;
+    tokio::time::sleep(SHORT_WINDOW).await;
+    let url = server.url();
+    let own = config_dir(&rules_of(&server));
+    for unrelated in [RULES.to_owned(), rules_of(&other)] {
+        let dir = config_dir(&unrelated);
+        let file = dir.path().join("sluicegate.toml");
+        for arguments in [&[][..], &["--config", file.to_str().unwrap()]] {
+            let mut command = doctor(&["--store", &url, "--fix", "--yes"]);
+            let diagnosis = Diagnosis::of(command.args(arguments).current_dir(dir.path()));
+            assert_eq!(diagnosis.finding("orphans")["severity"], "unknown");
+            assert_eq!((&diagnosis.report["keys"]["orphans"], size(&server)), (&0.into(), count));
+        }
+    }
+    // found by default, but not given
+    let diagnosis = Diagnosis::of(doctor(&["--fix", "--yes"]).current_dir(own.path()));
+    assert_eq!((&diagnosis.finding("orphans")["severity"], size(&server)), (&"advice".into(), count));
+    let file = own.path().join("sluicegate.toml");
+    let diagnosis = Diagnosis::of(&mut doctor(&["--config", file.to_str().unwrap(), "--fix", "--yes"]));
+    assert_eq!((&diagnosis.report["repaired"]["removed"], size(&server)), (&count.into(), 0));
+}
+
+#[test]
+fn control_characters_in_key_names_are_escaped() {
+    let server = Server::start(Flavor::Redis7);
+    let clear = "\u{1b}[2J\u{9b}31m\u{7}";
+    set(&server, &format!("sg1:{{30d13f94}}:token-bucket:{clear}gone:a"), None);
+    set(&server, &format!("sg1:{clear}"), Some(600));
+    let dir = config_dir(&rules_of(&server));
+    let file = dir.path().join("sluicegate.toml");
+    for extra in [&[][..], &["--json"], &["--fix", "--yes"]] {
+        let mut command = doctor(&["--config", file.to_str().unwrap()]);
+        let report = text(&command.args(extra).output().unwrap());
+        assert!(report.chars().all(|c| c == '\n' || !c.is_control()), "{report:?}");
+        assert!(report.contains("u{1b}[2J"), "{report}");
+    }
+    redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
 }
 
 #[test]
@@ -540,7 +647,7 @@ fn text_output_states_finding_reason_and_remedy() {
         "50 round trips",
         "Memory by rule",
         "Maximum admitted in any window",
-        "2 problems, ",
+        "3 problems, ",
     ] {
         assert!(report.contains(part), "{part:?} is not in\n{report}");
     }

@@ -79,12 +79,20 @@ impl ConfigDir {
 impl ServerProcess {
     /// Starts the server and waits until it listens.
     pub(crate) fn start(command: &mut Command) -> Self {
+        let mut program = Self::start_with_unread_log(command);
+        program.read_log();
+        program
+    }
+
+    /// Starts the server and does not read its log until [`Self::read_log`].
+    pub(crate) fn start_with_unread_log(command: &mut Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = collect(process.stdout.take().unwrap());
-        let log = collect(process.stderr.take().unwrap());
         wait::until("the server prints its addresses", PATIENCE, || {
-            let ended = process.try_wait().unwrap();
-            assert_eq!(ended, None, "{}", log.lock().unwrap());
+            if let Some(status) = process.try_wait().unwrap() {
+                let log = std::io::read_to_string(process.stderr.take().unwrap()).unwrap();
+                panic!("the server ended with {status}: {log}");
+            }
             stdout.lock().unwrap().contains("\nrules  ")
         });
         let startup = stdout.lock().unwrap().clone();
@@ -93,7 +101,12 @@ impl ServerProcess {
             rest.split_whitespace().next().unwrap_or_default().rsplit('/').next().unwrap().to_owned()
         };
         let (http, grpc, resp) = (address("sluicegate listening on "), address("grpc "), address("resp "));
-        Self { process, stdout, log, http, grpc, resp }
+        Self { process, stdout, log: Arc::default(), http, grpc, resp }
+    }
+
+    /// Starts to read the log.
+    pub(crate) fn read_log(&mut self) {
+        self.log = collect(self.process.stderr.take().unwrap());
     }
 
     /// A new connection to the HTTP front end.

@@ -2,13 +2,21 @@
 
 use std::path::PathBuf;
 
-use sluicegate_server::labels::IP;
+use sluicegate::address::parse_network;
+use sluicegate_server::labels::{ADDRESS_LABELS, DEFAULT_IPV6_PREFIX};
 use toml_writer::{ToTomlKey, ToTomlValue};
 
 use super::convert::{DOMAIN, Imported, ImportedRule};
 
 const HEADER: &str = "\
 # Requests arrive over gRPC from Envoy; see docs/envoy.md. Unlike envoyproxy/ratelimit, denied requests are not counted.
+";
+
+/// The recommended failure policy.
+const DEFAULTS: &str = "
+# while the store is unavailable, each instance enforces its share of the limits
+[defaults]
+on_store_failure = \"local\"
 ";
 
 /// Renders a configuration of these rules.
@@ -22,17 +30,46 @@ pub(super) fn toml(files: &[PathBuf], imported: &Imported) -> String {
             toml.push_str(&comment(skipped));
         }
     }
-    if imported.labels().contains(IP) {
-        toml.push_str(
-            "\n# compared as text, as in envoyproxy/ratelimit; otherwise it would be parsed as an address\n",
-        );
-        toml.push_str(&format!("[labels]\n{IP} = {{ kind = \"text\" }}\n"));
-    }
+    toml.push_str(DEFAULTS);
+    toml.push_str(&address_labels(imported));
     for rule in &imported.rules {
         toml.push('\n');
         toml.push_str(&rule_toml(rule));
     }
     toml
+}
+
+/// Renders how addresses are counted, if the rules use any.
+fn address_labels(imported: &Imported) -> String {
+    let used = imported.labels();
+    let used = ADDRESS_LABELS.into_iter().filter(|label| used.contains(label));
+    let (as_text, by_network): (Vec<_>, Vec<_>) =
+        used.partition(|label| matches_single_ipv6(imported, label));
+    let mut toml = String::new();
+    if !by_network.is_empty() {
+        let labels = by_network.join(" and ");
+        toml.push_str(&format!(
+            "\n# IPv6 addresses in {labels} are counted by /{DEFAULT_IPV6_PREFIX} network; envoyproxy/ratelimit counts each address\n"
+        ));
+    }
+    if !as_text.is_empty() {
+        toml.push_str("\n# counted as text, because rules match single IPv6 addresses: a client can use many addresses of its network\n");
+        toml.push_str("[labels]\n");
+        toml.extend(as_text.iter().map(|label| format!("{label} = {{ kind = \"text\" }}\n")));
+    }
+    toml
+}
+
+/// Whether a condition matches an IPv6 network that is smaller than those that addresses are truncated to.
+fn matches_single_ipv6(imported: &Imported, label: &str) -> bool {
+    let is_small = |pattern: &String| {
+        let network = parse_network(pattern).filter(|network| network.addr().is_ipv6());
+        network.is_some_and(|network| network.prefix_len() > DEFAULT_IPV6_PREFIX)
+    };
+    imported.rules.iter().any(|rule| {
+        rule.when.iter().any(|(name, pattern)| name == label && is_small(pattern))
+            || rule.unless.iter().any(|(name, patterns)| name == label && patterns.iter().any(is_small))
+    })
 }
 
 fn rule_toml(rule: &ImportedRule) -> String {

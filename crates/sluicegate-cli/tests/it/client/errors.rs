@@ -164,8 +164,11 @@ fn an_unavailable_store_is_reported_without_its_password() {
     let url = format!("redis://:s3cret@{}", unused_address());
     let output = run(&mut sluicegate(&["check", "route=login", "ip=1.1.1.1", "--store", &url]));
     assert_eq!(output.code, Some(0), "{output:?}");
-    assert_eq!(output.lines()[0], "ALLOWED  by failure policy");
-    assert_eq!(output.lines()[1], "DEGRADED  store unavailable: allowed by failure policy open");
+    assert_eq!(output.lines()[0], "ALLOWED  4 of 5 remaining (login-per-ip)");
+    assert_eq!(
+        output.lines()[1],
+        "DEGRADED  store unavailable: decided by this process's share of the limit (failure policy local)"
+    );
     assert!(output.lines()[2].starts_with("WHY  cannot connect to 127.0.0.1:"), "{output:?}");
     assert!(output.lines()[2].contains("check that the server is running"), "{output:?}");
     assert!(!format!("{output:?}").contains("s3cret"), "{output:?}");

@@ -1,7 +1,7 @@
 use super::{RULES, server};
 use crate::{
     command::{run, sluicegate},
-    server_process::ConfigDir,
+    server_process::{self, ConfigDir},
 };
 
 #[test]
@@ -169,13 +169,40 @@ fn a_charge_may_create_a_debt_and_can_be_refunded_exactly() {
         (Some(0), "ALLOWED  150 of 1000 remaining (tokens-per-user)")
     );
     let output = server.run(&["reset", "user=42"]);
-    assert_eq!((output.code, &*output.out), (Some(0), "RESET  1 counter reset\n"));
+    let deleted = "RESET  1 counter reset\n\nrule             counter\ntokens-per-user  tokens-per-user:42\n";
+    assert_eq!((output.code, &*output.out), (Some(0), deleted));
     for (command, done) in [("charge", "NOTHING CHARGED"), ("refund", "NOTHING REFUNDED")] {
         let output = server.run(&[command, "nobody=knows"]);
         assert_eq!((output.code, output.lines()[0]), (Some(0), &*format!("{done}  no rule applies")));
     }
     let output = server.run(&["reset", "user=42", "--json"]);
-    assert_eq!((output.code, &*output.out), (Some(0), "{\"reset\":0}\n"));
+    assert_eq!((output.code, &*output.out), (Some(0), "{\"reset\":0,\"counters\":[],\"kept\":[]}\n"));
+}
+
+#[test]
+fn a_reset_lists_its_counters_and_spares_shared_ones() {
+    let rules = "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\namount = 5\nwindow = \"1m\"\n\n\
+                 [[rule]]\nname = \"total\"\namount = 100\nwindow = \"1m\"\n";
+    let home = ConfigDir::new(&format!("{}{rules}", server_process::ANY_PORTS));
+    let server = home.start();
+    server.run(&["check", "route=api", "ip=203.0.113.9"]);
+    let output = server.run(&["reset", "route=api", "ip=203.0.113.9"]);
+    assert_eq!(
+        output.lines(),
+        [
+            "RESET  1 counter reset",
+            "",
+            "rule    counter",
+            "per-ip  per-ip:203.0.113.9",
+            "",
+            "rules not reset: total; select them with --rules or --all",
+        ]
+    );
+    assert_eq!(server.run(&["reset", "ip=203.0.113.9", "--rules", "total"]).lines()[3], "total  total:*");
+    server.run(&["check", "ip=203.0.113.9"]);
+    let output = server.run(&["reset", "ip=203.0.113.9", "--all", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!((&json["reset"], &json["counters"][1]["rule"]), (&2.into(), &"total".into()), "{json}");
 }
 
 #[test]
@@ -188,7 +215,8 @@ fn a_key_is_checked_without_rules() {
         let output = server.run(&[&["check"], &key[..]].concat());
         assert!(output.code == Some(code) && output.out.starts_with(first), "{output:?}");
     }
-    assert_eq!(server.run(&[&["reset"], &key[..]].concat()).out, "RESET  1 counter reset\n");
+    let deleted = "RESET  1 counter reset\n\nrule      counter\nthis key  !key:user%3a42\n";
+    assert_eq!(server.run(&[&["reset"], &key[..]].concat()).out, deleted);
     for limit in ["10/1s", "10 per second", "10 per s"] {
         let output = server.run(&["peek", "--key", "user:42", "--limit", limit, "--burst", "30"]);
         assert_eq!(output.lines()[0], "ALLOWED  30 of 30 remaining");

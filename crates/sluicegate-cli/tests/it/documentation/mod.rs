@@ -22,6 +22,8 @@ mod page;
 mod reference;
 mod session;
 
+use sluicegate_server::config::{Environment, Flags, Source};
+
 /// One test for each page.
 macro_rules! pages {
     ($($name:ident: $path:literal,)*) => {
@@ -79,6 +81,17 @@ fn every_page_with_a_block_of_code_is_tested() {
             "{path} does not exist: remove it from the pages in {}",
             file!()
         );
+    }
+}
+
+#[test]
+fn every_example_configuration_sets_failure_policies() {
+    let files = markdown::below("docs/examples", "toml");
+    assert!(!files.is_empty());
+    for file in files {
+        let flags = Flags { config: Some(markdown::root().join(&file)), ..Flags::default() };
+        let source = Source { flags, environment: Environment::of([]), ..Source::default() };
+        page::assert_sets_failure_policies(source, &file.display().to_string());
     }
 }
 

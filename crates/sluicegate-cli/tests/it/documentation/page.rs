@@ -180,6 +180,14 @@ fn read_configuration(block: &Block, place: &str) {
     if let Err(error) = config::load(&source) {
         panic!("{place}: {}", error.render(Colour::Never));
     }
+    assert_sets_failure_policies(source, place);
+}
+
+/// Asserts that no rule fails open without setting `on_store_failure`, if the configuration is used with a remote store.
+pub(super) fn assert_sets_failure_policies(mut source: Source, place: &str) {
+    source.flags.store = Some("redis://127.0.0.1".to_owned());
+    let config = config::load(&source).unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_eq!(config.policy_warning, None, "{place}");
 }
 
 /// Generates the files that a configuration refers to.

@@ -37,7 +37,7 @@ const TABLES: [(&str, &str, &str); 8] = [
         "`[[rule.override]]`",
         "Override",
         "Different limits for matching requests, with the same counter. Write an override below its rule.\n\n\
-         ```toml\n[[rule]]\nname = \"per-tenant\"\nper = [\"tenant\"]\namount = 100\nwindow = \"1m\"\n\n\
+         ```toml\n[defaults]\non_store_failure = \"local\"\n\n[[rule]]\nname = \"per-tenant\"\nper = [\"tenant\"]\namount = 100\nwindow = \"1m\"\n\n\
          [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 1000\n\n\
          [[rule.override]]\nwhen = { tenant = [\"trial-*\", \"test\"] }\namount = 10\n```\n",
     ),
@@ -50,7 +50,8 @@ const TABLES: [(&str, &str, &str); 8] = [
     (
         "`[labels]`",
         "Label",
-        "How labels are normalized, on every front end. Labels that are not listed are not changed, except `ip`.\n\n\
+        "How labels are normalized, on every front end. Labels that are not listed are not changed, except `ip`, `remote_address` and\n\
+         `masked_remote_address`, which are addresses.\n\n\
          ```toml\n[labels]\nip = { kind = \"ip\", ipv6_prefix = 56 }\napi_key = { header = \"x-api-key\", secret = true }\n```\n",
     ),
     ("`[server]`", "Server", ""),

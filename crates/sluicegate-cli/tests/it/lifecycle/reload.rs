@@ -22,7 +22,7 @@ const NO_LABELS: &str = r#"{"labels":{}}"#;
 
 fn rules(amount: u64) -> String {
     format!(
-        "{ANY_PORTS}[[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = {amount}\nwindow = \"1d\"\n"
+        "{ANY_PORTS}[[rule]]\nname = \"all\"\nper = []\nalgorithm = \"fixed-window\"\namount = {amount}\nwindow = \"3650d\"\n"
     )
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn by_resp(program: &ServerProcess) -> Checker {
 
 pub(crate) fn by_grpc(program: &ServerProcess) -> Checker {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", program.grpc)).unwrap().timeout(PATIENCE);
     let mut client = RateLimitServiceClient::new(runtime.block_on(endpoint.connect()).unwrap());
     Box::new(move || {
         let entry = Entry { key: "a".to_owned(), value: b"b".to_vec() };
@@ -126,7 +126,7 @@ fn an_invalid_file_is_rejected_and_reported_until_it_is_fixed() {
     let home = ConfigDir::new(&rules(10));
     let program = home.start();
     assert_eq!(program.get("/readyz"), (200, r#"{"ready":true,"store":"ok","rules":"ok"}"#.to_owned()));
-    home.write("sluicegate.toml", rules(20).replace("1d", "1w"));
+    home.write("sluicegate.toml", rules(20).replace("3650d", "1w"));
     let stale = (200, r#"{"ready":true,"store":"ok","rules":"stale"}"#.to_owned());
     wait::until("the server reports stale rules", PATIENCE, || program.get("/readyz") == stale);
     assert_eq!(limit(&program), 10);

@@ -173,7 +173,7 @@ fn a_rolling_restart_degrades_no_call_and_counts_each_once() {
     let redis = Server::start(Flavor::Redis7);
     let home = ConfigDir::new(&format!(
         "{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"5s\"\n\
-         [[rule]]\nname = \"all\"\nper = []\nalgorithm = \"sliding-log\"\namount = 1000000\nwindow = \"1d\"\n",
+         [[rule]]\nname = \"all\"\nper = []\nalgorithm = \"fixed-window\"\namount = 1000000\nwindow = \"3650d\"\n",
         redis.url()
     ));
     let load =

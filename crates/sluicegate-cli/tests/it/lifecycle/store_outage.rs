@@ -27,6 +27,19 @@ fn check(client: &mut crate::http_client::Client, route: &str) -> serde_json::Va
 }
 
 #[test]
+fn rules_that_fail_open_without_setting_a_policy_are_logged_at_start_and_after_a_reload() {
+    let redis = Server::start(Flavor::Redis7);
+    let rule = |name: &str| format!("[[rule]]\nname = \"{name}\"\namount = 3\nwindow = \"1h\"\n");
+    let store = format!("{ANY_PORTS}[store]\nurl = \"{}\"\n", redis.url());
+    let home = ConfigDir::new(&(store.clone() + &rule("one")));
+    let program = home.start();
+    program.wait_for_line("rules without on_store_failure", "late: \"one\"; set");
+    home.write("sluicegate.toml", store + &rule("two"));
+    program.signal("-HUP");
+    program.wait_for_line("rules without on_store_failure", "late: \"two\"; set");
+}
+
+#[test]
 fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
     let mut redis = Server::start(Flavor::Redis7);
     redis.kill();

@@ -48,6 +48,19 @@ fn a_valid_file_is_ok() {
 }
 
 #[test]
+fn rules_that_fail_open_without_setting_a_policy_are_reported_with_a_remote_store() {
+    let remote = format!("[store]\nurl = \"redis://127.0.0.1\"\n{GOOD}");
+    let home = ConfigDir::new(&remote);
+    let checked = run(&mut sluicegate(&["rules", "check", &file(&home)]));
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    let start = "warning: rules without on_store_failure allow every request while the store is unavailable or late: \
+                 \"login-per-ip\", \"api-per-user\"; set ";
+    assert!(checked.out.starts_with(start), "{checked:?}");
+    home.write("sluicegate.toml", remote + "\n[defaults]\non_store_failure = \"open\"\n");
+    assert_eq!(run(&mut sluicegate(&["rules", "check", &file(&home)])).code, Some(0));
+}
+
+#[test]
 fn errors_are_shown_with_their_location() {
     let home = ConfigDir::new("[[rule]]\nname = \"a\"\namuont = 5\namount = 5\nwindow = \"1x\"\n");
     let checked = run(&mut sluicegate(&["rules", "check", &file(&home)]));

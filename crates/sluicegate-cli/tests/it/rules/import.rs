@@ -330,7 +330,7 @@ descriptors:
         "{}",
         imported.out
     );
-    assert!(imported.out.contains("[labels]\nip = { kind = \"text\" }\n"), "{}", imported.out);
+    assert!(imported.out.contains("# IPv6 addresses in ip are counted by /64 network"), "{}", imported.out);
     // the generated file is read back with the same meaning
     let path = home.write("sluicegate.toml", &imported.out);
     let checked = run(sluicegate(&["rules", "check", "--json"]).arg(&path)).json();
@@ -367,4 +367,33 @@ fn files_that_envoy_rejects_are_rejected() {
         missing.code == Some(2) && missing.err.contains("cannot read nowhere.yaml: No such file"),
         "{missing:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn imported_addresses_are_counted_by_network_unless_rules_match_single_ones() {
+    let yaml = "
+domain: edge
+descriptors:
+  - key: remote_address
+    rate_limit: { unit: day, requests_per_unit: 1 }
+  - key: ip
+    rate_limit: { unit: day, requests_per_unit: 1 }
+  - key: ip
+    value: 2001:db8::1
+    rate_limit: { unlimited: true }
+";
+    let mut imported = Imported::start(&[("edge.yaml", yaml)]).await;
+    let mut codes = async |key: &str| {
+        let mut codes = Vec::new();
+        for address in ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"] {
+            codes.push(imported.send("edge", &[&[(key, address)]], 1).await.overall_code());
+        }
+        codes
+    };
+    assert_eq!(codes("remote_address").await, [Code::Ok, Code::OverLimit, Code::OverLimit, Code::Ok]);
+    assert_eq!(codes("ip").await, [Code::Ok; 4], "one is unlimited, the others are counted as text");
+    let toml = imported.home.path().join("sluicegate.toml");
+    let toml = std::fs::read_to_string(toml).unwrap();
+    assert!(toml.contains("# IPv6 addresses in remote_address are counted by /64 network"), "{toml}");
+    assert!(toml.contains("[labels]\nip = { kind = \"text\" }\n"), "{toml}");
 }
