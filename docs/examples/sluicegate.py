@@ -80,7 +80,9 @@ class Sluicegate:
     def decision(self, reply, tiers, limits, operation):
         _, now, passed = struct.unpack_from("<Bdd", reply)
         if passed < 0:  # each tier has a full record at the end
-            records = struct.iter_unpack("<IIdddd", reply[17 + 8 * len(tiers) :])
+            records = list(struct.iter_unpack("<IIdddd", reply[17 + 8 * len(tiers) :]))
+            if any(wait == -2 for _, _, _, wait, _, _ in records):
+                raise ValueError("the stored state of a counter cannot be read, nothing was charged")
             decisions = [by_record(limit, record) for limit, record in zip(limits, records)]
         else:
             levels = struct.unpack_from(f"<{len(tiers)}d", reply, 17)
