@@ -71,6 +71,8 @@ impl From<CallFailure> for StoreError {
 #[derive(Clone, Copy)]
 pub(super) enum RedisRequest<'a> {
     Script(&'a Call),
+    /// The script without arguments, which writes nothing to this key.
+    Probe(&'a str),
     Command(&'a Cmd),
 }
 
@@ -79,7 +81,7 @@ impl RedisRequest<'_> {
     pub(super) fn send_by(self) -> Option<Instant> {
         match self {
             Self::Script(call) => Some(call.process_deadline()? - CONNECT_MARGIN),
-            Self::Command(_) => None,
+            Self::Probe(_) | Self::Command(_) => None,
         }
     }
 }
@@ -197,8 +199,7 @@ impl ServerConnection {
         &self.connector
     }
 
-    /// Sends a request; once more on the next connection if it was not written. A script is sent by its digest first, and in full if
-    /// the server does not have it.
+    /// Sends a request; once more on the next connection if it was not written.
     pub(super) async fn send(
         self: &Arc<Self>,
         request: RedisRequest<'_>,
@@ -207,13 +208,16 @@ impl ServerConnection {
         let mut sends = 0;
         loop {
             let established = match request {
-                RedisRequest::Command(_) => self.established().await,
+                RedisRequest::Probe(_) | RedisRequest::Command(_) => self.established().await,
                 RedisRequest::Script(call) => self.established_by(call.process_deadline()).await,
             };
             let established = established.map_err(CallFailure::NotSent)?;
             let reply = match request {
                 RedisRequest::Command(command) => self.send_command(&established, command, asking).await,
-                RedisRequest::Script(call) => self.send_script(&established, call, asking).await,
+                RedisRequest::Script(call) => self.send_call(&established, call, asking).await,
+                RedisRequest::Probe(key) => {
+                    self.send_script(&established, asking, |request| _ = request.arg(1).arg(key)).await
+                }
             };
             sends += 1;
             if !matches!(reply, Err(CallFailure::NotSent(_))) || sends == MAX_SENDS {
@@ -222,9 +226,9 @@ impl ServerConnection {
         }
     }
 
-    /// Sends a script with a deadline on the server's clock. If the server reports it as late although the deadline has not passed
-    /// here, the script is sent once more: it did not run, and the known clock offset was wrong.
-    async fn send_script(
+    /// Sends a call with a deadline on the server's clock. If the server reports it as late although the deadline has not passed here,
+    /// the call is sent once more: it did not run, and the known clock offset was wrong.
+    async fn send_call(
         self: &Arc<Self>,
         established: &Arc<Established>,
         call: &Call,
@@ -234,14 +238,8 @@ impl ServerConnection {
         loop {
             let deadline = by.and_then(|by| established.offset.server_time(by));
             let sent = Instant::now();
-            let by_digest = script(call, deadline, "EVALSHA", &DIGEST);
-            let reply = match self.send_command(established, &by_digest, asking).await {
-                Err(failure) if failure.is("NOSCRIPT") => {
-                    HealthCounters::add(&self.connector.health().script_reloads, 1);
-                    self.send_command(established, &script(call, deadline, "EVAL", SOURCE), asking).await?
-                }
-                reply => reply?,
-            };
+            let reply =
+                self.send_script(established, asking, |request| call.write_to(request, deadline)).await?;
             let received = Instant::now();
             let Some(ReplyHeader { is_late, at }) = header_of(&reply) else { return Ok(reply) };
             if !is_late {
@@ -253,6 +251,28 @@ impl ServerConnection {
                 return Ok(reply);
             }
             is_corrected = true;
+        }
+    }
+
+    /// Sends the script by its digest, and in full if the server does not have it.
+    async fn send_script(
+        self: &Arc<Self>,
+        established: &Arc<Established>,
+        asking: Asking,
+        write_arguments: impl Fn(&mut Cmd),
+    ) -> Result<Value, CallFailure> {
+        let evaluate = |command: &str, script: &str| {
+            let mut request = redis::cmd(command);
+            request.arg(script);
+            write_arguments(&mut request);
+            request
+        };
+        match self.send_command(established, &evaluate("EVALSHA", &DIGEST), asking).await {
+            Err(failure) if failure.is("NOSCRIPT") => {
+                HealthCounters::add(&self.connector.health().script_reloads, 1);
+                self.send_command(established, &evaluate("EVAL", SOURCE), asking).await
+            }
+            reply => reply,
         }
     }
 
@@ -298,7 +318,7 @@ impl ServerConnection {
         match &*code {
             // the server is a replica now
             "READONLY" => self.disconnect(established, Loss::Ended),
-            "NOAUTH" | "WRONGPASS" | "NOPERM" => {
+            "NOAUTH" | "WRONGPASS" => {
                 self.disconnect(established, Loss::Unauthorized(format!("{code} {detail}")))
             }
             _ => {}
@@ -553,13 +573,6 @@ fn unwrap_script_error(code: String, detail: String) -> (String, String) {
         }
         _ => (code, detail),
     }
-}
-
-fn script(call: &Call, deadline: Option<Timestamp>, command: &str, script: &str) -> Cmd {
-    let mut request = redis::cmd(command);
-    request.arg(script);
-    call.write_to(&mut request, deadline);
-    request
 }
 
 fn header_of(reply: &Value) -> Option<ReplyHeader> {

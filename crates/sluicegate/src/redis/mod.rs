@@ -13,7 +13,6 @@ pub mod inspect;
 mod instances;
 pub mod keys;
 mod primary;
-mod probe;
 mod script;
 mod sentinel;
 mod settings;
@@ -32,7 +31,7 @@ use self::{
     cluster::Cluster,
     connection::{CallFailure, RedisRequest},
     connector::Connector,
-    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, redis_key},
+    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, probe_key, redis_key},
     primary::Primary,
     script::{CallTimes, SOURCE, decode, encode},
     sentinel::Sentinels,
@@ -302,8 +301,8 @@ impl RemoteStore for RedisStore {
         Box::pin(async move {
             match &self.backend {
                 Backend::Primary(primary) => {
-                    let probe = probe::probe(&self.prefix, INSTANCES);
-                    primary.send_once_connected(RedisRequest::Command(&probe)).await?
+                    let key = probe_key(&self.prefix, INSTANCES);
+                    primary.send_once_connected(RedisRequest::Probe(&key)).await?
                 }
                 Backend::Cluster(cluster) => cluster.probe(server, &self.prefix).await?,
             };

@@ -147,6 +147,34 @@ async fn the_documented_acl_user_has_exactly_the_needed_permissions() {
 }
 
 #[tokio::test]
+async fn a_user_without_eval_can_decide_and_probe_once_the_script_is_loaded() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let line = PAGE.lines().find_map(|line| line.strip_prefix("user sluicegate ")).unwrap();
+        let rules: Vec<&str> = line.split(' ').filter(|rule| *rule != "+eval").collect();
+        server.set_user("sluicegate", &rules);
+        let settings = RedisSettings::default().user("sluicegate").password("change-me");
+        let connect = async || RedisStore::connect_with(&server.url(), &settings).await;
+        let error = connect().await.unwrap_err().to_string();
+        assert!(error.contains("NOPERM"), "{flavor}: the script is not loaded: {error}");
+        let administrator = RedisStore::connect(&server.url()).await.unwrap();
+        assert_eq!(available(&administrator).await.unwrap(), 9);
+        let store = connect().await.unwrap();
+        store.probe(0).await.unwrap();
+        assert_eq!(available(&store).await.unwrap(), 8);
+        // instances are counted by another script
+        let error = store.announce(1, Duration::from_secs(5)).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Rejected { code, .. } if code == "NOPERM"), "{flavor}: {error}");
+        assert_eq!(available(&store).await.unwrap(), 7);
+        assert_eq!(
+            store.stats().connections,
+            1,
+            "{flavor}: a rejected command does not close the connection"
+        );
+    }
+}
+
+#[tokio::test]
 async fn the_documented_acl_user_suffices_on_a_tls_cluster_of_one_node_without_an_announced_address() {
     let node = Setup::new(Flavor::Redis7)
         .tls(ClientCertificates::Ignored)

@@ -31,7 +31,7 @@ use self::{
 use super::{
     connection::{Asking, CallFailure, RedisRequest, ServerConnection, Target},
     connector::Connector,
-    probe::probe,
+    keys::probe_key,
     url::Node,
 };
 use crate::key::Key;
@@ -164,7 +164,7 @@ impl Cluster {
         };
         let connection = self.connection(node);
         connection.connected().await;
-        connection.send(RedisRequest::Command(&probe(prefix, &tag)), Asking::No).await
+        connection.send(RedisRequest::Probe(&probe_key(prefix, &tag)), Asking::No).await
     }
 
     /// Sends a request for a key with this tag.

@@ -22,8 +22,8 @@ use super::{
     cluster::Layout,
     connection::CallFailure,
     connector::{Connection, Connector},
-    keys::INSTANCES,
-    probe,
+    keys::{INSTANCES, probe_key},
+    script::SOURCE,
     sentinel::{Sentinels, View},
     url::{Node, UrlTopology},
     valid_prefix,
@@ -281,7 +281,8 @@ impl InspectedServer {
     /// # Errors
     /// The error that a decision would have.
     pub async fn probe(&self) -> Result<(), StoreError> {
-        self.ask(&probe::probe(&self.prefix, &self.tag)).await.map(|_| ())
+        let mut probe = redis::cmd("EVAL");
+        self.ask(probe.arg(SOURCE).arg(1).arg(probe_key(&self.prefix, &self.tag))).await.map(|_| ())
     }
 
     async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {

@@ -17,6 +17,7 @@
 --           it, free units (negative in debt), microseconds until the next request passes (0: now, -1: never, -2: the
 --           stored state of this tier cannot be read, so the check was not decided and charged nothing), microseconds until
 --           no units count, and the unused part of the last of these in units of 1/rate
+-- Without ARGV, a probe: an empty write to KEYS[1], which does not exist before or after. It needs what a decision needs.
 --
 -- All times are whole microseconds. All numbers are whole and below 2^53, where doubles are exact. Constant command arguments
 -- are strings, because Redis would format a number on every call. Each key is read once, written once if it changed, and
@@ -27,6 +28,10 @@ local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 local pack, unpack_from, rep = struct.pack, struct.unpack, string.rep
 local call, pcall_redis = redis.call, redis.pcall
 local KEYS, ARGV = KEYS, ARGV
+
+if #ARGV == 0 then
+  return call('SETRANGE', KEYS[1], '0', '')
+end
 
 -- How much longer than needed a TTL may be, and how much is added for an injected clock.
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
