@@ -87,6 +87,8 @@ pub struct Share {
     pub passes: bool,
     /// Whole units that are free after this request.
     pub remaining: u64,
+    /// Units that are charged beyond the capacity.
+    pub debt: u64,
     /// When a retry would pass, if this counter denies.
     pub retry: Option<Retry>,
     /// Time until no units count any more.
@@ -96,7 +98,13 @@ pub struct Share {
 impl Share {
     /// Creates a denial of which only the wait is known.
     pub const fn denied_for(wait: Duration) -> Self {
-        Self { passes: false, remaining: 0, retry: Some(Retry::After(wait)), reset_after: Duration::ZERO }
+        Self {
+            passes: false,
+            remaining: 0,
+            debt: 0,
+            retry: Some(Retry::After(wait)),
+            reset_after: Duration::ZERO,
+        }
     }
 }
 
@@ -250,10 +258,11 @@ impl Answer {
         let passes = self.passes > index.min(granted);
         let later = self.charged.saturating_sub(index.saturating_add(1));
         let later_units = u64::from(later).saturating_mul(terms.cost.units());
-        let remaining = u64::try_from(self.available.saturating_add_unsigned(later_units)).unwrap_or(0);
+        let available = self.available.saturating_add_unsigned(later_units);
         Share {
             passes,
-            remaining,
+            remaining: u64::try_from(available).unwrap_or(0),
+            debt: available.min(0).unsigned_abs(),
             retry: if passes { None } else { self.retry },
             reset_after: Duration::from_micros(
                 self.reset_after_us.saturating_sub(self.earlier_reset_us(terms, later_units)),

@@ -95,6 +95,7 @@ impl Model {
                 Share {
                     passes,
                     remaining: limit.capacity().saturating_sub(used(self, index, now)),
+                    debt: used(self, index, now).saturating_sub(limit.capacity()),
                     retry: (!passes).then(|| match room {
                         Some(room) => {
                             Retry::After(first_moment(|wait| used(self, index, now + wait) <= room))

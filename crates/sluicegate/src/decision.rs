@@ -59,6 +59,8 @@ pub struct TierDecision {
     pub limit: u64,
     /// Whole units available now.
     pub remaining: u64,
+    /// Units charged beyond the limit; 0 unless the counter is in debt.
+    pub debt: u64,
     /// The time until the counter is empty.
     pub reset_after: Duration,
 }
@@ -173,7 +175,8 @@ mod tests {
     fn tier(rule: &str, mode: Mode, outcome: Outcome, remaining: u64) -> TierDecision {
         let (rule, unit) = (Some(Arc::from(rule)), Unit::default());
         let policy = Limit::sliding_log(10, Duration::from_secs(60)).ok();
-        TierDecision { rule, unit, mode, outcome, policy, limit: 10, remaining, reset_after: Duration::ZERO }
+        let (debt, reset_after) = (0, Duration::ZERO);
+        TierDecision { rule, unit, mode, outcome, policy, limit: 10, remaining, debt, reset_after }
     }
 
     fn denied(seconds: u64) -> Outcome {

@@ -34,6 +34,9 @@ pub(super) fn check(response: &Response<'_>) {
 /// Prints the response to a peek.
 pub(super) fn peek(response: &Response<'_>) {
     decision(response);
+    if response.answer.source == "rule" {
+        output::line(paint(DIM, "the rule denies without counting; run sluicegate explain for the reason"));
+    }
     no_rule_hint(response);
     print_table(decision_table(&response.answer.tiers));
 }
@@ -206,10 +209,6 @@ fn print_source(Response { answer, store_problem, .. }: &Response<'_>) {
         "fallback" => "decided by this process's share of the limit (failure policy local)",
         "open" => "allowed by failure policy open",
         "closed" => "denied by failure policy closed",
-        "rule" => {
-            let why = "the rule denies without counting; run sluicegate explain for the reason";
-            return output::line(paint(DIM, why));
-        }
         "cache" => return output::line(paint(DIM, "denied from the server's denial cache")),
         _ => return,
     };

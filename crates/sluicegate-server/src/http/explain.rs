@@ -196,7 +196,7 @@ fn explain_counter(
     let capacity = tier.map_or(limit.capacity(), |tier| tier.limit);
     let limit = LimitView::new(limit, shadow);
     let state = tier.filter(|_| source != Source::Closed).map(|tier| CounterView {
-        used: capacity.saturating_sub(tier.remaining),
+        used: capacity.saturating_sub(tier.remaining).saturating_add(tier.debt),
         remaining: tier.remaining,
         reset_after_ms: whole_millis_up(tier.reset_after),
     });
@@ -228,14 +228,14 @@ fn explain_counter(
 /// Returns the usage plus the cost, compared with the capacity.
 fn sum(tier: &TierDecision, state: &CounterView, cost: u64, capacity: u64) -> String {
     let used = state.used;
+    let total = used.saturating_add(cost);
     match tier.outcome {
-        Outcome::Allowed => format!("{used} used + {cost} requested = {} of {capacity}: fits", used + cost),
+        Outcome::Allowed => format!("{used} used + {cost} requested = {total} of {capacity}: fits"),
         Outcome::Denied { retry: Retry::Never } => {
             format!("{cost} requested exceeds the capacity of {capacity}: waiting does not help")
         }
         Outcome::Denied { retry: Retry::After(wait) } => format!(
-            "{used} used + {cost} requested = {} of {capacity}: fits in {}",
-            used + cost,
+            "{used} used + {cost} requested = {total} of {capacity}: fits in {}",
             duration::text(std::time::Duration::from_millis(whole_millis_up(wait)))
         ),
     }

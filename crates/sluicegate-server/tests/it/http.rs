@@ -16,7 +16,9 @@ use axum::{
     http::{Request, StatusCode, header},
 };
 use hyper::body::Frame;
-use sluicegate::{Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store, Timestamp};
+use sluicegate::{
+    Algorithm, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store, Timestamp,
+};
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token},
@@ -642,6 +644,29 @@ async fn snapshots_are_read_within_the_callers_deadline_and_not_without_the_stor
     // timers fire on whole milliseconds
     assert!((50..=51).contains(&took_ms) && store.inspections() == 1, "{took_ms} ms");
     assert!(explain(FailingStore::not_run().into()).await <= 1);
+}
+
+#[tokio::test]
+async fn an_explanation_of_a_counter_in_debt_has_its_whole_usage() {
+    let api = Api::new([]);
+    for algorithm in Algorithm::ALL {
+        let request = |cost| {
+            format!(
+                r#"{{"key":"k","limit":{{"algorithm":"{algorithm}","amount":10,"window":"10m"}},"cost":{cost}}}"#
+            )
+        };
+        api.post_ok("/v1/charge", &request(48)).await;
+        let explained = api.field("applies", "/v1/explain", &request(1)).await;
+        let arithmetic = explained[0]["arithmetic"].as_str().unwrap();
+        assert!(
+            arithmetic.starts_with("48 used + 1 requested = 49 of 10: fits in"),
+            "{algorithm}: {arithmetic}"
+        );
+        assert_eq!(
+            (&explained[0]["state"]["used"], &explained[0]["state"]["remaining"]),
+            (&48.into(), &0.into())
+        );
+    }
 }
 
 #[tokio::test]

@@ -277,6 +277,7 @@ fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> TierDecision {
         policy: None,
         limit: 0,
         remaining: 0,
+        debt: 0,
         reset_after: Duration::ZERO,
     }
 }
@@ -397,6 +398,7 @@ impl TierInfo {
             policy: Some(terms.limit),
             limit: terms.limit.capacity(),
             remaining: share.remaining,
+            debt: share.debt,
             reset_after: share.reset_after,
         }
     }

@@ -49,8 +49,8 @@ impl Default for KnownUsage {
 impl KnownUsage {
     /// Records the store's answer for a tier.
     pub(super) fn record(&self, tier: &Tier, share: &Share) {
-        let (hash, received) = (self.hash(&tier.key, &tier.terms.limit), Instant::now());
-        let used = tier.terms.limit.capacity().saturating_sub(share.remaining);
+        let (hash, received) = (self.hash(&tier.key, tier.terms.limit.algorithm()), Instant::now());
+        let used = tier.terms.limit.capacity().saturating_sub(share.remaining).saturating_add(share.debt);
         let report = Report { hash, received, used, reset_after: share.reset_after };
         let mut set = self.set(hash).lock();
         let known = set.iter_mut().flatten().find(|known| known.hash == hash);
@@ -66,7 +66,7 @@ impl KnownUsage {
 
     /// Returns what is known to be used of a counter now.
     pub(super) fn lookup(&self, key: &Key, limit: &Limit) -> Option<Usage> {
-        let hash = self.hash(key, limit);
+        let hash = self.hash(key, limit.algorithm());
         let report = *self.set(hash).lock().iter().flatten().find(|known| known.hash == hash)?;
         let elapsed = report.received.elapsed();
         let left = report.reset_after.checked_sub(elapsed).filter(|left| !left.is_zero())?;
@@ -82,8 +82,20 @@ impl KnownUsage {
         (used > 0).then_some(Usage { used, reset_after: left })
     }
 
-    fn hash(&self, key: &Key, limit: &Limit) -> u64 {
-        self.hasher.hash_one((key, limit.algorithm()))
+    /// Removes what is known about these counters.
+    pub(super) fn remove(&self, counters: &[(Key, Algorithm)]) {
+        for (key, algorithm) in counters {
+            let hash = self.hash(key, *algorithm);
+            for place in self.set(hash).lock().iter_mut() {
+                if place.is_some_and(|report| report.hash == hash) {
+                    *place = None;
+                }
+            }
+        }
+    }
+
+    fn hash(&self, key: &Key, algorithm: Algorithm) -> u64 {
+        self.hasher.hash_one((key, algorithm))
     }
 
     fn set(&self, hash: u64) -> &Mutex<[Option<Report>; WAYS]> {
