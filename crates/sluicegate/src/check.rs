@@ -94,6 +94,11 @@ impl Check {
     pub fn tiers(&self) -> &[Tier] {
         &self.tiers
     }
+
+    /// Returns the keys of all tiers.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.tiers().iter().map(|tier| &tier.key)
+    }
 }
 
 impl Tier {

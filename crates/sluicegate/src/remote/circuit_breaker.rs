@@ -113,3 +113,23 @@ impl Drop for Probe {
 fn jittered(pause: Duration) -> Duration {
     pause / 2 + pause * u32::try_from(random() % 512).expect("a small number") / 1024
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_breaker_reports_the_error_that_opened_it_and_not_an_earlier_one() {
+        let breaker = CircuitBreaker::default();
+        let failure = |reason: &str| StoreError::NotRun(reason.to_owned());
+        assert!(!breaker.failed(&failure("first outage")));
+        breaker.succeeded();
+        for failed in 1..=MAX_FAILURES {
+            assert_eq!(breaker.failed(&failure("second outage")), failed == MAX_FAILURES);
+        }
+        assert_eq!(breaker.reason(), "second outage");
+        breaker.close();
+        assert!(breaker.open());
+        assert_eq!(breaker.reason(), "no answer in time", "the reason ends with the outage");
+    }
+}

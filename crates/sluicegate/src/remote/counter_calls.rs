@@ -55,7 +55,7 @@ impl Remote {
         Ok(snapshots)
     }
 
-    /// Deletes counters, and every cached denial, which may be due to them.
+    /// Deletes counters, which ends their cached denials.
     pub(crate) async fn reset(
         &self,
         counters: &[(Key, Algorithm)],
@@ -65,7 +65,10 @@ impl Remote {
         let groups = self.by_server(counters);
         let call = |counters| self.shared.store.reset(counters);
         let mut outcomes = self.call_each(&groups, deadline, call).await;
-        self.shared.denials.clear();
+        self.shared.denials.record_change(counters.iter().map(|(key, _)| key));
+        for (group, _) in groups.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()) {
+            self.shared.fallback.reset(&group.counters);
+        }
         if let [_] = outcomes[..] {
             return outcomes.remove(0);
         }

@@ -28,11 +28,14 @@ use crate::{
     check::{Check, Tier},
     decision::Source,
     hashing::RandomKeyedHash,
+    key::Key,
 };
 
 /// The most cached denials; beyond that the store decides.
 const MAX_DENIALS: usize = 65_536;
 const SHARDS: usize = 16;
+/// The number of places for the last changes of keys. Keys that share a place end each other's denials.
+const CHANGE_PLACES: usize = 4_096;
 
 pub(super) struct DenialCache {
     shards: Box<[Mutex<HashTable<Denial>>]>,
@@ -43,6 +46,8 @@ pub(super) struct DenialCache {
     count: AtomicUsize,
     /// The number of operations in this process that may end a denial: resets and refunds.
     changes: AtomicU64,
+    /// The number of the last of them, by the hash of the key.
+    last_changes: Box<[AtomicU64]>,
 }
 
 struct Denial {
@@ -55,6 +60,8 @@ struct Denial {
     since: Instant,
     /// Whether no reservation can be the cause of the denial.
     is_certain: bool,
+    /// The number of changes when the call was sent.
+    changes: u64,
     share: Share,
 }
 
@@ -73,6 +80,7 @@ impl DenialCache {
             longest_reservation,
             count: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
+            last_changes: (0..CHANGE_PLACES).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -98,7 +106,7 @@ impl DenialCache {
         let mut shard = self.shard(hash).lock();
         let known = shard.find_entry(hash, |denial| denial.tier == *tier).ok()?;
         let denial = known.get();
-        if now >= denial.until + self.longest_reservation {
+        if now >= denial.until + self.longest_reservation || self.has_changed(denial) {
             known.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -121,12 +129,12 @@ impl DenialCache {
                 let until = sent.at + wait.min(self.longest);
                 let share = answer.share(&tier.terms, check.count() - 1, answer.charged);
                 let is_certain = self.longest_reservation.is_zero();
-                let tier = tier.clone();
-                let denial = Denial { hash, tier, until, received, since: received, is_certain, share };
+                let (tier, since, changes) = (tier.clone(), received, sent.changes);
+                let denial = Denial { hash, tier, until, received, since, is_certain, changes, share };
                 if answer.passes > 0 {
                     self.end_denials(&denial.tier);
                 }
-                self.insert(denial, sent);
+                self.insert(denial, sent.at);
             } else if answer.retry.is_none() {
                 self.end_denials(tier);
             }
@@ -145,15 +153,14 @@ impl DenialCache {
         }
     }
 
-    fn insert(&self, mut denial: Denial, sent: &Sent) {
-        let mut shard = self.shard(denial.hash).lock();
-        // read under the lock, under which `clear` removes denials too
-        if self.changes.load(Ordering::Acquire) != sent.changes || denial.received >= denial.until {
+    fn insert(&self, mut denial: Denial, sent_at: Instant) {
+        if self.has_changed(&denial) || denial.received >= denial.until {
             return;
         }
+        let mut shard = self.shard(denial.hash).lock();
         if shard.len() >= MAX_DENIALS / SHARDS {
             let before = shard.len();
-            shard.retain(|other| other.until > denial.received);
+            shard.retain(|other| other.until > denial.received && !self.has_changed(other));
             self.count.fetch_sub(before - shard.len(), Ordering::Relaxed);
             if shard.len() >= MAX_DENIALS / SHARDS {
                 return;
@@ -162,9 +169,9 @@ impl DenialCache {
         match shard.entry(denial.hash, |other| other.tier == denial.tier, |other| other.hash) {
             Entry::Occupied(mut known) => {
                 let known = known.get_mut();
-                if sent.at < known.until + self.longest_reservation {
+                if sent_at < known.until + self.longest_reservation && !self.has_changed(known) {
                     denial.since = known.since;
-                    denial.is_certain |= sent.at >= known.since + self.longest_reservation;
+                    denial.is_certain |= sent_at >= known.since + self.longest_reservation;
                 }
                 *known = denial;
             }
@@ -175,14 +182,22 @@ impl DenialCache {
         }
     }
 
-    /// Removes all denials, and prevents those of calls in flight from being cached.
-    pub(super) fn clear(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            self.count.fetch_sub(shard.len(), Ordering::Relaxed);
-            shard.clear();
+    /// Records a reset or refund of these counters, which ends their denials, also those of calls in flight.
+    pub(super) fn record_change<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
+        let change = self.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        for key in keys {
+            self.last_change(key).fetch_max(change, Ordering::AcqRel);
         }
+    }
+
+    /// Returns whether the counter of a denial may have changed since the call was sent.
+    fn has_changed(&self, denial: &Denial) -> bool {
+        self.last_change(&denial.tier.key).load(Ordering::Acquire) > denial.changes
+    }
+
+    fn last_change(&self, key: &Key) -> &AtomicU64 {
+        let places = u64::try_from(CHANGE_PLACES).expect("a small number");
+        &self.last_changes[usize::try_from(self.hasher.hash_one(key) % places).expect("below a small number")]
     }
 
     fn hash(&self, tier: &Tier) -> u64 {
@@ -221,8 +236,12 @@ mod tests {
     const RESERVATION: Duration = Duration::from_millis(100);
 
     fn check() -> Check {
+        check_of("k")
+    }
+
+    fn check_of(key: &str) -> Check {
         let limit = Limit::fixed_window(10, Duration::from_secs(3_600)).unwrap();
-        let tier = Tier { key: Key::without_rule("k").unwrap(), terms: Terms::new(limit, Cost::ONE) };
+        let tier = Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(limit, Cost::ONE) };
         Check::new(Operation::Check, vec![tier]).unwrap()
     }
 
@@ -230,10 +249,14 @@ mod tests {
     async fn reply(cache: &DenialCache, passes: u32) {
         let sent = cache.sent(Instant::now());
         advance(Duration::from_millis(1)).await;
+        record(cache, &check(), &sent, passes);
+    }
+
+    fn record(cache: &DenialCache, check: &Check, sent: &Sent, passes: u32) {
         let retry = (passes < 2).then_some(Retry::After(Duration::from_secs(60)));
         let answer =
             Answer { passes, charged: passes, available: 0, retry, reset_after_us: 60_000_000, spare: 0 };
-        cache.insert_certain(&check().times(2), &[answer], &sent);
+        cache.insert_certain(&check.clone().times(2), &[answer], sent);
     }
 
     fn is_cached(cache: &DenialCache) -> bool {
@@ -283,5 +306,23 @@ mod tests {
             reply(&cache, 0).await;
             assert!(is_cached(&cache));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_one_key_ends_its_denials_and_no_others() {
+        let cache = DenialCache::new(LONGEST, Duration::ZERO);
+        let checks: Vec<Check> = (0..100).map(|key| check_of(&key.to_string())).collect();
+        let deny_all = |sent: &Sent| checks.iter().for_each(|check| record(&cache, check, sent, 0));
+        let cached = || checks.iter().filter(|check| cache.lookup(check).is_some()).count();
+        let sent = cache.sent(Instant::now());
+        deny_all(&sent);
+        assert_eq!(cached(), 100);
+        cache.record_change([&checks[7].tiers()[0].key]);
+        assert!(cache.lookup(&checks[7]).is_none());
+        assert!(cached() >= 90, "{} of 100 denials are left", cached());
+        deny_all(&sent);
+        assert!(cache.lookup(&checks[7]).is_none(), "the call was sent before the change");
+        deny_all(&cache.sent(Instant::now()));
+        assert_eq!(cached(), 100);
     }
 }

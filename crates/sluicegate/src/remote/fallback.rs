@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::Mutex;
 use sluicegate_core::{
-    Cost, Operation, Retry, Terms,
+    Algorithm, Cost, Operation, Retry, Terms,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -32,6 +32,7 @@ use crate::{
     check::{Check, Tier},
     decision::Source,
     hashing::random,
+    key::Key,
     memory::MemoryStore,
 };
 
@@ -68,6 +69,12 @@ impl Fallback {
     /// Records what the store reported about a tier.
     pub(super) fn record(&self, tier: &Tier, share: &Share) {
         self.known.record(tier, share);
+    }
+
+    /// Deletes what is known and counted here about counters that the store has deleted.
+    pub(super) fn reset(&self, counters: &[(Key, Algorithm)]) {
+        self.known.remove(counters);
+        self.counters.forget(counters);
     }
 
     /// Records how many instances the store has counted; `None` if it did not.
@@ -134,7 +141,7 @@ impl Fallback {
             let remaining = free(tier).saturating_sub(usage.used);
             let is_denied = remaining < needed && needed <= tier.terms.limit.capacity();
             let retry = Some(Retry::After(usage.reset_after));
-            let share = Share { passes: false, remaining, retry, reset_after: usage.reset_after };
+            let share = Share { passes: false, remaining, debt: 0, retry, reset_after: usage.reset_after };
             is_denied.then_some((position, share))
         });
         CheckShares { at: None, source: Source::Fallback, shares: denied.collect() }

@@ -167,7 +167,7 @@ impl Remote {
             shared.counters.record_ambiguous();
         }
         if let Operation::Refund { .. } = check.operation() {
-            shared.denials.clear();
+            shared.denials.record_change(check.keys());
         }
         answer
     }
@@ -269,8 +269,10 @@ impl Upstream {
             None => counters.record_call(sent_at.elapsed()),
             Some(error) => counters.record_error(error),
         }
-        if checks.iter().any(|check| matches!(check.operation(), Operation::Refund { .. })) {
-            denials.clear();
+        let mut refunds =
+            checks.iter().filter(|check| matches!(check.operation(), Operation::Refund { .. })).peekable();
+        if refunds.peek().is_some() {
+            denials.record_change(refunds.flat_map(Check::keys));
         }
         if decided.iter().any(|answer| answer.is_ok() || is_unreadable(&answer)) {
             self.breaker.succeeded();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluicegate::{
-    Key, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, Source, StoreError,
+    Key, Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule, RuleSelection, Source, StoreError,
 };
 use sluicegate_testkit::{
     cluster::{self, Cluster},
@@ -103,14 +103,15 @@ async fn without_the_store_the_usage_that_it_last_reported_still_counts() {
     let limiter = Limiter::with_options(store, rules, options).unwrap();
     let names = ["log", "window", "counter", "bucket"];
     for name in names {
-        for (user, used) in [("full", 10), ("half", 5)] {
+        for (user, used) in [("full", 10), ("half", 5), ("reset", 10)] {
             let decision = limiter.check(&labels(&[("rule", name), ("user", user)]), used).await.unwrap();
             assert_eq!((decision.source, decision.is_allowed()), (Source::Store, true));
         }
+        limiter.reset(&labels(&[("rule", name), ("user", "reset")]), &RuleSelection::Keyed).await.unwrap();
     }
     server.suspend();
     for name in names {
-        for (user, expected) in [("full", 0), ("half", 5), ("new", 10)] {
+        for (user, expected) in [("full", 0), ("half", 5), ("reset", 10), ("new", 10)] {
             let labels = labels(&[("rule", name), ("user", user)]);
             let mut admitted = 0;
             for _ in 0..20 {
