@@ -154,8 +154,17 @@ impl ServerProcess {
 
     /// Returns the peak memory of the process, in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
+        self.memory_status("VmHWM:")
+    }
+
+    /// Returns the resident memory of the process, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory_status("VmRSS:")
+    }
+
+    fn memory_status(&self, name: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
     }
 

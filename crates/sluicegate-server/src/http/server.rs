@@ -1,6 +1,13 @@
 //! Serves the HTTP connections of one listener.
 
-use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use hyper::{
     Request, StatusCode,
@@ -10,7 +17,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpListener,
+};
 
 use super::{
     Caller, HttpService,
@@ -21,16 +31,19 @@ use crate::net::{
     acceptor::{AcceptConfig, Acceptor, Connection},
     activity::{Activity, CloseReason, Timeouts},
     shutdown::Shutdown,
+    stream::Stream,
     tls::Protocol,
 };
 
 /// The most connections at a time, unless the configuration sets another number. One more evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
-/// How long a connection may take to send the head of its next request, and so how long it may be idle.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may be idle. The head of a request must arrive within [`INCOMPLETE_REQUEST_TIMEOUT`] of its first bytes.
+///
+/// [`INCOMPLETE_REQUEST_TIMEOUT`]: crate::net::connection_limit::INCOMPLETE_REQUEST_TIMEOUT
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: HEAD_TIMEOUT, idle: HEAD_TIMEOUT };
+pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: IDLE_TIMEOUT, idle: IDLE_TIMEOUT };
 
 /// The largest head of a request, in bytes.
 pub const MAX_HEAD: usize = 64 << 10;
@@ -62,6 +75,44 @@ struct Handler {
 /// Whether a response rejects the body itself, because it is too large or too slow.
 fn is_about_body(status: StatusCode) -> bool {
     matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT)
+}
+
+/// A stream that reports when bytes arrive.
+struct ReportingStream {
+    stream: Stream,
+    activity: Activity,
+}
+
+impl AsyncRead for ReportingStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if read.is_ready() {
+            self.activity.received();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for ReportingStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown) {
@@ -97,7 +148,7 @@ async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown)
         .max_buf_size(MAX_HEAD)
         // Bodies are small or chunked: copying one behind its head is faster than a vectored write.
         .writev(false)
-        .serve_connection(TokioIo::new(stream), respond);
+        .serve_connection(TokioIo::new(ReportingStream { stream, activity: activity.clone() }), respond);
     let mut connection = pin!(connection);
     tokio::select! {
         biased;

@@ -15,6 +15,8 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::{task::AbortHandle, time::Instant};
 
+use super::connection_limit::INCOMPLETE_REQUEST_TIMEOUT;
+
 /// How long connections may send no complete request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
@@ -36,6 +38,8 @@ struct State {
     /// Responses whose body is being sent. Such a connection may be evicted, but is not over its timeout.
     streaming: AtomicU32,
     has_requested: AtomicBool,
+    /// Whether bytes have arrived since the last request.
+    is_receiving: AtomicBool,
     /// Whether the last request that needs a token had a valid one, or none is configured.
     is_authenticated: AtomicBool,
     /// When the connection was accepted or its last authenticated request ended, in milliseconds after the epoch.
@@ -75,6 +79,7 @@ impl Activity {
             in_flight: AtomicU32::new(0),
             streaming: AtomicU32::new(0),
             has_requested: AtomicBool::new(false),
+            is_receiving: AtomicBool::new(false),
             is_authenticated: AtomicBool::new(false),
             idle_since: AtomicU64::new(0),
             deadline: AtomicU64::new(0),
@@ -125,6 +130,11 @@ impl Activity {
     /// Whether the last request that needs a token had a valid one, or none is configured.
     pub(super) fn is_authenticated(&self) -> bool {
         self.0.is_authenticated.load(Ordering::Relaxed)
+    }
+
+    /// Records that bytes have arrived. If they are not followed by a complete request in time, the connection is closed.
+    pub(crate) fn received(&self) {
+        self.0.is_receiving.store(true, Ordering::Relaxed);
     }
 
     /// Records a request. The connection is idle again when everything that this returned is dropped.
@@ -204,6 +214,11 @@ impl Activity {
 
     /// Requests the connection to close if it is overdue.
     pub(super) fn reap(&self, now: Instant) {
+        // The reaper notices the first bytes, so that they need no clock.
+        if self.0.is_receiving.load(Ordering::Relaxed) {
+            let complete_by = self.millis(now + INCOMPLETE_REQUEST_TIMEOUT);
+            self.0.deadline.fetch_min(complete_by, Ordering::Relaxed);
+        }
         if self.is_overdue(now) {
             self.0.reaped.store(true, Ordering::Release);
             self.0.waker.wake();
@@ -227,6 +242,7 @@ impl Drop for InFlight {
         if self.0.is_authenticated() {
             state.idle_since.store(self.0.millis(now), Ordering::Relaxed);
         }
+        state.is_receiving.store(false, Ordering::Relaxed);
         self.0.set_deadline(now + state.idle_timeout);
         // Released last: a thread that reads zero also reads the times.
         state.in_flight.fetch_sub(1, Ordering::Release);

@@ -29,6 +29,9 @@ const ACTIVE: Duration = Duration::from_secs(5);
 /// How often the reaper checks all connections. A timeout takes effect late by up to this.
 pub const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a request may take to arrive, from its first bytes. For HTTP, this is the head; other front ends have their own timeouts.
+pub const INCOMPLETE_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// Unless set, an address keeps one part in this many of the slots while all are taken.
 const DEFAULT_ADDRESS_PARTS: usize = 2;
 

@@ -11,8 +11,9 @@ use tokio_util::either::Either;
 /// third: with megabytes buffered, a client that reads less than that within the timeout counts as not reading.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection, encrypted or not. A write fails after [`WRITE_TIMEOUT`] without progress.
-pub type Stream = Either<PlainStream, TlsStream<PlainStream>>;
+/// A connection, encrypted or not. A write fails after [`WRITE_TIMEOUT`] without progress. The state of TLS is boxed to keep the tasks of
+/// other connections small.
+pub type Stream = Either<PlainStream, Box<TlsStream<PlainStream>>>;
 
 /// A TCP connection. Its timer runs only while the socket accepts no more bytes.
 pub(super) type PlainStream = Pin<Box<TimeoutWriter<TcpStream>>>;

@@ -67,8 +67,9 @@ impl TlsAcceptor {
         let stream = stream::plain(stream);
         let Some(certificates) = &self.0 else { return Ok(Either::Left(stream)) };
         let config = certificates.load().for_protocol(protocol);
-        let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-        timeout(HANDSHAKE_TIMEOUT, handshake).await?.map(Either::Right)
+        // Boxed to keep the tasks of connections without TLS small.
+        let handshake = Box::pin(tokio_rustls::TlsAcceptor::from(config).accept(stream));
+        timeout(HANDSHAKE_TIMEOUT, handshake).await?.map(|stream| Either::Right(Box::new(stream)))
     }
 }
 

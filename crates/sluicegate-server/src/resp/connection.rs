@@ -3,12 +3,21 @@
 //! A slow client costs bounded time and memory: the input buffer holds at most one incomplete command after all others are answered, and
 //! no input is read while the client does not read its replies.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    io,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use bytes::{Buf, BytesMut};
 use sluicegate::{Operation, Progress};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     task::coop::consume_budget,
     time::{Instant, timeout, timeout_at},
 };
@@ -57,8 +66,16 @@ const COMMANDS_PER_BUDGET_UNIT: u64 = 4;
 /// How many bytes of input are read at a time.
 const READ_ROOM: usize = 16 << 10;
 
+/// How many bytes of input buffer an idle connection keeps.
+const INPUT_ROOM: usize = 1 << 10;
+
 /// How many bytes of reply buffer an idle connection keeps.
-const REPLY_ROOM: usize = 4 << 10;
+const REPLY_ROOM: usize = 1 << 10;
+
+thread_local! {
+    /// Where input is received.
+    static READ_BUFFER: RefCell<Box<[MaybeUninit<u8>]>> = RefCell::new(Box::new_uninit_slice(READ_ROOM));
+}
 
 impl Endpoint {
     /// Serves one client that has no slot, until it disconnects or breaks the protocol. Nothing times out: timeouts are the listener's.
@@ -74,7 +91,7 @@ impl Endpoint {
         activity: &Activity,
     ) {
         let counted = CountedClient::new(self);
-        let connection = Connection {
+        let mut connection = Connection {
             io,
             engine: &self.engine,
             endpoint: self,
@@ -125,12 +142,11 @@ struct Connection<'a, I> {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
-    async fn run(mut self, activity: &Activity) -> io::Result<()> {
+    async fn run(&mut self, activity: &Activity) -> io::Result<()> {
         loop {
-            self.input.reserve(READ_ROOM);
             tokio::select! {
                 biased;
-                read = self.io.read_buf(&mut self.input) => {
+                read = self.receive() => {
                     if read? == 0 {
                         return Ok(());
                     }
@@ -156,8 +172,21 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         }
     }
 
+    /// Receives input. It is read into a buffer of the thread first, so that a connection without unanswered input has no large one.
+    async fn receive(&mut self) -> io::Result<usize> {
+        poll_fn(|context| {
+            READ_BUFFER.with_borrow_mut(|buffer| {
+                let mut buffer = ReadBuf::uninit(buffer);
+                ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer))?;
+                self.input.extend_from_slice(buffer.filled());
+                Poll::Ready(Ok(buffer.filled().len()))
+            })
+        })
+        .await
+    }
+
     /// Answers commands that are still on their way, until the client is quiet for [`DRAIN_QUIET`].
-    async fn drain(mut self, activity: &Activity) -> io::Result<()> {
+    async fn drain(&mut self, activity: &Activity) -> io::Result<()> {
         // Half the grace, so that the connection is closed in order and not aborted.
         let end = Instant::now() + SHUTDOWN_GRACE / 2;
         loop {
@@ -166,8 +195,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             if until <= now {
                 return self.close().await;
             }
-            self.input.reserve(READ_ROOM);
-            match timeout_at(until, self.io.read_buf(&mut self.input)).await {
+            match timeout_at(until, self.receive()).await {
                 Ok(read) => {
                     if read? == 0 {
                         return Ok(());
@@ -233,7 +261,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         drop(in_flight);
         self.endpoint.info.record_commands(commands);
         self.input.advance(read);
-        if self.input.is_empty() && self.input.capacity() > READ_ROOM {
+        if self.input.is_empty() && self.input.capacity() > INPUT_ROOM {
             self.input = BytesMut::new();
         }
         self.write().await?;
@@ -260,13 +288,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     }
 
     /// Closes the connection so that the client receives all replies, even if it is still sending.
-    async fn close(mut self) -> io::Result<()> {
+    async fn close(&mut self) -> io::Result<()> {
         self.io.shutdown().await?;
         let discard_input = async {
             loop {
                 self.input.clear();
-                self.input.reserve(READ_ROOM);
-                if self.io.read_buf(&mut self.input).await? == 0 {
+                if self.receive().await? == 0 {
                     return Ok(());
                 }
             }
@@ -402,13 +429,10 @@ fn is_http(command: &Command<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::Pin,
-        task::{Context, Poll},
-    };
+    use std::task::Context;
 
     use sluicegate::{Limiter, MemoryStore};
-    use tokio::io::{ReadBuf, duplex, join};
+    use tokio::io::{duplex, join};
 
     use super::*;
     use crate::auth::Access;

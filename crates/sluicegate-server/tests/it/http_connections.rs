@@ -17,10 +17,10 @@ use sluicegate_server::{
     config::{Scopes, Tls, Token},
     demo,
     engine::Engine,
-    http::{self, HttpService, server::HEAD_TIMEOUT},
+    http::{self, HttpService, server::IDLE_TIMEOUT},
     net::{
         acceptor::AcceptConfig,
-        connection_limit::REAP_INTERVAL,
+        connection_limit::{INCOMPLETE_REQUEST_TIMEOUT, REAP_INTERVAL},
         shutdown::{SHUTDOWN_GRACE, Shutdown},
         stream::WRITE_TIMEOUT,
         tls::{HANDSHAKE_TIMEOUT, TlsAcceptor},
@@ -51,7 +51,7 @@ async fn start() -> Running {
 
 /// A server whose checks a remote store decides when the test permits it.
 async fn start_gated(store: &Arc<GatedStore>) -> Running {
-    let options = Options { deadline: 10 * HEAD_TIMEOUT, ..Options::default() };
+    let options = Options { deadline: 10 * IDLE_TIMEOUT, ..Options::default() };
     let engine = Engine::new(Limiter::with_options(Arc::clone(store), demo::rules(), options).unwrap());
     run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
 }
@@ -83,21 +83,35 @@ async fn rest(stream: &mut TcpStream) -> String {
 /// Returns how long the server takes to close the connection, and asserts that it sends nothing.
 async fn time_to_close(stream: &mut TcpStream) -> Duration {
     let begin = Instant::now();
-    assert_eq!(timeout(2 * HEAD_TIMEOUT, rest(stream)).await.unwrap(), "");
+    assert_eq!(timeout(2 * IDLE_TIMEOUT, rest(stream)).await.unwrap(), "");
     begin.elapsed()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_is_closed_if_its_head_is_not_complete_in_time() {
+    const HALF: &str = "POST /v1/check HTTP/1.1\r\nhost: a\r\n";
     let running = start().await;
-    for unfinished in ["", "POST /v1/check HTTP/1.1\r\nhost: a\r\n"] {
-        let mut stream = send(running.address, unfinished).await;
-        assert_timed_out(time_to_close(&mut stream).await);
-    }
+    let mut stream = send(running.address, "").await;
+    assert_timed_out(time_to_close(&mut stream).await);
+    let mut stream = send(running.address, HALF).await;
+    assert_incomplete(time_to_close(&mut stream).await);
+    // nor do further bytes extend the time, also after a request
+    let mut stream = send(running.address, "").await;
+    check(&mut stream).await;
+    stream.write_all(HALF.as_bytes()).await.unwrap();
+    let half_the_time = INCOMPLETE_REQUEST_TIMEOUT / 2;
+    tokio::time::sleep(half_the_time).await;
+    stream.write_all(b"x: y\r\n").await.unwrap();
+    assert_incomplete(half_the_time + time_to_close(&mut stream).await);
+}
+
+fn assert_incomplete(took: Duration) {
+    let range = INCOMPLETE_REQUEST_TIMEOUT..=INCOMPLETE_REQUEST_TIMEOUT + 2 * REAP_INTERVAL;
+    assert!(range.contains(&(took + TICK)), "{took:?}");
 }
 
 fn assert_timed_out(took: Duration) {
-    assert!(took <= HEAD_TIMEOUT + REAP_INTERVAL + TICK && took + TICK >= HEAD_TIMEOUT, "{took:?}");
+    assert!(took <= IDLE_TIMEOUT + REAP_INTERVAL + TICK && took + TICK >= IDLE_TIMEOUT, "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,7 +119,7 @@ async fn an_idle_connection_is_closed_and_a_used_one_is_not() {
     let running = start().await;
     let mut stream = send(running.address, "").await;
     for _ in 0..5 {
-        tokio::time::sleep(HEAD_TIMEOUT * 9 / 10).await;
+        tokio::time::sleep(IDLE_TIMEOUT * 9 / 10).await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
         let mut response = Vec::new();
         while !response.ends_with(b"\r\n\r\nok") {
@@ -168,7 +182,7 @@ async fn a_response_may_take_longer_than_the_next_head() {
     let running = start_gated(&store).await;
     let mut stream = send(running.address, &login()).await;
     store.received().await;
-    tokio::time::sleep(3 * HEAD_TIMEOUT).await;
+    tokio::time::sleep(3 * IDLE_TIMEOUT).await;
     store.permit(1);
     let mut response = Vec::new();
     while !response.ends_with(b"}]}") {

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use sluicegate_testkit::wait::PATIENCE;
+use sluicegate_testkit::wait::{self, PATIENCE};
 
 use super::reload::{Checker, by_grpc, by_http, by_resp};
 use crate::{
@@ -114,6 +114,37 @@ fn incomplete_requests_block_no_other_client_and_are_closed() {
     });
     let grown = program.peak_memory() - before;
     assert!(grown < FRONTS * MAX_GROWTH, "{grown} bytes");
+}
+
+/// The bounds are about twice what is needed.
+#[test]
+fn an_idle_connection_keeps_little_memory_which_is_freed_after_it_is_closed() {
+    const CONNECTIONS: usize = 1_000;
+    /// What the allocator may keep of a closed connection, in bytes.
+    const KEPT: usize = 8 << 10;
+    const HTTP: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n";
+    raise_open_file_limit();
+    for (front, request, max_kib) in [("http", HTTP, 48), ("resp", b"PING\r\n", 10)] {
+        let (_home, program) = start();
+        let address = if front == "http" { &program.http } else { &program.resp };
+        assert_serves(&mut program.client());
+        let before = program.memory();
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(request).unwrap();
+            assert!(stream.read(&mut [0; 1 << 10]).unwrap() > 0);
+            connections.push(stream);
+        }
+        let each = (program.memory() - before) / CONNECTIONS;
+        assert!(each < max_kib << 10, "{front}: {each} bytes per connection");
+        drop(connections);
+        wait::until("the memory is freed", PATIENCE, || {
+            // the allocator returns memory while it is used
+            (0..10).for_each(|_| assert_serves(&mut program.client()));
+            program.memory().saturating_sub(before) < CONNECTIONS * KEPT
+        });
+    }
 }
 
 #[test]
