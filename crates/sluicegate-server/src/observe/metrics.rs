@@ -119,6 +119,18 @@ const STORE_UNRELEASED: Metric = counter(
 );
 const STORE_KEYS: Metric = gauge("store_keys", "Counters in the memory store");
 const STORE_BYTES: Metric = gauge("store_bytes", "Memory used by the memory store");
+const STORE_MAX_BYTES: Metric = gauge(
+    "store_max_bytes",
+    "Memory that the memory store can use: the limit without the part for the allocator",
+);
+const STORE_FULL: Metric = gauge(
+    "store_full",
+    "1 if new keys shared overflow counters in the last minute because the memory store is full",
+);
+const STORE_OVERFLOW: Metric = counter(
+    "store_overflow_decisions",
+    "Checks and charges on overflow counters because the memory store is full, once for each matching rule",
+);
 const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
 const CLOCK_SKEW: Metric = gauge(
     "clock_skew_seconds",
@@ -254,6 +266,9 @@ impl Scrape {
         text.count(&STORE_UNRELEASED, &store.unreleased_reservations)?;
         text.level(&STORE_KEYS, &store.keys)?;
         text.level(&STORE_BYTES, &store.bytes)?;
+        text.level(&STORE_MAX_BYTES, &store.max_bytes)?;
+        text.level(&STORE_FULL, &u64::from(self.observer.overflow.is_full()))?;
+        text.count(&STORE_OVERFLOW, &store.overflow_decisions)?;
         text.level(&BREAKER, &whole(*open_breakers))?;
         text.level(&WAITING, &whole(*waiting))?;
         text.level(&STORE_CALLS, &whole(*in_flight))?;

@@ -8,6 +8,7 @@
 //! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
 //! | [`heavy_hitters`] | the keys with the most checks and the most denials |
 //! | [`history`] | decisions per second of the last hour |
+//! | [`overflow`] | whether the memory store is full |
 //! | [`logs`] | log format, filter and audit lines |
 //! | [`log_queue`] | the bounded queue of lines, and the thread that writes them |
 //! | [`trace`] | a span for each request, as part of the caller's trace |
@@ -25,6 +26,7 @@ pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod outcome;
+pub mod overflow;
 mod per_thread;
 pub mod trace;
 
@@ -42,6 +44,7 @@ use self::{
     counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
     heavy_hitters::{HeavyHitters, KeyOutcome},
     outcome::{RequestOutcome, RuleOutcome},
+    overflow::OverflowMonitor,
 };
 use crate::engine::Transport;
 
@@ -60,6 +63,7 @@ pub struct Observer {
     reloads: metrics::Reloads,
     top: HeavyHitters,
     history: history::History,
+    overflow: OverflowMonitor,
 }
 
 /// The observation of one request in flight. It ends when this is dropped, also if the caller is dropped.
@@ -120,6 +124,7 @@ impl Observer {
             reloads: metrics::Reloads::default(),
             top: HeavyHitters::default(),
             history: history::History::default(),
+            overflow: OverflowMonitor::default(),
         }
     }
 

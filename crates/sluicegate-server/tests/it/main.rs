@@ -14,6 +14,8 @@ mod grpc_front;
 mod http;
 mod http_connections;
 mod live;
+mod log_lines;
+mod memory_full;
 mod metrics;
 mod metrics_history;
 mod openapi;
@@ -21,5 +23,4 @@ mod prometheus;
 mod resp;
 mod resp_clients;
 mod resp_redis;
-
 mod trace;
