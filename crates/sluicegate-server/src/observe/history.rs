@@ -4,7 +4,7 @@
 //! second the [`MAX_RULES`] busiest rules are kept, and none that were idle.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -12,11 +12,12 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 use sluicegate::{Stats, stats::BOUNDS};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Observer,
     counters::{CounterTable, OTHER_RULES, sum},
+    decision_rates::{RuleTotals, increase},
     outcome::{RequestOutcome, RuleOutcome},
 };
 
@@ -103,7 +104,7 @@ struct Totals {
     store_micros: u64,
     store_errors: u64,
     overflow_decisions: u64,
-    rules: HashMap<Arc<str>, [u64; RuleOutcome::ALL.len()]>,
+    rules: Arc<RuleTotals>,
 }
 
 impl Default for History {
@@ -159,8 +160,10 @@ impl Observer {
 
     /// Records the activity since the previous call. Call it every [`INTERVAL`].
     pub fn record_second(&self, stats: &Stats) {
+        let totals = self.totals(stats);
+        self.rates.record(Instant::now(), Arc::clone(&totals.rules));
         self.overflow.record(&stats.store);
-        self.history.record(self.totals(stats), stats);
+        self.history.record(totals, stats);
     }
 
     fn totals(&self, stats: &Stats) -> Totals {
@@ -183,7 +186,7 @@ impl Observer {
             store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
             store_errors: sum(stats.errors.iter().map(|(_, count)| *count)),
             overflow_decisions: stats.store.overflow_decisions,
-            rules: rules.collect(),
+            rules: Arc::new(rules.collect()),
         }
     }
 }
@@ -272,11 +275,6 @@ fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
         (below, lower) = (below + count, upper);
     }
     if below == 0 && counts[BOUNDS.len()] == 0 { 0 } else { lower }
-}
-
-/// The increase of a counter; after a reset, its whole value.
-fn increase(now: u64, before: u64) -> u64 {
-    now.checked_sub(before).unwrap_or(now)
 }
 
 #[cfg(test)]

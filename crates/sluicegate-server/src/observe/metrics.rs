@@ -75,6 +75,8 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
 
 const REQUESTS: Metric = counter("requests", "Requests by operation and outcome");
 const DECISIONS: Metric = counter("decisions", "Checks by matching rule and its outcome");
+const DECISION_RATE: Metric =
+    gauge("decision_rate", "Checks per second by matching rule and its outcome, over the last 10 seconds");
 const DECISION_COST: Metric = counter("decision_cost", "Cost in the rule's unit, before the rule's factor");
 const DECISION_DURATION: Metric = histogram(
     "decision_duration_seconds",
@@ -222,6 +224,12 @@ impl Scrape {
         for (rule, counters) in self.table.all() {
             for (outcome, count) in counters.decisions() {
                 count_of(&mut family, &[("rule", rule), ("outcome", outcome)], &count)?;
+            }
+        }
+        let (mut family, period) = (text.family(&DECISION_RATE)?, self.observer.rates.period());
+        for (rule, _) in self.table.all() {
+            for (outcome, rate) in period.rates(rule) {
+                level_of(&mut family, &[("rule", rule), ("outcome", outcome)], &rate)?;
             }
         }
         let mut family = text.family(&DECISION_COST)?;

@@ -8,6 +8,7 @@
 //! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
 //! | [`heavy_hitters`] | the keys with the most checks and the most denials |
 //! | [`history`] | decisions per second of the last hour |
+//! | [`decision_rates`] | decisions per second of each rule over the last ten seconds |
 //! | [`overflow`] | whether the memory store is full |
 //! | [`logs`] | log format, filter and audit lines |
 //! | [`log_queue`] | the bounded queue of lines, and the thread that writes them |
@@ -18,6 +19,7 @@
 //! decisions.
 
 mod counters;
+pub mod decision_rates;
 pub mod heavy_hitters;
 pub mod history;
 pub mod log_queue;
@@ -42,6 +44,7 @@ use sluicegate::{
 
 use self::{
     counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    decision_rates::DecisionRates,
     heavy_hitters::{HeavyHitters, KeyOutcome},
     outcome::{RequestOutcome, RuleOutcome},
     overflow::OverflowMonitor,
@@ -63,6 +66,7 @@ pub struct Observer {
     reloads: metrics::Reloads,
     top: HeavyHitters,
     history: history::History,
+    rates: DecisionRates,
     overflow: OverflowMonitor,
 }
 
@@ -124,6 +128,7 @@ impl Observer {
             reloads: metrics::Reloads::default(),
             top: HeavyHitters::default(),
             history: history::History::default(),
+            rates: DecisionRates::default(),
             overflow: OverflowMonitor::default(),
         }
     }
