@@ -30,6 +30,7 @@ use sluicegate::{
 use super::{
     Observer,
     counters::{CounterTable, sum},
+    key_scans::KeyCounts,
     log_queue::LineCounts,
     logs,
 };
@@ -133,6 +134,14 @@ const STORE_OVERFLOW: Metric = counter(
     "store_overflow_decisions",
     "Checks and charges on overflow counters because the memory store is full, once for each matching rule",
 );
+const SCANNED_KEYS: Metric =
+    gauge("store_scanned_keys", "Keys of sluicegate in Redis that the last key scan found");
+const KEYS_WITHOUT_TTL: Metric = gauge(
+    "store_keys_without_ttl",
+    "Keys of sluicegate in Redis without a TTL, which never expire, that the last key scan found",
+);
+const KEY_SCAN_SUCCESSFUL: Metric =
+    gauge("store_last_key_scan_successful", "1 unless the last scan of the keys in Redis failed");
 const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
 const CLOCK_SKEW: Metric = gauge(
     "clock_skew_seconds",
@@ -277,6 +286,11 @@ impl Scrape {
         text.level(&STORE_MAX_BYTES, &store.max_bytes)?;
         text.level(&STORE_FULL, &u64::from(self.observer.overflow.is_full()))?;
         text.count(&STORE_OVERFLOW, &store.overflow_decisions)?;
+        let scans = self.observer.key_scans();
+        let KeyCounts { keys, without_ttl } = scans.counts();
+        text.level(&SCANNED_KEYS, &keys)?;
+        text.level(&KEYS_WITHOUT_TTL, &without_ttl)?;
+        text.level(&KEY_SCAN_SUCCESSFUL, &u64::from(!scans.is_failed()))?;
         text.level(&BREAKER, &whole(*open_breakers))?;
         text.level(&WAITING, &whole(*waiting))?;
         text.level(&STORE_CALLS, &whole(*in_flight))?;

@@ -10,6 +10,7 @@
 //! | [`history`] | decisions per second of the last hour |
 //! | [`decision_rates`] | decisions per second of each rule over the last ten seconds |
 //! | [`overflow`] | whether the memory store is full |
+//! | [`key_scans`] | the results of the scans for keys without a TTL |
 //! | [`logs`] | log format, filter and audit lines |
 //! | [`log_queue`] | the bounded queue of lines, and the thread that writes them |
 //! | [`trace`] | a span for each request, as part of the caller's trace |
@@ -22,6 +23,7 @@ mod counters;
 pub mod decision_rates;
 pub mod heavy_hitters;
 pub mod history;
+pub mod key_scans;
 pub mod log_queue;
 pub mod logs;
 pub mod metrics;
@@ -46,6 +48,7 @@ use self::{
     counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
     decision_rates::DecisionRates,
     heavy_hitters::{HeavyHitters, KeyOutcome},
+    key_scans::KeyScans,
     outcome::{RequestOutcome, RuleOutcome},
     overflow::OverflowMonitor,
 };
@@ -68,6 +71,7 @@ pub struct Observer {
     history: history::History,
     rates: DecisionRates,
     overflow: OverflowMonitor,
+    key_scans: KeyScans,
 }
 
 /// The observation of one request in flight. It ends when this is dropped, also if the caller is dropped.
@@ -130,6 +134,7 @@ impl Observer {
             history: history::History::default(),
             rates: DecisionRates::default(),
             overflow: OverflowMonitor::default(),
+            key_scans: KeyScans::default(),
         }
     }
 
@@ -161,6 +166,11 @@ impl Observer {
     /// The results of configuration reloads.
     pub fn reloads(&self) -> &metrics::Reloads {
         &self.reloads
+    }
+
+    /// The results of the scans for keys without a TTL.
+    pub fn key_scans(&self) -> &KeyScans {
+        &self.key_scans
     }
 
     /// Returns the keys with the most checks and the most denials.

@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// A log writer in memory.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(pub(crate) Arc<Mutex<Vec<u8>>>);
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
