@@ -5,6 +5,7 @@
 //!
 //! * [`server`]: the whole server: configuration, listeners, reloads, shutdown
 //! * [`startup`]: when the server is ready
+//! * [`key_scan`]: a periodic scan for keys without a TTL
 //! * [`net`]: listeners, TLS, connection limits and timeouts, shared by all front ends
 //! * [`auth`]: tokens and their scopes
 //! * [`http`]: the JSON API
@@ -32,6 +33,7 @@ pub mod engine;
 pub mod forward_auth;
 pub mod grpc;
 pub mod http;
+pub mod key_scan;
 pub mod labels;
 pub mod net;
 pub mod observe;

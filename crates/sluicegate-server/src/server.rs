@@ -19,6 +19,7 @@ use crate::{
     },
     engine::Engine,
     forward_auth, grpc, http,
+    key_scan::KeyScanner,
     net::{
         acceptor::AcceptConfig,
         listener::{self, ListenError},
@@ -224,6 +225,10 @@ impl Server {
         let (mut front_ends, grpc_services) = self.spawn_front_ends().await;
         let engine = self.engine.clone();
         let history = tokio::spawn(async move { engine.record_history().await });
+        let key_scan = KeyScanner::new(&self.config.store).map(|scanner| {
+            let engine = self.engine.clone();
+            tokio::spawn(async move { scanner.run(engine.observer().key_scans()).await })
+        });
         let (engine, startup) = (self.engine.clone(), self.startup.clone());
         let reach_store = tokio::spawn(async move {
             startup.reach_store(|| engine.limiter().warm_up()).await;
@@ -257,6 +262,9 @@ impl Server {
         while front_ends.join_next().await.is_some() {}
         history.abort();
         reach_store.abort();
+        if let Some(key_scan) = key_scan {
+            key_scan.abort();
+        }
     }
 
     fn log_warnings(&self) {

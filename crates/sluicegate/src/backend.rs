@@ -9,7 +9,7 @@ use crate::{
     check::{Check, Tier},
     decision::Source,
     key::Key,
-    memory::MemoryStore,
+    memory::{MemoryStore, MemoryUsage},
     remote::{Options, Remote},
     stats::{RemoteCounters, Stats, StoreStats},
     store::{CheckAnswer, CounterSnapshot, Store, StoreError},
@@ -112,8 +112,14 @@ impl Backend {
         match self {
             Self::Local(store) => {
                 let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-                let (keys, bytes) = (whole(store.len()), whole(store.memory_bytes()));
-                let store = StoreStats { keys, bytes, ..StoreStats::default() };
+                let MemoryUsage { counters, bytes, max_bytes, overflow_decisions } = store.usage();
+                let store = StoreStats {
+                    keys: whole(counters),
+                    bytes: whole(bytes),
+                    max_bytes: whole(max_bytes),
+                    overflow_decisions,
+                    ..StoreStats::default()
+                };
                 Stats { store, ..RemoteCounters::default().snapshot() }
             }
             Self::Remote(remote) => remote.stats(),

@@ -64,6 +64,11 @@ pub struct StoreStats {
     pub keys: u64,
     /// Memory of a memory store in bytes.
     pub bytes: u64,
+    /// The most that `bytes` can be: the configured bound without the eighth that is kept free for the allocator.
+    pub max_bytes: u64,
+    /// Checks and charges of a full memory store, one for each matching rule, that had no counter of their own. Their keys share overflow
+    /// counters, and are denied together once these are exhausted.
+    pub overflow_decisions: u64,
 }
 
 /// The difference between two clocks.

@@ -1,6 +1,6 @@
 //! Scan of sluicegate's keys: number and size per rule, keys without a TTL, unreadable, orphaned and foreign keys.
 //!
-//! The scan is gentle on production servers: one page at a time, with a pause after each, up to a maximum number of keys.
+//! The scan is gentle on production servers: one page at a time, with pauses, up to a maximum number of keys.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -21,7 +21,7 @@ use crate::{
     output::{OutputFormat, Progress},
 };
 
-/// The pause after each page, which limits the scan to fifty thousand keys per second.
+/// The pause after the keys of a rule are measured.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The number of keys measured per rule and server. Pages are in hash order, so the first keys are a random sample.
 const SAMPLE: usize = 20;
@@ -166,21 +166,17 @@ impl KeyScan {
         max: u64,
         progress: &Progress,
     ) -> Result<(), StoreError> {
-        let mut cursor = Some(0);
-        while let Some(at) = cursor {
-            if self.scanned >= max {
-                self.is_complete = false;
-                return Ok(());
-            }
-            let page = server.page(at).await?;
+        let mut pages = server.key_pages();
+        while self.scanned < max
+            && let Some(keys) = pages.next().await?
+        {
             self.scanned += u64::from(PAGE);
-            for key in page.keys {
+            for key in keys {
                 self.add(place, key, known);
             }
             progress.update(self.scanned, format!("{} of sluicegate", format::count(self.own)));
-            cursor = page.next;
-            sleep(PAUSE).await;
         }
+        self.is_complete &= pages.is_complete();
         Ok(())
     }
 

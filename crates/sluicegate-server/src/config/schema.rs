@@ -120,6 +120,8 @@ tables! {
         /// Expected number of instances, among which `on_store_failure = "local"` divides each limit until the store has counted them
         #[schemars(extend("default" = 1, "minimum" = 1, "maximum" = MAX_INSTANCES))]
         instances: u64,
+        /// How often the server scans the keys in Redis for keys without a TTL, 1 m to 30 d. Off if unset. Needs `+scan` and `+pttl`
+        key_scan_interval: DurationValue,
         /// File with the password, instead of a password in the URL
         password_file: String,
         /// PEM file with the CA certificates that servers are verified against, instead of the system's

@@ -20,6 +20,10 @@ pub const MIN_DEADLINE: Duration = Duration::from_millis(1);
 pub const MAX_DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum time for which a denial is cached.
 pub const MAX_DENIAL_CACHE: Duration = Duration::from_secs(60);
+/// Minimum interval between scans of the keys in Redis.
+pub(super) const MIN_KEY_SCAN_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum interval between scans of the keys in Redis.
+pub(super) const MAX_KEY_SCAN_INTERVAL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Minimum length of the key for secret labels, in bytes: shorter keys can be found by brute force.
 pub const MIN_HASH_SECRET: usize = 16;
 /// The largest expected number of instances.
@@ -127,6 +131,8 @@ pub struct StoreSettings {
     pub denial_cache: Duration,
     /// Expected number of instances, until the store has counted them.
     pub instances: u32,
+    /// How often the keys in Redis are scanned for keys without a TTL; never if unset.
+    pub key_scan_interval: Option<Duration>,
     /// Passwords and certificates for Redis, read from their files.
     pub redis: RedisSettings,
 }
@@ -160,6 +166,7 @@ impl Default for StoreSettings {
             max_memory: DEFAULT_MAX_MEMORY,
             denial_cache,
             instances,
+            key_scan_interval: None,
             redis: RedisSettings::default(),
         }
     }

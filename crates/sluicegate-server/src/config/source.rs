@@ -132,6 +132,7 @@ impl Source {
         overlay.set(&mut store.max_memory, "SLUICEGATE_STORE_MAX_MEMORY", None);
         overlay.set(&mut store.denial_cache, "SLUICEGATE_STORE_DENIAL_CACHE", None);
         overlay.set(&mut store.instances, "SLUICEGATE_STORE_INSTANCES", None);
+        overlay.set(&mut store.key_scan_interval, "SLUICEGATE_STORE_KEY_SCAN_INTERVAL", None);
         overlay.set(&mut store.password_file, "SLUICEGATE_STORE_PASSWORD_FILE", None);
         overlay.set(&mut store.hash_secret_file, "SLUICEGATE_STORE_HASH_SECRET_FILE", None);
     }

@@ -13,13 +13,14 @@ use super::{
     files::Files,
     schema,
     settings::{
-        CONNECTIONS, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_INSTANCES, MAX_TOKENS, MIN_DEADLINE,
-        MIN_HASH_SECRET, Scopes, ServerSettings, StoreSettings, Tls, Token,
+        CONNECTIONS, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_INSTANCES, MAX_KEY_SCAN_INTERVAL, MAX_TOKENS,
+        MIN_DEADLINE, MIN_HASH_SECRET, MIN_KEY_SCAN_INTERVAL, Scopes, ServerSettings, StoreSettings, Tls,
+        Token,
     },
     source::Environment,
     toml_reader::Field,
 };
-use crate::{labels::HashSecret, store::StoreUrl};
+use crate::{duration, labels::HashSecret, store::StoreUrl};
 
 /// Validates settings. An invalid value is reported and replaced by its default.
 pub(super) struct Validator<'a> {
@@ -256,6 +257,17 @@ impl Validator<'_> {
                 }
             }
         }
+        if let Some(span) = read.key_scan_interval.get() {
+            settings.key_scan_interval = Some(span.0);
+            if !(MIN_KEY_SCAN_INTERVAL..=MAX_KEY_SCAN_INTERVAL).contains(&span.0) {
+                let message = format!(
+                    "store.key_scan_interval is out of range: use {} to {}, or remove it to disable the scan",
+                    duration::text(MIN_KEY_SCAN_INTERVAL),
+                    duration::text(MAX_KEY_SCAN_INTERVAL)
+                );
+                self.problems.push(Problem::new(&read.key_scan_interval.location(), message));
+            }
+        }
         if let Some(bytes) = read.max_memory.get() {
             match usize::try_from(bytes.0) {
                 Ok(bytes) if bytes >= MIN_MAX_MEMORY => settings.max_memory = bytes,
@@ -336,12 +348,15 @@ impl Validator<'_> {
             &read.sentinel_user,
             &read.sentinel_password_file,
         ];
+        let redis_only = redis_only.map(|field| (field.is_absent(), field.location()));
+        let scan = (read.key_scan_interval.is_absent(), read.key_scan_interval.location());
         let StoreUrl::Redis(url) = &settings.url else {
-            if let Some(field) = redis_only.into_iter().find(|field| !field.is_absent())
+            if let Some((_, location)) =
+                redis_only.into_iter().chain([scan]).find(|(is_absent, _)| !is_absent)
                 && !matches!(read.url, Field::Wrong(_))
             {
                 let message = "this setting needs Redis but store.url is \"memory:\": remove it, or set store.url to a Redis";
-                self.problems.push(Problem::new(&field.location(), message));
+                self.problems.push(Problem::new(&location, message));
             }
             return;
         };
@@ -385,6 +400,7 @@ pub(super) fn needs_restart(
         ("store.max_memory", store.max_memory != new_store.max_memory),
         ("store.instances", store.instances != new_store.instances),
         ("store.denial_cache", store.denial_cache != new_store.denial_cache),
+        ("store.key_scan_interval", store.key_scan_interval != new_store.key_scan_interval),
         ("the store's passwords or certificates", store.redis != new_store.redis),
     ];
     differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()

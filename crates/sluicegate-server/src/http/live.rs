@@ -83,6 +83,8 @@ struct Hello<'a> {
     seconds: usize,
     /// Whether the store is remote, so that a decision takes a round trip.
     remote_store: bool,
+    /// The memory that the memory store can use, in bytes; 0 if the store is remote.
+    store_max_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -214,6 +216,7 @@ impl Listener {
             may: scopes.filter(|scope| may.allows(*scope)).map(Scope::name).collect(),
             seconds: history::SECONDS,
             remote_store: self.api.engine.limiter().is_remote(),
+            store_max_bytes: self.api.engine.limiter().stats().store.max_bytes,
         }
     }
 

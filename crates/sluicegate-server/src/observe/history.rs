@@ -4,7 +4,7 @@
 //! second the [`MAX_RULES`] busiest rules are kept, and none that were idle.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -12,11 +12,12 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 use sluicegate::{Stats, stats::BOUNDS};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Observer,
     counters::{CounterTable, OTHER_RULES, sum},
+    decision_rates::{RuleTotals, increase},
     outcome::{RequestOutcome, RuleOutcome},
 };
 
@@ -58,6 +59,10 @@ pub struct Second {
     pub store_errors: u64,
     /// Open circuit breakers at the end of the second.
     pub breakers_open: u64,
+    /// Memory used by the memory store at the end of the second, in bytes.
+    pub store_bytes: u64,
+    /// Checks and charges on overflow counters, one for each matching rule, because the memory store is full.
+    pub overflow_decisions: u64,
     /// The busiest rules in descending order, then the sum of the others.
     pub rules: Vec<RuleSecond>,
 }
@@ -98,7 +103,8 @@ struct Totals {
     store_calls: [u64; BOUNDS.len() + 1],
     store_micros: u64,
     store_errors: u64,
-    rules: HashMap<Arc<str>, [u64; RuleOutcome::ALL.len()]>,
+    overflow_decisions: u64,
+    rules: Arc<RuleTotals>,
 }
 
 impl Default for History {
@@ -127,12 +133,15 @@ impl History {
     }
 
     #[expect(clippy::disallowed_methods, reason = "the time is only displayed")]
-    fn record(&self, totals: Totals, breakers_open: usize) {
+    fn record(&self, totals: Totals, stats: &Stats) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut recorded = self.seconds.lock();
         let number = recorded.seconds.back().map_or(1, |second| second.number + 1);
-        let mut second = totals.since(&recorded.before, number, breakers_open);
+        let mut second = totals.since(&recorded.before);
+        second.number = number;
         second.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        second.breakers_open = u64::try_from(stats.open_breakers).unwrap_or(u64::MAX);
+        second.store_bytes = stats.store.bytes;
         if recorded.seconds.len() == SECONDS {
             recorded.seconds.pop_front();
         }
@@ -151,7 +160,10 @@ impl Observer {
 
     /// Records the activity since the previous call. Call it every [`INTERVAL`].
     pub fn record_second(&self, stats: &Stats) {
-        self.history.record(self.totals(stats), stats.open_breakers);
+        let totals = self.totals(stats);
+        self.rates.record(Instant::now(), Arc::clone(&totals.rules));
+        self.overflow.record(&stats.store);
+        self.history.record(totals, stats);
     }
 
     fn totals(&self, stats: &Stats) -> Totals {
@@ -173,13 +185,15 @@ impl Observer {
             store_calls: stats.calls.counts,
             store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
             store_errors: sum(stats.errors.iter().map(|(_, count)| *count)),
-            rules: rules.collect(),
+            overflow_decisions: stats.store.overflow_decisions,
+            rules: Arc::new(rules.collect()),
         }
     }
 }
 
 impl Totals {
-    fn since(&self, before: &Self, number: u64, breakers_open: usize) -> Second {
+    /// The increase since earlier totals.
+    fn since(&self, before: &Self) -> Second {
         let of = |outcome: RequestOutcome| {
             increase(self.requests[outcome as usize], before.requests[outcome as usize])
         };
@@ -188,8 +202,6 @@ impl Totals {
             *count = increase(*count, before);
         }
         Second {
-            number,
-            at_ms: 0,
             allowed: of(RequestOutcome::Allowed),
             denied: of(RequestOutcome::Denied),
             unmatched: of(RequestOutcome::Unmatched),
@@ -202,8 +214,9 @@ impl Totals {
             store_p50_us: quantile(&calls, 50),
             store_p99_us: quantile(&calls, 99),
             store_errors: increase(self.store_errors, before.store_errors),
-            breakers_open: u64::try_from(breakers_open).unwrap_or(u64::MAX),
+            overflow_decisions: increase(self.overflow_decisions, before.overflow_decisions),
             rules: self.rules_since(before),
+            ..Second::default()
         }
     }
 
@@ -262,11 +275,6 @@ fn quantile(counts: &[u64; BOUNDS.len() + 1], percent: u64) -> u64 {
         (below, lower) = (below + count, upper);
     }
     if below == 0 && counts[BOUNDS.len()] == 0 { 0 } else { lower }
-}
-
-/// The increase of a counter; after a reset, its whole value.
-fn increase(now: u64, before: u64) -> u64 {
-    now.checked_sub(before).unwrap_or(now)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use sluicegate::{
 use super::{
     Observer,
     counters::{CounterTable, sum},
+    key_scans::KeyCounts,
     log_queue::LineCounts,
     logs,
 };
@@ -75,6 +76,8 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
 
 const REQUESTS: Metric = counter("requests", "Requests by operation and outcome");
 const DECISIONS: Metric = counter("decisions", "Checks by matching rule and its outcome");
+const DECISION_RATE: Metric =
+    gauge("decision_rate", "Checks per second by matching rule and its outcome, over the last 10 seconds");
 const DECISION_COST: Metric = counter("decision_cost", "Cost in the rule's unit, before the rule's factor");
 const DECISION_DURATION: Metric = histogram(
     "decision_duration_seconds",
@@ -119,6 +122,26 @@ const STORE_UNRELEASED: Metric = counter(
 );
 const STORE_KEYS: Metric = gauge("store_keys", "Counters in the memory store");
 const STORE_BYTES: Metric = gauge("store_bytes", "Memory used by the memory store");
+const STORE_MAX_BYTES: Metric = gauge(
+    "store_max_bytes",
+    "Memory that the memory store can use: the limit without the part for the allocator",
+);
+const STORE_FULL: Metric = gauge(
+    "store_full",
+    "1 if new keys shared overflow counters in the last minute because the memory store is full",
+);
+const STORE_OVERFLOW: Metric = counter(
+    "store_overflow_decisions",
+    "Checks and charges on overflow counters because the memory store is full, once for each matching rule",
+);
+const SCANNED_KEYS: Metric =
+    gauge("store_scanned_keys", "Keys of sluicegate in Redis that the last key scan found");
+const KEYS_WITHOUT_TTL: Metric = gauge(
+    "store_keys_without_ttl",
+    "Keys of sluicegate in Redis without a TTL, which never expire, that the last key scan found",
+);
+const KEY_SCAN_SUCCESSFUL: Metric =
+    gauge("store_last_key_scan_successful", "1 unless the last scan of the keys in Redis failed");
 const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
 const CLOCK_SKEW: Metric = gauge(
     "clock_skew_seconds",
@@ -212,6 +235,12 @@ impl Scrape {
                 count_of(&mut family, &[("rule", rule), ("outcome", outcome)], &count)?;
             }
         }
+        let (mut family, period) = (text.family(&DECISION_RATE)?, self.observer.rates.period());
+        for (rule, _) in self.table.all() {
+            for (outcome, rate) in period.rates(rule) {
+                level_of(&mut family, &[("rule", rule), ("outcome", outcome)], &rate)?;
+            }
+        }
         let mut family = text.family(&DECISION_COST)?;
         for (rule, counters) in self.table.all() {
             for (outcome, cost) in counters.costs() {
@@ -254,6 +283,14 @@ impl Scrape {
         text.count(&STORE_UNRELEASED, &store.unreleased_reservations)?;
         text.level(&STORE_KEYS, &store.keys)?;
         text.level(&STORE_BYTES, &store.bytes)?;
+        text.level(&STORE_MAX_BYTES, &store.max_bytes)?;
+        text.level(&STORE_FULL, &u64::from(self.observer.overflow.is_full()))?;
+        text.count(&STORE_OVERFLOW, &store.overflow_decisions)?;
+        let scans = self.observer.key_scans();
+        let KeyCounts { keys, without_ttl } = scans.counts();
+        text.level(&SCANNED_KEYS, &keys)?;
+        text.level(&KEYS_WITHOUT_TTL, &without_ttl)?;
+        text.level(&KEY_SCAN_SUCCESSFUL, &u64::from(!scans.is_failed()))?;
         text.level(&BREAKER, &whole(*open_breakers))?;
         text.level(&WAITING, &whole(*waiting))?;
         text.level(&STORE_CALLS, &whole(*in_flight))?;

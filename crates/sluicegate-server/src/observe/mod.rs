@@ -8,6 +8,9 @@
 //! | [`metrics`] | names, labels and help texts of all metrics, in OpenMetrics format |
 //! | [`heavy_hitters`] | the keys with the most checks and the most denials |
 //! | [`history`] | decisions per second of the last hour |
+//! | [`decision_rates`] | decisions per second of each rule over the last ten seconds |
+//! | [`overflow`] | whether the memory store is full |
+//! | [`key_scans`] | the results of the scans for keys without a TTL |
 //! | [`logs`] | log format, filter and audit lines |
 //! | [`log_queue`] | the bounded queue of lines, and the thread that writes them |
 //! | [`trace`] | a span for each request, as part of the caller's trace |
@@ -17,14 +20,17 @@
 //! decisions.
 
 mod counters;
+pub mod decision_rates;
 pub mod heavy_hitters;
 pub mod history;
+pub mod key_scans;
 pub mod log_queue;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod outcome;
+pub mod overflow;
 mod per_thread;
 pub mod trace;
 
@@ -40,8 +46,11 @@ use sluicegate::{
 
 use self::{
     counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    decision_rates::DecisionRates,
     heavy_hitters::{HeavyHitters, KeyOutcome},
+    key_scans::KeyScans,
     outcome::{RequestOutcome, RuleOutcome},
+    overflow::OverflowMonitor,
 };
 use crate::engine::Transport;
 
@@ -60,6 +69,9 @@ pub struct Observer {
     reloads: metrics::Reloads,
     top: HeavyHitters,
     history: history::History,
+    rates: DecisionRates,
+    overflow: OverflowMonitor,
+    key_scans: KeyScans,
 }
 
 /// The observation of one request in flight. It ends when this is dropped, also if the caller is dropped.
@@ -120,6 +132,9 @@ impl Observer {
             reloads: metrics::Reloads::default(),
             top: HeavyHitters::default(),
             history: history::History::default(),
+            rates: DecisionRates::default(),
+            overflow: OverflowMonitor::default(),
+            key_scans: KeyScans::default(),
         }
     }
 
@@ -151,6 +166,11 @@ impl Observer {
     /// The results of configuration reloads.
     pub fn reloads(&self) -> &metrics::Reloads {
         &self.reloads
+    }
+
+    /// The results of the scans for keys without a TTL.
+    pub fn key_scans(&self) -> &KeyScans {
+        &self.key_scans
     }
 
     /// Returns the keys with the most checks and the most denials.

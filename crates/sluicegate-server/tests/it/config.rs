@@ -83,6 +83,7 @@ fn without_a_file_the_demo_rules_run_on_loopback_and_in_memory() {
     let store = &config.store;
     assert_eq!((store.deadline, store.denial_cache), (Duration::from_millis(50), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "sg"));
+    assert_eq!(store.key_scan_interval, None);
 }
 
 #[test]
@@ -167,6 +168,11 @@ fn errors_have_a_location_the_value_and_a_fix() {
         ("[store]\ndeadline = 10".to_owned(), (2, 12), vec!["10 is not a duration"]),
         ("[store]\ndeadline = \"0s\"".to_owned(), (2, 12), vec!["out of range: use 1ms to 10s"]),
         ("[store]\ndenial_cache = \"2m\"".to_owned(), (2, 16), vec!["use 0s to 60s"]),
+        (
+            "[store]\nurl = \"redis://h\"\nkey_scan_interval = \"30s\"".to_owned(),
+            (3, 21),
+            vec!["store.key_scan_interval is out of range", "use 1m to 30d, or remove it"],
+        ),
         ("[store]\ninstances = 0".to_owned(), (2, 13), vec!["store.instances 0", "use 1 to 100000"]),
         (
             "[store]\nmax_memory = \"256MB\"".to_owned(),
@@ -341,6 +347,7 @@ fn flags_override_environment_overrides_file_overrides_defaults() {
         ("SLUICEGATE_STORE_DEADLINE", "7ms"),
         ("SLUICEGATE_STORE_DENIAL_CACHE", "2s"),
         ("SLUICEGATE_STORE_MAX_MEMORY", "2MiB"),
+        ("SLUICEGATE_STORE_KEY_SCAN_INTERVAL", "1h"),
         ("SLUICEGATE_HEADERS", "github"),
         ("SLUICEGATE_ENVOY_CLOSED", "unavailable"),
         ("SLUICEGATE_TRUSTED_PROXIES", "10.0.0.0/8, ::ffff:192.0.2.1"),
@@ -354,6 +361,7 @@ fn flags_override_environment_overrides_file_overrides_defaults() {
     assert_eq!(config.store.url.to_string(), "redis://flag");
     assert_eq!((config.store.prefix.as_str(), config.store.deadline), ("file", Duration::from_millis(7)));
     assert_eq!((config.store.denial_cache, config.store.max_memory), (Duration::from_secs(2), 2 << 20));
+    assert_eq!(config.store.key_scan_interval, Some(Duration::from_secs(3_600)));
     assert_eq!((server.headers, server.envoy_closed), (Dialect::GitHub, Closed::Unavailable));
     let proxies: Vec<_> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(proxies, ["10.0.0.0/8", "192.0.2.1/32"]);
@@ -518,6 +526,7 @@ fn paths_are_relative_to_the_configuration_file() {
 fn inconsistent_store_settings_are_rejected() {
     for (text, part) in [
         ("url = \"memory:\"\nca = \"pem\"", "needs Redis"),
+        ("key_scan_interval = \"1h\"", "needs Redis but store.url is \"memory:\": remove it"),
         ("url = \"rediss://h\"\ncert = \"pem\"", "store.cert has no private key"),
         ("url = \"rediss://h\"\nkey = \"pem\"", "store.key has no certificate"),
         ("url = \"rediss://h\"\nca = \"empty\"", "is not PEM"),

@@ -198,6 +198,11 @@ async fn settings_that_need_a_restart_are_listed_while_they_differ_from_the_star
     // The comparison is with the start, not with the previous reload.
     replace(&path, "[server]\nhttp = \"127.0.0.1:2\"\n");
     assert_eq!(changed(&mut watcher).await.1, ["server.http"]);
+    replace(
+        &path,
+        "[server]\nhttp = \"127.0.0.1:1\"\n[store]\nurl = \"redis://h\"\nkey_scan_interval = \"1h\"\n",
+    );
+    assert_eq!(changed(&mut watcher).await.1, ["store.url", "store.key_scan_interval"]);
     replace(&path, "[server]\nhttp = \"127.0.0.1:1\"\nheaders = \"none\"\n");
     assert!(changed(&mut watcher).await.1.is_empty());
 }

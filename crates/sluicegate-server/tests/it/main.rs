@@ -13,7 +13,10 @@ mod grpc_connections;
 mod grpc_front;
 mod http;
 mod http_connections;
+mod key_scan;
 mod live;
+mod log_lines;
+mod memory_full;
 mod metrics;
 mod metrics_history;
 mod openapi;
@@ -21,5 +24,4 @@ mod prometheus;
 mod resp;
 mod resp_clients;
 mod resp_redis;
-
 mod trace;

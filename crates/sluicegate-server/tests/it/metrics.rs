@@ -52,7 +52,7 @@ async fn check(engine: &Engine, labels: &[(&str, &str)], cost: u64) -> bool {
 }
 
 /// The value of a series, given its name and labels as in the text.
-fn value(text: &str, series: &str) -> f64 {
+pub(crate) fn value(text: &str, series: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
 }

@@ -10,6 +10,8 @@ use sluicegate_server::{
     observe::history::{MAX_RULES, RuleSecond, SECONDS, Second},
 };
 
+use crate::metrics::value;
+
 fn engine(rules: impl IntoIterator<Item = Rule>) -> Engine {
     Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap())
 }
@@ -46,7 +48,8 @@ async fn a_second_has_its_decisions_in_total_and_by_rule() {
     assert_eq!((first.number, first.allowed, first.denied, first.unmatched), (1, 2, 1, 1));
     assert_eq!(first.rules, [of("shadow", 1, 0, 2), of("login", 1, 1, 0)]);
     let second = keep(&engine);
-    assert_eq!(*second, Second { number: 2, at_ms: second.at_ms, ..Second::default() });
+    let Second { at_ms, store_bytes, .. } = *second;
+    assert_eq!(*second, Second { number: 2, at_ms, store_bytes, ..Second::default() });
     assert!(second.at_ms >= first.at_ms && first.at_ms > 0);
     check(&engine, &[("route", "login")]).await;
     let third = keep(&engine);
@@ -92,4 +95,32 @@ async fn a_subscriber_receives_each_second() {
     let seconds = engine.observer().history().since(2);
     assert_eq!((last, seconds.len(), seconds[0].allowed), (4, 2, 1));
     recorder.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rate_gauge_is_the_mean_of_the_last_ten_seconds() {
+    let engine = engine([rule("login", 2)]);
+    let rate = |outcome: &str| {
+        let series = format!("sluicegate_decision_rate{{rule=\"login\",outcome=\"{outcome}\"}}");
+        value(&engine.metrics(), &series)
+    };
+    assert_eq!((rate("allowed"), rate("denied")), (0.0, 0.0));
+    let second = async || {
+        keep(&engine);
+        tokio::time::advance(Duration::from_secs(1)).await;
+    };
+    second().await;
+    for _ in 0..6 {
+        check(&engine, &[]).await;
+    }
+    second().await;
+    assert_eq!((rate("allowed"), rate("denied")), (2.0, 4.0));
+    for _ in 0..9 {
+        second().await;
+    }
+    assert_eq!((rate("allowed"), rate("denied")), (0.2, 0.4));
+    second().await;
+    assert_eq!((rate("allowed"), rate("denied")), (0.0, 0.0));
+    let unknown = "sluicegate_decision_rate{rule=\"!key\",outcome=\"allowed\"}";
+    assert_eq!(value(&engine.metrics(), unknown), 0.0);
 }

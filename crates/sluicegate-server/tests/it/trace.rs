@@ -3,15 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    io::{self, Write},
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Once},
     time::Duration,
 };
 
 use ::http::Request;
 use axum::{Router, body::Body};
-use parking_lot::Mutex;
 use serde_json::Value;
 use sluicegate::{Limit, Limiter, MemoryStore, Rule};
 use sluicegate_server::{
@@ -25,64 +23,16 @@ use sluicegate_server::{
 };
 use sluicegate_testkit::failing_store::FailingStore;
 use tower::ServiceExt;
-use tracing::{
-    Subscriber,
-    subscriber::{set_default, set_global_default, with_default},
-};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::subscriber::set_default;
 
-use crate::grpc_front::{Front, descriptor, request};
+use crate::{
+    grpc_front::{Front, descriptor, request},
+    log_lines::{Lines, logged, subscriber},
+};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 const PARENT: &str = "00f067aa0ba902b7";
-
-/// A log writer in memory.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Lines {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().clone()).unwrap()
-    }
-
-    fn json(&self) -> Vec<Value> {
-        self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-}
-
-/// A subscriber for one test, and its writer.
-///
-/// The process needs a second subscriber: with a single one, tracing decides about a call site in the thread that reaches it
-/// first, and a concurrent test without a subscriber would disable the call site for this one.
-fn subscriber<W>(settings: &Settings, writer: W) -> (impl Subscriber + Send + Sync, Logs)
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
-    static SECOND: Once = Once::new();
-    SECOND.call_once(|| set_global_default(tracing_subscriber::registry()).unwrap());
-    Logs::subscriber(settings, writer).unwrap()
-}
-
-fn logged(settings: &Settings, act: impl FnOnce()) -> Lines {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let (subscriber, logs) = subscriber(settings, move || writer.clone());
-    with_default(subscriber, act);
-    logs.stop();
-    lines
-}
 
 fn service() -> HttpService {
     let limit = Limit::sliding_log(1, Duration::from_secs(60)).unwrap();
@@ -200,6 +150,8 @@ async fn at_the_default_level_requests_log_nothing() {
 
 #[cfg(feature = "otlp")]
 mod otlp {
+    use std::sync::Arc;
+
     use opentelemetry_proto::tonic::{
         collector::trace::v1::{
             ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -208,6 +160,7 @@ mod otlp {
         common::v1::{KeyValue, any_value},
         trace::v1::Span,
     };
+    use parking_lot::Mutex;
     use sluicegate_server::{auth::Access, observe::otlp::Collector, resp::Endpoint};
     use tokio::{io::AsyncWriteExt, net::TcpListener};
     use tonic::{Response, Status, transport::server::TcpIncoming};

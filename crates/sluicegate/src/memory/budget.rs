@@ -22,6 +22,11 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Returns the bound of [`Budget::used`].
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
     /// Returns whether less than an eighth is free.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.used() > self.max / 8 * 7

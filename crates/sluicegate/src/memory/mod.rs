@@ -51,6 +51,19 @@ pub struct MemoryStore {
     clock: Clock,
 }
 
+/// The size of a memory store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryUsage {
+    /// Number of counters.
+    pub(crate) counters: usize,
+    /// Memory that is allocated or reserved, in bytes.
+    pub(crate) bytes: usize,
+    /// The most that `bytes` can be: the memory bound without the part that is kept free for the allocator.
+    pub(crate) max_bytes: usize,
+    /// Checks and charges, one for each tier, that had no counter of their own because no memory was free.
+    pub(crate) overflow_decisions: u64,
+}
+
 /// A memory bound that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("max_memory of {0} bytes is too small: use at least {MIN_MAX_MEMORY} (1 MiB)")]
@@ -128,12 +141,16 @@ impl MemoryStore {
 
     /// Returns the number of counters.
     pub fn len(&self) -> usize {
-        self.table.len()
+        self.usage().counters
     }
 
     /// Returns whether the store holds no counter.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    pub(crate) fn usage(&self) -> MemoryUsage {
+        self.table.usage()
     }
 
     /// Returns the memory that is allocated or reserved, in bytes; never more than the bound. It excludes the overhead of the

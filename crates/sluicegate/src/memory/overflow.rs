@@ -21,6 +21,9 @@ pub(super) const MIN_OVERFLOW: usize = 8;
 pub(super) struct OverflowCounters {
     counters: Vec<OverflowCounter>,
     max: usize,
+    /// Checks and charges without a counter of their own. The lock of the shard protects it, so that decisions of other shards do not
+    /// contend for it.
+    decisions: u64,
 }
 
 /// One counter for all keys of a rule under limits of the same window and rate. Other limits must not share it: units that
@@ -43,7 +46,7 @@ impl OverflowCounter {
 impl OverflowCounters {
     /// Creates an empty set with memory reserved for `max` counters, at least [`MIN_OVERFLOW`].
     pub(super) fn new(max: usize) -> Self {
-        Self { counters: Vec::new(), max }
+        Self { counters: Vec::new(), max, decisions: 0 }
     }
 
     /// Returns the initial state of a new counter: fresh, or a copy of the overflow counter if the key may have used it before, so
@@ -57,6 +60,18 @@ impl OverflowCounters {
         state
     }
 
+    /// Returns the number of checks and charges without a counter of their own.
+    pub(super) fn decisions(&self) -> u64 {
+        self.decisions
+    }
+
+    /// Records that an operation is decided without a counter of its own.
+    pub(super) fn record(&mut self, operation: Operation) {
+        if matches!(operation, Operation::Check | Operation::Charge) {
+            self.decisions += 1;
+        }
+    }
+
     /// Runs `act` on the overflow counter of a key. A refund changes nothing, because another key may have charged the units. If
     /// there is no overflow counter either, the limit is exhausted.
     pub(super) fn with<R>(
@@ -65,6 +80,7 @@ impl OverflowCounters {
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
+        self.record(lookup.operation);
         match self.find_or_insert(lookup, now) {
             Some(index) if matches!(lookup.operation, Operation::Refund { .. }) => {
                 act(&mut self.counters[index].state.clone())
@@ -105,4 +121,88 @@ pub(super) fn with_exhausted_state<R>(
     let mut exhausted = State::fresh(lookup.limit.algorithm());
     exhausted.charge(lookup.limit, now, lookup.limit.capacity());
     act(&mut exhausted)
+}
+
+#[cfg(test)]
+mod tests {
+    use sluicegate_core::{Cost, Terms};
+
+    use super::{
+        super::{
+            MemoryStore,
+            tests::{HOUR, check, fill, limits, small_store},
+        },
+        *,
+    };
+    use crate::{
+        check::{Check, Tier},
+        key::Key,
+    };
+
+    fn overflow_decisions(store: &MemoryStore) -> u64 {
+        store.usage().overflow_decisions
+    }
+
+    #[test]
+    fn only_checks_and_charges_of_keys_without_a_counter_are_recorded() {
+        for limit in limits(3, HOUR) {
+            let (store, _) = small_store();
+            check(&store, "known", &limit);
+            assert_eq!(overflow_decisions(&store), 0, "{limit:?}: the store has room");
+            fill(&store, &limit);
+            let before = overflow_decisions(&store);
+            assert!(before >= 5_000, "{limit:?}: the last keys do not fit");
+            let apply = |name: &str, operation| {
+                let key = Key::without_rule(name).unwrap();
+                store.decide_one(&key, &Terms::new(limit, Cost::ONE), operation, 1);
+            };
+            apply("late", Operation::Check);
+            apply("late", Operation::Charge);
+            apply("late", Operation::Peek);
+            apply("late", Operation::Refund { at: None });
+            apply("known", Operation::Check);
+            assert_eq!(overflow_decisions(&store), before + 2, "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn each_tier_of_a_check_is_recorded_once() {
+        for limit in limits(3, HOUR) {
+            let (store, _) = small_store();
+            check(&store, "known", &limit);
+            fill(&store, &limit);
+            let before = overflow_decisions(&store);
+            let tier = |name: &str| Tier {
+                key: Key::without_rule(name).unwrap(),
+                terms: Terms::new(limit, Cost::ONE),
+            };
+            let tiers = || vec![tier("late"), tier("later"), tier("known")];
+            store.decide_all(&[Check::new(Operation::Check, tiers()).unwrap()]);
+            assert_eq!(overflow_decisions(&store), before + 2, "{limit:?}");
+            store.decide_all(&[Check::new(Operation::Peek, tiers()).unwrap()]);
+            assert_eq!(overflow_decisions(&store), before + 2, "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn a_known_key_that_is_denied_for_lack_of_memory_is_recorded() {
+        let limit = Limit::token_bucket(3, HOUR).unwrap();
+        let (store, _) = small_store();
+        fill(&store, &limit);
+        let before = overflow_decisions(&store);
+        // a window of its own for each key needs a limit class of its own
+        let denied = (0..20_000_u64)
+            .map(|key| Limit::token_bucket(3, HOUR + std::time::Duration::from_micros(key + 1)).unwrap())
+            .enumerate()
+            .find(|(key, own)| check(&store, &format!("flood:{key}"), own).charged == 0);
+        assert!(denied.is_some() && overflow_decisions(&store) > before);
+    }
+
+    #[test]
+    fn a_full_store_has_used_nearly_all_memory_that_is_not_kept_free() {
+        let (store, _) = small_store();
+        fill(&store, &Limit::token_bucket(3, HOUR).unwrap());
+        let usage = store.usage();
+        assert!(usage.bytes <= usage.max_bytes && usage.bytes > usage.max_bytes / 100 * 95, "{usage:?}");
+    }
 }

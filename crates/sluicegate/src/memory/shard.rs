@@ -66,6 +66,11 @@ impl Shard {
         self.entries.len()
     }
 
+    /// Returns the number of checks and charges without a counter of their own.
+    pub(super) fn overflow_decisions(&self) -> u64 {
+        self.overflow.decisions()
+    }
+
     /// Returns the counter of a check or peek if it exists and was written under the window or rate of the limit. A decision
     /// then changes only its numbers. This is the fast path of nearly every decision.
     #[inline(always)]
@@ -216,6 +221,7 @@ impl Shard {
     ) -> R {
         let bytes = self.classes.growth_bytes();
         if !budget.reserve(bytes) {
+            self.overflow.record(lookup.operation);
             return with_exhausted_state(lookup, now, act);
         }
         let entry = self.entries.get_mut(id);

@@ -11,6 +11,7 @@ use std::{
 use sluicegate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp, step::granted};
 
 use super::{
+    MemoryUsage,
     budget::Budget,
     hashing::Hashing,
     overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
@@ -190,8 +191,18 @@ impl<L: Lock<Shard>> Table<L> {
         CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.0.lock().len()).sum()
+    /// Returns the number of counters, the memory in use and its bound.
+    pub(super) fn usage(&self) -> MemoryUsage {
+        let (bytes, max_bytes) = (self.budget.used(), self.budget.max());
+        let usage = MemoryUsage { counters: 0, bytes, max_bytes, overflow_decisions: 0 };
+        self.shards.iter().fold(usage, |usage, shard| {
+            let shard = shard.0.lock();
+            MemoryUsage {
+                counters: usage.counters + shard.len(),
+                overflow_decisions: usage.overflow_decisions + shard.overflow_decisions(),
+                ..usage
+            }
+        })
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -226,9 +237,10 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             });
             return adjusted.collect();
         }
+        // the first pass only reads: the operation is recorded once, in the second
         let passes: Vec<u32> = tiers()
             .map(|(tier, location)| {
-                self.with(operation, tier, location, |state| tier.terms.passes(state, count, now))
+                self.with(Operation::Peek, tier, location, |state| tier.terms.passes(state, count, now))
             })
             .collect();
         let granted = match operation {

@@ -15,21 +15,21 @@ use crate::{
     key::{Key, encoded_rule},
 };
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 const START: Timestamp = Timestamp::from_micros(1_794_765_441_799_839);
 
-fn small_store() -> (MemoryStore, ManualClock) {
+pub(super) fn small_store() -> (MemoryStore, ManualClock) {
     let clock = ManualClock::new(START);
     let store = MemoryStore::new().with_max_memory(MIN_MAX_MEMORY).unwrap().with_clock(clock.clone());
     (store, clock)
 }
 
-fn check(store: &MemoryStore, key: &str, limit: &Limit) -> Answer {
+pub(super) fn check(store: &MemoryStore, key: &str, limit: &Limit) -> Answer {
     let key = Key::without_rule(key).unwrap();
     store.decide_one(&key, &Terms::new(*limit, Cost::ONE), Operation::Check, 1).0
 }
 
-fn limits(amount: u64, window: Duration) -> [Limit; 4] {
+pub(super) fn limits(amount: u64, window: Duration) -> [Limit; 4] {
     Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).unwrap())
 }
 
@@ -129,7 +129,7 @@ fn logs_without_memory_merge_entries_and_never_count_less() {
 }
 
 /// Fills the store with keys of one rule until no shard accepts another one.
-fn fill(store: &MemoryStore, limit: &Limit) {
+pub(super) fn fill(store: &MemoryStore, limit: &Limit) {
     let mut without_insert = 0;
     for flood in 0.. {
         let before = store.len();

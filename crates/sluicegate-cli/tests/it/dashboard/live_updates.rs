@@ -7,6 +7,8 @@ use crate::server_process::{ANY_PORTS, ConfigDir, ServerProcess};
 
 /// The number of points in the chart of decisions.
 const POINTS: &str = "sluicegateCharts.decisions.plot.data[0].length";
+/// More sliding logs than fit into the smallest memory store.
+const KEYS_OF_A_FULL_STORE: u32 = 8_000;
 /// A checksum of the pixels of the chart of decisions.
 const PIXELS: &str = "(() => {
     const canvas = document.querySelector('#decisions canvas');
@@ -113,6 +115,27 @@ async fn a_store_outage_is_a_band_on_the_charts() {
     browser.until_text("#state", "Healthy").await;
     browser.until_text("#state-note", "after a degraded period").await;
     browser.assert_no_console_errors().await;
+}
+
+#[tokio::test]
+async fn a_full_memory_store_is_shown_and_logged() {
+    let home = ConfigDir::new(&format!("{ANY_PORTS}[store]\nmax_memory = \"1MiB\"\n{RULES}"));
+    let program = home.start();
+    let browser = Browser::open(&program.http).await;
+    browser.until_text("#state", "Healthy").await;
+    browser.until_text("#latency-note", "% of 0.9 MiB used").await;
+
+    let mut client = program.client();
+    for key in 0..KEYS_OF_A_FULL_STORE {
+        let body =
+            format!(r#"{{"key":"{key}","limit":{{"algorithm":"sliding-log","amount":1,"window":"1h"}}}}"#);
+        assert_eq!(client.call("POST /v1/check", &[], &body).unwrap().status, 200);
+    }
+    browser.until_text("#state", "Memory full").await;
+    browser.until_text("#state-note", "raise store.max_memory").await;
+    browser.until("parseFloat(document.getElementById('latency-note').innerText) > 95").await;
+    browser.assert_no_console_errors().await;
+    assert_eq!(program.log().matches("memory store full").count(), 1, "{}", program.log());
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 //! * `audit`: clients that disconnect during a call that writes an audit line
 //! * `connection_slots`: clients without a token that occupy all connections
 //! * `hostile_clients`: slow, huge and malformed requests
+//! * `key_scan`: the scan for keys without a TTL
 //! * `stalled_log`: a reader of the log that does not read
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
@@ -14,6 +15,7 @@
 mod audit;
 mod connection_slots;
 mod hostile_clients;
+mod key_scan;
 mod reload;
 mod rolling_restart;
 mod security;

@@ -21,6 +21,12 @@ export function millis(micros) {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
+// Formats a memory size.
+export function bytes(number) {
+  const mebibytes = number / 2 ** 20;
+  return mebibytes >= 1024 ? `${(mebibytes / 1024).toFixed(1)} GiB` : `${mebibytes.toFixed(mebibytes < 10 ? 1 : 0)} MiB`;
+}
+
 const UNITS = [['d', 86400000], ['h', 3600000], ['min', 60000], ['s', 1000], ['ms', 1]];
 
 // Formats milliseconds with at most two units.

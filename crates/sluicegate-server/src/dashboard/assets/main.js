@@ -2,10 +2,10 @@
 
 import { Charts } from './charts.js';
 import { Live, token } from './live.js';
-import { Series, isDegraded } from './series.js';
+import { Series, isDegraded, isOverflowing } from './series.js';
 import { drawRates, drawRules, drawTop, example } from './tables.js';
 import { Try } from './try.js';
-import { clock, count, duration, millis, share } from './format.js';
+import { bytes, clock, count, duration, millis, share } from './format.js';
 
 const at = (id) => document.getElementById(id);
 const series = new Series();
@@ -113,7 +113,8 @@ function drawLatency(set, minute) {
   if (now.hello && !now.hello.remote_store) {
     set('latency', 'memory');
     set('latency-unit', '');
-    set('latency-note', 'counters are in this process');
+    const { store_max_bytes: max } = now.hello;
+    set('latency-note', `${share(minute.at(-1).store_bytes, max)} of ${bytes(max)} used`);
     return;
   }
   const active = series.last(10).filter((second) => second.store_calls > 0);
@@ -131,6 +132,7 @@ function drawState(set, minute) {
   const newest = series.seconds.at(-1);
   if (!now.connected) [state, word, note] = ['warn', 'Unknown', newest ? `last update at ${clock(newest.at_ms)}` : 'not connected'];
   else if (now.store !== 'ok') [state, word, note] = ['bad', 'Degraded', 'store unavailable: failure policies decide'];
+  else if (minute.some(isOverflowing)) [state, word, note] = ['bad', 'Memory full', 'new keys share counters: raise store.max_memory'];
   else if (now.reload !== 'ok') [state, word, note] = ['warn', 'Stale rules', 'the new configuration was rejected'];
   else if (minute.some(isDegraded)) note = 'recovered after a degraded period';
   at('state-card').dataset.state = state;

@@ -86,6 +86,9 @@ export const isDegraded = (second) => second.breakers_open > 0 || second.degrade
 // Some requests were decided without the store.
 export const isPartlyDegraded = (second) => second.breakers_open > 0 || second.degraded > 0;
 
+// The memory store is full: new keys share overflow counters.
+export const isOverflowing = (second) => second.overflow_decisions > 0;
+
 // The periods of matching seconds, in seconds since 1970. A short pause does not end a period.
 export function periods(seconds, are) {
   const bands = [];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
+use tokio::time::sleep;
 
 use super::InspectedServer;
 use crate::{
@@ -17,6 +18,9 @@ use crate::{
 /// How many keys of any kind a server examines for one page.
 pub const PAGE: u32 = 250;
 
+/// The pause before each page but the first, which limits a scan to fifty thousand keys per second.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// KEYS: a key. ARGV: a TTL in milliseconds, which is set if the key has none. Returns 1 if it was set.
 const SET_TTL: &str = "\
 if redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
@@ -29,13 +33,13 @@ if redis.call('GETRANGE', KEYS[1], 0, #ARGV[1] - 1) ~= ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])
 ";
 
-/// Some of the keys with the prefix.
-#[derive(Clone, Debug)]
-pub struct Page {
+/// A scan of the keys with the prefix on one server. It is gentle on production servers: one page at a time, with a pause in between.
+/// A page takes the server a fraction of a millisecond.
+#[derive(Debug)]
+pub struct KeyPages<'a> {
+    server: &'a InspectedServer,
     /// Cursor of the next page; absent after the last one.
-    pub next: Option<u64>,
-    /// The keys of this page. A key may occur twice.
-    pub keys: Vec<FoundKey>,
+    cursor: Option<u64>,
 }
 
 /// A key with the prefix.
@@ -82,12 +86,13 @@ impl InspectedServer {
         u64::from_redis_value(reply).map_err(|_| self.unexpected_reply("DBSIZE"))
     }
 
-    /// Returns one page of the keys with the prefix; the first cursor is 0. A page takes the server a fraction of a millisecond; a caller
-    /// that reads all pages should pause in between.
-    ///
-    /// # Errors
-    /// If the command fails.
-    pub async fn page(&self, cursor: u64) -> Result<Page, StoreError> {
+    /// Starts a scan of the keys with the prefix.
+    pub fn key_pages(&self) -> KeyPages<'_> {
+        KeyPages { server: self, cursor: Some(0) }
+    }
+
+    /// Returns the cursor of the next page, which is 0 after the last one, and the keys of this page.
+    async fn page(&self, cursor: u64) -> Result<(u64, Vec<FoundKey>), StoreError> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern(&self.prefix)).arg("COUNT").arg(PAGE);
         let reply = self.ask(&scan).await?;
@@ -112,7 +117,7 @@ impl InspectedServer {
             FoundKey { name, has_no_ttl, is_unreadable, meaning }
         };
         let keys = names.into_iter().zip(lifetimes).zip(headers).map(found).collect();
-        Ok(Page { next: (next != 0).then_some(next), keys })
+        Ok((next, keys))
     }
 
     /// Returns the first bytes of each of these keys.
@@ -220,6 +225,28 @@ impl InspectedServer {
             return Ok(Vec::new());
         }
         self.ask_all(requests, count).await
+    }
+}
+
+impl KeyPages<'_> {
+    /// Returns whether all pages have been read.
+    pub fn is_complete(&self) -> bool {
+        self.cursor.is_none()
+    }
+
+    /// Returns the keys of the next page, for which the server examines about [`PAGE`] keys of any kind; `None` after the last page. A key
+    /// may occur twice in a scan.
+    ///
+    /// # Errors
+    /// If a command fails.
+    pub async fn next(&mut self) -> Result<Option<Vec<FoundKey>>, StoreError> {
+        let Some(cursor) = self.cursor else { return Ok(None) };
+        if cursor != 0 {
+            sleep(PAUSE).await;
+        }
+        let (next, keys) = self.server.page(cursor).await?;
+        self.cursor = (next != 0).then_some(next);
+        Ok(Some(keys))
     }
 }
 

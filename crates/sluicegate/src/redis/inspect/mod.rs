@@ -14,7 +14,7 @@ use sluicegate_core::Timestamp;
 use tokio::time::{Instant, timeout};
 
 pub use self::{
-    keys::{FoundKey, KeyKind, PAGE, Page},
+    keys::{FoundKey, KeyKind, KeyPages, PAGE},
     rights::{AclSubject, Permission, Right, Rights, User},
 };
 use super::{
