@@ -82,7 +82,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    fn reduced(amount: u64, window_us: u64) -> Self {
+    const fn reduced(amount: u64, window_us: u64) -> Self {
         let divisor = greatest_common_divisor(amount, window_us);
         Self { units: amount / divisor, micros: window_us / divisor }
     }
@@ -90,6 +90,68 @@ impl Rate {
     /// Returns whether this rate is higher than `other`.
     pub fn is_faster_than(self, other: Self) -> bool {
         u128::from(self.units) * u128::from(other.micros) > u128::from(other.units) * u128::from(self.micros)
+    }
+}
+
+/// Token buckets whose numbers are written in the program. Use [`Limit::token_bucket`] for numbers from elsewhere: it returns an error
+/// instead of a panic.
+///
+/// ```
+/// use sluicegate_core::Limit;
+///
+/// const API: Limit = Limit::per_minute(100).burst(20);
+/// assert_eq!((API.amount(), API.capacity()), (100, 20));
+/// ```
+impl Limit {
+    /// Creates a token bucket of `amount` per second.
+    ///
+    /// # Panics
+    /// If the amount is 0 or above [`MAX_AMOUNT`]; in a constant, this is an error of the compiler.
+    pub const fn per_second(amount: u64) -> Self {
+        Self::bucket_per(amount, 1)
+    }
+
+    /// Creates a token bucket of `amount` per minute.
+    ///
+    /// # Panics
+    /// As [`Limit::per_second`].
+    pub const fn per_minute(amount: u64) -> Self {
+        Self::bucket_per(amount, 60)
+    }
+
+    /// Creates a token bucket of `amount` per hour.
+    ///
+    /// # Panics
+    /// As [`Limit::per_second`].
+    pub const fn per_hour(amount: u64) -> Self {
+        Self::bucket_per(amount, 60 * 60)
+    }
+
+    /// Creates a token bucket of `amount` per day of 24 hours.
+    ///
+    /// # Panics
+    /// As [`Limit::per_second`].
+    pub const fn per_day(amount: u64) -> Self {
+        Self::bucket_per(amount, 24 * 60 * 60)
+    }
+
+    /// Returns the same token bucket with another burst: the units that an idle caller may use at once.
+    ///
+    /// # Panics
+    /// If the burst is 0 or above [`MAX_AMOUNT`], or if this is not a token bucket.
+    #[must_use]
+    pub const fn burst(mut self, burst: u64) -> Self {
+        assert!(matches!(self.algorithm, Algorithm::TokenBucket), "only a token bucket has a burst");
+        assert!(burst > 0 && burst <= MAX_AMOUNT, "a burst is 1 to 1,000,000,000");
+        self.capacity = burst;
+        self
+    }
+
+    const fn bucket_per(amount: u64, seconds: u64) -> Self {
+        assert!(amount > 0 && amount <= MAX_AMOUNT, "an amount is 1 to 1,000,000,000");
+        let window_us = seconds * 1_000_000;
+        let rate = Rate::reduced(amount, window_us);
+        Self { algorithm: Algorithm::TokenBucket, amount, window_us, capacity: amount, phase_us: 0, rate }
     }
 }
 
@@ -233,6 +295,26 @@ mod tests {
         let shifted =
             Limit::fixed_window(5, MINUTE).unwrap().with_phase(MINUTE + Duration::from_micros(7)).unwrap();
         assert_eq!(shifted.phase_us(), 7);
+    }
+
+    #[test]
+    fn limits_written_in_the_program_equal_those_that_are_validated() {
+        for (limit, seconds) in [
+            (Limit::per_second(7), 1),
+            (Limit::per_minute(7), 60),
+            (Limit::per_hour(7), 3_600),
+            (Limit::per_day(7), 86_400),
+        ] {
+            let validated = Limit::token_bucket(7, Duration::from_secs(seconds)).unwrap();
+            assert_eq!(limit, validated);
+            assert_eq!(limit.burst(9), validated.with_burst(9).unwrap());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "an amount is 1 to 1,000,000,000")]
+    fn a_limit_of_zero_panics() {
+        let _ = Limit::per_second(0);
     }
 
     #[test]

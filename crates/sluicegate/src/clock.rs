@@ -82,6 +82,7 @@ impl Clock {
 }
 
 /// Returns the wall clock, to measure the skew of a store's clock.
+#[cfg(feature = "redis")]
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the real clock")]
 pub(crate) fn wall_clock() -> Timestamp {
     Timestamp::from_micros(micros(

@@ -53,6 +53,16 @@
 //! window, [`Limit::sliding_counter`] to approximate that in constant memory, and [`Limit::fixed_window`] for coarse quotas. The
 //! guarantees of each are documented in [`sluicegate_core::algorithm`].
 //!
+//! # Features
+//!
+//! | feature | default | contents |
+//! |---|---|---|
+//! | `redis` | yes | `RedisStore` |
+//! | `tls` | yes | `rediss://` URLs; needs a C compiler |
+//! | `inspect` | no | `redis::inspect`, which examines the servers of a store for diagnosis |
+//!
+//! Without them, counters are in memory or in a [`RemoteStore`](store::RemoteStore) of your own.
+//!
 //! # In tests
 //!
 //! [`ManualClock`] moves time without waiting.
@@ -83,6 +93,7 @@ pub mod key;
 pub mod labels;
 pub mod limiter;
 pub mod memory;
+#[cfg(feature = "redis")]
 pub mod redis;
 mod remote;
 pub mod rules;
@@ -97,6 +108,8 @@ pub use sluicegate_core::{
 
 #[doc(hidden)]
 pub use self::hashing::random;
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisSetupError, RedisStore};
 pub use self::{
     check::{Check, CheckError, Tier},
     clock::ManualClock,
@@ -108,7 +121,6 @@ pub use self::{
         Reset, RuleSelection, Subject,
     },
     memory::MemoryStore,
-    redis::{RedisSetupError, RedisStore},
     remote::Options,
     rules::{
         Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,

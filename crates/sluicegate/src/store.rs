@@ -15,7 +15,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The store of a [`Limiter`](crate::Limiter), chosen when the limiter is built.
 ///
-/// Every store converts into it, so that `Limiter::new` takes a [`MemoryStore`], a [`RedisStore`](crate::RedisStore) or any other
+/// Every store converts into it, so that `Limiter::new` takes a [`MemoryStore`], a `RedisStore` or any other
 /// [`RemoteStore`].
 pub enum Store {
     /// Counters in this process.
@@ -144,6 +144,7 @@ pub struct CounterSnapshot {
 }
 
 /// Returns the outcome of each of `count` checks; the error of a batch is that of each check.
+#[cfg(feature = "redis")]
 pub(crate) fn per_check(
     batch: Result<Vec<Result<CheckAnswer, StoreError>>, StoreError>,
     count: usize,

@@ -6,6 +6,7 @@ mod delay_proxy;
 mod dependencies;
 mod envoy_messages;
 mod faults;
+mod memory_only;
 mod namespace;
 mod processes;
 mod proxy;

@@ -17,7 +17,6 @@ use redis::{
     AsyncConnectionConfig, Cmd, Pipeline, RedisConnectionInfo, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection, PubSub},
 };
-use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -30,7 +29,7 @@ use super::{
     RedisSetupError,
     health::HealthCounters,
     settings::{Credentials, DEFAULT_CLIENT_NAME, RedisSettings},
-    tls,
+    tls::TlsDialer,
     url::Node,
 };
 
@@ -43,7 +42,7 @@ const MAX_CLIENT_NAME: usize = 64;
 
 /// Connects to any server of a deployment.
 pub(super) struct Connector {
-    tls: Option<tokio_rustls::TlsConnector>,
+    tls: Option<TlsDialer>,
     redis: RedisConnectionInfo,
     client_name: String,
     health: HealthCounters,
@@ -72,7 +71,7 @@ impl Connector {
         } else if credentials.user.is_some() {
             return Err(RedisSetupError::Credentials);
         }
-        let tls = tls::connector(is_tls, settings)?;
+        let tls = TlsDialer::new(is_tls, settings)?;
         Ok(Self { tls, redis, client_name, health: HealthCounters::default() })
     }
 
@@ -109,15 +108,17 @@ impl Connector {
         let stream = TcpStream::connect((node.host.as_str(), node.port)).await?;
         // Nagle's algorithm would delay a call until the previous reply has arrived
         stream.set_nodelay(true)?;
-        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
-        let name = ServerName::try_from(node.host.clone()).map_err(std::io::Error::other)?;
-        Ok(Box::new(tls.connect(name, stream).await?))
+        match &self.tls {
+            None => Ok(Box::new(stream)),
+            Some(tls) => Ok(tls.connect(&node.host, stream).await?),
+        }
     }
 }
 
-type Stream = Box<dyn ReadWrite>;
+/// A connection, encrypted or not.
+pub(super) type Stream = Box<dyn ReadWrite>;
 
-trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
 

@@ -3,12 +3,15 @@
 //! Only this module uses the Redis client. It is independent of rules and failure policies. It reports exactly what is known about a
 //! call, and never repeats a call that was sent, unless the reply proves that it did not run.
 
+#![cfg_attr(not(feature = "inspect"), expect(dead_code, reason = "some of it is only for inspection"))]
+
 mod clock_offset;
 mod cluster;
 mod connection;
 mod connector;
 mod dial_backoff;
 mod health;
+#[cfg(feature = "inspect")]
 pub mod inspect;
 mod instances;
 pub mod keys;
@@ -19,6 +22,10 @@ mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
 mod tls;
 mod url;
 

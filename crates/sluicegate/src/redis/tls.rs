@@ -1,30 +1,43 @@
 //! TLS to the servers: the certificate authority, and the client certificate.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{
-        CertificateDer, PrivateKeyDer,
+        CertificateDer, PrivateKeyDer, ServerName,
         pem::{self, PemObject},
     },
 };
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{RedisSetupError, settings::RedisSettings};
+use super::{RedisSetupError, connector::Stream, settings::RedisSettings};
 
-/// Returns what opens TLS connections; `None` without TLS.
-pub(super) fn connector(
-    is_tls: bool,
-    settings: &RedisSettings,
-) -> Result<Option<TlsConnector>, RedisSetupError> {
-    let RedisSettings { authority, identity, .. } = settings;
-    if !is_tls {
-        return match (authority, identity) {
+/// Opens TLS connections.
+pub(super) struct TlsDialer(TlsConnector);
+
+impl TlsDialer {
+    /// Returns `None` without TLS.
+    pub(super) fn new(is_tls: bool, settings: &RedisSettings) -> Result<Option<Self>, RedisSetupError> {
+        if is_tls {
+            return Ok(Some(Self(connector(settings)?)));
+        }
+        match (&settings.authority, &settings.identity) {
             (None, None) => Ok(None),
-            _ => Err(RedisSetupError::Tls("certificates are set, but the URL does not use TLS".into())),
-        };
+            _ => Err(invalid("certificates are set, but the URL does not use TLS")),
+        }
     }
+
+    /// Performs the handshake with the server of this name.
+    pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<Stream> {
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        Ok(Box::new(self.0.connect(name, stream).await?))
+    }
+}
+
+fn connector(settings: &RedisSettings) -> Result<TlsConnector, RedisSetupError> {
+    let RedisSettings { authority, identity, .. } = settings;
     // fails if the application has installed a provider, which then stays in use
     let _ = rustls::crypto::ring::default_provider().install_default();
     let roots = match authority {
@@ -41,7 +54,7 @@ pub(super) fn connector(
             config.with_client_auth_cert(chain, key).map_err(|error| invalid(&error.to_string()))?
         }
     };
-    Ok(Some(TlsConnector::from(Arc::new(config))))
+    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 fn roots_of(pem: &[u8]) -> Result<RootCertStore, RedisSetupError> {
