@@ -5,7 +5,7 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use sluicegate::{Key, key::encoded_rule};
+use sluicegate::store::{Key, encoded_rule};
 
 fn make(criterion: &mut Criterion) {
     criterion.bench_function("keys/plain text", |bencher| {

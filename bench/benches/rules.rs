@@ -5,7 +5,7 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use sluicegate::{Cost, Costs, Labels, Limit, Rule, RuleSet};
+use sluicegate::{Cost, Costs, Labels, Limit, Rule, rules::RuleSet};
 
 fn matching(criterion: &mut Criterion) {
     for count in [1, 100, 10_000] {

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
+use sluicegate::{Cost, Limit, MemoryStore, limiter::Operation, store::{Key, Terms}};
 
 use crate::{args::Effort, machine};
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use sluicegate::{Check, Cost, Key, Operation, RedisStore, RemoteStore, Terms, Tier};
+use sluicegate::{Cost, RedisStore, limiter::Operation, store::{Check, Key, RemoteStore, Terms, Tier}};
 
 use super::{
     CALLERS, USERS,

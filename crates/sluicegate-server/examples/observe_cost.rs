@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule, RuleSet};
+use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::Request, rules::RuleSet};
 use sluicegate_server::{engine::Transport, observe::Observer};
 
 const KEYS: usize = 1 << 16;

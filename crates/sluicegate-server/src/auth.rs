@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     config::{Digest, Scope, Scopes, Token},
-    observe::logs::{Audit, audit},
+    observe::logs::{Audit, AuditResult, audit},
 };
 
 /// The name of callers when no tokens are configured.
@@ -183,7 +183,7 @@ impl Access {
             0 => error.to_string(),
             more => format!("{error} (and {more} more rejected calls before this one)"),
         };
-        audit(&Audit { who, from, action, subject: &"", result: Err(&error) });
+        audit(&Audit { who, from, action, subject: &"", result: AuditResult::Rejected(&error) });
     }
 }
 

@@ -4,8 +4,9 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use sluicegate::{
-    Cost, Costs, CounterSnapshot, Decision, Error, GroupDecision, Key, Labels, Limit, Limiter, Operation,
-    PendingDecision, Progress, Request, Reset, RuleSelection, Subject,
+    Cost, Costs, Decision, Error, Labels, Limit, Limiter,
+    limiter::{GroupDecision, Operation, PendingDecision, Progress, Request, Reset, RuleSelection, Subject},
+    store::{CounterSnapshot, Key},
 };
 use tokio::time::MissedTickBehavior;
 use tracing::{Instrument, Span};

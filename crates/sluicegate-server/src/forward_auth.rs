@@ -30,7 +30,7 @@ use axum::{
         request::Parts,
     },
 };
-use sluicegate::{Cost, Costs, Request};
+use sluicegate::{Cost, Costs, limiter::Request};
 use sluicegate_tower::{
     client::ClientAddress,
     denial::{self, CheckError, DenialFormat},

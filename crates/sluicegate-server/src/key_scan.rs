@@ -7,9 +7,9 @@
 use std::{convert::Infallible, time::Duration};
 
 use sluicegate::{
-    RedisSetupError, StoreError, random,
+    StoreError, random,
     redis::{
-        RedisSettings,
+        RedisSettings, RedisSetupError,
         inspect::{FoundKey, Inspection, PAGE},
     },
 };

@@ -13,10 +13,18 @@ use std::{borrow::Cow, fmt, net::IpAddr, sync::OnceLock};
 use hmac::{Hmac, Mac};
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
-use sluicegate::{LabelError, Labels, address, labels::MAX_LABEL_VALUE};
+use sluicegate::{
+    Labels, address,
+    labels::{LabelError, MAX_LABEL_VALUE},
+};
 
 /// Default length of the network that IPv6 addresses are truncated to.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+const IPV4_BITS: u8 = 32;
+pub(crate) const IPV6_BITS: u8 = 128;
+/// The length of the prefix of IPv4 addresses in IPv6 notation: `::ffff:0:0/96`.
+const MAPPED_PREFIX: u8 = IPV6_BITS - IPV4_BITS;
 
 /// The label with the address of a client.
 pub const IP: &str = "ip";
@@ -178,12 +186,8 @@ impl LabelPolicy {
     pub fn cleaned<'v>(&self, label: &LabelSettings, value: &'v [u8]) -> Result<Cow<'v, [u8]>, CleanError> {
         let value = match label.kind {
             LabelKind::Text => Cow::Borrowed(value),
-            LabelKind::Ip => match address::parse(without_prefix_length(value)) {
-                // Dotted IPv4 has a single form.
-                Some(IpAddr::V4(_)) if !value.contains(&b':') && !value.contains(&b'/') => {
-                    Cow::Borrowed(value)
-                }
-                Some(address) => label.network(address),
+            LabelKind::Ip => match label.address(value) {
+                Some(canonical) => canonical,
                 None if label.strict => {
                     return Err(CleanError::NotAnAddress { label: label.name.clone() });
                 }
@@ -194,18 +198,18 @@ impl LabelPolicy {
     }
 }
 
-/// Returns the address of a network such as `192.0.2.0/24`, which is how Envoy sends `masked_remote_address`. Envoy has cleared its host
-/// bits. Other values are returned unchanged.
-fn without_prefix_length(value: &[u8]) -> &[u8] {
-    match value.iter().rposition(|&byte| byte == b'/') {
-        Some(slash)
-            if matches!(value.len() - slash - 1, 1..=3)
-                && value[slash + 1..].iter().all(u8::is_ascii_digit) =>
-        {
-            &value[..slash]
-        }
-        _ => value,
-    }
+/// Splits a network such as `192.0.2.0/24` into its address and prefix length. Envoy sends `masked_remote_address` like this, with the host
+/// bits cleared. Of other values, returns the whole.
+fn split_prefix_length(value: &[u8]) -> (&[u8], Option<u8>) {
+    let length = |digits: &[u8]| match digits {
+        [b'1'..=b'9', ..] | [b'0'] => str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
+    };
+    let network = value.iter().rposition(|&byte| byte == b'/').and_then(|slash| {
+        let (address, rest) = value.split_at(slash);
+        Some((address, length(&rest[1..])?))
+    });
+    network.map_or((value, None), |(address, length)| (address, Some(length)))
 }
 
 impl LabelSettings {
@@ -218,6 +222,31 @@ impl LabelSettings {
             header: None,
             secret: false,
             strict: true,
+        }
+    }
+
+    /// The canonical form of an address or a network; `None` if it is neither. Networks of different lengths stay different.
+    fn address<'v>(&self, value: &'v [u8]) -> Option<Cow<'v, [u8]>> {
+        let (text, length) = split_prefix_length(value);
+        let address = address::parse(text)?;
+        let is_dotted = !text.contains(&b':');
+        // IPv4 addresses in IPv6 notation are the last 32 bits.
+        let (bits, kept, length) = match address {
+            IpAddr::V4(_) if is_dotted => (IPV4_BITS, IPV4_BITS, length),
+            IpAddr::V4(_) => {
+                (IPV4_BITS, IPV4_BITS, length.map(|length| length.saturating_sub(MAPPED_PREFIX)))
+            }
+            IpAddr::V6(_) => (IPV6_BITS, self.ipv6_prefix, length),
+        };
+        match length {
+            // Dotted IPv4 has a single form.
+            None if address.is_ipv4() && is_dotted => Some(Cow::Borrowed(value)),
+            Some(length) if length > bits => None,
+            Some(length) if length < kept => {
+                let network = IpNet::new(address, length).ok()?.trunc();
+                Some(Cow::Owned(network.to_string().into_bytes()))
+            }
+            _ => Some(self.network(address)),
         }
     }
 
@@ -368,9 +397,15 @@ mod tests {
             for (given, expected) in [
                 ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"),
                 ("2001:db8:0:1:2:3:4:5/128", "2001:db8:0:1::"),
-                ("2001:db8::/48", "2001:db8::"),
+                ("2001:DB8::/48", "2001:db8::/48"),
+                ("2001:db8::/64", "2001:db8::"),
+                ("2001:db8::/129", "2001:db8::/129"),
                 ("::ffff:203.0.113.9/128", "203.0.113.9"),
-                ("192.0.2.0/24", "192.0.2.0"),
+                ("::ffff:192.0.2.0/120", "192.0.2.0/24"),
+                ("192.0.2.0/24", "192.0.2.0/24"),
+                ("192.0.2.0/16", "192.0.0.0/16"),
+                ("192.0.2.1/32", "192.0.2.1"),
+                ("192.0.2.0/033", "192.0.2.0/033"),
                 ("192.0.2.1", "192.0.2.1"),
                 ("somebody", "somebody"),
                 ("2001:db8::1/", "2001:db8::1/"),

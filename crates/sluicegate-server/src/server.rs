@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use sluicegate::{Limiter, RulesError};
+use sluicegate::{Limiter, rules::RulesError};
 use sluicegate_tower::client::ClientAddress;
 use tokio::{
     net::TcpListener,
@@ -28,7 +28,7 @@ use crate::{
         shutdown::Shutdown,
         tls::{Certificates, TlsAcceptor},
     },
-    observe::logs::{Audit, audit},
+    observe::logs::{Audit, AuditResult, audit},
     resp,
     startup::Startup,
     store::{self, OpenError},
@@ -340,7 +340,10 @@ impl Server {
                 tracing::error!("configuration rejected, keeping the previous one: {error}");
             }
         }
-        let result = changed.as_ref().map(|_| ()).map_err(|error| error as &dyn std::fmt::Display);
+        let result = match &changed {
+            Ok(_) => AuditResult::Done,
+            Err(error) => AuditResult::Rejected(error),
+        };
         audit(&Audit { who: "server", from: None, action: "reload", subject: &"the configuration", result });
     }
 

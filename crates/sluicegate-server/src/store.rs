@@ -3,8 +3,9 @@
 use std::{fmt, str::FromStr};
 
 use sluicegate::{
-    MemoryStore, RedisStore, Store,
+    MemoryStore, RedisStore,
     redis::{SCHEMES, URLS},
+    store::Store,
 };
 
 use crate::config::StoreSettings;

@@ -6,7 +6,10 @@
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Operation, Request, Rule};
+use sluicegate::{
+    Cost, Labels, Limit, Limiter, MemoryStore, Rule,
+    limiter::{Operation, Request},
+};
 use sluicegate_server::{
     engine::{Engine, Transport},
     observe::heavy_hitters::{

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use redis::ToRedisArgs;
-use sluicegate::Key;
+use sluicegate::store::Key;
 use tempfile::TempDir;
 
 use crate::proxy::Proxy;

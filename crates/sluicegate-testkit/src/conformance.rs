@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
-    Algorithm, Check, Cost, Deadline, Key, Limit, Operation, Retry, Snapshot, Store, Terms, Tier, Timestamp,
+    Algorithm, Cost, Limit, Retry, Timestamp,
+    limiter::Operation,
+    store::{Check, Deadline, Key, Snapshot, Store, Terms, Tier},
 };
 use sluicegate_core::{
     algorithm::sliding_log::REFUND_REACH,

@@ -2,7 +2,10 @@
 
 use std::{future::ready, time::Duration};
 
-use sluicegate::{Algorithm, BoxFuture, Check, CheckAnswer, Deadline, Key, RemoteStore, StoreError};
+use sluicegate::{
+    Algorithm, StoreError,
+    store::{BoxFuture, Check, CheckAnswer, Deadline, Key, RemoteStore},
+};
 
 /// Returns this error from every call.
 #[derive(Clone, Debug)]

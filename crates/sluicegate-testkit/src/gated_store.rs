@@ -10,8 +10,8 @@ use std::{
 };
 
 use sluicegate::{
-    Algorithm, BoxFuture, Check, CheckAnswer, CounterSnapshot, Deadline, Key, Limit, MemoryStore,
-    RemoteStore, StoreError,
+    Algorithm, Limit, MemoryStore, StoreError,
+    store::{BoxFuture, Check, CheckAnswer, CounterSnapshot, Deadline, Key, RemoteStore},
 };
 use tokio::sync::Semaphore;
 

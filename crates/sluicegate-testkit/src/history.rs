@@ -8,8 +8,9 @@ use std::{env, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
-    Algorithm, Check, CheckAnswer, Cost, Key, Limit, ManualClock, Operation, Retry, Store, Terms, Tier,
-    Timestamp,
+    Algorithm, Cost, Limit, ManualClock, Retry, Timestamp,
+    limiter::Operation,
+    store::{Check, CheckAnswer, Key, Store, Terms, Tier},
 };
 use sluicegate_core::{
     step::{Admission, Mode},

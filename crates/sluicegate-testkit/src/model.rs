@@ -5,7 +5,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sluicegate::{Algorithm, Check, Key, Limit, Operation, Retry, Timestamp};
+use sluicegate::{
+    Algorithm, Limit, Retry, Timestamp,
+    limiter::Operation,
+    store::{Check, Key},
+};
 use sluicegate_core::{
     algorithm::sliding_log::REFUND_REACH,
     limit::MAX_LOG_UNITS,

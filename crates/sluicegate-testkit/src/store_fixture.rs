@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Answer, Check, CheckAnswer, Cost, CounterSnapshot, Deadline, Key, Limit, ManualClock,
-    Operation, RemoteStore, Retry, Store, StoreError, Terms, Tier, Timestamp,
+    Algorithm, Cost, Limit, ManualClock, Retry, StoreError, Timestamp,
+    limiter::Operation,
+    store::{Answer, Check, CheckAnswer, CounterSnapshot, Deadline, Key, RemoteStore, Store, Terms, Tier},
 };
 use sluicegate_core::step::Share;
 

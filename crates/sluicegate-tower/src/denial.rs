@@ -17,7 +17,7 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 use serde::Serialize;
-use sluicegate::{Decision, Error, Mode, Source};
+use sluicegate::{Decision, Error, Source, decision::Mode};
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
 
 use crate::headers::{self, Dialect};

@@ -17,7 +17,7 @@
 use std::{cmp::Reverse, fmt, str::FromStr, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
-use sluicegate::{Decision, Mode, Outcome, Retry, TierDecision, Timestamp, rules::DEFAULT_UNIT};
+use sluicegate::{Decision, Outcome, Retry, TierDecision, Timestamp, decision::Mode, rules::DEFAULT_UNIT};
 use sluicegate_core::decision::whole_seconds_up;
 
 /// Maximum integer of a structured field: 15 digits.

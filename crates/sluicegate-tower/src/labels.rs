@@ -3,7 +3,7 @@
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use http::{HeaderName, header::HOST, request::Parts};
-use sluicegate::{LabelError, Labels};
+use sluicegate::{Labels, labels::LabelError};
 
 use crate::{client::ClientAddress, denial::CheckError, target};
 

@@ -146,7 +146,7 @@ impl RateLimitLayer {
     /// # let limiter = Limiter::new(MemoryStore::new(), [])?;
     /// let layer = RateLimitLayer::new(limiter)
     ///     .label("tenant", |request| request.extensions.get::<Tenant>().map(|tenant| tenant.0.clone()));
-    /// # Ok::<(), sluicegate::RulesError>(())
+    /// # Ok::<(), sluicegate::rules::RulesError>(())
     /// ```
     #[must_use]
     pub fn label<V: Into<Vec<u8>>>(
@@ -185,7 +185,7 @@ impl RateLimitLayer {
     ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     ///     response
     /// });
-    /// # Ok::<(), sluicegate::RulesError>(())
+    /// # Ok::<(), sluicegate::rules::RulesError>(())
     /// ```
     #[must_use]
     pub fn on_denial(

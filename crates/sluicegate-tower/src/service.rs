@@ -36,7 +36,7 @@ use crate::{
 /// }
 /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), [])?);
 /// let app: Router = Router::new().route("/", get(hello)).layer(layer);
-/// # Ok::<(), sluicegate::RulesError>(())
+/// # Ok::<(), sluicegate::rules::RulesError>(())
 /// ```
 pub struct RateLimit<I> {
     pub(crate) inner: I,

@@ -86,14 +86,15 @@ impl Backend {
         }
     }
 
+    /// Deletes a counter and returns whether it existed.
     pub(crate) async fn reset(
         &self,
-        counters: &[(Key, Algorithm)],
+        counter: &(Key, Algorithm),
         deadline: Option<Duration>,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<bool, StoreError> {
         match self {
-            Self::Local(store) => Ok(store.forget(counters)),
-            Self::Remote(remote) => remote.reset(counters, deadline).await,
+            Self::Local(store) => Ok(store.forget(slice::from_ref(counter)) > 0),
+            Self::Remote(remote) => remote.reset(counter, deadline).await,
         }
     }
 

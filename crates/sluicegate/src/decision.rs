@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_core::{Limit, Outcome, Retry, Timestamp, step::Mode};
+use sluicegate_core::{Limit, Outcome, Retry, Timestamp};
+
+pub use sluicegate_core::step::Mode;
 
 use crate::{rules::Unit, store::StoreError};
 

@@ -69,14 +69,15 @@
 //!
 //! # Modules
 //!
-//! A [`Limiter`] matches [`Labels`] against its [`Rule`]s and combines those that apply into a [`Check`]. Its [`Store`] decides the
-//! check in one atomic step on its own clock. If the store does not answer in time, each rule's failure policy decides.
+//! A [`Limiter`] matches [`Labels`] against its [`Rule`]s and combines those that apply into a [`Check`](store::Check). Its
+//! [`Store`](store::Store) decides the check in one atomic step on its own clock. If the store does not answer in time, each rule's failure
+//! policy decides.
 //!
 //! * [`limiter`]: the API, with and without rules
 //! * [`rules`], [`labels`]: which limits apply to a request
-//! * [`key`], [`check`]: the key of a counter, one operation on counters
-//! * [`store`], [`memory`], [`redis`]: where counters live
+//! * [`memory`], `redis`: where counters live
 //! * [`decision`]: the answer
+//! * [`store`]: what the author of another store needs
 //! * [`stats`]: statistics of a limiter and its store
 //!
 //! Limits and algorithms are defined in [`sluicegate_core`] and re-exported here. The crate `sluicegate-tower` is the middleware for axum,
@@ -85,11 +86,11 @@
 #[doc(hidden)]
 pub mod address;
 mod backend;
-pub mod check;
+mod check;
 mod clock;
 pub mod decision;
 mod hashing;
-pub mod key;
+mod key;
 pub mod labels;
 pub mod limiter;
 pub mod memory;
@@ -100,33 +101,21 @@ pub mod rules;
 pub mod stats;
 pub mod store;
 
-pub use sluicegate_core::{
-    Algorithm, Answer, Bound, Cost, CostError, Limit, LimitError, Operation, Outcome, Retry, Snapshot, Terms,
-    Timestamp, oracle,
-    step::{Admission, Mode, Share},
-};
+pub use sluicegate_core::{Algorithm, Cost, CostError, Limit, LimitError, Outcome, Retry, Timestamp};
 
 #[doc(hidden)]
 pub use self::hashing::random;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisSetupError, RedisStore};
+pub use self::redis::RedisStore;
 pub use self::{
-    check::{Check, CheckError, Tier},
     clock::ManualClock,
     decision::{Decision, Source, TierDecision},
-    key::{Key, KeyError},
-    labels::{LabelError, Labels},
-    limiter::{
-        DeletedCounter, Error, GroupDecision, LimitOverride, Limiter, PendingDecision, Progress, Request,
-        Reset, RuleSelection, Subject,
-    },
+    labels::Labels,
+    limiter::{Error, Limiter},
     memory::MemoryStore,
     remote::Options,
-    rules::{
-        Absent, Costs, CostsError, MatchError, OnStoreFailure, Override, Pattern, Rule, RuleSet, RulesError,
-    },
-    stats::{Stats, StoreStats},
-    store::{BoxFuture, CheckAnswer, CounterSnapshot, Deadline, RemoteStore, Store, StoreError},
+    rules::{Costs, OnStoreFailure, Override, Rule},
+    store::StoreError,
 };
 
 /// The README's examples, run as tests.

@@ -5,10 +5,20 @@
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use sluicegate_core::{Algorithm, Answer, Limit, Snapshot, Timestamp};
+use sluicegate_core::{Algorithm, Limit, Timestamp};
 use tokio::time::Instant;
 
-use crate::{check::Check, key::Key, memory::MemoryStore, stats::StoreStats};
+use crate::{memory::MemoryStore, stats::StoreStats};
+
+pub use sluicegate_core::{
+    Answer, Snapshot, Terms,
+    step::{Admission, Share},
+};
+
+pub use crate::{
+    check::{Check, CheckError, MAX_TIERS, Tier},
+    key::{Key, KeyError, MAX_KEY, MAX_PLAIN_IDENTITY, encoded_rule},
+};
 
 /// A boxed future, which keeps [`RemoteStore`] object safe.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -74,6 +84,12 @@ pub trait RemoteStore: Send + Sync + 'static {
     fn server(&self, key: &Key) -> u64 {
         let _ = key;
         0
+    }
+
+    /// Returns the name of the server with this number, for log lines; `None` if there is only one, or it is unknown.
+    fn server_name(&self, server: u64) -> Option<String> {
+        let _ = server;
+        None
     }
 
     /// Checks that a server is able to decide. Changes nothing. May wait for a connection: the limiter limits the time.

@@ -4,7 +4,11 @@
 
 use std::{fs, time::Duration};
 
-use sluicegate::{Cost, Key, Limit, ManualClock, MemoryStore, Operation, Terms, Timestamp};
+use sluicegate::{
+    Cost, Limit, ManualClock, MemoryStore, Timestamp,
+    limiter::Operation,
+    store::{Key, Terms},
+};
 
 const MIB: usize = 1 << 20;
 

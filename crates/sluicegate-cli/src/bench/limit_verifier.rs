@@ -5,8 +5,9 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sluicegate::{
-    Bound, Limit,
+use sluicegate::Limit;
+use sluicegate_core::{
+    Bound,
     oracle::{Admitted, Violation, bucket_violation, window_violation},
 };
 

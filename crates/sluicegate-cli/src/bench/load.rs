@@ -11,7 +11,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 use rand::{SeedableRng, rngs::SmallRng};
-use sluicegate::oracle::Admitted;
+use sluicegate_core::oracle::Admitted;
 use tokio::time::Instant;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sluicegate::{RedisSetupError, redis::inspect::Inspection};
+use sluicegate::redis::{RedisSetupError, inspect::Inspection};
 use sluicegate_server::{config::StoreSettings, store::StoreUrl};
 
 use super::finding::{Finding, see};

@@ -10,8 +10,8 @@ use std::{
 use serde::Serialize;
 use sluicegate::{
     Rule, StoreError,
-    key::encoded_rule,
     redis::inspect::{FoundKey, InspectedServer, KeyKind, PAGE},
+    store::encoded_rule,
 };
 use tokio::time::sleep;
 

@@ -23,9 +23,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use sluicegate::{
-    RedisSetupError, Rule,
+    Rule,
     redis::{
-        URLS,
+        RedisSetupError, URLS,
         inspect::{AclSubject, Inspection},
     },
 };

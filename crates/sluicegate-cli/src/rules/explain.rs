@@ -5,8 +5,8 @@ use std::{error::Error, path::PathBuf};
 use clap::Args;
 use serde::Serialize;
 use sluicegate::{
-    Cost, Costs, RuleSet,
-    rules::{DenialReason, Effect, Explained},
+    Cost, Costs,
+    rules::{DenialReason, Effect, Explained, RuleSet},
 };
 use sluicegate_server::{
     http::explain::{LimitView, OtherRule},

@@ -8,7 +8,10 @@ use std::{
 };
 
 use serde::Serialize;
-use sluicegate::{Absent, Algorithm, Override, Pattern, Rule, rules::Condition};
+use sluicegate::{
+    Algorithm, Override, Rule,
+    rules::{Absent, Condition, Pattern},
+};
 use sluicegate_server::config::{Config, RuleView};
 
 /// The number of entries above which a sliding log is reported: each entry is stored, for each key.

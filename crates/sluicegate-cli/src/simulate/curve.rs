@@ -9,7 +9,12 @@
 use std::{collections::HashMap, hash::BuildHasher, rc::Rc, time::Duration};
 
 use foldhash::fast::FixedState;
-use sluicegate::{Costs, Labels, Limit, Operation, Rule, RuleSet, Terms, Timestamp, rules::Effect};
+use sluicegate::{
+    Costs, Labels, Limit, Rule, Timestamp,
+    limiter::Operation,
+    rules::{Effect, RuleSet},
+    store::Terms,
+};
 use sluicegate_core::{State, step::step};
 
 use super::counters::{Counters, Kept};

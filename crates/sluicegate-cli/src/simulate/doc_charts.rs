@@ -4,7 +4,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use sluicegate::{Algorithm, Limit, Rule, RuleSet, Timestamp};
+use sluicegate::{Algorithm, Limit, Rule, Timestamp, rules::RuleSet};
 use sluicegate_server::labels::LabelPolicy;
 
 use super::{

@@ -5,7 +5,11 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use sluicegate::{LabelError, Labels, Pattern, Rule, labels::MAX_LABEL_VALUE};
+use sluicegate::{
+    Labels, Rule,
+    labels::{LabelError, MAX_LABEL_VALUE},
+    rules::Pattern,
+};
 use sluicegate_server::labels::{ADDRESS_LABELS, LabelPolicy, LabelSettings};
 
 use super::log::{Fields, Record};

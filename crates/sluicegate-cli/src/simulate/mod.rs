@@ -31,7 +31,10 @@ mod timeline;
 use std::{fs, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use sluicegate::{Cost, Costs, RuleSet, Timestamp, rules::MAX_UNITS};
+use sluicegate::{
+    Cost, Costs, Timestamp,
+    rules::{MAX_UNITS, RuleSet},
+};
 use sluicegate_server::{
     config::{self, Flags, Origin, RuleConfig, Source},
     server::StartError,

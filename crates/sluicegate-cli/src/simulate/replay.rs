@@ -6,10 +6,11 @@
 use std::{collections::HashMap, rc::Rc, sync::Arc};
 
 use sluicegate::{
-    Admission, Algorithm, Cost, Costs, Key, Limit, Mode, Operation, Rule, RuleSet, Terms, Timestamp,
-    check::MAX_TIERS,
-    key::encoded_rule,
-    rules::{Applied, DEFAULT_UNIT, Effect, staggered_phase},
+    Algorithm, Cost, Costs, Limit, Rule, Timestamp,
+    decision::Mode,
+    limiter::Operation,
+    rules::{Applied, DEFAULT_UNIT, Effect, RuleSet, staggered_phase},
+    store::{Admission, Key, MAX_TIERS, Terms, encoded_rule},
 };
 use sluicegate_core::{
     State,

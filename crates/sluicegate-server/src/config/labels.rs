@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use sluicegate::labels::MAX_LABEL_NAME;
 
 use super::{error::Problem, schema::Label, toml_reader::Field};
-use crate::labels::{ADDRESS_LABELS, DEFAULT_IPV6_PREFIX, HashSecret, LabelKind, LabelPolicy, LabelSettings};
-
-/// Number of bits of an IPv6 address.
-const IPV6_BITS: u8 = 128;
+use crate::labels::{
+    ADDRESS_LABELS, DEFAULT_IPV6_PREFIX, HashSecret, IPV6_BITS, LabelKind, LabelPolicy, LabelSettings,
+};
 
 /// Builds the policy and collects problems and warnings.
 pub(super) fn policy(

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use sluicegate::{
-    Algorithm, Cost, Limit, LimitError, Override, Pattern, Rule,
-    rules::{Condition, MAX_OVERRIDES, MAX_RULES, OverrideError, RuleError},
+    Algorithm, Cost, Limit, LimitError, Override, Rule,
+    rules::{Condition, MAX_OVERRIDES, MAX_RULES, OverrideError, Pattern, RuleError},
 };
 
 use super::{

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use sluicegate::{Absent, Algorithm, OnStoreFailure};
+use sluicegate::{Algorithm, OnStoreFailure, rules::Absent};
 use sluicegate_core::{limit::MAX_AMOUNT, time::MAX_EXACT};
 use sluicegate_tower::headers::Dialect;
 

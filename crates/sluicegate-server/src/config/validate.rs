@@ -3,9 +3,9 @@
 use std::{collections::HashMap, num::NonZeroUsize, ops::RangeInclusive};
 
 use sluicegate::{
-    RedisSetupError, RedisStore,
+    RedisStore,
     memory::MIN_MAX_MEMORY,
-    redis::{RedisSettings, Secret},
+    redis::{RedisSettings, RedisSetupError, Secret},
 };
 
 use super::{

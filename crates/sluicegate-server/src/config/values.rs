@@ -4,7 +4,7 @@ use std::{borrow::Cow, net::SocketAddr, time::Duration};
 
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use sluicegate::{Absent, Algorithm, OnStoreFailure, address, redis::keys::MAX_PREFIX};
+use sluicegate::{Algorithm, OnStoreFailure, address, redis::keys::MAX_PREFIX, rules::Absent};
 use sluicegate_tower::headers::Dialect;
 
 use super::{

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use sluicegate::{Override, Pattern, Rule, rules::Condition};
+use sluicegate::{
+    Override, Rule,
+    rules::{Condition, Pattern},
+};
 
 use super::values::Keywords;
 use crate::duration;

@@ -7,7 +7,7 @@
 //! | `executor` | runs the calls of a connection in its own task |
 //! | `unary` | `ShouldRateLimit` without tonic's router |
 //! | `body` | the message of a call, within memory bounds |
-//! | `request` | from Envoy's request to a group of [`Request`](sluicegate::Request)s |
+//! | `request` | from Envoy's request to a group of [`Request`](sluicegate::limiter::Request)s |
 //! | `response` | from the decisions to Envoy's response |
 //! | `timeout` | the caller's deadline |
 //! | `messages` | Envoy's messages |
@@ -30,7 +30,10 @@ use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
-use sluicegate::{Decision, Error, GroupDecision, Operation, Source};
+use sluicegate::{
+    Decision, Error, Source,
+    limiter::{GroupDecision, Operation},
+};
 use sluicegate_tower::headers::Dialect;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, service::Routes};
@@ -52,7 +55,7 @@ use crate::{
     net::activity::Activity,
     observe::{
         Call,
-        logs::{Audit, audit},
+        logs::{Audit, AuditResult, audit},
     },
 };
 
@@ -198,7 +201,7 @@ impl RateLimitHandler {
             }
         };
         let deadline = timeout::budget(headers);
-        if let [one @ sluicegate::Request { operation: Operation::Check, .. }] = &mut *requests {
+        if let [one @ sluicegate::limiter::Request { operation: Operation::Check, .. }] = &mut *requests {
             one.deadline = deadline;
             return match self.engine.decide(Transport::Grpc, one).await {
                 Ok(decision) => self.respond(&decision, slice::from_ref(&decision)),
@@ -251,7 +254,7 @@ impl RateLimitHandler {
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         match error {
-            Error::Store(_) => Err(Status::unavailable(error.to_string())),
+            Error::Store(_) | Error::PartialReset { .. } => Err(Status::unavailable(error.to_string())),
             _ => Ok(self.deny(error, request)),
         }
     }
@@ -288,20 +291,19 @@ struct Refunds {
     identity: Identity,
     peer: SocketAddr,
     domain: String,
-    requests: Vec<sluicegate::Request<'static>>,
+    requests: Vec<sluicegate::limiter::Request<'static>>,
     deadline: Option<Duration>,
 }
 
 impl Refunds {
     async fn decide(self, engine: Engine) -> Result<GroupDecision, Error> {
         let decided = engine.decide_group(Transport::Grpc, &self.requests, self.deadline).await;
-        let result = decided.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
         audit(&Audit {
             who: self.identity.name(),
             from: Some(self.peer),
             action: REFUND.name(),
             subject: &format_args!("domain {:?}", self.domain),
-            result,
+            result: AuditResult::of(&decided),
         });
         decided
     }

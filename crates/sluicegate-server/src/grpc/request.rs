@@ -6,7 +6,10 @@
 
 use std::{fmt::Display, time::Duration};
 
-use sluicegate::{Cost, LimitOverride, Operation, Request};
+use sluicegate::{
+    Cost,
+    limiter::{LimitOverride, Operation, Request},
+};
 
 use super::messages::{
     RateLimitDescriptor, RateLimitRequest, RateLimitUnit, rate_limit_descriptor::RateLimitOverride,

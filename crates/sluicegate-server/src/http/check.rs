@@ -4,7 +4,7 @@ use axum::{
     http::{Method, Request},
     response::{IntoResponse, Response},
 };
-use sluicegate::Progress;
+use sluicegate::limiter::Progress;
 use tokio::task::coop::consume_budget;
 use tracing::Instrument;
 
@@ -68,7 +68,7 @@ async fn check(engine: &Engine, body: impl RequestBody) -> Result<Response, Prob
 }
 
 /// Starts all checks in order, so that those to a remote store share its calls, and waits for all.
-async fn check_batch(engine: &Engine, requests: &[sluicegate::Request<'_>]) -> Json<BatchBody> {
+async fn check_batch(engine: &Engine, requests: &[sluicegate::limiter::Request<'_>]) -> Json<BatchBody> {
     let mut started = Vec::with_capacity(requests.len());
     for few in requests.chunks(CHECKS_PER_YIELD) {
         consume_budget().await;

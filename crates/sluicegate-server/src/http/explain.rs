@@ -4,8 +4,10 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use sluicegate::{
-    Costs, CounterSnapshot, Decision, Key, Limit, Outcome, Request, Retry, Source, Subject, TierDecision,
+    Costs, Decision, Limit, Outcome, Retry, Source, TierDecision,
+    limiter::{Request, Subject},
     rules::{DenialReason, Effect, Explained, RuleSet},
+    store::{CounterSnapshot, Key},
 };
 use sluicegate_core::decision::whole_millis_up;
 

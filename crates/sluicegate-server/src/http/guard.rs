@@ -4,7 +4,6 @@
 
 use std::{
     convert::Infallible,
-    fmt::Display,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     task::{Context, Poll},
@@ -27,7 +26,7 @@ use crate::{
     net::activity::Activity,
     observe::{
         Observer,
-        logs::{Audit, audit},
+        logs::{Audit, AuditResult, audit},
     },
 };
 
@@ -96,7 +95,11 @@ where
         Either::Right(Box::pin(run_to_completion(async move {
             let Ok(mut response) = response.await;
             let status = response.status();
-            let result = if status.is_success() { Ok(()) } else { Err(&status as &dyn Display) };
+            let result = match status {
+                status if status.is_success() => AuditResult::Done,
+                _ if status.is_server_error() => AuditResult::Failed(&status),
+                _ => AuditResult::Rejected(&status),
+            };
             let subject = response
                 .extensions_mut()
                 .remove::<AuditSubject>()

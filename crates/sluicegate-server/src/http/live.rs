@@ -25,7 +25,7 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Serialize;
-use sluicegate::RuleSet;
+use sluicegate::rules::RuleSet;
 use tokio::{
     sync::{Semaphore, mpsc},
     time::Instant,
@@ -42,7 +42,7 @@ use crate::{
     observe::{
         heavy_hitters::{self, HeavyHitterSnapshot},
         history::{self, Second},
-        logs::{Audit, audit},
+        logs::{Audit, AuditResult, audit},
     },
 };
 
@@ -134,7 +134,7 @@ pub(super) async fn live(
     })?;
     if identity.may().allows(Scope::Admin) {
         let (who, from) = (identity.name(), guard::peer(&request));
-        audit(&Audit { who, from, action: "live", subject: &"", result: Ok(()) });
+        audit(&Audit { who, from, action: "live", subject: &"", result: AuditResult::Done });
     }
     let (events, mut queued) = mpsc::channel(MAX_QUEUED_EVENTS);
     let listener = Listener { api, authorization, identity, token_changes, events };

@@ -5,7 +5,7 @@
 //! | `server` | connections and graceful shutdown |
 //! | `check` | `POST /v1/check`, the hot call |
 //! | `routes` | all other calls |
-//! | `request`, `body` | from a JSON body to a [`Request`](sluicegate::Request) |
+//! | `request`, `body` | from a JSON body to a [`Request`](sluicegate::limiter::Request) |
 //! | `response`, `json` | from a decision to JSON |
 //! | `guard` | tokens, and protection against cross-site requests |
 //! | `status` | health, readiness, rules, heavy hitters, metrics |

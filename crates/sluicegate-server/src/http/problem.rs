@@ -46,7 +46,9 @@ impl Problem {
 impl From<sluicegate::Error> for Problem {
     fn from(error: sluicegate::Error) -> Self {
         let status = match error {
-            sluicegate::Error::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             // more rules match than one check may have tiers: an error of the configuration, not of the caller
             sluicegate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use sluicegate::{Algorithm, Cost, Costs, Limit, Operation, Request, RuleSelection, Timestamp};
+use sluicegate::{
+    Algorithm, Cost, Costs, Limit, Timestamp,
+    limiter::{Operation, Request, RuleSelection},
+};
 
 use super::{
     body::{self, Body, Object, Whole},
@@ -145,7 +148,7 @@ fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<Request<'stat
             Request::new(labels, costs(cost)?).rules(selection(call, rules, all)?)
         }
         Body { labels: None, key: Some(key), limit: Some(limit), cost, rules: None, all: None, .. } => {
-            sluicegate::Key::without_rule(key.as_bytes()).map_err(Problem::bad_request)?;
+            sluicegate::store::Key::without_rule(key.as_bytes()).map_err(Problem::bad_request)?;
             Request::for_key(key.into_bytes(), read_limit(&limit)?, cost_of_key(cost)?)
         }
         Body { labels: None, key: Some(_), limit: Some(_), .. } => {

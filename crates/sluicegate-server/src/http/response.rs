@@ -4,7 +4,10 @@ use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Decision, DeletedCounter, Reset, Retry, TierDecision};
+use sluicegate::{
+    Decision, Retry, TierDecision,
+    limiter::{DeletedCounter, Reset},
+};
 use sluicegate_core::{decision::whole_millis_up, step::Mode};
 
 use super::{

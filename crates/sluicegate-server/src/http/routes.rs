@@ -89,7 +89,7 @@ async fn refund(State(api): State<Api>, request: Request) -> Audited<Result<Deci
     Ok(audited(&request, decide(&api, &request).await))
 }
 
-async fn decide(api: &Api, request: &sluicegate::Request<'_>) -> Result<DecisionBody, Problem> {
+async fn decide(api: &Api, request: &sluicegate::limiter::Request<'_>) -> Result<DecisionBody, Problem> {
     Ok(api.engine.decide(Transport::Http, request).await?.into())
 }
 
@@ -102,7 +102,7 @@ async fn reset(State(api): State<Api>, request: Request) -> Audited<Result<Json<
 /// A response with the subject of its audit line; or why the request is invalid.
 type Audited<T> = Result<(Extension<AuditSubject>, T), Problem>;
 
-fn audited<T>(request: &sluicegate::Request<'_>, response: T) -> (Extension<AuditSubject>, T) {
+fn audited<T>(request: &sluicegate::limiter::Request<'_>, response: T) -> (Extension<AuditSubject>, T) {
     (Extension(AuditSubject(Summary(request).to_string())), response)
 }
 
@@ -153,7 +153,11 @@ fn wrong_method(method: &Method, path: &str) -> Problem {
 }
 
 /// Reads the request of a call.
-async fn read(api: &Api, call: ApiCall, request: Request) -> Result<sluicegate::Request<'static>, Problem> {
+async fn read(
+    api: &Api,
+    call: ApiCall,
+    request: Request,
+) -> Result<sluicegate::limiter::Request<'static>, Problem> {
     let body = receive(request.into_body(), MAX_BODY).await;
     let read = body.and_then(|body| request::read(&api.engine, call, &body));
     read.inspect_err(|_| api.engine.observer().invalid(call.into()))

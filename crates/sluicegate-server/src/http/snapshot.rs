@@ -1,7 +1,7 @@
 //! The state of a counter as JSON, for display.
 
 use serde::{Deserialize, Serialize};
-use sluicegate::{CounterSnapshot, Snapshot};
+use sluicegate::store::{CounterSnapshot, Snapshot};
 use sluicegate_core::snapshot::Span;
 
 /// The state of a counter at one time. All times are microseconds on the store's clock.

@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use sluicegate::RuleSet;
+use sluicegate::rules::RuleSet;
 
 use super::{Api, json::Json};
 use crate::{

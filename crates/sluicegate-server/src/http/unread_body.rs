@@ -1,4 +1,4 @@
-//! Request bodies that a response was made without, as a rejection is.
+//! Request bodies that were not read completely when the response was ready, for example after a rejection.
 //!
 //! hyper closes a connection whose request was not read completely, without announcing it. Here the rest of a small body is read and
 //! discarded, so that the connection can be used again. Otherwise the response has `Connection: close`.

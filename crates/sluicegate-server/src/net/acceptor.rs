@@ -101,8 +101,8 @@ impl Acceptor {
         let mut pending = PendingConnections::new(limiter.slots());
         loop {
             tokio::select! {
-                accepted = self.listener.accept(), if !pending.is_full() => match accepted {
-                    Ok((stream, peer)) => pending.push(stream, peer),
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => pending.push(stream, peer, limiter),
                     Err(_) => sleep(ACCEPT_PAUSE).await,
                 },
                 () = limiter.freed(), if !pending.is_empty() => {}

@@ -49,7 +49,7 @@ struct State {
     /// Set by the reaper after the deadline.
     reaped: AtomicBool,
     is_shutting_down: AtomicBool,
-    /// Wakes the connection's task when one of the two is set.
+    /// Wakes the connection's task when `reaped` or `is_shutting_down` is set.
     waker: AtomicWaker,
     task: OnceLock<AbortHandle>,
     /// The thread that serves the connection, where threads keep their connections.

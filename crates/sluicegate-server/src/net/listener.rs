@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// Why the server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -37,13 +37,20 @@ pub fn raise_open_files_limit() -> u64 {
     files.current.unwrap_or(u64::MAX)
 }
 
+/// How many connections the system may hold until they are accepted. Connections beyond it are retried by the client after a second.
+const BACKLOG: u32 = 4_096;
+
 /// Binds an address; port 0 picks a free port. Returns the listener and the address with its actual port.
 ///
 /// # Errors
 /// When the address is in use, or does not belong to this machine.
 pub async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
     let bound = async {
-        let listener = TcpListener::bind(address).await?;
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // As `TcpListener::bind` does: a restarted server binds at once.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        let listener = socket.listen(BACKLOG)?;
         let address = listener.local_addr()?;
         Ok((listener, address))
     };

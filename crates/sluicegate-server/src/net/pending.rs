@@ -1,14 +1,15 @@
 //! Accepted connections that wait for a slot.
 //!
-//! They wait here and not in the listener's backlog, so that an address with many connections does not delay one with few.
+//! They wait here and not in the listener's backlog, so that an address with many connections does not delay one with few. If too many
+//! wait, one of the address with the most connections is closed.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use tokio::{net::TcpStream, time::Instant};
 
 use super::connection_limit::{ClientNetwork, ConnectionLimiter, MIN_IDLE};
 
-/// The most connections of one listener that wait, if it has that many slots. Further ones stay in the listener's backlog.
+/// The most connections of one listener that wait, if it has that many slots.
 pub(crate) const MAX_PENDING: usize = 256;
 
 /// How long a connection waits before it is closed. Idle connections are evicted within [`MIN_IDLE`], so this happens only if none is idle.
@@ -42,12 +43,22 @@ impl PendingConnections {
         self.connections.is_empty()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.connections.len() >= self.max
-    }
-
-    pub(super) fn push(&mut self, stream: TcpStream, peer: SocketAddr) {
+    /// Adds a connection. If too many wait, closes the newest one of the address with the most connections, here and in slots.
+    pub(super) fn push(&mut self, stream: TcpStream, peer: SocketAddr, limiter: &ConnectionLimiter) {
         self.connections.push(PendingConnection { stream, peer, accepted: Instant::now() });
+        if self.connections.len() <= self.max {
+            return;
+        }
+        let mut pending: HashMap<ClientNetwork, usize> = HashMap::new();
+        for connection in &self.connections {
+            *pending.entry(connection.network()).or_default() += 1;
+        }
+        let most = pending.into_iter().max_by_key(|(network, pending)| pending + limiter.count(*network));
+        let is_of_most =
+            |connection: &PendingConnection| most.is_some_and(|(most, _)| connection.network() == most);
+        if let Some(newest) = self.connections.iter().rposition(is_of_most) {
+            self.connections.remove(newest);
+        }
     }
 
     /// Closes the connections that have waited too long.
@@ -56,7 +67,7 @@ impl PendingConnections {
         self.connections.retain(|connection| now.duration_since(connection.accepted) < MAX_WAIT);
     }
 
-    /// The index and the address of the connection that gets the next slot: the first of the address with the fewest.
+    /// The index and the address of the connection that gets the next slot: the oldest one of the address with the fewest slots.
     pub(super) fn next(&self, limiter: &ConnectionLimiter) -> Option<(usize, ClientNetwork)> {
         let networks = self.connections.iter().map(PendingConnection::network).enumerate();
         networks.min_by_key(|(_, network)| limiter.count(*network))

@@ -13,7 +13,8 @@ use std::{
 };
 
 use sluicegate::{
-    Operation, RuleSet,
+    limiter::Operation,
+    rules::RuleSet,
     stats::{BOUNDS, Durations},
 };
 

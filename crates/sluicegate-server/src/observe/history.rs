@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::Serialize;
-use sluicegate::{Stats, stats::BOUNDS};
+use sluicegate::stats::{BOUNDS, Stats};
 use tokio::{sync::watch, time::Instant};
 
 use super::{

@@ -94,7 +94,18 @@ pub struct Audit<'a> {
     /// The subject of the action; empty if it was not evaluated.
     pub subject: &'a dyn fmt::Display,
     /// The result.
-    pub result: Result<(), &'a dyn fmt::Display>,
+    pub result: AuditResult<'a>,
+}
+
+/// The result of an audited action.
+#[derive(Clone, Copy)]
+pub enum AuditResult<'a> {
+    /// It was executed.
+    Done,
+    /// It was rejected, with this reason, and had no effect.
+    Rejected(&'a dyn fmt::Display),
+    /// It failed, with this reason, and may have had an effect, in part or as a whole.
+    Failed(&'a dyn fmt::Display),
 }
 
 impl Logs {
@@ -162,11 +173,23 @@ pub fn dropped_lines() -> LineCounts {
 pub fn audit(event: &Audit<'_>) {
     let Audit { who, from, action, subject, result } = event;
     let (from, subject) = (from.map(tracing::field::display), subject.to_string());
-    match result {
-        Ok(()) => tracing::info!(target: AUDIT, who, from, action, subject, result = "done", "audit"),
-        Err(error) => {
-            let error = error.to_string();
-            tracing::info!(target: AUDIT, who, from, action, subject, result = "rejected", error, "audit");
+    let (result, error) = match result {
+        AuditResult::Done => ("done", None),
+        AuditResult::Rejected(error) => ("rejected", Some(error.to_string())),
+        AuditResult::Failed(error) => ("failed", Some(error.to_string())),
+    };
+    tracing::info!(target: AUDIT, who, from, action, subject, result, error, "audit");
+}
+
+impl<'a> AuditResult<'a> {
+    /// The result of a call that a limiter has executed.
+    pub fn of<T>(outcome: &'a Result<T, sluicegate::Error>) -> Self {
+        match outcome {
+            Ok(_) => Self::Done,
+            Err(error @ (sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. })) => {
+                Self::Failed(error)
+            }
+            Err(error) => Self::Rejected(error),
         }
     }
 }

@@ -23,8 +23,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use sluicegate::{
-    RuleSet, Stats,
-    stats::{BOUNDS, Durations, Skew},
+    rules::RuleSet,
+    stats::{BOUNDS, Durations, Skew, Stats},
 };
 
 use super::{

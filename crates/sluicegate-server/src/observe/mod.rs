@@ -40,8 +40,10 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use quanta::{Clock, Instant};
 use sluicegate::{
-    Decision, Error, GroupDecision, Mode, Operation, Request, RuleSet, Source, Subject, TierDecision,
-    rules::Effect,
+    Decision, Error, Source, TierDecision,
+    decision::Mode,
+    limiter::{GroupDecision, Operation, Request, Subject},
+    rules::{Effect, RuleSet},
 };
 
 use self::{

@@ -1,6 +1,6 @@
 //! The `outcome` label of metrics, for a request and for each rule.
 
-use sluicegate::{Decision, Error, Mode, Source, TierDecision};
+use sluicegate::{Decision, Error, Source, TierDecision, decision::Mode};
 
 use super::ObservedDecision;
 
@@ -94,7 +94,7 @@ pub(super) fn of_request(decision: &Decision) -> RequestOutcome {
 
 pub(super) fn of_error(error: &Error) -> RequestOutcome {
     match error {
-        Error::Store(_) => RequestOutcome::Failed,
+        Error::Store(_) | Error::PartialReset { .. } => RequestOutcome::Failed,
         _ => RequestOutcome::Invalid,
     }
 }

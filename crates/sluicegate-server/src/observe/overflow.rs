@@ -54,8 +54,8 @@ impl OverflowMonitor {
                 if period.quiet_seconds == QUIET_SECONDS {
                     let decisions = overflow_decisions - period.decisions_before;
                     tracing::info!(
-                        "no overflow counters used for {QUIET_SECONDS} s ({bytes} of {max_bytes} bytes used); {decisions} decisions used them \
-                         before"
+                        "memory store no longer full ({bytes} of {max_bytes} bytes used): no overflow counter used for {QUIET_SECONDS} s, \
+                         after {decisions} decisions on them"
                     );
                     state.period = None;
                 }

@@ -5,7 +5,7 @@
 use std::task::{Context, Poll};
 
 use http::{HeaderMap, Request};
-use sluicegate::{Decision, Operation, Retry};
+use sluicegate::{Decision, Retry, limiter::Operation};
 use sluicegate_core::decision::whole_millis_up;
 use tower_layer::Layer;
 use tower_service::Service;

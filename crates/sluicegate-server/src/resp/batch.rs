@@ -6,7 +6,7 @@
 
 use std::mem;
 
-use sluicegate::{Decision, Error, Progress};
+use sluicegate::{Decision, Error, limiter::Progress};
 
 use super::{error, request::CommandRequest, response::Replies};
 

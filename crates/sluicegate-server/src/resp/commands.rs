@@ -1,6 +1,6 @@
 //! The commands: names, arities, required scopes and documentation.
 
-use sluicegate::Operation;
+use sluicegate::limiter::Operation;
 
 use super::auth::Requirement;
 use crate::{config::Scope, observe::Call};

@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use sluicegate::{Operation, Progress};
+use sluicegate::limiter::{Operation, Progress};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     task::coop::consume_budget,

@@ -46,7 +46,9 @@ impl Error {
 impl From<sluicegate::Error> for Error {
     fn from(error: sluicegate::Error) -> Self {
         match error {
-            sluicegate::Error::Store(_) => Self::new("UNAVAILABLE", error),
+            sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. } => {
+                Self::new("UNAVAILABLE", error)
+            }
             _ => Self::invalid(error),
         }
     }

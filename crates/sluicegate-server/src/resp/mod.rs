@@ -7,7 +7,7 @@
 //! | `codec` | from bytes to commands, within bounds |
 //! | `commands` | names, arities and scopes of the commands |
 //! | `session` | the state of a connection, and the commands about it |
-//! | `request` | from a command to a [`Request`](sluicegate::Request), and from its decision to a reply |
+//! | `request` | from a command to a [`Request`](sluicegate::limiter::Request), and from its decision to a reply |
 //! | `batch` | checks of one pipeline that share calls to a remote store |
 //! | `auth` | which command needs which scope |
 //! | `info` | the `INFO` command |

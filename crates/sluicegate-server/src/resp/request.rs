@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Cost, Costs, Decision, Limit, Operation, Request, Reset, RuleSelection, Subject,
+    Algorithm, Cost, Costs, Decision, Limit,
+    limiter::{Operation, Request, Reset, RuleSelection, Subject},
 };
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
 use smallvec::SmallVec;

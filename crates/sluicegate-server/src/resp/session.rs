@@ -1,6 +1,6 @@
 //! The state of a connection, and the commands that concern only the connection.
 
-use std::{fmt::Display, net::SocketAddr};
+use std::net::SocketAddr;
 
 use super::{
     auth::{self, DEFAULT_USER, Requirement},
@@ -17,7 +17,7 @@ use crate::{
     engine::Summary,
     observe::{
         Observer,
-        logs::{Audit, audit},
+        logs::{Audit, AuditResult, audit},
     },
 };
 
@@ -62,7 +62,7 @@ impl Session {
     /// Writes the audit line of a command that adjusts or administers.
     pub(super) fn audit<T>(&self, request: &CommandRequest<'_>, outcome: &Result<T, sluicegate::Error>) {
         let who = self.identity.as_ref().map_or(UNAUTHENTICATED, Identity::name);
-        let result = outcome.as_ref().map(|_| ()).map_err(|error| error as &dyn Display);
+        let result = AuditResult::of(outcome);
         let (from, action) = (self.peer, request.call.name());
         audit(&Audit { who, from, action, subject: &Summary(&request.request), result });
     }

@@ -4,7 +4,10 @@
 
 use std::{fs, time::Duration};
 
-use sluicegate::{Absent, Algorithm, OnStoreFailure, RuleSet};
+use sluicegate::{
+    Algorithm, OnStoreFailure,
+    rules::{Absent, RuleSet},
+};
 use sluicegate_server::{
     config::{
         self, Colour, Config, ConfigError, Digest, Environment, Flags, Listen, Origin, RuleView, Scopes,

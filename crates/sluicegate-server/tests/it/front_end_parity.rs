@@ -15,7 +15,7 @@ use axum::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
-use sluicegate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule, RuleSelection};
+use sluicegate::{Cost, Decision, Labels, Limit, Limiter, ManualClock, Rule, limiter::RuleSelection};
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
 use sluicegate_server::http::{HttpService, response::ResetBody};
 use sluicegate_server::{
@@ -324,7 +324,7 @@ fn as_http(decision: &Decision) -> Value {
         json!({
             "allowed": tier.outcome.is_allowed(), "rule": tier.rule.as_deref(), "limit": tier.limit,
             "remaining": tier.remaining, "retry_after_ms": retry, "reset_after_ms": whole_millis_up(tier.reset_after),
-            "never": is_never(tier.outcome), "unit": &*tier.unit, "shadow": tier.mode == sluicegate::Mode::Shadow,
+            "never": is_never(tier.outcome), "unit": &*tier.unit, "shadow": tier.mode == sluicegate::decision::Mode::Shadow,
         })
     };
     json!({

@@ -11,8 +11,9 @@ use hyper::body::Frame;
 use prost::Message;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sluicegate::{
-    Cost, Decision, Labels, Limit, LimitOverride, Limiter, OnStoreFailure, Operation, Options, Override,
-    Pattern, Request, Rule, Source, Subject,
+    Cost, Decision, Labels, Limit, Limiter, OnStoreFailure, Options, Override, Rule, Source,
+    limiter::{LimitOverride, Operation, Request, Subject},
+    rules::Pattern,
 };
 use sluicegate_server::{
     grpc::{

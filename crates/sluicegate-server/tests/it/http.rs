@@ -17,7 +17,7 @@ use axum::{
 };
 use hyper::body::Frame;
 use sluicegate::{
-    Algorithm, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Store, Timestamp,
+    Algorithm, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Rule, Timestamp, store::Store,
 };
 use sluicegate_server::{
     auth::Access,

@@ -176,6 +176,24 @@ async fn an_address_that_keeps_all_connections_busy_makes_room_for_another() {
     assert!(busy.try_join_next().is_none(), "the others are open");
 }
 
+/// Far more connections than slots and pending connections. If they were served in order, the other address would wait for each of them
+/// to be idle for a second.
+#[tokio::test]
+async fn an_address_that_opens_too_many_connections_delays_no_other_address() {
+    const CONNECTIONS: usize = 8;
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
+    let config = AcceptConfig { max_connections: NonZeroUsize::new(CONNECTIONS), ..AcceptConfig::default() };
+    let running = run(HttpService::new(engine, http::Settings::default()), config).await;
+    let mut idle = Vec::new();
+    for _ in 0..40 * CONNECTIONS {
+        idle.push(TcpStream::connect(running.address).await.unwrap());
+    }
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = socket.connect(running.address).await.unwrap();
+    timeout(Duration::from_secs(10), check(&mut other)).await.expect("an idle connection is evicted");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_response_may_take_longer_than_the_next_head() {
     let store = GatedStore::closed();

@@ -73,7 +73,10 @@ impl Subjected {
 
     async fn check(&self) {
         let labels = Labels::new([("route", "login"), ("ip", "203.0.113.9")]).unwrap();
-        self.engine.decide(Transport::Http, &sluicegate::Request::new(labels, Cost::ONE)).await.unwrap();
+        self.engine
+            .decide(Transport::Http, &sluicegate::limiter::Request::new(labels, Cost::ONE))
+            .await
+            .unwrap();
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Body> {

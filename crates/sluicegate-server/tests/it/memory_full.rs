@@ -5,7 +5,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    Cost, Labels, Limit, Limiter, ManualClock, MemoryStore, Progress, Request, Rule, Timestamp,
+    Cost, Labels, Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp,
+    limiter::{Progress, Request},
     memory::MIN_MAX_MEMORY,
 };
 use sluicegate_server::{
@@ -102,6 +103,6 @@ fn the_log_has_one_line_at_the_start_and_one_at_the_end_of_each_full_period() {
     for pair in lines.chunks(2) {
         assert!(pair[0].contains("WARN") && pair[0].contains("memory store full"), "{text}");
         assert!(pair[0].contains("raise store.max_memory"), "{text}");
-        assert!(pair[1].contains("INFO") && pair[1].contains("no overflow counters used for 60 s"), "{text}");
+        assert!(pair[1].contains("INFO") && pair[1].contains("no overflow counter used for 60 s"), "{text}");
     }
 }

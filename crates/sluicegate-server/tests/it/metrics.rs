@@ -9,8 +9,8 @@ use std::{
 };
 
 use sluicegate::{
-    Cost, Decision, Limit, Limiter, MemoryStore, OnStoreFailure, Operation, Override, Progress, Request,
-    Rule, RuleSelection,
+    Cost, Decision, Limit, Limiter, MemoryStore, OnStoreFailure, Override, Rule,
+    limiter::{Operation, Progress, Request, RuleSelection},
 };
 use sluicegate_server::{
     engine::{Engine, Transport},

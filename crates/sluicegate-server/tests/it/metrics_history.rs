@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::Request};
 use sluicegate_server::{
     engine::{Engine, Transport},
     observe::history::{MAX_RULES, RuleSecond, SECONDS, Second},

@@ -15,7 +15,7 @@ use axum::{
     http::{Method, Request, StatusCode, header},
 };
 use serde_json::{Value, json};
-use sluicegate::{Limit, Limiter, MemoryStore, Rule, key, labels, rules};
+use sluicegate::{Limit, Limiter, MemoryStore, Rule, labels, rules, store};
 use sluicegate_core::snapshot;
 use sluicegate_server::http::HttpService;
 use sluicegate_server::{
@@ -180,7 +180,7 @@ fn described_bounds_equal_those_of_the_code() {
         ("/Labels/propertyNames/maxLength", labels::MAX_LABEL_NAME as u64),
         ("/Labels/additionalProperties/maxLength", labels::MAX_LABEL_VALUE as u64),
         ("/Cost/anyOf/1/maxProperties", rules::MAX_UNITS as u64),
-        ("/Key/maxLength", key::MAX_KEY as u64),
+        ("/Key/maxLength", store::MAX_KEY as u64),
         ("/CheckBatch/properties/checks/maxItems", MAX_CHECKS as u64),
         ("/Decisions/properties/results/maxItems", MAX_CHECKS as u64),
         ("/Snapshot/oneOf/1/properties/charges/maxItems", snapshot::MAX_CHARGES as u64),

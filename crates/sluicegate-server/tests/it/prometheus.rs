@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::Value;
-use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::Request};
 use sluicegate_server::http::HttpService;
 use sluicegate_server::{
     engine::{Engine, Transport},

@@ -11,13 +11,13 @@ use std::{
 use ::http::Request;
 use axum::{Router, body::Body};
 use serde_json::Value;
-use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+use sluicegate::{Limit, Limiter, MemoryStore, Rule, StoreError};
 use sluicegate_server::{
     engine::{Engine, Transport},
     grpc, http,
     http::HttpService,
     observe::{
-        logs::{Audit, Format, Logs, Settings, audit},
+        logs::{Audit, AuditResult, Format, Logs, Settings, audit},
         trace::RequestSpans,
     },
 };
@@ -54,12 +54,21 @@ fn an_audit_line_passes_every_filter_and_is_one_line() {
     let lines = logged(&settings, || {
         tracing::info!("filtered out");
         let from = Some(CLIENT);
-        audit(&Audit { who: "deploy", from, action: "reset", subject: &"a\nb\"c", result: Ok(()) });
-        let (subject, result) = (&"sluicegate.toml", Err(&"line 3" as &dyn std::fmt::Display));
+        audit(&Audit {
+            who: "deploy",
+            from,
+            action: "reset",
+            subject: &"a\nb\"c",
+            result: AuditResult::Done,
+        });
+        let (subject, result) = (&"sluicegate.toml", AuditResult::Rejected(&"line 3"));
         audit(&Audit { who: "file", from: None, action: "reload", subject, result });
+        let lost = Err::<(), _>(sluicegate::Error::Store(StoreError::Ambiguous("no reply".to_owned())));
+        let result = AuditResult::of(&lost);
+        audit(&Audit { who: "deploy", from, action: "reset", subject: &"a=b", result });
     });
     let lines = lines.json();
-    assert_eq!(lines.len(), 2);
+    assert_eq!(lines.len(), 3);
     let field = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
     let fields = |line| {
         ["target", "level", "who", "from", "action", "subject", "result", "error"]
@@ -70,6 +79,7 @@ fn an_audit_line_passes_every_filter_and_is_one_line() {
         fields(&lines[1]),
         ["audit", "INFO", "file", "", "reload", "sluicegate.toml", "rejected", "line 3"]
     );
+    assert_eq!(field(&lines[2], "result"), "failed", "it may have had an effect");
 }
 
 #[test]

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use sluicegate::{
-    Algorithm, Check, Cost, Decision, Key, Labels, Limit, Limiter, MemoryStore, Operation, Options,
-    RedisStore, Rule, Store, Terms, Tier,
+    Algorithm, Cost, Decision, Labels, Limit, Limiter, MemoryStore, Options, RedisStore, Rule,
+    limiter::Operation,
+    store::{Check, Key, Store, Terms, Tier},
 };
 use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_testkit::hammer::check_snapshot;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
 use sluicegate::{
-    Absent, Algorithm, Cost, Costs, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, Override,
-    Rule, Timestamp,
+    Algorithm, Cost, Costs, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, Override, Rule,
+    Timestamp, rules::Absent,
 };
 use sluicegate_tower::headers::{self, Dialect};
 

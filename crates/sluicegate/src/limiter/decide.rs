@@ -310,8 +310,10 @@ impl PreparedCheck {
         match remote.decide(&self.check, deadline).await {
             Ok(shares) => {
                 for (position, share) in &shares.shares {
-                    if self.tiers[*position].on_store_failure == OnStoreFailure::Local {
-                        remote.record_for_fallback(&self.check.tiers()[*position], share);
+                    if let Some(at) = shares.at
+                        && self.tiers[*position].on_store_failure == OnStoreFailure::Local
+                    {
+                        remote.record_for_fallback(&self.check.tiers()[*position], share, at);
                     }
                 }
                 Ok(self.decisions(shares))

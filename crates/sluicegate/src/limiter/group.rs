@@ -43,7 +43,7 @@ impl Limiter {
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// use std::time::Duration;
-    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Request, Rule};
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::Request};
     ///
     /// let minute = Duration::from_secs(60);
     /// let rules = [

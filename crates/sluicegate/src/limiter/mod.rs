@@ -15,7 +15,7 @@ mod reset;
 use std::{fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use sluicegate_core::{Cost, Limit, LimitError, Operation, Timestamp};
+use sluicegate_core::{Cost, Limit, LimitError, Timestamp};
 
 use crate::{
     backend::Backend,
@@ -28,6 +28,8 @@ use crate::{
     stats::Stats,
     store::{CounterSnapshot, Store, StoreError},
 };
+
+pub use sluicegate_core::Operation;
 
 pub use self::{
     decide::{PendingDecision, Progress},
@@ -66,7 +68,7 @@ struct Inner {
     rules: ArcSwap<RuleSet>,
 }
 
-/// Why a request has no decision. All variants but [`Error::Store`] are errors of the request.
+/// Why a request has no decision. All variants but [`Error::Store`] and [`Error::PartialReset`] are errors of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -96,6 +98,17 @@ pub enum Error {
     /// A request of a group is neither a check nor a refund without a time.
     #[error("a group cannot contain {0:?}: use checks, and refunds without a time")]
     GroupOperation(Operation),
+    /// A reset deleted some counters and failed for others.
+    #[error("only {deleted} counters were reset, not {failed}: {error}")]
+    PartialReset {
+        /// How many counters were deleted.
+        deleted: usize,
+        /// The keys of the counters that were not, or may not have been.
+        failed: String,
+        /// The first error of the store.
+        #[source]
+        error: StoreError,
+    },
     /// A charge, a refund or a reset did not reach the store. Checks and peeks do not return this error: the rules' failure
     /// policies decide them.
     #[error(transparent)]

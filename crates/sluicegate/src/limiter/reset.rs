@@ -10,8 +10,10 @@ use crate::{
     key::Key,
     labels::Labels,
     rules::{Costs, Effect},
-    store::StoreError,
 };
+
+/// The most counters that an error names.
+const MAX_NAMED_COUNTERS: usize = 5;
 
 /// The outcome of a reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +41,7 @@ impl Limiter {
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// use std::time::Duration;
-    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, RuleSelection};
+    /// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::RuleSelection};
     ///
     /// let limit = Limit::fixed_window(10, Duration::from_secs(60))?;
     /// let rules = [Rule::new("per-user", limit).per(["user"]), Rule::new("total", limit)];
@@ -85,23 +87,29 @@ impl Limiter {
     /// Deletes counters and returns those that existed. One call per counter, all at once: a store returns only how many it deleted.
     async fn delete(&self, counters: Vec<(DeletedCounter, Algorithm)>) -> Result<Vec<DeletedCounter>, Error> {
         let calls = counters.iter().map(async |(counter, algorithm)| {
-            self.inner.backend.reset(&[(counter.key.clone(), *algorithm)], self.deadline).await
+            self.inner.backend.reset(&(counter.key.clone(), *algorithm), self.deadline).await
         });
         let outcomes = join_all(calls).await;
-        let (mut deleted, mut failed) = (Vec::new(), None);
+        let (mut deleted, mut failed) = (Vec::new(), Vec::new());
         for ((counter, _), outcome) in counters.into_iter().zip(outcomes) {
             match outcome {
-                Ok(0) => {}
-                Ok(_) => deleted.push(counter),
-                Err(_) if matches!(failed, Some(StoreError::Ambiguous(_))) => {}
-                Err(error) => failed = Some(error),
+                Ok(false) => {}
+                Ok(true) => deleted.push(counter),
+                Err(error) => failed.push((counter.key, error)),
             }
         }
-        match failed {
+        match failed.first() {
             None => Ok(deleted),
-            Some(error) if deleted.is_empty() => Err(error.into()),
-            Some(error) => {
-                Err(StoreError::Ambiguous(format!("only some counters were deleted: {error}")).into())
+            Some((_, error)) if deleted.is_empty() => Err(error.clone().into()),
+            Some((_, error)) => {
+                let keys: Vec<_> =
+                    failed.iter().take(MAX_NAMED_COUNTERS).map(|(key, _)| key.to_string()).collect();
+                let more = if failed.len() > keys.len() { ", …" } else { "" };
+                Err(Error::PartialReset {
+                    deleted: deleted.len(),
+                    failed: format!("{}{more}", keys.join(", ")),
+                    error: error.clone(),
+                })
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a request that was never
 //! written and a script that the server did not have. The end of a connection is noticed at once, also while it is idle. A connection
-//! that has been silent for a second is pinged, and closed without a reply.
+//! that has been silent for a second is pinged, and closed if the ping is not answered within another second. A probe replaces a silent
+//! connection at once.
 
 use std::{
     fmt,
@@ -37,7 +38,9 @@ use crate::store::StoreError;
 const CONNECT_MARGIN: Duration = Duration::from_millis(1);
 /// How long a reply may be outstanding before the connection is pinged, and how long the ping may take.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// How often a request is sent that was not written because its connection ended.
+/// How long a reply must have been outstanding for a probe to use another connection.
+const MIN_SILENCE: Duration = Duration::from_millis(20);
+/// The most times a request is sent when earlier connections ended before it was written.
 const MAX_SENDS: u32 = 3;
 
 /// Why a request has no answer.
@@ -145,7 +148,7 @@ impl Pause {
 
 /// Why a connection is given up.
 enum Loss {
-    /// It ended, or the server no longer is what it was. Another connection may be better.
+    /// It ended or does not answer, or the server changed its role, for example became a replica.
     Ended,
     /// The server rejects this user, with this reason.
     Unauthorized(String),
@@ -331,14 +334,27 @@ impl ServerConnection {
         self.established().await.map(|_| ())
     }
 
-    /// Waits for a connection, however many attempts fail.
+    /// Waits for a connection, however many attempts fail. A connection that does not answer is replaced first: the network may have lost
+    /// it without an error.
     pub(super) async fn connected(self: &Arc<Self>) {
+        if let Some(silent) = self.silent() {
+            self.disconnect(&silent, Loss::Ended);
+            silent.connection.close();
+        }
         loop {
             match self.established_or_attempt() {
                 Ok(_) => return,
                 Err((mut attempt, _)) => self.outcome_of(&mut attempt).await,
             };
         }
+    }
+
+    /// Returns the connection, if a reply has been outstanding for [`MIN_SILENCE`].
+    fn silent(&self) -> Option<Arc<Established>> {
+        let state = self.state.lock();
+        let Phase::Connected(established) = &state.phase else { return None };
+        let since = *established.silent_since.lock();
+        since.is_some_and(|since| since.elapsed() >= MIN_SILENCE).then(|| Arc::clone(established))
     }
 
     /// Returns whether this is the current connection.
@@ -446,8 +462,9 @@ impl ServerConnection {
         tokio::spawn(async move {
             sleep_until(not_before).await;
             loop {
+                let started = Instant::now();
                 let result = connection.connect().await;
-                if connection.settle(&result) {
+                if connection.settle(&result, started.elapsed()) {
                     if let Ok(established) = &result {
                         HealthCounters::add(&connection.connector.health().connections, 1);
                         tokio::spawn(replace_when_ended(Arc::downgrade(&connection), established));
@@ -470,9 +487,9 @@ impl ServerConnection {
         }
     }
 
-    /// Records the result of an attempt. Returns false, and discards the connection, if the sentinels have named another primary
+    /// Records the result of an attempt and how long it took. Returns false, and discards the connection, if the sentinels have named another primary
     /// meanwhile.
-    fn settle(&self, result: &Result<Arc<Established>, String>) -> bool {
+    fn settle(&self, result: &Result<Arc<Established>, String>, took: Duration) -> bool {
         let mut state = self.state.lock();
         if let (Ok(established), Phase::Connecting { named, .. }) = (result, &mut state.phase)
             && named.take().is_some_and(|named| named != established.node)
@@ -482,7 +499,7 @@ impl ServerConnection {
         state.phase = match result {
             Ok(established) => Phase::Connected(Arc::clone(established)),
             Err(reason) => {
-                let until = state.backoff.failed(Instant::now());
+                let until = state.backoff.failed(Instant::now(), took);
                 Phase::Disconnected(Pause { until, reason: Some(reason.clone()) })
             }
         };
@@ -509,7 +526,7 @@ impl ServerConnection {
             state.phase = Phase::Disconnected(match loss {
                 Loss::Ended => Pause { until: state.backoff.lost(now, has_answered), reason: None },
                 Loss::Unauthorized(reason) => {
-                    Pause { until: state.backoff.failed(now), reason: Some(reason) }
+                    Pause { until: state.backoff.rejected(now), reason: Some(reason) }
                 }
             });
         }

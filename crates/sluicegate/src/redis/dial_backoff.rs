@@ -1,9 +1,9 @@
 //! When the next connection to a server may be opened.
 //!
-//! A lost connection is replaced at once if it has answered, at most ten times per second in the long run. If that fails, a few attempts
-//! follow quickly, because most interruptions are short. Further attempts are repeated with exponential backoff, and so is a connection
-//! that is lost before its first answer, from the second one on: a server that is down, or that closes every connection, gets at most two
-//! connections per second in the long run.
+//! A lost connection is replaced at once if it has answered, at most ten times per second in the long run. If that fails at once, a few
+//! attempts follow quickly, because most interruptions are short. Exponential backoff applies to further attempts, to attempts that time
+//! out, and when two connections in a row are lost before their first answer: a server that is down, or that closes every connection,
+//! gets at most two connections per second in the long run.
 
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const QUICK_ATTEMPTS: u32 = 6;
 /// The pause before a quick attempt.
 const QUICK_PAUSE: Duration = Duration::from_millis(40);
+/// A server that is down for a moment rejects connections within this time. A slower failure is one of an overloaded server or network.
+const QUICK_FAILURE: Duration = Duration::from_millis(100);
 /// After the quick attempts, the pause continues from that of this failure.
 const FAILURES_AFTER_QUICK_ATTEMPTS: u32 = 2;
 /// The longest pause. A server that is back is noticed within this time.
@@ -32,7 +34,7 @@ pub(super) struct DialBackoff {
     /// Failures in a row, except those of quick attempts.
     failures: u32,
     quick_attempts: u32,
-    /// When the replacements so far are all paid for, at one per [`REPLACEMENT_INTERVAL`].
+    /// When all replacements are available again; one is regained per [`REPLACEMENT_INTERVAL`].
     replaced_until: Instant,
 }
 
@@ -42,13 +44,19 @@ impl DialBackoff {
         Self { max_quick_attempts, failures: 0, quick_attempts: 0, replaced_until: now }
     }
 
-    /// Returns when to connect again after a failed attempt.
-    pub(super) fn failed(&mut self, now: Instant) -> Instant {
-        if self.quick_attempts > 0 {
+    /// Returns when to connect again after an attempt that took this long and failed.
+    pub(super) fn failed(&mut self, now: Instant, took: Duration) -> Instant {
+        if self.quick_attempts > 0 && took < QUICK_FAILURE {
             self.quick_attempts -= 1;
             self.failures = FAILURES_AFTER_QUICK_ATTEMPTS;
             return now + jittered(QUICK_PAUSE);
         }
+        self.rejected(now)
+    }
+
+    /// Returns when to connect again after the server rejected this client.
+    pub(super) fn rejected(&mut self, now: Instant) -> Instant {
+        self.quick_attempts = 0;
         let doubled = FIRST_PAUSE * 2_u32.pow(self.failures.min(16));
         self.failures += 1;
         now + jittered(doubled.min(LONGEST_PAUSE))
@@ -60,7 +68,7 @@ impl DialBackoff {
             self.failures = 0;
             self.quick_attempts = self.max_quick_attempts;
         } else if self.failures > 0 {
-            return self.failed(now);
+            return self.rejected(now);
         } else {
             self.failures = 1;
         }
@@ -94,12 +102,27 @@ mod tests {
         opened
     }
 
+    /// An attempt that fails at once.
+    fn refused(backoff: &mut DialBackoff, now: Instant) -> Instant {
+        backoff.failed(now, Duration::ZERO)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_times_out_is_not_repeated_quickly() {
+        let now = Instant::now();
+        let mut backoff = DialBackoff::new(QUICK_ATTEMPTS, now);
+        backoff.lost(now, true);
+        let mut pauses = (0..4).map(|_| backoff.failed(now, 2 * SECOND) - now);
+        assert!(pauses.next().unwrap() <= FIRST_PAUSE * 5 / 4);
+        assert!(pauses.nth(2).unwrap() >= 8 * FIRST_PAUSE * 3 / 4);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_dead_server_gets_at_most_two_connections_per_second() {
         for _ in 0..100 {
-            let attempts = opened(4 * SECOND, DialBackoff::failed);
+            let attempts = opened(4 * SECOND, refused);
             assert!((6..=9).contains(&attempts), "{attempts} attempts in 4 s");
-            let attempts = opened(60 * SECOND, DialBackoff::failed);
+            let attempts = opened(60 * SECOND, refused);
             assert!((45..=90).contains(&attempts), "{attempts} attempts in 60 s");
         }
     }
@@ -132,7 +155,7 @@ mod tests {
             backoff.lost(now, true);
             let mut pauses = Vec::new();
             for _ in 0..12 {
-                let next = backoff.failed(now);
+                let next = refused(&mut backoff, now);
                 pauses.push(next - now);
                 now = next;
             }
@@ -148,7 +171,7 @@ mod tests {
         let now = Instant::now();
         let mut backoff = DialBackoff::new(QUICK_ATTEMPTS, now);
         for _ in 0..10 {
-            backoff.failed(now);
+            refused(&mut backoff, now);
         }
         assert!(backoff.lost(now, false) > now + SECOND / 2);
         assert_eq!(backoff.lost(now, true), now);

@@ -304,6 +304,13 @@ impl RemoteStore for RedisStore {
         }
     }
 
+    fn server_name(&self, server: u64) -> Option<String> {
+        match &self.backend {
+            Backend::Primary(_) => None,
+            Backend::Cluster(cluster) => cluster.node_name(server),
+        }
+    }
+
     fn probe(&self, server: u64) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             match &self.backend {

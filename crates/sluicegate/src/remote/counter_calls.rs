@@ -1,6 +1,6 @@
-//! Resets and inspections of counters, with one call per server. A server that is down fails only the calls for its own counters.
+//! Resets and inspections of counters. A server that is down fails only the calls for its own counters.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use futures_util::future::join_all;
 use sluicegate_core::{Algorithm, Limit};
@@ -8,7 +8,7 @@ use sluicegate_core::{Algorithm, Limit};
 use super::{Remote, with_deadline};
 use crate::{
     key::Key,
-    store::{BoxFuture, CounterSnapshot, StoreError},
+    store::{CounterSnapshot, StoreError},
 };
 
 /// The time that `inspect` may take. It is used interactively, and no request waits for it.
@@ -17,17 +17,10 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_NAMED_COUNTERS: usize = 5;
 
 /// The counters of one server, each with its index in the call.
-struct ServerCounters<T> {
+struct ServerCounters {
     server: u64,
     indexes: Vec<usize>,
-    counters: Vec<(Key, T)>,
-}
-
-/// Why some of the counters of a call have no result.
-struct FailedCounters {
-    message: String,
-    /// Whether a call without a reply may have taken effect.
-    is_ambiguous: bool,
+    counters: Vec<(Key, Limit)>,
 }
 
 impl Remote {
@@ -38,13 +31,12 @@ impl Remote {
     ) -> Result<Vec<Option<CounterSnapshot>>, StoreError> {
         let deadline = deadline.map_or(INSPECT_TIMEOUT, |deadline| deadline.min(INSPECT_TIMEOUT));
         let groups = self.by_server(counters);
-        let call = |counters| self.shared.store.inspect(counters);
-        let mut outcomes = self.call_each(&groups, deadline, call).await;
+        let mut outcomes = self.inspect_each(&groups, deadline).await;
         if let [_] = outcomes[..] {
             return outcomes.remove(0);
         }
-        if let Some(failed) = FailedCounters::find(&groups, &outcomes) {
-            return Err(StoreError::NotRun(format!("no state of {}", failed.message)));
+        if let Some(failed) = failed_counters(&groups, &outcomes) {
+            return Err(StoreError::NotRun(format!("no state of {failed}")));
         }
         let mut snapshots = vec![None; counters.len()];
         for (group, found) in groups.iter().zip(outcomes.into_iter().flatten()) {
@@ -55,89 +47,71 @@ impl Remote {
         Ok(snapshots)
     }
 
-    /// Deletes counters, which ends their cached denials.
+    /// Deletes a counter, which ends its cached denials, and returns whether it existed.
     pub(crate) async fn reset(
         &self,
-        counters: &[(Key, Algorithm)],
+        counter: &(Key, Algorithm),
         deadline: Option<Duration>,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<bool, StoreError> {
         let deadline = self.shared.options.deadline_within(deadline);
-        let groups = self.by_server(counters);
-        let call = |counters| self.shared.store.reset(counters);
-        let mut outcomes = self.call_each(&groups, deadline, call).await;
-        self.shared.denials.record_change(counters.iter().map(|(key, _)| key));
-        for (group, _) in groups.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()) {
-            self.shared.fallback.reset(&group.counters);
+        let counters = slice::from_ref(counter);
+        let upstream = self.upstreams.for_server(self.shared.store.server(&counter.0));
+        let outcome = match upstream.open_breaker() {
+            Some(breaker) => Err(breaker.error()),
+            None => with_deadline(deadline, self.shared.store.reset(counters)).await,
+        };
+        self.shared.denials.record_change([&counter.0]);
+        if outcome.is_ok() {
+            self.shared.fallback.reset(counters);
         }
-        if let [_] = outcomes[..] {
-            return outcomes.remove(0);
-        }
-        let failed = FailedCounters::find(&groups, &outcomes);
-        let is_reset = outcomes.iter().any(Result::is_ok);
-        let deleted = outcomes.into_iter().flatten().sum();
-        match failed {
-            None => Ok(deleted),
-            Some(failed) => {
-                let message = format!("not reset: {}", failed.message);
-                Err(if is_reset || failed.is_ambiguous {
-                    StoreError::Ambiguous(message)
-                } else {
-                    StoreError::NotRun(message)
-                })
-            }
-        }
+        outcome.map(|deleted| deleted > 0)
     }
 
-    fn by_server<T: Copy>(&self, counters: &[(Key, T)]) -> Vec<ServerCounters<T>> {
-        let mut groups: Vec<ServerCounters<T>> = Vec::new();
-        for (index, (key, value)) in counters.iter().enumerate() {
+    fn by_server(&self, counters: &[(Key, Limit)]) -> Vec<ServerCounters> {
+        let mut groups: Vec<ServerCounters> = Vec::new();
+        for (index, (key, limit)) in counters.iter().enumerate() {
             let server = self.shared.store.server(key);
             let place = groups.iter().position(|group| group.server == server).unwrap_or_else(|| {
                 groups.push(ServerCounters { server, indexes: Vec::new(), counters: Vec::new() });
                 groups.len() - 1
             });
             groups[place].indexes.push(index);
-            groups[place].counters.push((key.clone(), *value));
+            groups[place].counters.push((key.clone(), *limit));
         }
         groups
     }
 
     /// Calls all servers at once, except those with an open circuit breaker.
-    async fn call_each<'a, T, R>(
+    async fn inspect_each(
         &self,
-        groups: &'a [ServerCounters<T>],
+        groups: &[ServerCounters],
         deadline: Duration,
-        call: impl Fn(&'a [(Key, T)]) -> BoxFuture<'a, Result<R, StoreError>>,
-    ) -> Vec<Result<R, StoreError>> {
+    ) -> Vec<Result<Vec<Option<CounterSnapshot>>, StoreError>> {
         let calls = groups.iter().map(async |group| {
             let upstream = self.upstreams.for_server(group.server);
             match upstream.open_breaker() {
                 Some(breaker) => Err(breaker.error()),
-                None => with_deadline(deadline, call(&group.counters)).await,
+                None => with_deadline(deadline, self.shared.store.inspect(&group.counters)).await,
             }
         });
         join_all(calls).await
     }
 }
 
-impl FailedCounters {
-    fn find<T, R>(groups: &[ServerCounters<T>], outcomes: &[Result<R, StoreError>]) -> Option<Self> {
-        let failed = || {
-            let outcomes = groups.iter().zip(outcomes);
-            outcomes.filter_map(|(group, outcome)| Some((group, outcome.as_ref().err()?)))
-        };
-        let (_, error) = failed().next()?;
-        let keys: Vec<String> = failed()
-            .flat_map(|(group, _)| &group.counters)
-            .take(MAX_NAMED_COUNTERS)
-            .map(|(key, _)| key.to_string())
-            .collect();
-        let count: usize = failed().map(|(group, _)| group.counters.len()).sum();
-        let all: usize = groups.iter().map(|group| group.counters.len()).sum();
-        let more = if count > keys.len() { ", …" } else { "" };
-        Some(Self {
-            message: format!("{count} of {all} counters ({}{more}): {error}", keys.join(", ")),
-            is_ambiguous: failed().any(|(_, error)| matches!(error, StoreError::Ambiguous(_))),
-        })
-    }
+/// Describes the counters without a result, if there are any.
+fn failed_counters<R>(groups: &[ServerCounters], outcomes: &[Result<R, StoreError>]) -> Option<String> {
+    let failed = || {
+        let outcomes = groups.iter().zip(outcomes);
+        outcomes.filter_map(|(group, outcome)| Some((group, outcome.as_ref().err()?)))
+    };
+    let (_, error) = failed().next()?;
+    let keys: Vec<String> = failed()
+        .flat_map(|(group, _)| &group.counters)
+        .take(MAX_NAMED_COUNTERS)
+        .map(|(key, _)| key.to_string())
+        .collect();
+    let count: usize = failed().map(|(group, _)| group.counters.len()).sum();
+    let all: usize = groups.iter().map(|group| group.counters.len()).sum();
+    let more = if count > keys.len() { ", …" } else { "" };
+    Some(format!("{count} of {all} counters ({}{more}): {error}", keys.join(", ")))
 }

@@ -35,7 +35,7 @@ use crate::{
 const MAX_DENIALS: usize = 65_536;
 const SHARDS: usize = 16;
 /// The number of places for the last changes of keys. Keys that share a place end each other's denials.
-const CHANGE_PLACES: usize = 4_096;
+const CHANGE_PLACES: usize = 65_536;
 
 pub(super) struct DenialCache {
     shards: Box<[Mutex<HashTable<Denial>>]>,

@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::Mutex;
 use sluicegate_core::{
-    Algorithm, Cost, Operation, Retry, Terms,
+    Algorithm, Cost, Operation, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -67,8 +67,8 @@ impl Fallback {
     }
 
     /// Records what the store reported about a tier.
-    pub(super) fn record(&self, tier: &Tier, share: &Share) {
-        self.known.record(tier, share);
+    pub(super) fn record(&self, tier: &Tier, share: &Share, at: Timestamp) {
+        self.known.record(tier, share, at);
     }
 
     /// Deletes what is known and counted here about counters that the store has deleted.

@@ -12,7 +12,6 @@ const HOLD: Duration = Duration::from_secs(10);
 
 pub(super) struct InstanceCount {
     current: u32,
-    is_counted: bool,
     lower: Option<LowerCounts>,
 }
 
@@ -23,9 +22,9 @@ struct LowerCounts {
 }
 
 impl InstanceCount {
-    /// With the number of instances to expect until they have been counted.
+    /// With the expected number of instances.
     pub(super) fn new(expected: u32) -> Self {
-        Self { current: expected.max(1), is_counted: false, lower: None }
+        Self { current: expected.max(1), lower: None }
     }
 
     pub(super) fn current(&self) -> u32 {
@@ -35,14 +34,14 @@ impl InstanceCount {
     /// Records how many instances the store has counted.
     pub(super) fn counted(&mut self, count: u32, now: Instant) {
         let count = count.max(1);
-        if !self.is_counted || count >= self.current {
-            *self = Self { current: count, is_counted: true, lower: None };
+        if count >= self.current {
+            *self = Self { current: count, lower: None };
             return;
         }
         let lower = self.lower.get_or_insert(LowerCounts { since: now, largest: count });
         lower.largest = lower.largest.max(count);
         if now.duration_since(lower.since) >= HOLD {
-            *self = Self { current: lower.largest, is_counted: true, lower: None };
+            *self = Self { current: lower.largest, lower: None };
         }
     }
 
@@ -59,11 +58,15 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(2);
 
     #[tokio::test(start_paused = true)]
-    async fn the_expected_number_applies_until_the_first_count() {
-        let mut instances = InstanceCount::new(4);
+    async fn the_expected_number_applies_until_a_lower_count_has_held() {
+        let (mut instances, now) = (InstanceCount::new(4), Instant::now());
         instances.not_counted();
         assert_eq!(instances.current(), 4);
-        instances.counted(2, Instant::now());
+        // instances that start together register one after the other
+        instances.counted(1, now);
+        instances.counted(2, now + PERIOD);
+        assert_eq!(instances.current(), 4);
+        instances.counted(2, now + HOLD);
         assert_eq!(instances.current(), 2);
         assert_eq!(InstanceCount::new(0).current(), 1);
     }

@@ -1,9 +1,9 @@
 //! What the store reported last about the counters of this process, so that the fallback does not start from nothing.
 
-use std::{hash::BuildHasher, time::Duration};
+use std::{hash::BuildHasher, sync::OnceLock, time::Duration};
 
 use parking_lot::Mutex;
-use sluicegate_core::{Algorithm, Limit, step::Share};
+use sluicegate_core::{Algorithm, Limit, Timestamp, step::Share};
 use tokio::time::Instant;
 
 use crate::{check::Tier, hashing::RandomKeyedHash, key::Key};
@@ -13,21 +13,29 @@ const MAX_COUNTERS: usize = 65_536;
 /// The number of places that a counter may take.
 const WAYS: usize = 8;
 const SETS: usize = MAX_COUNTERS / WAYS;
+/// Answers of one call are recorded by their callers, in any order and within this time. Of those, the latest decision applies.
+const REORDERING: Duration = Duration::from_secs(1);
 
-/// The last reported usage of recent counters. Counters are identified by a keyed hash: a collision only makes the
-/// fallback stricter or more generous than it could be.
+/// The last reported usage of recent counters. Counters are identified by a keyed hash: a collision can make the fallback too strict or
+/// too generous for one key.
+#[derive(Default)]
 pub(super) struct KnownUsage {
-    sets: Box<[Mutex<[Option<Report>; WAYS]>]>,
+    /// Allocated by the first report: only rules with the failure policy `local` need it.
+    sets: OnceLock<Box<[Set]>>,
     hasher: RandomKeyedHash,
 }
+
+type Set = Mutex<[Option<Report>; WAYS]>;
 
 /// The state of a counter after a decision of the store.
 #[derive(Clone, Copy)]
 struct Report {
     hash: u64,
+    /// The time of the decision on the store's clock.
+    at: Timestamp,
     received: Instant,
     used: u64,
-    /// How long after `received` nothing counts any more.
+    /// The time from `received` until no unit counts.
     reset_after: Duration,
 }
 
@@ -39,23 +47,19 @@ pub(super) struct Usage {
     pub(super) reset_after: Duration,
 }
 
-impl Default for KnownUsage {
-    fn default() -> Self {
-        let sets = (0..SETS).map(|_| Mutex::new([None; WAYS])).collect();
-        Self { sets, hasher: RandomKeyedHash::default() }
-    }
-}
-
 impl KnownUsage {
-    /// Records the store's answer for a tier.
-    pub(super) fn record(&self, tier: &Tier, share: &Share) {
+    /// Records the store's answer for a tier, from a decision at this time of the store.
+    pub(super) fn record(&self, tier: &Tier, share: &Share, at: Timestamp) {
         let (hash, received) = (self.hash(&tier.key, tier.terms.limit.algorithm()), Instant::now());
         let used = tier.terms.limit.capacity().saturating_sub(share.remaining).saturating_add(share.debt);
-        let report = Report { hash, received, used, reset_after: share.reset_after };
-        let mut set = self.set(hash).lock();
-        let known = set.iter_mut().flatten().find(|known| known.hash == hash);
-        if let Some(known) = known {
-            *known = report;
+        let report = Report { hash, at, received, used, reset_after: share.reset_after };
+        let sets = self.sets.get_or_init(|| (0..SETS).map(|_| Set::default()).collect());
+        let mut set = sets[place(hash)].lock();
+        if let Some(known) = set.iter_mut().flatten().find(|known| known.hash == hash) {
+            let is_recent = received.duration_since(known.received) < REORDERING;
+            if !is_recent || (at, used) >= (known.at, known.used) {
+                *known = report;
+            }
             return;
         }
         let is_replaced_before = |place: &&mut Option<Report>| place.map(|report| report.received);
@@ -67,7 +71,8 @@ impl KnownUsage {
     /// Returns what is known to be used of a counter now.
     pub(super) fn lookup(&self, key: &Key, limit: &Limit) -> Option<Usage> {
         let hash = self.hash(key, limit.algorithm());
-        let report = *self.set(hash).lock().iter().flatten().find(|known| known.hash == hash)?;
+        let set = self.sets.get()?[place(hash)].lock();
+        let report = *set.iter().flatten().find(|known| known.hash == hash)?;
         let elapsed = report.received.elapsed();
         let left = report.reset_after.checked_sub(elapsed).filter(|left| !left.is_zero())?;
         let used = match limit.algorithm() {
@@ -84,11 +89,12 @@ impl KnownUsage {
 
     /// Removes what is known about these counters.
     pub(super) fn remove(&self, counters: &[(Key, Algorithm)]) {
+        let Some(sets) = self.sets.get() else { return };
         for (key, algorithm) in counters {
             let hash = self.hash(key, *algorithm);
-            for place in self.set(hash).lock().iter_mut() {
-                if place.is_some_and(|report| report.hash == hash) {
-                    *place = None;
+            for known in sets[place(hash)].lock().iter_mut() {
+                if known.is_some_and(|report| report.hash == hash) {
+                    *known = None;
                 }
             }
         }
@@ -97,9 +103,45 @@ impl KnownUsage {
     fn hash(&self, key: &Key, algorithm: Algorithm) -> u64 {
         self.hasher.hash_one((key, algorithm))
     }
+}
 
-    fn set(&self, hash: u64) -> &Mutex<[Option<Report>; WAYS]> {
-        let sets = u64::try_from(SETS).expect("a small number");
-        &self.sets[usize::try_from(hash % sets).expect("below a small number")]
+/// Returns the index of the set of a counter.
+fn place(hash: u64) -> usize {
+    let sets = u64::try_from(SETS).expect("a small number");
+    usize::try_from(hash % sets).expect("below a small number")
+}
+
+#[cfg(test)]
+mod tests {
+    use sluicegate_core::{Cost, Terms};
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Answers of one call are recorded in any order: that of the last request has the most units used.
+    #[tokio::test(start_paused = true)]
+    async fn of_reordered_answers_the_latest_decision_applies() {
+        let limit = Limit::fixed_window(10, MINUTE).unwrap();
+        let tier = Tier { key: Key::without_rule("k").unwrap(), terms: Terms::new(limit, Cost::ONE) };
+        let known = KnownUsage::default();
+        let record = |used: u64, at_us: u64| {
+            let share =
+                Share { passes: true, remaining: 10 - used, debt: 0, retry: None, reset_after: MINUTE };
+            known.record(&tier, &share, Timestamp::from_micros(at_us));
+        };
+        let used = || known.lookup(&tier.key, &limit).map(|usage| usage.used);
+        assert_eq!(used(), None);
+        for position in [3, 10, 1, 7] {
+            record(position, 1_000);
+        }
+        assert_eq!(used(), Some(10), "of one call");
+        record(4, 999);
+        assert_eq!(used(), Some(10), "of an earlier call");
+        record(2, 1_001);
+        assert_eq!(used(), Some(2), "of a later call, after a refund");
+        tokio::time::advance(REORDERING).await;
+        record(1, 500);
+        assert_eq!(used(), Some(1), "the store's clock was set back");
     }
 }

@@ -188,8 +188,8 @@ impl Remote {
     }
 
     /// Records what the store reported about a tier, for later decisions by the fallback.
-    pub(crate) fn record_for_fallback(&self, tier: &Tier, share: &Share) {
-        self.shared.fallback.record(tier, share);
+    pub(crate) fn record_for_fallback(&self, tier: &Tier, share: &Share, at: Timestamp) {
+        self.shared.fallback.record(tier, share, at);
     }
 
     /// Starts counting the instances among which the fallback divides a limit.

@@ -16,10 +16,10 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::{circuit_breaker::MAX_FAILURES, *};
 use crate::{
-    Deadline, ManualClock, MemoryStore,
+    ManualClock, MemoryStore,
     check::Tier,
     key::Key,
-    store::{BoxFuture, per_check},
+    store::{BoxFuture, Deadline, per_check},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -386,7 +386,7 @@ async fn a_reset_and_a_refund_in_this_process_take_effect_immediately() {
     let hit = check("k", limit(1), 1);
     subject.decide(&hit).await;
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
-    subject.remote.reset(&[(Key::without_rule("k").unwrap(), Algorithm::SlidingLog)], None).await.unwrap();
+    subject.remote.reset(&(Key::without_rule("k").unwrap(), Algorithm::SlidingLog), None).await.unwrap();
     assert!(subject.decide(&hit).await.shares[0].1.passes);
     assert!(!subject.decide(&hit).await.shares[0].1.passes);
     subject.decide(&operation(Operation::Refund { at: None }, "k", limit(1), 1)).await;
@@ -449,7 +449,7 @@ async fn repeated_failures_open_the_breaker_until_the_store_answers() {
     }
     assert_eq!(subject.calls().len(), usize::try_from(MAX_FAILURES).unwrap());
     let counter = (Key::without_rule("k").unwrap(), Algorithm::SlidingLog);
-    assert!(matches!(subject.remote.reset(&[counter], None).await, Err(StoreError::NotRun(_))));
+    assert!(matches!(subject.remote.reset(&counter, None).await, Err(StoreError::NotRun(_))));
     tokio::time::sleep(MINUTE).await;
     assert!(subject.remote.decide_cached(&request, None).await.is_err());
     assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");

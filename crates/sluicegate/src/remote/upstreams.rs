@@ -141,7 +141,10 @@ impl Upstream {
     pub(super) fn start_probing(self: &Arc<Self>, runtime: &Handle) {
         let reason = self.breaker.reason();
         match &self.servers {
-            Servers::One(_) => tracing::warn!("store unavailable ({reason}); applying failure policies"),
+            Servers::One(server) => {
+                let name = self.shared.store_name(*server);
+                tracing::warn!("{name} unavailable ({reason}); applying failure policies");
+            }
             Servers::Several(members) => {
                 tracing::debug!("checks over {} servers fail ({reason}); probing each", members.len());
             }
@@ -155,7 +158,7 @@ impl Upstream {
         match &self.servers {
             Servers::One(server) => {
                 self.shared.wait_for_answer(*server).await?;
-                tracing::info!("store available again");
+                tracing::info!("{} available again", self.shared.store_name(*server));
             }
             Servers::Several(members) => {
                 join_all(members.iter().map(Member::open_unless_it_answers)).await;
@@ -186,6 +189,13 @@ impl Member {
 }
 
 impl Shared {
+    /// Returns how log lines name a server: `store`, or `store server 10.0.0.7:6379` if there are several.
+    fn store_name(&self, server: u64) -> String {
+        self.store
+            .server_name(server)
+            .map_or_else(|| "store".to_owned(), |name| format!("store server {name}"))
+    }
+
     /// Waits for a connection and an answer, so that a breaker closes as soon as there is one. If the server did not answer within the
     /// deadline, it must answer a second probe within it.
     async fn wait_for_answer(&self, server: u64) -> Result<(), StoreError> {

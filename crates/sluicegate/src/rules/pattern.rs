@@ -12,7 +12,7 @@ pub const MAX_ALTERNATIVES: usize = 10_000;
 /// A pattern for the value of a label. An absent label matches no pattern.
 ///
 /// ```
-/// use sluicegate::Pattern;
+/// use sluicegate::rules::Pattern;
 ///
 /// assert!(Pattern::parse("login").matches(b"login"));
 /// assert!(Pattern::parse("/api/*").matches(b"/api/users"));

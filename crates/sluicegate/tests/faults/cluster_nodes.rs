@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Key, Labels, Limit, Limiter, Options, RedisStore, Rule, RuleSelection, Source};
+use sluicegate::{
+    Labels, Limit, Limiter, Options, RedisStore, Rule, Source, limiter::RuleSelection, store::Key,
+};
 use sluicegate_testkit::{
     cluster::{Cluster, Coverage, Setup},
     server::Flavor,

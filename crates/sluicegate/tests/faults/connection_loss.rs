@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Limiter, Options, RedisStore, RemoteStore};
+use sluicegate::{Limiter, Options, RedisStore, store::RemoteStore};
 use sluicegate_testkit::{
     proxy::{Mode, Proxy, RequestFilter},
     server::{Flavor, Server},
@@ -156,6 +156,25 @@ async fn with_every_tenth_reply_lost_few_other_decisions_are_degraded() {
     })
     .await;
     tally.assert_share_below(15, "every tenth reply is lost");
+}
+
+/// As when a firewall loses the state of a connection: neither side gets an error, and new connections work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_lost_silently_is_replaced_when_the_server_is_probed() {
+    let _exclusive = run_exclusively().await;
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let limiter = limiter(&proxy.url()).await;
+    for _ in 0..3 {
+        let tally = during(&limiter, Load { callers: 2, pause: Duration::from_millis(5) }, async {
+            sleep(Duration::from_millis(200)).await;
+            proxy.drop_next_reply_and_stall(RequestFilter::SCRIPTS);
+            sleep(Duration::from_millis(1_800)).await;
+        })
+        .await;
+        // about 150 ms of 2 s: the deadline, and the pause before the first probe
+        tally.assert_share_below(30, "the connection is lost silently");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

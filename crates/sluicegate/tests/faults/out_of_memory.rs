@@ -1,6 +1,10 @@
 //! A Redis that runs out of memory during a call: all tiers are charged, or none.
 
-use sluicegate::{Algorithm, Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier};
+use sluicegate::{
+    Algorithm, Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
+    store::{Check, Key, Terms, Tier},
+};
 use sluicegate_testkit::{
     server::{Flavor, Server},
     store_fixture::DecideAll,

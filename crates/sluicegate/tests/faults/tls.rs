@@ -75,7 +75,8 @@ async fn a_cluster_over_tls_is_discovered_from_one_node() {
     let keys = [0, 1, 2].map(|node| block_in_place(|| cluster.limiter_key_on(node)));
     for (node, key) in keys.into_iter().enumerate() {
         assert_decided(&limiter, &key, MANY - 1).await;
-        let slot = cluster.slot_of(format!("{{{:08x}}}", sluicegate::Key::without_rule(&key).unwrap().tag()));
+        let slot =
+            cluster.slot_of(format!("{{{:08x}}}", sluicegate::store::Key::without_rule(&key).unwrap().tag()));
         block_in_place(|| cluster.begin_migration(slot, (node + 1) % cluster::PRIMARIES).finish());
         assert_decided(&limiter, &key, MANY - 2).await;
     }

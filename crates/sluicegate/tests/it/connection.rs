@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use sluicegate::{Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier};
+use sluicegate::{
+    Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
+    store::{Check, Key, RemoteStore, Terms, Tier},
+};
 use sluicegate_testkit::{
     proxy::{Mode, Proxy, RequestFilter},
     server::{Flavor, Server},

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Cost, Decision, Error, Labels, Limit, LimitOverride, Limiter, MemoryStore, Mode, Operation, Options,
-    Override, RedisStore, Request, Rule, Source, Timestamp,
+    Cost, Decision, Error, Labels, Limit, Limiter, MemoryStore, Options, Override, RedisStore, Rule, Source,
+    Timestamp,
+    decision::Mode,
+    limiter::{LimitOverride, Operation, Request},
 };
 use sluicegate_testkit::{
     cluster::Cluster,

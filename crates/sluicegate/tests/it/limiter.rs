@@ -3,8 +3,11 @@
 use std::{process::Command, time::Duration};
 
 use sluicegate::{
-    Absent, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
-    Override, RedisStore, Reset, Retry, Rule, RuleSelection, Source, Store, Timestamp,
+    Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override,
+    RedisStore, Retry, Rule, Source, Timestamp,
+    limiter::{Reset, RuleSelection},
+    rules::Absent,
+    store::Store,
 };
 use sluicegate_testkit::server::{Flavor, Server};
 

@@ -3,8 +3,10 @@
 use std::{fs, path::Path, time::Duration};
 
 use sluicegate::{
-    Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+    Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
     redis::{RedisSettings, RedisSetupError},
+    store::{Check, Key, RemoteStore, Terms, Tier},
 };
 use sluicegate_testkit::{
     server::{Flavor, Server, Setup},

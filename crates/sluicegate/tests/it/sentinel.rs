@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Check, Cost, Key, Limit, Operation, RedisStore, StoreError, Terms, Tier, redis::RedisSettings,
+    Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
+    redis::RedisSettings,
+    store::{Check, Key, Terms, Tier},
 };
 use sluicegate_testkit::{
     sentinel::{NAME, Sentinels, Setup},

@@ -16,8 +16,9 @@ use std::{
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sluicegate::{
-    Algorithm, BoxFuture, Check, CheckAnswer, Deadline, Decision, Key, Labels, Limit, Limiter, ManualClock,
-    MemoryStore, OnStoreFailure, Options, RemoteStore, Rule, Source, StoreError, Timestamp,
+    Algorithm, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Rule,
+    Source, StoreError, Timestamp,
+    store::{BoxFuture, Check, CheckAnswer, Deadline, Key, RemoteStore},
 };
 use tokio::time::Instant;
 

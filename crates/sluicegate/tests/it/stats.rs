@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Cost, Decision, Limit, Limiter, Options, RedisStore, Source, Stats,
-    stats::{BOUNDS, Skew},
+    Cost, Decision, Limit, Limiter, Options, RedisStore, Source,
+    stats::{BOUNDS, Skew, Stats},
 };
 use sluicegate_testkit::{
     proxy::{Proxy, RequestFilter},

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, fs, path::Path};
 
-use sluicegate::{Cost, RuleSet, rules::Effect};
+use sluicegate::{
+    Cost,
+    rules::{Effect, RuleSet},
+};
 
 use super::{
     convert::{DOMAIN, flattened, rules},

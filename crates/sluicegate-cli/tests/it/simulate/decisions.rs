@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluicegate::{
-    Admission, Algorithm, Check, Cost, Key, Limit, Mode, Operation, Terms, Tier, Timestamp, key::encoded_rule,
+    Algorithm, Cost, Limit, Timestamp,
+    decision::Mode,
+    limiter::Operation,
+    store::{Admission, Check, Key, Terms, Tier, encoded_rule},
 };
 use sluicegate_testkit::model::Model;
 

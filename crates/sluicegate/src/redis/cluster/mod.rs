@@ -138,6 +138,12 @@ impl Cluster {
         self.map.read().owner(slot_of(key)).map_or(0, Node::number)
     }
 
+    /// Returns the address of the node with this number.
+    pub(super) fn node_name(&self, number: u64) -> Option<String> {
+        let map = self.map.read();
+        map.nodes().iter().find(|node| node.number() == number).map(ToString::to_string)
+    }
+
     /// Probes the node with this number. If there is none, probes all nodes at once, and one of them has to answer.
     pub(super) async fn probe(self: &Arc<Self>, number: u64, prefix: &str) -> Result<Value, CallFailure> {
         // an unavailable node may have been replaced; a probe of a silent node is cancelled, so this comes first

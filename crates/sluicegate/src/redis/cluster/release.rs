@@ -1,4 +1,4 @@
-//! Releases of reservations that did not run, sent again in the background.
+//! Resends, in the background, releases of reservations that did not run.
 //!
 //! A release is repeated only if its last attempt is known not to have run: it was not sent, or Redis replied with an error. If the
 //! reply was lost, the release is given up, and the units may count until their window ends.
@@ -104,10 +104,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        RedisStore, RemoteStore,
+        RedisStore,
         check::Tier,
         key::Key,
         redis::{Backend, cluster::slots::slot_of},
+        store::RemoteStore,
     };
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ end
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
 -- Stored numbers are at most this. The end of a TTL may exceed it by a clock reading.
 local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
--- The header and the slots of a sliding log. Its totals wrap around at `LOG_WRAP`. No log has `MAX_LOG_SLOTS`.
+-- The header and the slots of a sliding log. Its totals wrap around at `LOG_WRAP`. Every log has fewer slots than `MAX_LOG_SLOTS`.
 local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
 local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
 

@@ -7,8 +7,9 @@ mod round_trips;
 use std::{collections::BTreeMap, time::Duration};
 
 use sluicegate::{
-    Answer, Check, CheckAnswer, Cost, Deadline, Key, Limit, Operation, RedisStore, RemoteStore, StoreError,
-    Terms, Tier,
+    Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
+    store::{Answer, Check, CheckAnswer, Deadline, Key, RemoteStore, Terms, Tier},
 };
 use sluicegate_testkit::{
     cluster::{Cluster, ClusterState, Coverage, Setup},

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Answer, Check, Cost, Key, Limit, Operation, RedisStore, RemoteStore, StoreError, Terms, Tier,
+    Algorithm, Cost, Limit, RedisStore, StoreError,
+    limiter::Operation,
+    store::{Answer, Check, Key, RemoteStore, Terms, Tier},
 };
 use sluicegate_testkit::{
     cluster::{Cluster, Setup},

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Check, Cost, Deadline, Limit, Limiter, Operation, RedisStore, RemoteStore, Source, StoreError,
+    Algorithm, Cost, Limit, Limiter, RedisStore, Source, StoreError,
+    limiter::Operation,
+    store::{Check, Deadline, RemoteStore},
 };
 use sluicegate_testkit::{
     cluster::Cluster,

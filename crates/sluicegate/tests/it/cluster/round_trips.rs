@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Check, Cost, Key, Limit, ManualClock, Operation, RedisStore, RemoteStore, Terms, Tier,
-    Timestamp,
+    Algorithm, Cost, Limit, ManualClock, RedisStore, Timestamp,
+    limiter::Operation,
+    store::{Check, Key, RemoteStore, Terms, Tier},
 };
 use sluicegate_testkit::{
     cluster::Cluster,
