@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 /// The directory of the repository.
 pub(crate) fn root() -> &'static Path {
@@ -140,6 +140,13 @@ impl Page {
             _ => None,
         };
         self.events().filter_map(target).collect()
+    }
+
+    /// Returns the number of headings of the first level.
+    pub(crate) fn titles(&self) -> usize {
+        let is_title =
+            |event: &Event<'_>| matches!(event, Event::Start(Tag::Heading { level: HeadingLevel::H1, .. }));
+        self.events().filter(|(event, _)| is_title(event)).count()
     }
 
     /// Returns the code spans with their lines.
