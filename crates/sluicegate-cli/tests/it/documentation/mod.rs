@@ -45,6 +45,8 @@ pages! {
     contributing: "CONTRIBUTING.md",
     index: "docs/index.md",
     start: "docs/start.md",
+    decision: "docs/decision.md",
+    faq: "docs/faq.md",
     rules: "docs/rules.md",
     configuration: "docs/configuration.md",
     simulate: "docs/simulate.md",
