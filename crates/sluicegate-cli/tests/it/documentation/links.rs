@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
+use regex::Regex;
+
 use super::markdown::{self, Page, below, root};
 
 #[test]
@@ -63,6 +65,34 @@ fn every_page_of_the_guide_is_in_its_table_of_contents() {
 }
 
 #[test]
+fn the_table_of_contents_has_the_form_that_mdbook_reads() {
+    let chapter = Regex::new(r"^(- )?\[[^\]]+\]\([a-z0-9-]+\.md\)$").unwrap();
+    let text = Page::read("docs/SUMMARY.md").text;
+    let mut lines = text.lines().filter(|line| !line.is_empty());
+    assert_eq!(lines.next(), Some("# Summary"));
+    let mut is_in_a_part = false;
+    for line in lines {
+        if line.starts_with("# ") {
+            is_in_a_part = true;
+            continue;
+        }
+        assert!(chapter.is_match(line), "neither a part nor a chapter: {line}");
+        assert_eq!(line.starts_with("- "), is_in_a_part, "only chapters of a part are list items: {line}");
+    }
+}
+
+#[test]
+fn every_page_of_the_guide_has_one_title_at_its_start() {
+    for path in below("docs", "md") {
+        let page = Page::read(path);
+        assert!(page.text.starts_with("# "), "{}: the first line is not a title", page.path.display());
+        let titles = page.titles();
+        let is_table_of_contents = page.path.ends_with("SUMMARY.md");
+        assert!(titles == 1 || is_table_of_contents, "{}: {titles} titles", page.path.display());
+    }
+}
+
+#[test]
 fn every_mentioned_file_exists() {
     const PLACES: &[&str] = &["crates/", "docs/", "deploy/", "scripts/", "bench/", ".ci/"];
     let mut missing = Vec::new();
@@ -99,4 +129,25 @@ fn every_test_named_by_a_promise_exists() {
         }
     }
     assert!(named > 30, "only {named} tests are named");
+}
+
+#[test]
+fn every_guarantee_is_in_the_appendix_of_tests() {
+    let page = Page::read("docs/promises.md");
+    let (guarantees, appendix) = page.text.split_once("\n## Appendix").unwrap();
+    let section = |heading: &str| {
+        let rest = guarantees.split_once(&format!("\n## {heading}\n")).unwrap().1;
+        rest.split_once("\n## ").unwrap().0
+    };
+    fn cells(text: &str) -> impl Iterator<Item = &str> {
+        text.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split_once(" | ")?.0))
+    }
+    let details = section("Guarantees in detail").lines();
+    let named = details.filter_map(|line| Some(line.strip_prefix("* **")?.split_once(".**")?.0));
+    let situations = cells(section("Maximum admitted")).filter(|situation| *situation != "a combination");
+    let guarantees: BTreeSet<_> = named.chain(situations).collect();
+    let with_tests: BTreeSet<_> = cells(appendix).collect();
+    let missing: Vec<_> = guarantees.difference(&with_tests).collect();
+    assert!(missing.is_empty(), "docs/promises.md: no tests in the appendix for {missing:?}");
+    assert!(guarantees.len() > 50, "only {} guarantees are found", guarantees.len());
 }

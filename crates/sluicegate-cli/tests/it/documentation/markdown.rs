@@ -3,9 +3,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
-use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
+use regex::Regex;
 
 /// The directory of the repository.
 pub(crate) fn root() -> &'static Path {
@@ -132,14 +134,32 @@ impl Page {
         blocks
     }
 
+    /// Returns the links and images, also those of HTML elements.
     pub(crate) fn links(&self) -> Vec<Link> {
-        let target = |(event, range): (Event<'_>, std::ops::Range<usize>)| match event {
-            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                Some(Link { line: self.line_at(range.start), target: dest_url.into_string() })
-            }
-            _ => None,
-        };
-        self.events().filter_map(target).collect()
+        static ATTRIBUTE: LazyLock<Regex> =
+            LazyLock::new(|| Regex::new(r#"\b(?:href|src)="([^"]*)""#).unwrap());
+        let mut links = Vec::new();
+        for (event, range) in self.events() {
+            let targets = match event {
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    vec![dest_url.into_string()]
+                }
+                Event::Html(html) | Event::InlineHtml(html) => {
+                    ATTRIBUTE.captures_iter(&html).map(|found| found[1].to_owned()).collect()
+                }
+                _ => continue,
+            };
+            let line = self.line_at(range.start);
+            links.extend(targets.into_iter().map(|target| Link { line, target }));
+        }
+        links
+    }
+
+    /// Returns the number of headings of the first level.
+    pub(crate) fn titles(&self) -> usize {
+        let is_title =
+            |event: &Event<'_>| matches!(event, Event::Start(Tag::Heading { level: HeadingLevel::H1, .. }));
+        self.events().filter(|(event, _)| is_title(event)).count()
     }
 
     /// Returns the code spans with their lines.

@@ -5,7 +5,7 @@
 //! * `session`: a shell in its own network namespace, where the documented ports are free
 //! * `page`: runs or reads each block of a page
 //! * `output`: compares the output of a command with the page
-//! * `links`: links, anchors, the table of contents, names of files and tests
+//! * `links`: links, anchors, titles, the table of contents, names of files and tests
 //! * `reference`: the page that is generated from the schema
 //! * `languages`: the Lua script used by Python and Node, compared with the server
 //!
@@ -45,6 +45,8 @@ pages! {
     contributing: "CONTRIBUTING.md",
     index: "docs/index.md",
     start: "docs/start.md",
+    decision: "docs/decision.md",
+    faq: "docs/faq.md",
     rules: "docs/rules.md",
     configuration: "docs/configuration.md",
     simulate: "docs/simulate.md",
