@@ -6,7 +6,11 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use sluicegate::{Cost, Limit, MemoryStore, limiter::Operation, store::{Key, Terms}};
+use sluicegate::{
+    Cost, Limit, MemoryStore,
+    limiter::Operation,
+    store::{Key, Terms},
+};
 
 /// Never exhausted: one unit is refilled every 100 us.
 const AMOUNT: u64 = 1_000_000_000;

@@ -12,7 +12,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Cost, Limit, MemoryStore, limiter::Operation, store::{Key, Terms}};
+use sluicegate::{
+    Cost, Limit, MemoryStore,
+    limiter::Operation,
+    store::{Key, Terms},
+};
 
 use crate::{args::Effort, machine};
 

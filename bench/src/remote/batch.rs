@@ -4,7 +4,11 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use sluicegate::{Cost, RedisStore, limiter::Operation, store::{Check, Key, RemoteStore, Terms, Tier}};
+use sluicegate::{
+    Cost, RedisStore,
+    limiter::Operation,
+    store::{Check, Key, RemoteStore, Terms, Tier},
+};
 
 use super::{
     CALLERS, USERS,
