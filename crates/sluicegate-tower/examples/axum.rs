@@ -8,24 +8,21 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use axum::{Router, extract::ConnectInfo, routing::get};
+use axum::{Router, routing::get};
 use sluicegate::{Limit, Limiter, MemoryStore, Rule};
-use sluicegate_tower::{RateLimitLayer, client::ClientAddress};
+use sluicegate_tower::RateLimitLayer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let minute = Duration::from_secs(60);
+    let logins = Limit::sliding_log(3, Duration::from_secs(60))?;
     let rules = [
-        Rule::new("per-ip", Limit::token_bucket(100, minute)?).per(["ip"]),
-        Rule::new("login", Limit::sliding_log(3, minute)?).when("route", "/login").per(["ip"]),
+        Rule::new("per-ip", Limit::per_minute(100)).per(["ip"]),
+        Rule::new("login", logins).when("route", "/login").per(["ip"]),
     ];
     let limiter = Limiter::new(MemoryStore::new(), rules)?;
 
-    let layer = RateLimitLayer::new(limiter)
-        .client_ip(ClientAddress::trusting(["10.0.0.0/8"])?, |request| {
-            request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
-        })
-        .matched_path("route");
+    // behind proxies: .client_ip_behind(ClientAddress::trusting(["10.0.0.0/8"])?)
+    let layer = RateLimitLayer::new(limiter).client_ip().matched_path("route");
     let routes = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/login", get(|| async { "welcome\n" }))
@@ -33,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on {}", listener.local_addr()?);
-    // provides the peer address; without it every request gets 500
+    // with the peer address, which `client_ip` needs
     axum::serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter =
         Limiter::new(MemoryStore::new(), [Rule::new("per-method", per_method).per(["ip", "path"])])?;
     // the path of a gRPC request is its method: /grpc.health.v1.Health/Check
-    let layer = RateLimitLayer::new(limiter).path().client_ip(ClientAddress::default(), |request| {
+    let layer = RateLimitLayer::new(limiter).path().client_ip_from(ClientAddress::default(), |request| {
         request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())
     });
 

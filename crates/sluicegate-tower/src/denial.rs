@@ -77,11 +77,13 @@ pub fn status(decision: &Decision) -> StatusCode {
     ProblemType::of(decision).status()
 }
 
-/// Creates the response to a request that could not be checked.
+/// Creates the response to a request that could not be checked. Clients do not see how the middleware is misconfigured.
 pub fn error_response(error: &CheckError, form: DenialFormat<'_>) -> Response<Bytes> {
     let (status, code, detail) = match error {
-        CheckError::BadRequest(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, detail),
-        CheckError::Misconfigured(detail) => (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, detail),
+        CheckError::BadRequest(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, &**detail),
+        CheckError::Misconfigured(_) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "the request could not be checked")
+        }
     };
     match form {
         DenialFormat::Http => {

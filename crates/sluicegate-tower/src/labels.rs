@@ -48,7 +48,8 @@ impl LabelSource {
                 // Without an address, limits per address would not apply.
                 let peer = peer(request).ok_or_else(|| {
                     CheckError::Misconfigured(
-                        "the peer address is unknown: see RateLimitLayer::client_ip".into(),
+                        "the peer address is unknown: with axum, serve into_make_service_with_connect_info::<SocketAddr>()"
+                            .into(),
                     )
                 })?;
                 Some(client.counted(peer, &request.headers).to_string().into())

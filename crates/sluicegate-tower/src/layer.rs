@@ -1,6 +1,14 @@
 //! The settings of the middleware: sources of labels, costs, and responses to denied requests.
 
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use http::{HeaderName, Response, request::Parts};
@@ -15,6 +23,7 @@ use crate::{
 };
 
 type CostOf = Arc<dyn Fn(&Parts) -> Costs + Send + Sync>;
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type DenialResponse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync>;
 
 /// Puts a [`Limiter`] in front of a service. Cheap to clone.
@@ -23,21 +32,18 @@ type DenialResponse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + 
 /// handles; the client's address is never absent. The last source configured for a label is used.
 ///
 /// ```
-/// use std::{net::SocketAddr, time::Duration};
-/// use axum::{Router, extract::ConnectInfo, http::HeaderName, routing::post};
+/// use axum::{Router, routing::post};
 /// use sluicegate::{Cost, Limit, Limiter, MemoryStore, Rule};
 /// use sluicegate_tower::{RateLimitLayer, client::ClientAddress, headers::Dialect};
 ///
-/// let minute = Duration::from_secs(60);
 /// let rules = [
-///     Rule::new("per-ip", Limit::token_bucket(100, minute)?).per(["ip"]),
-///     Rule::new("per-key", Limit::sliding_log(1_000, minute)?).per(["api_key"]),
+///     Rule::new("per-ip", Limit::per_minute(100)).per(["ip"]),
+///     Rule::new("per-key", Limit::per_minute(1_000)).per(["api_key"]),
 /// ];
 /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), rules)?)
-///     .client_ip(ClientAddress::default(), |request| {
-///         request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
-///     })
-///     .header("api_key", HeaderName::from_static("x-api-key"))
+///     .client_ip_behind(ClientAddress::trusting(["10.0.0.0/8"])?)
+///     .header("api_key", "x-api-key")
+///     .skip(|request| request.uri.path() == "/healthz")
 ///     .cost(|request| if request.uri.path() == "/import" { Cost::from(10_u32) } else { Cost::ONE })
 ///     .dialect(Dialect::XRateLimit);
 /// let app: Router = Router::new().route("/import", post(|| async { "done" })).layer(layer);
@@ -51,8 +57,11 @@ pub(crate) struct LayerSettings {
     pub(crate) limiter: Limiter,
     pub(crate) labels: Vec<LabelSpec>,
     pub(crate) cost: Option<CostOf>,
+    skip: Option<Skip>,
     pub(crate) dialect: Dialect,
     pub(crate) denial_response: Option<DenialResponse>,
+    /// Whether a wrong configuration was logged.
+    has_logged: Arc<AtomicBool>,
 }
 
 impl RateLimitLayer {
@@ -62,22 +71,40 @@ impl RateLimitLayer {
             limiter,
             labels: Vec::new(),
             cost: None,
+            skip: None,
             dialect: Dialect::default(),
             denial_response: None,
+            has_logged: Arc::default(),
         };
         Self { settings: Arc::new(settings) }
     }
 
-    /// Adds the label `ip`, the client's address. `peer` returns the peer address of the connection, which each server stores
-    /// in a different extension:
-    ///
-    /// * axum: `|request| request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())`, and serve with
-    ///   `into_make_service_with_connect_info::<SocketAddr>()`
-    /// * tonic: `|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())`
-    ///
-    /// A request without a peer address is answered with 500, because limits per address would not apply to it.
+    /// Adds the label `ip`: the peer address of the connection, IPv6 by /64 network. For axum, which has to serve
+    /// `into_make_service_with_connect_info::<SocketAddr>()`: otherwise the address is unknown, requests are answered with 500, because
+    /// limits per address would not apply to them, and the first one is logged.
+    #[cfg(feature = "axum")]
     #[must_use]
-    pub fn client_ip(
+    pub fn client_ip(self) -> Self {
+        self.client_ip_behind(ClientAddress::default())
+    }
+
+    /// As [`RateLimitLayer::client_ip`], for a service behind trusted proxies.
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn client_ip_behind(self, client: ClientAddress) -> Self {
+        self.client_ip_from(client, |request| {
+            let peer = request.extensions.get::<axum::extract::ConnectInfo<std::net::SocketAddr>>();
+            peer.map(|peer| peer.0.ip())
+        })
+    }
+
+    /// Adds the label `ip`, the client's address, for servers other than axum. `peer` returns the peer address of the connection. tonic:
+    /// `|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())`
+    ///
+    /// A request without a peer address is answered with 500, because limits per address would not apply to it, and the first one is
+    /// logged.
+    #[must_use]
+    pub fn client_ip_from(
         self,
         client: ClientAddress,
         peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static,
@@ -86,9 +113,21 @@ impl RateLimitLayer {
     }
 
     /// Adds a label from a header, unchanged. A request that repeats the header is answered with 400.
+    ///
+    /// # Panics
+    /// If this is not the name of a header.
     #[must_use]
-    pub fn header(self, label: impl Into<Cow<'static, str>>, header: HeaderName) -> Self {
+    pub fn header(self, label: impl Into<Cow<'static, str>>, header: impl AsRef<str>) -> Self {
+        let name = header.as_ref();
+        let header =
+            HeaderName::try_from(name).unwrap_or_else(|_| panic!("{name:?} is not the name of a header"));
         self.with_label(label.into(), LabelSource::Header(header))
+    }
+
+    /// Passes some requests on without a check, for example those of a health check.
+    #[must_use]
+    pub fn skip(self, is_skipped: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.skip = Some(Arc::new(is_skipped)))
     }
 
     /// Adds the label `method`.
@@ -209,6 +248,17 @@ impl RateLimitLayer {
 }
 
 impl LayerSettings {
+    pub(crate) fn skips(&self, request: &Parts) -> bool {
+        self.skip.as_ref().is_some_and(|is_skipped| is_skipped(request))
+    }
+
+    /// Logs a wrong configuration, once.
+    pub(crate) fn log_once(&self, problem: &str) {
+        if !self.has_logged.swap(true, Ordering::Relaxed) {
+            tracing::error!("requests are answered with 500: {problem}");
+        }
+    }
+
     pub(crate) fn cost(&self, request: &Parts) -> Costs {
         self.cost.as_ref().map_or_else(|| Cost::ONE.into(), |cost| cost(request))
     }
@@ -228,8 +278,10 @@ impl Clone for LayerSettings {
             limiter: self.limiter.clone(),
             labels: self.labels.clone(),
             cost: self.cost.clone(),
+            skip: self.skip.clone(),
             dialect: self.dialect,
             denial_response: self.denial_response.clone(),
+            has_logged: Arc::clone(&self.has_logged),
         }
     }
 }

@@ -1,17 +1,16 @@
 //! Rate limits for HTTP and gRPC services: a [tower](https://docs.rs/tower) layer for axum, hyper and tonic.
 //!
 //! ```
-//! use std::{net::SocketAddr, time::Duration};
-//! use axum::{Router, extract::ConnectInfo, routing::get};
+//! use std::net::SocketAddr;
+//! use axum::{Router, routing::get};
 //! use sluicegate::{Limit, Limiter, MemoryStore, Rule};
-//! use sluicegate_tower::{RateLimitLayer, client::ClientAddress};
+//! use sluicegate_tower::RateLimitLayer;
 //!
-//! let rule = Rule::new("per-ip", Limit::token_bucket(100, Duration::from_secs(60))?).per(["ip"]);
+//! let rule = Rule::new("per-ip", Limit::per_minute(100)).per(["ip"]);
 //! let limiter = Limiter::new(MemoryStore::new(), [rule])?;
-//! let layer = RateLimitLayer::new(limiter).client_ip(ClientAddress::default(), |request| {
-//!     request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
-//! });
-//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+//! let app: Router =
+//!     Router::new().route("/", get(|| async { "hello" })).layer(RateLimitLayer::new(limiter).client_ip());
+//! let service = app.into_make_service_with_connect_info::<SocketAddr>(); // for axum::serve
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -22,7 +21,7 @@
 //! * [`client`]: the client's address behind proxies
 //! * [`target`]: path and host of a request
 //!
-//! The default feature `axum` adds labels from route templates.
+//! The default feature `axum` adds labels from route templates and peer addresses.
 //!
 //! All decisions come from the [`Limiter`](sluicegate::Limiter), which answers within its deadline.
 

@@ -67,9 +67,15 @@ where
         let settings = Arc::clone(&self.settings);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
+            if settings.skips(&head) {
+                return Ok(ready.call(Request::from_parts(head, body)).await?.map(Either::Left));
+            }
             let decision = match decide(&settings, &head).await {
                 Ok(decision) => Arc::new(decision),
                 Err(error) => {
+                    if let CheckError::Misconfigured(problem) = &error {
+                        settings.log_once(problem);
+                    }
                     return Ok(denial::error_response(&error, DenialFormat::of(&head)).map(own_body));
                 }
             };

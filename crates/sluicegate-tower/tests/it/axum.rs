@@ -4,17 +4,17 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    future,
+    future, io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
 };
 
-use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing::get};
+use axum::{Extension, Router, body::Body, routing::get};
 use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty};
@@ -43,10 +43,7 @@ fn memory(rules: impl IntoIterator<Item = Rule>) -> Limiter {
 
 /// A layer with the labels `ip` and `route`.
 fn layer(limiter: Limiter, client: ClientAddress) -> RateLimitLayer {
-    let peer = |request: &http::request::Parts| {
-        request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
-    };
-    RateLimitLayer::new(limiter).client_ip(client, peer).matched_path("route")
+    RateLimitLayer::new(limiter).client_ip_behind(client).matched_path("route")
 }
 
 /// Serves a handler that responds with the remaining quota and the source of the decision.
@@ -251,11 +248,79 @@ async fn a_request_that_cannot_be_checked_is_rejected() {
         assert_eq!(field(&response, "content-type"), "application/problem+json");
         assert!(body(&response)["detail"].as_str().unwrap().starts_with(detail), "{}", response.body());
     }
+}
 
-    let unknown = RateLimitLayer::new(memory([Rule::new("r", log(1)).per(["ip"])]))
-        .client_ip(ClientAddress::default(), |_| None);
-    let response = fetch(serve(unknown).await, "/", &[]).await;
-    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "limits per address would not apply");
+/// Collects log lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn without_the_peer_address_clients_get_a_plain_500_and_the_log_has_one_line_with_the_remedy() {
+    let limit_of_one = || log(1);
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer({
+        let log = log.clone();
+        move || log.clone()
+    });
+    let _subscribed = tracing::subscriber::set_default(subscriber.finish());
+    let layer = RateLimitLayer::new(memory([Rule::new("r", limit_of_one()).per(["ip"])])).client_ip();
+    // not served with connect info
+    let mut app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    for _ in 0..3 {
+        let response = app.call(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(
+            response.status(),
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "limits per address would not apply"
+        );
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        assert!(
+            body.contains("the request could not be checked") && !body.contains("connect_info"),
+            "{body}"
+        );
+    }
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(
+        log.contains("ERROR") && log.contains("into_make_service_with_connect_info::<SocketAddr>()"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn skipped_requests_are_neither_checked_nor_counted() {
+    let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())
+        .skip(|request| request.uri.path() == "/users/health");
+    let routes =
+        Router::new().route("/", get(|| async { "hello" })).route("/users/{id}", get(|| async { "ok" }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    let service = routes.layer(layer).into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, service).await });
+    for _ in 0..3 {
+        let response = fetch(server, "/users/health", &[]).await;
+        assert_eq!((response.status(), field(&response, "ratelimit")), (StatusCode::OK, ""));
+    }
+    assert_eq!(fetch(server, "/", &[]).await.status(), StatusCode::OK);
+    assert_eq!(fetch(server, "/", &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[test]
+#[should_panic(expected = "\"x api key\" is not the name of a header")]
+fn an_invalid_header_name_panics_when_the_layer_is_built() {
+    let _ = RateLimitLayer::new(memory([])).header("api_key", "x api key");
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ fn log(amount: u64) -> Limit {
 
 /// Serves gRPC health checks with the label `ip`.
 async fn serve(layer: RateLimitLayer) -> HealthClient<Channel> {
-    let layer = layer.client_ip(ClientAddress::default(), |request| {
+    let layer = layer.client_ip_from(ClientAddress::default(), |request| {
         request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|peer| peer.ip())
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
