@@ -43,7 +43,8 @@ impl PendingConnections {
         self.connections.is_empty()
     }
 
-    /// Adds a connection. If too many wait, closes the newest one of the address with the most connections, here and in slots.
+    /// Adds a connection. If too many wait, closes the oldest one of the address with the most connections, here and in slots: its client
+    /// is the most likely to have given up.
     pub(super) fn push(&mut self, stream: TcpStream, peer: SocketAddr, limiter: &ConnectionLimiter) {
         self.connections.push(PendingConnection { stream, peer, accepted: Instant::now() });
         if self.connections.len() <= self.max {
@@ -56,8 +57,8 @@ impl PendingConnections {
         let most = pending.into_iter().max_by_key(|(network, pending)| pending + limiter.count(*network));
         let is_of_most =
             |connection: &PendingConnection| most.is_some_and(|(most, _)| connection.network() == most);
-        if let Some(newest) = self.connections.iter().rposition(is_of_most) {
-            self.connections.remove(newest);
+        if let Some(oldest) = self.connections.iter().position(is_of_most) {
+            self.connections.remove(oldest);
         }
     }
 
