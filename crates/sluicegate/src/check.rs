@@ -12,7 +12,7 @@ pub const MAX_TIERS: usize = 64;
 ///
 /// ```
 /// use std::time::Duration;
-/// use sluicegate::{Check, Cost, Key, Limit, MemoryStore, Operation, Terms, Tier};
+/// use sluicegate::{Cost, Limit, MemoryStore, limiter::Operation, store::{Check, Key, Terms, Tier}};
 ///
 /// let limit = Limit::fixed_window(10, Duration::from_secs(60))?;
 /// let tier = Tier { key: Key::without_rule("user:42")?, terms: Terms::new(limit, Cost::ONE) };

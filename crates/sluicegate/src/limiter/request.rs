@@ -17,7 +17,7 @@ const NAMES_IN_ERROR: usize = 10;
 ///
 /// ```
 /// use std::time::Duration;
-/// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Operation, Progress, Request, Rule};
+/// use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, limiter::{Operation, Progress, Request}};
 ///
 /// let rule = Rule::new("per-user", Limit::fixed_window(10, Duration::from_secs(60))?).per(["user"]);
 /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;

@@ -37,7 +37,7 @@ pub const MIN_MAX_MEMORY: usize = 1 << 20;
 ///
 /// ```
 /// use std::time::Duration;
-/// use sluicegate::{Cost, Key, Limit, MemoryStore, Operation, Terms};
+/// use sluicegate::{Cost, Limit, MemoryStore, limiter::Operation, store::{Key, Terms}};
 ///
 /// let store = MemoryStore::new();
 /// let terms = Terms::new(Limit::sliding_log(1, Duration::from_secs(60))?, Cost::ONE);

@@ -1,7 +1,7 @@
 //! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
 //!
 //! `1` is the version of the stored format. The tag, eight hex digits, alone determines the Cluster slot
-//! and never contains text of a caller. [`crate::key`] describes how rule and identity are encoded.
+//! and never contains text of a caller. [`Key`] describes how rule and identity are encoded.
 
 use std::io::Write;
 

@@ -1,7 +1,7 @@
 //! Inspection of the servers, for tools: version, configuration, permissions and keys.
 //!
 //! It returns facts without a judgement. It does not interfere with decisions: it uses its own connections, one request at a time, with a
-//! timeout. Only [`InspectedServer::remove`] and [`InspectedServer::set_ttl`] change anything.
+//! timeout. Only [`InspectedServer::remove_expired`] and [`InspectedServer::set_ttl`] change anything.
 
 mod keys;
 mod rights;
