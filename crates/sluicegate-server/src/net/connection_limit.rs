@@ -183,7 +183,8 @@ impl Slots {
     }
 
     /// The connection to evict for a new one of this address: first one that is idle and not authenticated, then one of an address that
-    /// occupies more than its share, then one that is idle.
+    /// occupies more than its share, then one that is idle. As long as one is not authenticated, the new connection waits until that one is
+    /// idle: clients that reconnect all the time must not evict those with a token.
     fn victim(&self, network: ClientNetwork, limits: ConnectionLimits) -> Option<&Activity> {
         let now = Instant::now();
         let idle = self.activities().filter(|activity| activity.idle_time(now) >= MIN_IDLE);
@@ -200,7 +201,8 @@ impl Slots {
                 .filter(|occupied| occupied.network == other && !occupied.activity.is_busy())
                 .map(|occupied| &occupied.activity)
                 .min_by_key(order_of_eviction),
-            _ => most_idle,
+            _ if self.activities().all(Activity::is_authenticated) => most_idle,
+            _ => None,
         }
     }
 }
@@ -321,6 +323,7 @@ mod tests {
         tokio::time::advance(MIN_IDLE).await;
         let fourth = Open::from(LIGHT, &limiter).await;
         third.assert_evicted().await;
+        fourth.request();
         let fifth = Open::from(LIGHT, &limiter).await;
         second.assert_evicted().await;
         assert_nothing_to_evict_for(LIGHT, &limiter);
@@ -350,6 +353,22 @@ mod tests {
         let _new = Open::from(LIGHT, &limiter).await;
         without_token.assert_evicted().await;
         assert!(!with_token.task.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_with_a_token_is_not_evicted_while_one_without_occupies_a_slot() {
+        let limiter = limiter(2);
+        let with_token = Open::from(LIGHT, &limiter).await;
+        with_token.request();
+        tokio::time::advance(2 * MIN_IDLE).await;
+        let without_token = Open::from(LIGHT, &limiter).await;
+        assert_nothing_to_evict_for(LIGHT, &limiter);
+        tokio::time::advance(MIN_IDLE).await;
+        let new = Open::from(LIGHT, &limiter).await;
+        without_token.assert_evicted().await;
+        new.request();
+        let _evicts_the_most_idle = Open::from(LIGHT, &limiter).await;
+        with_token.assert_evicted().await;
     }
 
     #[tokio::test(start_paused = true)]
