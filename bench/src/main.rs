@@ -45,7 +45,7 @@ fn main() -> Result<()> {
         Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::serve_always_allow()),
         Some(Task::TowerApp { variant }) => runtime()?.block_on(fronts::serve_tower_app(*variant)),
         Some(Task::Outage) => {
-            print!("{}", report::text(&runtime()?.block_on(outage::run())?));
+            print!("{}", report::text(&runtime()?.block_on(outage::run(&args))?));
             Ok(())
         }
         Some(Task::Simulate) => simulate::run(args.rounds, args.quick),

@@ -1,4 +1,4 @@
-//! Checks as an open loop.
+//! Checks as an open loop, and how many of them were degraded.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,6 +16,7 @@ pub struct Call {
     pub sent: Duration,
     pub answered: Duration,
     pub source: Source,
+    pub is_degraded: bool,
 }
 
 /// The checks of one turn.
@@ -41,6 +42,7 @@ impl Load {
                     sent,
                     answered: start.elapsed(),
                     source: decision.source,
+                    is_degraded: decision.is_degraded(),
                 });
                 calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
             }
@@ -51,4 +53,18 @@ impl Load {
         calls.sort_by_key(|call| call.sent);
         Ok(calls)
     }
+}
+
+/// Returns the share of degraded decisions in percent. Decisions from the denial cache do not count, because they need no store.
+pub fn degraded_percent(calls: &[Call]) -> f64 {
+    let decided = calls.iter().filter(|call| call.source != Source::Cache).count();
+    let degraded = calls.iter().filter(|call| call.is_degraded).count();
+    100.0 * degraded as f64 / decided.max(1) as f64
+}
+
+/// Returns the longest time in which all decisions were degraded: from sending the first of them to the answer of the last.
+pub fn longest_degraded(calls: &[Call]) -> Duration {
+    let periods = calls.chunk_by(|a, b| a.is_degraded == b.is_degraded).filter(|calls| calls[0].is_degraded);
+    let lengths = periods.flat_map(|calls| calls.iter().map(|call| call.answered - calls[0].sent));
+    lengths.max().unwrap_or_default()
 }

@@ -1,9 +1,12 @@
-//! `scripts/bench outage`: latency and decisions while Redis is stopped.
+//! `scripts/bench outage`: decisions while Redis is stopped, and while connections to it are lost.
 //!
 //! Checks are an open loop on one `Limiter` over a private Redis. Not measured: a network that loses packets, several
 //! processes, Sentinel and Cluster.
 
 mod calls;
+mod connection_faults;
+mod fault;
+mod lost_connection;
 mod stopped;
 
 use std::{sync::Arc, time::Duration};
@@ -12,25 +15,42 @@ use anyhow::Result;
 use sluicegate::{Labels, Limit, Limiter, OnStoreFailure, RedisStore, Rule};
 
 use crate::{
+    args::Args,
     machine::{self, Machine},
     progress::Progress,
     report::Report,
     server::{self, Server},
-    stats::{Ratio, Stat, Target},
+    stats::{Column, Ratio, Stat, Target},
 };
+
+/// All parts, in order.
+const PARTS: [&str; 3] = [stopped::NAME, lost_connection::NAME, connection_faults::NAME];
+
+const DEGRADED: Column = Column::new("degraded %", 1);
+const LONGEST_DEGRADED: Column = Column::new("longest degraded period ms", 1);
 
 /// What every part uses.
 struct Bench {
     server: Server,
+    rounds: usize,
 }
 
-/// Measures all parts.
-pub async fn run() -> Result<Report> {
-    let bench = Bench { server: Server::start().await? };
+/// Measures all parts that are wanted.
+pub async fn run(args: &Args) -> Result<Report> {
+    let rounds = if args.quick { 1 } else { args.rounds.max(1) };
+    let bench = Bench { server: Server::start().await?, rounds };
     let mut machine = Machine::here(server::version(&mut bench.server.connect().await?).await?)?;
     machine.peers.clear();
-    let progress = Progress::new(1);
-    let tables = vec![stopped::table(&bench, &progress).await?];
+    let parts: Vec<_> = PARTS.into_iter().filter(|part| args.wants(part)).collect();
+    let progress = Progress::new(parts.len());
+    let mut tables = Vec::new();
+    for part in parts {
+        match part {
+            stopped::NAME => tables.push(stopped::table(&bench, &progress).await?),
+            lost_connection::NAME => tables.push(lost_connection::table(&bench, &progress).await?),
+            _ => tables.push(connection_faults::table(&bench, &progress).await?),
+        }
+    }
     progress.end();
     Ok(Report {
         machine,
