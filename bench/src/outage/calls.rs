@@ -17,6 +17,7 @@ pub struct Call {
     pub answered: Duration,
     pub source: Source,
     pub is_degraded: bool,
+    pub is_allowed: bool,
 }
 
 /// The checks of one turn.
@@ -43,6 +44,7 @@ impl Load {
                     answered: start.elapsed(),
                     source: decision.source,
                     is_degraded: decision.is_degraded(),
+                    is_allowed: decision.is_allowed(),
                 });
                 calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
             }

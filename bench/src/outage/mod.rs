@@ -1,12 +1,17 @@
-//! `scripts/bench outage`: decisions while Redis is stopped, and while connections to it are lost.
+//! `scripts/bench outage`: decisions while the store, its connections or the CPU are in trouble, for users who choose a deadline
+//! and a failure policy.
 //!
 //! Checks are an open loop on one `Limiter` over a private Redis. Not measured: a network that loses packets, several
 //! processes, Sentinel and Cluster.
 
+mod busy_cpu;
 mod calls;
 mod connection_faults;
+mod cpu_load;
 mod fault;
 mod lost_connection;
+mod over_admission;
+mod policies;
 mod stopped;
 
 use std::{sync::Arc, time::Duration};
@@ -24,7 +29,8 @@ use crate::{
 };
 
 /// All parts, in order.
-const PARTS: [&str; 3] = [stopped::NAME, lost_connection::NAME, connection_faults::NAME];
+const PARTS: [&str; 5] =
+    [stopped::NAME, lost_connection::NAME, connection_faults::NAME, over_admission::NAME, busy_cpu::NAME];
 
 const DEGRADED: Column = Column::new("degraded %", 1);
 const LONGEST_DEGRADED: Column = Column::new("longest degraded period ms", 1);
@@ -33,6 +39,13 @@ const LONGEST_DEGRADED: Column = Column::new("longest degraded period ms", 1);
 struct Bench {
     server: Server,
     rounds: usize,
+}
+
+impl Bench {
+    /// Removes all keys, and with them the registrations of earlier limiters, which would count as instances.
+    async fn flush(&self) -> Result<()> {
+        server::empty(&mut self.server.connect().await?).await
+    }
 }
 
 /// Measures all parts that are wanted.
@@ -48,7 +61,9 @@ pub async fn run(args: &Args) -> Result<Report> {
         match part {
             stopped::NAME => tables.push(stopped::table(&bench, &progress).await?),
             lost_connection::NAME => tables.push(lost_connection::table(&bench, &progress).await?),
-            _ => tables.push(connection_faults::table(&bench, &progress).await?),
+            connection_faults::NAME => tables.push(connection_faults::table(&bench, &progress).await?),
+            over_admission::NAME => tables.push(over_admission::table(&bench, &progress).await?),
+            _ => tables.extend(busy_cpu::tables(&bench, &progress).await?),
         }
     }
     progress.end();
