@@ -35,7 +35,7 @@ const RESET_TIME: Duration = Duration::from_millis(1);
 /// The figures of one turn.
 struct Sample {
     degraded: usize,
-    degraded_later: usize,
+    degraded_not_in_flight: usize,
     degraded_percent: f64,
     longest_degraded: Duration,
 }
@@ -46,22 +46,22 @@ pub async fn table(bench: &Bench, progress: &Progress) -> Result<Table> {
     let mut samples = AGES.map(|_| Vec::new());
     for round in 0..bench.rounds {
         for (age, samples) in AGES.into_iter().zip(&mut samples) {
-            part.at(round, &format!("after {age:?}"));
+            part.at(round, &format!("age {age:?}"));
             samples.push(turn(bench, age, round).await?);
         }
     }
     let (mut rows, mut ratios) = (Vec::new(), Vec::new());
     for (age, samples) in AGES.into_iter().zip(&samples) {
         let stat = |read: fn(&Sample) -> f64| Stat::of(samples.iter().map(read));
-        let age = format!("after {} s", age.as_secs_f64());
-        let degraded_later = stat(|sample| sample.degraded_later as f64);
-        let what = format!("degraded checks sent after the loss, {age}");
-        ratios.push(ratio(what, degraded_later, Target::Exactly(0.0)));
+        let age = format!("age {} s", age.as_secs_f64());
+        let degraded_not_in_flight = stat(|sample| sample.degraded_not_in_flight as f64);
+        let what = format!("degraded checks that were not in flight, {age}");
+        ratios.push(ratio(what, degraded_not_in_flight, Target::Exactly(0.0)));
         rows.push(Row {
             contestant: age,
             cells: vec![
                 Some(stat(|sample| sample.degraded as f64)),
-                Some(degraded_later),
+                Some(degraded_not_in_flight),
                 Some(stat(|sample| sample.degraded_percent)),
                 Some(stat(|sample| millis(sample.longest_degraded))),
             ],
@@ -77,7 +77,7 @@ pub async fn table(bench: &Bench, progress: &Progress) -> Result<Table> {
         rounds: bench.rounds,
         columns: vec![
             Column::new("degraded checks", 0),
-            Column::new("of these, sent after the loss", 0),
+            Column::new("of these, not in flight", 0),
             DEGRADED,
             LONGEST_DEGRADED,
         ],
@@ -105,7 +105,7 @@ async fn turn(bench: &Bench, age: Duration, round: usize) -> Result<Sample> {
     let after: Vec<Call> = calls.iter().copied().filter(|call| call.answered >= lost).collect();
     Ok(Sample {
         degraded: degraded.clone().count(),
-        degraded_later: degraded.filter(|call| call.sent > lost + RESET_TIME).count(),
+        degraded_not_in_flight: degraded.filter(|call| call.sent > lost + RESET_TIME).count(),
         degraded_percent: calls::degraded_percent(&after),
         longest_degraded: calls::longest_degraded(&calls),
     })

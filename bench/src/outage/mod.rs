@@ -1,8 +1,7 @@
 //! `scripts/bench outage`: decisions while the store, its connections or the CPU are in trouble, for users who choose a deadline
 //! and a failure policy.
 //!
-//! Checks are an open loop on one `Limiter` over a private Redis. Not measured: a network that loses packets, several
-//! processes, Sentinel and Cluster.
+//! Checks are an open loop on one `Limiter` over a private Redis. For what is not measured, see [`report`](crate::report).
 
 mod busy_cpu;
 mod calls;
