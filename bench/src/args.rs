@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
     /// Write benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
-    /// the page of the task: benchmarks-fronts.md, benchmarks-network.md
+    /// the page of the task: benchmarks-fronts.md, benchmarks-network.md, benchmarks-outage.md
     #[arg(long, global = true)]
     pub write: Option<PathBuf>,
     /// Task to run instead of all tables
@@ -46,7 +46,7 @@ pub enum Task {
         #[arg(default_value = "docs")]
         directory: PathBuf,
     },
-    /// Measure latency and decisions while Redis is stopped for ten seconds
+    /// Measure decisions while Redis is stopped, connections are lost, or the CPU is busy
     Outage,
     /// Measure speed and memory of `sluicegate simulate` on a log of five million lines
     Simulate,

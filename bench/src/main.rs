@@ -44,7 +44,7 @@ fn main() -> Result<()> {
         Some(Task::NetworkClient { kind, url }) => runtime()?.block_on(network::client(*kind, url)),
         Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::serve_always_allow()),
         Some(Task::TowerApp { variant }) => runtime()?.block_on(fronts::serve_tower_app(*variant)),
-        Some(Task::Outage) => runtime()?.block_on(outage::run()),
+        Some(Task::Outage) => show(&args, &runtime()?.block_on(outage::run(&args))?, Report::write_outage),
         Some(Task::Simulate) => simulate::run(args.rounds, args.quick),
         Some(Task::InProcess { contestant, keys, threads, millis }) => {
             let measured = local::run(contestant, *keys, *threads, Duration::from_millis(*millis))?;

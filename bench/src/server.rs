@@ -1,7 +1,7 @@
 //! A private Redis on a free loopback port, without persistence, which ends with the bench.
 
 use std::{
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -17,30 +17,36 @@ const START_PAUSE: Duration = Duration::from_millis(20);
 /// A running server. Dropping it ends the process.
 pub struct Server {
     process: Child,
+    addr: SocketAddr,
     url: String,
 }
 
 impl Server {
     /// Starts a server and waits until it answers.
     pub async fn start() -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let addr = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--port", &addr.port().to_string(), "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no"])
             .arg("--dir")
             .arg(std::env::temp_dir())
             .stdout(Stdio::null())
             .spawn()
             .context("cannot start redis-server: scripts/servers installs it")?;
-        let server = Self { process, url: format!("redis://127.0.0.1:{port}") };
+        let server = Self { process, addr, url: format!("redis://{addr}") };
         let started = Instant::now();
         while server.connect().await.is_err() {
             if started.elapsed() > START_TIMEOUT {
-                bail!("redis-server does not answer on port {port}");
+                bail!("redis-server does not answer on {addr}");
             }
             tokio::time::sleep(START_PAUSE).await;
         }
         Ok(server)
+    }
+
+    /// Returns the address of the server.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
     }
 
     /// Returns the URL of the server.

@@ -9,7 +9,7 @@ mod default_server;
 pub mod matrix;
 mod one_caller;
 mod open_loop;
-mod pacing;
+pub mod pacing;
 mod processes;
 mod proxy;
 mod saturation;

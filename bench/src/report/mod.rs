@@ -3,6 +3,7 @@
 mod fronts;
 mod markdown;
 mod network;
+mod outage;
 pub mod svg;
 mod text;
 
@@ -45,6 +46,13 @@ impl Report {
     pub fn write_fronts(&self, directory: &Path) -> Result<()> {
         fs::create_dir_all(directory)?;
         fs::write(directory.join("benchmarks-fronts.md"), fronts::page(self))?;
+        Ok(())
+    }
+
+    /// Writes the page of `outage` into `directory`.
+    pub fn write_outage(&self, directory: &Path) -> Result<()> {
+        fs::create_dir_all(directory)?;
+        fs::write(directory.join("benchmarks-outage.md"), outage::page(self)?)?;
         Ok(())
     }
 }
