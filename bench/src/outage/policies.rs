@@ -7,10 +7,9 @@ use std::{
 
 use anyhow::Result;
 use sluicegate::{Labels, Limit, Limiter, OnStoreFailure, Options, RedisStore, Rule};
-
-use super::calls::{Call, Load, degraded_percent};
 use sluicegate_testkit::oracle::{Admitted, window_violation};
 
+use super::calls::{Call, Load, degraded_percent};
 use crate::{network::pacing::Arrivals, stats::Column};
 
 /// Names and policies of the rules.
