@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use sluicegate::{
-    Algorithm, Cost, Costs, Limit, Timestamp,
+    Algorithm, Cost, Costs, Limit, Timestamp, duration,
     limiter::{Operation, Request, RuleSelection},
 };
 
@@ -12,7 +12,7 @@ use super::{
     body::{self, Body, Object, Whole},
     problem::Problem,
 };
-use crate::{duration, engine::Engine, observe};
+use crate::{engine::Engine, observe};
 
 /// The algorithm of a limit that does not name one.
 const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
