@@ -17,8 +17,11 @@ fn cached_denial(criterion: &mut Criterion) {
         let server = server::Server::start().await.expect("a private Redis starts");
         let store = RedisStore::connect(server.url()).await.expect("it answers");
         // cached for as long as the bench runs, so that no round trip is measured
-        let options = Options { denial_cache: Duration::from_secs(3600), ..Options::default() };
-        (server, Limiter::with_options(store, [], options).expect("there are no rules"))
+        let options = Options::default().denial_cache(Duration::from_secs(3600));
+        (
+            server,
+            Limiter::builder().store(store).rules([]).options(options).build().expect("there are no rules"),
+        )
     });
     let limit = Limit::token_bucket(1, Duration::from_secs(86_400)).expect("the limit is possible");
     let check = || async { limiter.check_key("user:hot", &limit, Cost::ONE).await };

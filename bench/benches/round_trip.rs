@@ -19,8 +19,11 @@ fn idle(criterion: &mut Criterion) {
     let (server, limiter) = runtime.block_on(async {
         let server = server::Server::start().await.expect("a private Redis starts");
         let store = RedisStore::connect(server.url()).await.expect("it answers");
-        let options = Options { deadline: DEADLINE, ..Options::default() };
-        (server, Limiter::with_options(store, [], options).expect("there are no rules"))
+        let options = Options::default().deadline(DEADLINE);
+        (
+            server,
+            Limiter::builder().store(store).rules([]).options(options).build().expect("there are no rules"),
+        )
     });
     let limit =
         Limit::token_bucket(1_000_000_000, Duration::from_secs(100_000)).expect("the limit is possible");

@@ -177,8 +177,9 @@ pub struct Sluicegate {
 
 impl Sluicegate {
     async fn connect(url: &str, workload: Workload) -> Result<Self> {
-        let options = Options { deadline: DEADLINE, ..Options::default() };
-        let limiter = Limiter::with_options(RedisStore::connect(url).await?, [], options)?;
+        let options = Options::default().deadline(DEADLINE);
+        let limiter =
+            Limiter::builder().store(RedisStore::connect(url).await?).rules([]).options(options).build()?;
         Ok(Self { limiter, workload, limit: workload.limit()? })
     }
 

@@ -45,8 +45,8 @@ pub async fn connect(url: &str, deadline: Duration) -> Result<Limiter> {
     let rules = POLICIES.map(|(name, policy)| {
         Rule::new(name, limit).when("policy", name).per(["user"]).on_store_failure(policy)
     });
-    let options = Options { deadline, ..Options::default() };
-    Ok(Limiter::with_options(RedisStore::connect(url).await?, rules, options)?)
+    let options = Options::default().deadline(deadline);
+    Ok(Limiter::builder().store(RedisStore::connect(url).await?).rules(rules).options(options).build()?)
 }
 
 /// Sends checks on another key, so that the round trip is known before the measurement.

@@ -48,8 +48,8 @@ impl Ours {
 }
 
 async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Limiter> {
-    let options = Options { deadline: DEADLINE, ..Options::default() };
-    Ok(Limiter::with_options(RedisStore::connect(url).await?, rules, options)?)
+    let options = Options::default().deadline(DEADLINE);
+    Ok(Limiter::builder().store(RedisStore::connect(url).await?).rules(rules).options(options).build()?)
 }
 
 /// Returns whether the request is allowed, or an error if a failure policy decided.

@@ -382,7 +382,8 @@ impl Server {
 pub fn engine(config: &Config) -> Result<Engine, StartError> {
     let store = store::open(&config.store)?;
     let options = config.store.options();
-    let engine = Engine::new(Limiter::with_options(store, config.rules.clone(), options)?);
+    let engine =
+        Engine::new(Limiter::builder().store(store).rules(config.rules.clone()).options(options).build()?);
     engine.set_label_policy(config.labels.clone());
     Ok(engine)
 }

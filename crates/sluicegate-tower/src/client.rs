@@ -54,6 +54,7 @@ pub struct ClientAddress {
 
 /// The header that lists the hops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ForwardedHeader {
     /// Either header; if both are present, they must agree.
     #[default]

@@ -103,6 +103,7 @@ pub fn error_response(error: &CheckError, form: DenialFormat<'_>) -> Response<By
 
 /// A request could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CheckError {
     /// The request is invalid.
     BadRequest(String),

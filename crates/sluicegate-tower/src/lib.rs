@@ -36,6 +36,6 @@ pub mod target;
 pub use self::{layer::RateLimitLayer, service::RateLimit};
 
 /// The examples of the guide, run as tests.
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(all(doctest, feature = "axum", feature = "toml"))]
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;

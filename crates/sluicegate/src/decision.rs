@@ -46,6 +46,7 @@ pub struct Decision {
 
 /// The decision of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TierDecision {
     /// The rule; `None` in a check without rules.
     pub rule: Option<Arc<str>>,

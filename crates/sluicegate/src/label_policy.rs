@@ -64,6 +64,7 @@ pub struct LabelSettings {
 
 /// The kind of a label's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LabelKind {
     /// Any bytes.
     #[default]

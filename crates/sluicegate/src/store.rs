@@ -152,6 +152,7 @@ pub struct CheckAnswer {
 
 /// The state of a counter at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CounterSnapshot {
     /// The time of the snapshot.
     pub at: Timestamp,

@@ -100,7 +100,8 @@ impl Target {
             config::load(&Source::new(flags)).map_err(StartError::Config)?.store
         };
         let store = store::open(&settings).map_err(StartError::Store)?;
-        let limiter = Arc::new(Limiter::with_options(store, [], settings.options())?);
+        let limiter =
+            Arc::new(Limiter::builder().store(store).rules([]).options(settings.options()).build()?);
         let url = settings.url.to_string();
         let started = Instant::now();
         loop {

@@ -90,7 +90,7 @@ impl Explain {
         };
         let rules = RuleSet::new(config.rules)?;
         let (mut applies, mut others) = (Vec::new(), Vec::new());
-        for Explained { rule, effect } in rules.explain(&labels, &costs)? {
+        for Explained { rule, effect, .. } in rules.explain(&labels, &costs)? {
             let (name, unit) = (rule.name.to_string(), rule.unit.to_string());
             match effect {
                 Err(unmet) => others.push(OtherRule { rule: name, because: unmet.to_string() }),

@@ -314,7 +314,7 @@ impl Replay {
         let labels = self.extractor.labels(&self.row).map_err(|error| error.to_string())?;
         let applied = self.rules.matching(&labels, &self.one_of_each).map_err(|error| error.to_string())?;
         let (mut tiers, mut denying) = (Vec::new(), Vec::new());
-        for Applied { rule, effect } in applied {
+        for Applied { rule, effect, .. } in applied {
             let at = self.positions[&rule.name];
             match effect {
                 Effect::Limit { limit, cost, shadow, overdraft, .. } => {

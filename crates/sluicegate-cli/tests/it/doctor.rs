@@ -204,7 +204,7 @@ async fn charge_orphans(server: &Server, limit: Limit, users: Range<u32>) -> usi
     let limiter = Limiter::new(store, [Rule::new("gone", limit).per(["user"])]).unwrap();
     for user in users.clone() {
         let labels = Labels::new([("user", user.to_string())]).unwrap();
-        limiter.charge(&labels, 1, None).await.unwrap();
+        limiter.charge(&labels, 1).await.unwrap();
     }
     let expire = "for _, key in ipairs(redis.call('KEYS', '*:gone:*')) do redis.call('EXPIRE', key, 600) end";
     redis::cmd("EVAL").arg(expire).arg(0).exec(&mut server.connection()).unwrap();

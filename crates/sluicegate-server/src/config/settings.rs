@@ -156,7 +156,7 @@ impl Default for ServerSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        let Options { deadline, denial_cache, instances } = Options::default();
+        let Options { deadline, denial_cache, instances, .. } = Options::default();
         Self {
             url: StoreUrl::Memory,
             deadline,
@@ -173,7 +173,7 @@ impl Default for StoreSettings {
 impl StoreSettings {
     /// The options of the limiter.
     pub fn options(&self) -> Options {
-        Options { deadline: self.deadline, denial_cache: self.denial_cache, instances: self.instances }
+        Options::new().deadline(self.deadline).denial_cache(self.denial_cache).instances(self.instances)
     }
 }
 

@@ -146,7 +146,7 @@ fn by_rules(
     counters: &mut Vec<(Key, Limit)>,
 ) -> (Vec<AppliedRule>, Vec<OtherRule>) {
     let (mut applies, mut others) = (Vec::new(), Vec::new());
-    for Explained { rule, effect } in explained {
+    for Explained { rule, effect, .. } in explained {
         let name = rule.name.to_string();
         match effect {
             Err(unmet) => others.push(OtherRule { rule: name, because: unmet.to_string() }),

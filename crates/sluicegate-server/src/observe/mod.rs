@@ -218,7 +218,7 @@ impl Observation<'_> {
         group: &GroupDecision,
         active_rules: impl Fn() -> Arc<RuleSet>,
     ) {
-        let GroupDecision { overall, each } = group;
+        let GroupDecision { overall, each, .. } = group;
         self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
         let is_allowed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {

@@ -305,7 +305,7 @@ async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
         rule("closed", OnStoreFailure::Closed),
         rule("local", OnStoreFailure::Local),
     ];
-    let limiter = Limiter::with_options(store, rules, options).unwrap();
+    let limiter = Limiter::builder().store(store).rules(rules).options(options).build().unwrap();
     let front = Front::start(limiter.clone(), Settings::default()).await;
     let envoy = Envoy::start(front, replaced).await;
     redis.suspend();
@@ -338,7 +338,7 @@ async fn outage(options: Options, replaced: &[(&str, &str)]) -> Outage {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_each_failure_policy_applies_and_envoy_sees_no_error() {
     // longer than the default: on a busy machine two processes sometimes wait more than 20 ms for each other
-    let options = Options { deadline: Duration::from_millis(50), ..Options::default() };
+    let options = Options::default().deadline(Duration::from_millis(50));
     assert_eq!(outage(options, &[("timeout: 0.02s", "timeout: 0.5s")]).await, expected_outage());
 }
 

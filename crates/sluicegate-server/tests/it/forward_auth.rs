@@ -296,8 +296,8 @@ async fn while_the_store_is_away_closed_is_a_503_and_open_passes() {
         Rule::new("closed", log(9)).when("r", "closed").on_store_failure(OnStoreFailure::Closed),
         Rule::new("open", log(9)).when("r", "open").on_store_failure(OnStoreFailure::Open),
     ];
-    let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
-    let service = over(Limiter::with_options(store, rules, options).unwrap());
+    let options = Options::default().deadline(Duration::from_millis(200));
+    let service = over(Limiter::builder().store(store).rules(rules).options(options).build().unwrap());
     assert_eq!(send(&service, PROXY, "?r=closed", &[]).await.status, StatusCode::OK);
     redis.suspend();
     let closed = send(&service, PROXY, "?r=closed", &[]).await;

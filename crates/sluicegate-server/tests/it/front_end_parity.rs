@@ -259,8 +259,8 @@ async fn all_operations_agree_over_http_resp_and_in_the_library() {
             let cost = Cost::new(units).unwrap();
             let decision = match call {
                 "peek" => fronts.library.peek(&labels, cost).await,
-                "charge" => fronts.library.charge(&labels, cost, None).await,
-                "refund" => fronts.library.refund(&labels, cost, None, None).await,
+                "charge" => fronts.library.charge(&labels, cost).await,
+                "refund" => fronts.library.refund(&labels, cost).await,
                 _ => fronts.library.check(&labels, cost).await,
             }
             .unwrap();

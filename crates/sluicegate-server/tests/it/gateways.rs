@@ -198,8 +198,10 @@ async fn closed_is_503(kind: Gateway) {
     let redis = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rules = [counted("closed", 9).on_store_failure(OnStoreFailure::Closed)];
-    let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
-    let chain = Chain::start(kind, Limiter::with_options(store, rules, options).unwrap()).await;
+    let options = Options::default().deadline(Duration::from_millis(100));
+    let chain =
+        Chain::start(kind, Limiter::builder().store(store).rules(rules).options(options).build().unwrap())
+            .await;
     assert_eq!(chain.send(Method::GET, "/", &[]).await.status(), StatusCode::OK);
     redis.suspend();
     let response = chain.send(Method::GET, "/", &[]).await;

@@ -187,7 +187,7 @@ async fn hits_are_counted_like_the_reference_except_for_denials() {
         let case = (limit, before, addend);
         let mut envoy = OnMemory::start([per_value("d", "key", limit, MINUTE)]).await;
         let labels = Labels::new([("domain", "d"), ("key", "v")]).unwrap();
-        envoy.limiter.charge(&labels, before, None).await.unwrap();
+        envoy.limiter.charge(&labels, before).await.unwrap();
         let by_request = RateLimitRequest {
             hits_addend: u32::try_from(addend).unwrap(),
             ..request("d", vec![descriptor([("key", "v")])])
@@ -217,7 +217,7 @@ async fn a_descriptors_addend_overrides_the_requests_and_zero_only_peeks() {
         let answer = envoy.call("d", vec![hits(0, a())]).await;
         assert_eq!(shorts(&answer).1, [(Code::Ok, 0, limit)], "a counter that is just full lets look");
     }
-    envoy.limiter.charge(&Labels::new([("domain", "d"), ("a", "x")]).unwrap(), 1, None).await.unwrap();
+    envoy.limiter.charge(&Labels::new([("domain", "d"), ("a", "x")]).unwrap(), 1).await.unwrap();
     let answer = envoy.call("d", vec![hits(0, a()), b()]).await;
     assert_eq!(
         shorts(&answer),
@@ -522,8 +522,13 @@ async fn without_the_store_each_rules_failure_policy_decides() {
 
 #[tokio::test(start_paused = true)]
 async fn the_callers_timeout_shortens_the_deadline() {
-    let options = Options { deadline: HOUR, ..Options::default() };
-    let limiter = Limiter::with_options(GatedStore::closed(), rule_for_each_policy(), options).unwrap();
+    let options = Options::default().deadline(HOUR);
+    let limiter = Limiter::builder()
+        .store(GatedStore::closed())
+        .rules(rule_for_each_policy())
+        .options(options)
+        .build()
+        .unwrap();
     let mut front = Front::start(limiter, Settings::default()).await;
     for (timeout, took) in [(20, 15), (1_000, 995)] {
         let begun = tokio::time::Instant::now();

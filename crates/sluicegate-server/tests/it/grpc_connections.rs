@@ -263,10 +263,12 @@ const QUIET_GRACE: Duration = Duration::from_secs(1);
 async fn a_shutdown_finishes_calls_in_flight_and_rejects_connections() {
     let store = GatedStore::closed();
     let rules = [Rule::new("r", Limit::sliding_log(5, Duration::from_secs(60)).unwrap())];
-    let options = Options { deadline: SHUTDOWN_GRACE, ..Options::default() };
-    let mut front =
-        Front::start(Limiter::with_options(Arc::clone(&store), rules, options).unwrap(), Settings::default())
-            .await;
+    let options = Options::default().deadline(SHUTDOWN_GRACE);
+    let mut front = Front::start(
+        Limiter::builder().store(Arc::clone(&store)).rules(rules).options(options).build().unwrap(),
+        Settings::default(),
+    )
+    .await;
     let mut client = front.client.clone();
     let call =
         tokio::spawn(

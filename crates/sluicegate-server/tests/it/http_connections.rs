@@ -51,8 +51,10 @@ async fn start() -> Running {
 
 /// A server whose checks a remote store decides when the test permits it.
 async fn start_gated(store: &Arc<GatedStore>) -> Running {
-    let options = Options { deadline: 10 * IDLE_TIMEOUT, ..Options::default() };
-    let engine = Engine::new(Limiter::with_options(Arc::clone(store), demo::rules(), options).unwrap());
+    let options = Options::default().deadline(10 * IDLE_TIMEOUT);
+    let engine = Engine::new(
+        Limiter::builder().store(Arc::clone(store)).rules(demo::rules()).options(options).build().unwrap(),
+    );
     run(HttpService::new(engine, http::Settings::default()), AcceptConfig::default()).await
 }
 

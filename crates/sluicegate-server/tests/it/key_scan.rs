@@ -37,9 +37,9 @@ fn scanner(url: &str) -> KeyScanner {
 
 /// Creates this many counters.
 async fn charge(url: &str, counters: u32) {
-    let options = Options { deadline: Duration::from_secs(5), ..Options::default() };
+    let options = Options::default().deadline(Duration::from_secs(5));
     let store = RedisStore::connect(url).await.unwrap();
-    let limiter = Limiter::with_options(store, [], options).unwrap();
+    let limiter = Limiter::builder().store(store).rules([]).options(options).build().unwrap();
     let limit = Limit::token_bucket(10, Duration::from_secs(3_600)).unwrap();
     let keys: Vec<String> = (0..counters).map(|key| format!("user:{key}")).collect();
     let checks = keys.iter().map(|key| limiter.check_key(key, &limit, Cost::ONE));

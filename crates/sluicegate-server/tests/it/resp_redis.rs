@@ -29,8 +29,8 @@ async fn client(
     rules: impl IntoIterator<Item = Rule>,
 ) -> MultiplexedConnection {
     let store = RedisStore::connect(url).await.unwrap();
-    let options = Options { deadline, ..Options::default() };
-    let engine = Engine::new(Limiter::with_options(store, rules, options).unwrap());
+    let options = Options::default().deadline(deadline);
+    let engine = Engine::new(Limiter::builder().store(store).rules(rules).options(options).build().unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(resp::server::run(

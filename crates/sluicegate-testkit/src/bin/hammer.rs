@@ -16,8 +16,7 @@ use sluicegate_testkit::oracle::Admitted;
 use tokio::task::JoinSet;
 
 /// Generous: other tests verify deadlines.
-const OPTIONS: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1), instances: 1 };
+const OPTIONS: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::from_secs(1));
 
 fn main() -> ExitCode {
     let (line, code) = match Hammer::from_args(std::env::args().skip(1)).and_then(run) {
@@ -33,7 +32,12 @@ fn main() -> ExitCode {
 #[tokio::main(worker_threads = 2)]
 async fn run(hammer: Hammer) -> Result<u64, String> {
     let store = RedisStore::connect(&hammer.url).await.map_err(|error| error.to_string())?;
-    let limiter = Limiter::with_options(store, hammer.rules(), OPTIONS).map_err(|error| error.to_string())?;
+    let limiter = Limiter::builder()
+        .store(store)
+        .rules(hammer.rules())
+        .options(OPTIONS)
+        .build()
+        .map_err(|error| error.to_string())?;
     write_lines("ready\n")?;
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
 

@@ -1,8 +1,8 @@
 //! The direction of dependencies between the crates of the workspace, and the lints of each crate.
 
-use std::fs;
+use std::{collections::HashSet, fs, path::Path};
 
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, NodeDep, Package};
 
 /// The published crates. Each may depend only on earlier ones.
 const LAYERS: [&str; 5] =
@@ -78,12 +78,78 @@ fn every_crate_uses_the_workspace_lints_which_forbid_unsafe_code() {
     }
 }
 
+#[test]
+fn every_dependency_compiles_with_the_rust_version_of_the_crates_that_need_it() {
+    let metadata = metadata().exec().expect("cargo metadata resolves the dependencies");
+    let resolve = metadata.resolve.as_ref().expect("the dependencies are resolved");
+    for name in LAYERS {
+        let package = metadata.packages.iter().find(|package| package.name.as_str() == name);
+        let package = package.expect("every layer is a crate");
+        let minimum = package.rust_version.as_ref().expect("every crate has a rust-version");
+        let (mut pending, mut seen) = (vec![&package.id], HashSet::new());
+        while let Some(id) = pending.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let needed = &metadata[id];
+            assert!(
+                needed.rust_version.as_ref().is_none_or(|version| version <= minimum),
+                "{name} has rust-version {minimum}, and its dependency {} needs {:?}",
+                needed.name,
+                needed.rust_version
+            );
+            let node = resolve.nodes.iter().find(|node| node.id == *id).expect("every package is a node");
+            let is_shipped = |dependency: &&NodeDep| {
+                dependency.dep_kinds.iter().any(|kind| kind.kind != DependencyKind::Development)
+            };
+            pending.extend(node.deps.iter().filter(is_shipped).map(|dependency| &dependency.pkg));
+        }
+    }
+}
+
+#[test]
+fn every_dependency_is_used() {
+    for package in &workspace().packages {
+        let folder = package.manifest_path.parent().expect("a manifest is in a folder");
+        let code = sources(folder.as_std_path());
+        for dependency in &package.dependencies {
+            let name = dependency.rename.as_ref().unwrap_or(&dependency.name).replace('-', "_");
+            assert!(
+                [format!("{name}::"), format!("use {name};"), format!("{name}!")]
+                    .iter()
+                    .any(|usage| code.contains(usage)),
+                "{} does not use {}: remove it",
+                package.name,
+                dependency.name
+            );
+        }
+    }
+}
+
+/// Returns all Rust code below a folder.
+fn sources(folder: &Path) -> String {
+    let mut code = String::new();
+    for entry in fs::read_dir(folder).expect("the folder can be read") {
+        let path = entry.expect("the folder can be read").path();
+        if path.is_dir() {
+            code += &sources(&path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            code += &fs::read_to_string(&path).expect("sources are UTF-8");
+        }
+    }
+    code
+}
+
 fn workspace() -> Metadata {
-    MetadataCommand::new()
+    metadata().no_deps().exec().expect("cargo metadata reads the manifests")
+}
+
+fn metadata() -> MetadataCommand {
+    let mut command = MetadataCommand::new();
+    command
         .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-        .no_deps()
-        .exec()
-        .expect("cargo metadata reads the manifests")
+        .other_options(["--locked".to_owned()]);
+    command
 }
 
 fn layer(name: &str) -> Option<usize> {

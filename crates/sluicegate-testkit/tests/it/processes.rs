@@ -18,8 +18,7 @@ use sluicegate_testkit::server::{Flavor, Server};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hammer");
 const PROCESSES: usize = 4;
 const CALLERS: usize = 8;
-const OPTIONS: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1), instances: 1 };
+const OPTIONS: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::from_secs(1));
 
 /// How much longer than twice its window Redis may keep a key.
 const TTL_SLACK: Duration = Duration::from_secs(10);
@@ -58,7 +57,12 @@ fn cost_of<'a>(admitted: impl IntoIterator<Item = &'a AdmittedCall>) -> u64 {
 fn used(hammer: &Hammer, key: &str) -> Vec<u64> {
     let peek = async {
         let store = RedisStore::connect(&hammer.url).await.expect("the server answers");
-        let limiter = Limiter::with_options(store, hammer.rules(), OPTIONS).expect("the rules are valid");
+        let limiter = Limiter::builder()
+            .store(store)
+            .rules(hammer.rules())
+            .options(OPTIONS)
+            .build()
+            .expect("the rules are valid");
         let peeked = limiter.peek(&hammer.labels(key), Cost::ZERO).await.expect("the request is valid");
         assert!(!peeked.is_degraded(), "{} does not answer", hammer.url);
         peeked.tiers.iter().map(|tier| tier.limit - tier.remaining).collect()

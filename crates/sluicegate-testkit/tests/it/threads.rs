@@ -20,8 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 const THREADS: usize = 4;
-const OPTIONS: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: Duration::from_secs(1), instances: 1 };
+const OPTIONS: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::from_secs(1));
 
 /// Timeout of a test that could deadlock.
 const STANDSTILL: Duration = Duration::from_secs(30);
@@ -99,7 +98,7 @@ async fn admits_exactly(limiter: &Limiter, amount: u64, callers: usize, calls: u
 
 async fn in_redis(server: &Server) -> Limiter {
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
-    Limiter::with_options(store, [], OPTIONS).expect("no rules are valid rules")
+    Limiter::builder().store(store).rules([]).options(OPTIONS).build().expect("no rules are valid rules")
 }
 
 #[test]

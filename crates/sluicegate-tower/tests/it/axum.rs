@@ -382,7 +382,12 @@ async fn without_the_store_the_failure_policies_decide_within_the_deadline() {
     ];
     let deadline = Duration::from_millis(200);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
-    let limiter = Limiter::with_options(store, rules, Options { deadline, ..Options::default() }).unwrap();
+    let limiter = Limiter::builder()
+        .store(store)
+        .rules(rules)
+        .options(Options::default().deadline(deadline))
+        .build()
+        .unwrap();
     let header = HeaderName::from_static("x-policy");
     let server = serve(layer(limiter.clone(), ClientAddress::default()).header("policy", header)).await;
     for policy in ["open", "closed", "local"] {

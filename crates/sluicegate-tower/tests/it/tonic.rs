@@ -83,8 +83,11 @@ async fn without_the_store_a_closed_rule_makes_the_service_unavailable() {
     let redis = Redis::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rules = [Rule::new("closed", log(1)).on_store_failure(OnStoreFailure::Closed)];
-    let options = Options { deadline: Duration::from_millis(200), ..Options::default() };
-    let mut client = serve(RateLimitLayer::new(Limiter::with_options(store, rules, options).unwrap())).await;
+    let options = Options::default().deadline(Duration::from_millis(200));
+    let mut client = serve(RateLimitLayer::new(
+        Limiter::builder().store(store).rules(rules).options(options).build().unwrap(),
+    ))
+    .await;
     client.check(HealthCheckRequest::default()).await.unwrap();
     redis.suspend();
     let status = client.check(HealthCheckRequest::default()).await.unwrap_err();
@@ -97,12 +100,12 @@ async fn without_the_store_a_closed_rule_makes_the_service_unavailable() {
 async fn a_short_grpc_timeout_does_not_bypass_the_store() {
     let redis = Redis::start(Flavor::Redis7);
     let slow = Proxy::start(redis.addr());
-    let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
+    let options = Options::default().deadline(Duration::from_secs(60));
     for content_type in ["application/grpc+proto", "application/json"] {
         let store = RedisStore::connect(&slow.url()).await.unwrap();
         slow.delay(Duration::from_millis(5));
         let rules = [Rule::new(content_type, log(2)).on_store_failure(OnStoreFailure::Open)];
-        let limiter = Limiter::with_options(store, rules, options).unwrap();
+        let limiter = Limiter::builder().store(store).rules(rules).options(options).build().unwrap();
         let within =
             service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
         let service = RateLimitLayer::new(limiter).layer(within);

@@ -218,7 +218,7 @@ impl SourceFile {
 
     /// Returns the lines that `span` touches, the number of the first, and the span relative to them.
     fn excerpt(&self, span: &Range<usize>) -> (&str, usize, Range<usize>) {
-        let start = self.text.floor_char_boundary(span.start.min(self.text.len()));
+        let start = char_boundary(&self.text, span.start);
         let first = self.text[..start].rfind('\n').map_or(0, |newline| newline + 1);
         let lines = self.text[first..].split_inclusive('\n').scan(first, |end, line| {
             *end += line.len();
@@ -227,11 +227,17 @@ impl SourceFile {
         let ends: Vec<usize> = lines.take(MAX_DRAWN_LINES).collect();
         let last = ends.iter().copied().find(|end| *end >= span.end).or(ends.last().copied());
         let last = last.unwrap_or(self.text.len());
-        let end = self.text.floor_char_boundary(span.end.clamp(start, last));
+        let end = char_boundary(&self.text, span.end.clamp(start, last));
         let excerpt = self.text[first..last].trim_end_matches(['\n', '\r']);
         let line = self.line_and_column(start).0;
         (excerpt, line, (start - first).min(excerpt.len())..(end - first).min(excerpt.len()))
     }
+}
+
+/// Returns the last boundary between characters that is not after `offset`.
+fn char_boundary(text: &str, offset: usize) -> usize {
+    let is_boundary = |at: &usize| text.is_char_boundary(*at);
+    (0..=offset.min(text.len())).rev().find(is_boundary).unwrap_or_default()
 }
 
 impl fmt::Debug for SourceFile {

@@ -223,16 +223,17 @@ impl Builder<'_> {
             );
             self.problems.push(Problem::new(&read.when.location_or(location), message));
         }
-        let mut other = Override::default();
-        other.when = self.condition(&read.when);
-        other.amount = read.amount.get().copied();
-        other.window = read.window.get().map(|span| span.0);
-        other.burst = read.burst.get().copied();
-        other.cost = self.cost(&read.cost, shown);
-        other.unlimited = read.unlimited.get().copied();
-        other.blocked = read.blocked.get().copied();
-        other.on_store_failure = read.on_store_failure.get().map(|word| word.0);
-        other.shadow = read.shadow.get().copied();
+        let other = Override {
+            when: self.condition(&read.when),
+            amount: read.amount.get().copied(),
+            window: read.window.get().map(|span| span.0),
+            burst: read.burst.get().copied(),
+            cost: self.cost(&read.cost, shown),
+            unlimited: read.unlimited.get().copied(),
+            blocked: read.blocked.get().copied(),
+            on_store_failure: read.on_store_failure.get().map(|word| word.0),
+            shadow: read.shadow.get().copied(),
+        };
         // An override can only be validated against a valid limit.
         let error = other.check(limit?).err();
         if let Some(error) = error {

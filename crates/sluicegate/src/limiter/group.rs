@@ -22,6 +22,7 @@ use crate::{
 
 /// The decision over several requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupDecision {
     /// The decision for the group. Its tiers are those of all checked requests, each counter once.
     pub overall: Decision,

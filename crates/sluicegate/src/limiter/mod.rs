@@ -2,11 +2,15 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `builder` | the settings of a limiter |
 //! | `request` | one request |
+//! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
 //! | `reset` | deleting counters |
 
+mod adjust;
+mod builder;
 mod decide;
 mod group;
 mod request;
@@ -15,7 +19,7 @@ mod reset;
 use std::{fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use sluicegate_core::{Cost, Limit, LimitError, Timestamp};
+use sluicegate_core::{Cost, Limit, LimitError};
 
 use crate::{
     backend::Backend,
@@ -23,7 +27,7 @@ use crate::{
     decision::Decision,
     key::{Key, KeyError},
     labels::Labels,
-    remote::Options,
+    memory::MemoryStore,
     rules::{Costs, MatchError, Rule, RuleSet, RulesError},
     stats::Stats,
     store::{CounterSnapshot, Store, StoreError},
@@ -32,6 +36,8 @@ use crate::{
 pub use sluicegate_core::Operation;
 
 pub use self::{
+    adjust::{Charge, Refund},
+    builder::LimiterBuilder,
     decide::{PendingDecision, Progress},
     group::GroupDecision,
     request::{LimitOverride, Request, RuleSelection, Subject},
@@ -128,31 +134,20 @@ impl Limiter {
     /// # Errors
     /// When a rule is invalid; see [`RuleSet::new`].
     pub fn new(store: impl Into<Store>, rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
-        Self::with_options(store, rules, Options::default())
+        Self::builder().store(store).rules(rules).build()
     }
 
-    /// Creates a limiter with a different deadline or denial cache lifetime. Both apply to remote stores only.
+    /// Creates a limiter with these rules and counters in the memory of this process.
     ///
     /// # Errors
     /// As [`Limiter::new`].
-    ///
-    /// # Examples
-    /// ```
-    /// use std::time::Duration;
-    /// use sluicegate::{Limiter, MemoryStore, Options};
-    ///
-    /// let options = Options { deadline: Duration::from_millis(20), ..Options::default() };
-    /// let limiter = Limiter::with_options(MemoryStore::new(), [], options)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn with_options(
-        store: impl Into<Store>,
-        rules: impl IntoIterator<Item = Rule>,
-        options: Options,
-    ) -> Result<Self, RulesError> {
-        let rules = ArcSwap::from_pointee(RuleSet::new(rules.into_iter().collect())?);
-        let backend = Backend::new(store.into(), options);
-        Ok(Self { inner: Arc::new(Inner { backend, rules }), deadline: None })
+    pub fn in_memory(rules: impl IntoIterator<Item = Rule>) -> Result<Self, RulesError> {
+        Self::new(MemoryStore::new(), rules)
+    }
+
+    /// Builds a limiter with options, such as another deadline. By default it has no rules and a memory store.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder::default()
     }
 
     /// Returns the same limiter for callers with their own deadline. The shorter deadline applies.
@@ -286,7 +281,8 @@ impl Limiter {
         self.start(&Request::new(labels, cost).operation(Operation::Peek))?.decision().await
     }
 
-    /// Charges usage that is known only afterwards, into debt if necessary: all rules that match, or only those named.
+    /// Charges usage that is known only afterwards, into debt if necessary: all rules that match, or only those named
+    /// ([`Charge::rules`]). The charge is made when it is awaited.
     ///
     /// # Errors
     /// When the request is invalid or names an unknown rule: then nothing is charged. When the store does not answer:
@@ -305,26 +301,19 @@ impl Limiter {
     ///
     /// // the token count of a language model's answer is known only at its end, and may exceed what remained
     /// let used = Costs::new([("tokens", Cost::new(1_200)?)])?;
-    /// let decision = limiter.charge(&labels, used, None).await?;
+    /// let decision = limiter.charge(&labels, used).await?;
     /// assert_eq!(decision.remaining(), Some(0));
     /// let next = limiter.check(&labels, Costs::new([("tokens", Cost::ONE)])?).await?;
     /// assert!(!next.is_allowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```
-    pub async fn charge(
-        &self,
-        labels: &Labels,
-        cost: impl Into<Costs>,
-        only: Option<&[&str]>,
-    ) -> Result<Decision, Error> {
-        let request =
-            Request::new(labels, cost).operation(Operation::Charge).rules(RuleSelection::named_or_all(only));
-        self.start(&request)?.decision().await
+    pub fn charge<'a>(&'a self, labels: &'a Labels, cost: impl Into<Costs>) -> Charge<'a> {
+        Charge { limiter: self, request: Request::new(labels, cost).operation(Operation::Charge) }
     }
 
-    /// Refunds at most the current usage of all rules that match, or only of those named: the newest charges, or exactly the charge
-    /// of the decision made `at` that time.
+    /// Refunds at most the current usage of all rules that match, or only of those named ([`Refund::rules`]): the newest charges, or
+    /// exactly the charge of an earlier decision ([`Refund::at`]). The refund is made when it is awaited.
     ///
     /// # Errors
     /// When the request is invalid or names an unknown rule: then nothing is refunded. When the store does not answer:
@@ -343,21 +332,14 @@ impl Limiter {
     /// let upload = limiter.check(&labels, Cost::new(3)?).await?;
     /// assert_eq!(upload.remaining(), Some(7));
     /// // the upload failed: refund exactly its charge
-    /// let after = limiter.refund(&labels, Cost::new(3)?, upload.at, None).await?;
+    /// let after = limiter.refund(&labels, Cost::new(3)?).at(upload.at).await?;
     /// assert_eq!(after.remaining(), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```
-    pub async fn refund(
-        &self,
-        labels: &Labels,
-        cost: impl Into<Costs>,
-        at: Option<Timestamp>,
-        only: Option<&[&str]>,
-    ) -> Result<Decision, Error> {
-        let selection = RuleSelection::named_or_all(only);
-        let request = Request::new(labels, cost).operation(Operation::Refund { at }).rules(selection);
-        self.start(&request)?.decision().await
+    pub fn refund<'a>(&'a self, labels: &'a Labels, cost: impl Into<Costs>) -> Refund<'a> {
+        let operation = Operation::Refund { at: None };
+        Refund { limiter: self, request: Request::new(labels, cost).operation(operation) }
     }
 
     /// Decides by a limit given with the request, without rules.
@@ -409,19 +391,19 @@ impl Limiter {
         self.start(&request)?.decision().await
     }
 
-    /// Refunds at most the current usage: the newest charges, or exactly the charge made `at` that time.
+    /// Refunds at most the current usage: the newest charges, or exactly the charge of an earlier decision ([`Refund::at`]). The
+    /// refund is made when it is awaited.
     ///
     /// # Errors
     /// When the key is empty or too long, or the store does not answer.
-    pub async fn refund_key(
-        &self,
-        key: impl AsRef<[u8]>,
+    pub fn refund_key<'a>(
+        &'a self,
+        key: &'a (impl AsRef<[u8]> + ?Sized),
         limit: &Limit,
         cost: Cost,
-        at: Option<Timestamp>,
-    ) -> Result<Decision, Error> {
-        let request = Request::for_key(key.as_ref(), *limit, cost).operation(Operation::Refund { at });
-        self.start(&request)?.decision().await
+    ) -> Refund<'a> {
+        let request = Request::for_key(key.as_ref(), *limit, cost);
+        Refund { limiter: self, request: request.operation(Operation::Refund { at: None }) }
     }
 
     /// Returns the state of these counters for display; `None` for a counter whose state is corrupt.

@@ -29,6 +29,7 @@ const NAMES_IN_ERROR: usize = 10;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request<'a> {
     /// The counters and the cost.
     pub subject: Subject<'a>,
@@ -66,6 +67,7 @@ pub enum Subject<'a> {
 
 /// Which of the rules that match a request are used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RuleSelection {
     /// All of them.
     #[default]
@@ -156,12 +158,9 @@ impl<'a> Request<'a> {
 }
 
 impl RuleSelection {
-    /// Selects the rules of these names, or all rules.
-    pub(super) fn named_or_all(names: Option<&[&str]>) -> Self {
-        match names {
-            Some(names) => Self::Named(names.iter().map(|&name| name.to_owned()).collect()),
-            None => Self::All,
-        }
+    /// Selects the rules of these names.
+    pub(super) fn named<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        Self::Named(names.into_iter().map(Into::into).collect())
     }
 
     /// Whether a rule that matches `labels` is selected.

@@ -60,8 +60,18 @@ use crate::{
     store::{CheckAnswer, Deadline, RemoteStore, StoreError},
 };
 
-/// The deadline of a decision, and how long denials are cached.
+/// How a limiter uses a remote store: the deadline of a decision, and how long denials are cached.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate::{Limiter, Options};
+///
+/// let options = Options::new().deadline(Duration::from_millis(20)).denial_cache(Duration::ZERO);
+/// let limiter = Limiter::builder().options(options).build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Options {
     /// The time a decision may take; then each rule's failure policy decides. 50 ms by default.
     pub deadline: Duration,
@@ -81,11 +91,37 @@ const DEFAULT_DENIAL_CACHE: Duration = Duration::from_secs(1);
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE, instances: 1 }
+        Self::new()
     }
 }
 
 impl Options {
+    /// The default options.
+    pub const fn new() -> Self {
+        Self { deadline: DEFAULT_DEADLINE, denial_cache: DEFAULT_DENIAL_CACHE, instances: 1 }
+    }
+
+    /// Sets [`Options::deadline`].
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Sets [`Options::denial_cache`].
+    #[must_use]
+    pub const fn denial_cache(mut self, denial_cache: Duration) -> Self {
+        self.denial_cache = denial_cache;
+        self
+    }
+
+    /// Sets [`Options::instances`].
+    #[must_use]
+    pub const fn instances(mut self, instances: u32) -> Self {
+        self.instances = instances;
+        self
+    }
+
     /// Returns the shorter of this deadline and the caller's.
     fn deadline_within(&self, deadline: Option<Duration>) -> Duration {
         deadline.map_or(self.deadline, |deadline| deadline.min(self.deadline)).min(MAX_DEADLINE)

@@ -117,7 +117,7 @@ impl Subject {
         let counters = MemoryStore::new().with_clock(clock.clone());
         let (permits, is_broken) = (Semaphore::new(0), AtomicBool::new(false));
         let store = Arc::new(GatedStore { counters, permits, calls: Mutex::default(), is_broken });
-        let options = Options { deadline, ..Options::default() };
+        let options = Options::default().deadline(deadline);
         let remote = Arc::new(Remote::new(Arc::clone(&store) as Arc<dyn RemoteStore>, options));
         remote.upstreams.first().queue.set_limit(2);
         Self { store, remote, clock }

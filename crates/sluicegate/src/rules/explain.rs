@@ -12,6 +12,7 @@ use crate::labels::Labels;
 
 /// A rule and its effect on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Explained<'a> {
     /// The rule.
     pub rule: &'a Rule,

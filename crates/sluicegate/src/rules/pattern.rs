@@ -22,6 +22,7 @@ pub const MAX_ALTERNATIVES: usize = 10_000;
 /// ```
 // Declared in the order in which `AnyOf` sorts its members.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Pattern {
     /// This value.
     Exact(Box<[u8]>),

@@ -63,6 +63,7 @@ pub struct Rule {
 
 /// How a rule handles a request without one of its `per` labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Absent {
     /// The rule does not apply.
     #[default]

@@ -36,6 +36,7 @@ struct Entry {
 
 /// A rule that applies to a request, with its overrides resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Applied<'a> {
     /// The rule.
     pub rule: &'a Rule,

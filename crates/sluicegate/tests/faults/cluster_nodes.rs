@@ -35,7 +35,7 @@ async fn limiter(cluster: &Cluster, options: Options) -> Limiter {
         Rule::new("per-user", limit()).per(["user"]),
         Rule::new("per-team", limit()).when("kind", "team").per(["team"]),
     ];
-    Limiter::with_options(store, rules, options).unwrap()
+    Limiter::builder().store(store).rules(rules).options(options).build().unwrap()
 }
 
 /// Labels of a request with one counter.
@@ -218,7 +218,7 @@ async fn moving_all_slots_of_a_node_is_invisible_to_callers() {
     let setup = Setup::new(Flavor::Redis7).args(&["--cluster-allow-replica-migration", "no"]);
     let cluster = block_in_place(|| setup.node_timeout(Duration::from_secs(30)).start());
     // A call waits while keys of its slot migrate; this test does not measure how long.
-    let patient = Options { deadline: Duration::from_secs(20), ..OPTIONS };
+    let patient = OPTIONS.deadline(Duration::from_secs(20));
     let limiter = limiter(&cluster, patient).await;
     let keys = (0..12).map(|number| format!("key-{number}"));
     let keys = keys.chain([0, 1, 2].map(|node| block_in_place(|| cluster.limiter_key_on(node))));

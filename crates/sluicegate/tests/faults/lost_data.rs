@@ -9,11 +9,15 @@ use tokio::{task::block_in_place, time::Instant};
 use crate::scenario::{HOUR, RECOVERY, run_exclusively};
 
 /// Generous, and without a denial cache: every denial comes from Redis.
-const OPTIONS: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO, instances: 1 };
+const OPTIONS: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::ZERO);
 
 async fn limiter(server: &Server) -> Limiter {
-    Limiter::with_options(RedisStore::connect(&server.url()).await.unwrap(), [], OPTIONS).unwrap()
+    Limiter::builder()
+        .store(RedisStore::connect(&server.url()).await.unwrap())
+        .rules([])
+        .options(OPTIONS)
+        .build()
+        .unwrap()
 }
 
 /// Checks until it is denied, and returns how many checks were admitted.

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 async fn connected(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
-    Limiter::with_options(store, rules(), OPTIONS).unwrap()
+    Limiter::builder().store(store).rules(rules()).options(OPTIONS).build().unwrap()
 }
 
 /// Makes a thousand calls while every tenth reply is lost, and compares with what was charged.

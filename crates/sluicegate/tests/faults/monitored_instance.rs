@@ -65,7 +65,7 @@ impl MonitoredInstance {
         let store = RedisStore::connect_with(url, settings).await.unwrap();
         let limit = Limit::sliding_log(AMOUNT, WINDOW).unwrap();
         let rule = Rule::new("shared", limit).on_store_failure(OnStoreFailure::Closed);
-        let limiter = Limiter::with_options(store, [rule], OPTIONS).unwrap();
+        let limiter = Limiter::builder().store(store).rules([rule]).options(OPTIONS).build().unwrap();
         let mut callers = JoinSet::new();
         for _ in 0..CALLERS {
             let (watched, limiter) = (self.clone(), limiter.clone());

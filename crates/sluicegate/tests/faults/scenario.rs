@@ -45,12 +45,11 @@ pub(crate) fn rules() -> [Rule; 3] {
     ]
 }
 
-pub(crate) const OPTIONS: Options =
-    Options { deadline: DEADLINE, denial_cache: Duration::from_secs(1), instances: 1 };
+pub(crate) const OPTIONS: Options = Options::new().deadline(DEADLINE).denial_cache(Duration::from_secs(1));
 
 pub(crate) async fn limiter(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
-    Limiter::with_options(store, rules(), OPTIONS).unwrap()
+    Limiter::builder().store(store).rules(rules()).options(OPTIONS).build().unwrap()
 }
 
 /// The rules that a request matches.

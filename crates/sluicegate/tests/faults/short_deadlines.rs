@@ -37,9 +37,9 @@ async fn the_breaker_stays_closed_when_only_short_deadlines_expire() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let far = DelayProxy::start(server.addr(), Duration::from_millis(25));
-    let options = sluicegate::Options { deadline: Duration::from_secs(5), ..sluicegate::Options::default() };
+    let options = sluicegate::Options::default().deadline(Duration::from_secs(5));
     let store = RedisStore::connect(&far.url()).await.unwrap();
-    let limiter = Limiter::with_options(store, rules(), options).unwrap();
+    let limiter = Limiter::builder().store(store).rules(rules()).options(options).build().unwrap();
     let (short_deadline, labels) = (limiter.with_deadline(SHORT_DEADLINE), RuleMix::OPEN.labels("far"));
     for _ in 0..50 {
         assert!(

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use sluicegate::{Limit, Limiter, Options, RedisStore, Source, redis::RedisSettings};
+use sluicegate::{Limit, Limiter, RedisStore, Source, redis::RedisSettings};
 use sluicegate_testkit::{
     cluster,
     sentinel::{self, NAME},
@@ -35,8 +35,8 @@ async fn connect(url: &str, settings: &RedisSettings) -> Result<RedisStore, Stri
 
 async fn limiter(url: &str, settings: &RedisSettings) -> Limiter {
     let store = connect(url, settings).await.unwrap();
-    let patient = Options { deadline: Duration::from_secs(5), ..OPTIONS };
-    Limiter::with_options(store, [], patient).unwrap()
+    let patient = OPTIONS.deadline(Duration::from_secs(5));
+    Limiter::builder().store(store).rules([]).options(patient).build().unwrap()
 }
 
 async fn assert_decided(limiter: &Limiter, key: &str, left: u64) {

@@ -14,8 +14,7 @@ use sluicegate_testkit::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-const LONG_DEADLINE: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: Duration::ZERO, instances: 1 };
+const LONG_DEADLINE: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::ZERO);
 
 fn charge(cost: u32, labels: &[(&str, &str)]) -> Request<'static> {
     Request::new(Labels::new(labels.iter().copied()).unwrap(), Cost::from(cost))
@@ -84,7 +83,7 @@ async fn a_group_is_charged_all_or_none_in_memory() {
 async fn a_group_is_charged_all_or_none_in_redis() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    all_or_none(Limiter::with_options(store, rules(), LONG_DEADLINE).unwrap()).await;
+    all_or_none(Limiter::builder().store(store).rules(rules()).options(LONG_DEADLINE).build().unwrap()).await;
 }
 
 #[tokio::test]
@@ -92,7 +91,7 @@ async fn a_group_is_charged_all_or_none_over_several_cluster_nodes() {
     let cluster = Cluster::start(Flavor::Redis7);
     let url = cluster.urls()[0].replace("redis://", "redis-cluster://");
     let store = RedisStore::connect(&url).await.unwrap();
-    all_or_none(Limiter::with_options(store, rules(), LONG_DEADLINE).unwrap()).await;
+    all_or_none(Limiter::builder().store(store).rules(rules()).options(LONG_DEADLINE).build().unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

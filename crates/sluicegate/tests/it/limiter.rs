@@ -13,8 +13,7 @@ use sluicegate_testkit::server::{Flavor, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-const LONG_DEADLINE: Options =
-    Options { deadline: Duration::from_secs(5), denial_cache: SECOND, instances: 1 };
+const LONG_DEADLINE: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(SECOND);
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
@@ -33,8 +32,16 @@ async fn changed_rules_apply_to_the_next_decision_and_keep_the_usage() {
     let server = Server::start(Flavor::Redis7);
     let redis = RedisStore::connect(&server.url()).await.unwrap();
     let rules = |amount| [Rule::new("r", log(amount)).per(["user"])];
-    changed_rules(Limiter::with_options(MemoryStore::new(), rules(2), LONG_DEADLINE).unwrap(), rules).await;
-    changed_rules(Limiter::with_options(redis, rules(2), LONG_DEADLINE).unwrap(), rules).await;
+    changed_rules(
+        Limiter::builder().store(MemoryStore::new()).rules(rules(2)).options(LONG_DEADLINE).build().unwrap(),
+        rules,
+    )
+    .await;
+    changed_rules(
+        Limiter::builder().store(redis).rules(rules(2)).options(LONG_DEADLINE).build().unwrap(),
+        rules,
+    )
+    .await;
 }
 
 async fn changed_rules(limiter: Limiter, rules: impl Fn(u64) -> [Rule; 1]) {
@@ -57,7 +64,7 @@ async fn all_matching_rules_decide_and_the_longest_retry_after_is_returned() {
         Rule::new("long", log(1)).per(["user"]),
         Rule::new("wide", log(9)),
     ];
-    let limiter = Limiter::with_options(store, rules, LONG_DEADLINE).unwrap();
+    let limiter = Limiter::builder().store(store).rules(rules).options(LONG_DEADLINE).build().unwrap();
     let alice = labels(&[("user", "alice")]);
     assert!(limiter.check(&alice, 1).await.unwrap().is_allowed());
     for source in [Source::Store, Source::Cache] {
@@ -104,12 +111,12 @@ fn denied_permanently() -> sluicegate::Outcome {
 async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() {
     let limiter = memory([Rule::new("a", log(10)), Rule::new("b", log(10))]);
     let anybody = labels(&[]);
-    limiter.charge(&anybody, 12, Some(&["a"])).await.unwrap();
+    limiter.charge(&anybody, 12).rules(["a"]).await.unwrap();
     let peeked = limiter.peek(&anybody, 1).await.unwrap();
     assert_eq!(peeked.tiers.iter().map(|tier| tier.remaining).collect::<Vec<_>>(), [0, 10]);
-    let checked = limiter.refund(&anybody, 5, None, Some(&["a"])).await.unwrap();
+    let checked = limiter.refund(&anybody, 5).rules(["a"]).await.unwrap();
     assert_eq!(checked.remaining(), Some(3));
-    let unknown = limiter.charge(&anybody, 1, Some(&["c"])).await.unwrap_err().to_string();
+    let unknown = limiter.charge(&anybody, 1).rules(["c"]).await.unwrap_err().to_string();
     assert_eq!(unknown, "there is no rule \"c\": use a, b");
     let named = RuleSelection::Named(vec!["a".to_owned()]);
     assert_eq!(limiter.reset(&anybody, &named).await.unwrap().deleted.len(), 1);
@@ -127,7 +134,7 @@ async fn a_reset_deletes_only_counters_of_the_given_labels_unless_rules_are_sele
             Rule::new("per-ip", log(10)).per(["ip"]),
             Rule::new("per-ip-and-user", log(10)).per(["ip", "user"]).absent(Absent::Shared),
         ];
-        let limiter = Limiter::with_options(store, rules, LONG_DEADLINE).unwrap();
+        let limiter = Limiter::builder().store(store).rules(rules).options(LONG_DEADLINE).build().unwrap();
         let given = labels(&[("ip", "203.0.113.9")]);
         let used = async || {
             let tiers = limiter.peek(&given, 1).await.unwrap().tiers;
@@ -168,11 +175,16 @@ async fn when_redis_is_silent_each_rule_applies_its_failure_policy_and_reports_t
         Rule::new("shadow", log(5)).shadow().on_store_failure(OnStoreFailure::Closed),
     ];
     let deadline = Duration::from_millis(50);
-    let limiter = Limiter::with_options(store, rules, Options { deadline, ..LONG_DEADLINE }).unwrap();
+    let limiter = Limiter::builder()
+        .store(store)
+        .rules(rules)
+        .options(LONG_DEADLINE.deadline(deadline))
+        .build()
+        .unwrap();
     let (open, closed) = (labels(&[("route", "open")]), labels(&[("route", "closed")]));
     signal("-STOP", server.pid());
     let (passed, denied) = (limiter.check(&open, 1).await.unwrap(), limiter.check(&closed, 1).await.unwrap());
-    let charged = limiter.charge(&open, 1, None).await;
+    let charged = limiter.charge(&open, 1).await;
     let reset = limiter.reset(&open, &RuleSelection::All).await;
     signal("-CONT", server.pid());
     assert_eq!((passed.is_allowed(), passed.source, passed.is_degraded()), (true, Source::Open, true));
@@ -187,7 +199,7 @@ async fn a_manual_clock_also_expires_cached_denials() {
     let server = Server::start(Flavor::Redis7);
     let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    let limiter = Limiter::with_options(store, [], LONG_DEADLINE).unwrap();
+    let limiter = Limiter::builder().store(store).rules([]).options(LONG_DEADLINE).build().unwrap();
     for _ in 0..3 {
         assert!(limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
         assert!(!limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());

@@ -270,7 +270,7 @@ async fn caller(limiter: Limiter, mut random: StdRng) -> Vec<CallRecord> {
 }
 
 /// Asserts the invariants of every decision and of all decisions together.
-fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord]) {
+fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord], elapsed: Duration) {
     for CallRecord { subject: (policy, _), decision } in calls {
         let expected = [(Source::Open, true), (Source::Closed, false)];
         match decision.source {
@@ -304,16 +304,24 @@ fn assert_invariants(store: &SimulatedServer, calls: &[CallRecord]) {
     for CallRecord { subject: (_, user), .. } in fallback.filter(|calls| calls.decision.is_allowed()) {
         *by_share.entry(*user).or_default() += 1;
     }
-    // the fallback uses the real clock, which hardly moves here: all of this is one window
-    assert!(by_share.values().all(|admitted| *admitted <= AMOUNT / INSTANCES), "{by_share:?}");
+    // the fallback uses the real clock, which hardly moves here: all of this is one window, unless the machine is busy
+    let windows = 1 + elapsed.as_secs() / WINDOW.as_secs();
+    assert!(by_share.values().all(|admitted| *admitted <= windows * AMOUNT / INSTANCES), "{by_share:?}");
     let requests = u32::try_from(CALLERS * REQUESTS).unwrap();
     assert!(store.decided.load(Ordering::Relaxed) <= requests, "a request was sent twice");
 }
 
+#[expect(clippy::disallowed_methods, reason = "the fallback uses the real clock, unlike the simulation")]
 async fn simulate(seed: u64) {
+    let start = std::time::Instant::now();
     let store = Arc::new(SimulatedServer::new(seed));
-    let options = Options { deadline: DEADLINE, ..Options::default() };
-    let limiter = Limiter::with_options(FaultyStore(Arc::clone(&store)), rules(), options).unwrap();
+    let options = Options::default().deadline(DEADLINE);
+    let limiter = Limiter::builder()
+        .store(FaultyStore(Arc::clone(&store)))
+        .rules(rules())
+        .options(options)
+        .build()
+        .unwrap();
     let mut random = StdRng::seed_from_u64(!seed);
     let callers: Vec<_> = (0..CALLERS)
         .map(|_| tokio::spawn(caller(limiter.clone(), StdRng::seed_from_u64(random.random()))))
@@ -322,7 +330,7 @@ async fn simulate(seed: u64) {
     for caller in callers {
         calls.extend(caller.await.unwrap());
     }
-    assert_invariants(&store, &calls);
+    assert_invariants(&store, &calls, start.elapsed());
 
     // after the faults end, the store decides again within two seconds
     store.end_faults();

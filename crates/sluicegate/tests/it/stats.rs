@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_millis(200);
 
 async fn limiter(url: &str) -> Limiter {
     let store = RedisStore::connect(url).await.unwrap();
-    Limiter::with_options(store, [], Options { deadline: DEADLINE, ..Options::default() }).unwrap()
+    Limiter::builder().store(store).rules([]).options(Options::default().deadline(DEADLINE)).build().unwrap()
 }
 
 async fn hit(limiter: &Limiter) -> Decision {

@@ -29,7 +29,12 @@ async fn limiter(server: &Server) -> Limiter {
         Rule::new("open", Limit::sliding_log(1, MINUTE).unwrap()).per(["user"]),
     ];
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    Limiter::with_options(store, rules, Options { deadline: DEADLINE, ..Options::default() }).unwrap()
+    Limiter::builder()
+        .store(store)
+        .rules(rules)
+        .options(Options::default().deadline(DEADLINE))
+        .build()
+        .unwrap()
 }
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -100,8 +105,8 @@ async fn without_the_store_the_usage_that_it_last_reported_still_counts() {
         rule("counter", Limit::sliding_counter(10, MINUTE).unwrap()),
         rule("bucket", Limit::token_bucket(10, 60 * MINUTE).unwrap()),
     ];
-    let options = Options { deadline: DEADLINE, denial_cache: Duration::ZERO, ..Options::default() };
-    let limiter = Limiter::with_options(store, rules, options).unwrap();
+    let options = Options::default().deadline(DEADLINE).denial_cache(Duration::ZERO);
+    let limiter = Limiter::builder().store(store).rules(rules).options(options).build().unwrap();
     let names = ["log", "window", "counter", "bucket"];
     for name in names {
         for (user, used) in [("full", 10), ("half", 5), ("reset", 10)] {
@@ -135,9 +140,9 @@ async fn until_instances_are_counted_a_limit_is_divided_by_the_expected_number()
     let rules = [Rule::new("local", Limit::sliding_log(20, MINUTE).unwrap())
         .per(["user"])
         .on_store_failure(OnStoreFailure::Local)];
-    let options = Options { deadline: DEADLINE, instances: 4, ..Options::default() };
+    let options = Options::default().deadline(DEADLINE).instances(4);
     let store = RedisStore::connect_later(&url).unwrap();
-    let limiter = Limiter::with_options(store, rules, options).unwrap();
+    let limiter = Limiter::builder().store(store).rules(rules).options(options).build().unwrap();
     let mut admitted = 0;
     for _ in 0..20 {
         let decision = limiter.check(&labels(&[("user", "a")]), 1).await.unwrap();
@@ -200,8 +205,8 @@ async fn a_silent_cluster_node_does_not_delay_calls_to_other_nodes() {
     let cluster = setup.node_timeout(Duration::from_secs(30)).start();
     let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
     let store = RedisStore::connect(&format!("redis-cluster://{}", addresses.join(","))).await.unwrap();
-    let options = Options { deadline: DEADLINE, ..Options::default() };
-    let limiter = Limiter::with_options(store, [], options).unwrap();
+    let options = Options::default().deadline(DEADLINE);
+    let limiter = Limiter::builder().store(store).rules([]).options(options).build().unwrap();
     let limit = Limit::token_bucket(1_000_000, MINUTE).unwrap();
     let keys = keys_of_nodes(&cluster);
     for key in &keys {
@@ -269,7 +274,7 @@ async fn an_unreadable_counter_applies_its_policy_and_other_callers_are_not_affe
     }
     let decision = limiter.check(&labels(&[("route", "local"), ("user", "bad")]), 1).await.unwrap();
     assert_eq!((decision.source, decision.rule()), (Source::Fallback, Some("local")));
-    let charge = limiter.charge(&labels(&[("user", "bad")]), 1, None).await.unwrap_err();
+    let charge = limiter.charge(&labels(&[("user", "bad")]), 1).await.unwrap_err();
     assert!(charge.to_string().contains(&key), "{charge}");
     let stats = limiter.stats();
     assert_eq!(stats.open_breakers, 0);
