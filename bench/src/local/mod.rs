@@ -1,4 +1,4 @@
-//! In-process contestants, each run in a child process of its own.
+//! In-process contestants. Each runs in its own child process.
 
 mod child;
 #[cfg(feature = "limitador")]
@@ -116,10 +116,10 @@ fn targets(keys: usize) -> Targets {
 
 fn what(keys: usize) -> String {
     match keys {
-        1 => "one key, all allowed. The key is made before: a `String` for governor, a `Key` for sluicegate \
-              unless it says `&str`, which makes the `Key` in every call"
+        1 => "one key, all allowed. The key is built before the measurement: a `String` for governor, a `Key` for sluicegate \
+              except in the row with `&str`, which builds the `Key` in every call"
             .to_owned(),
-        1_000 => "1,000 keys in random order, all allowed; keys made before, as above".to_owned(),
+        1_000 => "1,000 keys in random order, all allowed; keys built before the measurement, as above".to_owned(),
         _ => "1,000,000 keys in random order, all allowed. Every call writes the key's text into the same \
               `String` (a few ns) and looks it up: governor hashes it, sluicegate makes a `Key` of it first. sluicegate's \
               bound is 1 GiB here: it sets memory aside for tables that have just grown, and its default of 256 MiB \

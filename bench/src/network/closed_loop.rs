@@ -37,7 +37,7 @@ pub struct Sample {
     pub calls: f64,
 }
 
-/// The private Redis behind the contestants, seen from beside them.
+/// Reads statistics of the contestants' Redis over a separate connection.
 pub struct Observer {
     pid: u32,
     connection: MultiplexedConnection,
@@ -113,7 +113,7 @@ pub async fn run<C: Contestant>(contestant: &C, load: Load, observer: &mut Obser
         decisions += calls.total;
     }
     let calls = observer.script_calls().await? - calls_before;
-    // A machine that stands still for a whole turn must not lead to infinite ratios.
+    // If the machine was paused for a whole turn, the ratios must not become infinite.
     let rate = latencies.len().max(1) as f64 / load.measured.as_secs_f64();
     let utilisation = before.until(&after);
     let quantiles = Quantiles::of(&mut latencies);

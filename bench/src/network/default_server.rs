@@ -36,7 +36,7 @@ pub const NAME: &str = "default-server";
 
 const ROUND_TRIP: Duration = Duration::from_millis(5);
 const CHECKS_PER_SECOND: f64 = 5_000.0;
-/// Before the measured period, on a key of its own.
+/// Before the measured period, on a separate key.
 const WARM_UP: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(4);
 /// Reached after three quarters of the measured period.

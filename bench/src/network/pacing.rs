@@ -1,6 +1,6 @@
 //! Arrivals of an open loop: requests start at times that do not depend on the answers.
 //!
-//! A thread of its own sleeps until the next arrival and hands over all that are due. tokio's timers would bunch
+//! A dedicated thread sleeps until the next arrival and submits all that are due. tokio's timers would bunch
 //! arrivals by the millisecond.
 
 use std::{

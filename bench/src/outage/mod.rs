@@ -1,5 +1,5 @@
-//! `scripts/bench outage`: decisions while the store, its connections or the CPU are in trouble, for users who choose a deadline
-//! and a failure policy.
+//! `scripts/bench outage`: decisions while the store or its connections fail or the CPU is busy, to help
+//! users choose a deadline and a failure policy.
 //!
 //! Checks are an open loop on one `Limiter` over a private Redis. For what is not measured, see [`report`](crate::report).
 

@@ -44,7 +44,7 @@ pub async fn churn(url: &str) -> Result<Scenario> {
         name: CHURN,
         what: format!(
             "sliding logs in a steady state: {LOGS} of them with a window of a second, so that each holds a hundredth of \
-             the rate, and for each entry that comes one leaves; all allowed, 64 callers. Whoever is faster has longer \
+             the rate and every new entry replaces an expired one; all allowed, 64 callers. A faster contestant has longer \
              logs"
         ),
         callers: CALLERS,

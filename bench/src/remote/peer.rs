@@ -1,8 +1,8 @@
-//! Contestants in other languages, each in a process of its own: `bench/peers`.
+//! Contestants in other languages, each in a separate process: `bench/peers`.
 //!
-//! A program is given its task as one JSON argument, and plays the scenario with as many concurrent callers in closed
-//! loops as everybody else. It prints `measuring` when its warm-up is over, so that Redis's CPU time is read then, and at
-//! the end one line of JSON. `scripts/bench` installs what it needs.
+//! A program is given its task as one JSON argument, and plays the scenario with as many concurrent callers in closed loops as
+//! the other contestants. It prints `measuring` when its warm-up is over, so that Redis's CPU time is read then, and at the end
+//! one line of JSON. `scripts/bench` installs what it needs.
 
 use std::{
     path::PathBuf,
@@ -149,7 +149,11 @@ impl Peer {
         let mut lines = BufReader::new(child.stdout.take().context("its output is piped")?).lines();
         let read = async {
             let begun = lines.next_line().await?;
-            ensure!(begun.as_deref() == Some("measuring"), "{:?} said {begun:?}", self.program);
+            ensure!(
+                begun.as_deref() == Some("measuring"),
+                "{:?} printed {begun:?} instead of measuring",
+                self.program
+            );
             let before = server::done(redis).await?;
             let last = lines.next_line().await?.context("it ended early")?;
             let after = server::done(redis).await?;

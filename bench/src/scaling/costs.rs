@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     remote::{
-        OURS, batch, crowded,
+        OURS, batch, most_callers,
         run::{CLIENT_CPU, REDIS_CPU, SCRIPT_CALLS},
     },
     report::Report,
@@ -19,9 +19,9 @@ pub struct Costs {
     pub alone_pipelined_us: f64,
     /// The same with 64 keys per call.
     pub batched_us: f64,
-    /// Of Redis, per decision, as the gate batches with 64 callers in one process; and its calls per decision.
-    pub gate_us: f64,
-    pub gate_calls: f64,
+    /// Of Redis, per decision, in the batches of 64 callers in one process; and its calls per decision.
+    pub random_us: f64,
+    pub random_calls: f64,
     /// Of Redis, per decision of a hot key that 1000 callers in one process share; and its calls per decision.
     pub hot_us: f64,
     pub hot_calls: f64,
@@ -41,15 +41,15 @@ impl Costs {
                 format!("the figures lack {column:?} of {row:?} in {table:?}: run scripts/bench --write without --only")
             })
         };
-        let (random, crowd) = ("random-keys", "crowd");
+        let (random, hot) = ("random-keys", "many-callers");
         Ok(Self {
             alone_us: read(batch::NAME, batch::SPREAD, REDIS_CPU)?,
             alone_pipelined_us: read(batch::NAME, batch::ONE, REDIS_CPU)?,
             batched_us: read(batch::NAME, batch::MANY, REDIS_CPU)?,
-            gate_us: read(random, OURS, REDIS_CPU)?,
-            gate_calls: read(random, OURS, SCRIPT_CALLS)?,
-            hot_us: read(crowd, &crowded(), REDIS_CPU)?,
-            hot_calls: read(crowd, &crowded(), SCRIPT_CALLS)?,
+            random_us: read(random, OURS, REDIS_CPU)?,
+            random_calls: read(random, OURS, SCRIPT_CALLS)?,
+            hot_us: read(hot, &most_callers(), REDIS_CPU)?,
+            hot_calls: read(hot, &most_callers(), SCRIPT_CALLS)?,
             client_us: read(random, OURS, CLIENT_CPU)?,
         })
     }

@@ -8,7 +8,7 @@ pub const SIZES: [f64; 3] = [1e6, 10e6, 100e6];
 pub const BUSY: f64 = 0.6;
 /// Decisions per second of one client process: a service of some size.
 pub const PER_INSTANCE: f64 = 20_000.0;
-/// The same when a few large processes ask for everybody, as decision servers do.
+/// The same with a few large processes that decide for all callers, such as `sluicegate serve`.
 pub const PER_LARGE_INSTANCE: f64 = 200_000.0;
 /// Redis's `maxclients` unless set.
 pub const MAX_CLIENTS: f64 = 10_000.0;

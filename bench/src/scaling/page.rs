@@ -41,12 +41,12 @@ fn measured(page: &mut String, report: &Report, costs: &Costs) {
     page.push_str(&format!(
         "## Measured\n\n\
          {date}, revision {revision}, {cores} cores ({model}), Redis {redis}; medians, from the tables *batch*, *random-keys* \
-         and *crowd* of [the benchmarks](benchmarks.md). Token buckets, one tier, existing keys.\n\n\
+         and *many-callers* of [the benchmarks](benchmarks.md). Token buckets, one tier, existing keys.\n\n\
          | CPU time per decision | us |\n|---|---:|\n\
          | Redis, one key per call, 64 connections | {alone:.2} |\n\
          | Redis, one key per call, one pipelined connection | {pipelined:.2} |\n\
          | Redis, 64 keys per call | {batched:.2} |\n\
-         | Redis, random keys of 64 callers in batches ({gate_batch:.0} decisions per call) | {gate:.2} |\n\
+         | Redis, random keys of 64 callers in batches ({random_batch:.0} decisions per call) | {random:.2} |\n\
          | Redis, one hot key of 1000 callers in one process ({hot_batch:.0} decisions per call) | {hot:.2} |\n\
          | client, random keys | {client:.2} |\n\n\
          A line through one and 64 keys per call: a decision adds {decision:.2} us to a call, and over many connections the call \
@@ -59,8 +59,8 @@ fn measured(page: &mut String, report: &Report, costs: &Costs) {
         alone = costs.alone_us,
         pipelined = costs.alone_pipelined_us,
         batched = costs.batched_us,
-        gate_batch = 1.0 / costs.gate_calls,
-        gate = costs.gate_us,
+        random_batch = 1.0 / costs.random_calls,
+        random = costs.random_us,
         hot_batch = 1.0 / costs.hot_calls,
         hot = costs.hot_us,
         client = costs.client_us,

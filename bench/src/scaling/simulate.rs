@@ -1,4 +1,4 @@
-//! One primary of a Cluster and everybody who asks it, event by event.
+//! A discrete-event simulation of one Cluster primary and the processes that call it.
 //!
 //! Arrivals are random and do not wait for each other. Each process has a limit of calls in flight that follows the round
 //! trip as the library's does; what arrives while the limit is reached shares the next call, equal keys as one. The

@@ -1,4 +1,4 @@
-//! Who is asked about: keys with weights, each in a slot, each slot with a primary.
+//! The simulated keys: each has a weight and belongs to a slot, and each slot to a primary.
 
 /// How many slots a Cluster has.
 pub const SLOTS: u64 = 16_384;

@@ -3,7 +3,7 @@
 
 use std::{fmt, marker::PhantomData, path::Path};
 
-/// Nobody has one.
+/// A type without values.
 enum Never {}
 
 pub type DB = DBWithThreadMode<MultiThreaded>;
