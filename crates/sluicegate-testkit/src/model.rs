@@ -203,16 +203,16 @@ impl Counter {
         }
     }
 
-    /// Returns until when the charges of a fixed window count under `limit`. If that is not the limit of the last charge, they count
-    /// until the later of their own end and the end of the limit's window in which the last charge was made, but for at most
-    /// one window of each limit.
+    /// Returns until when the charges of a fixed window count under `limit`. Under another limit than that of the last
+    /// charge, they count until the end of their window or of the limit's window that contains the last charge,
+    /// whichever is later, but for at most one window of each limit.
     fn window_ends(&self, limit: &Limit) -> u64 {
         let after_last = |limit: &Limit| self.last + limit.window_us();
         let under_limit = end_of_window(limit, self.last).min(after_last(&self.limit));
         self.ends.min(after_last(limit)).max(under_limit)
     }
 
-    /// Returns the level of a bucket, drained at the faster of its own rate and the limit's.
+    /// Returns the level of a bucket, drained at its stored rate or the limit's, whichever is faster.
     fn level_at(&self, limit: &Limit, at: u64) -> Level {
         let faster = Level::empty(limit).is_faster_than(&self.level);
         let level = if faster { self.level.at_rate_of(limit) } else { self.level };

@@ -1,5 +1,5 @@
 //! Forward-auth: sub-requests of a proxy, bytes in and bytes out.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -152,7 +152,7 @@ async fn the_client_address_is_that_of_trusted_proxies_or_the_peer() {
     assert!(!passes(PROXY, "?ip=3.3.3.3", "203.0.113.9").await, "what is derived wins over the query");
     assert!(passes(PROXY, "", "203.0.113.10").await);
     assert!(passes(STRANGER, "", "203.0.113.11").await);
-    assert!(!passes(STRANGER, "", "203.0.113.12").await, "nobody else is believed");
+    assert!(!passes(STRANGER, "", "203.0.113.12").await, "headers of other peers are not trusted");
     assert!(passes(PROXY, "", "2001:db8::1").await);
     assert!(!passes(PROXY, "", "2001:db8::2").await, "one IPv6 network is one client");
 }
@@ -187,7 +187,7 @@ async fn method_path_host_and_headers_are_labels() {
     assert_eq!(
         send(&other, STRANGER, "", &plain).await.status,
         StatusCode::OK,
-        "a stranger's are not believed"
+        "headers of other peers are not trusted"
     );
 
     assert_eq!(status(PROXY, "?api_key=b", &[("x-api-key", "a")]).await, 200);
@@ -257,7 +257,7 @@ async fn the_query_sets_the_cost() {
 }
 
 #[tokio::test]
-async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() {
+async fn invalid_input_is_a_400_that_names_the_fix_and_charges_nothing() {
     let rules = [Rule::new("r", log(1)).with_override(Override::when("big", "yes").cost(Cost::MAX))];
     let service = service(rules);
     let long = format!("?a={}", "x".repeat(1025));

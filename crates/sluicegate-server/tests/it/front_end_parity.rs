@@ -3,7 +3,7 @@
 //! Each front end has its own store and clock; all clocks advance together. Every front end must return the decision of the library,
 //! in its own format and with its own rounding.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::{net::SocketAddr, time::Duration};

@@ -1,5 +1,5 @@
 //! Real nginx, Caddy and Traefik with the configurations of `deploy/`, between a client and a service.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     collections::HashMap,
@@ -271,7 +271,7 @@ async fn an_invalid_token_of_the_gateway_is_a_server_error_and_admits_no_request
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_cannot_be_asked_about_is_a_400_behind_nginx_too() {
+async fn an_invalid_request_is_a_400_behind_nginx_too() {
     let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     assert_eq!(chain.send(Method::GET, "/", &twice).await.status(), StatusCode::BAD_REQUEST);

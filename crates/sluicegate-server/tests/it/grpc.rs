@@ -1,6 +1,6 @@
 //! Envoy's rate limit service through a client, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
@@ -302,12 +302,12 @@ async fn a_limit_in_a_descriptor_without_matching_rules_applies_to_exactly_its_e
         (RateLimitUnit::Month, Unit::Month),
         (RateLimitUnit::Year, Unit::Year),
     ];
-    for (unit, told) in units {
+    for (unit, reported) in units {
         let entries =
             |value: &str| limited(2, unit, descriptor([("unit", unit.as_str_name()), ("a", value)]));
         for (code, remaining) in [(Code::Ok, 1), (Code::Ok, 0), (Code::OverLimit, 0)] {
             let answer = envoy.call("d", vec![entries("x")]).await;
-            assert_eq!(shorts(&answer).1, [(code, remaining, Some((2, told)))], "{unit:?}");
+            assert_eq!(shorts(&answer).1, [(code, remaining, Some((2, reported)))], "{unit:?}");
         }
         assert_eq!(envoy.call("d", vec![entries("y")]).await.overall_code(), Code::Ok);
         assert_eq!(envoy.call("other", vec![entries("x")]).await.overall_code(), Code::Ok);
@@ -377,9 +377,9 @@ async fn numbers_beyond_their_range_are_clamped() {
         assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
     }
     let table = [(200_001, 200_000), (u32::MAX, 200_000)];
-    for (place, (sent, told)) in (1..).zip(table) {
+    for (place, (sent, reported)) in (1..).zip(table) {
         let raised = envoy.call("d", vec![limited(sent, RateLimitUnit::Day, a())]).await;
-        assert_eq!(shorts(&raised).1, [(Code::Ok, told - place, Some((told, Unit::Day)))]);
+        assert_eq!(shorts(&raised).1, [(Code::Ok, reported - place, Some((reported, Unit::Day)))]);
     }
     let own = envoy.call("d", vec![limited(u32::MAX, RateLimitUnit::Day, descriptor([("b", "x")]))]).await;
     assert_eq!(shorts(&own).1, [(Code::Ok, 999_999_999, Some((1_000_000_000, Unit::Day)))]);
@@ -447,10 +447,10 @@ async fn numbers_at_the_ends_of_their_range_are_returned_unchanged() {
         (Limit::sliding_counter(7, 7 * DAY).unwrap(), (7, Unit::Week), 6),
         (Limit::sliding_log(3, 10 * SECOND).unwrap(), (3, Unit::Unknown), 2),
     ];
-    for (limit, told, remaining) in table {
+    for (limit, reported, remaining) in table {
         let mut envoy = OnMemory::start([Rule::new("r", limit)]).await;
         let answer = envoy.call("d", vec![descriptor([("a", "x")])]).await;
-        assert_eq!(short(&answer.statuses[0]), (Code::Ok, remaining, Some(told)), "{limit:?}");
+        assert_eq!(short(&answer.statuses[0]), (Code::Ok, remaining, Some(reported)), "{limit:?}");
         assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "r");
     }
 }
@@ -714,20 +714,20 @@ async fn grpc_and_the_library_make_the_same_decisions() {
             let (a, b) = (random.random_range(0..3).to_string(), random.random_range(0..3).to_string());
             let entries = [("a", &*a), ("b", &*b)];
             let (entries, cost) = (&entries[..random.random_range(1..=2)], random.random_range(0..4_u32));
-            let is_given_back = random.random_bool(0.1);
+            let is_refund = random.random_bool(0.1);
             let entry = |&(key, value): &(&str, &str)| Entry { key: key.to_owned(), value: value.into() };
             let numbers = random.random_bool(0.1).then_some(4);
             descriptors.push(RateLimitDescriptor {
                 entries: entries.iter().map(entry).collect(),
                 hits_addend: Some(cost.into()),
-                is_negative_hits: is_given_back,
+                is_negative_hits: is_refund,
                 limit: numbers.map(|requests_per_unit| RateLimitOverride {
                     requests_per_unit,
                     unit: RateLimitUnit::Second.into(),
                 }),
             });
             let labels = Labels::new(entries.iter().copied().chain([("domain", "d")])).unwrap();
-            let operation = if is_given_back { Operation::Refund { at: None } } else { Operation::Check };
+            let operation = if is_refund { Operation::Refund { at: None } } else { Operation::Check };
             let limit = numbers.map(|amount| LimitOverride { amount: amount.into(), window: SECOND });
             requests.push(Request::new(labels, Cost::from(cost)).operation(operation).limit(limit));
         }

@@ -1,6 +1,6 @@
 //! The JSON API, bytes in and bytes out, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::{

@@ -1,6 +1,6 @@
 //! HTTP connections over real sockets. Most tests pause tokio's clock, which then advances whenever all tasks wait.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     fs,
@@ -140,7 +140,7 @@ async fn check(stream: &mut TcpStream) {
 
 // On the real clock: a paused one would advance while bytes are in transit.
 #[tokio::test]
-async fn an_address_that_keeps_all_connections_busy_makes_room_for_another() {
+async fn an_address_that_keeps_all_connections_busy_loses_one_to_another() {
     const CONNECTIONS: usize = 8;
     let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
     let max_connections = NonZeroUsize::new(CONNECTIONS);

@@ -1,6 +1,6 @@
 //! The periodic scan for keys without a TTL, on real servers.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The Redis protocol in front of a real Redis, which may be slow or down.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ async fn a_pipeline_on_redis_has_the_same_replies_as_single_commands() {
         let (u, v) = (format!("u {round}"), format!("u other{round}"));
         let lines = [
             format!("SG.CHECK 3 {u}"),
-            format!("SG.CHECK 9 {u}"), // refused
+            format!("SG.CHECK 9 {u}"), // denied
             format!("SG.CHECK 1 {v}"),
             format!("SG.CHECK 2 {u}"),
             "PING".to_owned(),

@@ -29,7 +29,7 @@ const BACKLOG: u32 = 1_024;
 /// A port that stays reserved while the proxy does not listen on it.
 pub(super) struct ReservedPort {
     pub(super) addr: SocketAddr,
-    /// Bound but never listening: the kernel refuses connections and assigns the port to no other socket.
+    /// Bound but never listening: the kernel is_refusing_connections connections and assigns the port to no other socket.
     _holder: TcpSocket,
     listener: Option<TcpListener>,
 }
@@ -50,7 +50,7 @@ impl ReservedPort {
         }
     }
 
-    fn refuse(&mut self) {
+    fn refuse_connections(&mut self) {
         self.listener = None;
     }
 
@@ -81,14 +81,14 @@ pub(super) async fn accept(
 ) {
     let mut state = shared.subscribe();
     loop {
-        let refuses = state.borrow_and_update().mode == Mode::Refuse;
-        if refuses {
-            port.refuse();
+        let is_refusing_connections = state.borrow_and_update().mode == Mode::Refuse;
+        if is_refusing_connections {
+            port.refuse_connections();
         } else {
             port.listen();
         }
         shared.send_if_modified(|state| {
-            state.listening = !refuses;
+            state.listening = !is_refusing_connections;
             false
         });
         let client = tokio::select! {

@@ -88,9 +88,9 @@ async fn exactly_the_limit_is_allowed_and_denials_have_retry_after() {
         let response = answer.await.unwrap();
         *statuses.entry(response.status()).or_default() += 1;
         assert_eq!(field(&response, "ratelimit-policy"), r#""per-ip";q=7;w=60"#);
-        let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
-        assert_eq!(refused, response.headers().contains_key(header::RETRY_AFTER));
-        if refused {
+        let denied = response.status() == StatusCode::TOO_MANY_REQUESTS;
+        assert_eq!(denied, response.headers().contains_key(header::RETRY_AFTER));
+        if denied {
             let wait: u64 = field(&response, "retry-after").parse().unwrap();
             assert!((1..=60).contains(&wait), "{wait}");
             assert_eq!(field(&response, "ratelimit"), format!(r#""per-ip";r=0;t={wait}"#));
@@ -99,8 +99,8 @@ async fn exactly_the_limit_is_allowed_and_denials_have_retry_after() {
             assert!(field(&response, "ratelimit").starts_with(r#""per-ip";r="#));
         }
     }
-    let (passed, refused) = (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(statuses, HashMap::from([(passed, 7), (refused, 13)]));
+    let (passed, denied) = (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(statuses, HashMap::from([(passed, 7), (denied, 13)]));
 }
 
 #[tokio::test]
@@ -328,13 +328,13 @@ async fn a_custom_denial_has_the_headers_of_the_dialect() {
     let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())
         .dialect(Dialect::XRateLimit)
         .on_denial(|request, decision| {
-            let text = format!("{} refused by {}", request.uri.path(), decision.rule().unwrap());
+            let text = format!("{} denied by {}", request.uri.path(), decision.rule().unwrap());
             Response::builder().status(StatusCode::FORBIDDEN).body(Bytes::from(text)).unwrap()
         });
     let server = serve(layer).await;
     assert_eq!(field(&fetch(server, "/", &[]).await, "x-ratelimit-remaining"), "0");
     let response = fetch(server, "/", &[]).await;
-    assert_eq!((response.status(), response.body().as_str()), (StatusCode::FORBIDDEN, "/ refused by r"));
+    assert_eq!((response.status(), response.body().as_str()), (StatusCode::FORBIDDEN, "/ denied by r"));
     assert_eq!(field(&response, "x-ratelimit-limit"), "1");
     assert_eq!(field(&response, "retry-after"), field(&response, "x-ratelimit-reset"));
 }

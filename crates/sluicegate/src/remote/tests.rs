@@ -131,7 +131,7 @@ impl Subject {
         task
     }
 
-    /// The same for a caller with a deadline of its own.
+    /// The same for a caller with its own deadline.
     async fn start_within(
         &self,
         check: &Check,
@@ -452,7 +452,7 @@ async fn repeated_failures_open_the_breaker_until_the_store_answers() {
     assert!(matches!(subject.remote.reset(&counter, None).await, Err(StoreError::NotRun(_))));
     tokio::time::sleep(MINUTE).await;
     assert!(subject.remote.decide_cached(&request, None).await.is_err());
-    assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
+    assert_eq!(subject.calls(), [[0; 0]; 0], "no caller waits for a store that is still unavailable");
 
     subject.store.is_broken.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -95,7 +95,7 @@ async fn a_connection_lost_at_any_age_degrades_only_calls_in_flight() {
     let proxy = Proxy::start(server.addr());
     let limiter = limiter(&proxy.url()).await;
     for age in [20, 50, 300, 1_200].map(Duration::from_millis) {
-        // the next connection is as young as the test says
+        // the connection that is lost next has the age under test
         proxy.reset_connections();
         let tally = during(&limiter, Load::busy(CALLERS), async {
             sleep(age).await;

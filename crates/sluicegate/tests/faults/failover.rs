@@ -111,7 +111,7 @@ async fn without_a_primary_each_sentinel_gets_at_most_two_connections_per_second
     let _exclusive = run_exclusively().await;
     let mut sentinels = block_in_place(|| Setup::new(Flavor::Redis7).replicas(0).start());
     let limiter = limiter(&url(&sentinels)).await;
-    let labels = RuleMix::OPEN.labels("nobody");
+    let labels = RuleMix::OPEN.labels("missing");
     assert_eq!(check(&limiter, &labels, "before").await.source, Source::Store);
     block_in_place(|| sentinels.kill_primary());
     let connections = || {

@@ -82,8 +82,8 @@ impl RuleMix {
             Source::Fallback => decision.is_allowed() && passed_before < LOCAL_AMOUNT,
             _ => true,
         };
-        let told = (decision.is_allowed(), decision.source, decision.rule());
-        assert_eq!(told, (passes, source, rule), "{context}: {self:?}, {:?}", decision.failure);
+        let reported = (decision.is_allowed(), decision.source, decision.rule());
+        assert_eq!(reported, (passes, source, rule), "{context}: {self:?}, {:?}", decision.failure);
         assert!(decision.is_degraded() && decision.failure.is_some(), "{context}: {self:?}");
     }
 

@@ -173,7 +173,7 @@ fn a_charge_may_create_a_debt_and_can_be_refunded_exactly() {
     let deleted = "RESET  1 counter reset\n\nrule             counter\ntokens-per-user  tokens-per-user:42\n";
     assert_eq!((output.code, &*output.out), (Some(0), deleted));
     for (command, done) in [("charge", "NOTHING CHARGED"), ("refund", "NOTHING REFUNDED")] {
-        let output = server.run(&[command, "nobody=knows"]);
+        let output = server.run(&[command, "unused=label"]);
         assert_eq!((output.code, output.lines()[0]), (Some(0), &*format!("{done}  no rule applies")));
     }
     let output = server.run(&["reset", "user=42", "--json"]);

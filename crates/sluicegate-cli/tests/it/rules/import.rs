@@ -232,7 +232,7 @@ async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
 
     let both = toml(&imported.home, &[("basic.yaml", BASIC), ("reload.yaml", RELOADED)]);
     imported.home.write("sluicegate.toml", both);
-    until("the new rules are in force", PATIENCE, || loaded(&imported.server) > before);
+    until("the new rules are active", PATIENCE, || loaded(&imported.server) > before);
     let key1 = imported.summaries("reload", &[&[("key1", "foo")]]).await;
     assert_eq!(key1, (ok, vec![(ok, 49, Some((50, Unit::Second)))]));
     assert_eq!(imported.summaries("reload", &[block]).await.0, Code::OverLimit);
@@ -240,7 +240,7 @@ async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
     let before = loaded(&imported.server);
     let one = toml(&imported.home, &[("basic.yaml", BASIC)]);
     imported.home.write("sluicegate.toml", one);
-    until("the old rules are in force", PATIENCE, || loaded(&imported.server) > before);
+    until("the old rules are active", PATIENCE, || loaded(&imported.server) > before);
     assert_eq!(imported.summaries("reload", &[block]).await, (ok, none));
 }
 
