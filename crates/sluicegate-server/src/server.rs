@@ -99,7 +99,7 @@ pub enum StartError {
     Threads(io::Error),
     /// A reload would remove all tokens while the server listens on an address that other machines can reach.
     #[error(
-        "{0} can be reached from other machines, and would be open to everybody without a token: keep one as long as the \
+        "{0} can be reached from other machines and would accept requests without a token: keep a token while the \
          server listens there, or set insecure = true"
     )]
     Exposed(SocketAddr),

@@ -173,8 +173,8 @@ fn x_forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
     field.split(',').map(|hop| hop_address(hop.trim_matches([' ', '\t']))).collect()
 }
 
-/// The hops of `Forwarded`. An invalid header yields no hops: with an unbalanced quotation mark a client could otherwise make
-/// the proxy's element part of its own.
+/// The hops of `Forwarded`. An invalid header yields no hops: otherwise a client could send an unbalanced quotation
+/// mark to absorb the element that the proxy appends.
 fn forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
     let mut rest = field.as_str();
     let mut hops = Vec::new();

@@ -66,8 +66,8 @@ pub struct StoreStats {
     pub bytes: u64,
     /// The most that `bytes` can be: the configured bound without the eighth that is kept free for the allocator.
     pub max_bytes: u64,
-    /// Checks and charges of a full memory store, one for each matching rule, that had no counter of their own. Their keys share overflow
-    /// counters, and are denied together once these are exhausted.
+    /// Checks and charges that a full memory store decided with overflow counters, one for each matching rule. Keys
+    /// that share an overflow counter are denied together once it is exhausted.
     pub overflow_decisions: u64,
 }
 

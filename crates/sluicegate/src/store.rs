@@ -106,7 +106,8 @@ pub trait RemoteStore: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
-    /// Returns the state of these counters for display, each at a moment of its own; `None` for a counter whose state is corrupt.
+    /// Returns the state of these counters for display, each read at a slightly different time; `None` for a counter
+    /// whose state is corrupt.
     fn inspect<'a>(
         &'a self,
         counters: &'a [(Key, Limit)],

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `keys` | the keys of a run, used by no one else |
+//! | `keys` | the keys of a run, which no other program uses |
 //! | `load` | closed-loop callers and their statistics |
 //! | `target` | destination: the memory store, a Redis store or a server |
 //! | `limit_verifier` | checks whether more was admitted than the limit allows |

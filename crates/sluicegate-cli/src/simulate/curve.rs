@@ -138,7 +138,7 @@ impl Curves {
         if !is_chosen(key, self.halvings) {
             return;
         }
-        self.counters.make_room(1, now, &self.windows);
+        self.counters.sweep_if_full(1, now, &self.windows);
         if self.counters.len() >= self.max_counters {
             self.thin_out(now);
             if !is_chosen(key, self.halvings) {

@@ -122,7 +122,7 @@ impl Acceptor {
         }
     }
 
-    /// Serves a connection in a task of its own.
+    /// Serves a connection in a separate task.
     fn start<F>(
         &self,
         PendingConnection { stream, peer, .. }: PendingConnection,

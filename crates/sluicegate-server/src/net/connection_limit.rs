@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_with_more_than_its_share_makes_room_for_others() {
+    async fn an_address_with_more_than_its_share_loses_connections_first() {
         let limiter = limiter(4);
         let mut heavy = Vec::new();
         for number in 0..4 {

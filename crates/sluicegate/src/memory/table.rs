@@ -94,8 +94,8 @@ impl<L: Lock<Shard>> Table<L> {
         }
     }
 
-    /// Decides a check of one counter. The clock is read while the lock is held: an earlier reading may be older than charges
-    /// by other threads in the meantime.
+    /// Decides a check of one counter. The clock is read while the lock is held: a time read before may be
+    /// older than charges that other threads have made since.
     #[inline(always)]
     pub(super) fn decide_one(
         &self,

@@ -91,7 +91,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns how many connections are opened within `period`, if each ends as `end` says.
+    /// Returns how many connections are opened within `period`, if `end` ends each of them.
     fn opened(period: Duration, mut end: impl FnMut(&mut DialBackoff, Instant) -> Instant) -> u32 {
         let start = Instant::now();
         let (mut backoff, mut now, mut opened) = (DialBackoff::new(QUICK_ATTEMPTS, start), start, 0);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     /// An attempt that fails at once.
-    fn refused(backoff: &mut DialBackoff, now: Instant) -> Instant {
+    fn failed(backoff: &mut DialBackoff, now: Instant) -> Instant {
         backoff.failed(now, Duration::ZERO)
     }
 
@@ -120,9 +120,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_dead_server_gets_at_most_two_connections_per_second() {
         for _ in 0..100 {
-            let attempts = opened(4 * SECOND, refused);
+            let attempts = opened(4 * SECOND, failed);
             assert!((6..=9).contains(&attempts), "{attempts} attempts in 4 s");
-            let attempts = opened(60 * SECOND, refused);
+            let attempts = opened(60 * SECOND, failed);
             assert!((45..=90).contains(&attempts), "{attempts} attempts in 60 s");
         }
     }
@@ -155,7 +155,7 @@ mod tests {
             backoff.lost(now, true);
             let mut pauses = Vec::new();
             for _ in 0..12 {
-                let next = refused(&mut backoff, now);
+                let next = failed(&mut backoff, now);
                 pauses.push(next - now);
                 now = next;
             }
@@ -171,7 +171,7 @@ mod tests {
         let now = Instant::now();
         let mut backoff = DialBackoff::new(QUICK_ATTEMPTS, now);
         for _ in 0..10 {
-            refused(&mut backoff, now);
+            failed(&mut backoff, now);
         }
         assert!(backoff.lost(now, false) > now + SECOND / 2);
         assert_eq!(backoff.lost(now, true), now);

@@ -326,7 +326,7 @@ pub(super) fn is_misrouted(reply: &[u8]) -> bool {
     reply.first() == Some(&STATUS_MISROUTED)
 }
 
-/// Decodes a reply. A check one of whose counters cannot be read has an error of its own.
+/// Decodes a reply. A check with an unreadable counter gets an error; the other checks are not affected.
 pub(super) fn decode(
     reply: &[u8],
     call: &Call,

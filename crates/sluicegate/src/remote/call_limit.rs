@@ -95,7 +95,7 @@ impl CallLimit {
         Self { limit: INITIAL_CALLS as f64, in_flight: 0, sent: 0, base: None, round: Round::new(now) }
     }
 
-    /// The limit in force.
+    /// The current limit.
     pub(super) fn limit(&self) -> usize {
         self.limit as usize
     }

@@ -1,8 +1,8 @@
 //! The upstreams of a store: one per server, and one per set of servers that decide checks together.
 //!
 //! A failure of a call to several servers does not show which of them is down. The breaker of such a set opens only until each of its
-//! servers has been probed. Those that do not answer get an open breaker of their own, which also stops the checks of every set with
-//! that server.
+//! servers has been probed. The breakers of those that do not answer are opened, which also stops the checks of every set with that
+//! server.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
