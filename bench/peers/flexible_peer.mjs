@@ -65,7 +65,7 @@ async function call(limiter, task, start, end) {
   return { latencies, allowed };
 }
 
-// Decisions of one caller between two turns of the event loop, where nothing else ends its turn.
+// Maximum number of decisions of one caller before it yields to the event loop.
 const STRIDE = 64;
 
 // A denial is a rejected promise; any other rejection is a failure.

@@ -21,13 +21,13 @@ use crate::{
 
 const GOVERNOR: &str = "governor";
 const OURS: &str = "sluicegate";
-/// How long one child may take, coreutils' `timeout` being the judge: a store that never gets done with a
-/// million keys ends as an error.
+/// The time limit of a child process, enforced by coreutils' `timeout`: a store that does not finish with a million
+/// keys is reported as an error.
 const CHILD_TIMEOUT_S: u64 = 60;
 
 /// All tables, in order.
 pub const TABLES: [&str; 3] = ["memory-1-key", "memory-1k-keys", "memory-1M-keys"];
-/// Above this, keys are made per call, and memory is looked at.
+/// Above this number, keys are formatted per call, and memory is measured.
 const FEW: usize = 10_000;
 
 /// One table per number of keys.

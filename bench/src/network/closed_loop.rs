@@ -1,7 +1,7 @@
 //! Callers in a closed loop: each sends its next request when the previous one is answered.
 //!
-//! Only decisions that complete within the measured period count. A caller keeps its latencies as plain numbers, because
-//! a thousand histograms would take the caches that the contestants need.
+//! Only decisions that complete within the measured period count. A caller keeps its latencies as plain numbers,
+//! because a thousand histograms would displace the contestants' data from the CPU caches.
 
 use std::time::{Duration, Instant};
 
@@ -167,7 +167,7 @@ async fn call<C: Contestant>(contestant: C, period: Period, seed: u64) -> Result
     let mut before = Instant::now();
     while before < period.end {
         let allowed = contestant.decide(random.u64(..)).await?;
-        anyhow::ensure!(allowed, "a limit that should never be reached was");
+        anyhow::ensure!(allowed, "a limit that should never be reached was reached");
         let now = Instant::now();
         calls.total += 1;
         if (period.start..period.end).contains(&now) {

@@ -43,10 +43,10 @@ const MEASURED: Duration = Duration::from_secs(4);
 const LIMIT: u64 = 15_000;
 const ROUNDS: usize = 3;
 
-/// A child process and where it listens.
+/// A child process and its address.
 struct ServerProcess {
     http: SocketAddr,
-    /// Ends with this value.
+    /// The process is killed when this is dropped.
     _child: Child,
     _config: tempfile::NamedTempFile,
 }

@@ -1,4 +1,4 @@
-//! Connections that are lost again and again, while Redis is up.
+//! Connections that are lost repeatedly while Redis is up.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The hot key again, with a growing number of callers.
+//! One hot key with an increasing number of callers.
 
 use anyhow::Result;
 
@@ -58,7 +58,7 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
         |(callers, samples): (usize, &Vec<_>)| Row { contestant: title(callers), cells: cells(samples) };
     Ok(Table {
         name: NAME.to_owned(),
-        what: "one key that is never used up, and a growing number of callers".to_owned(),
+        what: "one key whose limit is never reached, and an increasing number of callers".to_owned(),
         rounds: effort.rounds,
         columns: columns(),
         rows: CALLERS.into_iter().zip(&samples).map(row).collect(),

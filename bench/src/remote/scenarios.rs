@@ -61,7 +61,7 @@ pub async fn hot_allowed(args: &Args, url: &str) -> Result<Scenario> {
     compare.extend(against_others(&entrants));
     Ok(Scenario {
         name: HOT_ALLOWED,
-        what: "one key for all 64 callers, with a limit that is never used up".to_owned(),
+        what: "one key for all 64 callers, with a limit that is never reached".to_owned(),
         callers: CALLERS,
         entrants,
         prefill: 0,
