@@ -267,7 +267,7 @@ async fn invalid_input_is_a_400_that_names_the_fix_and_charges_nothing() {
         ("?cost=", &[], "cost \\\"\\\" is invalid"),
         ("?cost=%2B1", &[], "cost \\\"+1\\\" is invalid"),
         ("?cost=9007199254740992", &[], "is invalid"),
-        ("?cost=1&cost=1", &[], "cost is given more than once: give it once"),
+        ("?cost=1&cost=1", &[], "cost is given more than once: send it once"),
         ("?deny_status=200", &[], "deny_status \\\"200\\\" is out of range: use 400 to 599"),
         ("?deny_status=x", &[], "is out of range"),
         ("?a=1&a=2", &[], "label \\\"a\\\" is given more than once"),
@@ -276,7 +276,7 @@ async fn invalid_input_is_a_400_that_names_the_fix_and_charges_nothing() {
         ("?big=yes&cost=2", &[], "is too large for rule \\\"r\\\""),
         ("", &[("x-api-key", "a"), ("x-api-key", "b")], "header x-api-key is repeated"),
         ("", &[("x-forwarded-uri", "/a"), ("x-forwarded-uri", "/b")], "x-forwarded-uri is repeated"),
-        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: give one"),
+        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: send one"),
         ("", &[("x-forwarded-method", "GET, POST")], "the header x-forwarded-method is not a method"),
     ];
     for (query, headers, detail) in table {

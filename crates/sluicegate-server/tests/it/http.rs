@@ -522,7 +522,7 @@ async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     for (second, wrong) in [
         (r#"{"labels":{},"cost":-1}"#, "checks[1].cost: "),
         (r#"{"cost":1}"#, "checks[1]: the body has neither of the two valid forms"),
-        (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" belongs beside \"checks\""),
+        (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" applies to all checks"),
         (r#"{"checks":[]}"#, "checks[1]: \"checks\" cannot be nested"),
         (r#"["labels"]"#, "checks[1]: invalid type: sequence, expected an object"),
         (r#"{"key":"","limit":{"amount":5,"window":"1s"}}"#, "checks[1]: key is empty"),
@@ -533,7 +533,7 @@ async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     }
     let both = r#"{"checks":[],"labels":{}}"#;
     let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", both).await;
-    assert!(detail.contains("allows only \"deadline_ms\" beside it"), "{detail}");
+    assert!(detail.contains("can only be combined with \"deadline_ms\""), "{detail}");
     for call in &CALLS[1..] {
         let detail = api.problem(StatusCode::BAD_REQUEST, call, r#"{"checks":[]}"#).await;
         assert!(detail.contains("\"checks\" is not allowed in this call"), "{call}: {detail}");
