@@ -40,7 +40,7 @@ pub(super) struct Lockout {
 
 /// The state of a counter.
 pub(super) trait Kept {
-    /// The time from which on it equals a fresh one.
+    /// The time at which it becomes equal to a fresh one.
     fn expires_at(&self) -> Timestamp;
 }
 

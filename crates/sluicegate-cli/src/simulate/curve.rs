@@ -1,7 +1,7 @@
 //! The number of denials with other amounts, for all candidates in the same pass.
 //!
-//! Each rule is simulated on its own. Everything but the amount is unchanged, including overrides with an amount and an explicit burst. So
-//! each point equals the simulation of a file with only that rule and that amount.
+//! Each rule is simulated separately. Everything but the amount is unchanged, including overrides with an amount and an
+//! explicit burst. Each point therefore equals the simulation of a file with only that rule and that amount.
 //!
 //! Memory is bounded: if too many counters are in use, half of the keys are dropped by hash and the others count twice, repeatedly. The
 //! points are then estimates.
