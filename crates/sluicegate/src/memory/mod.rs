@@ -58,7 +58,7 @@ pub(crate) struct MemoryUsage {
     pub(crate) counters: usize,
     /// Memory that is allocated or reserved, in bytes.
     pub(crate) bytes: usize,
-    /// The most that `bytes` can be: the memory bound without the part that is kept free for the allocator.
+    /// The maximum of `bytes`: the memory bound without the part that is reserved for the allocator.
     pub(crate) max_bytes: usize,
     /// Checks and charges, one for each tier, that used an overflow counter because the store was full.
     pub(crate) overflow_decisions: u64,

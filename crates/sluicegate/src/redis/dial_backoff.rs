@@ -1,9 +1,10 @@
 //! When the next connection to a server may be opened.
 //!
-//! A lost connection is replaced at once if it has answered, at most ten times per second in the long run. If that fails at once, a few
-//! attempts follow quickly, because most interruptions are short. Exponential backoff applies to further attempts, to attempts that time
-//! out, and when two connections in a row are lost before their first answer: a server that is down, or that closes every connection,
-//! gets at most two connections per second in the long run.
+//! A lost connection is replaced immediately if it has answered, on average at most ten times per second. If the new
+//! connection fails quickly, a few attempts follow in short intervals, because most interruptions are short.
+//! Exponential backoff applies to further attempts, to attempts that time out, and when two consecutive connections are
+//! lost before their first answer: on average, there are at most two connections per second to a server that is down or
+//! closes every connection.
 
 use std::time::Duration;
 
@@ -17,13 +18,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const QUICK_ATTEMPTS: u32 = 6;
 /// The pause before a quick attempt.
 const QUICK_PAUSE: Duration = Duration::from_millis(40);
-/// A server that is down for a moment rejects connections within this time. A slower failure is one of an overloaded server or network.
+/// A server that is briefly down rejects connections within this time. A slower failure indicates an overloaded server
+/// or network.
 const QUICK_FAILURE: Duration = Duration::from_millis(100);
 /// After the quick attempts, the pause continues from that of this failure.
 const FAILURES_AFTER_QUICK_ATTEMPTS: u32 = 2;
-/// The longest pause. A server that is back is noticed within this time.
+/// The longest pause. A server that has recovered is detected within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The time between two replacements in the long run.
+/// The average time between two replacements.
 const REPLACEMENT_INTERVAL: Duration = Duration::from_millis(100);
 /// The number of replacements that may follow each other without a pause.
 const MAX_REPLACEMENTS: u32 = 10;
@@ -31,7 +33,7 @@ const MAX_REPLACEMENTS: u32 = 10;
 /// Failures and replacements of the connections to one server.
 pub(super) struct DialBackoff {
     max_quick_attempts: u32,
-    /// Failures in a row, except those of quick attempts.
+    /// Consecutive failures, except those of quick attempts.
     failures: u32,
     quick_attempts: u32,
     /// When all replacements are available again; one is regained per [`REPLACEMENT_INTERVAL`].
@@ -102,7 +104,7 @@ mod tests {
         opened
     }
 
-    /// An attempt that fails at once.
+    /// An attempt that fails immediately.
     fn failed(backoff: &mut DialBackoff, now: Instant) -> Instant {
         backoff.failed(now, Duration::ZERO)
     }

@@ -19,8 +19,8 @@ use crate::{
     store::{CheckAnswer, StoreError},
 };
 
-/// The largest number of tiers, and so of distinct keys, per call. It bounds how long a call blocks Redis, and is far below what
-/// Lua can unpack.
+/// The largest number of tiers, and therefore of distinct keys, per call. It bounds how long a call blocks Redis, and
+/// is far below the number of values that Lua can unpack.
 pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(

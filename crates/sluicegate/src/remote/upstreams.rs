@@ -21,10 +21,10 @@ use super::{
 };
 use crate::{check::Check, store::StoreError};
 
-/// The most servers with their own queue and circuit breaker; further servers share those of the first.
+/// The maximum number of servers with their own queue and circuit breaker; further servers share those of the first.
 const MAX_SERVERS: usize = 1024;
-/// The most sets of servers with their own queue. A new set replaces the sets without calls; if there are none, its checks share the
-/// queue of the first server.
+/// The maximum number of sets of servers with their own queue. A new set replaces the sets without calls; if there are none, its checks
+/// share the queue of the first server.
 const MAX_SERVER_SETS: usize = 1024;
 
 /// How long the probe of an open breaker waits for a connection and an answer.
@@ -152,8 +152,8 @@ impl Upstream {
         runtime.spawn(Probe(Arc::downgrade(self)).run());
     }
 
-    /// Probes the server. Of a set, probes all servers at once and opens the breakers of those that do not answer; then the breaker of
-    /// the set may close.
+    /// Probes the server. For a set, probes all servers in parallel and opens the breakers of those that do not answer;
+    /// then the breaker of the set may close.
     pub(super) async fn probe(&self) -> Result<(), StoreError> {
         match &self.servers {
             Servers::One(server) => {

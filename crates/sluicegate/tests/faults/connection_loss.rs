@@ -158,7 +158,7 @@ async fn with_every_tenth_reply_lost_few_other_decisions_are_degraded() {
     tally.assert_share_below(15, "every tenth reply is lost");
 }
 
-/// As when a firewall loses the state of a connection: neither side gets an error, and new connections work.
+/// This happens if a firewall loses the state of a connection: neither side gets an error, and new connections work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_lost_silently_is_replaced_when_the_server_is_probed() {
     let _exclusive = run_exclusively().await;

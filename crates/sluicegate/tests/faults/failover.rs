@@ -18,7 +18,7 @@ use crate::{
     scenario::{RuleMix, check, limiter, run_exclusively, scripts_run},
 };
 
-/// Time by which all callers have left a primary after a planned failover.
+/// Time by which all callers use the new primary after a planned failover.
 const SWITCH_TIME: Duration = Duration::from_secs(3);
 /// Detection of a dead primary (a setting of the testkit), the guaranteed recovery time, and slack.
 const RECOVERY_TIME: Duration = Duration::from_millis(500 + 3_000 + 1_500);

@@ -1,7 +1,7 @@
 //! Faults of real Redis servers: the decisions during a fault, their duration, and the recovery afterwards.
 //!
 //! * `table`: the faults, each with its start and end; `policies` applies each of them to every failure policy
-//! * `flood`: many callers of a silent server
+//! * `flood`: many callers of a server that does not reply
 //! * `connection_loss`: connections that are lost while the server is up
 //! * `lost_replies`: requests that run and whose replies are lost
 //! * `lost_data`, `out_of_memory`: data loss, and a server without memory
