@@ -161,7 +161,7 @@ impl Counter {
         Self { limit: *limit, last: now, charges: Vec::new(), ends, level: Level::empty(limit) }
     }
 
-    /// Returns whether the counter is dated so far ahead that the clock must have been set back.
+    /// Returns whether the time of the counter is so far ahead that the clock must have been set back.
     fn is_absent(&self, limit: &Limit, now: u64) -> bool {
         self.last > now + limit.window_us()
     }
@@ -339,8 +339,8 @@ fn must_be_free(terms: &Terms) -> u64 {
     }
 }
 
-/// Returns the smallest wait at which `holds`. Unless it holds at once, it stays true from then on: a state that is
-/// ignored because it is dated too far ahead may count later.
+/// Returns the smallest wait at which `holds`. Unless it holds immediately, it stays true from then on: a state that is
+/// ignored because its time is too far ahead may count later.
 fn first_moment(holds: impl Fn(u64) -> bool) -> Duration {
     if holds(0) {
         return Duration::ZERO;

@@ -14,7 +14,7 @@ use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A pair of namespaces and the bridge between them; removed on drop, also on panic.
+/// A pair of namespaces and the bridge between them; removed on drop, even after a panic.
 ///
 /// A plain veth pair is not enough: when one end goes down, both kernels report it (`ENETUNREACH`, no carrier). Therefore both ends
 /// lead into a third namespace with the bridge.

@@ -140,7 +140,7 @@ fn bytes_already_held_keep_their_delay_when_the_round_trip_changes() {
     let mut stream = connect(&proxy);
     let elapsed = timed(|| {
         stream.write_all(b"first").unwrap();
-        // Only a byte that has gone through the proxy shows that it has read the first ones.
+        // Only a byte that has passed through the proxy shows that it has read the first ones.
         let other = connect(&proxy);
         exchange(&other);
         proxy.set_round_trip(Duration::ZERO);
