@@ -121,9 +121,9 @@ fn what(keys: usize) -> String {
             .to_owned(),
         1_000 => "1,000 keys in random order, all allowed; keys built before the measurement, as above".to_owned(),
         _ => "1,000,000 keys in random order, all allowed. Every call writes the key's text into the same \
-              `String` (a few ns) and looks it up: governor hashes it, sluicegate makes a `Key` of it first. sluicegate's \
-              bound is 1 GiB here: it sets memory aside for tables that have just grown, and its default of 256 MiB \
-              holds slightly less than a million. limitador takes part in two rounds only"
+              `String` (a few ns) and looks it up: governor hashes it, sluicegate builds a `Key` from it first. sluicegate's \
+              bound is 1 GiB here: it reserves memory for growing tables, and its default of 256 MiB \
+              holds slightly less than a million. limitador is measured in two rounds only"
             .to_owned(),
     }
 }
