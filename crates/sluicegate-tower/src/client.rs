@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn without_trusted_proxies_the_peer_is_the_client_whatever_its_headers() {
+    fn without_trusted_proxies_the_peer_is_the_client_regardless_of_its_headers() {
         let forged = headers(&[("x-forwarded-for", b"203.0.113.9"), ("forwarded", b"for=203.0.113.9")]);
         for peer in ["198.51.100.4", "10.0.0.1", "127.0.0.1", "::1"] {
             let found = ClientAddress::default().of(peer.parse().unwrap(), &forged);

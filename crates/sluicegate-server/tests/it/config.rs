@@ -794,7 +794,7 @@ fn a_fingerprint_depends_on_the_rules_only() {
     assert_eq!(all.len(), others.len() + 1);
 }
 
-/// The documentation's own words.
+/// The page with the documented example.
 const REFERENCE: &str = include_str!("../../../../docs/configuration.md");
 
 fn documented_example() -> &'static str {

@@ -143,7 +143,7 @@ fn is_problem(response: &Response<Bytes>, kind: &str) -> bool {
         && body["status"] == response.status().as_u16()
 }
 
-/// Exactly the limit reaches the service, whatever headers the client sends.
+/// Exactly the limit reaches the service, regardless of the headers that the client sends.
 async fn exactly_the_limit(kind: Gateway) {
     let rules = [
         counted("per-ip", LIMIT).when("route", "api").unless("method", "POST").per(["ip"]),
@@ -162,7 +162,7 @@ async fn exactly_the_limit(kind: Gateway) {
             ("x-forwarded-method", "PUT"),
             ("x-forwarded-host", "elsewhere"),
         ];
-        // A proxy forwards the headers of a browser, also those of a request from another site.
+        // A proxy forwards the headers of a browser, including those of a request from another site.
         let of_browser = [("origin", "http://other.example"), ("sec-fetch-site", "cross-site")];
         let forging = if n % 2 == 0 { &headers[..] } else { &of_browser };
         let response = chain.send(Method::GET, "/path?a=b", forging).await;
@@ -223,7 +223,7 @@ async fn behind_traefik_exactly_the_limit_is_admitted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_away() {
+async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_unavailable() {
     for kind in Gateway::ALL {
         closed_is_503(kind).await;
     }

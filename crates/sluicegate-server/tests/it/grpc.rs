@@ -217,7 +217,11 @@ async fn a_descriptors_addend_overrides_the_requests_and_zero_only_peeks() {
     envoy.call("d", vec![hits(2, a())]).await;
     for _ in 0..3 {
         let answer = envoy.call("d", vec![hits(0, a())]).await;
-        assert_eq!(shorts(&answer).1, [(Code::Ok, 0, limit)], "a counter that is just full lets look");
+        assert_eq!(
+            shorts(&answer).1,
+            [(Code::Ok, 0, limit)],
+            "a peek passes when the limit is exactly reached"
+        );
     }
     envoy.limiter.charge(&Labels::new([("domain", "d"), ("a", "x")]).unwrap(), 1, None).await.unwrap();
     let answer = envoy.call("d", vec![hits(0, a()), b()]).await;
@@ -241,7 +245,7 @@ async fn negative_hits_are_refunded_only_if_the_other_descriptors_are_allowed() 
     assert_eq!(shorts(&denied).1, [NO_LIMIT, (Code::OverLimit, 0, Some((1, Unit::Minute)))]);
     assert_eq!(shorts(&envoy.call("d", vec![hits(0, a())]).await).1, [(Code::Ok, 4, limit)]);
     let most = envoy.call("d", vec![negative(hits(99, a()))]).await;
-    assert_eq!(shorts(&most).1, [(Code::Ok, 5, limit)], "never more than was taken");
+    assert_eq!(shorts(&most).1, [(Code::Ok, 5, limit)], "a refund never exceeds the usage");
 }
 
 #[tokio::test]
@@ -279,7 +283,7 @@ async fn a_limit_in_a_descriptor_overrides_the_matching_rules() {
     let a = || descriptor([("a", "x")]);
     assert_eq!(shorts(&envoy.call("d", vec![a()]).await).1, [(Code::Ok, 4, Some((5, Unit::Minute)))]);
     let raised = envoy.call("d", vec![limited(20, RateLimitUnit::Minute, a())]).await;
-    assert_eq!(shorts(&raised).1, [(Code::Ok, 18, Some((20, Unit::Minute)))], "what was used stays used");
+    assert_eq!(shorts(&raised).1, [(Code::Ok, 18, Some((20, Unit::Minute)))], "the usage is kept");
     let lowered = envoy.call("d", vec![limited(2, RateLimitUnit::Hour, a())]).await;
     assert_eq!(lowered.overall_code(), Code::OverLimit);
     let nothing = envoy.call("d", vec![limited(0, RateLimitUnit::Day, a())]).await;
@@ -374,7 +378,7 @@ async fn numbers_beyond_their_range_are_clamped() {
     for hits_addend in [(1 << 53) - 1, 1 << 53, u64::MAX] {
         let large = envoy.call("d", vec![hits(hits_addend, a())]).await;
         assert_eq!(shorts(&large).1, [(Code::OverLimit, 5, Some((5, Unit::Minute)))]);
-        assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
+        assert_eq!(large.statuses[0].duration_until_reset, None, "it can never be allowed");
     }
     let table = [(200_001, 200_000), (u32::MAX, 200_000)];
     for (place, (sent, reported)) in (1..).zip(table) {
@@ -519,7 +523,7 @@ async fn without_the_store_each_rules_failure_policy_decides() {
         Front::start(limiter, Settings { closed: Closed::Unavailable, ..Settings::default() }).await;
     let status = front.call(request("d", vec![of("closed")])).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
-    assert_eq!(call(&mut front, &["local"]).await.0, Code::OverLimit, "this one was counted");
+    assert_eq!(call(&mut front, &["local"]).await.0, Code::OverLimit, "this request was counted");
 }
 
 #[tokio::test(start_paused = true)]
@@ -616,13 +620,13 @@ async fn large_messages_over_the_memory_limit_are_denied_until_memory_is_free() 
     })
     .await;
     assert_eq!(call(&mut client, large).await, Code::OverLimit);
-    assert_eq!(call(&mut client, 1_000).await, Code::Ok, "a small one needs none of it");
+    assert_eq!(call(&mut client, 1_000).await, Code::Ok, "a small message does not need the shared memory");
     for (send, call) in half {
         let _denied_already = send.send(Ok(Frame::data(Bytes::copy_from_slice(&framed[1_000..])))).await;
         drop(send);
         assert_eq!(call.await.unwrap().0, "0");
     }
-    assert_eq!(call(&mut client, large).await, Code::Ok, "there is room again");
+    assert_eq!(call(&mut client, large).await, Code::Ok, "memory is available again");
 }
 
 /// Returns the status and message of the response to a call whose message arrives in these pieces.

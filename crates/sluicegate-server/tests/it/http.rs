@@ -197,7 +197,7 @@ async fn each_unit_has_its_tier_and_a_shadow_does_not_decide() {
 }
 
 #[tokio::test]
-async fn peeking_charges_nothing_and_charges_go_into_debt() {
+async fn a_peek_charges_nothing_and_a_charge_may_leave_a_debt() {
     let api = Api::with_login_rule();
     for _ in 0..3 {
         assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
@@ -244,7 +244,7 @@ async fn charge_refund_and_reset_can_name_rules() {
 }
 
 #[tokio::test]
-async fn a_reset_spares_shared_counters_unless_all_rules_are_selected() {
+async fn a_reset_keeps_shared_counters_unless_all_rules_are_selected() {
     let limit = Limit::sliding_log(10, MINUTE).unwrap();
     let api = Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)]);
     let body = |rest: &str| format!(r#"{{"labels":{{"ip":"203.0.113.9"}}{rest}}}"#);

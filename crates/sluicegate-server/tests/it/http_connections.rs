@@ -95,7 +95,7 @@ async fn a_connection_is_closed_if_its_head_is_not_complete_in_time() {
     assert_timed_out(time_to_close(&mut stream).await);
     let mut stream = send(running.address, HALF).await;
     assert_incomplete(time_to_close(&mut stream).await);
-    // nor do further bytes extend the time, also after a request
+    // further bytes do not extend the time, even after a request
     let mut stream = send(running.address, "").await;
     check(&mut stream).await;
     stream.write_all(HALF.as_bytes()).await.unwrap();

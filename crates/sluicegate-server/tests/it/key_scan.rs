@@ -173,7 +173,7 @@ async fn metrics_and_log_show_the_last_successful_scan_and_whether_the_last_one_
 
     server.set_user("sluicegate", &["-pttl"]);
     scan().await;
-    assert_eq!(metrics(&engine), [5.0, 2.0, 0.0], "the previous counts stay");
+    assert_eq!(metrics(&engine), [5.0, 2.0, 0.0], "the previous counts are kept");
 
     server.set_user("sluicegate", &["+pttl"]);
     logged();

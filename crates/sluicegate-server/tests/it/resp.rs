@@ -187,7 +187,7 @@ async fn errors_of_cl_throttle_are_those_of_redis_cell() {
 }
 
 #[tokio::test]
-async fn a_reset_spares_shared_counters_unless_their_rules_are_selected() {
+async fn a_reset_keeps_shared_counters_unless_their_rules_are_selected() {
     let limit = Limit::sliding_log(10, MINUTE).unwrap();
     let api =
         Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)], Access::default());

@@ -162,7 +162,7 @@ async fn without_the_store_failure_policies_decide_checks_and_a_charge_is_an_err
     let replies = pipeline(&mut connection, &lines).await;
     assert_eq!((fields(&replies[..2], 0), fields(&replies[..2], 6)), (vec![1, 0], vec![1, 1]));
     let [_, _, Value::Array(cell)] = &replies[..] else { panic!("{replies:?}") };
-    assert_eq!(cell.iter().map(integer).collect::<Vec<_>>(), [0, 5, 5, -1, 0], "let through, nothing known");
+    assert_eq!(cell.iter().map(integer).collect::<Vec<_>>(), [0, 5, 5, -1, 0], "allowed, with unknown usage");
     let replies =
         pipeline(&mut connection, &["SG.CHARGE 1 policy open", "SG.RESET policy open", "PING"]).await;
     for reply in &replies[..2] {

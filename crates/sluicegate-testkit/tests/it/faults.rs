@@ -241,8 +241,8 @@ fn a_tls_port_is_verified_by_its_authority_and_rejects_plain_text() {
     set(&mut server.connection(), "key").unwrap();
 
     let dir = tempfile::tempdir().unwrap();
-    let stranger = Certificates::issue(dir.path(), server.addr().ip());
-    let answer = ping_over_tls(&server, &stranger, None);
+    let other = Certificates::issue(dir.path(), server.addr().ip());
+    let answer = ping_over_tls(&server, &other, None);
     assert!(answer.contains("certificate verify failed"), "{answer}");
 
     let plain = redis::Client::open(format!("redis://{}", server.addr())).unwrap();
@@ -255,14 +255,14 @@ fn a_client_certificate_can_be_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     assert_eq!(ping_over_tls(&server, server.tls(), Some(server.tls())), "PONG\n");
     let dir = tempfile::tempdir().unwrap();
-    let stranger = Certificates::issue(dir.path(), server.addr().ip());
-    for as_client in [None, Some(&stranger)] {
+    let other = Certificates::issue(dir.path(), server.addr().ip());
+    for as_client in [None, Some(&other)] {
         let answer = ping_over_tls(&server, server.tls(), as_client);
         assert!(!answer.contains("PONG"), "{answer}");
     }
 
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Optional).start();
     assert_eq!(ping_over_tls(&server, server.tls(), None), "PONG\n");
-    let answer = ping_over_tls(&server, server.tls(), Some(&stranger));
+    let answer = ping_over_tls(&server, server.tls(), Some(&other));
     assert!(!answer.contains("PONG"), "{answer}");
 }

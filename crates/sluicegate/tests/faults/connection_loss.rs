@@ -198,7 +198,7 @@ async fn connections_killed_every_50_ms_leave_most_decisions_to_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_away_for_200_of_every_400_ms_decides_most_of_the_remaining_time() {
+async fn a_server_that_is_down_for_200_of_every_400_ms_decides_most_of_the_remaining_time() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     for mode in [Mode::Stall, Mode::Cut, Mode::Refuse] {

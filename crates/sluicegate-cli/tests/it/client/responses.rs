@@ -181,7 +181,7 @@ fn a_charge_may_create_a_debt_and_can_be_refunded_exactly() {
 }
 
 #[test]
-fn a_reset_lists_its_counters_and_spares_shared_ones() {
+fn a_reset_lists_its_counters_and_keeps_shared_ones() {
     let rules = "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\namount = 5\nwindow = \"1m\"\n\n\
                  [[rule]]\nname = \"total\"\namount = 100\nwindow = \"1m\"\n";
     let home = ConfigDir::new(&format!("{}{rules}", server_process::ANY_PORTS));

@@ -247,8 +247,8 @@ async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
 #[tokio::test]
 async fn the_counting_vectors_of_the_original_have_the_same_results() {
     let mut imported = Imported::start(&[("vectors.yaml", VECTORS)]).await;
-    // limit, count before, hits, whether they are allowed, remaining units in the original. One vector is left out: it starts with a
-    // count above its limit, which needs denied hits to be counted.
+    // limit, count before, hits, whether they are allowed, remaining units in the original. One vector is omitted: it
+    // starts with a count above its limit, which is only possible if denied hits are counted.
     let vectors = [
         (10, 4, 1, true, 5),
         (15, 10, 1, true, 4),
