@@ -174,7 +174,7 @@ async fn call<C: Contestant>(contestant: C, period: Period, seed: u64) -> Result
             calls.latencies_ns.push(nanos(now - before));
         }
         before = now;
-        // An answer without I/O would otherwise keep the worker thread from other tasks.
+        // Decisions without I/O would otherwise block the worker thread for other tasks.
         tokio::task::consume_budget().await;
     }
     Ok(calls)

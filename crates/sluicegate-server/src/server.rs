@@ -34,7 +34,7 @@ use crate::{
     store::{self, OpenError},
 };
 
-/// How long a server answers after SIGTERM before it stops, so that load balancers notice first: `/readyz` and gRPC health report that it
+/// How long a server still answers after SIGTERM, so that load balancers can remove it: `/readyz` and gRPC health report that it
 /// is not ready, and HTTP responses carry `Connection: close`.
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 

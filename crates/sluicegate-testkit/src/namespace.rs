@@ -52,7 +52,7 @@ impl Link {
     pub fn create() -> Result<Link, String> {
         let number = LINKS.fetch_add(1, Ordering::Relaxed);
         let name = |part: &str| format!("sluicegate-{}-{number}-{part}", process::id());
-        // From here on, drop removes whatever was created.
+        // From here on, drop removes everything that was created.
         let link = Link {
             left: Side { namespace: name("left"), ip: LEFT },
             right: Side { namespace: name("right"), ip: RIGHT },

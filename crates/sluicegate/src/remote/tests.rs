@@ -539,7 +539,7 @@ async fn calls_that_fail_together_are_one_failure() {
         }
         subject.store.is_broken.store(false, Ordering::Relaxed);
     }
-    assert_eq!(subject.remote.stats().open_breakers, 1, "several in a row open the breaker");
+    assert_eq!(subject.remote.stats().open_breakers, 1, "several consecutive failures open the breaker");
 }
 
 #[tokio::test(start_paused = true)]
