@@ -5,16 +5,14 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use sluicegate::{
     Cost, Costs, Decision, Error, Labels, Limit, Limiter,
+    label_policy::{CleanError, LabelPolicy},
     limiter::{GroupDecision, Operation, PendingDecision, Progress, Request, Reset, RuleSelection, Subject},
     store::{CounterSnapshot, Key},
 };
 use tokio::time::MissedTickBehavior;
 use tracing::{Instrument, Span};
 
-use crate::{
-    labels::{CleanError, LabelPolicy},
-    observe::{Call, Observation, Observer, history, trace},
-};
+use crate::observe::{Call, Observation, Observer, history, trace};
 
 /// Decides requests for all front ends. Cheap to clone.
 #[derive(Clone)]

@@ -18,7 +18,6 @@
 //! * [`observe`]: metrics, heavy hitters, logs, traces
 //! * [`store`]: from a URL to a store
 //! * [`config`]: the configuration; the only module that reads files and the environment
-//! * [`labels`]: the normalization of labels
 //! * [`demo`]: the rules of a server without a configuration
 //!
 //! Limits are decided in the library. This crate reads the time only for timeouts, measurements and display.
@@ -28,13 +27,11 @@ mod completion;
 pub mod config;
 mod dashboard;
 pub mod demo;
-pub mod duration;
 pub mod engine;
 pub mod forward_auth;
 pub mod grpc;
 pub mod http;
 pub mod key_scan;
-pub mod labels;
 pub mod net;
 pub mod observe;
 pub mod resp;

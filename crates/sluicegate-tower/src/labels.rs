@@ -3,9 +3,11 @@
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use http::{HeaderName, header::HOST, request::Parts};
+#[cfg(feature = "toml")]
+use sluicegate::label_policy::CleanError;
 use sluicegate::{Labels, labels::LabelError};
 
-use crate::{client::ClientAddress, denial::CheckError, target};
+use crate::{client::ClientAddress, denial::CheckError, layer::LayerSettings, target};
 
 type Read<V> = Arc<dyn Fn(&Parts) -> Option<V> + Send + Sync>;
 
@@ -28,17 +30,28 @@ pub(crate) enum LabelSource {
 }
 
 /// Reads the labels of a request. A label without a value is absent.
-pub(crate) fn read(labels: &[LabelSpec], request: &Parts) -> Result<Labels, CheckError> {
-    let mut pairs = Vec::with_capacity(labels.len());
-    for label in labels {
+pub(crate) fn read(settings: &LayerSettings, request: &Parts) -> Result<Labels, CheckError> {
+    let mut pairs = Vec::with_capacity(settings.labels.len());
+    for label in &settings.labels {
         if let Some(value) = label.source.value(request)? {
             pairs.push((&*label.name, value));
         }
     }
-    Labels::new(pairs).map_err(|error| match error {
+    #[cfg(feature = "toml")]
+    if let Some(policy) = &settings.label_policy {
+        return policy.clean(pairs).map_err(|error| match error {
+            CleanError::Label(error) => invalid(&error),
+            other => CheckError::BadRequest(other.to_string()),
+        });
+    }
+    Labels::new(pairs).map_err(|error| invalid(&error))
+}
+
+fn invalid(error: &LabelError) -> CheckError {
+    match error {
         LabelError::ValueTooLong { .. } => CheckError::BadRequest(error.to_string()),
         _ => CheckError::Misconfigured(error.to_string()),
-    })
+    }
 }
 
 impl LabelSource {

@@ -12,6 +12,8 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderName, Response, request::Parts};
+#[cfg(feature = "toml")]
+use sluicegate::label_policy::LabelPolicy;
 use sluicegate::{Cost, Costs, Decision, Limiter};
 use tower_layer::Layer;
 
@@ -56,6 +58,8 @@ pub struct RateLimitLayer {
 pub(crate) struct LayerSettings {
     pub(crate) limiter: Limiter,
     pub(crate) labels: Vec<LabelSpec>,
+    #[cfg(feature = "toml")]
+    pub(crate) label_policy: Option<Arc<LabelPolicy>>,
     pub(crate) cost: Option<CostOf>,
     skip: Option<Skip>,
     pub(crate) dialect: Dialect,
@@ -70,6 +74,8 @@ impl RateLimitLayer {
         let settings = LayerSettings {
             limiter,
             labels: Vec::new(),
+            #[cfg(feature = "toml")]
+            label_policy: None,
             cost: None,
             skip: None,
             dialect: Dialect::default(),
@@ -197,6 +203,25 @@ impl RateLimitLayer {
         self.with_label(label.into(), LabelSource::Custom(Arc::new(read)))
     }
 
+    /// Normalizes labels as the server does that uses the same configuration file, so that both share counters: secret labels are
+    /// hashed, and addresses are truncated. Without it, header values are used unchanged.
+    ///
+    /// ```
+    /// use sluicegate::{Limiter, MemoryStore, config::RulesFile};
+    /// use sluicegate_tower::RateLimitLayer;
+    ///
+    /// let file = RulesFile::parse("[labels]\napi_key = { secret = true }")?; // or RulesFile::read("sluicegate.toml")?
+    /// let layer = RateLimitLayer::new(Limiter::new(MemoryStore::new(), file.rules)?)
+    ///     .header("api_key", "x-api-key")
+    ///     .label_policy(file.labels);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "toml")]
+    #[must_use]
+    pub fn label_policy(self, policy: LabelPolicy) -> Self {
+        self.with(|settings| settings.label_policy = Some(Arc::new(policy)))
+    }
+
     /// Sets the cost of a request; the default is one.
     #[must_use]
     pub fn cost<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
@@ -277,6 +302,8 @@ impl Clone for LayerSettings {
         Self {
             limiter: self.limiter.clone(),
             labels: self.labels.clone(),
+            #[cfg(feature = "toml")]
+            label_policy: self.label_policy.clone(),
             cost: self.cost.clone(),
             skip: self.skip.clone(),
             dialect: self.dialect,

@@ -94,7 +94,7 @@ where
 }
 
 async fn decide(settings: &LayerSettings, head: &Parts) -> Result<Decision, CheckError> {
-    let labels = labels::read(&settings.labels, head)?;
+    let labels = labels::read(settings, head)?;
     // The client's `grpc-timeout` does not shorten the limiter's deadline: with a short timeout a client could force a
     // decision without the store, which allows the request if a rule fails open.
     Ok(settings.limiter.check(&labels, settings.cost(head)).await?)

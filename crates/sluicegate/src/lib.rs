@@ -59,6 +59,7 @@
 //! |---|---|---|
 //! | `redis` | yes | `RedisStore` |
 //! | `tls` | yes | `rediss://` URLs; needs a C compiler |
+//! | `toml` | no | `config::RulesFile`, which reads rules from the server's configuration file |
 //! | `inspect` | no | `redis::inspect`, which examines the servers of a store for diagnosis |
 //!
 //! Without them, counters are in memory or in a [`RemoteStore`](store::RemoteStore) of your own.
@@ -88,9 +89,16 @@ pub mod address;
 mod backend;
 mod check;
 mod clock;
+#[cfg(feature = "toml")]
+pub mod config;
 pub mod decision;
+#[doc(hidden)]
+#[cfg(feature = "toml")]
+pub mod duration;
 mod hashing;
 mod key;
+#[cfg(feature = "toml")]
+pub mod label_policy;
 pub mod labels;
 pub mod limiter;
 pub mod memory;

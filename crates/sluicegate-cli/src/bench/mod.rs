@@ -23,8 +23,8 @@ use std::{
 };
 
 use clap::Args;
-use sluicegate::{Cost, Limit, redis::URLS};
-use sluicegate_server::{config::Environment, duration};
+use sluicegate::{Cost, Limit, duration, redis::URLS};
+use sluicegate_server::config::Environment;
 use tokio::{signal, time::sleep};
 
 use self::{

@@ -2,8 +2,8 @@
 
 use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
+use sluicegate::duration;
 use sluicegate_core::{Algorithm, time::MAX_EXACT};
-use sluicegate_server::duration;
 
 use crate::value_parsers::whole_number;
 

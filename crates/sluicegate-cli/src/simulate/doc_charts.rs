@@ -4,8 +4,8 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
+use sluicegate::label_policy::LabelPolicy;
 use sluicegate::{Algorithm, Limit, Rule, Timestamp, rules::RuleSet};
-use sluicegate_server::labels::LabelPolicy;
 
 use super::{
     chart::{self, Column, Frame, push},

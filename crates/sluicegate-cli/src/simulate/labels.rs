@@ -5,12 +5,12 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
+use sluicegate::label_policy::{ADDRESS_LABELS, LabelPolicy, LabelSettings};
 use sluicegate::{
     Labels, Rule,
     labels::{LabelError, MAX_LABEL_VALUE},
     rules::Pattern,
 };
-use sluicegate_server::labels::{ADDRESS_LABELS, LabelPolicy, LabelSettings};
 
 use super::log::{Fields, Record};
 

@@ -1,34 +1,22 @@
 //! Loads the configuration from a file, the environment and flags, and validates it.
 //!
-//! This is the only module that reads files and the environment. A configuration exists in two forms: as written
+//! Only this module and that of the library read files and the environment. A configuration exists in two forms: as written
 //! (`schema`, every value with its location in the file) and validated ([`Config`]).
 //!
 //! | module | contents |
 //! |---|---|
 //! | `source` | flags, environment and file, and their precedence |
-//! | `files` | size-limited reading of the configuration's files |
-//! | `schema` | the structs of the file, which also define the JSON Schema |
-//! | `toml_reader`, `values` | from TOML to the structs of `schema` |
-//! | `syntax` | error messages for text that is not TOML |
+//! | `schema`, `values` | the structs of the file, which also define the JSON Schema |
 //! | `settings` | validated settings of the server and the store |
 //! | `validate` | from `schema` to `settings` |
-//! | `labels` | from `[labels]` to the label policy |
-//! | `rules`, `overrides` | from `[[rule]]` and CSV files of overrides to the library's rules |
-//! | `error` | problems with their location and fix |
 //! | `view` | rules as JSON, and their fingerprint |
 //! | `watch` | reloading after a file change |
+//!
+//! The library reads TOML, labels and rules ([`sluicegate::config`]), so that services can share a rules file with the server.
 
-mod error;
-mod files;
-
-mod labels;
-mod overrides;
-mod rules;
 mod schema;
 mod settings;
 mod source;
-mod syntax;
-mod toml_reader;
 mod validate;
 mod values;
 mod view;
@@ -40,29 +28,30 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use sluicegate::Rule;
-
-pub use self::{
-    error::{Colour, ConfigError, Problem},
+pub use sluicegate::config::{
+    Colour, ConfigError, Problem,
     files::{MAX_CONFIG_BYTES, MAX_OVERRIDES_BYTES, MAX_SMALL_BYTES, STANDARD_INPUT},
+};
+use sluicegate::{
+    Rule,
+    config::{
+        error::Location,
+        files::{self, Files},
+        labels, rules, toml_reader,
+    },
+    label_policy::{HashSecret, LabelPolicy},
+};
+
+use self::{schema::Document, validate::Validator};
+pub use self::{
     settings::{
-        Digest, Listen, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_TOKENS, MIN_DEADLINE, MIN_HASH_SECRET, Scope,
-        Scopes, ServerSettings, StoreSettings, Tls, Token,
+        Digest, Listen, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_TOKENS, MIN_DEADLINE, Scope, Scopes,
+        ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
     view::{ConditionView, RuleView, fingerprint},
 };
-use self::{
-    error::{Location, SourceFile},
-    files::Files,
-    schema::Document,
-    validate::Validator,
-};
-use crate::{
-    demo,
-    labels::{HashSecret, LabelPolicy},
-    store::StoreUrl,
-};
+use crate::{demo, store::StoreUrl};
 
 /// Settings that a reload can replace. Users load them for each request.
 pub type Live<T> = Arc<ArcSwap<T>>;
@@ -222,7 +211,10 @@ fn path(source: &Source) -> PathBuf {
 fn read(source: &Source, files: &mut Files) -> Result<ParsedDocument, ConfigError> {
     let path = path(source);
     match (files.bytes(&path, MAX_CONFIG_BYTES), source.named_file()) {
-        (Ok(bytes), _) => parsed(&path, bytes),
+        (Ok(bytes), _) => {
+            let (document, problems) = toml_reader::read_bytes(&path, bytes)?;
+            Ok(ParsedDocument { document, problems, origin: Origin::File(path) })
+        }
         (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => {
             Ok(ParsedDocument { document: Document::default(), problems: Vec::new(), origin: Origin::Demo })
         }
@@ -231,20 +223,6 @@ fn read(source: &Source, files: &mut Files) -> Result<ParsedDocument, ConfigErro
             Err(files::unreadable(&path, &error, &location).into())
         }
     }
-}
-
-fn parsed(path: &Path, bytes: Vec<u8>) -> Result<ParsedDocument, ConfigError> {
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let valid = error.utf8_error().valid_up_to();
-        let file = Arc::new(SourceFile::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
-        Problem::new(
-            &Location::InFile { file, span: valid..valid },
-            "the file is not UTF-8: save it as UTF-8",
-        )
-    })?;
-    let file = Arc::new(SourceFile::new(path.to_owned(), &text));
-    let (document, problems) = toml_reader::read::<Document>(file, &text)?;
-    Ok(ParsedDocument { document, problems, origin: Origin::File(path.to_owned()) })
 }
 
 /// Applies environment and flags, then validates everything.
@@ -259,8 +237,8 @@ fn validate(source: &Source, files: &mut Files, written: ParsedDocument) -> Resu
     };
     let store_location = document.store.location();
     let store_read = document.store.into_value().unwrap_or_default();
+    let hash_secret = labels::hash_secret(&store_read.hash_secret_file, files, &mut problems);
     let mut validator = Validator { files, environment: &source.environment, problems: &mut problems };
-    let hash_secret = validator.hash_secret(&store_read.hash_secret_file);
     let server = validator.server(document.server.into_value().unwrap_or_default());
     let store = validator.store(&store_read, &store_location);
     let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);

@@ -6,12 +6,12 @@ use ipnet::IpNet;
 use sha2::{Digest as _, Sha256};
 use sluicegate::{
     Options,
+    config::values::Keywords,
     memory::DEFAULT_MAX_MEMORY,
     redis::{RedisSettings, keys::DEFAULT_PREFIX},
 };
 use sluicegate_tower::headers::Dialect;
 
-use super::values::Keywords;
 use crate::{grpc::Closed, store::StoreUrl};
 
 /// Minimum deadline of a decision.
@@ -24,8 +24,6 @@ pub const MAX_DENIAL_CACHE: Duration = Duration::from_secs(60);
 pub(super) const MIN_KEY_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum interval between scans of the keys in Redis.
 pub(super) const MAX_KEY_SCAN_INTERVAL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Minimum length of the key for secret labels, in bytes: shorter keys can be found by brute force.
-pub const MIN_HASH_SECRET: usize = 16;
 /// The largest expected number of instances.
 pub(super) const MAX_INSTANCES: u32 = 100_000;
 /// The valid numbers of connections of each front end.

@@ -7,11 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use super::{
+use sluicegate::config::{
     error::{Location, Problem},
-    schema::Document,
     toml_reader::{Field, FromText},
 };
+
+use super::schema::Document;
 
 /// The configuration file that is used if none is given and it exists.
 pub const DEFAULT_FILE: &str = "sluicegate.toml";

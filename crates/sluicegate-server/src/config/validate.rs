@@ -4,23 +4,25 @@ use std::{collections::HashMap, num::NonZeroUsize, ops::RangeInclusive};
 
 use sluicegate::{
     RedisStore,
+    config::{
+        error::{Location, Problem},
+        files::Files,
+        toml_reader::Field,
+    },
+    duration,
     memory::MIN_MAX_MEMORY,
     redis::{RedisSettings, RedisSetupError, Secret},
 };
 
 use super::{
-    error::{Location, Problem},
-    files::Files,
     schema,
     settings::{
         CONNECTIONS, MAX_DEADLINE, MAX_DENIAL_CACHE, MAX_INSTANCES, MAX_KEY_SCAN_INTERVAL, MAX_TOKENS,
-        MIN_DEADLINE, MIN_HASH_SECRET, MIN_KEY_SCAN_INTERVAL, Scopes, ServerSettings, StoreSettings, Tls,
-        Token,
+        MIN_DEADLINE, MIN_KEY_SCAN_INTERVAL, Scopes, ServerSettings, StoreSettings, Tls, Token,
     },
     source::Environment,
-    toml_reader::Field,
 };
-use crate::{duration, labels::HashSecret, store::StoreUrl};
+use crate::store::StoreUrl;
 
 /// Validates settings. An invalid value is reported and replaced by its default.
 pub(super) struct Validator<'a> {
@@ -39,7 +41,7 @@ impl Validator<'_> {
             grpc: read.grpc.into_value().unwrap_or(defaults.grpc),
             resp: read.resp.into_value().unwrap_or(defaults.resp),
             trusted_proxies: values(read.trusted_proxies).map(|network| network.0).collect(),
-            headers: read.headers.into_value().map_or(defaults.headers, |word| word.0),
+            headers: read.headers.into_value().map_or(defaults.headers, |word| word.0.0),
             insecure: read.insecure.into_value().unwrap_or(defaults.insecure),
             max_connections: self.connections(&read.max_connections, "max_connections", CONNECTIONS),
             max_connections_per_address: self.connections(
@@ -313,19 +315,6 @@ impl Validator<'_> {
             }
         }
         redis
-    }
-
-    /// Reads the key that secret labels are hashed with.
-    pub(super) fn hash_secret(&mut self, field: &Field<String>) -> Option<HashSecret> {
-        let secret = self.files.secret(field, self.problems)?;
-        if secret.len() < MIN_HASH_SECRET {
-            let message = format!(
-                "the key in this file has {} bytes: use at least {MIN_HASH_SECRET}, for example the output of `openssl rand -hex 32`",
-                secret.len()
-            );
-            self.problems.push(Problem::new(&field.location(), message));
-        }
-        Some(HashSecret::new(secret))
     }
 
     fn password(&mut self, field: &Field<String>) -> Option<Secret> {

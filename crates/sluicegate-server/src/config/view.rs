@@ -6,11 +6,10 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use sluicegate::{
     Override, Rule,
+    config::values::Keywords,
+    duration,
     rules::{Condition, Pattern},
 };
-
-use super::values::Keywords;
-use crate::duration;
 
 /// Length of a fingerprint, in bytes.
 const FINGERPRINT_BYTES: usize = 16;

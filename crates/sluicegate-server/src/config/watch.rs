@@ -19,6 +19,7 @@ use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode},
 };
+use sluicegate::config::{error::Location, files};
 use tokio::{
     sync::{Notify, mpsc},
     task::{JoinHandle, spawn_blocking},
@@ -26,8 +27,8 @@ use tokio::{
 };
 
 use super::{
-    Config, ConfigError, LoadAttempt, Origin, Problem, ServerSettings, Source, StoreSettings,
-    error::Location, files, try_load, validate::needs_restart,
+    Config, ConfigError, LoadAttempt, Origin, Problem, ServerSettings, Source, StoreSettings, try_load,
+    validate::needs_restart,
 };
 
 /// Quiet time before files are read, so that several files can be written together.

@@ -39,6 +39,8 @@ pub(super) struct Body {
     #[serde(default, deserialize_with = "present")]
     pub(super) deadline_ms: Option<Whole>,
     #[serde(default, deserialize_with = "present")]
+    pub(super) headers: Option<bool>,
+    #[serde(default, deserialize_with = "present")]
     pub(super) checks: Option<Vec<Object<Body>>>,
 }
 

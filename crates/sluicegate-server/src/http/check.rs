@@ -14,13 +14,13 @@ use super::{
     json::Json,
     problem::Problem,
     receive,
-    request::CheckBody,
-    response::{BatchBody, BatchEntry, DecisionBody},
+    request::{ApiRequest, CheckBody},
+    response::{BatchBody, BatchEntry},
     routes::method_not_allowed,
 };
 use crate::{
     config::Scope,
-    engine::{Engine, Transport},
+    engine::Transport,
     observe::{Call, trace::request_span},
 };
 
@@ -48,35 +48,38 @@ pub(super) async fn respond<B: RequestBody>(api: &Api, caller: Caller<'_>, reque
     }
     let body = request.into_body();
     if span.is_disabled() {
-        check(&api.engine, body).await.into_response()
+        check(api, body).await.into_response()
     } else {
         // boxed to keep the future of an untraced check small
-        Box::pin(check(&api.engine, body).instrument(span)).await.into_response()
+        Box::pin(check(api, body).instrument(span)).await.into_response()
     }
 }
 
-async fn check(engine: &Engine, body: impl RequestBody) -> Result<Response, Problem> {
+async fn check(api: &Api, body: impl RequestBody) -> Result<Response, Problem> {
+    let engine = &api.engine;
     let read = receive(body, MAX_BATCH_BODY).await.and_then(|body| CheckBody::read(engine, &body));
     match read.inspect_err(|_| engine.observer().invalid(Call::CHECK))? {
-        CheckBody::One(request) => {
+        CheckBody::One(ApiRequest { request, wants_headers }) => {
             let decision = engine.start(Transport::Http, &request)?.decision().await?;
-            Ok(DecisionBody::from(decision).into_response())
+            Ok(api.decision_body(decision, wants_headers).into_response())
         }
         // boxed to keep the future of a single check small
-        CheckBody::Batch(requests) => Ok(Box::pin(check_batch(engine, &requests)).await.into_response()),
+        CheckBody::Batch(requests) => Ok(Box::pin(check_batch(api, &requests)).await.into_response()),
     }
 }
 
 /// Starts all checks in order, so that those to a remote store share its calls, and waits for all.
-async fn check_batch(engine: &Engine, requests: &[sluicegate::limiter::Request<'_>]) -> Json<BatchBody> {
+async fn check_batch(api: &Api, requests: &[ApiRequest]) -> Json<BatchBody> {
+    let engine = &api.engine;
     let mut started = Vec::with_capacity(requests.len());
     for few in requests.chunks(CHECKS_PER_YIELD) {
         consume_budget().await;
-        started.extend(few.iter().map(|request| engine.start(Transport::Http, request)));
+        started.extend(few.iter().map(|check| engine.start(Transport::Http, &check.request)));
     }
     let decisions = Progress::all(started).await;
-    let entry = |decided: Result<_, sluicegate::Error>| {
-        BatchEntry::from(decided.map(DecisionBody::from).map_err(Problem::from))
+    let entry = |(decided, check): (Result<_, sluicegate::Error>, &ApiRequest)| {
+        let body = decided.map(|decision| api.decision_body(decision, check.wants_headers));
+        BatchEntry::from(body.map_err(Problem::from))
     };
-    Json(BatchBody { results: decisions.into_iter().map(entry).collect() })
+    Json(BatchBody { results: decisions.into_iter().zip(requests).map(entry).collect() })
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use sluicegate::{
-    Costs, Decision, Limit, Outcome, Retry, Source, TierDecision,
+    Costs, Decision, Limit, Outcome, Retry, Source, TierDecision, duration,
     limiter::{Request, Subject},
     rules::{DenialReason, Effect, Explained, RuleSet},
     store::{CounterSnapshot, Key},
@@ -12,7 +12,6 @@ use sluicegate::{
 use sluicegate_core::decision::whole_millis_up;
 
 use super::{response::DecisionBody, snapshot::SnapshotView};
-use crate::duration;
 
 /// The most rules that do not apply but are listed.
 const MAX_OTHERS: usize = 100;

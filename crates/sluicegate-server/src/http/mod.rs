@@ -53,14 +53,16 @@ use axum::{
 };
 use bytes::BytesMut;
 use http_body_util::BodyExt;
+use sluicegate::Decision;
+use sluicegate_tower::headers;
 use tower_service::Service;
 
-use self::problem::Problem;
 pub use self::{
     check::MAX_BATCH_BODY,
     request::{MAX_BODY, MAX_CHECKS},
     unread_body::DISCARD_TIMEOUT,
 };
+use self::{problem::Problem, response::DecisionBody};
 use crate::{
     auth::Access,
     config::Live,
@@ -94,6 +96,17 @@ pub struct Settings {
 pub(crate) struct Api {
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
+}
+
+impl Api {
+    /// The response to a check or a peek, with the rate limit headers of the configured dialect if the caller wants them.
+    fn decision_body(&self, decision: Decision, wants_headers: bool) -> DecisionBody {
+        let headers = wants_headers.then(|| {
+            let pairs = headers::pairs(&decision, self.settings.forward_auth.load().dialect);
+            pairs.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+        });
+        DecisionBody { headers, ..decision.into() }
+    }
 }
 
 /// The client of a request.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use sluicegate::{
-    Algorithm, Cost, Costs, Limit, Timestamp,
+    Algorithm, Cost, Costs, Limit, Timestamp, duration,
     limiter::{Operation, Request, RuleSelection},
 };
 
@@ -12,7 +12,7 @@ use super::{
     body::{self, Body, Object, Whole},
     problem::Problem,
 };
-use crate::{duration, engine::Engine, observe};
+use crate::{engine::Engine, observe};
 
 /// The algorithm of a limit that does not name one.
 const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
@@ -69,10 +69,17 @@ impl From<ApiCall> for observe::Call {
     }
 }
 
+/// A request, and what its response contains.
+pub(super) struct ApiRequest {
+    pub(super) request: Request<'static>,
+    /// Whether the response contains rate limit headers for the caller's own response.
+    pub(super) wants_headers: bool,
+}
+
 /// The body of a check: one request, or several independent ones.
 pub(super) enum CheckBody {
-    One(Request<'static>),
-    Batch(Vec<Request<'static>>),
+    One(ApiRequest),
+    Batch(Vec<ApiRequest>),
 }
 
 impl CheckBody {
@@ -88,6 +95,7 @@ impl CheckBody {
             rules: None,
             all: None,
             at_us: None,
+            headers: None,
             deadline_ms,
         } = body
         else {
@@ -119,8 +127,9 @@ impl CheckBody {
                 }
                 check => from_body(engine, ApiCall::Check, check),
             };
-            let request = request.map_err(|problem| problem.within(format_args!("checks[{index}]")))?;
-            Ok(request.deadline(deadline))
+            let mut read = request.map_err(|problem| problem.within(format_args!("checks[{index}]")))?;
+            read.request.deadline = deadline;
+            Ok(read)
         };
         checks.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Self::Batch)
     }
@@ -134,12 +143,13 @@ fn deadline(deadline_ms: Whole) -> Result<Duration, Problem> {
 }
 
 /// Reads the request of a call.
-pub(super) fn read(engine: &Engine, call: ApiCall, bytes: &[u8]) -> Result<Request<'static>, Problem> {
+pub(super) fn read(engine: &Engine, call: ApiCall, bytes: &[u8]) -> Result<ApiRequest, Problem> {
     from_body(engine, call, Body::read(bytes)?)
 }
 
-fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<Request<'static>, Problem> {
+fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<ApiRequest, Problem> {
     reject_fields_of_other_calls(call, &body)?;
+    let wants_headers = body.headers.unwrap_or_default();
     let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
     let deadline = body.deadline_ms.map(deadline).transpose()?;
     let request = match body {
@@ -164,7 +174,7 @@ fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<Request<'stat
             ));
         }
     };
-    Ok(request.operation(call.operation(at)).deadline(deadline))
+    Ok(ApiRequest { request: request.operation(call.operation(at)).deadline(deadline), wants_headers })
 }
 
 fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Problem> {
@@ -179,6 +189,12 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
         ),
         ("all", body.all.is_some(), call == ApiCall::Reset, "all rules that match are used already"),
         ("at_us", body.at_us.is_some(), call == ApiCall::Refund, "only a refund refers to an earlier charge"),
+        (
+            "headers",
+            body.headers.is_some(),
+            matches!(call, ApiCall::Check | ApiCall::Peek),
+            "only a check and a peek decide about a response",
+        ),
         ("checks", body.checks.is_some(), false, "only a check may be sent in batches"),
     ];
     match fields.iter().find(|(_, is_given, is_allowed, _)| *is_given && !is_allowed) {

@@ -1,6 +1,6 @@
 //! Decisions as JSON. The command line deserializes them into the same types.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,9 @@ pub struct DecisionBody {
     pub at_us: Option<u64>,
     /// The decision of each matching rule.
     pub tiers: Vec<TierBody>,
+    /// The rate limit headers for the caller's own response, if requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<BTreeMap<String, String>>,
 }
 
 /// The response to a batch of checks, in their order.
@@ -102,6 +105,7 @@ impl From<Decision> for DecisionBody {
             source: decision.source.name().into(),
             at_us: decision.at.map(|at| at.as_micros()),
             tiers: decision.tiers.iter().map(TierBody::from).collect(),
+            headers: None,
         }
     }
 }
@@ -147,6 +151,12 @@ impl WriteJson for DecisionBody {
             "at_us": self.at_us,
             "tiers": self.tiers[..],
         });
+        if let Some(headers) = &self.headers {
+            json.pop();
+            json.extend_from_slice(b",\"headers\":");
+            serde_json::to_writer(&mut *json, headers).expect("writing strings to memory cannot fail");
+            json.push(b'}');
+        }
     }
 }
 
@@ -236,12 +246,13 @@ mod tests {
             flags in any::<[bool; 3]>(),
             rule in any::<Option<String>>(),
             source in any::<String>(),
+            headers in any::<Option<BTreeMap<String, String>>>(),
         ) {
             let [limit, remaining, retry_after_ms, reset_after_ms, at_us] = numbers;
             let [allowed, never, degraded] = flags;
             let decision = DecisionBody {
                 allowed, rule, limit, remaining, retry_after_ms, reset_after_ms, never, degraded,
-                source: source.into(), at_us, tiers,
+                source: source.into(), at_us, tiers, headers,
             };
             let mut written = Vec::new();
             decision.write(&mut written);

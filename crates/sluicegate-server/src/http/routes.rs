@@ -20,7 +20,7 @@ use super::{
     openapi,
     problem::Problem,
     receive,
-    request::{self, ApiCall},
+    request::{self, ApiCall, ApiRequest},
     response::{DecisionBody, ResetBody},
     status,
 };
@@ -76,16 +76,18 @@ pub(super) fn router(api: Api) -> Router {
 }
 
 async fn peek(State(api): State<Api>, request: Request) -> Result<DecisionBody, Problem> {
-    decide(&api, &read(&api, ApiCall::Peek, request).await?).await
+    let ApiRequest { request, wants_headers } = read(&api, ApiCall::Peek, request).await?;
+    let decision = api.engine.decide(Transport::Http, &request).await?;
+    Ok(api.decision_body(decision, wants_headers))
 }
 
 async fn charge(State(api): State<Api>, request: Request) -> Audited<Result<DecisionBody, Problem>> {
-    let request = read(&api, ApiCall::Charge, request).await?;
+    let request = read(&api, ApiCall::Charge, request).await?.request;
     Ok(audited(&request, decide(&api, &request).await))
 }
 
 async fn refund(State(api): State<Api>, request: Request) -> Audited<Result<DecisionBody, Problem>> {
-    let request = read(&api, ApiCall::Refund, request).await?;
+    let request = read(&api, ApiCall::Refund, request).await?.request;
     Ok(audited(&request, decide(&api, &request).await))
 }
 
@@ -94,7 +96,7 @@ async fn decide(api: &Api, request: &sluicegate::limiter::Request<'_>) -> Result
 }
 
 async fn reset(State(api): State<Api>, request: Request) -> Audited<Result<Json<ResetBody>, Problem>> {
-    let request = read(&api, ApiCall::Reset, request).await?;
+    let request = read(&api, ApiCall::Reset, request).await?.request;
     let reset = api.engine.reset(Transport::Http, &request).await;
     Ok(audited(&request, reset.map(|reset| Json(reset.into())).map_err(Problem::from)))
 }
@@ -109,7 +111,7 @@ fn audited<T>(request: &sluicegate::limiter::Request<'_>, response: T) -> (Exten
 async fn explain(State(api): State<Api>, request: Request) -> Result<Json<Explanation>, Problem> {
     let Api { engine, settings } = &api;
     let sees_all_rules = guard::identify(&settings.access, request.headers(), Scope::Admin).is_ok();
-    let request = read(&api, ApiCall::Explain, request).await?;
+    let request = read(&api, ApiCall::Explain, request).await?.request;
     let started = Instant::now();
     let rules = engine.limiter().rules();
     let decision = engine.decide(Transport::Http, &request).await?;
@@ -153,11 +155,7 @@ fn wrong_method(method: &Method, path: &str) -> Problem {
 }
 
 /// Reads the request of a call.
-async fn read(
-    api: &Api,
-    call: ApiCall,
-    request: Request,
-) -> Result<sluicegate::limiter::Request<'static>, Problem> {
+async fn read(api: &Api, call: ApiCall, request: Request) -> Result<ApiRequest, Problem> {
     let body = receive(request.into_body(), MAX_BODY).await;
     let read = body.and_then(|body| request::read(&api.engine, call, &body));
     read.inspect_err(|_| api.engine.observer().invalid(call.into()))

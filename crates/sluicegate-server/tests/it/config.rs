@@ -6,6 +6,7 @@ use std::{fs, time::Duration};
 
 use sluicegate::{
     Algorithm, OnStoreFailure,
+    config::RulesFile,
     rules::{Absent, RuleSet},
 };
 use sluicegate_server::{
@@ -87,6 +88,22 @@ fn without_a_file_the_demo_rules_run_on_loopback_and_in_memory() {
     assert_eq!((store.deadline, store.denial_cache), (Duration::from_millis(50), Duration::from_secs(1)));
     assert_eq!((store.max_memory, store.prefix.as_str()), (256 << 20, "sg"));
     assert_eq!(store.key_scan_interval, None);
+}
+
+#[test]
+fn a_service_that_reads_the_file_has_the_rules_and_labels_of_the_server() {
+    let setup = Setup::new(
+        "[server]\nhttp = \"127.0.0.1:0\"\n[store]\nurl = \"redis://db\"\nhash_secret_file = \"hash\"\n\
+         [labels]\napi_key = { header = \"x-api-key\", secret = true }\n[defaults]\nwindow = \"1m\"\n\
+         [[rule]]\nname = \"per-key\"\nper = [\"api_key\"]\nwhen = { api_key = [\"a\", \"b\"] }\namount = 5\n\
+         overrides_file = \"overrides.csv\"\n",
+    );
+    setup.write("hash", "0123456789abcdef\n");
+    setup.write("overrides.csv", "api_key,amount\na,50\n");
+    let config = setup.load().unwrap();
+    let file = RulesFile::read(setup.directory.path().join("sluicegate.toml")).unwrap();
+    assert_eq!((&file.rules, &file.labels), (&config.rules, &config.labels));
+    assert_eq!(file.rules[0].overrides.len(), 1);
 }
 
 #[test]

@@ -10,13 +10,13 @@ use axum::{
 use sluicegate::{
     Cost, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override, RedisStore, Rule,
     Timestamp,
+    label_policy::{HashSecret, LabelPolicy, LabelSettings},
 };
 use sluicegate_server::{
     config::live,
     engine::Engine,
     forward_auth::Settings,
     http::{self, HttpService},
-    labels::{HashSecret, LabelPolicy, LabelSettings},
 };
 use sluicegate_testkit::server::{Flavor, Server};
 use sluicegate_tower::{client::ClientAddress, headers::Dialect};

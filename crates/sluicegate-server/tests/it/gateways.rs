@@ -21,14 +21,16 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use sluicegate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule};
+use sluicegate::{
+    Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule,
+    label_policy::{HashSecret, LabelPolicy, LabelSettings},
+};
 use sluicegate_server::http::HttpService;
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token, live},
     engine::Engine,
     forward_auth, http,
-    labels::{HashSecret, LabelPolicy, LabelSettings},
     net::acceptor::AcceptConfig,
 };
 use sluicegate_testkit::{

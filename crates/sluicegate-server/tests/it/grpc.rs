@@ -12,20 +12,18 @@ use prost::Message;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sluicegate::{
     Cost, Decision, Labels, Limit, Limiter, OnStoreFailure, Options, Override, Rule, Source,
+    label_policy::{HashSecret, LabelKind, LabelPolicy, LabelSettings},
     limiter::{LimitOverride, Operation, Request, Subject},
     rules::Pattern,
 };
-use sluicegate_server::{
-    grpc::{
-        Closed, LARGE_MESSAGES, MAX_MESSAGE, Settings,
-        messages::{
-            Code, RateLimitDescriptor, RateLimitRequest, RateLimitUnit, Unit,
-            rate_limit_descriptor::{Entry, RateLimitOverride},
-            rate_limit_service_client::RateLimitServiceClient,
-        },
-        server::MAX_CONCURRENT_READS,
+use sluicegate_server::grpc::{
+    Closed, LARGE_MESSAGES, MAX_MESSAGE, Settings,
+    messages::{
+        Code, RateLimitDescriptor, RateLimitRequest, RateLimitUnit, Unit,
+        rate_limit_descriptor::{Entry, RateLimitOverride},
+        rate_limit_service_client::RateLimitServiceClient,
     },
-    labels::{HashSecret, LabelKind, LabelPolicy, LabelSettings},
+    server::MAX_CONCURRENT_READS,
 };
 use sluicegate_testkit::gated_store::GatedStore;
 use sluicegate_testkit::{

@@ -517,6 +517,29 @@ async fn checks_of_a_batch_are_decided_in_order_and_independently() {
 }
 
 #[tokio::test]
+async fn a_response_has_rate_limit_headers_if_requested() {
+    let api = Api::with_login_rule();
+    let with_headers = |wanted| LOGIN.replace("}}", &format!(r#"}},"headers":{wanted}}}"#));
+    let policy = r#""login-per-ip";q=2;w=60"#;
+    let headers = async |path| api.field("headers", path, &with_headers(true)).await;
+    let allowed = serde_json::json!({"ratelimit-policy": policy, "ratelimit": r#""login-per-ip";r=1;t=60"#});
+    assert_eq!(headers("/v1/check").await, allowed);
+    assert_eq!(headers("/v1/peek").await, allowed);
+    assert!(!api.post_ok("/v1/check", &with_headers(false)).await.contains("headers"));
+
+    let batch = format!(r#"{{"checks":[{},{LOGIN}]}}"#, with_headers(true));
+    let results = api.field("results", "/v1/check", &batch).await;
+    let denied = r#""login-per-ip";r=0;t=60"#;
+    let denied = serde_json::json!({"ratelimit-policy": policy, "ratelimit": denied, "retry-after": "60"});
+    assert_eq!(results[0]["headers"], denied);
+    assert_eq!(results[1].get("headers"), None);
+    for path in ["/v1/charge", "/v1/refund", "/v1/reset", "/v1/explain"] {
+        let detail = api.problem(StatusCode::BAD_REQUEST, path, with_headers(true)).await;
+        assert!(detail.starts_with("\"headers\" is not allowed in this call"), "{detail}");
+    }
+}
+
+#[tokio::test]
 async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     let api = Api::with_login_rule();
     for (second, wrong) in [

@@ -89,7 +89,7 @@ const PHRASES: &[Phrase] = &[
 
 /// Phrases that are needed: a path, the text around the phrase, and the reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("crates/sluicegate-server/src/labels.rs", "\"somebody\"", "a value that is not an address"),
+    ("crates/sluicegate/src/label_policy.rs", "\"somebody\"", "a value that is not an address"),
     ("crates/sluicegate/src/lib.rs", "Rule::new(\"everybody\"", "the name of a rule"),
     ("crates/sluicegate/src/limiter/group.rs", "in a step of their own", "to be rewritten"),
     ("crates/sluicegate/src/limiter/mod.rs", "The rules in force.", "to be rewritten"),

@@ -103,6 +103,38 @@ async fn exactly_the_limit_is_allowed_and_denials_have_retry_after() {
     assert_eq!(statuses, HashMap::from([(passed, 7), (denied, 13)]));
 }
 
+#[cfg(feature = "toml")]
+#[tokio::test]
+async fn labels_are_normalized_by_the_policy_of_a_rules_file() {
+    let file = sluicegate::config::RulesFile::parse(
+        r#"
+        [labels]
+        api_key = { secret = true }
+        address = { kind = "ip" }
+        [[rule]]
+        name = "per-key"
+        when = { api_key = "alice" }
+        per = ["api_key"]
+        amount = 5
+        window = "1m"
+        "#,
+    )
+    .unwrap();
+    let stored = file.labels.clean([("api_key", "alice")]).unwrap();
+    assert_ne!(stored.get("api_key"), Some(&b"alice"[..]), "a secret label is hashed");
+    let limiter = memory(file.rules);
+    let layer = RateLimitLayer::new(limiter.clone())
+        .header("api_key", "x-api-key")
+        .header("address", "x-address")
+        .label_policy(file.labels);
+    let server = serve(layer).await;
+    fetch(server, "/", &[("x-api-key", "alice")]).await;
+    assert_eq!(limiter.peek(&stored, Cost::ONE).await.unwrap().remaining(), Some(4));
+    let response = fetch(server, "/", &[("x-address", "localhost")]).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert!(response.body().contains("is not an IP address"), "{}", response.body());
+}
+
 #[tokio::test]
 async fn a_denial_lists_the_violated_policies() {
     let server = serve(layer(memory([Rule::new("a \"b\"", log(1))]), ClientAddress::default())).await;

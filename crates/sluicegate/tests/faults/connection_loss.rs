@@ -24,9 +24,17 @@ use crate::scenario::{RuleMix, rules, run_exclusively};
 /// The default deadline. It is not extended for slow machines: the share of degraded decisions depends on it.
 const DEADLINE: Duration = Duration::from_millis(50);
 
-async fn limiter(url: &str) -> Limiter {
-    let options = Options { deadline: DEADLINE, ..Options::default() };
-    Limiter::with_options(RedisStore::connect(url).await.unwrap(), rules(), options).unwrap()
+/// Long enough for a loaded machine, and shorter than the delay of a replacement that waits as after a failed dial.
+const LONG_DEADLINE: Duration = Duration::from_millis(200);
+
+async fn limiter(url: &str, deadline: Duration) -> Limiter {
+    let options = Options::new().deadline(deadline);
+    Limiter::builder()
+        .store(RedisStore::connect(url).await.unwrap())
+        .rules(rules())
+        .options(options)
+        .build()
+        .unwrap()
 }
 
 /// Decisions, and how many of them were degraded.
@@ -93,7 +101,8 @@ async fn a_connection_lost_at_any_age_degrades_only_calls_in_flight() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), LONG_DEADLINE).await;
+    assert!(!limiter.check(&RuleMix::OPEN.labels("first"), 1).await.unwrap().is_degraded());
     for age in [20, 50, 300, 1_200].map(Duration::from_millis) {
         // the connection that is lost next has the age under test
         proxy.reset_connections();
@@ -131,7 +140,7 @@ async fn a_call_right_after_the_end_of_an_idle_connection_is_decided_by_the_stor
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), DEADLINE).await;
     let labels = RuleMix::OPEN.labels("idle");
     for round in 0..8 {
         assert!(!limiter.check(&labels, 1).await.unwrap().is_degraded());
@@ -147,7 +156,7 @@ async fn with_every_tenth_reply_lost_few_other_decisions_are_degraded() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), DEADLINE).await;
     // every tenth of these is less than ten connections per second
     let load = Load { callers: 1, pause: Duration::from_millis(12) };
     let tally = during(&limiter, load, async {
@@ -164,7 +173,7 @@ async fn a_connection_that_is_lost_silently_is_replaced_when_the_server_is_probe
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), DEADLINE).await;
     for _ in 0..3 {
         let tally = during(&limiter, Load { callers: 2, pause: Duration::from_millis(5) }, async {
             sleep(Duration::from_millis(200)).await;
@@ -182,7 +191,7 @@ async fn connections_killed_every_50_ms_leave_most_decisions_to_the_store() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), DEADLINE).await;
     let before = proxy.counters().accepted;
     let tally = during(&limiter, Load::busy(2), async {
         let mut kill = interval(Duration::from_millis(50));
@@ -203,7 +212,7 @@ async fn a_server_that_is_down_for_200_of_every_400_ms_decides_most_of_the_remai
     let server = Server::start(Flavor::Redis7);
     for mode in [Mode::Stall, Mode::Cut, Mode::Refuse] {
         let proxy = Proxy::start(server.addr());
-        let limiter = limiter(&proxy.url()).await;
+        let limiter = limiter(&proxy.url(), DEADLINE).await;
         let load = Load { callers: 8, pause: Duration::from_millis(25) };
         let tally = during(&limiter, load, async {
             for _ in 0..8 {
@@ -223,7 +232,7 @@ async fn the_store_decides_as_soon_as_a_server_accepts_connections_again() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());
-    let limiter = limiter(&proxy.url()).await;
+    let limiter = limiter(&proxy.url(), DEADLINE).await;
     let labels = RuleMix::OPEN.labels("back");
     for mode in [Mode::Refuse, Mode::Cut] {
         proxy.set(mode);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sluicegate::address::parse_network;
-use sluicegate_server::labels::{ADDRESS_LABELS, DEFAULT_IPV6_PREFIX};
+use sluicegate::label_policy::{ADDRESS_LABELS, DEFAULT_IPV6_PREFIX};
 use toml_writer::{ToTomlKey, ToTomlValue};
 
 use super::convert::{DOMAIN, Imported, ImportedRule};

@@ -7,7 +7,6 @@
 use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc};
 
 use csv_core::{ReadFieldResult, Reader, ReaderBuilder};
-use sluicegate::labels::MAX_LABEL_VALUE;
 
 use super::{
     error::{Location, MAX_PROBLEMS, Problem, SourceFile},
@@ -15,6 +14,7 @@ use super::{
     toml_reader::{Field, FromText, suggestion},
     values::Patterns,
 };
+use crate::labels::MAX_LABEL_VALUE;
 
 /// The fields of an override that can be columns.
 const FIELDS: [&str; 8] =

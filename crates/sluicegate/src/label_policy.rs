@@ -13,9 +13,10 @@ use std::{borrow::Cow, fmt, net::IpAddr, sync::OnceLock};
 use hmac::{Hmac, Mac};
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
-use sluicegate::{
-    Labels, address,
-    labels::{LabelError, MAX_LABEL_VALUE},
+
+use crate::{
+    address,
+    labels::{LabelError, Labels, MAX_LABEL_VALUE},
 };
 
 /// Default length of the network that IPv6 addresses are truncated to.

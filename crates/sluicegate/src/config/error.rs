@@ -9,7 +9,7 @@ use std::{fmt, ops::Range, path::PathBuf, sync::Arc};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, renderer::DecorStyle};
 
 /// Number of problems reported in full; further ones are only counted.
-pub(super) const MAX_PROBLEMS: usize = 20;
+pub const MAX_PROBLEMS: usize = 20;
 /// Number of lines of a file shown for one problem.
 const MAX_DRAWN_LINES: usize = 8;
 
@@ -33,14 +33,14 @@ pub struct Problem {
 
 /// The text of a file for error messages, with secrets masked.
 #[derive(PartialEq, Eq)]
-pub(super) struct SourceFile {
-    pub(super) path: PathBuf,
-    pub(super) text: String,
+pub struct SourceFile {
+    pub path: PathBuf,
+    pub text: String,
 }
 
 /// Where a setting comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Location {
+pub enum Location {
     /// The setting is absent and has its default value.
     #[default]
     Default,
@@ -54,7 +54,7 @@ pub(super) enum Location {
 
 impl ConfigError {
     /// Creates an error from problems, ordered by their location.
-    pub(super) fn new(mut problems: Vec<Problem>) -> Self {
+    pub fn new(mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| match &problem.location {
             Location::InFile { span, .. } => span.start,
             _ => usize::MAX,
@@ -115,16 +115,16 @@ impl From<Problem> for ConfigError {
 }
 
 impl Problem {
-    pub(super) fn new(location: &Location, message: impl Into<String>) -> Self {
+    pub fn new(location: &Location, message: impl Into<String>) -> Self {
         Self { message: message.into(), location: location.clone(), also: None, help: None }
     }
 
-    pub(super) fn also(mut self, location: &Location, why: &'static str) -> Self {
+    pub fn also(mut self, location: &Location, why: &'static str) -> Self {
         self.also = Some((location.clone(), why));
         self
     }
 
-    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
+    pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
@@ -205,7 +205,7 @@ impl fmt::Display for Location {
 
 impl SourceFile {
     /// Keeps the text of a file for messages, with secrets masked.
-    pub(super) fn new(path: PathBuf, text: &str) -> Self {
+    pub fn new(path: PathBuf, text: &str) -> Self {
         Self { path, text: masked(text) }
     }
 

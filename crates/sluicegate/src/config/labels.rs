@@ -2,15 +2,36 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::labels::MAX_LABEL_NAME;
-
-use super::{error::Problem, schema::Label, toml_reader::Field};
-use crate::labels::{
-    ADDRESS_LABELS, DEFAULT_IPV6_PREFIX, HashSecret, IPV6_BITS, LabelKind, LabelPolicy, LabelSettings,
+use super::{error::Problem, files::Files, schema::Label, toml_reader::Field};
+use crate::{
+    label_policy::{
+        ADDRESS_LABELS, DEFAULT_IPV6_PREFIX, HashSecret, IPV6_BITS, LabelKind, LabelPolicy, LabelSettings,
+    },
+    labels::MAX_LABEL_NAME,
 };
 
+/// Minimum length of the key that secret labels are hashed with, in bytes.
+pub const MIN_HASH_SECRET: usize = 16;
+
+/// Reads the key that secret labels are hashed with.
+pub fn hash_secret(
+    field: &Field<String>,
+    files: &mut Files,
+    problems: &mut Vec<Problem>,
+) -> Option<HashSecret> {
+    let secret = files.secret(field, problems)?;
+    if secret.len() < MIN_HASH_SECRET {
+        let message = format!(
+            "the key in this file has {} bytes: use at least {MIN_HASH_SECRET}, for example the output of `openssl rand -hex 32`",
+            secret.len()
+        );
+        problems.push(Problem::new(&field.location(), message));
+    }
+    Some(HashSecret::new(secret))
+}
+
 /// Builds the policy and collects problems and warnings.
-pub(super) fn policy(
+pub fn policy(
     read: Field<BTreeMap<String, Field<Label>>>,
     secret: Option<HashSecret>,
     problems: &mut Vec<Problem>,

@@ -2,10 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sluicegate::{
-    Algorithm, Cost, Limit, LimitError, Override, Rule,
-    rules::{Condition, MAX_OVERRIDES, MAX_RULES, OverrideError, Pattern, RuleError},
-};
+use sluicegate_core::{Algorithm, Cost, Limit, LimitError};
 
 use super::{
     error::{Location, Problem},
@@ -15,25 +12,28 @@ use super::{
     toml_reader::{Field, FromText},
     values::{Network, Patterns},
 };
-use crate::labels::{LabelKind, LabelPolicy};
+use crate::{
+    label_policy::{LabelKind, LabelPolicy},
+    rules::{Condition, MAX_OVERRIDES, MAX_RULES, Override, OverrideError, Pattern, Rule, RuleError},
+};
 
 /// Stands in for a missing name while the rest of the rule is validated.
 const UNNAMED: &str = "?";
 
 /// Builds rules and collects their problems.
-pub(super) struct Builder<'a> {
-    pub(super) labels: &'a LabelPolicy,
-    pub(super) files: &'a mut Files,
-    pub(super) problems: &'a mut Vec<Problem>,
+pub struct Builder<'a> {
+    pub labels: &'a LabelPolicy,
+    pub files: &'a mut Files,
+    pub problems: &'a mut Vec<Problem>,
     /// Names of enforcing rules that set no failure policy.
-    pub(super) without_policy: Vec<String>,
+    pub without_policy: Vec<String>,
 }
 
 /// The most rule names in the warning about failure policies; the others are counted.
 const MAX_NAMES_SHOWN: usize = 10;
 
 /// Returns the warning about enforcing rules that set no failure policy, if there are any. Only relevant for a remote store.
-pub(super) fn policy_warning(names: &[String]) -> Option<String> {
+pub fn policy_warning(names: &[String]) -> Option<String> {
     let shown: Vec<_> = names.iter().take(MAX_NAMES_SHOWN).map(|name| format!("{name:?}")).collect();
     let more = match names.len() - shown.len() {
         0 => String::new(),
@@ -50,7 +50,7 @@ pub(super) fn policy_warning(names: &[String]) -> Option<String> {
 
 impl Builder<'_> {
     /// Builds all rules, with defaults and overrides, each with its location.
-    pub(super) fn rules(
+    pub fn rules(
         &mut self,
         defaults: Field<Defaults>,
         read: Field<Vec<Field<schema::Rule>>>,
@@ -244,7 +244,6 @@ impl Builder<'_> {
                 }
                 OverrideError::Limit(_) => read.window.location(),
                 OverrideError::UnlimitedAndBlocked => read.blocked.location(),
-                _ => location.clone(),
             };
             self.problems.push(Problem::new(&at, format!("an override of {shown}: {error}")));
         }
@@ -312,7 +311,7 @@ impl Builder<'_> {
 }
 
 /// Returns the line number of each location, in one pass: the locations are in file order.
-pub(super) fn lines(locations: &[Location]) -> Vec<usize> {
+pub fn lines(locations: &[Location]) -> Vec<usize> {
     let (mut line, mut counted) = (1, 0);
     let line_of = |location: &Location| {
         let Location::InFile { file, span } = location else { return line };

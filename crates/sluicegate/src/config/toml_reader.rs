@@ -4,7 +4,7 @@
 //! A value that cannot be read is reported once and becomes [`Field::Wrong`], so that it is not reported as missing as
 //! well. The structs alone define which keys exist ([`tables`]) and the JSON Schema.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, path::Path, sync::Arc};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use toml::{
@@ -21,16 +21,16 @@ use super::{
 const MIN_SIMILARITY: f64 = 0.8;
 
 /// A TOML value and its span.
-pub(super) type TomlValue<'a> = Spanned<DeValue<'a>>;
+pub type TomlValue<'a> = Spanned<DeValue<'a>>;
 
 /// Types that are read from a TOML value.
-pub(super) trait FromToml: Sized {
+pub trait FromToml: Sized {
     /// Reads the value. On failure, reports a problem to the reader and returns `None`.
     fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self>;
 }
 
 /// Types that are also read from a flag or an environment variable.
-pub(super) trait FromText: Sized {
+pub trait FromText: Sized {
     /// The expected form and an example; completes the message "… is not …".
     const EXPECTED: &'static str;
 
@@ -39,7 +39,7 @@ pub(super) trait FromText: Sized {
 
 /// A setting as written in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Field<T> {
+pub enum Field<T> {
     #[default]
     Absent,
     /// Present but invalid; already reported.
@@ -48,25 +48,25 @@ pub(super) enum Field<T> {
 }
 
 impl<T> Field<T> {
-    pub(super) fn get(&self) -> Option<&T> {
+    pub fn get(&self) -> Option<&T> {
         match self {
             Self::Given(value, _) => Some(value),
             _ => None,
         }
     }
 
-    pub(super) fn into_value(self) -> Option<T> {
+    pub fn into_value(self) -> Option<T> {
         match self {
             Self::Given(value, _) => Some(value),
             _ => None,
         }
     }
 
-    pub(super) fn is_absent(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 
-    pub(super) fn location(&self) -> Location {
+    pub fn location(&self) -> Location {
         match self {
             Self::Absent => Location::Default,
             Self::Wrong(location) | Self::Given(_, location) => location.clone(),
@@ -74,28 +74,41 @@ impl<T> Field<T> {
     }
 
     /// The location of this field, or of the table that lacks it.
-    pub(super) fn location_or(&self, table: &Location) -> Location {
+    pub fn location_or(&self, table: &Location) -> Location {
         if self.is_absent() { table.clone() } else { self.location() }
     }
 }
 
 impl<T: Clone> Field<T> {
     /// This field, or the other if this one is absent.
-    pub(super) fn or(&self, other: &Self) -> Self {
+    pub fn or(&self, other: &Self) -> Self {
         if self.is_absent() { other.clone() } else { self.clone() }
     }
 }
 
 /// Reads one file and collects its problems.
-pub(super) struct TomlReader {
+pub struct TomlReader {
     file: Arc<SourceFile>,
     /// The keys that lead to the current value.
     path: Vec<String>,
-    pub(super) problems: Vec<Problem>,
+    pub problems: Vec<Problem>,
+}
+
+/// Reads a document of a file and returns it with its problems.
+pub fn read_bytes<T: FromToml>(path: &Path, bytes: Vec<u8>) -> Result<(T, Vec<Problem>), ConfigError> {
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let file = Arc::new(SourceFile::new(path.to_owned(), &String::from_utf8_lossy(error.as_bytes())));
+        Problem::new(
+            &Location::InFile { file, span: valid..valid },
+            "the file is not UTF-8: save it as UTF-8",
+        )
+    })?;
+    read(Arc::new(SourceFile::new(path.to_owned(), &text)), &text)
 }
 
 /// Reads a whole document and returns it with its problems.
-pub(super) fn read<T: FromToml>(file: Arc<SourceFile>, text: &str) -> Result<(T, Vec<Problem>), ConfigError> {
+fn read<T: FromToml>(file: Arc<SourceFile>, text: &str) -> Result<(T, Vec<Problem>), ConfigError> {
     let mut reader = TomlReader { file, path: Vec::new(), problems: Vec::new() };
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -110,19 +123,19 @@ pub(super) fn read<T: FromToml>(file: Arc<SourceFile>, text: &str) -> Result<(T,
 }
 
 impl TomlReader {
-    pub(super) fn location(&self, span: std::ops::Range<usize>) -> Location {
+    pub fn location(&self, span: std::ops::Range<usize>) -> Location {
         Location::InFile { file: Arc::clone(&self.file), span }
     }
 
     /// Reports a problem with a value, prefixed with the keys that lead to it.
-    pub(super) fn wrong(&mut self, value: &TomlValue<'_>, message: impl AsRef<str>) {
+    pub fn wrong(&mut self, value: &TomlValue<'_>, message: impl AsRef<str>) {
         let location = self.location(value.span());
         let message = format!("{}: {}", self.path.join("."), message.as_ref());
         self.problems.push(Problem::new(&location, message));
     }
 
     /// Returns the value as a table, or reports that it is not one.
-    pub(super) fn table<'v, 'i>(&mut self, value: &'v TomlValue<'i>, what: &str) -> Option<&'v DeTable<'i>> {
+    pub fn table<'v, 'i>(&mut self, value: &'v TomlValue<'i>, what: &str) -> Option<&'v DeTable<'i>> {
         let table = value.get_ref().as_table();
         if table.is_none() {
             let path = self.path.join(".");
@@ -133,7 +146,7 @@ impl TomlReader {
     }
 
     /// Reads the value of a key.
-    pub(super) fn field<T: FromToml>(&mut self, key: &str, value: &TomlValue<'_>) -> Field<T> {
+    pub fn field<T: FromToml>(&mut self, key: &str, value: &TomlValue<'_>) -> Field<T> {
         self.path.push(key.to_owned());
         let read = T::from_toml(value, self);
         self.path.pop();
@@ -144,7 +157,7 @@ impl TomlReader {
         }
     }
 
-    pub(super) fn unknown(&mut self, key: &Spanned<Cow<'_, str>>, known: &[&str]) {
+    pub fn unknown(&mut self, key: &Spanned<Cow<'_, str>>, known: &[&str]) {
         let location = self.location(key.span());
         let table = match self.path.join(".") {
             path if path.is_empty() => "the file".to_owned(),
@@ -177,7 +190,7 @@ const ALIASES: [(&str, &str); 13] = [
 ];
 
 /// Returns the element of `known` that was probably intended.
-pub(super) fn suggestion<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn suggestion<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let elsewhere = ALIASES.iter().find(|(other, _)| *other == word);
     if let Some(ours) = elsewhere.and_then(|(_, ours)| known.iter().find(|known| *known == ours)) {
         return Some(ours);
@@ -188,7 +201,7 @@ pub(super) fn suggestion<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 /// Formats a value for a message.
-pub(super) fn shown(value: &DeValue<'_>) -> String {
+pub fn shown(value: &DeValue<'_>) -> String {
     const LONGEST: usize = 60;
     match value {
         DeValue::String(text) if text.contains('@') => "this string".to_owned(),
@@ -206,7 +219,9 @@ pub(super) fn shown(value: &DeValue<'_>) -> String {
 }
 
 /// Declares structs that are read from tables: a [`Field`] for each key, [`FromToml`] and the JSON Schema.
-macro_rules! tables {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! config_tables {
     ($(
         $(#[$attribute:meta])*
         struct $name:ident {
@@ -216,8 +231,8 @@ macro_rules! tables {
         #[derive(Clone, Debug, Default, PartialEq, Eq, schemars::JsonSchema)]
         #[schemars(deny_unknown_fields, default)]
         $(#[$attribute])*
-        pub(super) struct $name {
-            $( $(#[$description])* pub(super) $field: $crate::config::toml_reader::Field<$kind>, )*
+        pub struct $name {
+            $( $(#[$description])* pub $field: $crate::config::toml_reader::Field<$kind>, )*
         }
 
         impl $crate::config::toml_reader::FromToml for $name {
@@ -239,10 +254,10 @@ macro_rules! tables {
         }
     )* };
 }
-pub(super) use tables;
+pub use config_tables as tables;
 
 /// The key of a field: its name without the `r#` of raw identifiers.
-pub(super) const fn key(field: &str) -> &str {
+pub const fn key(field: &str) -> &str {
     match field.as_bytes() {
         [b'r', b'#', ..] => field.split_at(2).1,
         _ => field,

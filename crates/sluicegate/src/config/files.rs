@@ -24,7 +24,7 @@ pub const MAX_SMALL_BYTES: u64 = 1 << 20;
 pub const STANDARD_INPUT: &str = "/dev/stdin";
 
 /// Reads files and records their paths and a hash of their contents.
-pub(super) struct Files {
+pub struct Files {
     /// The directory that relative paths refer to.
     base: PathBuf,
     read: Vec<PathBuf>,
@@ -33,19 +33,19 @@ pub(super) struct Files {
 
 impl Files {
     /// Resolves relative paths against the directory of this file, or the working directory for the standard input.
-    pub(super) fn beside(path: &Path) -> Self {
+    pub fn beside(path: &Path) -> Self {
         let beside = path.parent().filter(|_| path != Path::new(STANDARD_INPUT));
         let base = beside.map(Path::to_path_buf).unwrap_or_default();
         Self { base, read: Vec::new(), digest: Sha256::new() }
     }
 
     /// Returns the paths of all files and a hash of their contents; an equal hash means that nothing has changed.
-    pub(super) fn into_parts(self) -> (Vec<PathBuf>, [u8; 32]) {
+    pub fn into_parts(self) -> (Vec<PathBuf>, [u8; 32]) {
         (self.read, self.digest.finalize().into())
     }
 
     /// Reads a file of at max_bytes `max_bytes`.
-    pub(super) fn bytes(&mut self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    pub fn bytes(&mut self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
         let content = contents(path, max_bytes);
         if !self.read.iter().any(|other| other == path) {
             self.read.push(path.to_owned());
@@ -57,17 +57,17 @@ impl Files {
     }
 
     /// Resolves a path from a setting.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.base.join(name)
     }
 
     /// Reads the file named by a setting, of at max_bytes [`MAX_SMALL_BYTES`].
-    pub(super) fn small(&mut self, field: &Field<String>, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
+    pub fn small(&mut self, field: &Field<String>, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
         self.named(field, MAX_SMALL_BYTES, problems)
     }
 
     /// Reads a secret from the file named by a setting, without line endings at its end.
-    pub(super) fn secret(&mut self, field: &Field<String>, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
+    pub fn secret(&mut self, field: &Field<String>, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
         let mut secret = self.small(field, problems)?;
         while secret.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
             secret.pop();
@@ -76,7 +76,7 @@ impl Files {
     }
 
     /// Reads the file named by a setting.
-    pub(super) fn named(
+    pub fn named(
         &mut self,
         field: &Field<String>,
         max_bytes: u64,
@@ -89,7 +89,7 @@ impl Files {
 }
 
 /// Describes a file that cannot be read, with a fix.
-pub(super) fn unreadable(path: &Path, error: &io::Error, location: &Location) -> Problem {
+pub fn unreadable(path: &Path, error: &io::Error, location: &Location) -> Problem {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => ": correct its path",
         io::ErrorKind::IsADirectory => ": name a file in it",
@@ -100,7 +100,7 @@ pub(super) fn unreadable(path: &Path, error: &io::Error, location: &Location) ->
 }
 
 /// Hashes the current contents of these files, as [`Files::into_parts`] does.
-pub(super) fn digest(paths: &[PathBuf]) -> [u8; 32] {
+pub fn digest(paths: &[PathBuf]) -> [u8; 32] {
     let mut digest = Sha256::new();
     for path in paths {
         if !is_stream(path) {
@@ -111,7 +111,7 @@ pub(super) fn digest(paths: &[PathBuf]) -> [u8; 32] {
 }
 
 /// Whether this is a pipe or another special file, which can be read only once.
-pub(super) fn is_stream(path: &Path) -> bool {
+pub fn is_stream(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|data| !data.is_file())
 }
 
