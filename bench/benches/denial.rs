@@ -1,9 +1,9 @@
-//! The promise: a certain denial is answered from the denial cache, without a round trip.
+//! Measures a denial from the denial cache, which takes no round trip.
 //!
 //! Not measured: expiry of the cache entry (tests cover it), many denied keys, and threads (`scripts/bench --only hot-denied`).
 
 #[path = "../src/server.rs"]
-#[expect(dead_code, reason = "the bench proper uses all of it")]
+#[expect(dead_code, reason = "only the main benchmark uses all of it")]
 mod server;
 
 use std::{hint::black_box, time::Duration};
@@ -23,7 +23,7 @@ fn cached_denial(criterion: &mut Criterion) {
             Limiter::builder().store(store).rules([]).options(options).build().expect("there are no rules"),
         )
     });
-    let limit = Limit::token_bucket(1, Duration::from_secs(86_400)).expect("the limit is possible");
+    let limit = Limit::token_bucket(1, Duration::from_secs(86_400)).expect("the limit is valid");
     let check = || async { limiter.check_key("user:hot", &limit, Cost::ONE).await };
     let (first, second) = runtime.block_on(async { (check().await, check().await) });
     assert!(first.expect("it is decided").is_allowed());

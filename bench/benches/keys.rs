@@ -1,6 +1,6 @@
-//! The promise: a key is made of any bytes, injectively, in well under a microsecond.
+//! Measures the encoding of a key from arbitrary bytes: well under a microsecond.
 //!
-//! Not measured: the allocator under contention, and keys near the longest that is allowed.
+//! Not measured: the allocator under contention, and keys near the maximum length.
 
 use std::{hint::black_box, time::Duration};
 

@@ -1,7 +1,7 @@
-//! The promise: in process, a decision over a warm key costs about what the clock costs.
+//! Measures a decision of the memory store on a cached key, which takes about as long as reading the clock.
 //!
-//! Not measured: threads, a million keys and memory (`scripts/bench --only memory` has them beside other limiters), and
-//! the limiter above the store.
+//! Not measured: threads, a million keys and memory (`scripts/bench --only memory` compares these with other limiters),
+//! and the limiter that uses the store.
 
 use std::{hint::black_box, time::Duration};
 
@@ -17,7 +17,7 @@ const AMOUNT: u64 = 1_000_000_000;
 const WINDOW: Duration = Duration::from_secs(100_000);
 
 fn decide(criterion: &mut Criterion) {
-    let terms = Terms::new(Limit::token_bucket(AMOUNT, WINDOW).expect("the limit is possible"), Cost::ONE);
+    let terms = Terms::new(Limit::token_bucket(AMOUNT, WINDOW).expect("the limit is valid"), Cost::ONE);
     for count in [1, 1_000] {
         let store = MemoryStore::new();
         let keys: Vec<_> = (0..count).map(|number| key(&format!("user:{number}"))).collect();

@@ -1,9 +1,10 @@
-//! The promise: a single caller pays one round trip and little more.
+//! Measures the overhead of a single caller in addition to its round trip.
 //!
-//! Not measured: a network, other callers, and the same beside a hand-written limiter (`scripts/bench --only idle`).
+//! Not measured: a network, concurrent callers, and the comparison with a hand-written limiter
+//! (`scripts/bench --only idle`).
 
 #[path = "../src/server.rs"]
-#[expect(dead_code, reason = "the bench proper uses all of it")]
+#[expect(dead_code, reason = "only the main benchmark uses all of it")]
 mod server;
 
 use std::{hint::black_box, time::Duration};
@@ -25,8 +26,7 @@ fn idle(criterion: &mut Criterion) {
             Limiter::builder().store(store).rules([]).options(options).build().expect("there are no rules"),
         )
     });
-    let limit =
-        Limit::token_bucket(1_000_000_000, Duration::from_secs(100_000)).expect("the limit is possible");
+    let limit = Limit::token_bucket(1_000_000_000, Duration::from_secs(100_000)).expect("the limit is valid");
     criterion.bench_function("round trip/one caller", |bencher| {
         bencher
             .to_async(&runtime)

@@ -38,7 +38,7 @@ async function main(task) {
   };
 }
 
-// Tells the bench that the warm-up is over; the CPU time used so far.
+// Reports the end of the warm-up; returns the CPU time used so far.
 async function announce(start) {
   await new Promise((resolve) => setTimeout(resolve, Math.max(0, start - performance.now())));
   console.log('measuring');
@@ -59,13 +59,13 @@ async function call(limiter, task, start, end) {
       allowed += passes;
     }
     before = now;
-    // answers that need no IO would otherwise keep everybody else waiting, timers included
+    // calls that need no I/O would otherwise block the event loop, including timers
     if (task.caches_denials && asked % STRIDE === 0) await new Promise(setImmediate);
   }
   return { latencies, allowed };
 }
 
-// Decisions of one caller between two turns of the event loop, where nothing else ends its turn.
+// Maximum number of decisions of one caller before it yields to the event loop.
 const STRIDE = 64;
 
 // A denial is a rejected promise; any other rejection is a failure.

@@ -41,7 +41,7 @@ async def main(task):
 
 
 async def announce(start):
-    """Tells the bench that the warm-up is over; the CPU time used so far."""
+    """Reports the end of the warm-up; returns the CPU time used so far."""
     await asyncio.sleep(max(0.0, start - time.perf_counter()))
     print("measuring", flush=True)
     return time.process_time() * 1e6

@@ -87,7 +87,7 @@ pub enum Task {
         keys: usize,
         /// Number of threads
         threads: usize,
-        /// Measured time in milliseconds
+        /// Duration of the measurement in milliseconds
         millis: u64,
     },
 }
@@ -115,7 +115,7 @@ impl Effort {
         self.quick
     }
 
-    /// Raises the number of rounds to what these targets need.
+    /// Raises the number of rounds to the minimum that these targets need.
     pub fn for_targets(self, targets: impl IntoIterator<Item = Option<Target>>) -> Self {
         let fine = targets.into_iter().flatten().any(Target::is_fine);
         let least = if fine && !self.quick { FINE_ROUNDS } else { 1 };

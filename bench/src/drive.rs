@@ -134,7 +134,7 @@ async fn call<C: Contestant>(contestant: C, start: Instant, stop: Stop, seed: u6
             tally.allowed += u64::from(allowed);
         }
         before = now;
-        // a decision without I/O would otherwise keep the worker thread from other tasks
+        // decisions without I/O would otherwise block the worker thread for other tasks
         tokio::task::consume_budget().await;
     }
 }

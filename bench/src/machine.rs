@@ -1,4 +1,4 @@
-//! What the figures were taken on.
+//! The machine on which the figures were measured.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -23,7 +23,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one, now.
+    /// Describes this machine in its current state.
     pub fn here(redis: String) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -41,7 +41,7 @@ impl Machine {
     }
 }
 
-/// The program itself, as `scripts/bench` has built it.
+/// The path of the `sluicegate` binary that `scripts/bench` has built.
 pub fn sluicegate() -> PathBuf {
     let built = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/sluicegate");
     std::env::var_os("SLUICEGATE").map_or_else(built, PathBuf::from)
@@ -77,8 +77,8 @@ pub fn children_cpu_us() -> Result<f64> {
     ticks_us("self", FIELD)
 }
 
-/// The time of a process that its `stat` has from this field on, counted after its name: for itself, and for the kernel in its name.
-/// It is in ticks of 10 ms.
+/// Returns the sum of user and system time of a process, from two adjacent fields of `/proc/<pid>/stat`. `field` is the
+/// index of the first one after the process name. Both are in ticks of 10 ms.
 fn ticks_us(process: &str, field: usize) -> Result<f64> {
     const TICK_US: f64 = 10_000.0;
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
@@ -94,14 +94,14 @@ pub fn thread_cpu_ns() -> Result<u64> {
     Ok(stat.split(' ').next().context("schedstat is empty")?.parse()?)
 }
 
-/// The memory of this process that is resident, in bytes.
+/// The resident memory of this process, in bytes.
 pub fn resident_bytes() -> Result<u64> {
     const PAGE: u64 = 4096;
     let statm = fs::read_to_string("/proc/self/statm")?;
     Ok(statm.split(' ').nth(1).context("statm is too short")?.parse::<u64>()? * PAGE)
 }
 
-/// The contestants that are crates, as the lock file has them.
+/// The contestants that are crates, with their versions in the lock file.
 fn crates() -> Vec<String> {
     let mut names = vec!["governor", "quota"];
     names.extend(cfg!(feature = "throttlecrab").then_some("throttlecrab"));
@@ -114,14 +114,14 @@ pub fn client_versions() -> Vec<String> {
     redis_rs().into_iter().chain(versions_of(&["fred"])).collect()
 }
 
-/// The lock file may have two versions of redis-rs; the bench's own is the later one.
+/// The lock file may contain two versions of redis-rs; the bench uses the later one.
 fn redis_rs() -> Option<String> {
     let versions =
         LOCK.split("name = \"redis\"\nversion = \"").skip(1).filter_map(|rest| rest.split('"').next());
     versions.last().map(|version| format!("redis-rs {version}"))
 }
 
-/// The versions of these crates, as the lock file has them.
+/// The versions of these crates in the lock file.
 pub fn versions_of(names: &[&str]) -> Vec<String> {
     let version_of = |name: &&str| {
         let heading = format!("name = \"{name}\"\nversion = \"");

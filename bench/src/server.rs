@@ -1,4 +1,4 @@
-//! A private Redis on a free loopback port, without persistence, which ends with the bench.
+//! A private Redis on a free loopback port, without persistence. It is stopped when the bench ends.
 
 use std::{
     net::{SocketAddr, TcpListener},

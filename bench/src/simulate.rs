@@ -1,7 +1,7 @@
-//! `scripts/bench simulate`: how fast `sluicegate simulate` goes through a log, and in how much memory. It runs the program itself, so
-//! that reading, parsing, matching and deciding are all in it.
+//! `scripts/bench simulate`: speed and memory of `sluicegate simulate` on a log. It runs the binary, so that reading,
+//! parsing, matching and deciding are all included.
 //!
-//! Not measured: a disk. The log was just written, and is read from the system's cache.
+//! Not measured: disk I/O. The log has just been written and is read from the page cache.
 
 use std::{
     fs::{self, File},
@@ -16,18 +16,18 @@ use fastrand::Rng;
 
 use crate::machine;
 
-/// How many lines the log has, and how many of them in a quick run.
+/// Number of lines in the log, and in the log of a quick run.
 const LINES: u64 = 5_000_000;
 const QUICK_LINES: u64 = 1_000_000;
-/// How many addresses ask; a few of them ask the most.
+/// Number of client addresses; a few of them send most of the requests.
 const ADDRESSES: f64 = 200_000.0;
-/// How long it lasts: a day.
+/// The period that the log covers: a day.
 const SECONDS: u64 = 86_400;
-/// The log is the same every time.
+/// Seed of the generated log.
 const SEED: u64 = 7;
-/// How many lines a second it should be.
+/// Target in lines per second.
 const TARGET: f64 = 1e6;
-/// How often memory is looked at.
+/// Sampling interval of the memory use.
 const LOOK: Duration = Duration::from_millis(5);
 
 const RULES: &str = r#"
@@ -60,13 +60,13 @@ const AGENTS: [&str; 3] = [
     "python-requests/2.32.3",
 ];
 
-/// What one run took.
+/// Duration and memory of one run.
 struct Run {
     took: Duration,
     peak_kib: u64,
 }
 
-/// Makes a log, runs the program on it `rounds` times in each way, and prints what that took.
+/// Generates a log, runs the program on it `rounds` times in each variant, and prints the results.
 pub fn run(rounds: usize, quick: bool) -> Result<()> {
     let sluicegate = machine::sluicegate();
     let lines = if quick { QUICK_LINES } else { LINES };
@@ -102,14 +102,14 @@ fn tempfile() -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// How many bytes it has.
+/// Its size in bytes.
 fn write_log(path: &Path, lines: u64) -> Result<u64> {
     let mut random = Rng::with_seed(SEED);
     let mut log = BufWriter::with_capacity(1 << 20, File::create(path)?);
     for line in 0..lines {
         let second = line * SECONDS / lines;
         let (hours, minutes, seconds) = (second / 3600, second / 60 % 60, second % 60);
-        // the smaller the number, the more often
+        // smaller numbers are more frequent
         let address = ADDRESSES.powf(random.f64()) as u32;
         let [_, b, c, d] = address.wrapping_mul(2_654_435_761).to_be_bytes();
         let agent = AGENTS[random.usize(..AGENTS.len())];
@@ -155,7 +155,7 @@ fn simulate(sluicegate: &Path, log: &Path, rules: &Path, flags: &[&str]) -> Resu
     Ok(Run { took: begun.elapsed(), peak_kib })
 }
 
-/// The most memory that a process had so far.
+/// The peak memory of a process.
 fn peak(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -40,7 +40,7 @@ pub struct Sample {
 
 /// Runs one turn of a contestant.
 ///
-/// There is a client thread per core, each with connections of its own, as in wrk and h2load: clients that share connections
+/// There is a client thread per core, each with its own connections, as in wrk and h2load: clients that share connections
 /// between threads wait for each other, and for some servers more than for others.
 pub async fn sample(workload: Workload, process: &Process, effort: Effort) -> Result<Sample> {
     let (contestant, addresses) = (process.contestant, process.addresses);

@@ -1,7 +1,7 @@
 //! `scripts/bench fronts`: the server's front ends and the tower layer, each compared with a counterpart that reads the same
 //! requests and always allows, and with throttlecrab's server where it has the same front end.
 //!
-//! Every server is a process of its own with a thread per core and shares the cores with the clients. For what is not
+//! Every server is a separate process with a thread per core, and shares the cores with the clients. For what is not
 //! measured, see [`report`](crate::report).
 
 mod always_allow;

@@ -31,7 +31,7 @@ const MAX_MEMORY: usize = 1 << 30;
 /// The figures of one run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// CPU time per decision, all threads' time over all threads' decisions.
+    /// CPU time per decision: the CPU time of all threads divided by the number of all decisions.
     pub cpu_ns: f64,
     /// Decisions per second of all threads together.
     pub rate: f64,

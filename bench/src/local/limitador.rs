@@ -12,7 +12,7 @@ use super::child::Decider;
 
 const NAMESPACE: &str = "bench";
 const USER: &str = "user";
-/// Its cache drops counters at its bound, and approximately: it is given this many times the keys.
+/// Its cache starts to drop counters before it reaches its bound, so the bound is this many times the number of keys.
 const ROOM: usize = 2;
 
 pub struct Limitador {

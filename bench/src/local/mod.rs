@@ -1,4 +1,4 @@
-//! In-process contestants, each run in a child process of its own.
+//! In-process contestants. Each runs in its own child process.
 
 mod child;
 #[cfg(feature = "limitador")]
@@ -21,13 +21,13 @@ use crate::{
 
 const GOVERNOR: &str = "governor";
 const OURS: &str = "sluicegate";
-/// How long one child may take, coreutils' `timeout` being the judge: a store that never gets done with a
-/// million keys ends as an error.
+/// The time limit of a child process, enforced by coreutils' `timeout`: a store that does not finish with a million
+/// keys is reported as an error.
 const CHILD_TIMEOUT_S: u64 = 60;
 
 /// All tables, in order.
 pub const TABLES: [&str; 3] = ["memory-1-key", "memory-1k-keys", "memory-1M-keys"];
-/// Above this, keys are made per call, and memory is looked at.
+/// Above this number, keys are formatted per call, and memory is measured.
 const FEW: usize = 10_000;
 
 /// One table per number of keys.
@@ -116,14 +116,14 @@ fn targets(keys: usize) -> Targets {
 
 fn what(keys: usize) -> String {
     match keys {
-        1 => "one key, all allowed. The key is made before: a `String` for governor, a `Key` for sluicegate \
-              unless it says `&str`, which makes the `Key` in every call"
+        1 => "one key, all allowed. The key is built before the measurement: a `String` for governor, a `Key` for sluicegate \
+              except in the row with `&str`, which builds the `Key` in every call"
             .to_owned(),
-        1_000 => "1,000 keys in random order, all allowed; keys made before, as above".to_owned(),
+        1_000 => "1,000 keys in random order, all allowed; keys built before the measurement, as above".to_owned(),
         _ => "1,000,000 keys in random order, all allowed. Every call writes the key's text into the same \
-              `String` (a few ns) and looks it up: governor hashes it, sluicegate makes a `Key` of it first. sluicegate's \
-              bound is 1 GiB here: it sets memory aside for tables that have just grown, and its default of 256 MiB \
-              holds slightly less than a million. limitador takes part in two rounds only"
+              `String` (a few ns) and looks it up: governor hashes it, sluicegate builds a `Key` from it first. sluicegate's \
+              bound is 1 GiB here: it reserves memory for growing tables, and its default of 256 MiB \
+              holds slightly less than a million. limitador is measured in two rounds only"
             .to_owned(),
     }
 }

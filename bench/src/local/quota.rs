@@ -1,4 +1,4 @@
-//! quota's keyed pool: a bucket per key behind sharded maps. It never forgets a key by itself.
+//! quota's keyed pool: a bucket per key behind sharded maps. It never removes keys automatically.
 
 use quota::{QuotaPolicy, QuotaPool, RefillRate};
 

@@ -1,5 +1,5 @@
-//! throttlecrab's library takes `&mut self` and the time: a mutex and the system's clock make it a limiter that
-//! threads can share.
+//! throttlecrab's library takes `&mut self` and the time: this wrapper adds a mutex and the system clock, so that
+//! threads can share it.
 
 use std::{
     sync::Mutex,
@@ -10,9 +10,9 @@ use throttlecrab::{PeriodicStore, RateLimiter};
 
 use super::child::Decider;
 
-/// For how many keys it sets memory aside.
+/// The number of keys that it preallocates memory for.
 const CAPACITY: usize = 1_000;
-/// How often it looks for expired keys.
+/// How often it removes expired keys.
 const CLEANUP: Duration = Duration::from_secs(60);
 
 pub struct Crab {
@@ -24,7 +24,8 @@ pub struct Crab {
 
 impl Crab {
     pub fn new(amount: i64, window_s: i64, prepared: Vec<String>) -> Self {
-        // its default store searches for expired keys ever more often as a million arrive, and does not get there
+        // its default store scans for expired keys more and more often while a million keys are added, and does not
+        // finish
         let store = PeriodicStore::builder().capacity(CAPACITY).cleanup_interval(CLEANUP).build();
         Self { limiter: Mutex::new(RateLimiter::new(store)), amount, window_s, prepared }
     }

@@ -1,7 +1,7 @@
 //! Callers in a closed loop: each sends its next request when the previous one is answered.
 //!
-//! Only decisions that complete within the measured period count. A caller keeps its latencies as plain numbers, because
-//! a thousand histograms would take the caches that the contestants need.
+//! Only decisions that complete within the measured period count. A caller keeps its latencies as plain numbers,
+//! because a thousand histograms would displace the contestants' data from the CPU caches.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub struct Sample {
     pub calls: f64,
 }
 
-/// The private Redis behind the contestants, seen from beside them.
+/// Reads statistics of the contestants' Redis over a separate connection.
 pub struct Observer {
     pid: u32,
     connection: MultiplexedConnection,
@@ -113,7 +113,7 @@ pub async fn run<C: Contestant>(contestant: &C, load: Load, observer: &mut Obser
         decisions += calls.total;
     }
     let calls = observer.script_calls().await? - calls_before;
-    // A machine that stands still for a whole turn must not lead to infinite ratios.
+    // If the machine was paused for a whole turn, the ratios must not become infinite.
     let rate = latencies.len().max(1) as f64 / load.measured.as_secs_f64();
     let utilisation = before.until(&after);
     let quantiles = Quantiles::of(&mut latencies);
@@ -167,14 +167,14 @@ async fn call<C: Contestant>(contestant: C, period: Period, seed: u64) -> Result
     let mut before = Instant::now();
     while before < period.end {
         let allowed = contestant.decide(random.u64(..)).await?;
-        anyhow::ensure!(allowed, "a limit that should never be reached was");
+        anyhow::ensure!(allowed, "a limit that should never be reached was reached");
         let now = Instant::now();
         calls.total += 1;
         if (period.start..period.end).contains(&now) {
             calls.latencies_ns.push(nanos(now - before));
         }
         before = now;
-        // An answer without I/O would otherwise keep the worker thread from other tasks.
+        // Decisions without I/O would otherwise block the worker thread for other tasks.
         tokio::task::consume_budget().await;
     }
     Ok(calls)

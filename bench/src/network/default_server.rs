@@ -36,17 +36,17 @@ pub const NAME: &str = "default-server";
 
 const ROUND_TRIP: Duration = Duration::from_millis(5);
 const CHECKS_PER_SECOND: f64 = 5_000.0;
-/// Before the measured period, on a key of its own.
+/// Before the measured period, on a separate key.
 const WARM_UP: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(4);
 /// Reached after three quarters of the measured period.
 const LIMIT: u64 = 15_000;
 const ROUNDS: usize = 3;
 
-/// A child process and where it listens.
+/// A child process and its address.
 struct ServerProcess {
     http: SocketAddr,
-    /// Ends with this value.
+    /// The process is killed when this is dropped.
     _child: Child,
     _config: tempfile::NamedTempFile,
 }

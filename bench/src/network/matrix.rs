@@ -39,14 +39,14 @@ const WORKLOADS: [Workload; 4] = [
     Workload::new(Algorithm::SlidingLog, Spread::ManyKeys),
     Workload::new(Algorithm::SlidingLog, Spread::OneKey),
 ];
-/// A quick run leaves out the sliding log on one key.
+/// A quick run omits the sliding log on one key.
 const QUICK_WORKLOADS: usize = 3;
 
-/// No point may be slower than the better peer by more than noise.
+/// At no point may sluicegate be slower than the better peer by more than the noise.
 const EVERYWHERE: Target = Target::AtLeast(0.95);
-/// Required over all points together.
+/// Target for the geometric mean of all points.
 const ON_AVERAGE: Target = Target::AtLeast(1.0);
-/// Required where the peer is limited by Redis.
+/// Target for points where the peer is limited by Redis.
 const WHERE_REDIS_IS_BUSY: Target = Target::AtLeast(1.5);
 /// Redis counts as busy above this utilisation of its core.
 const BUSY: f64 = 0.9;

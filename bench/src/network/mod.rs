@@ -1,4 +1,4 @@
-//! `scripts/bench network`: sluicegate against hand-written clients when Redis is a network away.
+//! `scripts/bench network`: compares sluicegate with hand-written clients over a network round trip to Redis.
 //!
 //! A proxy between the clients and a private Redis delays every byte by half a round trip in each direction; a round trip
 //! of 0 goes to Redis directly. For what is not measured, see [`report`](crate::report).
@@ -73,8 +73,8 @@ impl Effort {
         Self { rounds, is_quick: args.quick }
     }
 
-    /// A short turn. The warm-up covers some round trips, so that a client can adapt to them; the measured period covers
-    /// enough of them for a single caller's rate to differ by little more than one percent from turn to turn.
+    /// A short turn. The warm-up lasts several round trips, so that clients can adapt to them. The measured period is
+    /// long enough that the rate of a single caller varies by little more than one percent between turns.
     fn load(&self, callers: usize, round_trip: Duration) -> Load {
         const WARM_UP: Duration = Duration::from_millis(60);
         const WARM_UP_ROUND_TRIPS: u32 = 10;
@@ -88,7 +88,7 @@ impl Effort {
     }
 }
 
-/// What every part uses: Redis, the proxy in front of it, and the means to observe Redis.
+/// The resources shared by all parts: Redis, the proxy in front of it, and an observer of Redis.
 pub struct Bench {
     effort: Effort,
     server: Server,
@@ -104,7 +104,7 @@ impl Bench {
         Ok(Self { effort, server, proxy, observer })
     }
 
-    /// Sets the round trip, and returns where clients connect to.
+    /// Sets the round trip, and returns the URL for clients.
     fn url(&mut self, round_trip: Duration) -> Result<&str> {
         if round_trip == LOOPBACK {
             return Ok(self.server.url());
@@ -124,7 +124,7 @@ impl Bench {
     }
 }
 
-/// Measures all parts that are wanted.
+/// Measures the selected parts.
 pub async fn run(args: &Args) -> Result<NetworkReport> {
     let mut bench = Bench::start(Effort::new(args)).await?;
     let mut machine = Machine::here(server::version(&mut bench.server.connect().await?).await?)?;

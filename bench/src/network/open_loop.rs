@@ -1,4 +1,4 @@
-//! Open loop: Poisson arrivals at a fixed rate, latencies from the intended start.
+//! Open loop: Poisson arrivals at a fixed rate. Latencies are measured from the intended start.
 
 use std::{
     sync::{
@@ -54,7 +54,7 @@ struct Sample {
     client_cpu_us: f64,
 }
 
-/// What the requests of one turn have in common.
+/// The state shared by the requests of one turn.
 #[derive(Default)]
 struct Turn {
     latencies_ns: Mutex<Vec<u32>>,

@@ -1,6 +1,6 @@
 //! Arrivals of an open loop: requests start at times that do not depend on the answers.
 //!
-//! A thread of its own sleeps until the next arrival and hands over all that are due. tokio's timers would bunch
+//! A dedicated thread sleeps until the next arrival and submits all that are due. tokio's timers would bunch
 //! arrivals by the millisecond.
 
 use std::{
@@ -23,7 +23,7 @@ pub struct Arrivals {
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// When it was meant to start. Latencies count from here.
+    /// The intended start. Latencies are measured from here.
     pub intended: Instant,
     /// Time since the first moment of the schedule.
     pub offset: Duration,
@@ -37,7 +37,7 @@ impl Arrivals {
         F: Fn(Arrival) -> T + Send + 'static,
         T: Future<Output = ()> + Send + 'static,
     {
-        // The receiver learns that all tasks have ended when the last sender is dropped.
+        // The channel is closed when the last sender is dropped, that is, when all tasks have ended.
         let (running, mut ended) = mpsc::channel::<()>(1);
         let runtime = Handle::current();
         let pace = move || {

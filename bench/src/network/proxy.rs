@@ -1,4 +1,4 @@
-//! The delay proxy as a process of its own, so that its CPU time is not counted as the client's.
+//! The delay proxy in a separate process, so that its CPU time is not counted as the client's.
 //!
 //! The child reads one round trip in microseconds per line of its input and acknowledges each on its output. It ends with
 //! its input.
@@ -42,7 +42,7 @@ impl ProxyProcess {
         &self.url
     }
 
-    /// Changes the round trip, and waits until the change is in force.
+    /// Changes the round trip, and waits until the change has taken effect.
     pub fn set_round_trip(&mut self, round_trip: Duration) -> Result<()> {
         let input = self.input.as_mut().context("the proxy's input is piped")?;
         writeln!(input, "{}", round_trip.as_micros())?;

@@ -1,4 +1,4 @@
-//! Late answers on a machine whose CPU is busy.
+//! Late answers while the CPU is busy.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Connections that are lost again and again, while Redis is up.
+//! Connections that are lost repeatedly while Redis is up.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ struct Scenario {
     name: &'static str,
     fault: Fault,
     checks_per_second: f64,
-    /// Of the share of degraded decisions.
+    /// Target for the share of degraded decisions.
     target: Option<Target>,
 }
 

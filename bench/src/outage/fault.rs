@@ -10,10 +10,10 @@ use sluicegate_testkit::proxy::{Mode, Proxy, RequestFilter};
 
 const KILL_INTERVAL: Duration = Duration::from_millis(50);
 const DROPPED_REPLY: u64 = 10;
-/// The time for which the store is up, and then down.
+/// The duration of each phase: the store is up, then down for the same time.
 const FLAP_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What happens to the connections.
+/// The fault of the connections.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// They are reset every [`KILL_INTERVAL`].

@@ -1,5 +1,5 @@
-//! `scripts/bench outage`: decisions while the store, its connections or the CPU are in trouble, for users who choose a deadline
-//! and a failure policy.
+//! `scripts/bench outage`: decisions while the store or its connections fail or the CPU is busy, to help
+//! users choose a deadline and a failure policy.
 //!
 //! Checks are an open loop on one `Limiter` over a private Redis. For what is not measured, see [`report`](crate::report).
 
@@ -34,7 +34,7 @@ const PARTS: [&str; 5] =
 const DEGRADED: Column = Column::new("degraded %", 1);
 const LONGEST_DEGRADED: Column = Column::new("longest degraded period ms", 1);
 
-/// What every part uses.
+/// The resources shared by all parts.
 struct Bench {
     server: Server,
     rounds: usize,
@@ -47,7 +47,7 @@ impl Bench {
     }
 }
 
-/// Measures all parts that are wanted.
+/// Measures the selected parts.
 pub async fn run(args: &Args) -> Result<Report> {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
     let bench = Bench { server: Server::start().await?, rounds };

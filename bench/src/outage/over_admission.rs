@@ -1,4 +1,4 @@
-//! How far a limit is exceeded while connections are lost again and again.
+//! How far a limit is exceeded while connections are lost repeatedly.
 
 use std::time::Duration;
 

@@ -49,7 +49,7 @@ pub async fn connect(url: &str, deadline: Duration) -> Result<Limiter> {
     Ok(Limiter::builder().store(RedisStore::connect(url).await?).rules(rules).options(options).build()?)
 }
 
-/// Sends checks on another key, so that the round trip is known before the measurement.
+/// Sends checks on another key, so that the limiter has measured the round trip before the benchmark starts.
 pub async fn warm_up(limiter: &Limiter) -> Result<()> {
     load("open", "warm-up", Arrivals { per_second: CHECKS_PER_SECOND, duration: WARM_UP, seed: 0 })?
         .run(limiter)

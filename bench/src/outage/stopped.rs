@@ -30,11 +30,11 @@ const CALM: Duration = Duration::from_secs(4);
 /// Length of the outage.
 const STOPPED: Duration = Duration::from_secs(10);
 
-/// Of the 99.9th percentile of latencies, beyond the deadline.
+/// Maximum excess of the p99.9 latency over the deadline.
 const P999_SLACK: Duration = Duration::from_millis(5);
-/// Of the longest latency, beyond the deadline.
+/// Maximum excess of the longest latency over the deadline.
 const LONGEST_SLACK: Duration = Duration::from_millis(50);
-/// Until the store decides again.
+/// Maximum time until the store decides again.
 const RECOVERY: Duration = Duration::from_secs(2);
 const MAX_GROWTH_MB: f64 = 50.0;
 
@@ -100,14 +100,14 @@ fn summarize(calls: &[Call], outage: &Outage) -> Result<Table> {
         columns: vec![
             Column::new("p99.9 ms", 1),
             Column::new("longest check ms", 1),
-            Column::new("decided by the store meanwhile", 0),
+            Column::new("decided by the store during the outage", 0),
             Column::new("first decision by the store after ms", 1),
             Column::new("memory growth MB", 1),
         ],
         rows: vec![Row { contestant: "sluicegate".to_owned(), cells: cells.map(Some).to_vec() }],
         ratios: vec![
             ratio(
-                "99.9th percentile of latencies / deadline + 5 ms",
+                "p99.9 latency / deadline + 5 ms",
                 part_of(p999, deadline + P999_SLACK),
                 Target::AtMost(1.0),
             ),

@@ -1,4 +1,4 @@
-//! The limits, once for all contestants.
+//! The limits that all contestants use.
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ impl Compare {
         Self { what: "p50", over, under, read: |sample| sample.p50_us, target: Some(target) }
     }
 
-    /// Round by round, so that what slows one round down slows both.
+    /// Computed per round, so that a slow round affects both contestants equally.
     pub fn ratio(&self, samples: &[(&'static str, Vec<Sample>)]) -> Result<Ratio> {
         let of = |name| {
             let found = samples.iter().find(|(contestant, _)| *contestant == name);

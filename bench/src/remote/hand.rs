@@ -14,7 +14,7 @@ use super::{bounds::Bound, keys::Keys};
 const GCRA: &str = include_str!("lua/gcra_one.lua");
 const GCRA_ALL: &str = include_str!("lua/gcra_all.lua");
 const LOG: &str = include_str!("lua/log.lua");
-const GLOBAL_KEY: &str = "hand:everybody";
+const GLOBAL_KEY: &str = "hand:global";
 
 /// The hand-written limiter, in one of its forms.
 #[derive(Clone)]

@@ -1,5 +1,5 @@
-//! limitador's library over Redis, as its server uses it: rules with variables, one multiplexed connection. A check is one
-//! script, the charge another: two round trips, and not atomic.
+//! limitador's library over Redis, as its server uses it: rules with variables, one multiplexed connection. The check
+//! and the charge are two script calls: two round trips, and not atomic.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,7 +23,7 @@ pub struct Limitador {
 }
 
 impl Limitador {
-    /// A fixed window, the only kind it has.
+    /// A fixed window, the only algorithm that it supports.
     pub async fn window(url: &str, keys: Keys, bound: Bound) -> Result<Self> {
         let limiter = AsyncRateLimiter::new_with_storage(Box::new(AsyncRedisStorage::new(url).await?));
         let user = USER.try_into().map_err(|error| anyhow!("{USER} is no expression: {error:?}"))?;

@@ -33,7 +33,7 @@ const SPEED: Target = Target::AtLeast(1.3);
 const LOGS: u64 = 100;
 /// Mean number of entries of a log before and after the measurement.
 const GROWS: (u64, u64) = (800, 1200);
-/// Longer than the window of the churning logs: afterwards as many entries expire as are added.
+/// Longer than the window of the churning logs: afterwards, entries expire as fast as they are added.
 const UNTIL_STEADY: Duration = Duration::from_millis(1200);
 
 /// Entries are added and expire. A faster contestant has longer logs to search.
@@ -44,7 +44,7 @@ pub async fn churn(url: &str) -> Result<Scenario> {
         name: CHURN,
         what: format!(
             "sliding logs in a steady state: {LOGS} of them with a window of a second, so that each holds a hundredth of \
-             the rate, and for each entry that comes one leaves; all allowed, 64 callers. Whoever is faster has longer \
+             the rate and every new entry replaces an expired one; all allowed, 64 callers. A faster contestant has longer \
              logs"
         ),
         callers: CALLERS,

@@ -20,7 +20,7 @@ mod scenarios;
 use anyhow::Result;
 
 use self::keys::Keys;
-pub use self::{crowd::crowded, peer::versions as peer_versions};
+pub use self::{crowd::most_callers, peer::versions as peer_versions};
 use crate::{args::Args, progress::Progress, server::Server, stats::Table};
 
 /// Number of callers, unless the scenario varies it.

@@ -32,7 +32,7 @@ impl Ours {
 
     /// Decides with `check` and two rules: a limit for all users and one per user.
     pub async fn two_rules(url: &str, users: Keys, all: Limit, each: Limit) -> Result<Self> {
-        let rules = [Rule::new("everybody", all), Rule::new("per-user", each).per(["user"])];
+        let rules = [Rule::new("global", all), Rule::new("per-user", each).per(["user"])];
         Ok(Self { limiter: limiter(url, rules).await?, keys: users, by: By::Rules })
     }
 

@@ -1,8 +1,8 @@
-//! Contestants in other languages, each in a process of its own: `bench/peers`.
+//! Contestants in other languages, each in a separate process: `bench/peers`.
 //!
-//! A program is given its task as one JSON argument, and plays the scenario with as many concurrent callers in closed
-//! loops as everybody else. It prints `measuring` when its warm-up is over, so that Redis's CPU time is read then, and at
-//! the end one line of JSON. `scripts/bench` installs what it needs.
+//! A program receives its task as one JSON argument, and runs the scenario with the same number of closed-loop callers
+//! as the other contestants. It prints `measuring` when its warm-up is over, so that the bench reads Redis's CPU time
+//! at that moment, and one line of JSON at the end. `scripts/bench` installs its dependencies.
 
 use std::{
     path::PathBuf,
@@ -22,7 +22,7 @@ use tokio::{
 use super::{bounds::Bound, keys::Keys};
 use crate::{args::Effort, drive::Sample, server};
 
-/// Maximum time beyond the task, to start and to sort the latencies.
+/// Maximum additional time, for starting up and sorting the latencies.
 const GRACE: Duration = Duration::from_secs(20);
 /// Minimum warm-up: interpreters with a JIT compiler are slow at first.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub enum Program {
     FlexibleBlocking,
 }
 
-/// A program and what it plays.
+/// A program and its scenario.
 #[derive(Clone, Debug)]
 pub struct Peer {
     program: Program,
@@ -149,7 +149,11 @@ impl Peer {
         let mut lines = BufReader::new(child.stdout.take().context("its output is piped")?).lines();
         let read = async {
             let begun = lines.next_line().await?;
-            ensure!(begun.as_deref() == Some("measuring"), "{:?} said {begun:?}", self.program);
+            ensure!(
+                begun.as_deref() == Some("measuring"),
+                "{:?} printed {begun:?} instead of measuring",
+                self.program
+            );
             let before = server::done(redis).await?;
             let last = lines.next_line().await?.context("it ended early")?;
             let after = server::done(redis).await?;

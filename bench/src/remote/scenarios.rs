@@ -61,7 +61,7 @@ pub async fn hot_allowed(args: &Args, url: &str) -> Result<Scenario> {
     compare.extend(against_others(&entrants));
     Ok(Scenario {
         name: HOT_ALLOWED,
-        what: "one key for all 64 callers, with a limit that is never used up".to_owned(),
+        what: "one key for all 64 callers, with a limit that is never reached".to_owned(),
         callers: CALLERS,
         entrants,
         prefill: 0,
@@ -98,7 +98,7 @@ pub async fn two_tiers(url: &str) -> Result<Scenario> {
     Ok(Scenario {
         name: TWO_TIERS,
         what:
-            "a ceiling shared by everybody and a bucket for each of 100,000 users, all allowed, 64 callers. \
+            "a ceiling shared by all users and a bucket for each of 100,000 users, all allowed, 64 callers. \
                Two calls are not atomic: a denied user has already been charged to the ceiling"
                 .to_owned(),
         callers: CALLERS,
@@ -120,7 +120,7 @@ pub async fn two_tiers(url: &str) -> Result<Scenario> {
 pub async fn idle(url: &str) -> Result<Scenario> {
     Ok(Scenario {
         name: IDLE,
-        what: "one caller alone, one key: what the gate adds to a single round trip; four times as many rounds, each a \
+        what: "one caller alone, one key: the overhead of sluicegate on a single round trip; four times as many rounds, each a \
                quarter as long"
             .to_owned(),
         callers: 1,

@@ -16,7 +16,7 @@ const CHARTED: [(&str, &str); 5] = [
     ("random-keys", "100,000 keys, allowed"),
     ("hot-allowed", "one hot key, allowed"),
     ("hot-denied", "one hot key, denied"),
-    ("two-tiers", "two limits at once"),
+    ("two-tiers", "two limits on one request"),
     ("log-churn", "sliding log, entries expire"),
 ];
 

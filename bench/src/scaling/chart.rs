@@ -12,7 +12,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 44.0;
-/// Powers of ten shown: decisions per second, and primaries.
+/// The range of each axis in powers of ten: decisions per second, and primaries.
 const X: (f64, f64) = (5.0, 8.0);
 const Y: (f64, f64) = (0.0, 4.0);
 /// Points of each line.

@@ -1,10 +1,10 @@
-//! What a decision costs, as measured.
+//! The measured cost of a decision.
 
 use anyhow::{Context, Result};
 
 use crate::{
     remote::{
-        OURS, batch, crowded,
+        OURS, batch, most_callers,
         run::{CLIENT_CPU, REDIS_CPU, SCRIPT_CALLS},
     },
     report::Report,
@@ -13,24 +13,24 @@ use crate::{
 /// CPU times in microseconds, each a median of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// Of Redis, per decision: one key per call, calls over many connections. A busy Cluster is like this.
+    /// Redis, per decision: one key per call over many connections, as in a busy Cluster.
     pub alone_us: f64,
-    /// The same over one connection, where Redis reads several calls at once.
+    /// The same over one connection, on which Redis reads several calls together.
     pub alone_pipelined_us: f64,
     /// The same with 64 keys per call.
     pub batched_us: f64,
-    /// Of Redis, per decision, as the gate batches with 64 callers in one process; and its calls per decision.
-    pub gate_us: f64,
-    pub gate_calls: f64,
-    /// Of Redis, per decision of a hot key that 1000 callers in one process share; and its calls per decision.
+    /// Redis, per decision, with the batches of 64 callers in one process; and the calls per decision.
+    pub random_us: f64,
+    pub random_calls: f64,
+    /// Redis, per decision on a hot key that 1000 callers in one process share; and the calls per decision.
     pub hot_us: f64,
     pub hot_calls: f64,
-    /// Of the client, per decision.
+    /// The client, per decision.
     pub client_us: f64,
 }
 
 impl Costs {
-    /// As the tables of this run have them.
+    /// Reads the costs from the tables of a report.
     pub fn of(report: &Report) -> Result<Self> {
         let read = |table: &str, row: &str, column: &str| {
             let found = report.remote.iter().find(|it| it.name == table).and_then(|table| {
@@ -41,32 +41,32 @@ impl Costs {
                 format!("the figures lack {column:?} of {row:?} in {table:?}: run scripts/bench --write without --only")
             })
         };
-        let (random, crowd) = ("random-keys", "crowd");
+        let (random, hot) = ("random-keys", "many-callers");
         Ok(Self {
             alone_us: read(batch::NAME, batch::SPREAD, REDIS_CPU)?,
             alone_pipelined_us: read(batch::NAME, batch::ONE, REDIS_CPU)?,
             batched_us: read(batch::NAME, batch::MANY, REDIS_CPU)?,
-            gate_us: read(random, OURS, REDIS_CPU)?,
-            gate_calls: read(random, OURS, SCRIPT_CALLS)?,
-            hot_us: read(crowd, &crowded(), REDIS_CPU)?,
-            hot_calls: read(crowd, &crowded(), SCRIPT_CALLS)?,
+            random_us: read(random, OURS, REDIS_CPU)?,
+            random_calls: read(random, OURS, SCRIPT_CALLS)?,
+            hot_us: read(hot, &most_callers(), REDIS_CPU)?,
+            hot_calls: read(hot, &most_callers(), SCRIPT_CALLS)?,
             client_us: read(random, OURS, CLIENT_CPU)?,
         })
     }
 
-    /// What a decision adds to a call that is made anyway: a straight line through one and 64 keys per call.
+    /// The cost that each decision adds to a call, by linear interpolation between one and 64 keys per call.
     pub fn decision_us(&self) -> f64 {
         const MANY: f64 = 64.0;
         let call = (self.alone_pipelined_us - self.batched_us) * MANY / (MANY - 1.0);
         (self.alone_pipelined_us - call).max(0.0)
     }
 
-    /// What a call costs before its first decision, over many connections.
+    /// The fixed cost of a call, over many connections.
     pub fn call_us(&self) -> f64 {
         (self.alone_us - self.decision_us()).max(0.0)
     }
 
-    /// Of Redis, per decision, with so many keys per call.
+    /// The cost of Redis per decision with this number of keys per call.
     pub fn with_keys_per_call(&self, keys: f64) -> f64 {
         self.call_us() / keys + self.decision_us()
     }

@@ -1,6 +1,6 @@
-//! The capacity page: measured costs, what follows from them on paper, and a small simulation of what paper leaves out.
+//! The scaling page: measured costs, calculations based on them, and a small simulation of queueing and uneven keys.
 //!
-//! Measures nothing itself and needs no server: the same figures give the same page.
+//! It measures nothing and needs no server: the same figures give the same page.
 
 mod chart;
 mod costs;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::report::Report;
 
-/// Which part of all decisions the hot key has, where there is one.
+/// The share of all decisions that the hot key has.
 const HOT_PART: f64 = 0.1;
 
 /// The page.
@@ -41,16 +41,16 @@ fn measured(page: &mut String, report: &Report, costs: &Costs) {
     page.push_str(&format!(
         "## Measured\n\n\
          {date}, revision {revision}, {cores} cores ({model}), Redis {redis}; medians, from the tables *batch*, *random-keys* \
-         and *crowd* of [the benchmarks](benchmarks.md). Token buckets, one tier, existing keys.\n\n\
+         and *many-callers* of [the benchmarks](benchmarks.md). Token buckets, one tier, existing keys.\n\n\
          | CPU time per decision | us |\n|---|---:|\n\
          | Redis, one key per call, 64 connections | {alone:.2} |\n\
          | Redis, one key per call, one pipelined connection | {pipelined:.2} |\n\
          | Redis, 64 keys per call | {batched:.2} |\n\
-         | Redis, random keys of 64 callers in batches ({gate_batch:.0} decisions per call) | {gate:.2} |\n\
+         | Redis, random keys of 64 callers in batches ({random_batch:.0} decisions per call) | {random:.2} |\n\
          | Redis, one hot key of 1000 callers in one process ({hot_batch:.0} decisions per call) | {hot:.2} |\n\
          | client, random keys | {client:.2} |\n\n\
-         A line through one and 64 keys per call: a decision adds {decision:.2} us to a call, and over many connections the call \
-         itself costs {call:.2} us.\n\n",
+         By linear interpolation between one and 64 keys per call, a decision adds {decision:.2} us to a call, and over many \
+         connections the call itself costs {call:.2} us.\n\n",
         date = machine.date,
         revision = machine.revision,
         cores = machine.cores,
@@ -59,8 +59,8 @@ fn measured(page: &mut String, report: &Report, costs: &Costs) {
         alone = costs.alone_us,
         pipelined = costs.alone_pipelined_us,
         batched = costs.batched_us,
-        gate_batch = 1.0 / costs.gate_calls,
-        gate = costs.gate_us,
+        random_batch = 1.0 / costs.random_calls,
+        random = costs.random_us,
         hot_batch = 1.0 / costs.hot_calls,
         hot = costs.hot_us,
         client = costs.client_us,
@@ -145,7 +145,7 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "## Simulated: a hot key\n\n\
          One key, allowed, has {part:.0} % of all decisions. When its primary is busy, each process has about two calls in \
-         flight to it, and requests that arrive meanwhile share the next call. The cost of the key therefore depends on the \
+         flight to it, and requests that arrive until one of them returns share the next call. The cost of the key therefore depends on the \
          number of processes, not on the number of decisions: {call:.0} us of one primary for every call, and twice as many \
          calls in flight as processes. Once these calls use all the CPU time that the other keys of the primary leave, the \
          wait is that product divided by the remaining share, and the other keys wait too.\n\n\
@@ -174,10 +174,10 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
     page.push_str(&format!(
         "\n*late* replies arrive after the deadline, when the rule's failure policy has already decided. About {most:.0} \
          processes can \
-         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy. More processes must use fewer, \
-         larger ones (`sluicegate serve`), or the limit must be split into several keys. An *exhausted* hot key is cheaper: \
-         every process caches its denials, which cost \
-         Redis one call per process and second.\n\n",
+         share one saturated key before that, on a primary that is otherwise {busy:.0} % busy. With more processes, let them share \
+         fewer decision servers (`sluicegate serve`), or split the limit into several keys. An *exhausted* hot key is cheaper: \
+         every process caches its denials, which costs \
+         Redis one call per second and process.\n\n",
         busy = BUSY * 100.0,
     ));
 }

@@ -1,8 +1,8 @@
-//! One primary of a Cluster and everybody who asks it, event by event.
+//! A discrete-event simulation of one Cluster primary and the processes that call it.
 //!
-//! Arrivals are random and do not wait for each other. Each process has a limit of calls in flight that follows the round
-//! trip as the library's does; what arrives while the limit is reached shares the next call, equal keys as one. The
-//! primary serves calls one after the other. Seeded: the same costs give the same figures.
+//! Arrivals are random and do not wait for each other. Each process limits its calls in flight by the round trip, as the library does.
+//! Requests that arrive while the limit is reached share the next call, and requests for the same key are merged. The primary serves
+//! calls one after the other. Seeded: the same costs give the same figures.
 
 use std::{
     cmp::Reverse,
@@ -13,36 +13,36 @@ use hdrhistogram::Histogram;
 
 use super::{costs::Costs, traffic::Keys};
 
-/// From a client to Redis, one way.
+/// One-way network delay from a client to Redis.
 pub const NETWORK_US: f64 = 100.0;
-/// How long a decision may take before a failure policy answers.
+/// The deadline after which a failure policy decides.
 pub const DEADLINE_US: f64 = 50_000.0;
 /// The bounds of the limit of calls in flight per process, as in the library.
 const MIN_CALLS: f64 = 2.0;
 const MAX_CALLS: f64 = 256.0;
 /// Keys per call, as in the library.
 const MAX_CALL_KEYS: usize = 64;
-/// Simulated before anything is counted, and then counted.
+/// The simulated warm-up and the measured period.
 const WARM_UP_US: f64 = 300_000.0;
 const COUNTED_US: f64 = 300_000.0;
 const SEED: u64 = 7;
 
-/// What one primary did.
+/// The results of one primary.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// How much of its core was busy.
+    /// Utilization of its core.
     pub busy: f64,
     pub decisions_per_call: f64,
     pub p50_us: f64,
     pub p99_us: f64,
-    /// Which part of the answers came after the deadline.
+    /// Share of the answers after the deadline.
     pub late: f64,
 }
 
 struct Call {
     process: u32,
     sent: f64,
-    /// What the primary needs for it.
+    /// CPU time of the primary for this call.
     service: f64,
     arrivals: Vec<f64>,
 }
@@ -69,7 +69,7 @@ impl Process {
     }
 }
 
-/// One primary with these keys, at `decisions_per_s` of the whole traffic.
+/// Simulates one primary with these keys, at `decisions_per_s` over all primaries.
 pub fn simulate(keys: &Keys, decisions_per_s: f64, instances: u32, costs: &Costs) -> Outcome {
     let mut primary = Primary {
         costs,
@@ -99,7 +99,8 @@ struct Primary<'a> {
     costs: &'a Costs,
     processes: HashMap<u32, Process>,
     calls: HashMap<u64, Call>,
-    /// When replies reach their callers, in picoseconds since that is an integer, and which.
+    /// Arrival times of replies at their callers, in picoseconds so that they are integers, with the number of the
+    /// call.
     replies: BinaryHeap<Reverse<(u64, u64)>>,
     free_at: f64,
     sent: u64,
@@ -114,8 +115,8 @@ impl Primary<'_> {
         self.send(process, now);
     }
 
-    /// Sends what waits, if the limit admits a call. All calls are equally long on their way, so the primary gets them in this
-    /// order.
+    /// Sends the waiting requests if the limit permits a call. All calls have the same network delay, so the primary
+    /// receives them in this order.
     fn send(&mut self, number: u32, now: f64) {
         let process = self.processes.entry(number).or_default();
         if process.waiting.is_empty() || process.in_flight >= process.limit as usize {

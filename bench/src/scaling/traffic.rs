@@ -1,31 +1,31 @@
-//! Who is asked about: keys with weights, each in a slot, each slot with a primary.
+//! The simulated keys: each has a weight and belongs to a slot, and each slot to a primary.
 
-/// How many slots a Cluster has.
+/// The number of slots in a Cluster.
 pub const SLOTS: u64 = 16_384;
-/// How many keys the traffic has.
+/// The number of keys.
 pub const KEYS: usize = 1_000_000;
 
-/// How the keys share the traffic.
+/// The distribution of requests over the keys.
 #[derive(Clone, Copy, Debug)]
 pub enum Shape {
     /// Equally.
     Even,
     /// The n-th key has 1/n of the first one's share.
     Zipf,
-    /// One key has this part, the others share the rest equally.
+    /// One key has this share of the requests; the rest is distributed equally.
     Hot(f64),
 }
 
 /// The keys of one primary.
 pub struct Keys {
-    /// Cumulated shares of the whole traffic.
+    /// Cumulative shares of all requests.
     shares: Vec<f64>,
-    /// Whether the first of them is the traffic's most frequent key.
+    /// Whether the first of them is the most frequent of all keys.
     pub has_first: bool,
 }
 
 impl Shape {
-    /// The first key's part, and each key's weight against it.
+    /// The share of the first key, and the weight of each key relative to it.
     fn weight(self, place: usize) -> f64 {
         match self {
             Self::Even => 1.0,
@@ -35,7 +35,7 @@ impl Shape {
         }
     }
 
-    /// What each of so many primaries gets of the traffic. Slots are dealt out in equal ranges.
+    /// Distributes the keys over this number of primaries. Each primary has an equal range of slots.
     pub fn parts(self, primaries: u64) -> Vec<f64> {
         let mut parts = vec![0.0; primaries as usize];
         let mut total = 0.0;
@@ -62,19 +62,19 @@ impl Shape {
 }
 
 impl Keys {
-    /// Their part of the whole traffic.
+    /// Their share of all requests.
     pub fn part(&self) -> f64 {
         self.shares.last().copied().unwrap_or_default()
     }
 
-    /// The key at which a number from 0 to 1 points.
+    /// Returns the key that a number from 0 to 1 selects.
     pub fn at(&self, number: f64) -> u32 {
         let sum = number * self.part();
         self.shares.partition_point(|share| *share <= sum).min(self.shares.len() - 1) as u32
     }
 }
 
-/// A key's slot: a mixing function instead of CRC16, as even and as arbitrary.
+/// The slot of a key. A mixing function replaces CRC16; its distribution is equally even.
 fn slot(key: usize) -> u64 {
     let mut mixed = (key as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

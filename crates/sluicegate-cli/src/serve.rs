@@ -25,7 +25,7 @@ use crate::{
 
 /// Run the rate limit server: HTTP, gRPC and the Redis protocol
 ///
-/// Reads its rules from --config, else from ./sluicegate.toml, else uses demo rules. Reloads them when the file changes and on
+/// Reads its rules from --config or ./sluicegate.toml; without a file, it uses demo rules. Reloads them when the file changes and on
 /// SIGHUP. Flags override the environment, which overrides the file. On SIGTERM, requests in flight are completed.
 #[derive(Args)]
 pub(crate) struct Serve {
@@ -61,7 +61,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", env = "SLUICEGATE_OTLP")]
     otlp: Option<String>,
 
-    /// Share of the traces started here that is sent, from 0 to 1
+    /// Sampling ratio of traces that start at this server, from 0 to 1
     #[arg(long, value_name = "SHARE", env = "SLUICEGATE_OTLP_SHARE", default_value_t = 1.0, value_parser = share, allow_negative_numbers = true)]
     otlp_share: f64,
 }
@@ -141,7 +141,7 @@ impl StartupReport {
     }
 }
 
-/// Logs a warning if the store is unreachable: the server starts anyway, and the first request may come much later.
+/// Logs a warning if the store is unreachable: the server starts anyway, and the first request may arrive much later.
 async fn warn_if_unreachable(store: StoreSettings, policies: String) {
     if let Some(problem) = connectivity::diagnose(&store).await {
         tracing::warn!(

@@ -31,7 +31,7 @@
 //! * [`packed`]: states in three numbers
 //! * [`decision`]: the outcome, and the only place where waits are rounded for display
 //! * [`snapshot`]: the state of a counter, for display
-//! * [`oracle`]: checks from the callers' clocks alone whether the admitted calls keep to a limit
+//! * [`oracle`]: checks whether the admitted calls are within a limit, using only the callers' clocks
 
 pub mod algorithm;
 pub mod cost;

@@ -9,8 +9,8 @@ pub const MAX_AMOUNT: u64 = 1_000_000_000;
 /// The largest amount of a sliding log, which stores each accepted request. In Redis, a ring of this size grows in about a
 /// millisecond.
 pub const MAX_LOG_AMOUNT: u64 = 200_000;
-/// The most units that count at once in a sliding log: Redis stores running totals of three bytes. A larger debt loses its oldest
-/// units, which changes no decision, because the other units exceed every limit.
+/// The maximum number of units that count in a sliding log at one time: Redis stores running totals of three bytes. A larger debt loses
+/// its oldest units, which changes no decision, because the other units exceed every limit.
 pub const MAX_LOG_UNITS: u64 = (1 << 24) - 1;
 /// The shortest window.
 pub const MIN_WINDOW: Duration = Duration::from_millis(1);
@@ -93,8 +93,8 @@ impl Rate {
     }
 }
 
-/// Token buckets whose numbers are written in the program. Use [`Limit::token_bucket`] for numbers from elsewhere: it returns an error
-/// instead of a panic.
+/// Token buckets with numbers that are constants in the program. For other numbers use [`Limit::token_bucket`], which
+/// returns an error instead of panicking.
 ///
 /// ```
 /// use sluicegate_core::Limit;
@@ -106,7 +106,7 @@ impl Limit {
     /// Creates a token bucket of `amount` per second.
     ///
     /// # Panics
-    /// If the amount is 0 or above [`MAX_AMOUNT`]; in a constant, this is an error of the compiler.
+    /// If the amount is 0 or above [`MAX_AMOUNT`]; in a constant, this is a compile error.
     pub const fn per_second(amount: u64) -> Self {
         Self::bucket_per(amount, 1)
     }
@@ -135,7 +135,7 @@ impl Limit {
         Self::bucket_per(amount, 24 * 60 * 60)
     }
 
-    /// Returns the same token bucket with another burst: the units that an idle caller may use at once.
+    /// Returns the same token bucket with another burst: the units that an idle caller can use at one time.
     ///
     /// # Panics
     /// If the burst is 0 or above [`MAX_AMOUNT`], or if this is not a token bucket.
@@ -176,7 +176,7 @@ impl Limit {
         Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate })
     }
 
-    /// Returns the same limit with another burst: the units that an idle caller may use at once.
+    /// Returns the same limit with another burst: the units that an idle caller can use at one time.
     ///
     /// # Errors
     /// If the burst is out of range or the algorithm has none.
@@ -235,7 +235,8 @@ impl Limit {
         self.window_us
     }
 
-    /// Returns the largest number of units that can pass at once: the burst of a token bucket, otherwise the amount.
+    /// Returns the largest number of units that can be admitted at one time: the burst of a token bucket, otherwise the
+    /// amount.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }

@@ -1,8 +1,8 @@
-//! Checks from the callers' own clocks alone whether the admitted calls keep to a limit.
+//! Checks whether the admitted calls are within a limit, using only the callers' clocks.
 //!
 //! A decision was made at an unknown moment between sending and receiving its call. Calls that were certainly decided
-//! inside one interval are counted against the bound of that interval; calls that may lie outside are left out. A reported
-//! violation is therefore never a false alarm, and the more calls overlap, the fewer violations are detected.
+//! inside one interval are counted against the bound of that interval; calls that may lie outside are not counted. A
+//! reported violation is therefore never a false alarm, but the more calls overlap, the fewer violations are detected.
 //!
 //! The oracle is independent of stores, algorithms and clocks. All times are measured from one origin on one monotonic
 //! clock; the caller converts the times of several processes.

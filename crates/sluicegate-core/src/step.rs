@@ -19,9 +19,9 @@ use crate::{
 pub enum Operation {
     /// Decide, and charge the admitted requests.
     Check,
-    /// Decide like a check, without a change.
+    /// Decide like a check, without changing anything.
     Peek,
-    /// Charge regardless of the limits: usage that is known only afterwards.
+    /// Charge regardless of the limits, for usage that becomes known only after the request.
     Charge,
     /// Refund at most the units that count now: the newest charges, or exactly the one made `at` that time.
     Refund {
@@ -39,7 +39,7 @@ pub struct Terms {
     pub cost: Cost,
     /// Whether the counter can deny.
     pub mode: Mode,
-    /// How many units must be free for a request to pass.
+    /// How many units must be available for a request to pass.
     pub admission: Admission,
 }
 
@@ -53,13 +53,13 @@ pub enum Mode {
     Shadow,
 }
 
-/// How many units must be free for a request to pass.
+/// How many units must be available for a request to pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Admission {
     /// Its full cost.
     #[default]
     InFull,
-    /// One unit. The full cost is then charged, into debt.
+    /// One unit. The full cost is then charged, which may leave a debt.
     Overdraft,
 }
 
@@ -70,9 +70,9 @@ pub struct Answer {
     pub passes: u32,
     /// How many of them passed and were charged; 0 for a charge or a refund, which are unconditional.
     pub charged: u32,
-    /// Whole units that are free now; negative in debt.
+    /// Whole units that are available now; negative in debt.
     pub available: i64,
-    /// When the next request would pass; absent if it would pass now or none is left.
+    /// When the next request would pass; absent if it would pass now or all requests have passed.
     pub retry: Option<Retry>,
     /// Microseconds until no units count any more.
     pub reset_after_us: u64,
@@ -85,7 +85,7 @@ pub struct Answer {
 pub struct Share {
     /// Whether this counter alone admits the request.
     pub passes: bool,
-    /// Whole units that are free after this request.
+    /// Whole units that are available after this request.
     pub remaining: u64,
     /// Units that are charged beyond the capacity.
     pub debt: u64,
@@ -96,7 +96,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Creates a denial of which only the wait is known.
+    /// Creates a denial for which only the wait is known.
     pub const fn denied_for(wait: Duration) -> Self {
         Self {
             passes: false,
@@ -153,9 +153,9 @@ impl Terms {
         self.answer(counter, &view, count, 0, None)
     }
 
-    /// Decides a check or a peek of a single counter on one view: [`step`] for a known algorithm. Inlined, state and view
-    /// stay in registers. Behind calls they would be written to memory and read back in other sizes, which takes longer than the
-    /// decision.
+    /// Decides a check or a peek of a single counter on one view: [`step`] for a known algorithm. Inlined, so that
+    /// state and view stay in registers. Function calls would write them to memory and read them back in other sizes,
+    /// which takes longer than the decision.
     #[inline(always)]
     pub fn check<C: Counter>(
         &self,
@@ -230,7 +230,7 @@ impl Terms {
         signed(self.limit.capacity()) - signed(used)
     }
 
-    /// Returns how many units must be free for the next request to pass.
+    /// Returns how many units must be available for the next request to pass.
     #[inline]
     fn required_units(&self) -> u64 {
         match self.admission {

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The largest number that a Redis script represents exactly, and so the largest count, cost and time.
 pub const MAX_EXACT: u64 = (1 << 53) - 1;
 
-/// The longest wait, 285 years. Longer ones are reported as this one.
+/// The longest wait that is reported: 285 years.
 pub const MAX_WAIT_US: u64 = MAX_EXACT;
 
 /// A moment on a store's clock: whole microseconds since the Unix epoch.

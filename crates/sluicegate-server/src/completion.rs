@@ -11,7 +11,7 @@ use std::{
 
 use tracing::Instrument;
 
-/// Runs an operation to completion, in a task of its own unless it completes on its first poll. The number of tasks is bounded by the
+/// Runs an operation to completion, in a separate task unless it completes on its first poll. The number of tasks is bounded by the
 /// number of callers within the operation's own deadline.
 pub(crate) async fn run_to_completion<T: Send + 'static>(
     operation: impl Future<Output = T> + Send + 'static,

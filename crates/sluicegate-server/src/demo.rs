@@ -15,8 +15,8 @@ pub const LOGIN: &str = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
 /// ```
 /// # use sluicegate_server::demo;
 /// let lines: Vec<_> = demo::rules().iter().map(demo::summary).collect();
-/// assert_eq!(lines[0], "login-per-ip: 5 per 60s for each ip when route=login, by sliding-log");
-/// assert_eq!(lines[1], "api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket");
+/// assert_eq!(lines[0], "login-per-ip: 5 per 60s per ip when route=login (sliding-log)");
+/// assert_eq!(lines[1], "api-per-user: 10 per 1s, burst 20, per user (token-bucket)");
 /// ```
 pub fn rules() -> Vec<Rule> {
     limits().expect("the demo's limits are in range").into()
@@ -37,13 +37,13 @@ pub fn summary(rule: &Rule) -> String {
     let limit = &rule.limit;
     let mut line = format!("{}: {} per {:?}", rule.name, limit.amount(), limit.window());
     if limit.capacity() != limit.amount() {
-        push(&mut line, format_args!(", up to {} at once,", limit.capacity()));
+        push(&mut line, format_args!(", burst {},", limit.capacity()));
     }
-    push(&mut line, format_args!(" for each {}", rule.per.join(" and ")));
+    push(&mut line, format_args!(" per {}", rule.per.join(" and ")));
     for (label, pattern) in rule.when.pairs() {
         push(&mut line, format_args!(" when {label}={pattern}"));
     }
-    push(&mut line, format_args!(", by {}", limit.algorithm()));
+    push(&mut line, format_args!(" ({})", limit.algorithm()));
     line
 }
 

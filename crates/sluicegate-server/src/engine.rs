@@ -1,4 +1,4 @@
-//! The entry point of every front end. It cleans labels, starts the decision, and observes it once.
+//! The entry point of every front end. It normalizes labels, starts the decision, and records its metrics.
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Cleans the labels of a request by the label policy.
+    /// Normalizes the labels of a request by the label policy.
     ///
     /// # Errors
     /// When a label is invalid.

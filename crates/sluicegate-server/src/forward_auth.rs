@@ -16,9 +16,10 @@
 //!
 //! Reserved query parameters: `cost`, a whole number of requests, and `deny_status`.
 //!
-//! The response is 200, or a denial in the format of the middleware: 429, or 503 if the store is unavailable and a rule's failure policy is
-//! `closed`. An invalid request is a 400, and one that a browser sends for a page of another site is a 403. nginx forwards only 401 and 403: with `deny_status=403` each of these becomes a 403 without a body,
-//! with the original status in `Sluicegate-Status`. Responses must not be cached.
+//! The response is 200, or a denial in the format of the middleware: 429, or 503 if the store is unavailable and a rule's failure
+//! policy is `closed`. An invalid request gets 400, and a cross-site request of a browser gets 403. nginx forwards only 401 and 403:
+//! with `deny_status=403`, each of these becomes a 403 without a body, with the original status in `Sluicegate-Status`. Responses must
+//! not be cached.
 
 use std::{borrow::Cow, net::SocketAddr};
 
@@ -108,9 +109,10 @@ pub(crate) async fn respond<B>(
     }
 }
 
-/// Returns why a request counts as sent by a browser for a page of another site, if it does. A proxy forwards the headers of its client, so
-/// those of a browser do not suffice. But a proxy adds at least one of [`FORWARDED`], which a page cannot add to a cross-site request: the
-/// browser would first ask for permission, which this server does not give. With tokens, such a request fails because it has none.
+/// Returns the reason if a request was sent by a browser for a page of another site. Browser headers alone are not
+/// sufficient, because a proxy forwards the headers of its clients. But a proxy adds at least one of [`FORWARDED`],
+/// which a page cannot add to a cross-site request: the browser would first send a preflight request, which this server
+/// does not permit. If tokens are configured, such a request fails because it has none.
 fn cross_site<B>(request: &axum::http::Request<B>, access: &Access) -> Option<&'static str> {
     let has = |names: &[HeaderName]| names.iter().any(|name| request.headers().contains_key(name));
     let is_direct = access.is_open() && has(&guard::BROWSER) && !has(&FORWARDED);
@@ -200,7 +202,7 @@ impl<'a> Query<'a> {
                 }
             };
             if repeated {
-                return Err(CheckError::BadRequest(format!("{name} is given more than once: give it once")));
+                return Err(CheckError::BadRequest(format!("{name} is given more than once: send it once")));
             }
         }
         Ok(Self { labels, costs: costs.unwrap_or(Cost::ONE.into()), deny_status })
@@ -258,11 +260,12 @@ fn method(value: &[u8]) -> Result<Method, CheckError> {
     })
 }
 
-/// Returns the value unless it has several hosts: a proxy appended its own to one that the client may have forged.
+/// Returns the value unless it has several hosts: then a proxy has appended its host to one that the client may have
+/// forged.
 fn only_host(value: &[u8]) -> Result<&[u8], CheckError> {
     if value.contains(&b',') {
         return Err(CheckError::BadRequest(format!(
-            "the header {FORWARDED_HOST} has more than one host: give one"
+            "the header {FORWARDED_HOST} has more than one host: send one"
         )));
     }
     Ok(value)

@@ -34,11 +34,12 @@ use crate::{
     store::{self, OpenError},
 };
 
-/// How long a server answers after SIGTERM before it stops, so that load balancers notice first: `/readyz` and gRPC health report that it
+/// How long a server still answers after SIGTERM, so that load balancers can remove it: `/readyz` and gRPC health report that it
 /// is not ready, and HTTP responses carry `Connection: close`.
 pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 
-/// How many files are open apart from connections: the store, the configuration and the log. The files of [`NoStealRuntime`] come on top.
+/// How many files are open apart from connections: the store, the configuration and the log. The files of
+/// [`NoStealRuntime`] are added to this.
 const OTHER_FILES: usize = 100;
 
 /// How many round trips to the store are measured at start-up.
@@ -94,16 +95,16 @@ pub enum StartError {
     /// An address cannot be bound, or a certificate is invalid.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The operating system does not grant the threads.
+    /// The operating system cannot create the threads.
     #[error("cannot start worker threads: {0}; raise ulimit -u and -n, or set TOKIO_WORKER_THREADS")]
     Threads(io::Error),
     /// A reload would remove all tokens while the server listens on an address that other machines can reach.
     #[error(
-        "{0} can be reached from other machines, and would be open to everybody without a token: keep one as long as the \
+        "{0} can be reached from other machines and would accept requests without a token: keep a token while the \
          server listens there, or set insecure = true"
     )]
     Exposed(SocketAddr),
-    /// A reload would remove all rules, which happens when a file is empty or half written.
+    /// A reload would remove all rules, which happens if a file is empty or partially written.
     #[error(
         "the file has no rules, which would lift all limits: restore them, or write rule = [] at the top of the file \
          to have none"

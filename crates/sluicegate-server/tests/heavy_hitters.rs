@@ -1,6 +1,7 @@
 //! The keys with the most checks and the most denials.
 //!
-//! A binary of its own: only the first threads of a process count separately, and these tests assert counts that are exact.
+//! A separate binary: only the first threads of a process count separately, and these tests assert exact
+//! counts.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -2,9 +2,9 @@
 //!
 //! Most tests pause tokio's clock, which then advances whenever all tasks wait.
 //!
-//! A binary of its own, because other tests in the same process would change its peak memory.
+//! A separate binary, because other tests in the same process would change its peak memory.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{fs, io, net::SocketAddr, time::Duration};
 

@@ -1,7 +1,7 @@
 //! A Redis Cluster of real processes: three primaries, with or without replicas.
 //!
-//! The nodes are joined by `CLUSTER` commands, which is faster than `redis-cli --cluster create`. Two seconds of the
-//! start are Redis's own: a new primary rejects writes for that long. Faults of each node are in [`crate::faults`].
+//! The nodes are joined by `CLUSTER` commands, which is faster than `redis-cli --cluster create`. The start takes at
+//! least two seconds, because a new primary rejects writes for that long. Faults of each node are in [`crate::faults`].
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -440,7 +440,7 @@ impl ClusterState {
     }
 }
 
-/// A slot migration in progress. Dropping it leaves the slot where it is.
+/// A slot migration in progress. Dropping it does not move the slot.
 #[derive(Debug)]
 pub struct Migration<'a> {
     cluster: &'a Cluster,

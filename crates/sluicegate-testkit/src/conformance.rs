@@ -1,6 +1,7 @@
-//! What every store must do, one function per property. The macro `conformance!` makes each of them a test of a store.
+//! The required behaviour of every store, one function per property. The macro `conformance!` generates a test for
+//! each.
 //!
-//! Time is moved by hand. Each test has a new store.
+//! Tests advance a manual clock. Each test has a new store.
 
 use std::time::Duration;
 
@@ -196,7 +197,7 @@ conformance_tests! {
         }
     }
 
-    /// However long a key was idle, at most the capacity passes at once.
+    /// No matter how long a key was idle, at most the capacity passes at one time.
     an_idle_key_never_admits_more_than_the_capacity(fixture) {
         for limit in limits(10, Duration::from_secs(10)) {
             fixture.reset_clock();
@@ -277,7 +278,7 @@ conformance_tests! {
         }
     }
 
-    /// Under constant traffic every window ends on time, and admits as much as the one before.
+    /// Under constant traffic every window ends on time, and admits as much as the previous one.
     windows_end_on_time_under_constant_traffic(fixture) {
         for limit in limits(10, SECOND) {
             // The first window is full from its start, so the same state returns with each window.
@@ -307,7 +308,7 @@ conformance_tests! {
         }
     }
 
-    /// A raised amount is available at once, less the usage. A lowered amount leaves nothing, and creates no debt.
+    /// A raised amount is available immediately, less the usage. A lowered amount leaves nothing, and creates no debt.
     a_changed_amount_keeps_the_usage(fixture) {
         for algorithm in Algorithm::ALL {
             let limit = |amount| Limit::new(algorithm, amount, Duration::from_secs(3600)).expect("valid");
@@ -525,7 +526,7 @@ conformance_tests! {
         }
     }
 
-    /// A shadow tier never denies. It is charged only if the request passes and the tier has room.
+    /// A shadow tier never denies. It is charged only if the request passes and the tier would have allowed it.
     a_shadow_tier_never_denies_and_is_not_charged_for_a_denied_check(fixture) {
         for limit in limits(3, MINUTE) {
             let enforced = Terms::new(limit, Cost::ONE);
@@ -620,7 +621,7 @@ conformance_tests! {
         assert!(!fixture.check("k", &moved, 1).await.passes, "the usage is kept when the window is shifted");
     }
 
-    /// A log that is never empty stays exact, however much it has counted before.
+    /// A log that is never empty stays exact, no matter how much it has counted before.
     a_log_that_is_never_empty_stays_exact(fixture) {
         let limit = Limit::sliding_log(200_000, MINUTE).expect("valid");
         for step in 0..400 {
@@ -632,7 +633,7 @@ conformance_tests! {
         }
     }
 
-    /// Checks of one batch see the charges of earlier ones.
+    /// Checks of one batch include the charges of earlier ones.
     checks_of_a_batch_see_earlier_charges(fixture) {
         for limit in limits(3, MINUTE) {
             let terms = Terms::new(limit, Cost::from(2));

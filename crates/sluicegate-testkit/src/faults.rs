@@ -1,7 +1,7 @@
 //! Faults of a running [`Server`], caused by signals and commands. A fault is in effect when its method returns, and most faults have
 //! a method that ends them.
 //!
-//! For network faults see: [`crate::proxy`], [`crate::namespace`].
+//! For network faults, see [`crate::proxy`] and [`crate::namespace`].
 
 use std::fmt::Display;
 use std::fs;

@@ -43,12 +43,12 @@ impl GatedStore {
         })
     }
 
-    /// Waits until a further call has arrived.
+    /// Waits until another call has arrived.
     pub async fn received(&self) {
         self.received.acquire().await.expect("the semaphore is never closed").forget();
     }
 
-    /// Lets this many calls be answered.
+    /// Permits this many calls to be answered.
     pub fn permit(&self, calls: usize) {
         self.permits.add_permits(calls);
     }

@@ -161,7 +161,7 @@ impl Counter {
         Self { limit: *limit, last: now, charges: Vec::new(), ends, level: Level::empty(limit) }
     }
 
-    /// Returns whether the counter is dated so far ahead that the clock must have been set back.
+    /// Returns whether the time of the counter is so far ahead that the clock must have been set back.
     fn is_absent(&self, limit: &Limit, now: u64) -> bool {
         self.last > now + limit.window_us()
     }
@@ -203,16 +203,16 @@ impl Counter {
         }
     }
 
-    /// Returns until when the charges of a fixed window count under `limit`. If that is not the limit of the last charge, they count
-    /// until the later of their own end and the end of the limit's window in which the last charge was made, but for at most
-    /// one window of each limit.
+    /// Returns until when the charges of a fixed window count under `limit`. Under another limit than that of the last
+    /// charge, they count until the end of their window or of the limit's window that contains the last charge,
+    /// whichever is later, but for at most one window of each limit.
     fn window_ends(&self, limit: &Limit) -> u64 {
         let after_last = |limit: &Limit| self.last + limit.window_us();
         let under_limit = end_of_window(limit, self.last).min(after_last(&self.limit));
         self.ends.min(after_last(limit)).max(under_limit)
     }
 
-    /// Returns the level of a bucket, drained at the faster of its own rate and the limit's.
+    /// Returns the level of a bucket, drained at its stored rate or the limit's, whichever is faster.
     fn level_at(&self, limit: &Limit, at: u64) -> Level {
         let faster = Level::empty(limit).is_faster_than(&self.level);
         let level = if faster { self.level.at_rate_of(limit) } else { self.level };
@@ -339,8 +339,8 @@ fn must_be_free(terms: &Terms) -> u64 {
     }
 }
 
-/// Returns the smallest wait at which `holds`. Unless it holds at once, it stays true from then on: a state that is
-/// ignored because it is dated too far ahead may count later.
+/// Returns the smallest wait at which `holds`. Unless it holds immediately, it stays true from then on: a state that is
+/// ignored because its time is too far ahead may count later.
 fn first_moment(holds: impl Fn(u64) -> bool) -> Duration {
     if holds(0) {
         return Duration::ZERO;

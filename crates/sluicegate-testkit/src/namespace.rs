@@ -14,7 +14,7 @@ use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A pair of namespaces and the bridge between them; removed on drop, also on panic.
+/// A pair of namespaces and the bridge between them; removed on drop, even after a panic.
 ///
 /// A plain veth pair is not enough: when one end goes down, both kernels report it (`ENETUNREACH`, no carrier). Therefore both ends
 /// lead into a third namespace with the bridge.
@@ -52,7 +52,7 @@ impl Link {
     pub fn create() -> Result<Link, String> {
         let number = LINKS.fetch_add(1, Ordering::Relaxed);
         let name = |part: &str| format!("sluicegate-{}-{number}-{part}", process::id());
-        // From here on, drop removes whatever was created.
+        // From here on, drop removes everything that was created.
         let link = Link {
             left: Side { namespace: name("left"), ip: LEFT },
             right: Side { namespace: name("right"), ip: RIGHT },

@@ -124,7 +124,8 @@ impl Setup {
             dir.as_ref().map(|dir| Certificates::issue(dir.path(), Ipv4Addr::LOCALHOST.into()));
         let certificates = certificates.as_ref();
         let nodes: Vec<Server> = (0..=self.replicas).map(|number| self.node(number, certificates)).collect();
-        // Before the sentinels start: they query the replicas of a primary at once, and then only after ten seconds.
+        // Before the sentinels start: they query the replicas of a primary immediately, and then only after ten
+        // seconds.
         nodes[1..].iter().for_each(|replica| replica.replicate(&nodes[0]));
         let config = self.config(nodes[0].addr());
         let sentinels = (0..SENTINELS).map(|number| self.sentinel(number, &config, certificates)).collect();

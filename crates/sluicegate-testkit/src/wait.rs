@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A timeout that suffices for anything on a busy but healthy machine.
+/// A timeout that is long enough for any wait on a busy but healthy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The time between two polls.

@@ -174,8 +174,8 @@ fn x_forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
     field.split(',').map(|hop| hop_address(hop.trim_matches([' ', '\t']))).collect()
 }
 
-/// The hops of `Forwarded`. An invalid header yields no hops: with an unbalanced quotation mark a client could otherwise make
-/// the proxy's element part of its own.
+/// The hops of `Forwarded`. An invalid header yields no hops: otherwise a client could send an unbalanced quotation
+/// mark to absorb the element that the proxy appends.
 fn forwarded_hops(field: String) -> Vec<Option<IpAddr>> {
     let mut rest = field.as_str();
     let mut hops = Vec::new();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn without_trusted_proxies_the_peer_is_the_client_whatever_its_headers() {
+    fn without_trusted_proxies_the_peer_is_the_client_regardless_of_its_headers() {
         let forged = headers(&[("x-forwarded-for", b"203.0.113.9"), ("forwarded", b"for=203.0.113.9")]);
         for peer in ["198.51.100.4", "10.0.0.1", "127.0.0.1", "::1"] {
             let found = ClientAddress::default().of(peer.parse().unwrap(), &forged);

@@ -77,7 +77,8 @@ pub fn status(decision: &Decision) -> StatusCode {
     ProblemType::of(decision).status()
 }
 
-/// Creates the response to a request that could not be checked. Clients do not see how the middleware is misconfigured.
+/// Creates the response to a request that could not be checked. The response does not reveal how the middleware is
+/// misconfigured.
 pub fn error_response(error: &CheckError, form: DenialFormat<'_>) -> Response<Bytes> {
     let (status, code, detail) = match error {
         CheckError::BadRequest(detail) => (StatusCode::BAD_REQUEST, Code::InvalidArgument, &**detail),

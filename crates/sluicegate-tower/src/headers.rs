@@ -1,4 +1,4 @@
-//! A decision as response headers: limit, remaining quota, and time until reset or retry.
+//! Response headers for a decision: limit, remaining quota, and time until reset or retry.
 //!
 //! | dialect | headers |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `github` | the same and `-Used`, `-Resource`, where `-Reset` is a Unix time |
 //! | `none` | none of these |
 //!
-//! In every dialect, a denial that ends by itself has `Retry-After`. Seconds are integers, rounded up. Shadow rules are
+//! In every dialect, a denial has `Retry-After` unless it is permanent. Seconds are integers, rounded up. Shadow rules are
 //! omitted, and so are limits that are not enforced because the store is unavailable.
 //!
 //! Drafts 6 and 7 and the older dialects show one limit: the deciding one.
@@ -157,8 +157,8 @@ pub fn add(headers: &mut HeaderMap, decision: &Decision, dialect: Dialect) {
     }
 }
 
-/// Draft 11: all policies, and the state of each, or after a denial of those that deny. So `Retry-After`, the longest wait, is
-/// never earlier than the end of a `t`.
+/// Draft 11: all policies, and the state of each policy. After a denial, only the policies that deny have a state, so
+/// that `Retry-After`, the longest wait, is never shorter than a `t`.
 fn draft_11(decision: &Decision) -> Vec<(HeaderName, String)> {
     let policies = one_per_name(enforced(decision)).map(|tier| {
         let mut member = quoted(name(tier));
@@ -206,7 +206,8 @@ fn draft_06(decision: &Decision) -> Vec<(HeaderName, String)> {
     fields
 }
 
-/// Policies in drafts 6 and 7: a quota and a window, each quota at most once. Of two with equal quotas, the deciding one is kept.
+/// Policies in drafts 6 and 7: a quota and a window, each quota at most once. If two policies have equal quotas, the
+/// deciding one is kept.
 fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, String)> {
     let mut quotas = Vec::new();
     let members = std::iter::once(deciding).chain(enforced(decision)).filter_map(|tier| {
@@ -263,7 +264,7 @@ fn one_per_name<'a>(
     })
 }
 
-/// Orders tiers by the quota that they leave, least first.
+/// Orders tiers by their remaining quota, least first.
 fn availability(tier: &TierDecision) -> (bool, Reverse<Duration>, u64) {
     let wait = match tier.outcome {
         Outcome::Denied { retry: Retry::Never } => Duration::MAX,
@@ -283,14 +284,14 @@ fn quota(tier: &TierDecision) -> u64 {
     tier.policy.map_or(0, |limit| limit.amount())
 }
 
-/// The window in seconds, rounded up: the same quota over a longer window promises less.
+/// The window in seconds, rounded up, because the same quota over a longer window is a lower rate.
 fn window_seconds(tier: &TierDecision) -> Option<u64> {
     let window = tier.policy?.window();
     (window >= MIN_WINDOW).then(|| whole_seconds_up(window))
 }
 
-/// The time for which the remaining quota has to last. For a token bucket this is the time until it is full: the time until the
-/// next unit would invite far more requests than the limit allows.
+/// The time for which the remaining quota has to last. For a token bucket this is the time until it is full. With the
+/// time until the next unit instead, clients would send far more requests than the limit allows.
 fn effective_window(tier: &TierDecision) -> Option<u64> {
     if let Outcome::Denied { retry: Retry::After(wait) } = tier.outcome {
         return Some(seconds(wait));

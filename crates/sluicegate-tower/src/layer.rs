@@ -64,7 +64,7 @@ pub(crate) struct LayerSettings {
     skip: Option<Skip>,
     pub(crate) dialect: Dialect,
     pub(crate) denial_response: Option<DenialResponse>,
-    /// Whether a wrong configuration was logged.
+    /// Whether a configuration error was logged.
     has_logged: Arc<AtomicBool>,
 }
 
@@ -85,9 +85,9 @@ impl RateLimitLayer {
         Self { settings: Arc::new(settings) }
     }
 
-    /// Adds the label `ip`: the peer address of the connection, IPv6 by /64 network. For axum, which has to serve
-    /// `into_make_service_with_connect_info::<SocketAddr>()`: otherwise the address is unknown, requests are answered with 500, because
-    /// limits per address would not apply to them, and the first one is logged.
+    /// Adds the label `ip`: the peer address of the connection, with IPv6 addresses truncated to their /64 network. For
+    /// axum, which has to serve `into_make_service_with_connect_info::<SocketAddr>()`. Otherwise the address is
+    /// unknown, and requests get 500, because limits per address would not apply to them; the first one is logged.
     #[cfg(feature = "axum")]
     #[must_use]
     pub fn client_ip(self) -> Self {
@@ -130,7 +130,7 @@ impl RateLimitLayer {
         self.with_label(label.into(), LabelSource::Header(header))
     }
 
-    /// Passes some requests on without a check, for example those of a health check.
+    /// Forwards some requests without a check, for example health checks.
     #[must_use]
     pub fn skip(self, is_skipped: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.skip = Some(Arc::new(is_skipped)))
@@ -277,7 +277,7 @@ impl LayerSettings {
         self.skip.as_ref().is_some_and(|is_skipped| is_skipped(request))
     }
 
-    /// Logs a wrong configuration, once.
+    /// Logs a configuration error, once.
     pub(crate) fn log_once(&self, problem: &str) {
         if !self.has_logged.swap(true, Ordering::Relaxed) {
             tracing::error!("requests are answered with 500: {problem}");

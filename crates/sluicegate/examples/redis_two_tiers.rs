@@ -1,4 +1,4 @@
-//! Two limits, charged all or none, that processes share through Redis.
+//! Two limits that processes share through Redis. A request is charged to both or to neither.
 //!
 //! ```sh
 //! redis-server --port 6379 &

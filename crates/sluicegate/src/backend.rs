@@ -64,7 +64,8 @@ impl Backend {
         }
     }
 
-    /// Returns what is left of a caller's deadline after `elapsed`; `None` where nothing waits.
+    /// Returns the remaining time of a caller's deadline after `elapsed`; `None` for the memory store, which never
+    /// waits.
     pub(crate) fn time_left(&self, deadline: Option<Duration>, elapsed: Duration) -> Option<Duration> {
         match self {
             Self::Local(_) => None,
@@ -72,7 +73,7 @@ impl Backend {
         }
     }
 
-    /// Logs a warning if a round trip of this length leaves too little of the deadline.
+    /// Logs a warning if a round trip of this length takes too much of the deadline.
     pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
         if let Self::Remote(remote) = self {
             remote.warn_if_slow(round_trip);

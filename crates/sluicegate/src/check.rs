@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::key::Key;
 
-/// The most tiers one check may have.
+/// The maximum number of tiers in one check.
 pub const MAX_TIERS: usize = 64;
 
 /// One operation of `count` identical requests on one or more counters, all or none.

@@ -23,7 +23,7 @@ use sluicegate_core::Timestamp;
 /// let limit = Limit::sliding_log(1, Duration::from_secs(60))?;
 /// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
 /// assert!(!limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
-/// clock.advance(Duration::from_secs(60)); // no test has to wait
+/// clock.advance(Duration::from_secs(60)); // tests do not have to wait
 /// assert!(limiter.check_key("user:42", &limit, Cost::ONE).await?.is_allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
@@ -94,7 +94,8 @@ pub(crate) fn wall_clock() -> Timestamp {
 /// shifts the time by a tenth of this.
 const MAX_EXTRAPOLATION_NS: u64 = 1_000_000;
 
-/// How long a reading of the system clock may take to be used for extrapolation: the time may be late by this much.
+/// The maximum duration of a reading of the system clock that is used for extrapolation: the time may be late by this
+/// much.
 const MAX_GAP_NS: u64 = 10_000;
 
 /// The last reading of the system clock by this thread.
@@ -114,7 +115,7 @@ fn steady_ns() -> u64 {
     static ZERO: OnceLock<Instant> = OnceLock::new();
 
     let counter = COUNTER.raw();
-    // a counter that went backwards, as after a live migration, is unusable
+    // a counter that went backwards, for example after a live migration, is unusable
     if let Some(last) = LAST.get().filter(|last| counter >= last.counter) {
         let extrapolated = COUNTER.delta_as_nanos(last.counter, counter);
         if extrapolated < MAX_EXTRAPOLATION_NS {

@@ -58,7 +58,7 @@ pub struct TierDecision {
     pub outcome: Outcome,
     /// The limit that was applied; in a fallback this process's share of it. `None` if the rule denies without counting.
     pub policy: Option<Limit>,
-    /// The most units that are admitted at once.
+    /// The maximum number of units admitted at one time.
     pub limit: u64,
     /// Whole units available now.
     pub remaining: u64,
@@ -114,7 +114,7 @@ impl Decision {
             Outcome::Denied { retry } => Some((retry, index)),
             Outcome::Allowed => None,
         });
-        // of equal waits, the first rule decides
+        // if waits are equal, the first rule decides
         let longest = denying.min_by_key(|(retry, index)| (std::cmp::Reverse(*retry), *index));
         let (outcome, deciding) = match longest {
             Some((retry, index)) => (Outcome::Denied { retry }, Some(index)),
@@ -130,8 +130,8 @@ impl Decision {
         self.outcome.is_allowed()
     }
 
-    /// The deciding tier: of those that deny, the one with the longest wait, otherwise the one with the least remaining. `None`
-    /// if no enforced rule matched, or if the store did not answer.
+    /// The deciding tier: if the request is denied, the denying tier with the longest wait, otherwise the tier with the least
+    /// remaining. `None` if no enforced rule matched, or if the store did not answer.
     pub fn deciding(&self) -> Option<&TierDecision> {
         self.tiers.get(self.deciding?)
     }
@@ -151,8 +151,8 @@ impl Decision {
         self.deciding().map(|tier| tier.remaining)
     }
 
-    /// The time after which the same request would be allowed. `None` if it is allowed, and also if waiting does not help: see
-    /// [`Self::is_allowed`].
+    /// The time after which the same request would be allowed. `None` if it is allowed, or if waiting does not help:
+    /// see [`Self::is_allowed`].
     pub fn retry_after(&self) -> Option<Duration> {
         match self.outcome {
             Outcome::Denied { retry: Retry::After(wait) } => Some(wait),

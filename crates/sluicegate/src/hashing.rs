@@ -1,4 +1,4 @@
-//! Fast hashing with random keys, because requests choose what is hashed.
+//! Fast hashing with random keys, because clients control what is hashed.
 //!
 //! SipHash took more time than the rest of a lookup. The keys come from the same source as those of the standard library, and hashes never
 //! leave the process.

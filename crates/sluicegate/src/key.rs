@@ -1,7 +1,8 @@
 //! The key of a counter: a rule and the values of its `per` labels.
 //!
-//! The encoding is injective for any bytes: two different (rule, values) never share a counter. Letters, digits, `-`, `.` and `_` are kept,
-//! every other byte becomes `%XX`, and values are joined by `,`. The characters `,` `!` `*` and `#` therefore never come from a caller:
+//! The encoding is injective for any bytes: two different (rule, values) never share a counter. Letters, digits, `-`, `.` and `_` are
+//! kept, every other byte becomes `%XX`, and values are joined by `,`. The characters `,` `!` `*` and `#` are therefore never part of a
+//! caller's text:
 //!
 //! | text | meaning |
 //! |---|---|
@@ -219,7 +220,7 @@ fn join_encoded(values: &[Option<&[u8]>], text: &mut [u8]) -> Option<usize> {
 /// Number of bytes of an escaped byte.
 const MAX_ENCODED: usize = 3;
 
-/// What stands for each byte; zeros follow.
+/// The encoding of each byte, padded with zeros.
 const ENCODED: [[u8; MAX_ENCODED + 1]; 256] = {
     let mut encoded = [[0; MAX_ENCODED + 1]; 256];
     let mut byte = 0_u8;

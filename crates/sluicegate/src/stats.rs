@@ -18,7 +18,7 @@ pub struct Stats {
     /// Failed calls to the store by kind: the error code of the server, or `timeout`, `lost`,
     /// `unreachable`, `late`, `other`. Every kind is listed.
     pub errors: Vec<(&'static str, u64)>,
-    /// Requests for which it is unknown whether they were charged.
+    /// Requests that may or may not have been charged.
     pub ambiguous: u64,
     /// Requests that were decided without the store, by source: `fallback`, `open`, `closed`.
     pub degraded: Vec<(&'static str, u64)>,
@@ -28,9 +28,9 @@ pub struct Stats {
     pub waiting: usize,
     /// Calls in flight now, over all servers.
     pub in_flight: usize,
-    /// Limit of concurrent calls to one server now; the largest of several servers.
+    /// Limit of concurrent calls to one server now; the largest over all servers.
     pub call_limit: usize,
-    /// Round trip of the slowest server: most calls of the last second took at least this long. Requests with less time left are not
+    /// Lower quartile of the last second's round trips to the slowest server. Requests with less time left are not
     /// sent.
     pub round_trip: Option<Duration>,
     /// Answers of the store after the caller's deadline.
@@ -64,10 +64,10 @@ pub struct StoreStats {
     pub keys: u64,
     /// Memory of a memory store in bytes.
     pub bytes: u64,
-    /// The most that `bytes` can be: the configured bound without the eighth that is kept free for the allocator.
+    /// The maximum of `bytes`: seven eighths of the configured bound; the rest is reserved for the allocator.
     pub max_bytes: u64,
-    /// Checks and charges of a full memory store, one for each matching rule, that had no counter of their own. Their keys share overflow
-    /// counters, and are denied together once these are exhausted.
+    /// Checks and charges that a full memory store decided with overflow counters, one for each matching rule. Keys
+    /// that share an overflow counter are denied together once it is exhausted.
     pub overflow_decisions: u64,
 }
 

@@ -71,8 +71,8 @@ impl fmt::Debug for Store {
 ///
 /// The futures are boxed: one allocation per call to the store, which serves many callers.
 pub trait RemoteStore: Send + Sync + 'static {
-    /// Decides `checks` in order and returns the outcome of each. A check sees what the earlier ones charged (where counters are on
-    /// several servers, also what an earlier one only reserved). A call that arrives after its deadline charges nothing.
+    /// Decides `checks` in order and returns the outcome of each. A check includes the charges of earlier ones and, if
+    /// counters are on several servers, their reservations. A call that arrives after its deadline charges nothing.
     fn decide<'a>(
         &'a self,
         checks: &'a [Check],
@@ -106,7 +106,8 @@ pub trait RemoteStore: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
-    /// Returns the state of these counters for display, each at a moment of its own; `None` for a counter whose state is corrupt.
+    /// Returns the state of these counters for display, each read at a slightly different time; `None` for a counter
+    /// whose state is corrupt.
     fn inspect<'a>(
         &'a self,
         counters: &'a [(Key, Limit)],
@@ -202,7 +203,7 @@ pub enum StoreError {
     TooLarge {
         /// Tiers in the batch.
         tiers: usize,
-        /// The most tiers of a batch.
+        /// The maximum number of tiers in a batch.
         max: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The memory store's bound, measured from outside: the resident memory of the process. A binary of its own, as other tests of
+//! The memory store's bound, measured from outside: the resident memory of the process. A separate binary, because other tests of
 //! the same process would change the figure.
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 

@@ -1,9 +1,9 @@
-//! As much of RocksDB's interface as limitador's disk storage names. A database cannot be opened, so that nothing
-//! else here ever runs; limitador's Redis storage does not touch it.
+//! The part of RocksDB's interface that limitador's disk storage refers to. Opening a database always fails, so no
+//! other function is ever called; limitador's Redis storage does not use it.
 
 use std::{fmt, marker::PhantomData, path::Path};
 
-/// Nobody has one.
+/// A type without values.
 enum Never {}
 
 pub type DB = DBWithThreadMode<MultiThreaded>;

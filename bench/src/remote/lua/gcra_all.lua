@@ -1,5 +1,5 @@
--- A plain GCRA, as many services have it. KEYS: one per tier. ARGV: interval and burst per tier, in microseconds
--- and units. Replies: 1 or 0, and the wait in microseconds. With several keys: all or none.
+-- A plain GCRA, as used by many services. KEYS: one per tier. ARGV: interval and burst per tier, in microseconds and
+-- units. Reply: 1 (allowed) or 0 (denied), and the wait in microseconds. With several keys: all or none.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local ahead = {}

@@ -1,5 +1,5 @@
--- A plain GCRA, as many services have it. KEYS: one. ARGV: interval in microseconds, burst in units.
--- Replies: 1 or 0, and the wait in microseconds.
+-- A plain GCRA, as used by many services. KEYS: one. ARGV: interval in microseconds, burst in units. Reply: 1 (allowed)
+-- or 0 (denied), and the wait in microseconds.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])

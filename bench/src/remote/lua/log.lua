@@ -1,5 +1,5 @@
--- A plain sliding log in a sorted set. KEYS: one. ARGV: limit, window in microseconds, a member nobody else uses.
--- Replies: 1 or 0, and what is left.
+-- A plain sliding log in a sorted set. KEYS: one. ARGV: limit, window in microseconds, a unique member.
+-- Reply: 1 (allowed) or 0 (denied), and the remaining units.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local limit, window = tonumber(ARGV[1]), tonumber(ARGV[2])

@@ -27,7 +27,7 @@ pub fn page(network: &NetworkReport) -> String {
          * *hand-written* is redis-rs with one multiplexed connection, and a plain script called by its digest.\n\
          * *fred* is a pool of four connections with the same script.\n\
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
-         All set `TCP_NODELAY`. The scripts are in `bench/src/remote/lua`; limits are never reached, unless the table says otherwise.\n\n",
+         All set `TCP_NODELAY`. The scripts are in `bench/src/remote/lua`; limits are never reached, unless the table states otherwise.\n\n",
         date = machine.date,
         revision = machine.revision,
         cores = machine.cores,
@@ -54,7 +54,7 @@ const LIMITS: &str = include_str!("limits.md");
 
 const NOT_MEASURED: &str = "## What is not measured\n\n\
     * Packet loss, limited bandwidth and jitter: the proxy delays and does nothing else. Connections are established without a delay.\n\
-    * Machines of their own: clients, proxy and Redis share the cores. The proxy takes CPU time that neither client nor Redis can use, \
+    * Separate machines: clients, proxy and Redis share the cores. The proxy takes CPU time that neither client nor Redis can use, \
     so that rates at high load are lower than with a real network.\n\
     * Accuracy below about 50 us: the proxy adds the time in which the kernel wakes its thread.\n\
     * Denials, failure policies, several rules per check, TLS, Cluster, Redis with persistence or replicas.\n\

@@ -37,7 +37,7 @@ pub fn page(report: &Report) -> Result<String> {
     page.push_str(CONCLUSIONS);
     page.push_str(METHOD);
     page.push_str(&format!(
-        "* *before* is revision {revision}: the last one before lost connections were replaced at once, and before `local` counted the \
+        "* *before* is revision {revision}: the last one before lost connections were replaced immediately, and before `local` counted the \
          usage that the store last reported. Its figures are a fixed reference: they were measured once with this benchmark ({date}, \
          {cores} cores, {model}; load averages {load} before, {after} after, while other programs used the machine for half of the \
          time) and are not repeated in later runs.\n\n",
@@ -81,7 +81,7 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     * CPU quotas of containers, which stop a process for tens of milliseconds at a time, and other priorities or schedulers.\n\
     * The failure policy `closed`: it admits nothing without the store.\n\n";
 
-/// Returns the table with the earlier figures beside those of this run.
+/// Returns the table with the earlier figures next to those of this run.
 fn with_before(table: &Table, earlier: Option<&Table>) -> Table {
     let columns = table.columns.iter().flat_map(|column| {
         ["before", "after"]

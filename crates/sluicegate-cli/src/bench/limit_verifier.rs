@@ -32,7 +32,7 @@ trait FindClosest {
 }
 
 impl FindClosest for Bound {
-    /// The interval in which most was admitted, measured by what is allowed in it; none if the window is too short to tell.
+    /// The interval with the most units admitted relative to its bound; none if the window is too short to verify.
     fn closest(self, key: KeyNumber, calls: &[Admitted]) -> Option<ClosestInterval> {
         match self {
             Self::Window { most, window } => {
@@ -122,7 +122,7 @@ impl LimitVerifier {
         }
     }
 
-    /// Drops calls that share no window with any future call; if that is not enough, merges neighbours.
+    /// Drops calls that cannot share a window with a future call; if that is not enough, merges adjacent calls.
     fn shrink(&mut self) {
         if let Bound::Window { window, .. } = self.bound {
             let latest = self.calls.values().flatten().map(|call| call.received).max().unwrap_or_default();

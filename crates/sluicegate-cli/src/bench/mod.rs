@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `keys` | the keys of a run, used by no one else |
+//! | `keys` | the keys of a run, which no other program uses |
 //! | `load` | closed-loop callers and their statistics |
 //! | `target` | destination: the memory store, a Redis store or a server |
 //! | `limit_verifier` | checks whether more was admitted than the limit allows |
@@ -45,10 +45,10 @@ use crate::{
     value_parsers::{non_negative, whole_number},
 };
 
-/// Benchmark a store or a server: latency, throughput, and whether the limit holds
+/// Benchmark a store or a server: measure latency and throughput, verify the limit
 ///
-/// Without --store, --config, --server or SLUICEGATE_SERVER, the memory store of this process is measured. Each run uses its own keys, which
-/// expire: no other counter is touched. Ctrl-C ends the load early. Exits with 1 if more was admitted than the limit allows.
+/// Without --store, --config, --server or SLUICEGATE_SERVER, the memory store of this process is measured. Each run uses its own keys,
+/// which expire: no other counter is touched. Ctrl-C ends the load early. Exit status: 1 if more was admitted than the limit allows.
 #[derive(Args)]
 pub(crate) struct Bench {
     // Not parsed by clap: its error messages quote the value, which may contain a password.

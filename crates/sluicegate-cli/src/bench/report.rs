@@ -207,7 +207,7 @@ impl BenchReport {
         row("allowed", self.allowed, String::new());
         row("denied", self.denied, cached);
         if self.degraded > 0 {
-            row("degraded", self.degraded, "by failure policy, the store was unavailable".to_owned());
+            row("degraded", self.degraded, "store unavailable, decided by the failure policy".to_owned());
         }
         let table = table.to_string();
         for line in table.lines().skip(1) {
@@ -261,7 +261,7 @@ impl BenchReport {
         output::line(paint(DIM, "the keys are unique to this run and expire"));
         if *unverified > 0 {
             let unverified = format::plural(*unverified, "admitted request", "admitted requests");
-            output::line(paint(WARNING, format_args!("{unverified} came too fast to be verified")));
+            output::line(paint(WARNING, format_args!("{unverified} arrived too fast to be verified")));
         }
     }
 }

@@ -127,7 +127,7 @@ impl HttpClient {
     }
 }
 
-/// Resolution failures of the system have no error kind of their own.
+/// The standard library has no error kind for failed name resolution.
 fn is_unknown_host(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::HostNotFound => true,

@@ -40,25 +40,25 @@ Examples:
 /// The commands that send one request.
 #[derive(Subcommand)]
 pub(crate) enum ClientCommand {
-    /// Check a request, and count it if it is allowed
+    /// Check a request, and charge it if it is allowed
     ///
-    /// Exits with 0 if it is allowed, 1 if it is denied, 2 on an error.
+    /// Exit status: 0 allowed, 1 denied, 2 error.
     #[command(after_long_help = EXAMPLES)]
     Check(DecisionArgs),
 
-    /// Check a request without counting it
+    /// Check a request without charging it
     ///
-    /// Shows what remains now. Exits with 0 if the request would be allowed, 1 if it would be denied.
+    /// Shows the remaining quota. Exit status: 0 if the request would be allowed, 1 if it would be denied, 2 error.
     Peek(DecisionArgs),
 
-    /// Count usage that is known only afterwards, regardless of the limits
+    /// Charge usage that becomes known only after the request, regardless of the limits
     ///
     /// For example the tokens of a finished response. It may leave a debt, which delays later requests.
     Charge(ChargeArgs),
 
-    /// Refund units that were counted, at most those that still count
+    /// Refund units that were charged, at most those that still count
     ///
-    /// Without --at the most recent units are refunded; with --at, exactly those counted at that time.
+    /// Without --at, the most recent units are refunded; with --at, exactly those charged at that time.
     Refund(RefundArgs),
 
     /// Reset the counters of the rules that count by the given labels
@@ -67,7 +67,7 @@ pub(crate) enum ClientCommand {
     /// or --rules selects their rules.
     Reset(ResetArgs),
 
-    /// Explain why a request would be allowed or denied, without counting it
+    /// Explain why a request would be allowed or denied, without charging it
     ///
     /// Shows the rules that apply, the counter and arithmetic of each, and why the other rules do not apply.
     Explain(DecisionArgs),

@@ -46,7 +46,7 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "FILE", requires = "client_cert", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
     client_key: Option<PathBuf>,
 
-    /// Call the store of this configuration directly, by its rules, without a server
+    /// Call the store of this configuration directly, without a server, and decide by its rules
     #[arg(long, value_name = "FILE", help_heading = TARGET_HEADING)]
     config: Option<PathBuf>,
 
@@ -113,7 +113,7 @@ impl TargetArgs {
         }
         let (status, body) = HttpService::new(engine, Settings::default()).post(path, body).await;
         if config.store.url != StoreUrl::Memory && format == OutputFormat::Text {
-            output::note(paint(DIM, format_args!("called {url} directly, by {}", rules(&config.origin))));
+            output::note(paint(DIM, format_args!("called {url} directly, with {}", rules(&config.origin))));
         }
         Ok(RawResponse { status: status.as_u16(), body: body.into(), url, store: Some(config.store) })
     }
@@ -127,7 +127,7 @@ fn rules(origin: &Origin) -> String {
 }
 
 impl RawResponse {
-    /// Diagnoses a store that was called directly and did not decide; the response itself has no reason.
+    /// Diagnoses a store that was called directly and did not decide, because the response does not contain the reason.
     pub(super) async fn store_problem(&self, answer: &DecisionBody) -> Option<ConnectionProblem> {
         match &self.store {
             Some(store) if answer.degraded => connectivity::diagnose(store).await,

@@ -40,7 +40,7 @@ pub(super) struct Lockout {
 
 /// The state of a counter.
 pub(super) trait Kept {
-    /// The time from which on it equals a fresh one.
+    /// The time at which it becomes equal to a fresh one.
     fn expires_at(&self) -> Timestamp;
 }
 
@@ -66,9 +66,10 @@ impl<S: Kept> Counters<S> {
         self.hasher.hash_one(key)
     }
 
-    /// Makes room for `more` counters. Positions are valid until the next call. `windows` has the window of each rule.
+    /// Removes unused counters if `more` would exceed the threshold. Positions are valid until the next call.
+    /// `windows` has the window of each rule.
     #[inline]
-    pub(super) fn make_room(&mut self, more: usize, now: Timestamp, windows: &[u64]) {
+    pub(super) fn sweep_if_full(&mut self, more: usize, now: Timestamp, windows: &[u64]) {
         if self.list.len() + more > self.sweep_at {
             self.retain(|counter| counter.is_in_use(now, windows[counter.rule]));
             self.sweep_at = FEW.max(2 * self.list.len()) + more;

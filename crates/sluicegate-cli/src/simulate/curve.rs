@@ -1,10 +1,10 @@
 //! The number of denials with other amounts, for all candidates in the same pass.
 //!
-//! Each rule is simulated on its own. Everything but the amount is unchanged, including overrides with an amount and an explicit burst. So
-//! each point equals the simulation of a file with only that rule and that amount.
+//! Each rule is simulated separately. Everything but the amount is unchanged, including overrides with an amount and an
+//! explicit burst. Each point therefore equals the simulation of a file with only that rule and that amount.
 //!
-//! Memory is bounded: if too many counters are in use, half of the keys are dropped by hash and the others count twice, repeatedly. The
-//! points are then estimates.
+//! Memory is bounded: whenever too many counters are in use, half of the keys (selected by hash) are dropped, and the
+//! weight of the others is doubled. The points are then estimates.
 
 use std::{collections::HashMap, hash::BuildHasher, rc::Rc, time::Duration};
 
@@ -38,12 +38,12 @@ pub(super) struct Curves {
     counters: Counters<Box<[State]>>,
     windows: Vec<u64>,
     max_counters: usize,
-    /// One key in 2 to this power is counted, with that weight.
+    /// One of 2^`halvings` keys is counted, with that weight.
     halvings: u32,
 }
 
 struct Curve {
-    /// The rule alone with another amount. Limits that do not change with it are set by an override.
+    /// Only this rule, under another amount. A limit that stays the same is set by an override.
     probe: RuleSet,
     stagger: bool,
     matched: u64,
@@ -138,7 +138,7 @@ impl Curves {
         if !is_chosen(key, self.halvings) {
             return;
         }
-        self.counters.make_room(1, now, &self.windows);
+        self.counters.sweep_if_full(1, now, &self.windows);
         if self.counters.len() >= self.max_counters {
             self.thin_out(now);
             if !is_chosen(key, self.halvings) {
@@ -207,17 +207,18 @@ fn is_chosen(key: &[u8], halvings: u32) -> bool {
     halvings == 0 || FixedState::with_seed(SAMPLING_SEED).hash_one(key) >> (64 - halvings) == 0
 }
 
-/// The rule alone, with an amount that is not its own.
+/// Returns a rule set with only this rule, under a different amount.
 fn probe(rule: &Rule) -> RuleSet {
     const VALID: &str = "a valid rule is valid with an adjacent amount";
     let amount = rule.limit.amount();
-    let beside = if amount > 1 { amount - 1 } else { amount + 1 };
+    let adjacent = if amount > 1 { amount - 1 } else { amount + 1 };
     let mut other = rule.clone();
-    other.limit = Limit::new(rule.limit.algorithm(), beside, rule.limit.window()).expect(VALID);
+    other.limit = Limit::new(rule.limit.algorithm(), adjacent, rule.limit.window()).expect(VALID);
     RuleSet::new(vec![other]).expect(VALID)
 }
 
-/// Returns a limit with another amount of its rule; none if it does not depend on it. `probed` is the limit under the probe's amount.
+/// Returns the limit that applies under another amount of the rule; none if the limit does not depend on that amount.
+/// `probed` is the limit under the probe's amount.
 fn other_amount(limit: &Limit, probed: &Limit, amount: u64) -> Option<Limit> {
     if limit.amount() == probed.amount() {
         return None;

@@ -1,4 +1,4 @@
-//! Extraction of labels from log records, cleaned as in the server.
+//! Extraction of labels from log records, normalized as in the server.
 //!
 //! A label is read from the field of its name or of `--field`, or derived by `--label`. Labels that no rule uses are omitted, so that
 //! `exact` rules apply as if clients sent only the needed labels.

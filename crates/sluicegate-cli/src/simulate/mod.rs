@@ -58,8 +58,9 @@ const PROGRESS_INTERVAL: u64 = 1 << 14;
 
 /// Replay a log through rules and report which requests they would have denied
 ///
-/// Reads access logs (combined, common), JSON lines and CSV, also gzip-compressed, in one pass, on a virtual clock, and decides like the
-/// server. Labels are read from the log: ip, method, path, host, status, user, user_agent, and every field that a rule uses.
+/// Reads access logs (combined, common), JSON lines and CSV, optionally gzip-compressed, in one pass. Requests are
+/// decided as by the server, on a virtual clock. Labels are read from the log: ip, method, path, host, status, user,
+/// user_agent, and every field that a rule uses.
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Rules to simulate; else ./sluicegate.toml, else the demo rules [env: SLUICEGATE_CONFIG=]

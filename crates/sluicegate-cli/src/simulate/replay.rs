@@ -205,7 +205,7 @@ impl Replay {
     }
 
     fn apply_plan(&mut self, plan: &Plan, now: Timestamp) -> bool {
-        self.counters.make_room(plan.tiers.len() + plan.denying.len(), now, &self.windows);
+        self.counters.sweep_if_full(plan.tiers.len() + plan.denying.len(), now, &self.windows);
         for &(rule, mode) in &plan.denying {
             self.stats[rule].matched += 1;
             let (hash, at) = self.counter(rule);

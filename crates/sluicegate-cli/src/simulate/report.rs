@@ -104,7 +104,7 @@ pub(super) struct LockoutReport {
     pub(super) seconds: f64,
 }
 
-/// The results of other amounts, for the rule on its own.
+/// The results of other amounts, with only this rule.
 #[derive(Debug, Serialize)]
 pub(super) struct CurveReport {
     /// The sampling rate: one key in this many was counted.
@@ -121,7 +121,7 @@ pub(super) struct PointReport {
     pub(super) share: f64,
 }
 
-/// The smallest amount of the curve from which on at most `share` is denied.
+/// The smallest amount of the curve that denies at most `share`, as do all larger ones.
 #[derive(Debug, Serialize)]
 pub(super) struct CurveTarget {
     pub(super) share: f64,

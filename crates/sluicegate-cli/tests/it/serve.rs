@@ -133,8 +133,8 @@ fn the_startup_output_has_addresses_store_rules_and_an_example() {
             &*format!("resp   127.0.0.1:{} (Redis protocol)", port(&server.welcome[2])),
             "store  memory:",
             "rules  demo; write your own to ./sluicegate.toml",
-            "rule   login-per-ip: 5 per 60s for each ip when route=login, by sliding-log",
-            "rule   api-per-user: 10 per 1s, up to 20 at once, for each user, by token-bucket",
+            "rule   login-per-ip: 5 per 60s per ip when route=login (sliding-log)",
+            "rule   api-per-user: 10 per 1s, burst 20, per user (token-bucket)",
             "",
             "Run this 6 times within a minute; the last request is denied:",
             &*format!(

@@ -135,7 +135,8 @@ impl Counter for State {
 }
 
 impl Limit {
-    /// Creates a limit: at most `amount` per window of the clock, and so up to twice that across the edge of two windows.
+    /// Creates a limit: at most `amount` per window of the clock, and therefore up to twice that across a window
+    /// boundary.
     ///
     /// # Errors
     /// As [`Limit::new`].
@@ -145,10 +146,11 @@ impl Limit {
 }
 
 impl State {
-    /// Returns until when the units count under a limit with other windows than those they were charged under, as while
-    /// instances with two versions of a rule share a counter. The end of one version's window must not release units that
-    /// still count in the other's: units count until their own end, and as if all of them had been charged with the last one,
-    /// until the end of the limit's window; neither for longer than one window after the last charge.
+    /// Returns how long the units count under a limit whose window differs from the one that they were charged under,
+    /// for example while instances with two versions of a rule share a counter. The end of one version's window must
+    /// not release units that still count in the other's. Therefore units count until the end of the window that they
+    /// were charged under or of the limit's window that contains the last charge, whichever is later, but for at most
+    /// one window after the last charge.
     fn counts_until(&self, limit: &Limit) -> u64 {
         let own_end = self.end_us.min(self.last_us + limit.window_us());
         let end_under_limit = window_end(limit, self.last_us).min(self.last_us + self.window_us);

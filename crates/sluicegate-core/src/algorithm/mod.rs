@@ -1,17 +1,17 @@
 //! The algorithms. Each is a small state with pure functions of limit, cost and time.
 //!
-//! A decision reads the state once: a *view* is the state at one moment under one limit. From the view, an
-//! algorithm computes how many units count now, when at most a given number count, when none count, and the state
-//! and view after a charge. The rest of the decision ([`crate::step`]) is the same for every algorithm.
+//! A decision reads the state once: a *view* is the state at one moment under one limit. From the view, an algorithm
+//! computes how many units count now, when the count falls to a given number, when it reaches zero, and the state and
+//! view after a charge. The rest of the decision ([`crate::step`]) is the same for every algorithm.
 //!
 //! Two rules hold for every algorithm:
 //!
-//! * **A counter's time never runs backwards.** A state dated ahead of the clock is read at its own date. A state
-//!   dated more than one window ahead counts as absent.
-//! * **A changed limit keeps the used units.** A state records the window or rate it was written under. Under
-//!   another one, it counts as before until the next charge, which carries the units over as if they had been charged
-//!   then, but never longer than one new window after the last charge. A token bucket drains at the faster of
-//!   the two rates instead. A fixed window also counts until the end of the new window in which it was last charged.
+//! * **A counter's time never runs backwards.** If the time of a state is ahead of the clock, the state is read at its
+//!   own time. A state more than one window ahead counts as absent.
+//! * **A changed limit keeps the used units.** A state records the window or rate it was written under. Under another
+//!   window, units count as before until the next charge, but for at most one new window after the last charge; the
+//!   next charge converts them as if they had been charged at that time. A token bucket drains at the faster of the two
+//!   rates instead. In a fixed window, units also count until the end of the new window that contains the last charge.
 //!
 //! To add an algorithm, write its documentation page, a module with its [`Counter`] and its Lua files, and add one row to
 //! the table in this file. The configuration, the stores, the headers and the tools read the table.
@@ -126,7 +126,7 @@ register! { $
     FixedWindow = "fixed-window" => fixed_window,
     /// The exact times of the accepted requests.
     SlidingLog = "sliding-log" => sliding_log,
-    /// Two counters, of which the older one fades out.
+    /// Two counters; the weight of the older one decreases over time.
     SlidingCounter = "sliding-counter" => sliding_counter,
     /// A level that drains at a steady rate.
     TokenBucket = "token-bucket" | "gcra" => token_bucket,
@@ -143,7 +143,7 @@ pub struct Properties {
     pub has_burst: bool,
     /// Whether its limits have a phase.
     pub has_phase: bool,
-    /// Whether the limit holds over a window that ends now, instead of until a reset.
+    /// Whether the limit applies to the window that ends now, instead of to the time until a reset.
     pub has_sliding_window: bool,
     /// Whether its state is a list of entries instead of a fixed set of numbers.
     pub is_log: bool,
@@ -151,7 +151,7 @@ pub struct Properties {
     pub script_code: u8,
 }
 
-/// The most that a limit admits.
+/// The maximum that a limit admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// At most `most` units in any interval of length `window`.
@@ -163,7 +163,7 @@ pub enum Bound {
     },
     /// At most `burst` units, plus `amount` per `window` of the elapsed time.
     Bucket {
-        /// Units at once.
+        /// Units that can be admitted at one time.
         burst: u64,
         /// Units per window.
         amount: u64,
@@ -251,7 +251,7 @@ pub trait Counter: Default {
     fn expires_at_us(&self) -> u64;
     /// Returns what counts, for display.
     fn snapshot(&self, view: &Self::View, limit: &Limit) -> Snapshot;
-    /// Returns the most that a limit admits.
+    /// Returns the maximum that a limit admits.
     fn bound(limit: &Limit) -> Bound;
     /// Reads a state that the Redis script stored. Returns `None` if the script cannot have stored it: the arithmetic of
     /// views relies on these checks.
@@ -378,8 +378,8 @@ impl Limit {
     }
 }
 
-/// Returns the time at which a state dated `last` is read: its own date if the clock is behind it, `None` if it is
-/// dated more than one window ahead, because the clock has been set back.
+/// Returns the time at which a state with the last charge at `last` is read: `last` if the clock is behind it, `None`
+/// if the clock is more than one window behind, because it has been set back.
 #[inline]
 fn effective_time(last: u64, window: u64, now: u64) -> Option<u64> {
     (last <= now + window).then(|| last.max(now))

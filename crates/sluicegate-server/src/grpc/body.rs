@@ -19,14 +19,14 @@ use super::{MAX_MESSAGE, MAX_SMALL_MESSAGE};
 pub(super) const PREFIX: usize = 5;
 pub(super) const NOT_COMPRESSED: u8 = 0;
 
-/// The body of a call. It is read once it has a read permit of its connection.
+/// The body of a call. Reading it requires a read permit of its connection.
 pub(super) struct BoundedBody {
     body: Incoming,
     reads: PollSemaphore,
     read_permit: Option<OwnedSemaphorePermit>,
-    /// The free memory for messages larger than [`MAX_SMALL_MESSAGE`], in bytes.
+    /// The available memory for messages larger than [`MAX_SMALL_MESSAGE`], in bytes.
     large_messages: Arc<Semaphore>,
-    /// This message's part of it.
+    /// The part of that memory that this message has reserved.
     memory_permit: Option<OwnedSemaphorePermit>,
     /// Frames that were read and put back: two at most.
     put_back: VecDeque<Result<Frame<Bytes>, hyper::Error>>,

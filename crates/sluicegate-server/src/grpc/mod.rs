@@ -12,10 +12,11 @@
 //! | `timeout` | the caller's deadline |
 //! | `messages` | Envoy's messages |
 //!
-//! The labels of a descriptor are its entries and the request's `domain`. Each descriptor matches rules by itself; the call is allowed
-//! as a whole or not at all. A denial is a response and not a gRPC error, also if the failure policy `closed` denies: Envoy allows
-//! requests whose call fails. For the same reason *no input that an end client controls may produce a gRPC error*: long values are
-//! shortened, numbers are clamped, and undecidable requests are denied. `INVALID_ARGUMENT` is for errors in Envoy's configuration.
+//! The labels of a descriptor are its entries and the request's `domain`. Each descriptor is matched against the rules separately; the
+//! call is allowed only if all of them are. A denial is a response and not a gRPC error, even if the failure policy `closed` denies:
+//! Envoy allows requests whose call fails. For the same reason *no input that an end client controls may produce a gRPC error*: long
+//! values are shortened, numbers are clamped, and undecidable requests are denied. `INVALID_ARGUMENT` is for errors in Envoy's
+//! configuration.
 
 mod body;
 mod executor;
@@ -59,17 +60,18 @@ use crate::{
     },
 };
 
-/// The largest request that is read, in bytes; a larger one is denied. Envoy's own bound is 60 KiB of headers unless its
-/// `max_request_headers_kb` is set, and several descriptors may repeat a header: this has room for 16 times all of them.
+/// The largest request that is read, in bytes; a larger one is denied. Envoy accepts 60 KiB of headers unless its
+/// `max_request_headers_kb` is set, and several descriptors may repeat a header: this is enough for 16 repetitions of
+/// all of them.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// Requests up to this size, in bytes, need no share of [`LARGE_MESSAGES`].
 pub const MAX_SMALL_MESSAGE: usize = 64 << 10;
 
-/// The memory for larger requests of all connections together, in bytes. A request beyond it is denied.
+/// The memory for larger requests, shared by all connections, in bytes. If it is exhausted, a request is denied.
 pub const LARGE_MESSAGES: usize = 64 << 20;
 
-/// The shortest interval between log lines about denials without a decision.
+/// The minimum interval between log lines about requests that were denied without a decision.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The service name of envoyproxy/ratelimit in health checks.

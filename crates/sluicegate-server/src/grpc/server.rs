@@ -36,22 +36,24 @@ use crate::{
     observe::trace::request_span,
 };
 
-/// The most connections at a time, unless the configuration sets another number. A proxy needs few. One more evicts the one that has
-/// been idle the longest.
+/// The default connection limit. A proxy needs few connections. When the limit is reached, a new connection evicts the
+/// one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 500;
 
-/// The most calls at a time on one connection.
+/// The maximum number of concurrent calls on one connection.
 pub const MAX_STREAMS: u32 = 1_024;
 
-/// The calls at a time that every connection may have: clients rely on this many before they receive the server's settings.
+/// The number of concurrent calls that every connection may have: clients assume this many before they receive the
+/// server's settings.
 pub const MIN_STREAMS: u32 = 100;
 
-/// Calls beyond [`MIN_STREAMS`] that all connections share. A new connection gets one part in [`SPARE_PARTS`] of the remainder.
+/// Calls beyond [`MIN_STREAMS`] that all connections share. A new connection gets the remainder divided by
+/// [`SPARE_PARTS`].
 const SPARE_STREAMS: u32 = 16_384;
 const SPARE_PARTS: u32 = 16;
 
-/// The largest head of a call, in bytes. Envoy forwards the trace state of its client in it, which may be as long as all headers of the
-/// client: 60 KiB unless Envoy's `max_request_headers_kb` is set.
+/// The maximum size of a call's headers, in bytes. They contain the client's trace state, which may be as long as all
+/// headers that Envoy accepts: 60 KiB unless `max_request_headers_kb` is set.
 pub const MAX_HEAD: u32 = 64 << 10;
 
 /// How long a call may take, from its head to its response.
@@ -70,8 +72,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The flow-control window of a connection: how many bytes of unread messages it may hold.
 const MAX_UNREAD: u32 = 512 << 10;
 
-/// How many messages of a connection are read at a time: incomplete ones take at most this many times [`MAX_SMALL_MESSAGE`], and a share of
-/// [`LARGE_MESSAGES`].
+/// How many messages of a connection are read concurrently: incomplete messages use at most this many times
+/// [`MAX_SMALL_MESSAGE`], plus a share of [`LARGE_MESSAGES`].
 pub const MAX_CONCURRENT_READS: usize = 8;
 
 /// Serves connections until the shutdown stops the server. Then sends GOAWAY on every connection, and gives calls in flight
@@ -187,7 +189,7 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
             let _in_flight = in_flight;
             let span = request_span(Transport::Grpc, &request);
             let mut call = pin!(services.respond(&caller, request).instrument(span));
-            // Most calls are complete by now and decided without waiting: they need no timer.
+            // Most calls have arrived completely by now and are decided without waiting: they need no timer.
             let first_poll = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
             if let Poll::Ready(response) = first_poll.await {
                 return Ok(response);
@@ -196,7 +198,7 @@ impl hyper::service::Service<Request<Incoming>> for Calls {
             let in_time = Box::pin(tokio::time::timeout(CALL_TIMEOUT, call)).await;
             Ok(in_time.unwrap_or_else(|_| {
                 let text =
-                    format!("call not complete after {CALL_TIMEOUT:?}: send the whole message at once");
+                    format!("call not complete after {CALL_TIMEOUT:?}: send the whole message without delay");
                 Status::deadline_exceeded(text).into_http().map(Either::Right)
             }))
         })

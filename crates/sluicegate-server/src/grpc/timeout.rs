@@ -1,8 +1,8 @@
 //! The caller's timeout in `grpc-timeout`: up to eight digits and a unit.
 //!
-//! If a decision takes longer, Envoy applies its own default, which allows the request. So the rules' failure policies decide before
-//! that. This shortens the time of the store, so the header is used only for trusted callers such as Envoy, whose timeout is configured.
-//! The middleware, which end clients call, ignores it.
+//! If a decision takes longer, Envoy applies its default, which allows the request. The rules' failure policies therefore decide before
+//! that. This leaves less time for the store, so the header is used only for trusted callers such as Envoy, whose timeout is
+//! configured. The middleware, which end clients call, ignores it.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! `ShouldRateLimit` without tonic's router and streams, which would take a quarter of the time of this call. Nearly every call is this
-//! one. Unusual calls, such as compressed or malformed ones, are served by tonic, which has the same route.
+//! `ShouldRateLimit` without tonic's router and streams, which would take a quarter of the time of this call. Nearly
+//! all calls use this path. Unusual calls, such as compressed or malformed ones, are served by tonic, which has the
+//! same route.
 
 use std::{
     convert::Infallible,

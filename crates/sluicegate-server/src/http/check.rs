@@ -30,7 +30,7 @@ pub(super) const PATH: &str = "/v1/check";
 /// The largest body of a batch, in bytes.
 pub const MAX_BATCH_BODY: usize = 1 << 20;
 
-/// After this number of checks, a batch lets other tasks run if its budget is used up.
+/// After this number of checks, a batch yields to other tasks if its cooperative budget is used up.
 const CHECKS_PER_YIELD: usize = 4;
 
 pub(super) async fn respond<B: RequestBody>(api: &Api, caller: Caller<'_>, request: Request<B>) -> Response {

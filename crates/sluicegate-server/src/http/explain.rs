@@ -25,7 +25,7 @@ pub struct Explanation {
     pub applies: Vec<AppliedRule>,
     /// The other rules, each with the reason; empty for tokens without the scope `admin`.
     pub others: Vec<OtherRule>,
-    /// How many further rules do not apply.
+    /// The number of rules that do not apply and are not listed.
     pub more_others: usize,
 }
 
@@ -58,7 +58,7 @@ pub struct LimitView {
     pub amount: u64,
     /// The window.
     pub window: String,
-    /// The most units that are admitted at once.
+    /// The maximum number of units admitted at one time.
     pub capacity: u64,
     /// Whether the rule is a shadow rule, which never denies.
     pub shadow: bool,
@@ -204,14 +204,14 @@ fn explain_counter(
     let arithmetic = match (tier, &state) {
         (Some(tier), Some(state)) if source == Source::Fallback => {
             format!(
-                "the store is unavailable; by this server's share of the limit: {}",
+                "store unavailable, enforcing this server's share of the limit: {}",
                 sum(tier, state, cost, capacity)
             )
         }
         (Some(tier), Some(state)) => sum(tier, state, cost, capacity),
-        (Some(_), None) => "the store is unavailable, and the rule's failure policy denies".to_owned(),
+        (Some(_), None) => "store unavailable, failing closed".to_owned(),
         (None, _) if matches!(source, Source::Fallback | Source::Open | Source::Closed) => {
-            "the store is unavailable: the counter was not read".to_owned()
+            "store unavailable: the counter was not read".to_owned()
         }
         _ => "not read: another rule denies".to_owned(),
     };

@@ -1,4 +1,4 @@
-//! Authorization by token, and protection against requests that a page of another site makes a browser send.
+//! Authorization by token, and protection against cross-site requests of browsers.
 //!
 //! Both are hand-written layers: `axum::middleware::from_fn` boxes the inner call twice on every request.
 
@@ -163,7 +163,8 @@ const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 /// Headers that browsers add to requests of pages.
 pub(crate) const BROWSER: [HeaderName; 2] = [header::ORIGIN, SITE];
 
-/// Rejects requests that a page of another site made a browser send: the browser may reach addresses that the page's author cannot.
+/// Rejects requests that a browser sends for a page of another site: the browser may reach addresses that the page's
+/// author cannot.
 #[derive(Clone)]
 pub(super) struct RejectCrossSite {
     /// The tokens that protect these calls; `None` for public calls.
@@ -205,7 +206,7 @@ where
     }
 }
 
-/// Returns why a request counts as cross-site, if it does.
+/// Returns the reason if a request is cross-site.
 pub(crate) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Option<&'static str> {
     let field = |name| request.headers().get(name);
     let (origin, site) = (field(header::ORIGIN), field(SITE));
@@ -236,7 +237,7 @@ pub(crate) fn cross_site<B>(request: &Request<B>, access: Option<&Access>) -> Op
     None
 }
 
-/// Whether no other site can point this name at the server.
+/// Whether this host name cannot be controlled by another site.
 fn is_own_name(host: &str) -> bool {
     let Ok(host) = host.parse::<Authority>() else { return false };
     let host = host.host();

@@ -46,7 +46,7 @@ use crate::{
     },
 };
 
-/// The most listeners at a time: a small part of the connections, so that enough are left for decisions.
+/// The maximum number of listeners: a small part of the connections, so that enough remain for decisions.
 pub const MAX_LISTENERS: usize = 64;
 
 /// The most seconds of one event.

@@ -14,7 +14,7 @@
 //! | `openapi` | the API's description |
 //! | `problem` | errors as problem+json |
 //! | `chunked_body` | large responses in small frames |
-//! | `unread_body` | request bodies that a response was made without |
+//! | `unread_body` | request bodies that were not read before the response |
 //!
 //! An invalid request is a 4xx whose text names the fix; nothing is charged. A denial is a decision, and therefore a 200.
 
@@ -75,7 +75,7 @@ use crate::{
 /// The time in which a body has to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The peer address of a call that is made without a network.
+/// The peer address of a call that is not made over the network.
 const LOCAL_PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// The settings of the API. By default every call is allowed, and the server is ready.
@@ -172,7 +172,7 @@ impl<B: HttpBody<Data = Bytes, Error: Display + Into<BoxError>> + Send + Unpin +
 /// Reads a whole body, if it arrives in time and is not too large.
 async fn receive(body: impl RequestBody, max: usize) -> Result<Bytes, Problem> {
     let mut read = pin!(read(body, max));
-    // a body that has already arrived, as nearly always, needs no timer
+    // nearly all bodies have already arrived and need no timer
     let ready = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
     if let Poll::Ready(read) = ready {
         return read;

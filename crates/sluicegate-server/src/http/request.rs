@@ -1,4 +1,4 @@
-//! From a JSON body to requests: one of two forms, with valid limits and costs.
+//! Converts a JSON body to requests, and validates limits and costs.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{engine::Engine, observe};
 /// The algorithm of a limit that does not name one.
 const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
 
-/// The most checks of one batch.
+/// The maximum number of checks in one batch.
 pub const MAX_CHECKS: usize = 1_000;
 
 /// The largest body of a single request, in bytes.
@@ -101,7 +101,7 @@ impl CheckBody {
         else {
             if body.checks.is_some() {
                 return Err(Problem::bad_request(
-                    "\"checks\" allows only \"deadline_ms\" beside it: move the other fields into its members",
+                    "\"checks\" can only be combined with \"deadline_ms\": move the other fields into its members",
                 ));
             }
             if bytes.len() > MAX_BODY {
@@ -120,7 +120,7 @@ impl CheckBody {
         let read = |(index, check): (usize, Object<Body>)| {
             let request = match check.0 {
                 Body { deadline_ms: Some(_), .. } => Err(Problem::bad_request(
-                    "\"deadline_ms\" belongs beside \"checks\", where it applies to all of them",
+                    "\"deadline_ms\" applies to all checks: move it next to \"checks\"",
                 )),
                 Body { checks: Some(_), .. } => {
                     Err(Problem::bad_request("\"checks\" cannot be nested: list all checks in one array"))
@@ -205,7 +205,7 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
     }
 }
 
-/// Returns which rules a call uses. Without a selection, a reset spares counters that unrelated requests share.
+/// Returns which rules a call uses. Without a selection, a reset keeps counters that other requests share.
 fn selection(call: ApiCall, names: Option<Vec<String>>, all: Option<bool>) -> Result<RuleSelection, Problem> {
     match (names, all) {
         (Some(_), Some(true)) => {

@@ -35,7 +35,7 @@ use crate::net::{
     tls::Protocol,
 };
 
-/// The most connections at a time, unless the configuration sets another number. One more evicts the one that has been idle the longest.
+/// The default connection limit. When it is reached, a new connection evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 /// How long a connection may be idle. The head of a request must arrive within [`INCOMPLETE_REQUEST_TIMEOUT`] of its first bytes.
@@ -131,7 +131,7 @@ async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown)
             let mut response = service.respond_to(Caller { peer, activity }, request).await;
             let is_read = match unread.take() {
                 None => true,
-                // Reading would make a client that waits for a 100 send its body.
+                // Reading would send `100 Continue`, and the client would send its body.
                 Some(_) if expects_continue || is_about_body(response.status()) => false,
                 // Boxed to keep the future of other requests small.
                 Some(body) => Box::pin(discard(body)).await,
@@ -146,7 +146,7 @@ async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown)
         // The reaper closes slow connections, at no cost per request.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD)
-        // Bodies are small or chunked: copying one behind its head is faster than a vectored write.
+        // Bodies are small or chunked: copying the body after the headers is faster than a vectored write.
         .writev(false)
         .serve_connection(TokioIo::new(ReportingStream { stream, activity: activity.clone() }), respond);
     let mut connection = pin!(connection);

@@ -42,7 +42,7 @@ pub struct AcceptConfig {
 /// Accepts the connections of one front end.
 pub(crate) struct Acceptor {
     pub(crate) listener: TcpListener,
-    /// The most connections, unless the configuration sets another number. One more evicts another one.
+    /// The default connection limit. When it is reached, a new connection evicts another one.
     pub(crate) default_max_connections: usize,
     pub(crate) timeouts: Timeouts,
     pub(crate) protocol: Protocol,
@@ -82,7 +82,7 @@ impl Acceptor {
             never = limiter.reap() => match never {},
             () = self.config.shutdown.stopping() => {}
         }
-        // A closed listener rejects clients at once; an open one would leave them in its backlog.
+        // A closed listener rejects clients immediately; an open one would keep them waiting in its backlog.
         drop(self.listener);
         limiter.shut_down();
         let all_closed = async { while connections.join_next().await.is_some() {} };
@@ -122,7 +122,7 @@ impl Acceptor {
         }
     }
 
-    /// Serves a connection in a task of its own.
+    /// Serves a connection in a separate task.
     fn start<F>(
         &self,
         PendingConnection { stream, peer, .. }: PendingConnection,
@@ -142,7 +142,7 @@ impl Acceptor {
                 handshake = tls.accept(stream, protocol) => handshake,
                 () = quiet_grace(&activity) => return,
             };
-            // A failed handshake concerns only the client.
+            // A failed handshake affects only this client.
             if let Ok(stream) = handshake {
                 activity.set_deadline(Instant::now() + timeouts.first_request);
                 serve(Connection { stream, peer, activity }).await;

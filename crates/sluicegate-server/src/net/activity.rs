@@ -1,4 +1,4 @@
-//! What one connection does: its requests in flight, its timeouts, and whether it is to be closed.
+//! The activity of one connection: its requests in flight, its timeouts, and whether it is to be closed.
 //!
 //! Only authenticated requests protect a connection from eviction: see [`connection_limit`](super::connection_limit).
 
@@ -17,7 +17,7 @@ use tokio::{task::AbortHandle, time::Instant};
 
 use super::connection_limit::INCOMPLETE_REQUEST_TIMEOUT;
 
-/// How long connections may send no complete request.
+/// How long a connection may take to send a complete request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
     /// Before the first request.
@@ -26,7 +26,8 @@ pub(crate) struct Timeouts {
     pub(crate) idle: Duration,
 }
 
-/// What a connection does, and whether it is to be closed. Cheap to clone; all clones belong to the same connection.
+/// The activity of a connection, and whether it is to be closed. Cheap to clone; all clones belong to the same
+/// connection.
 #[derive(Clone)]
 pub(crate) struct Activity(Arc<State>);
 
@@ -40,7 +41,7 @@ struct State {
     has_requested: AtomicBool,
     /// Whether bytes have arrived since the last request.
     is_receiving: AtomicBool,
-    /// Whether the last request that needs a token had a valid one, or none is configured.
+    /// Whether the last request that needs a token had a valid one, or no tokens are configured.
     is_authenticated: AtomicBool,
     /// When the connection was accepted or its last authenticated request ended, in milliseconds after the epoch.
     idle_since: AtomicU64,
@@ -122,12 +123,12 @@ impl Activity {
         self.0.thread.get().copied()
     }
 
-    /// Records whether a request that needs a token had a valid one, or none is configured.
+    /// Records whether a request that needs a token had a valid one, or no tokens are configured.
     pub(crate) fn set_authenticated(&self, is_authenticated: bool) {
         self.0.is_authenticated.store(is_authenticated, Ordering::Relaxed);
     }
 
-    /// Whether the last request that needs a token had a valid one, or none is configured.
+    /// Whether the last request that needs a token had a valid one, or no tokens are configured.
     pub(super) fn is_authenticated(&self) -> bool {
         self.0.is_authenticated.load(Ordering::Relaxed)
     }
@@ -214,7 +215,7 @@ impl Activity {
 
     /// Requests the connection to close if it is overdue.
     pub(super) fn reap(&self, now: Instant) {
-        // The reaper notices the first bytes, so that they need no clock.
+        // The time of the first bytes is recorded here, so that receiving them does not read the clock.
         if self.0.is_receiving.load(Ordering::Relaxed) {
             let complete_by = self.millis(now + INCOMPLETE_REQUEST_TIMEOUT);
             self.0.deadline.fetch_min(complete_by, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! The connection slots of one listener: how many there are, which connection is evicted when all are taken, and the reaper that closes
 //! connections over their timeout.
 //!
-//! A connection that sends nothing, half a request, or only requests that need no token costs its client next to nothing. It must not keep
-//! other clients out. Neither may one address that opens very many connections.
+//! Connections that send nothing, an incomplete request, or only requests that need no token cost a client almost
+//! nothing. They must not exclude other clients, and neither must one address that opens very many connections.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,13 +26,13 @@ pub(crate) const MIN_IDLE: Duration = Duration::from_secs(1);
 /// How long a connection counts as active after its last request, or after it was accepted.
 const ACTIVE: Duration = Duration::from_secs(5);
 
-/// How often the reaper checks all connections. A timeout takes effect late by up to this.
+/// How often the reaper checks all connections. A timeout takes effect up to this much later.
 pub const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a request may take to arrive, from its first bytes. For HTTP, this is the head; other front ends have their own timeouts.
 pub const INCOMPLETE_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Unless set, an address keeps one part in this many of the slots while all are taken.
+/// By default, while all slots are taken, an address keeps the number of slots divided by this.
 const DEFAULT_ADDRESS_PARTS: usize = 2;
 
 /// The number of slots of a listener.
@@ -183,8 +183,8 @@ impl Slots {
     }
 
     /// The connection to evict for a new one of this address: first one that is idle and not authenticated, then one of an address that
-    /// occupies more than its share, then one that is idle. As long as one is not authenticated, the new connection waits until that one is
-    /// idle: clients that reconnect all the time must not evict those with a token.
+    /// occupies more than its share, then one that is idle. While any connection is not authenticated, the new connection waits until
+    /// that one is idle: clients that reconnect continuously must not evict those with a token.
     fn victim(&self, network: ClientNetwork, limits: ConnectionLimits) -> Option<&Activity> {
         let now = Instant::now();
         let idle = self.activities().filter(|activity| activity.idle_time(now) >= MIN_IDLE);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_with_more_than_its_share_makes_room_for_others() {
+    async fn an_address_with_more_than_its_share_loses_connections_first() {
         let limiter = limiter(4);
         let mut heavy = Vec::new();
         for number in 0..4 {

@@ -25,7 +25,8 @@ pub enum ListenError {
     Certificates(String),
 }
 
-/// Raises the soft limit on open files to the hard limit, because every connection is one file. Returns the limit in force.
+/// Raises the soft limit on open files to the hard limit, because every connection is one file. Returns the
+/// resulting limit.
 pub fn raise_open_files_limit() -> u64 {
     let mut files = getrlimit(Resource::Nofile);
     if files.current != files.maximum {

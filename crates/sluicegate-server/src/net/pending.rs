@@ -1,7 +1,7 @@
 //! Accepted connections that wait for a slot.
 //!
-//! They wait here and not in the listener's backlog, so that an address with many connections does not delay one with few. If too many
-//! wait, one of the address with the most connections is closed.
+//! They wait here and not in the listener's backlog, so that an address with many connections does not delay one with
+//! few. If too many wait, a connection of the address with the most connections is closed.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio::{net::TcpStream, time::Instant};
 
 use super::connection_limit::{ClientNetwork, ConnectionLimiter, MIN_IDLE};
 
-/// The most connections of one listener that wait, if it has that many slots.
+/// The maximum number of waiting connections of one listener, if it has that many slots.
 pub(crate) const MAX_PENDING: usize = 256;
 
 /// How long a connection waits before it is closed. Idle connections are evicted within [`MIN_IDLE`], so this happens only if none is idle.
@@ -34,7 +34,8 @@ impl PendingConnection {
 }
 
 impl PendingConnections {
-    /// For a listener with this many slots. Each slot can be freed within [`MIN_IDLE`], so no more connections wait than there are slots.
+    /// Creates the queue of a listener with this many slots. Each slot can be freed within [`MIN_IDLE`], so it holds no
+    /// more connections than there are slots.
     pub(super) fn new(slots: usize) -> Self {
         Self { max: slots.min(MAX_PENDING), connections: Vec::new() }
     }

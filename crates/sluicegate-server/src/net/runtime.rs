@@ -1,7 +1,7 @@
-//! A runtime without work stealing: every thread keeps the connections that it was given.
+//! A runtime without work stealing: every connection stays on the thread that it was assigned to.
 //!
-//! Where a decision never waits, threads that steal work only wake each other. With a remote store, a shared runtime is faster, because
-//! the threads handle the store's replies together: see [`server`](crate::server).
+//! If decisions never wait, work stealing only causes wake-ups. With a remote store, a shared runtime is faster,
+//! because all threads can process the store's replies: see [`server`](crate::server).
 
 use std::{
     io,
@@ -56,8 +56,8 @@ impl NoStealRuntime {
     }
 
     /// Returns the thread for a new connection: the one with the fewest active connections of the same front end, then the one with the
-    /// fewest connections. Idle connections come second: otherwise a client could hold some open on all threads but one, and all other
-    /// clients would share that one.
+    /// fewest connections. Idle connections count only as a tie-breaker: otherwise a client could keep idle connections open on all
+    /// threads but one, and all other clients would share that thread.
     pub(crate) fn choose(&self, active_per_thread: &[usize]) -> usize {
         let connections = |thread: usize| self.0[thread].connections.load(Ordering::Relaxed);
         let least = (0..self.0.len()).min_by_key(|&thread| (active_per_thread[thread], connections(thread)));

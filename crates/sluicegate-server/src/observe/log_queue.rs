@@ -1,7 +1,8 @@
 //! The bounded queue between log lines and their output, and the thread that writes them.
 //!
-//! A pipe whose reader stalls blocks its writer. Only the writer thread writes, so a stalled reader delays no decision. Lines that do not
-//! fit in the queue are dropped and counted; audit lines displace all others before one of them is dropped.
+//! Writing to a pipe blocks if its reader stalls. Only the writer thread writes, so a stalled reader does not delay
+//! decisions. Lines that do not fit in the queue are dropped and counted; an audit line is dropped only after all other
+//! lines.
 
 use std::{
     collections::VecDeque,
@@ -18,13 +19,13 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::logs::AUDIT;
 
-/// The most text that waits to be written, in bytes: several thousand lines.
+/// The capacity of the queue in bytes: several thousand lines.
 pub const MAX_QUEUED: usize = 1 << 20;
 
-/// The writer thread takes lines from the queue until it has this many bytes, and writes them at once.
+/// The writer thread takes lines from the queue until it has this many bytes, and writes them together.
 const MAX_WRITE: usize = 16 << 10;
 
-/// How long the end of the process waits for the writer thread.
+/// How long the process waits for the writer thread when it exits.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The kinds of log lines.
@@ -93,7 +94,7 @@ impl LogQueue {
         Self(Arc::new(Shared { state: Mutex::default(), added: Condvar::new(), drained: Condvar::new() }))
     }
 
-    /// Adds a line, or drops it if there is no room.
+    /// Adds a line, or drops it if the queue is full.
     fn push(&self, kind: LineKind, text: &[u8]) {
         self.0.state.lock().push(kind, text);
         self.0.added.notify_one();

@@ -104,7 +104,7 @@ pub enum AuditResult<'a> {
     Done,
     /// It was rejected, with this reason, and had no effect.
     Rejected(&'a dyn fmt::Display),
-    /// It failed, with this reason, and may have had an effect, in part or as a whole.
+    /// It failed, with this reason, and may have been applied completely, partially or not.
     Failed(&'a dyn fmt::Display),
 }
 

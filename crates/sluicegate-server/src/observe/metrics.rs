@@ -88,11 +88,11 @@ const WAITING: Metric = gauge("waiting_callers", "Callers waiting for the store"
 const STORE_CALLS: Metric = gauge("store_calls_in_flight", "Calls to the store in flight");
 const STORE_CALL_LIMIT: Metric = gauge(
     "store_call_limit",
-    "Limit of calls in flight to one server, which adapts to the round trip; the largest of all servers",
+    "Limit of calls in flight to one server, which adapts to the round trip; the largest over all servers",
 );
 const STORE_ROUND_TRIP: Metric = gauge(
     "store_round_trip_seconds",
-    "Round trip that most calls of the last second took at least, of the slowest server; 0 if unknown",
+    "Lower quartile of the last second's round trips to the slowest server; 0 if unknown",
 );
 const STORE_LATE: Metric = counter("store_late_answers", "Answers of the store after the caller's deadline");
 const STORE_UNSENT: Metric = counter(
@@ -106,12 +106,11 @@ const UNREADABLE: Metric = counter(
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Duration of successful calls to the store");
 const STORE_ERRORS: Metric = counter("store_errors", "Failed calls to the store by kind");
-const STORE_AMBIGUOUS: Metric =
-    counter("store_ambiguous", "Requests for which it is unknown whether they were charged");
+const STORE_AMBIGUOUS: Metric = counter("store_ambiguous", "Requests that may or may not have been charged");
 const STORE_DEGRADED: Metric = counter("store_degraded", "Requests decided without the store");
 const STORE_CONNECTIONS: Metric = counter("store_connections", "Connections established to servers");
 const STORE_SCRIPT_RELOADS: Metric =
-    counter("store_script_reloads", "Script uploads to servers that did not have it");
+    counter("store_script_reloads", "Uploads of the script to servers that did not have it");
 const STORE_GENERATIONS: Metric =
     counter("store_generation_changes", "Restarts and replacements of servers: counters may be lost");
 const STORE_EVICTED: Metric =
@@ -135,17 +134,17 @@ const STORE_OVERFLOW: Metric = counter(
     "Checks and charges on overflow counters because the memory store is full, once for each matching rule",
 );
 const SCANNED_KEYS: Metric =
-    gauge("store_scanned_keys", "Keys of sluicegate in Redis that the last key scan found");
+    gauge("store_scanned_keys", "sluicegate's keys that the last key scan found in Redis");
 const KEYS_WITHOUT_TTL: Metric = gauge(
     "store_keys_without_ttl",
-    "Keys of sluicegate in Redis without a TTL, which never expire, that the last key scan found",
+    "sluicegate's keys without a TTL, which never expire, that the last key scan found in Redis",
 );
 const KEY_SCAN_SUCCESSFUL: Metric =
     gauge("store_last_key_scan_successful", "1 unless the last scan of the keys in Redis failed");
 const BREAKER: Metric = gauge("breaker_open", "Servers whose circuit breaker is open");
 const CLOCK_SKEW: Metric = gauge(
     "clock_skew_seconds",
-    "Offset of the server clock with the largest deviation; positive if it is ahead",
+    "Largest offset of a server's clock from this machine's clock; positive if the server is ahead",
 );
 const RULES: Metric = gauge("rules", "Active rules");
 const RELOADS: Metric = counter("config_reloads", "Configuration reloads by result");

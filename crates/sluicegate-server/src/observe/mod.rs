@@ -76,7 +76,7 @@ pub struct Observer {
     key_scans: KeyScans,
 }
 
-/// The observation of one request in flight. It ends when this is dropped, also if the caller is dropped.
+/// The observation of one request in flight. It ends when this is dropped, including if the caller is dropped.
 pub struct Observation<'a> {
     observer: &'a Observer,
     transport: Transport,
@@ -108,7 +108,7 @@ impl Call {
     }
 }
 
-/// A decision, and whether its group is allowed: in a denied group, single decisions can be allowed.
+/// A decision, and whether its group is allowed: in a denied group, individual decisions can be allowed.
 #[derive(Clone, Copy)]
 struct ObservedDecision<'a> {
     decision: &'a Decision,
@@ -199,7 +199,8 @@ impl Observer {
 }
 
 impl Observation<'_> {
-    /// Records a decision. `active_rules` returns the active rules, which are needed if the known ones do not explain the decision.
+    /// Records a decision. `active_rules` returns the active rules, which are needed if the decision contains rules
+    /// that are not in the current table.
     pub fn decided(
         &self,
         request: &Request<'_>,

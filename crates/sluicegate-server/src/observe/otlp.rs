@@ -1,4 +1,4 @@
-//! Exports spans to an OpenTelemetry collector, by OTLP over gRPC.
+//! Exports spans to an OpenTelemetry collector with OTLP over gRPC.
 //!
 //! A dedicated thread sends them. Spans that the collector does not accept in time are dropped; requests never wait.
 
@@ -32,7 +32,8 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Collector {
     /// Its address, for example `http://127.0.0.1:4317`.
     pub endpoint: String,
-    /// Share of the traces starting here that is sampled, from 0 to 1. Traces from callers keep the caller's sampling decision.
+    /// Sampling ratio of traces that start at this server, from 0 to 1. Traces from callers keep the caller's sampling
+    /// decision.
     pub share: f64,
 }
 

@@ -1,4 +1,5 @@
-//! Authorization of commands. The secret of a token is the password and its name the user; a client may also send the secret only.
+//! Authorization of commands. The password is the secret of a token, and the user name is the name of the token; a
+//! client may also send only the password.
 
 use crate::{
     auth::{Access, Identity},

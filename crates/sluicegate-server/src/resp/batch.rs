@@ -1,8 +1,9 @@
 //! Checks of one pipeline that a remote store decides: they share its calls.
 //!
-//! A client must see the checks of one key decided in order. So checks of the same key or labels are in one batch only if they are equal:
-//! those are interchangeable, and the decisions are assigned in the order in which the store made them. Every other command waits until
-//! the batch is answered. On the memory store every check is decided when it starts, and the batch stays empty.
+//! Checks of one key must be decided in the order in which the client sent them. Therefore checks of the same key or labels are in one
+//! batch only if they are equal: equal checks are interchangeable, and their decisions are assigned in the order in which the store
+//! made them. Every other command waits until the batch is answered. On the memory store every check is decided when it starts, and the
+//! batch stays empty.
 
 use std::mem;
 
@@ -10,7 +11,7 @@ use sluicegate::{Decision, Error, limiter::Progress};
 
 use super::{error, request::CommandRequest, response::Replies};
 
-/// The most checks of one connection that are decided at the same time.
+/// The maximum number of checks of one connection that are decided concurrently.
 pub const MAX_BATCH: usize = 64;
 
 /// Checks that are started and not answered.
@@ -40,7 +41,7 @@ impl Batch {
         if self.checks.is_empty() {
             return;
         }
-        // taken with its capacity: idle connections keep no buffer
+        // the buffer is moved out, so that idle connections do not keep it
         let (checks, started): (Vec<_>, Vec<_>) = mem::take(&mut self.checks).into_iter().unzip();
         let mut decisions = Progress::all(started).await;
         order_equal(&checks, &mut decisions);

@@ -98,7 +98,7 @@ pub(super) static COMMANDS: [Entry; 16] = [
         -3,
         Requirement::Scope(Scope::Check),
         "limits",
-        "Decides by the rules, and charges nothing",
+        "Decides by the rules without charging",
     ),
     entry(
         Verb::Charge,
@@ -106,7 +106,7 @@ pub(super) static COMMANDS: [Entry; 16] = [
         -4,
         Requirement::Scope(Scope::Adjust),
         "limits",
-        "Charges usage that is known only afterwards, into debt if necessary",
+        "Charges usage that becomes known only after the request; may exceed the limit",
     ),
     entry(
         Verb::Refund,

@@ -78,12 +78,14 @@ thread_local! {
 }
 
 impl Endpoint {
-    /// Serves one client that has no slot, until it disconnects or breaks the protocol. Nothing times out: timeouts are the listener's.
+    /// Serves one client that has no slot, until it disconnects or violates the protocol. There are no timeouts,
+    /// because these are enforced by the listener.
     pub async fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin) {
         self.serve_connection(io, None, &Activity::detached(TIMEOUTS)).await;
     }
 
-    /// Serves one client until it disconnects, breaks the protocol or times out, or until the server stops and the client is quiet.
+    /// Serves one client until it disconnects, violates the protocol or times out, or until the server stops and the
+    /// client is idle.
     pub(super) async fn serve_connection(
         &self,
         io: impl AsyncRead + AsyncWrite + Unpin,
@@ -103,7 +105,7 @@ impl Endpoint {
             last: LastLimit::default(),
             batch: Batch::default(),
         };
-        // An I/O error concerns only the client.
+        // An I/O error affects only this client.
         let _closed = connection.run(activity).await;
     }
 }
@@ -165,7 +167,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 Some(deadline) if deadline <= now => return self.close().await,
                 Some(deadline) => activity.set_deadline(deadline),
             }
-            // If the client's next bytes have always arrived already, the select never polls its second branch.
+            // If the client's next bytes are always available, `select!` never polls its second branch.
             if activity.is_shutting_down() {
                 return self.drain(activity).await;
             }
@@ -305,7 +307,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
 /// How far the input has been answered.
 struct InputCursor<'a> {
     activity: &'a Activity,
-    /// Held while the client waits for replies. Half a command is no request, and a client that does not read its replies may be evicted.
+    /// Held while the client waits for replies. An incomplete command is not a request, and a client that does not read
+    /// its replies may be evicted.
     in_flight: Option<InFlight>,
     /// Bytes read.
     read: usize,
@@ -422,7 +425,7 @@ impl Executor<'_> {
     }
 }
 
-/// Whether this is an HTTP request, which a web page could make its visitor's browser send. Its lines would parse as commands.
+/// Whether this is an HTTP request, which a web page could make a browser send. Its lines would be parsed as commands.
 fn is_http(command: &Command<'_>) -> bool {
     [&b"POST"[..], b"HOST:"].iter().any(|word| command.name().eq_ignore_ascii_case(word))
 }

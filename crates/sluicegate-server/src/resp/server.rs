@@ -12,8 +12,8 @@ use crate::net::{
     tls::Protocol,
 };
 
-/// The most connections at a time, unless the configuration sets another number: within the 1024 open files that a process usually may
-/// have. One more evicts the one that has been idle the longest.
+/// The default connection limit: below the usual limit of 1024 open files per process. When it is reached, a new
+/// connection evicts the one that has been idle the longest.
 pub const MAX_CONNECTIONS: usize = 1_000;
 
 pub(super) const TIMEOUTS: Timeouts = Timeouts { first_request: FIRST_COMMAND_TIMEOUT, idle: IDLE_TIMEOUT };

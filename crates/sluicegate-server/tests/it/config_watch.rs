@@ -1,6 +1,6 @@
 //! Reloading: files that are rewritten, replaced, relinked, broken and repaired.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     fs,

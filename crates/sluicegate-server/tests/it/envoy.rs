@@ -1,6 +1,6 @@
 //! A real Envoy with the configuration `deploy/envoy/envoy.yaml`, between clients and an application.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
 //! Forward-auth: sub-requests of a proxy, bytes in and bytes out.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ use sluicegate_tower::{client::ClientAddress, headers::Dialect};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const PROXY: &str = "10.0.0.1";
-const STRANGER: &str = "198.51.100.4";
+const UNTRUSTED: &str = "198.51.100.4";
 
 fn log(amount: u64) -> Limit {
     Limit::sliding_log(amount, MINUTE).unwrap()
@@ -119,7 +119,7 @@ async fn a_page_of_another_site_cannot_use_up_a_limit_without_a_proxy() {
     let rebound = [("sec-fetch-site", "same-origin"), ("host", "evil.example")];
     let service = service([Rule::new("all", log(6))]);
     for page in [image, link, script, rebound] {
-        let rejected = send(&service, STRANGER, "", &page).await;
+        let rejected = send(&service, UNTRUSTED, "", &page).await;
         assert_eq!((rejected.status, rejected.field("ratelimit")), (StatusCode::FORBIDDEN, ""), "{page:?}");
         assert!(rejected.body.contains("let the proxy set X-Forwarded-For"), "{}", rejected.body);
     }
@@ -133,11 +133,11 @@ async fn a_page_of_another_site_cannot_use_up_a_limit_without_a_proxy() {
         let forwarded = [image[0], image[1], ("origin", "http://evil.example"), (name, value)];
         assert_eq!(send(&service, PROXY, "", &forwarded).await.status, StatusCode::OK, "{name}");
     }
-    // The address bar, and a client that is no browser.
+    // A URL typed into the address bar, and a client that is not a browser.
     for direct in [&[("sec-fetch-site", "none"), ("host", "127.0.0.1:8080")][..], &[]] {
-        assert_eq!(send(&service, STRANGER, "", direct).await.status, StatusCode::OK);
+        assert_eq!(send(&service, UNTRUSTED, "", direct).await.status, StatusCode::OK);
     }
-    let used_up = send(&service, STRANGER, "", &[]).await;
+    let used_up = send(&service, UNTRUSTED, "", &[]).await;
     assert_eq!(used_up.status, StatusCode::TOO_MANY_REQUESTS, "each accepted request is charged");
 }
 
@@ -148,11 +148,14 @@ async fn the_client_address_is_that_of_trusted_proxies_or_the_peer() {
         send(&service, peer, query, &[("x-forwarded-for", forwarded)]).await.status == StatusCode::OK
     };
     assert!(passes(PROXY, "", "1.1.1.1, 203.0.113.9").await);
-    assert!(!passes(PROXY, "", "2.2.2.2, 203.0.113.9").await, "what the client writes changes nothing");
-    assert!(!passes(PROXY, "?ip=3.3.3.3", "203.0.113.9").await, "what is derived wins over the query");
+    assert!(!passes(PROXY, "", "2.2.2.2, 203.0.113.9").await, "the part sent by the client is ignored");
+    assert!(
+        !passes(PROXY, "?ip=3.3.3.3", "203.0.113.9").await,
+        "derived labels take precedence over the query"
+    );
     assert!(passes(PROXY, "", "203.0.113.10").await);
-    assert!(passes(STRANGER, "", "203.0.113.11").await);
-    assert!(!passes(STRANGER, "", "203.0.113.12").await, "nobody else is believed");
+    assert!(passes(UNTRUSTED, "", "203.0.113.11").await);
+    assert!(!passes(UNTRUSTED, "", "203.0.113.12").await, "headers of other peers are not trusted");
     assert!(passes(PROXY, "", "2001:db8::1").await);
     assert!(!passes(PROXY, "", "2001:db8::2").await, "one IPv6 network is one client");
 }
@@ -182,12 +185,16 @@ async fn method_path_host_and_headers_are_labels() {
         [Rule::new("post", log(1)).when("method", "POST").when("path", "/a").when("host", "example.com")];
     let other = self::service(rules);
     for (query, expected) in [("", 200), ("?method=GET&path=/b&host=x", 429)] {
-        assert_eq!(send(&other, PROXY, query, &plain).await.status.as_u16(), expected, "derived labels win");
+        assert_eq!(
+            send(&other, PROXY, query, &plain).await.status.as_u16(),
+            expected,
+            "derived labels take precedence"
+        );
     }
     assert_eq!(
-        send(&other, STRANGER, "", &plain).await.status,
+        send(&other, UNTRUSTED, "", &plain).await.status,
         StatusCode::OK,
-        "a stranger's are not believed"
+        "headers of other peers are not trusted"
     );
 
     assert_eq!(status(PROXY, "?api_key=b", &[("x-api-key", "a")]).await, 200);
@@ -198,7 +205,7 @@ async fn method_path_host_and_headers_are_labels() {
     );
     assert_eq!(status(PROXY, "?api_key=b", &[]).await, 200);
     for expected in [200, 429] {
-        assert_eq!(status(STRANGER, "?path=%2Fgiven", &[("host", "sluicegate:80")]).await, expected);
+        assert_eq!(status(UNTRUSTED, "?path=%2Fgiven", &[("host", "sluicegate:80")]).await, expected);
     }
 }
 
@@ -257,7 +264,7 @@ async fn the_query_sets_the_cost() {
 }
 
 #[tokio::test]
-async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() {
+async fn invalid_input_is_a_400_that_names_the_fix_and_charges_nothing() {
     let rules = [Rule::new("r", log(1)).with_override(Override::when("big", "yes").cost(Cost::MAX))];
     let service = service(rules);
     let long = format!("?a={}", "x".repeat(1025));
@@ -267,7 +274,7 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
         ("?cost=", &[], "cost \\\"\\\" is invalid"),
         ("?cost=%2B1", &[], "cost \\\"+1\\\" is invalid"),
         ("?cost=9007199254740992", &[], "is invalid"),
-        ("?cost=1&cost=1", &[], "cost is given more than once: give it once"),
+        ("?cost=1&cost=1", &[], "cost is given more than once: send it once"),
         ("?deny_status=200", &[], "deny_status \\\"200\\\" is out of range: use 400 to 599"),
         ("?deny_status=x", &[], "is out of range"),
         ("?a=1&a=2", &[], "label \\\"a\\\" is given more than once"),
@@ -276,7 +283,7 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
         ("?big=yes&cost=2", &[], "is too large for rule \\\"r\\\""),
         ("", &[("x-api-key", "a"), ("x-api-key", "b")], "header x-api-key is repeated"),
         ("", &[("x-forwarded-uri", "/a"), ("x-forwarded-uri", "/b")], "x-forwarded-uri is repeated"),
-        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: give one"),
+        ("", &[("x-forwarded-host", "a, b")], "the header x-forwarded-host has more than one host: send one"),
         ("", &[("x-forwarded-method", "GET, POST")], "the header x-forwarded-method is not a method"),
     ];
     for (query, headers, detail) in table {
@@ -289,7 +296,7 @@ async fn a_mistake_is_a_400_that_says_what_would_be_right_and_charges_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_store_is_away_closed_is_a_503_and_open_passes() {
+async fn while_the_store_is_unavailable_closed_is_a_503_and_open_allows() {
     let redis = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&redis.url()).await.unwrap();
     let rules = [

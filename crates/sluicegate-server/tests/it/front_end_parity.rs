@@ -3,7 +3,7 @@
 //! Each front end has its own store and clock; all clocks advance together. Every front end must return the decision of the library,
 //! in its own format and with its own rounding.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::{net::SocketAddr, time::Duration};
@@ -385,7 +385,7 @@ fn invalid(engine: &Engine) -> u64 {
     metrics.lines().filter(|line| line.starts_with("sluicegate_requests_total")).filter_map(of_invalid).sum()
 }
 
-/// What is no cost, as text.
+/// Invalid costs, as text.
 const NO_COSTS: [&str; 14] = [
     "-1",
     "1.5",
@@ -409,7 +409,7 @@ async fn an_invalid_cost_is_rejected_on_every_front_end_and_nothing_is_charged()
     let mut fronts = Fronts::start(&[Rule::new("all", Limit::sliding_log(AMOUNT, MINUTE).unwrap())]).await;
     let (mut by_http, mut by_auth, mut by_resp) = (0, 0, 0);
     for number in NO_COSTS {
-        // with spaces around it a number is JSON
+        // JSON allows spaces around a number
         let raw = (number.trim() == number).then(|| number.to_owned());
         for cost in [Some(json!(number).to_string()), raw].into_iter().flatten() {
             for call in ["/v1/check", "/v1/peek", "/v1/charge", "/v1/refund", "/v1/explain"] {
@@ -436,7 +436,8 @@ async fn an_invalid_cost_is_rejected_on_every_front_end_and_nothing_is_charged()
         assert!(reply[0].starts_with('-'), "CL.THROTTLE {number:?}: {reply:?}");
         by_resp += 1;
     }
-    // a protobuf message and the library have no room for the others; Envoy would let an error pass, so the largest cost is taken
+    // the other values cannot be represented in a protobuf message or in the library; Envoy would allow the request on
+    // an error, so the largest cost is used
     for hits_addend in [u64::MAX, (1 << 53) + 1] {
         let denied = fronts.descriptor(hits(hits_addend, descriptor([("route", "a")]))).await.unwrap();
         assert_eq!(denied.overall_code(), Code::OverLimit, "{hits_addend}");

@@ -1,5 +1,5 @@
 //! Real nginx, Caddy and Traefik with the configurations of `deploy/`, between a client and a service.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     collections::HashMap,
@@ -145,7 +145,7 @@ fn is_problem(response: &Response<Bytes>, kind: &str) -> bool {
         && body["status"] == response.status().as_u16()
 }
 
-/// Exactly the limit reaches the service, whatever headers the client sends.
+/// Exactly the limit reaches the service, regardless of the headers that the client sends.
 async fn exactly_the_limit(kind: Gateway) {
     let rules = [
         counted("per-ip", LIMIT).when("route", "api").unless("method", "POST").per(["ip"]),
@@ -164,7 +164,7 @@ async fn exactly_the_limit(kind: Gateway) {
             ("x-forwarded-method", "PUT"),
             ("x-forwarded-host", "elsewhere"),
         ];
-        // A proxy forwards the headers of a browser, also those of a request from another site.
+        // A proxy forwards the headers of a browser, including those of a request from another site.
         let of_browser = [("origin", "http://other.example"), ("sec-fetch-site", "cross-site")];
         let forging = if n % 2 == 0 { &headers[..] } else { &of_browser };
         let response = chain.send(Method::GET, "/path?a=b", forging).await;
@@ -227,7 +227,7 @@ async fn behind_traefik_exactly_the_limit_is_admitted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_away() {
+async fn behind_every_gateway_a_closed_rule_is_a_503_while_the_store_is_unavailable() {
     for kind in Gateway::ALL {
         closed_is_503(kind).await;
     }
@@ -275,7 +275,7 @@ async fn an_invalid_token_of_the_gateway_is_a_server_error_and_admits_no_request
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_cannot_be_asked_about_is_a_400_behind_nginx_too() {
+async fn an_invalid_request_is_a_400_behind_nginx_too() {
     let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), []).unwrap()).await;
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     assert_eq!(chain.send(Method::GET, "/", &twice).await.status(), StatusCode::BAD_REQUEST);

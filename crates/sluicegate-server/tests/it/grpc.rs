@@ -1,6 +1,6 @@
 //! Envoy's rate limit service through a client, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
@@ -215,7 +215,11 @@ async fn a_descriptors_addend_overrides_the_requests_and_zero_only_peeks() {
     envoy.call("d", vec![hits(2, a())]).await;
     for _ in 0..3 {
         let answer = envoy.call("d", vec![hits(0, a())]).await;
-        assert_eq!(shorts(&answer).1, [(Code::Ok, 0, limit)], "a counter that is just full lets look");
+        assert_eq!(
+            shorts(&answer).1,
+            [(Code::Ok, 0, limit)],
+            "a peek passes when the limit is exactly reached"
+        );
     }
     envoy.limiter.charge(&Labels::new([("domain", "d"), ("a", "x")]).unwrap(), 1).await.unwrap();
     let answer = envoy.call("d", vec![hits(0, a()), b()]).await;
@@ -239,7 +243,7 @@ async fn negative_hits_are_refunded_only_if_the_other_descriptors_are_allowed() 
     assert_eq!(shorts(&denied).1, [NO_LIMIT, (Code::OverLimit, 0, Some((1, Unit::Minute)))]);
     assert_eq!(shorts(&envoy.call("d", vec![hits(0, a())]).await).1, [(Code::Ok, 4, limit)]);
     let most = envoy.call("d", vec![negative(hits(99, a()))]).await;
-    assert_eq!(shorts(&most).1, [(Code::Ok, 5, limit)], "never more than was taken");
+    assert_eq!(shorts(&most).1, [(Code::Ok, 5, limit)], "a refund never exceeds the usage");
 }
 
 #[tokio::test]
@@ -277,7 +281,7 @@ async fn a_limit_in_a_descriptor_overrides_the_matching_rules() {
     let a = || descriptor([("a", "x")]);
     assert_eq!(shorts(&envoy.call("d", vec![a()]).await).1, [(Code::Ok, 4, Some((5, Unit::Minute)))]);
     let raised = envoy.call("d", vec![limited(20, RateLimitUnit::Minute, a())]).await;
-    assert_eq!(shorts(&raised).1, [(Code::Ok, 18, Some((20, Unit::Minute)))], "what was used stays used");
+    assert_eq!(shorts(&raised).1, [(Code::Ok, 18, Some((20, Unit::Minute)))], "the usage is kept");
     let lowered = envoy.call("d", vec![limited(2, RateLimitUnit::Hour, a())]).await;
     assert_eq!(lowered.overall_code(), Code::OverLimit);
     let nothing = envoy.call("d", vec![limited(0, RateLimitUnit::Day, a())]).await;
@@ -300,12 +304,12 @@ async fn a_limit_in_a_descriptor_without_matching_rules_applies_to_exactly_its_e
         (RateLimitUnit::Month, Unit::Month),
         (RateLimitUnit::Year, Unit::Year),
     ];
-    for (unit, told) in units {
+    for (unit, reported) in units {
         let entries =
             |value: &str| limited(2, unit, descriptor([("unit", unit.as_str_name()), ("a", value)]));
         for (code, remaining) in [(Code::Ok, 1), (Code::Ok, 0), (Code::OverLimit, 0)] {
             let answer = envoy.call("d", vec![entries("x")]).await;
-            assert_eq!(shorts(&answer).1, [(code, remaining, Some((2, told)))], "{unit:?}");
+            assert_eq!(shorts(&answer).1, [(code, remaining, Some((2, reported)))], "{unit:?}");
         }
         assert_eq!(envoy.call("d", vec![entries("y")]).await.overall_code(), Code::Ok);
         assert_eq!(envoy.call("other", vec![entries("x")]).await.overall_code(), Code::Ok);
@@ -372,12 +376,12 @@ async fn numbers_beyond_their_range_are_clamped() {
     for hits_addend in [(1 << 53) - 1, 1 << 53, u64::MAX] {
         let large = envoy.call("d", vec![hits(hits_addend, a())]).await;
         assert_eq!(shorts(&large).1, [(Code::OverLimit, 5, Some((5, Unit::Minute)))]);
-        assert_eq!(large.statuses[0].duration_until_reset, None, "it never fits");
+        assert_eq!(large.statuses[0].duration_until_reset, None, "it can never be allowed");
     }
     let table = [(200_001, 200_000), (u32::MAX, 200_000)];
-    for (place, (sent, told)) in (1..).zip(table) {
+    for (place, (sent, reported)) in (1..).zip(table) {
         let raised = envoy.call("d", vec![limited(sent, RateLimitUnit::Day, a())]).await;
-        assert_eq!(shorts(&raised).1, [(Code::Ok, told - place, Some((told, Unit::Day)))]);
+        assert_eq!(shorts(&raised).1, [(Code::Ok, reported - place, Some((reported, Unit::Day)))]);
     }
     let own = envoy.call("d", vec![limited(u32::MAX, RateLimitUnit::Day, descriptor([("b", "x")]))]).await;
     assert_eq!(shorts(&own).1, [(Code::Ok, 999_999_999, Some((1_000_000_000, Unit::Day)))]);
@@ -445,10 +449,10 @@ async fn numbers_at_the_ends_of_their_range_are_returned_unchanged() {
         (Limit::sliding_counter(7, 7 * DAY).unwrap(), (7, Unit::Week), 6),
         (Limit::sliding_log(3, 10 * SECOND).unwrap(), (3, Unit::Unknown), 2),
     ];
-    for (limit, told, remaining) in table {
+    for (limit, reported, remaining) in table {
         let mut envoy = OnMemory::start([Rule::new("r", limit)]).await;
         let answer = envoy.call("d", vec![descriptor([("a", "x")])]).await;
-        assert_eq!(short(&answer.statuses[0]), (Code::Ok, remaining, Some(told)), "{limit:?}");
+        assert_eq!(short(&answer.statuses[0]), (Code::Ok, remaining, Some(reported)), "{limit:?}");
         assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "r");
     }
 }
@@ -517,7 +521,7 @@ async fn without_the_store_each_rules_failure_policy_decides() {
         Front::start(limiter, Settings { closed: Closed::Unavailable, ..Settings::default() }).await;
     let status = front.call(request("d", vec![of("closed")])).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
-    assert_eq!(call(&mut front, &["local"]).await.0, Code::OverLimit, "this one was counted");
+    assert_eq!(call(&mut front, &["local"]).await.0, Code::OverLimit, "this request was counted");
 }
 
 #[tokio::test(start_paused = true)]
@@ -619,13 +623,13 @@ async fn large_messages_over_the_memory_limit_are_denied_until_memory_is_free() 
     })
     .await;
     assert_eq!(call(&mut client, large).await, Code::OverLimit);
-    assert_eq!(call(&mut client, 1_000).await, Code::Ok, "a small one needs none of it");
+    assert_eq!(call(&mut client, 1_000).await, Code::Ok, "a small message does not need the shared memory");
     for (send, call) in half {
         let _denied_already = send.send(Ok(Frame::data(Bytes::copy_from_slice(&framed[1_000..])))).await;
         drop(send);
         assert_eq!(call.await.unwrap().0, "0");
     }
-    assert_eq!(call(&mut client, large).await, Code::Ok, "there is room again");
+    assert_eq!(call(&mut client, large).await, Code::Ok, "memory is available again");
 }
 
 /// Returns the status and message of the response to a call whose message arrives in these pieces.
@@ -717,20 +721,20 @@ async fn grpc_and_the_library_make_the_same_decisions() {
             let (a, b) = (random.random_range(0..3).to_string(), random.random_range(0..3).to_string());
             let entries = [("a", &*a), ("b", &*b)];
             let (entries, cost) = (&entries[..random.random_range(1..=2)], random.random_range(0..4_u32));
-            let is_given_back = random.random_bool(0.1);
+            let is_refund = random.random_bool(0.1);
             let entry = |&(key, value): &(&str, &str)| Entry { key: key.to_owned(), value: value.into() };
             let numbers = random.random_bool(0.1).then_some(4);
             descriptors.push(RateLimitDescriptor {
                 entries: entries.iter().map(entry).collect(),
                 hits_addend: Some(cost.into()),
-                is_negative_hits: is_given_back,
+                is_negative_hits: is_refund,
                 limit: numbers.map(|requests_per_unit| RateLimitOverride {
                     requests_per_unit,
                     unit: RateLimitUnit::Second.into(),
                 }),
             });
             let labels = Labels::new(entries.iter().copied().chain([("domain", "d")])).unwrap();
-            let operation = if is_given_back { Operation::Refund { at: None } } else { Operation::Check };
+            let operation = if is_refund { Operation::Refund { at: None } } else { Operation::Check };
             let limit = numbers.map(|amount| LimitOverride { amount: amount.into(), window: SECOND });
             requests.push(Request::new(labels, Cost::from(cost)).operation(operation).limit(limit));
         }

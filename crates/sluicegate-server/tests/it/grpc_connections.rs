@@ -1,6 +1,6 @@
 //! gRPC connections: their bounds, timeouts and shutdown. Most tests pause tokio's clock, which then advances whenever all tasks wait.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     convert::Infallible,

@@ -1,6 +1,6 @@
 //! A gRPC front end on its own port, and a client.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{net::SocketAddr, time::Duration};
 

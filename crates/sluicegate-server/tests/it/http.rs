@@ -1,6 +1,6 @@
 //! The JSON API, bytes in and bytes out, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::{
@@ -197,7 +197,7 @@ async fn each_unit_has_its_tier_and_a_shadow_does_not_decide() {
 }
 
 #[tokio::test]
-async fn peeking_charges_nothing_and_charges_go_into_debt() {
+async fn a_peek_charges_nothing_and_a_charge_may_leave_a_debt() {
     let api = Api::with_login_rule();
     for _ in 0..3 {
         assert_eq!(api.field("remaining", "/v1/peek", LOGIN).await, 2);
@@ -244,7 +244,7 @@ async fn charge_refund_and_reset_can_name_rules() {
 }
 
 #[tokio::test]
-async fn a_reset_spares_shared_counters_unless_all_rules_are_selected() {
+async fn a_reset_keeps_shared_counters_unless_all_rules_are_selected() {
     let limit = Limit::sliding_log(10, MINUTE).unwrap();
     let api = Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)]);
     let body = |rest: &str| format!(r#"{{"labels":{{"ip":"203.0.113.9"}}{rest}}}"#);
@@ -545,7 +545,7 @@ async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     for (second, wrong) in [
         (r#"{"labels":{},"cost":-1}"#, "checks[1].cost: "),
         (r#"{"cost":1}"#, "checks[1]: the body has neither of the two valid forms"),
-        (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" belongs beside \"checks\""),
+        (r#"{"labels":{},"deadline_ms":5}"#, "checks[1]: \"deadline_ms\" applies to all checks"),
         (r#"{"checks":[]}"#, "checks[1]: \"checks\" cannot be nested"),
         (r#"["labels"]"#, "checks[1]: invalid type: sequence, expected an object"),
         (r#"{"key":"","limit":{"amount":5,"window":"1s"}}"#, "checks[1]: key is empty"),
@@ -556,7 +556,7 @@ async fn no_check_of_a_batch_is_decided_if_one_is_invalid() {
     }
     let both = r#"{"checks":[],"labels":{}}"#;
     let detail = api.problem(StatusCode::BAD_REQUEST, "/v1/check", both).await;
-    assert!(detail.contains("allows only \"deadline_ms\" beside it"), "{detail}");
+    assert!(detail.contains("can only be combined with \"deadline_ms\""), "{detail}");
     for call in &CALLS[1..] {
         let detail = api.problem(StatusCode::BAD_REQUEST, call, r#"{"checks":[]}"#).await;
         assert!(detail.contains("\"checks\" is not allowed in this call"), "{call}: {detail}");

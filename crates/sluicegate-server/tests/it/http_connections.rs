@@ -1,6 +1,6 @@
 //! HTTP connections over real sockets. Most tests pause tokio's clock, which then advances whenever all tasks wait.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     fs,
@@ -97,7 +97,7 @@ async fn a_connection_is_closed_if_its_head_is_not_complete_in_time() {
     assert_timed_out(time_to_close(&mut stream).await);
     let mut stream = send(running.address, HALF).await;
     assert_incomplete(time_to_close(&mut stream).await);
-    // nor do further bytes extend the time, also after a request
+    // further bytes do not extend the time, even after a request
     let mut stream = send(running.address, "").await;
     check(&mut stream).await;
     stream.write_all(HALF.as_bytes()).await.unwrap();
@@ -142,7 +142,7 @@ async fn check(stream: &mut TcpStream) {
 
 // On the real clock: a paused one would advance while bytes are in transit.
 #[tokio::test]
-async fn an_address_that_keeps_all_connections_busy_makes_room_for_another() {
+async fn an_address_that_keeps_all_connections_busy_loses_one_to_another() {
     const CONNECTIONS: usize = 8;
     let engine = Engine::new(Limiter::new(MemoryStore::new(), demo::rules()).unwrap());
     let max_connections = NonZeroUsize::new(CONNECTIONS);

@@ -1,6 +1,6 @@
 //! The periodic scan for keys without a TTL, on real servers.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::time::Duration;
 
@@ -173,7 +173,7 @@ async fn metrics_and_log_show_the_last_successful_scan_and_whether_the_last_one_
 
     server.set_user("sluicegate", &["-pttl"]);
     scan().await;
-    assert_eq!(metrics(&engine), [5.0, 2.0, 0.0], "the previous counts stay");
+    assert_eq!(metrics(&engine), [5.0, 2.0, 0.0], "the previous counts are kept");
 
     server.set_user("sluicegate", &["+pttl"]);
     logged();

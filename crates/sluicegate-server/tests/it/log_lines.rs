@@ -1,6 +1,6 @@
 //! Log lines of one test.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     io::{self, Write},

@@ -1,6 +1,6 @@
 //! A full memory store is visible in metrics, history and log.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{sync::Arc, time::Duration};
 

@@ -231,7 +231,7 @@ async fn a_rule_keeps_its_counters_when_other_rules_change() {
 }
 
 #[tokio::test]
-async fn a_million_keys_do_not_lengthen_the_text() {
+async fn the_output_does_not_grow_with_the_number_of_keys() {
     const KEYS: u32 = 1_000_000;
     /// Maximum growth of a value, in digits.
     const DIGITS: usize = 20;

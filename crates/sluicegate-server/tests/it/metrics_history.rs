@@ -1,6 +1,6 @@
 //! The history of decisions per second, with manually recorded seconds.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 //! A real Prometheus scrapes the server; alerts and dashboard use existing metrics.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     collections::BTreeSet,

@@ -1,6 +1,6 @@
 //! The Redis protocol, bytes in and bytes out, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::time::Duration;
 
@@ -187,7 +187,7 @@ async fn errors_of_cl_throttle_are_those_of_redis_cell() {
 }
 
 #[tokio::test]
-async fn a_reset_spares_shared_counters_unless_their_rules_are_selected() {
+async fn a_reset_keeps_shared_counters_unless_their_rules_are_selected() {
     let limit = Limit::sliding_log(10, MINUTE).unwrap();
     let api =
         Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)], Access::default());

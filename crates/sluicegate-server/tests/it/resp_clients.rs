@@ -1,6 +1,6 @@
 //! Common clients over real sockets: redis-cli, the Rust crate `redis`, redis-py and ioredis.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     io::Write,

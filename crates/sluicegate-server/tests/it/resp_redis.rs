@@ -1,6 +1,6 @@
 //! The Redis protocol in front of a real Redis, which may be slow or down.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ async fn a_pipeline_on_redis_has_the_same_replies_as_single_commands() {
         let (u, v) = (format!("u {round}"), format!("u other{round}"));
         let lines = [
             format!("SG.CHECK 3 {u}"),
-            format!("SG.CHECK 9 {u}"), // refused
+            format!("SG.CHECK 9 {u}"), // denied
             format!("SG.CHECK 1 {v}"),
             format!("SG.CHECK 2 {u}"),
             "PING".to_owned(),
@@ -162,7 +162,7 @@ async fn without_the_store_failure_policies_decide_checks_and_a_charge_is_an_err
     let replies = pipeline(&mut connection, &lines).await;
     assert_eq!((fields(&replies[..2], 0), fields(&replies[..2], 6)), (vec![1, 0], vec![1, 1]));
     let [_, _, Value::Array(cell)] = &replies[..] else { panic!("{replies:?}") };
-    assert_eq!(cell.iter().map(integer).collect::<Vec<_>>(), [0, 5, 5, -1, 0], "let through, nothing known");
+    assert_eq!(cell.iter().map(integer).collect::<Vec<_>>(), [0, 5, 5, -1, 0], "allowed, with unknown usage");
     let replies =
         pipeline(&mut connection, &["SG.CHARGE 1 policy open", "SG.RESET policy open", "PING"]).await;
     for reply in &replies[..2] {

@@ -1,8 +1,7 @@
 //! Calls the library on counters of a Redis as its arguments describe: see [`Hammer::from_args`].
 //!
-//! Prints `ready` when it is connected, and begins when its input ends. Each admitted call is printed at once, so a
-//! killed process has reported all but the calls in flight. The first inconsistent reply ends the process with an
-//! error line.
+//! Prints `ready` when it is connected, and begins when its input ends. Each admitted call is printed immediately, so a killed process
+//! has reported all but the calls in flight. The first inconsistent reply ends the process with an error line.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -15,7 +14,7 @@ use sluicegate_testkit::hammer::{AdmittedCall, Hammer, ReportLine, Workload, che
 use sluicegate_testkit::oracle::Admitted;
 use tokio::task::JoinSet;
 
-/// Generous: other tests verify deadlines.
+/// Long, because other tests verify deadlines.
 const OPTIONS: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::from_secs(1));
 
 fn main() -> ExitCode {

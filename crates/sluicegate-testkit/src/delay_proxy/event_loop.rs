@@ -188,7 +188,7 @@ impl EventLoop {
         }
     }
 
-    /// Moves one direction on, sets its timer, and removes the connection if that ended it.
+    /// Advances one direction, sets its timer, and removes the connection if it has ended.
     fn advance(&mut self, id: u64, direction: Direction) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let one_way = self.control.one_way();
@@ -229,7 +229,7 @@ impl Connection {
 
 /// Makes closing the socket send a reset instead of an end.
 fn reset(socket: &TcpStream) {
-    // Fails only if the connection is already gone.
+    // Fails only if the connection is already closed.
     let _ = set_socket_linger(socket, Some(Duration::ZERO));
 }
 

@@ -79,7 +79,7 @@ impl DelayProxy {
     }
 
     /// Changes the round trip for bytes read from now on. Bytes already held keep their delivery time, and later bytes
-    /// never overtake them. Zero delivers at once.
+    /// never overtake them. Zero delivers immediately.
     pub fn set_round_trip(&self, round_trip: Duration) {
         self.control.set_round_trip(round_trip);
     }

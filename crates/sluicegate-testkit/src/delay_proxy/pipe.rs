@@ -73,7 +73,7 @@ impl Pipe {
         if self.due_len > 0 { None } else { self.schedule.front().map(|scheduled| scheduled.due) }
     }
 
-    /// Delivers what is due, and reads what there is room for.
+    /// Delivers the bytes that are due, and reads as many as the buffer can hold.
     pub(super) fn advance(
         &mut self,
         source: &TcpStream,
@@ -151,7 +151,7 @@ impl Pipe {
             Some(_) if self.due_len == 0 => {
                 self.schedule.clear();
                 self.is_finished = true;
-                // Fails if the destination is gone, which its own direction reports.
+                // Fails if the destination is closed, which its own direction reports.
                 let _ = destination.shutdown(Shutdown::Write);
                 Ok(())
             }

@@ -129,9 +129,9 @@ impl HammerProcess {
         let mut child =
             command.spawn().unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
         let output = BufReader::new(child.stdout.take().expect("the output is a pipe"));
-        let (tell, lines) = channel();
+        let (sender, lines) = channel();
         // A read has no timeout, but a channel has. The thread ends with the process.
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         HammerProcess {
             child,
             lines,

@@ -45,11 +45,11 @@ pub fn check_snapshot(
             return inconsistent(format!("tier {index}: {what}"));
         }
     }
-    let refusals = decision.tiers.iter().filter_map(|tier| match tier.outcome {
+    let denials = decision.tiers.iter().filter_map(|tier| match tier.outcome {
         Outcome::Denied { retry } => Some(retry),
         Outcome::Allowed => None,
     });
-    let expected = refusals.max().map_or(Outcome::Allowed, |retry| Outcome::Denied { retry });
+    let expected = denials.max().map_or(Outcome::Allowed, |retry| Outcome::Denied { retry });
     if decision.outcome != expected {
         return inconsistent(format!("its tiers imply {expected:?}"));
     }
@@ -58,13 +58,13 @@ pub fn check_snapshot(
 
 /// Returns whether a decision without the store is a denial by some tiers with a retry_after.
 fn is_cached_denial(decision: &Decision, limits: &[Limit], cost: Cost) -> bool {
-    let refuses = |tier: &TierDecision| {
+    let denies = |tier: &TierDecision| {
         let waits = matches!(tier.outcome, Outcome::Denied { retry: Retry::After(wait) } if !wait.is_zero());
-        let is_asked = limits.iter().any(|limit| limit.capacity() == tier.limit);
-        waits && is_asked && tier.remaining < cost.units()
+        let has_limit = limits.iter().any(|limit| limit.capacity() == tier.limit);
+        waits && has_limit && tier.remaining < cost.units()
     };
     let is_known = decision.at.is_none() && !decision.is_allowed() && decision.retry_after().is_some();
-    is_known && !decision.tiers.is_empty() && decision.tiers.iter().all(refuses)
+    is_known && !decision.tiers.is_empty() && decision.tiers.iter().all(denies)
 }
 
 /// The check of one tier, and whether the whole check was charged.

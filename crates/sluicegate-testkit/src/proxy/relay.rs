@@ -29,7 +29,7 @@ const BACKLOG: u32 = 1_024;
 /// A port that stays reserved while the proxy does not listen on it.
 pub(super) struct ReservedPort {
     pub(super) addr: SocketAddr,
-    /// Bound but never listening: the kernel refuses connections and assigns the port to no other socket.
+    /// Bound but never listening: the kernel refuses connections and does not assign the port to another socket.
     _holder: TcpSocket,
     listener: Option<TcpListener>,
 }
@@ -50,7 +50,7 @@ impl ReservedPort {
         }
     }
 
-    fn refuse(&mut self) {
+    fn refuse_connections(&mut self) {
         self.listener = None;
     }
 
@@ -81,14 +81,14 @@ pub(super) async fn accept(
 ) {
     let mut state = shared.subscribe();
     loop {
-        let refuses = state.borrow_and_update().mode == Mode::Refuse;
-        if refuses {
-            port.refuse();
+        let is_refusing_connections = state.borrow_and_update().mode == Mode::Refuse;
+        if is_refusing_connections {
+            port.refuse_connections();
         } else {
             port.listen();
         }
         shared.send_if_modified(|state| {
-            state.listening = !refuses;
+            state.listening = !is_refusing_connections;
             false
         });
         let client = tokio::select! {
@@ -150,7 +150,7 @@ async fn relay(
         Ok(stream) => server.insert(stream),
         Err(_) => return reset(client),
     };
-    // Small chunks are sent at once, as trickling requires. Fails only on a closed socket.
+    // Small chunks are sent immediately, which byte-by-byte delivery requires. Fails only on a closed socket.
     let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
 
     let cut = Notify::new();
@@ -202,7 +202,7 @@ struct Forwarder<'a> {
     state: watch::Receiver<ProxyState>,
 }
 
-/// The direction has ended: by command, by the end of the stream, or because the peer is gone.
+/// The direction has ended: by command, by the end of the stream, or because the peer has disconnected.
 struct DirectionEnded;
 
 impl Forwarder<'_> {

@@ -51,7 +51,7 @@ const BUS_OFFSET: u16 = 10_000;
 /// Files that a server may write: snapshots, and append-only files of either layout.
 const DATA_FILES: [&str; 3] = ["dump.rdb", "appendonly.aof", "appendonlydir"];
 
-/// A server process used by one test. It ends on drop, also on panic.
+/// A server process used by one test. It ends on drop, even after a panic.
 ///
 /// Dropping a running server calls [`Server::assert_every_key_expires`], unless the thread is panicking. A suspended
 /// server is resumed for that. A test that ends with a server that cannot answer (paused, locked by a password) either
@@ -61,7 +61,7 @@ pub struct Server {
     setup: Setup,
     port: u16,
     /// Reserve the port numbers while the server is down. They are UDP sockets, so the TCP ports stay free for the
-    /// server, and the kernel releases them however the test ends.
+    /// server, and the kernel releases them no matter how the test ends.
     reservations: Vec<UdpSocket>,
     /// `None` once stopped.
     child: Option<Child>,
@@ -296,7 +296,7 @@ impl Server {
         let log_path = self.dir.path().join("log");
         let log = File::create(&log_path).expect("a log file in the server's directory");
         let socket = self.socket();
-        // A socket left by a killed server would refuse, but must not be taken for the new one.
+        // A socket left by a killed server refuses connections, and must not be mistaken for the new one.
         let _ = fs::remove_file(&socket);
 
         let mut command = Command::new(&program);

@@ -26,8 +26,8 @@ fn three_primaries_serve_a_third_of_the_slots_each_and_redirect_other_keys() {
         for (node, server) in cluster.nodes().iter().enumerate() {
             let key = cluster.redis_key_on(node);
             set(server, &key).unwrap();
-            let stranger = &cluster.nodes()[(node + 1) % 3];
-            assert_eq!(code(set(stranger, &key)), "MOVED", "{flavor}");
+            let other = &cluster.nodes()[(node + 1) % 3];
+            assert_eq!(code(set(other, &key)), "MOVED", "{flavor}");
         }
         let bounds = [0, 5_461, 5_462, 10_922, 10_923, 16_383];
         assert_eq!(bounds.map(|slot| cluster.primary_of(slot).unwrap()), [0, 0, 1, 1, 2, 2]);

@@ -16,7 +16,7 @@ const CONNECTIONS: u64 = 200;
 /// Bytes sent over each of them.
 const LEN: usize = 128 * 1024;
 
-/// Starts a server that handles each connection on a thread of its own.
+/// Starts a server that handles each connection on a separate thread.
 fn serve(handle: fn(TcpStream)) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -64,7 +64,7 @@ fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends the bytes in pieces of random length, half-closes, and returns everything that comes back.
+/// Sends the bytes in pieces of random length, half-closes, and returns everything that it receives.
 fn exchange_in_pieces(stream: &TcpStream, bytes: &[u8], seed: u64) -> Vec<u8> {
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -140,7 +140,7 @@ fn bytes_already_held_keep_their_delay_when_the_round_trip_changes() {
     let mut stream = connect(&proxy);
     let elapsed = timed(|| {
         stream.write_all(b"first").unwrap();
-        // Only a byte that has gone through the proxy shows that it has read the first ones.
+        // Only a byte that has passed through the proxy shows that it has read the first ones.
         let other = connect(&proxy);
         exchange(&other);
         proxy.set_round_trip(Duration::ZERO);

@@ -1,7 +1,7 @@
 //! The generated Envoy messages of the server in `src/grpc/generated/` match the files in its `proto/`. The test is here because the
 //! server does not compile while they are wrong.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
     env, fs,

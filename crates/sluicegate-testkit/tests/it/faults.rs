@@ -23,7 +23,7 @@ fn set(connection: &mut Connection, key: &str) -> RedisResult<()> {
 
 /// Returns the error code of a write.
 fn error_code(server: &Server) -> String {
-    let error = set(&mut client(server), "refused").expect_err("the write should fail");
+    let error = set(&mut client(server), "rejected").expect_err("the write should fail");
     error.code().unwrap_or_else(|| panic!("no error code: {error}")).to_string()
 }
 
@@ -57,15 +57,15 @@ fn a_server_suspended_at_the_end_of_a_test_is_still_checked_for_keys_without_ttl
 
 #[test]
 fn a_panic_ends_even_a_suspended_server() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let test = std::thread::spawn(move || {
         let server = Server::start(Flavor::Redis7);
         server.suspend();
-        tell.send(server.pid()).unwrap();
+        sender.send(server.pid()).unwrap();
         panic!("as a test does");
     });
     assert!(test.join().is_err());
-    let pid = told.recv().unwrap();
+    let pid = receiver.recv().unwrap();
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "process {pid} outlives its test");
 }
 
@@ -241,8 +241,8 @@ fn a_tls_port_is_verified_by_its_authority_and_rejects_plain_text() {
     set(&mut server.connection(), "key").unwrap();
 
     let dir = tempfile::tempdir().unwrap();
-    let stranger = Certificates::issue(dir.path(), server.addr().ip());
-    let answer = ping_over_tls(&server, &stranger, None);
+    let other = Certificates::issue(dir.path(), server.addr().ip());
+    let answer = ping_over_tls(&server, &other, None);
     assert!(answer.contains("certificate verify failed"), "{answer}");
 
     let plain = redis::Client::open(format!("redis://{}", server.addr())).unwrap();
@@ -255,14 +255,14 @@ fn a_client_certificate_can_be_required() {
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Required).start();
     assert_eq!(ping_over_tls(&server, server.tls(), Some(server.tls())), "PONG\n");
     let dir = tempfile::tempdir().unwrap();
-    let stranger = Certificates::issue(dir.path(), server.addr().ip());
-    for as_client in [None, Some(&stranger)] {
+    let other = Certificates::issue(dir.path(), server.addr().ip());
+    for as_client in [None, Some(&other)] {
         let answer = ping_over_tls(&server, server.tls(), as_client);
         assert!(!answer.contains("PONG"), "{answer}");
     }
 
     let server = Setup::new(Flavor::Redis7).tls(ClientCertificates::Optional).start();
     assert_eq!(ping_over_tls(&server, server.tls(), None), "PONG\n");
-    let answer = ping_over_tls(&server, server.tls(), Some(&stranger));
+    let answer = ping_over_tls(&server, server.tls(), Some(&other));
     assert!(!answer.contains("PONG"), "{answer}");
 }

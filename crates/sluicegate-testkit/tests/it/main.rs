@@ -13,3 +13,4 @@ mod proxy;
 mod sentinel;
 mod server;
 mod threads;
+mod wording;

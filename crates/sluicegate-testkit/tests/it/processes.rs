@@ -310,13 +310,13 @@ fn a_process_killed_at_any_time_leaves_expiring_keys_and_calls_charged_once() {
         settle(&server);
 
         // All calls are reported except those in flight: at most one per caller, charged or not.
-        let told: u64 = reports.iter().map(|report| cost_of(&report.admitted)).sum();
-        let under_way = u64::try_from(moments.len() * CALLERS).unwrap();
+        let reported: u64 = reports.iter().map(|report| cost_of(&report.admitted)).sum();
+        let in_flight = u64::try_from(moments.len() * CALLERS).unwrap();
         let [used] = used(&hammer, &key)[..] else { panic!("there is one tier") };
         assert!(reports.iter().all(|report| report.calls.is_none()), "a hammer ended before it was killed");
         assert!(
-            (told..=told + under_way).contains(&used),
-            "{algorithm}: {used} used, {told} reported and up to {under_way} in flight; killed after {moments:?}"
+            (reported..=reported + in_flight).contains(&used),
+            "{algorithm}: {used} used, {reported} reported and up to {in_flight} in flight; killed after {moments:?}"
         );
         assert_every_key_expires_in_time(&server, 2 * limit.window() + TTL_SLACK);
     }

@@ -13,7 +13,7 @@ fn set(node: &Server, key: &str) -> RedisResult<()> {
 }
 
 #[test]
-fn a_killed_primary_is_replaced_and_comes_back_as_a_replica() {
+fn a_killed_primary_is_replaced_and_rejoins_as_a_replica() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let mut sentinels = Sentinels::start(flavor);
         assert_eq!(sentinels.primary(), 0);

@@ -39,8 +39,8 @@ fn tasks() -> Runtime {
 
 /// Runs `work` on another thread. A deadlock fails the test.
 fn within_bound<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, done) = channel();
-    let worker = thread::spawn(move || tell.send(work()).expect("the test waits"));
+    let (sender, done) = channel();
+    let worker = thread::spawn(move || sender.send(work()).expect("the test waits"));
     match done.recv_timeout(STANDSTILL) {
         Ok(result) => result,
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("no end within {STANDSTILL:?}: a deadlock"),
@@ -265,7 +265,7 @@ fn rules_of_two_tiers_charge_both_or_none_under_parallel_callers() {
     for (algorithm, users_algorithm) in Algorithm::ALL.into_iter().zip(Algorithm::ALL.into_iter().rev()) {
         // Eight users could take 1600.
         let limits = [once(algorithm, 1_000), once(users_algorithm, 200)];
-        let rules = [Rule::new("everybody", limits[0]), Rule::new("each", limits[1]).per(["user"])];
+        let rules = [Rule::new("global", limits[0]), Rule::new("each", limits[1]).per(["user"])];
         let limiter = Limiter::new(MemoryStore::new(), rules).unwrap();
         let labels = |user: u64| Labels::new([("user", user.to_string())]).unwrap();
         let mut running = JoinSet::new();

@@ -55,7 +55,7 @@ async fn exactly_the_limit_is_allowed_and_denials_have_a_status_with_the_wait() 
                 );
             }
             Err(status) => {
-                assert!(n >= 4, "{n} refused: {status}");
+                assert!(n >= 4, "{n} denied: {status}");
                 assert_eq!(status.code(), Code::ResourceExhausted);
                 let wait = status.metadata().get("retry-after").unwrap().to_str().unwrap();
                 assert!((1..=60).contains(&wait.parse::<u64>().unwrap()), "{wait}");

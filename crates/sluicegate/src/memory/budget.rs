@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One part in this many is reserved for the overhead and fragmentation of the allocator.
+/// The bound divided by this is reserved for the overhead and fragmentation of the allocator.
 const ALLOCATOR_SHARE: usize = 8;
 
 /// The memory in use and its bound.
@@ -32,7 +32,7 @@ impl Budget {
         self.used() > self.max / 8 * 7
     }
 
-    /// Reserves `bytes` if they are free, and returns whether they were. Zero bytes are always free.
+    /// Reserves `bytes` if they are available, and returns whether they were. Zero bytes are always available.
     pub(super) fn reserve(&self, bytes: usize) -> bool {
         if bytes == 0 {
             return true;
@@ -45,7 +45,7 @@ impl Budget {
         true
     }
 
-    /// Reserves `bytes` that are known to be free.
+    /// Reserves `bytes` that are known to be available.
     pub(super) fn reserve_unchecked(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,8 +1,7 @@
 //! A hash index of slab ids: four bytes per value, found within one cache line.
 //!
-//! A slot holds one byte of the hash and an id, with linear probing. A lookup waits for memory once, and once more for the value
-//! itself; a table with separate tags, such as hashbrown's, waits three times. A removal shifts the following slots back, so that no
-//! tombstones remain.
+//! A slot holds one byte of the hash and an id, with linear probing. A lookup has one cache miss, and another one for the value itself;
+//! a table with separate tags, such as hashbrown's, has three. A removal shifts the following slots back, so that no tombstones remain.
 
 use super::budget::allocated;
 
@@ -79,7 +78,8 @@ impl Index {
         }
         let mut at = self.after(hole);
         while self.slots[at] != EMPTY {
-            // a value at least as far from its home as from the hole can move there and is still found
+            // a value that is at least as far from its home slot as from the hole can move into the hole and is still
+            // found
             let distance = |from: usize| at.wrapping_sub(from) & (self.slots.len() - 1);
             if distance(self.home(hash_of(id_in(self.slots[at])))) >= distance(hole) {
                 self.slots[hole] = self.slots[at];

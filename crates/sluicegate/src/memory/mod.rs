@@ -58,9 +58,9 @@ pub(crate) struct MemoryUsage {
     pub(crate) counters: usize,
     /// Memory that is allocated or reserved, in bytes.
     pub(crate) bytes: usize,
-    /// The most that `bytes` can be: the memory bound without the part that is kept free for the allocator.
+    /// The maximum of `bytes`: the memory bound without the part that is reserved for the allocator.
     pub(crate) max_bytes: usize,
-    /// Checks and charges, one for each tier, that had no counter of their own because no memory was free.
+    /// Checks and charges, one for each tier, that used an overflow counter because the store was full.
     pub(crate) overflow_decisions: u64,
 }
 
@@ -129,7 +129,7 @@ impl MemoryStore {
         counters.iter().map(|(key, algorithm)| u64::from(self.table.remove_counter(key, *algorithm))).sum()
     }
 
-    /// Returns the state of these counters, each at a moment of its own.
+    /// Returns the state of these counters, each read at a slightly different time.
     pub fn inspect(&self, counters: &[(Key, Limit)]) -> Vec<CounterSnapshot> {
         counters.iter().map(|(key, limit)| self.table.inspect(key, limit, || self.clock.now())).collect()
     }

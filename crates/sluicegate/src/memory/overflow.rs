@@ -21,8 +21,8 @@ pub(super) const MIN_OVERFLOW: usize = 8;
 pub(super) struct OverflowCounters {
     counters: Vec<OverflowCounter>,
     max: usize,
-    /// Checks and charges without a counter of their own. The lock of the shard protects it, so that decisions of other shards do not
-    /// contend for it.
+    /// Number of checks and charges that used an overflow counter. The lock of the shard protects it, so that decisions of other shards do
+    /// not contend for it.
     decisions: u64,
 }
 
@@ -60,12 +60,12 @@ impl OverflowCounters {
         state
     }
 
-    /// Returns the number of checks and charges without a counter of their own.
+    /// Returns the number of checks and charges that used an overflow counter.
     pub(super) fn decisions(&self) -> u64 {
         self.decisions
     }
 
-    /// Records that an operation is decided without a counter of its own.
+    /// Records that an operation used an overflow counter.
     pub(super) fn record(&mut self, operation: Operation) {
         if matches!(operation, Operation::Check | Operation::Charge) {
             self.decisions += 1;
@@ -190,7 +190,7 @@ mod tests {
         let (store, _) = small_store();
         fill(&store, &limit);
         let before = overflow_decisions(&store);
-        // a window of its own for each key needs a limit class of its own
+        // a separate window for each key needs a separate limit class
         let denied = (0..20_000_u64)
             .map(|key| Limit::token_bucket(3, HOUR + std::time::Duration::from_micros(key + 1)).unwrap())
             .enumerate()

@@ -66,7 +66,7 @@ impl Shard {
         self.entries.len()
     }
 
-    /// Returns the number of checks and charges without a counter of their own.
+    /// Returns the number of checks and charges that used an overflow counter.
     pub(super) fn overflow_decisions(&self) -> u64 {
         self.overflow.decisions()
     }

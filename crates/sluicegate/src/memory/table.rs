@@ -1,4 +1,4 @@
-//! The table: shards behind locks, and the lock order.
+//! The table: locked shards, and the lock order.
 //!
 //! A check over several counters locks all their shards before it reads any of them, always in the order of the shards, so that
 //! checks never deadlock.
@@ -23,9 +23,9 @@ use crate::{
     store::CounterSnapshot,
 };
 
-/// Number of shards, and so of concurrent decisions. A power of two.
+/// Number of shards, and therefore of concurrent decisions. A power of two.
 const SHARDS: usize = 64;
-/// One part in this many of the memory is reserved for overflow counters.
+/// The memory divided by this is reserved for overflow counters.
 const OVERFLOW_SHARE: usize = 16;
 
 /// A mutex: the real one in the store, a simulated one in concurrency tests.
@@ -94,8 +94,8 @@ impl<L: Lock<Shard>> Table<L> {
         }
     }
 
-    /// Decides a check of one counter. The clock is read while the lock is held: an earlier reading may be older than charges
-    /// by other threads in the meantime.
+    /// Decides a check of one counter. The clock is read while the lock is held: a time read before may be
+    /// older than charges that other threads have made since.
     #[inline(always)]
     pub(super) fn decide_one(
         &self,

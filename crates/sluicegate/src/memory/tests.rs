@@ -348,8 +348,8 @@ impl<T> Lock<T> for shuttle::sync::Mutex<T> {
     }
 }
 
-/// The clock advances with every reading, two readings per window. A thread that reads it before it waits for a lock would decide
-/// in the past, where newer state is dated too far ahead to count.
+/// The clock advances with every reading, two readings per window. A thread that reads it before it waits for a lock
+/// would decide with an outdated time, at which a newer state is too far ahead to count.
 #[test]
 fn no_thread_schedule_decides_in_the_past() {
     shuttle::check_random(

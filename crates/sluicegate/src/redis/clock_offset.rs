@@ -1,8 +1,8 @@
 //! The offset between this process's clock and the server's clock, measured from replies.
 //!
-//! A reply contains the time at which the script ran, which lies between sending and receiving. It is taken as the time of sending, which
-//! errs by at most the round trip and always to the later side: a call that arrives in time is never treated as late, and a call that
-//! arrives a round trip too late always is.
+//! A reply contains the time at which the script ran, which lies between sending and receiving. It is used as the time
+//! of sending, with an error of at most one round trip, always towards later: a call that arrives in time is never
+//! treated as late, and a call that arrives a round trip too late always is.
 
 use std::time::Duration;
 

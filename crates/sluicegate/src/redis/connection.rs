@@ -1,9 +1,9 @@
 //! The connection to one server: established on first use, shared by all callers, replaced when lost.
 //!
 //! A request without an answer is reported as rejected, not sent, or lost. No request is sent twice, except a request that was never
-//! written and a script that the server did not have. The end of a connection is noticed at once, also while it is idle. A connection
-//! that has been silent for a second is pinged, and closed if the ping is not answered within another second. A probe replaces a silent
-//! connection at once.
+//! written and a script that the server did not have. A closed connection is detected immediately, even while it is idle. If a reply
+//! has been outstanding for a second, the connection is pinged, and closed if the ping is not answered within another second. A
+//! probe replaces such a connection immediately.
 
 use std::{
     fmt,
@@ -40,7 +40,7 @@ const CONNECT_MARGIN: Duration = Duration::from_millis(1);
 const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// How long a reply must have been outstanding for a probe to use another connection.
 const MIN_SILENCE: Duration = Duration::from_millis(20);
-/// The most times a request is sent when earlier connections ended before it was written.
+/// The maximum number of attempts to send a request whose connections ended before it was written.
 const MAX_SENDS: u32 = 3;
 
 /// Why a request has no answer.
@@ -123,7 +123,8 @@ struct State {
 enum Phase {
     /// The next caller starts an attempt.
     Disconnected(Pause),
-    /// An attempt starts when the pause is over. `named` is the primary that the sentinels have named meanwhile.
+    /// An attempt starts when the pause is over. `named` is the primary that the sentinels have named since the pause
+    /// began.
     Connecting {
         outcome: watch::Receiver<Outcome>,
         pause: Pause,
@@ -146,7 +147,7 @@ impl Pause {
     }
 }
 
-/// Why a connection is given up.
+/// Why a connection is dropped.
 enum Loss {
     /// It ended or does not answer, or the server changed its role, for example became a replica.
     Ended,
@@ -334,8 +335,8 @@ impl ServerConnection {
         self.established().await.map(|_| ())
     }
 
-    /// Waits for a connection, however many attempts fail. A connection that does not answer is replaced first: the network may have lost
-    /// it without an error.
+    /// Waits for a connection, no matter how many attempts fail. A connection that does not answer is replaced first: the network may
+    /// have lost it without an error.
     pub(super) async fn connected(self: &Arc<Self>) {
         if let Some(silent) = self.silent() {
             self.disconnect(&silent, Loss::Ended);
@@ -409,7 +410,7 @@ impl ServerConnection {
         }
     }
 
-    /// Returns the connection. Fails at once during the pause after a failed attempt.
+    /// Returns the connection. Fails immediately during the pause after a failed attempt.
     async fn established(self: &Arc<Self>) -> Result<Arc<Established>, String> {
         loop {
             let mut attempt = match self.established_or_attempt() {
@@ -487,8 +488,8 @@ impl ServerConnection {
         }
     }
 
-    /// Records the result of an attempt and how long it took. Returns false, and discards the connection, if the sentinels have named another primary
-    /// meanwhile.
+    /// Records the result of an attempt and how long it took. Returns false, and discards the connection, if the
+    /// sentinels have since named another primary.
     fn settle(&self, result: &Result<Arc<Established>, String>, took: Duration) -> bool {
         let mut state = self.state.lock();
         if let (Ok(established), Phase::Connecting { named, .. }) = (result, &mut state.phase)
@@ -513,7 +514,7 @@ impl ServerConnection {
         }
     }
 
-    /// Gives the connection up. One that has answered is replaced without waiting for a caller.
+    /// Drops the connection. One that has answered is replaced without waiting for a caller.
     fn disconnect(self: &Arc<Self>, established: &Arc<Established>, loss: Loss) {
         let has_answered = established.has_answered.load(Ordering::Relaxed);
         let is_replaced = has_answered && matches!(loss, Loss::Ended);

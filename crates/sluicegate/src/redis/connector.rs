@@ -1,7 +1,7 @@
 //! Opens connections to the servers of a deployment: TCP or TLS, authentication, client name.
 //!
-//! The stream is opened here and not by the client library, because a connection must report its end, and whether a request that
-//! failed was written.
+//! The stream is opened here and not by the client library, because a connection must report that it was closed, and
+//! whether a failed request was written.
 
 use std::{
     pin::Pin,
@@ -216,7 +216,7 @@ impl AsyncWrite for CountedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        // also a write that fails may have sent a part
+        // a write that fails may have sent some bytes
         self.writes.fetch_add(1, Ordering::AcqRel);
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }

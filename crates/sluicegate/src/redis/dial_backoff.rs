@@ -1,9 +1,10 @@
 //! When the next connection to a server may be opened.
 //!
-//! A lost connection is replaced at once if it has answered, at most ten times per second in the long run. If that fails at once, a few
-//! attempts follow quickly, because most interruptions are short. Exponential backoff applies to further attempts, to attempts that time
-//! out, and when two connections in a row are lost before their first answer: a server that is down, or that closes every connection,
-//! gets at most two connections per second in the long run.
+//! A lost connection is replaced immediately if it has answered, on average at most ten times per second. If the new
+//! connection fails quickly, a few attempts follow in short intervals, because most interruptions are short.
+//! Exponential backoff applies to further attempts, to attempts that time out, and when two consecutive connections are
+//! lost before their first answer: on average, there are at most two connections per second to a server that is down or
+//! closes every connection.
 
 use std::time::Duration;
 
@@ -17,13 +18,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const QUICK_ATTEMPTS: u32 = 6;
 /// The pause before a quick attempt.
 const QUICK_PAUSE: Duration = Duration::from_millis(40);
-/// A server that is down for a moment rejects connections within this time. A slower failure is one of an overloaded server or network.
+/// A server that is briefly down rejects connections within this time. A slower failure indicates an overloaded server
+/// or network.
 const QUICK_FAILURE: Duration = Duration::from_millis(100);
 /// After the quick attempts, the pause continues from that of this failure.
 const FAILURES_AFTER_QUICK_ATTEMPTS: u32 = 2;
-/// The longest pause. A server that is back is noticed within this time.
+/// The longest pause. A server that has recovered is detected within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The time between two replacements in the long run.
+/// The average time between two replacements.
 const REPLACEMENT_INTERVAL: Duration = Duration::from_millis(100);
 /// The number of replacements that may follow each other without a pause.
 const MAX_REPLACEMENTS: u32 = 10;
@@ -31,7 +33,7 @@ const MAX_REPLACEMENTS: u32 = 10;
 /// Failures and replacements of the connections to one server.
 pub(super) struct DialBackoff {
     max_quick_attempts: u32,
-    /// Failures in a row, except those of quick attempts.
+    /// Consecutive failures, except those of quick attempts.
     failures: u32,
     quick_attempts: u32,
     /// When all replacements are available again; one is regained per [`REPLACEMENT_INTERVAL`].
@@ -91,7 +93,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns how many connections are opened within `period`, if each ends as `end` says.
+    /// Returns how many connections are opened within `period`, if `end` ends each of them.
     fn opened(period: Duration, mut end: impl FnMut(&mut DialBackoff, Instant) -> Instant) -> u32 {
         let start = Instant::now();
         let (mut backoff, mut now, mut opened) = (DialBackoff::new(QUICK_ATTEMPTS, start), start, 0);
@@ -102,8 +104,8 @@ mod tests {
         opened
     }
 
-    /// An attempt that fails at once.
-    fn refused(backoff: &mut DialBackoff, now: Instant) -> Instant {
+    /// An attempt that fails immediately.
+    fn failed(backoff: &mut DialBackoff, now: Instant) -> Instant {
         backoff.failed(now, Duration::ZERO)
     }
 
@@ -120,9 +122,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_dead_server_gets_at_most_two_connections_per_second() {
         for _ in 0..100 {
-            let attempts = opened(4 * SECOND, refused);
+            let attempts = opened(4 * SECOND, failed);
             assert!((6..=9).contains(&attempts), "{attempts} attempts in 4 s");
-            let attempts = opened(60 * SECOND, refused);
+            let attempts = opened(60 * SECOND, failed);
             assert!((45..=90).contains(&attempts), "{attempts} attempts in 60 s");
         }
     }
@@ -155,7 +157,7 @@ mod tests {
             backoff.lost(now, true);
             let mut pauses = Vec::new();
             for _ in 0..12 {
-                let next = refused(&mut backoff, now);
+                let next = failed(&mut backoff, now);
                 pauses.push(next - now);
                 now = next;
             }
@@ -171,7 +173,7 @@ mod tests {
         let now = Instant::now();
         let mut backoff = DialBackoff::new(QUICK_ATTEMPTS, now);
         for _ in 0..10 {
-            refused(&mut backoff, now);
+            failed(&mut backoff, now);
         }
         assert!(backoff.lost(now, false) > now + SECOND / 2);
         assert_eq!(backoff.lost(now, true), now);

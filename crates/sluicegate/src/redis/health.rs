@@ -1,7 +1,7 @@
 //! The health of the servers: restarts, failovers and evicted keys, which all lose counters.
 //!
-//! A lost counter admits its limit again. Redis does not report that, so the output of `INFO` is compared periodically and after every
-//! connect.
+//! If a counter is lost, its limit is admitted again. Redis does not report such losses, so the output of `INFO` is
+//! compared periodically and after every connect.
 
 use std::{
     sync::{

@@ -1,7 +1,8 @@
 //! The Redis store: one script call per batch, decided on the server and on its clock.
 //!
-//! Only this module uses the Redis client. It is independent of rules and failure policies. It reports exactly what is known about a
-//! call, and never repeats a call that was sent, unless the reply proves that it did not run.
+//! Only this module uses the Redis client. It is independent of rules and failure policies. It reports whether a call
+//! ran, did not run or may have run, and never repeats a call that was sent, unless the reply proves that it did not
+//! run.
 
 #![cfg_attr(not(feature = "inspect"), expect(dead_code, reason = "some of it is only for inspection"))]
 

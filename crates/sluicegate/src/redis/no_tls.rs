@@ -1,4 +1,4 @@
-//! The build without the feature `tls`: no connection is encrypted, and a URL that asks for TLS is an error.
+//! The build without the feature `tls`: connections are not encrypted, and a URL that requires TLS is an error.
 
 use std::io;
 

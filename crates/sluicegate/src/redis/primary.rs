@@ -50,7 +50,7 @@ impl Primary {
         }
     }
 
-    /// Waits for a connection, however many attempts fail, and sends a request.
+    /// Waits for a connection, no matter how many attempts fail, and sends a request.
     pub(super) async fn send_once_connected(&self, request: RedisRequest<'_>) -> Result<Value, CallFailure> {
         self.listen();
         self.connection.connected().await;

@@ -19,8 +19,8 @@ use crate::{
     store::{CheckAnswer, StoreError},
 };
 
-/// The largest number of tiers, and so of distinct keys, per call. It bounds how long a call blocks Redis, and is far below what
-/// Lua can unpack.
+/// The largest number of tiers, and therefore of distinct keys, per call. It bounds how long a call blocks Redis, and
+/// is far below the number of values that Lua can unpack.
 pub const MAX_BATCH: usize = 1024;
 
 pub(super) const SOURCE: &str = concat!(
@@ -326,7 +326,7 @@ pub(super) fn is_misrouted(reply: &[u8]) -> bool {
     reply.first() == Some(&STATUS_MISROUTED)
 }
 
-/// Decodes a reply. A check one of whose counters cannot be read has an error of its own.
+/// Decodes a reply. A check with an unreadable counter gets an error; the other checks are not affected.
 pub(super) fn decode(
     reply: &[u8],
     call: &Call,

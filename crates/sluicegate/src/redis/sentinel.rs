@@ -1,8 +1,8 @@
 //! Sentinels: discovery of the primary, and notification of failovers.
 //!
-//! All sentinels are queried, and the one with the highest failover epoch is used: after a planned failover, the others still name the
-//! old primary for seconds, and that server still considers itself the primary. A named server must confirm its role (`ROLE`) before any
-//! request is sent to it.
+//! All sentinels are queried, and the one with the highest failover epoch is used: after a planned failover, the other sentinels report
+//! the old primary for several seconds, and that server still considers itself the primary. A named server must confirm its role
+//! (`ROLE`) before any request is sent to it.
 
 use std::{
     collections::BTreeMap,
@@ -26,8 +26,8 @@ use super::{
 
 /// How long one sentinel may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long the named primary may take to accept a connection before the sentinels are queried again: it may be partitioned and
-/// replaced meanwhile.
+/// How long the named primary may take to accept a connection before the sentinels are queried again: it may be
+/// partitioned, and another server may have replaced it.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Wait before the role of a server that is not yet the primary is checked again.
 const ROLE_PAUSE: Duration = Duration::from_millis(500);

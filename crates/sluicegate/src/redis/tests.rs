@@ -304,7 +304,7 @@ async fn a_ttl_is_renewed_when_it_no_longer_covers_what_counts_and_only_then() {
     let ceiling = Limit::token_bucket(1_000_000, 1000 * MINUTE).unwrap();
     for limit in limits(10, MINUTE) {
         // alone, and together with another tier
-        for other in [None, Some(tier("everybody", &ceiling, 1))] {
+        for other in [None, Some(tier("global", &ceiling, 1))] {
             let key = format!("k{}", other.is_some());
             let check = |cost| {
                 let tiers = [tier(&key, &limit, cost)].into_iter().chain(other.clone()).collect();
@@ -382,7 +382,7 @@ async fn a_key_is_read_once_and_written_once_per_batch() {
     let per_user = Limit::fixed_window(10, MINUTE).unwrap();
     let checks: Vec<Check> = (0..64)
         .map(|user| {
-            let tiers = vec![tier("everybody", &ceiling, 1), tier(&format!("user:{user}"), &per_user, 1)];
+            let tiers = vec![tier("global", &ceiling, 1), tier(&format!("user:{user}"), &per_user, 1)];
             Check::new(Operation::Check, tiers).unwrap()
         })
         .collect();
@@ -623,9 +623,9 @@ async fn a_store_recovers_when_its_password_is_valid_again() {
     let hit = [check(Operation::Check, "k", &Limit::sliding_log(1_000, MINUTE).unwrap(), 1)];
     decide(&store, &hit).await.unwrap();
     set_password("wrong");
-    let refused = |error: &StoreError| error.to_string().to_lowercase().contains("password");
+    let rejected = |error: &StoreError| error.to_string().to_lowercase().contains("password");
     // the client itself tries for a while before it gives up
-    while !decide(&store, &hit).await.is_err_and(|error| refused(&error)) {}
+    while !decide(&store, &hit).await.is_err_and(|error| rejected(&error)) {}
     set_password("right");
     while decide(&store, &hit).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,9 +1,9 @@
-//! How many calls to one server may be in flight at once.
+//! The number of concurrent calls to one server.
 //!
 //! With too few, requests queue in this process while the server is idle. With too many, no batches form, and a decision
 //! costs the server several times the work. The right number is the bandwidth-delay product, which differs by two orders
-//! of magnitude between loopback and another data centre. So the limit adapts, as TCP Vegas and gradient concurrency
-//! limits do:
+//! of magnitude between loopback and another data centre. The limit therefore adapts, like TCP Vegas and gradient
+//! concurrency limits:
 //!
 //! ```text
 //! limit = limit x (round trip without queueing / round trip now) + allowance
@@ -14,7 +14,7 @@
 //! that is ready when it ends, and more if many are in flight, since their arrivals vary. On loopback that equals
 //! [`MIN_CALLS`]. Without queueing the limit grows up to [`MAX_CALLS`], so that no check waits.
 //!
-//! Queueing delays every call of a round, while varying work delays only some: so the shortest round trip of a round counts.
+//! Queueing delays every call of a round, while varying work delays only some, so the shortest round trip of a round is used.
 //! The round trip without queueing is the shortest of all. Under constant load no call may be that fast again, so it is
 //! measured from time to time by a call that is alone in flight.
 
@@ -30,7 +30,7 @@ pub(super) const MAX_CALLS: usize = 256;
 const INITIAL_CALLS: usize = 16;
 /// The time that each tier adds to a call, which is work and not queueing.
 const WORK_PER_TIER: Duration = Duration::from_micros(4);
-/// The fewest calls of a round.
+/// The minimum number of calls in a round.
 const MIN_SAMPLES: u32 = 4;
 /// How long the shortest round trip stays valid if no call comes close to it.
 const BASE_LIFETIME: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ impl CallLimit {
         Self { limit: INITIAL_CALLS as f64, in_flight: 0, sent: 0, base: None, round: Round::new(now) }
     }
 
-    /// The limit in force.
+    /// The current limit.
     pub(super) fn limit(&self) -> usize {
         self.limit as usize
     }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Upstream;
 use crate::{hashing::random, store::StoreError};
 
-/// The breaker opens after this number of failures in a row.
+/// The breaker opens after this number of consecutive failures.
 pub(super) const MAX_FAILURES: u32 = 5;
 /// The pause before the first probe. It doubles after each failed probe.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -79,7 +79,7 @@ impl CircuitBreaker {
 }
 
 /// Probes the server until it answers within the deadline, then closes the breaker. The breaker also closes if the probe is
-/// dropped with its runtime, since callers on another runtime would be locked out for ever otherwise.
+/// dropped with its runtime, because otherwise callers on another runtime could never use the store again.
 pub(super) struct Probe(pub(super) Weak<Upstream>);
 
 impl Probe {

@@ -1,4 +1,4 @@
-//! Resets and inspections of counters. A server that is down fails only the calls for its own counters.
+//! Resets and inspections of counters. If a server is down, only the calls for its counters fail.
 
 use std::{slice, time::Duration};
 
@@ -81,7 +81,7 @@ impl Remote {
         groups
     }
 
-    /// Calls all servers at once, except those with an open circuit breaker.
+    /// Calls all servers in parallel, except those with an open circuit breaker.
     async fn inspect_each(
         &self,
         groups: &[ServerCounters],

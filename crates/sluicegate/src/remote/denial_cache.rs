@@ -1,9 +1,9 @@
-//! Cached denials that need no call to the store.
+//! The denial cache: denials that need no call to the store.
 //!
-//! A counter that denies a cost until some time denies it until then regardless of other requests, which can only increase the
-//! usage. Only a reset, a refund or a changed limit ends the denial earlier. In this process they take effect immediately, in other
-//! processes within [`super::Options::denial_cache`]. A larger cost is denied as well, but its wait is unknown here, so it is sent to
-//! the store.
+//! If a counter denies a cost until some time, it denies that cost until then regardless of other requests, because these can only
+//! increase the usage. Only a reset, a refund or a changed limit ends the denial earlier. In this process they take effect immediately,
+//! in other processes within [`super::Options::denial_cache`]. A larger cost would also be denied, but this process cannot calculate
+//! its wait, so it is sent to the store.
 //!
 //! On a store with reservations (a Cluster), a denial is cached only if the counter has denied, without an admission in between, for
 //! longer than a reservation of another check lasts, because such a reservation may be the cause and is released soon.
@@ -34,7 +34,8 @@ use crate::{
 /// The most cached denials; beyond that the store decides.
 const MAX_DENIALS: usize = 65_536;
 const SHARDS: usize = 16;
-/// The number of places for the last changes of keys. Keys that share a place end each other's denials.
+/// The number of slots for the last changes of keys. A change of one key also ends the cached denials of keys with the
+/// same slot.
 const CHANGE_PLACES: usize = 65_536;
 
 pub(super) struct DenialCache {
@@ -182,7 +183,7 @@ impl DenialCache {
         }
     }
 
-    /// Records a reset or refund of these counters, which ends their denials, also those of calls in flight.
+    /// Records a reset or refund of these counters, which ends their denials, including those of calls in flight.
     pub(super) fn record_change<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
         let change = self.changes.fetch_add(1, Ordering::AcqRel) + 1;
         for key in keys {

@@ -2,8 +2,8 @@
 //! by the number of instances.
 //!
 //! Instances register in the store periodically and are counted there; while it is down, the last count applies. The fallback's
-//! counters persist, so that repeated outages admit no more than one long outage. What the store last reported as used of a counter
-//! counts as well, divided like the limit. The store's counters are authoritative again as soon as it is back.
+//! counters persist, so that repeated outages admit no more than one long outage. The usage that the store last reported for a
+//! counter counts as well, divided like the limit. As soon as the store recovers, its counters are authoritative again.
 
 use std::{
     slice,
@@ -71,7 +71,7 @@ impl Fallback {
         self.known.record(tier, share, at);
     }
 
-    /// Deletes what is known and counted here about counters that the store has deleted.
+    /// Deletes the known usage and the fallback counters of counters that the store has deleted.
     pub(super) fn reset(&self, counters: &[(Key, Algorithm)]) {
         self.known.remove(counters);
         self.counters.forget(counters);
@@ -125,7 +125,7 @@ impl Fallback {
         CheckShares { source: Source::Fallback, ..answer }
     }
 
-    /// Returns the tiers without enough free units beside those known to be used.
+    /// Returns the tiers whose available units, less the known usage, are not sufficient.
     fn denied_by_known_usage(&self, tiers: &[Tier], known: &[Option<Usage>]) -> CheckShares {
         let free = |tier: &Tier| {
             let terms = Terms { cost: Cost::ZERO, ..tier.terms };

@@ -1,7 +1,7 @@
 //! The number of instances among which the fallback divides a limit.
 //!
-//! A count that is too low admits too much, so a higher count applies at once and a lower one only after it has held for
-//! [`HOLD`]. After the store has lost its data, each instance registers again within that time.
+//! A count that is too low admits too much, so a higher count applies immediately, and a lower one only after it has
+//! been stable for [`HOLD`]. After the store has lost its data, each instance registers again within that time.
 
 use std::time::Duration;
 

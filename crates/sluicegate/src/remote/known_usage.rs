@@ -1,4 +1,5 @@
-//! What the store reported last about the counters of this process, so that the fallback does not start from nothing.
+//! The usage that the store last reported for the counters of this process, so that the fallback does not start with
+//! empty counters.
 
 use std::{hash::BuildHasher, sync::OnceLock, time::Duration};
 
@@ -8,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::{check::Tier, hashing::RandomKeyedHash, key::Key};
 
-/// The number of counters that are remembered; a further one replaces the oldest of [`WAYS`].
+/// The number of recorded counters; a further one replaces the oldest of [`WAYS`].
 const MAX_COUNTERS: usize = 65_536;
-/// The number of places that a counter may take.
+/// The number of entries in which a counter can be recorded.
 const WAYS: usize = 8;
 const SETS: usize = MAX_COUNTERS / WAYS;
 /// Answers of one call are recorded by their callers, in any order and within this time. Of those, the latest decision applies.
@@ -81,7 +82,7 @@ impl KnownUsage {
                 let (left, whole) = (left.as_micros(), report.reset_after.as_micros());
                 u64::try_from((u128::from(report.used) * left).div_ceil(whole)).unwrap_or(report.used)
             }
-            // when its parts end is not known
+            // the times at which its units expire are not known
             Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => report.used,
         };
         (used > 0).then_some(Usage { used, reset_after: left })

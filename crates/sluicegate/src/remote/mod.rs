@@ -1,11 +1,11 @@
-//! Everything between callers and a remote store: every check is answered by its deadline, and many callers share a round
-//! trip.
+//! The layer between callers and a remote store: every check is answered by its deadline, and many callers share a
+//! round trip.
 //!
 //! ```text
-//! a check -> in the denial cache                   -> denied at once               (denial_cache)
+//! a check -> in the denial cache                   -> denied immediately           (denial_cache)
 //!         -> the circuit breaker is open           -> failure policy               (circuit_breaker)
 //!         -> less time left than a round trip      -> failure policy               (round_trips)
-//!         -> no call is in flight                  -> sent at once
+//!         -> no call is in flight                  -> sent immediately
 //!         -> fewer calls in flight than the limit  -> sent in the next batch       (batch, call_limit)
 //!         -> otherwise queued, with equal checks   -> sent when a call returns     (queue)
 //! ```
@@ -213,7 +213,7 @@ impl Remote {
         self.shared.options.deadline_within(deadline)
     }
 
-    /// Logs a warning if a round trip of this length leaves too little of the deadline.
+    /// Logs a warning if a round trip of this length takes too much of the deadline.
     pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
         self.upstreams.first().warn_if_slow(round_trip);
     }
@@ -326,7 +326,8 @@ impl Upstream {
         answers.collect()
     }
 
-    /// Waits for a reply up to the configured deadline, even if every caller is dropped. Silence counts as a failure.
+    /// Waits for a reply up to the configured deadline, even if every caller is dropped. If there is no reply, that
+    /// counts as a failure.
     async fn wait_for_reply<T>(
         self: &Arc<Self>,
         sent_at: Instant,
@@ -358,7 +359,8 @@ impl Upstream {
         }
     }
 
-    /// Counts a failure of the server. After several in a row the circuit breaker opens, and a background task probes the server.
+    /// Counts a failure of the server. After several consecutive failures the circuit breaker opens, and a background
+    /// task probes the server.
     fn failed(self: &Arc<Self>, error: &StoreError) {
         // without a runtime, no task could probe the server
         if let Ok(runtime) = Handle::try_current()

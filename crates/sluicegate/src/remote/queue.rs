@@ -15,9 +15,10 @@ use super::{
 };
 use crate::{check::Check, hashing::RandomKeyedHash, stats::RemoteCounters, store::StoreError};
 
-/// The most tiers of one call. This bounds the time for which a call blocks other clients of that Redis: about 0.3 ms.
+/// The maximum number of tiers in one call. This bounds the time for which a call blocks other clients of that Redis:
+/// about 0.3 ms.
 const MAX_CALL_TIERS: usize = 64;
-/// The most queued callers. A longer queue means that the store is down.
+/// The maximum number of queued callers. A longer queue means that the store is down.
 const MAX_WAITING: usize = 16_384;
 /// How long a flush may be pending before another task takes over. The runtime of the first task may have stopped.
 const MAX_FLUSH: Duration = Duration::from_millis(10);
@@ -193,12 +194,12 @@ impl Queue {
         }
     }
 
-    /// Returns when the silence of the server becomes a failure, for a call sent at `sent`.
+    /// Returns when the absence of a reply becomes a failure, for a call sent at `sent`.
     pub(super) fn silent_at(&self, sent: Instant, deadline: Duration) -> Instant {
         self.state.lock().silent_at(sent, deadline)
     }
 
-    /// Counts the silence of the server since a call was sent as a failure, once per interval. Returns whether it did.
+    /// Counts a failure if the server has not replied since a call was sent, once per interval. Returns whether it did.
     pub(super) fn count_silence(&self, sent: Instant, deadline: Duration, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_silent = now >= state.silent_at(sent, deadline);
@@ -208,8 +209,8 @@ impl Queue {
         is_silent
     }
 
-    /// Counts the failure of a call, unless another failure was counted since it was sent: an event that ends many calls at once is
-    /// one failure. Returns whether it did.
+    /// Counts the failure of a call, unless another failure was counted since it was sent: an event that ends many
+    /// calls counts as one failure. Returns whether it did.
     pub(super) fn count_failure(&self, sent: Instant, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_first = sent >= state.last_failure;
@@ -297,7 +298,7 @@ impl State {
             let is_short = |caller: &mut Caller| now + expected > caller.deadline;
             let is_last = tiers == 0 && self.groups.is_empty();
             if is_idle && is_last && callers.iter_mut().all(&is_short) {
-                // one call at a time is always made; otherwise a store that has become faster would not be noticed
+                // one call at a time is always made; otherwise a store that has become faster would not be detected
                 let last = callers.pop();
                 unsent.short.append(&mut callers);
                 callers.extend(last);

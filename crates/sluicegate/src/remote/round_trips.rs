@@ -1,4 +1,5 @@
-//! Recent round trips of one server. They determine whether a caller has enough time left, and when silence is a failure.
+//! Recent round trips of one server. They determine whether a caller has enough time left, and when the absence of a
+//! reply is a failure.
 
 use std::time::Duration;
 
@@ -12,11 +13,11 @@ const SAMPLES: usize = 16;
 const LIFETIME: Duration = Duration::from_secs(1);
 /// With fewer recent samples than this there is no estimate.
 const MIN_SAMPLES: usize = 5;
-/// Silence shorter than this is no failure, however fast the store is.
+/// The absence of a reply for less than this is never a failure, no matter how fast the store is.
 const MIN_SILENCE: Duration = Duration::from_millis(10);
-/// Silence of this many smoothed round trips is a failure.
+/// The absence of a reply for this many smoothed round trips is a failure.
 const SILENT_ROUND_TRIPS: u32 = 4;
-/// One failure per `deadline / MAX_FAILURES` of silence, so that the breaker opens after about one silent deadline.
+/// One failure per `deadline / MAX_FAILURES` without a reply, so that the breaker opens after about one deadline.
 const SILENT_PART_OF_DEADLINE: u32 = MAX_FAILURES;
 
 /// The latest round trips of one server.
@@ -53,7 +54,7 @@ impl RoundTrips {
         self.lower_quartile = (len >= MIN_SAMPLES).then(|| *recent.select_nth_unstable((len - 1) / 4).1);
     }
 
-    /// The round trip that three quarters of the recent calls took at least; `None` if there were few.
+    /// The lower quartile of the recent round trips; `None` if there were too few.
     pub(super) fn lower_quartile(&self, now: Instant) -> Option<Duration> {
         let latest = self.samples[self.count.wrapping_sub(1) % SAMPLES]?;
         self.lower_quartile.filter(|_| latest.is_recent(now))
@@ -64,7 +65,7 @@ impl RoundTrips {
         self.smoothed
     }
 
-    /// How long a server with calls in flight may be silent before that is a failure.
+    /// How long a server with calls in flight may not reply before that is a failure.
     pub(super) fn longest_silence(&self, deadline: Duration) -> Duration {
         let round_trips = self.smoothed.unwrap_or_default() * SILENT_ROUND_TRIPS;
         round_trips.max(MIN_SILENCE).max(deadline / SILENT_PART_OF_DEADLINE).min(deadline)

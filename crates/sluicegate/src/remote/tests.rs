@@ -131,7 +131,7 @@ impl Subject {
         task
     }
 
-    /// The same for a caller with a deadline of its own.
+    /// The same for a caller with its own deadline.
     async fn start_within(
         &self,
         check: &Check,
@@ -338,7 +338,7 @@ async fn a_certain_denial_is_answered_from_the_cache_until_it_expires() {
     assert!(subject.calls().is_empty());
     assert!(
         subject.decide(&check("k", limit(2), 2)).await.at.is_some(),
-        "how long a larger cost waits is not known"
+        "the wait of a larger cost is not known"
     );
     assert!(subject.decide(&check("k", limit(2), 2)).await.at.is_none());
     subject.calls();
@@ -346,7 +346,7 @@ async fn a_certain_denial_is_answered_from_the_cache_until_it_expires() {
     subject.decide(&operation(Operation::Peek, "k", limit(2), 1)).await;
     assert!(
         subject.decide(&check("k", limit(3), 1)).await.shares[0].1.passes,
-        "another limit is another question"
+        "a cached denial applies only to its limit"
     );
     assert_eq!(subject.calls().len(), 3);
     subject.advance(Duration::from_millis(600)).await;
@@ -373,7 +373,7 @@ async fn another_cost_is_sent_and_a_cached_denial_ends_on_time() {
     assert_eq!(
         denied.shares[0].1.retry,
         Some(Retry::After(Duration::from_millis(100))),
-        "one more has come since"
+        "one more request has arrived since"
     );
     assert_eq!(subject.calls().len(), 1);
     subject.advance(Duration::from_millis(100)).await;
@@ -452,7 +452,7 @@ async fn repeated_failures_open_the_breaker_until_the_store_answers() {
     assert!(matches!(subject.remote.reset(&counter, None).await, Err(StoreError::NotRun(_))));
     tokio::time::sleep(MINUTE).await;
     assert!(subject.remote.decide_cached(&request, None).await.is_err());
-    assert_eq!(subject.calls(), [[0; 0]; 0], "nobody pays for a store that is still away");
+    assert_eq!(subject.calls(), [[0; 0]; 0], "no caller waits for a store that is still unavailable");
 
     subject.store.is_broken.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -539,7 +539,7 @@ async fn calls_that_fail_together_are_one_failure() {
         }
         subject.store.is_broken.store(false, Ordering::Relaxed);
     }
-    assert_eq!(subject.remote.stats().open_breakers, 1, "several in a row open the breaker");
+    assert_eq!(subject.remote.stats().open_breakers, 1, "several consecutive failures open the breaker");
 }
 
 #[tokio::test(start_paused = true)]

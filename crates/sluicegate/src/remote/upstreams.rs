@@ -1,8 +1,8 @@
 //! The upstreams of a store: one per server, and one per set of servers that decide checks together.
 //!
 //! A failure of a call to several servers does not show which of them is down. The breaker of such a set opens only until each of its
-//! servers has been probed. Those that do not answer get an open breaker of their own, which also stops the checks of every set with
-//! that server.
+//! servers has been probed. The breakers of those that do not answer are opened, which also stops the checks of every set with that
+//! server.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::{check::Check, store::StoreError};
 
-/// The most servers with their own queue and circuit breaker; further servers share those of the first.
+/// The maximum number of servers with their own queue and circuit breaker; further servers share those of the first.
 const MAX_SERVERS: usize = 1024;
-/// The most sets of servers with their own queue. A new set replaces the sets without calls; if there are none, its checks share the
-/// queue of the first server.
+/// The maximum number of sets of servers with their own queue. A new set replaces the sets without calls; if there are none, its checks
+/// share the queue of the first server.
 const MAX_SERVER_SETS: usize = 1024;
 
 /// How long the probe of an open breaker waits for a connection and an answer.
@@ -152,8 +152,8 @@ impl Upstream {
         runtime.spawn(Probe(Arc::downgrade(self)).run());
     }
 
-    /// Probes the server. Of a set, probes all servers at once and opens the breakers of those that do not answer; then the breaker of
-    /// the set may close.
+    /// Probes the server. For a set, probes all servers in parallel and opens the breakers of those that do not answer;
+    /// then the breaker of the set may close.
     pub(super) async fn probe(&self) -> Result<(), StoreError> {
         match &self.servers {
             Servers::One(server) => {

@@ -202,7 +202,7 @@ async fn the_replica_of_a_stopped_primary_is_found_while_the_breaker_is_open() {
         assert!(stopped.elapsed() < RECOVERY_TIME, "the breaker has not opened");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // the cluster promotes the replica meanwhile, and no call is sent
+    // during this time the cluster promotes the replica, and no call is sent
     tokio::time::sleep(2 * NODE_TIMEOUT).await;
     while limiter.check(&user(&key), 1).await.unwrap().source != Source::Store {
         assert!(stopped.elapsed() < 2 * RECOVERY_TIME, "not decided after {:?}", stopped.elapsed());

@@ -104,7 +104,7 @@ async fn a_connection_lost_at_any_age_degrades_only_calls_in_flight() {
     let limiter = limiter(&proxy.url(), LONG_DEADLINE).await;
     assert!(!limiter.check(&RuleMix::OPEN.labels("first"), 1).await.unwrap().is_degraded());
     for age in [20, 50, 300, 1_200].map(Duration::from_millis) {
-        // the next connection is as young as the test says
+        // the connection that is lost next has the age under test
         proxy.reset_connections();
         let tally = during(&limiter, Load::busy(CALLERS), async {
             sleep(age).await;
@@ -167,7 +167,7 @@ async fn with_every_tenth_reply_lost_few_other_decisions_are_degraded() {
     tally.assert_share_below(15, "every tenth reply is lost");
 }
 
-/// As when a firewall loses the state of a connection: neither side gets an error, and new connections work.
+/// This happens if a firewall loses the state of a connection: neither side gets an error, and new connections work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_lost_silently_is_replaced_when_the_server_is_probed() {
     let _exclusive = run_exclusively().await;
@@ -207,7 +207,7 @@ async fn connections_killed_every_50_ms_leave_most_decisions_to_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_away_for_200_of_every_400_ms_decides_most_of_the_remaining_time() {
+async fn a_server_that_is_down_for_200_of_every_400_ms_decides_most_of_the_remaining_time() {
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
     for mode in [Mode::Stall, Mode::Cut, Mode::Refuse] {

@@ -18,7 +18,7 @@ use crate::{
     scenario::{RuleMix, check, limiter, run_exclusively, scripts_run},
 };
 
-/// Time by which all callers have left a primary after a planned failover.
+/// Time by which all callers use the new primary after a planned failover.
 const SWITCH_TIME: Duration = Duration::from_secs(3);
 /// Detection of a dead primary (a setting of the testkit), the guaranteed recovery time, and slack.
 const RECOVERY_TIME: Duration = Duration::from_millis(500 + 3_000 + 1_500);
@@ -111,7 +111,7 @@ async fn without_a_primary_each_sentinel_gets_at_most_two_connections_per_second
     let _exclusive = run_exclusively().await;
     let mut sentinels = block_in_place(|| Setup::new(Flavor::Redis7).replicas(0).start());
     let limiter = limiter(&url(&sentinels)).await;
-    let labels = RuleMix::OPEN.labels("nobody");
+    let labels = RuleMix::OPEN.labels("missing");
     assert_eq!(check(&limiter, &labels, "before").await.source, Source::Store);
     block_in_place(|| sentinels.kill_primary());
     let connections = || {

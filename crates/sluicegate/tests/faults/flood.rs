@@ -1,4 +1,5 @@
-//! Many callers of a silent Redis: no call waits long, no memory accumulates, and nothing is charged afterwards.
+//! Many callers of a Redis that does not reply: no call waits long, no memory accumulates, and nothing is charged
+//! afterwards.
 
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ async fn a_redis_stopped_for_ten_seconds_under_load_delays_no_call_and_charges_n
         let passed = of_mixture().filter(|decision| decision.is_allowed()).count();
         let expected = match source {
             Source::Closed => 0,
-            // also what the store admitted before it stopped counts
+            // units that the store admitted before it stopped count as well
             Source::Fallback => {
                 let most = usize::try_from(LOCAL_AMOUNT).unwrap();
                 assert!((most - 2..=most).contains(&passed), "{mix:?}: {passed} passed");
@@ -96,7 +97,7 @@ const CALLERS: usize = 20_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_beyond_the_queue_bound_are_answered_and_leave_no_memory_behind() {
-    /// They all start at once on two cores, so the last ones start late.
+    /// They all start at the same time on two cores, so the last ones start late.
     const TOGETHER: Duration = Duration::from_secs(5);
     let _exclusive = run_exclusively().await;
     let server = Server::start(Flavor::Redis7);
@@ -109,7 +110,7 @@ async fn callers_beyond_the_queue_bound_are_answered_and_leave_no_memory_behind(
         let took = begun.elapsed();
         block_in_place(|| server.resume());
         assert!((DEADLINE..TOGETHER).contains(&took), "took {took:?}");
-        // The queue bound, and the batches sent meanwhile.
+        // The queue bound, plus the batches that were sent by then.
         assert!(waited <= 16_384 + 1_024 && rejected > 0, "{waited} waited, {rejected} were rejected");
         memory.push(resident_bytes());
     }
@@ -118,7 +119,7 @@ async fn callers_beyond_the_queue_bound_are_answered_and_leave_no_memory_behind(
     assert!(memory[5] < taken + MAX_GROWTH, "{memory:?} bytes");
 }
 
-/// Returns how many callers timed out, and how many were rejected at once.
+/// Returns how many callers timed out, and how many were rejected immediately.
 async fn flood(limiter: &Limiter) -> (usize, usize) {
     let mut calls = JoinSet::new();
     for caller in 0..CALLERS {

@@ -57,8 +57,8 @@ async fn lose_every_tenth_reply(url: &str, proxies: &[Proxy]) {
             (admitted, unknown)
         });
     }
-    let told = instances.join_all().await;
-    let (admitted, unknown) = told.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let reported = instances.join_all().await;
+    let (admitted, unknown) = reported.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let lost: u64 = proxies.iter().map(|proxy| proxy.counters().dropped_replies).sum();
     proxies.iter().for_each(|proxy| block_in_place(|| proxy.pass()));
 

@@ -1,18 +1,18 @@
 //! Faults of real Redis servers: the decisions during a fault, their duration, and the recovery afterwards.
 //!
 //! * `table`: the faults, each with its start and end; `policies` applies each of them to every failure policy
-//! * `flood`: many callers of a silent server
+//! * `flood`: many callers of a server that does not reply
 //! * `connection_loss`: connections that are lost while the server is up
 //! * `lost_replies`: requests that run and whose replies are lost
 //! * `lost_data`, `out_of_memory`: data loss, and a server without memory
 //! * `failover`, `partition`: Sentinel, with processes that die and network partitions
-//! * `cluster_nodes`: a Cluster of which a node dies or all slots of a node move
+//! * `cluster_nodes`: a Cluster with a node that dies or loses all its slots
 //! * `short_deadlines`: callers with a shorter deadline
 //! * `tls`: Sentinel and Cluster over TLS
 //!
-//! Times are asserted with much slack, and one test runs at a time.
+//! Times are asserted with generous bounds, and one test runs at a time.
 //!
-//! A binary of its own: the tests measure the memory of their process and the duration of outages. `cargo test` runs
+//! A separate binary: the tests measure the memory of their process and the duration of outages. `cargo test` runs
 //! the tests of a binary in parallel, but one binary after the other.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]

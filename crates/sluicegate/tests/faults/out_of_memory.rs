@@ -34,7 +34,7 @@ async fn running_out_of_memory_during_a_call_charges_all_tiers_or_none() {
         let server = Server::start(flavor);
         let store = RedisStore::connect(&server.url()).await.unwrap();
         let mut admin = server.connection();
-        let (mut passed, mut refused, mut crossed) = (0, 0, 0);
+        let (mut passed, mut rejected, mut crossed) = (0, 0, 0);
         for round in 0..300 {
             let spare = (round % 100) as u64 * 64;
             let most = memory(&mut admin) + spare;
@@ -50,7 +50,7 @@ async fn running_out_of_memory_during_a_call_charges_all_tiers_or_none() {
                 }
                 Err(StoreError::Rejected { code, .. }) => {
                     assert_eq!(code, "OOM", "{flavor}");
-                    refused += 1;
+                    rejected += 1;
                     0
                 }
                 Err(other) => panic!("{flavor}: {other}"),
@@ -61,8 +61,8 @@ async fn running_out_of_memory_during_a_call_charges_all_tiers_or_none() {
                 assert_eq!(used, charged, "{flavor}, round {round}");
             }
         }
-        let context = format!("{flavor}: {passed} passed, {refused} did not, {crossed} beyond the limit");
-        assert!(passed > 10 && refused > 10 && crossed > 3, "{context}");
+        let context = format!("{flavor}: {passed} passed, {rejected} did not, {crossed} beyond the limit");
+        assert!(passed > 10 && rejected > 10 && crossed > 3, "{context}");
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     scenario::{run_exclusively, scripts_run},
 };
 
-/// Minimum duration of the partition: sentinels that do not agree at once need longer to elect another primary.
+/// Minimum duration of the partition: sentinels that do not agree immediately need longer to elect another primary.
 const PARTITION_TIME: Duration = Duration::from_secs(7);
 /// `min-replicas-max-lag`, and the time after it by which a partitioned primary has stopped deciding.
 const MAX_LAG: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ fn partition(link: &Link, sentinels: &Sentinels) -> PartitionRecord {
     })
 }
 
-/// Stops the instances also when the test fails, as the scope waits for them.
+/// Stops the instances even if the test fails, because the scope waits for them.
 struct StopOnDrop<'a>(&'a MonitoredInstance, &'a MonitoredInstance);
 
 impl Drop for StopOnDrop<'_> {

@@ -57,11 +57,15 @@ async fn check_repeatedly(lasting: Duration, limiter: &Limiter, context: &str) -
 fn assert_effect(fault: &Fault, calls: &Calls, context: &str) {
     if fault.effect == Effect::Unavailable {
         let failures = calls.values().flatten().filter_map(|call| call.failure.as_ref());
-        let told: Vec<String> = failures.map(ToString::to_string).collect();
-        let is_reported = told.iter().any(|text| text.contains(fault.message));
-        assert!(is_reported, "{context}: no error contains {:?}; the first is {:?}", fault.message, told[0]);
-        let asked = told.iter().filter(|text| !text.contains("circuit breaker open")).count();
-        assert!(asked <= MAX_FAILED_CALLS, "{context}: the store was called {asked} times");
+        let errors: Vec<String> = failures.map(ToString::to_string).collect();
+        let is_reported = errors.iter().any(|text| text.contains(fault.message));
+        assert!(
+            is_reported,
+            "{context}: no error contains {:?}; the first is {:?}",
+            fault.message, errors[0]
+        );
+        let sent = errors.iter().filter(|text| !text.contains("circuit breaker open")).count();
+        assert!(sent <= MAX_FAILED_CALLS, "{context}: the store was called {sent} times");
     }
     for mix in RuleMix::ALL {
         let calls = &calls[mix.0];
@@ -107,14 +111,14 @@ async fn recover(limiter: &Limiter, context: &str) {
 /// Asserts that everything admitted was charged, and nothing else except ambiguous calls.
 async fn assert_charged_correctly(limiter: &Limiter, fault: &Fault, calls: &Calls, context: &str) {
     let of_open = &calls[RuleMix::OPEN.0];
-    let told = of_open.iter().filter(|call| call.source == Source::Store).count();
+    let admitted = of_open.iter().filter(|call| call.source == Source::Store).count();
     let is_unknown = |call: &&Decision| matches!(call.failure, Some(StoreError::Ambiguous(_)));
     let unknown = of_open.iter().filter(is_unknown).count();
     let peeked = limiter.peek(&RuleMix::OPEN.labels("meanwhile"), 1).await.unwrap();
     let used = usize::try_from(MANY - peeked.remaining().unwrap()).unwrap();
-    let least = if fault.counters == Counters::Kept { told } else { 0 };
-    let is_right = (least..=told + unknown).contains(&used);
-    assert!(is_right, "{context}: {used} used, {told} admitted, {unknown} unknown");
+    let least = if fault.counters == Counters::Kept { admitted } else { 0 };
+    let is_right = (least..=admitted + unknown).contains(&used);
+    assert!(is_right, "{context}: {used} used, {admitted} admitted, {unknown} unknown");
 }
 
 /// Applies every fault to servers of these flavors concurrently.

@@ -1,4 +1,4 @@
-//! What the tests share: rules, time bounds, and counting of calls.
+//! Code shared by the tests: rules, time bounds, and counting of calls.
 
 use std::time::Duration;
 
@@ -77,12 +77,12 @@ impl RuleMix {
         let (source, rule) = self.degraded_outcome();
         let passes = match source {
             Source::Closed => false,
-            // what the store admitted between two failures counts as well
+            // units that the store admitted between two failures count as well
             Source::Fallback => decision.is_allowed() && passed_before < LOCAL_AMOUNT,
             _ => true,
         };
-        let told = (decision.is_allowed(), decision.source, decision.rule());
-        assert_eq!(told, (passes, source, rule), "{context}: {self:?}, {:?}", decision.failure);
+        let reported = (decision.is_allowed(), decision.source, decision.rule());
+        assert_eq!(reported, (passes, source, rule), "{context}: {self:?}, {:?}", decision.failure);
         assert!(decision.is_degraded() && decision.failure.is_some(), "{context}: {self:?}");
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::scenario::{RuleMix, rules, run_exclusively};
 
-/// What remains of Envoy's default timeout.
+/// The remaining time of Envoy's default timeout.
 const SHORT_DEADLINE: Duration = Duration::from_millis(15);
 
 #[tokio::test(flavor = "multi_thread")]

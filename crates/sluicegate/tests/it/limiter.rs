@@ -110,17 +110,17 @@ fn denied_permanently() -> sluicegate::Outcome {
 #[tokio::test]
 async fn a_charge_or_refund_can_name_one_rule_and_an_unknown_rule_is_an_error() {
     let limiter = memory([Rule::new("a", log(10)), Rule::new("b", log(10))]);
-    let anybody = labels(&[]);
-    limiter.charge(&anybody, 12).rules(["a"]).await.unwrap();
-    let peeked = limiter.peek(&anybody, 1).await.unwrap();
+    let no_labels = labels(&[]);
+    limiter.charge(&no_labels, 12).rules(["a"]).await.unwrap();
+    let peeked = limiter.peek(&no_labels, 1).await.unwrap();
     assert_eq!(peeked.tiers.iter().map(|tier| tier.remaining).collect::<Vec<_>>(), [0, 10]);
-    let checked = limiter.refund(&anybody, 5).rules(["a"]).await.unwrap();
+    let checked = limiter.refund(&no_labels, 5).rules(["a"]).await.unwrap();
     assert_eq!(checked.remaining(), Some(3));
-    let unknown = limiter.charge(&anybody, 1).rules(["c"]).await.unwrap_err().to_string();
+    let unknown = limiter.charge(&no_labels, 1).rules(["c"]).await.unwrap_err().to_string();
     assert_eq!(unknown, "there is no rule \"c\": use a, b");
     let named = RuleSelection::Named(vec!["a".to_owned()]);
-    assert_eq!(limiter.reset(&anybody, &named).await.unwrap().deleted.len(), 1);
-    assert_eq!(limiter.peek(&anybody, 1).await.unwrap().remaining(), Some(10));
+    assert_eq!(limiter.reset(&no_labels, &named).await.unwrap().deleted.len(), 1);
+    assert_eq!(limiter.peek(&no_labels, 1).await.unwrap().remaining(), Some(10));
 }
 
 /// Counters that unrelated requests share are deleted only if their rules are selected, on every store.

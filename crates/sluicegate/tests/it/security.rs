@@ -91,7 +91,7 @@ async fn user_password_database_and_name_reach_the_server() {
     let beside_url = [
         (in_url, RedisSettings::default()),
         (format!("redis://{place}"), settings.clone()),
-        (format!("redis://nobody:wrong@{place}/2"), settings),
+        (format!("redis://unknown:wrong@{place}/2"), settings),
     ];
     for (left, (url, settings)) in (0..10).rev().zip(beside_url) {
         let settings = settings.client_name("gateway-1");

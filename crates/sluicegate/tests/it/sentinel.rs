@@ -112,14 +112,14 @@ async fn a_planned_failover_is_noticed_and_the_old_primary_gets_no_more_calls() 
         let old = sentinels.primary();
         let new = tokio::task::block_in_place(|| sentinels.failover());
         // well before the old primary is demoted, which takes about ten seconds
-        let heard = async {
+        let called = async {
             let before = scripts_run(&sentinels.nodes()[new]);
             while scripts_run(&sentinels.nodes()[new]) == before {
                 let _ = hit(&store).await;
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(8), heard).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(8), called).await.unwrap();
         let left = scripts_run(&sentinels.nodes()[old]);
         let seen = call_until(&store, || !sentinels.nodes()[old].is_primary()).await;
         assert_no_replica_error(&seen);
@@ -163,6 +163,6 @@ async fn sentinels_and_servers_use_separate_passwords() {
         let error = RedisStore::connect_with(&url(&sentinels), &wrong).await.unwrap_err();
         assert!(error.to_string().contains("assword") || error.to_string().contains("WRONGPASS"), "{error}");
     }
-    let unknown = url(&sentinels).replace(NAME, "nobody");
-    assert!(RedisStore::connect(&unknown).await.unwrap_err().to_string().contains("nobody"));
+    let unknown = url(&sentinels).replace(NAME, "missing");
+    assert!(RedisStore::connect(&unknown).await.unwrap_err().to_string().contains("missing"));
 }

@@ -60,8 +60,8 @@ async fn calls_errors_by_kind_and_degraded_decisions_are_counted() {
     server.config_set("min-replicas-to-write", 1);
     assert_eq!(hit(&limiter).await.source, Source::Open);
     server.config_set("min-replicas-to-write", 0);
-    let refused = limiter.stats();
-    assert_eq!((errors(&refused, "NOREPLICAS"), degraded(&refused), refused.ambiguous), (1, 1, 0));
+    let stats = limiter.stats();
+    assert_eq!((errors(&stats, "NOREPLICAS"), degraded(&stats), stats.ambiguous), (1, 1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

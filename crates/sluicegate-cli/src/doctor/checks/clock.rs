@@ -7,9 +7,9 @@ use sluicegate::{StoreError, redis::inspect::ClockReading, stats::Skew};
 use super::super::finding::{Finding, see};
 use crate::format;
 
-/// Clock skew from which on advice is given.
+/// Minimum clock skew that is reported as advice.
 const NOTABLE: Duration = Duration::from_millis(100);
-/// Clock skew from which on there is a problem.
+/// Minimum clock skew that is reported as a problem.
 const WRONG: Duration = Duration::from_secs(1);
 
 pub(super) fn check(clock: &Result<ClockReading, StoreError>) -> Finding {
@@ -32,7 +32,7 @@ pub(super) fn check(clock: &Result<ClockReading, StoreError>) -> Finding {
     };
     let why = "limits use only the server's clock, so they hold; but on a failover or a clock correction, time jumps by this \
                much: at most one more quota, and waits of up to two windows";
-    let remedy = "synchronize all clocks by NTP: chronyc tracking or timedatectl shows which one is wrong";
+    let remedy = "synchronize all clocks with NTP: chronyc tracking or timedatectl shows which one is wrong";
     let certain = skew.size().saturating_sub(uncertainty);
     if certain >= WRONG {
         Finding::problem("clock", what).why(why).remedy(remedy, see::CLOCKS)

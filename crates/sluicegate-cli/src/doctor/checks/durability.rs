@@ -74,7 +74,7 @@ pub(super) fn check(info: &Info, settings: &Settings) -> Vec<Finding> {
     if persistence == Persistence::EveryWrite {
         findings.push(
             Finding::advice("append-only-file", "appendfsync is always")
-                .why("each decision waits for the disk, though counters are of little value after a restart")
+                .why("each decision waits for the disk, although counters have little value after a restart")
                 .remedy("CONFIG SET appendfsync everysec", see::SETTINGS),
         );
     }

@@ -6,9 +6,9 @@ use super::super::{
 };
 use crate::format;
 
-/// Memory use from which on advice is given, in percent of `maxmemory`.
+/// Minimum memory use that is reported as advice, in percent of `maxmemory`.
 const HIGH_PERCENT: u64 = 80;
-/// Memory use from which on there is a problem, in percent of `maxmemory`.
+/// Minimum memory use that is reported as a problem, in percent of `maxmemory`.
 const CRITICAL_PERCENT: u64 = 95;
 
 pub(super) fn check(info: &Info) -> Vec<Finding> {

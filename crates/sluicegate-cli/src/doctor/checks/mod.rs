@@ -74,8 +74,7 @@ fn latency(facts: &ServerFacts, deadline: Duration) -> Finding {
     let (median_text, p99_text) = (format::duration(median), format::duration(p99));
     let what = format!("round trips take {median_text} (p50), {p99_text} (p99)");
     let limit = format::duration(deadline);
-    let why =
-        format!("a decision that takes longer than {limit} (store.deadline) is made by the failure policy");
+    let why = format!("if a decision takes longer than {limit} (store.deadline), the failure policy decides");
     let remedy = "move sluicegate closer to Redis, or raise store.deadline; redis-cli --latency and SLOWLOG GET show \
                   whether the network or Redis is slow";
     if median >= deadline {
@@ -120,7 +119,7 @@ pub(crate) fn rejection_remedy(code: &str) -> &'static str {
     }
 }
 
-/// The share of `maxclients` from which on advice is given.
+/// Minimum share of `maxclients` in use that is reported as advice.
 const MANY_CLIENTS_PERCENT: u64 = 80;
 
 fn clients(info: &Info, settings: &Settings) -> Vec<Finding> {

@@ -219,11 +219,11 @@ mod tests {
         let found = |lines: &str, needed: &str, shape| {
             issues(&server(&info(lines), &settings(&[("min-replicas-to-write", needed)]), shape))
         };
-        let alone = "role:master\nconnected_slaves:0";
-        assert_eq!(found(alone, "0", Shape::Single), [(Advice, "replicas")]);
-        assert_eq!(found(alone, "0", Shape::Cluster), [(Problem, "replicas")]);
-        assert_eq!(found(alone, "0", Shape::Watched), [(Problem, "replicas"), (Advice, "min-replicas")]);
-        assert_eq!(found(alone, "1", Shape::Single), [(Problem, "replicas")]);
+        let single = "role:master\nconnected_slaves:0";
+        assert_eq!(found(single, "0", Shape::Single), [(Advice, "replicas")]);
+        assert_eq!(found(single, "0", Shape::Cluster), [(Problem, "replicas")]);
+        assert_eq!(found(single, "0", Shape::Watched), [(Problem, "replicas"), (Advice, "min-replicas")]);
+        assert_eq!(found(single, "1", Shape::Single), [(Problem, "replicas")]);
         assert_eq!(found(WITH_REPLICA, "1", Shape::Watched), []);
         assert_eq!(found(WITH_REPLICA, "0", Shape::Single), []);
         let syncing = WITH_REPLICA.replace("online", "wait_bgsave");
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(issues(&sentinels(&three[..2])), [(Advice, "sentinels-unnamed")]);
         let parted = [report("a:1", &good), report("b:1", &good), report("a:1", &good)];
         assert_eq!(issues(&sentinels(&parted)), [(Problem, "sentinels-disagree")]);
-        let away = SentinelReport { address: "s:2".to_owned(), report: Err("refused".to_owned()) };
+        let away = SentinelReport { address: "s:2".to_owned(), report: Err("connection refused".to_owned()) };
         let two = [three[0].clone(), three[1].clone(), away];
         assert_eq!(issues(&sentinels(&two)), [(Problem, "sentinel-away")]);
         let hasty = [

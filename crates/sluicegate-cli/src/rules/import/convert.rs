@@ -221,7 +221,9 @@ impl Walk<'_> {
         }
         let window = limit.window().map_err(|message| self.error(&message))?;
         if node.is_quota() {
-            remarks.push(format!("{place}: quota_mode is not supported: the rule denies on its own"));
+            remarks.push(format!(
+                "{place}: quota_mode is not supported: the rule denies independently of other rules"
+            ));
         }
         if node.has_metadata() {
             remarks.push(format!("{place}: metadata is not supported and not sent"));

@@ -97,10 +97,10 @@ fn a_tls_server_is_verified_and_may_require_a_client_certificate() {
     let url = format!("https://{}", program.http);
     let ca = files.authority.to_str().unwrap();
     let check = ["check", "route=login", "ip=1.1.1.1", "--server", &url];
-    let said_of = |more: &[&str]| run(&mut sluicegate(&[&check[..], more].concat()));
+    let run_with = |more: &[&str]| run(&mut sluicegate(&[&check[..], more].concat()));
     let untrusted = error(&check, &[]);
     assert!(untrusted.contains("set --ca to the authority of its certificate"), "{untrusted}");
-    let trusted = said_of(&["--ca", ca]);
+    let trusted = run_with(&["--ca", ca]);
     assert_eq!(
         (trusted.code, trusted.lines()[0]),
         (Some(0), "ALLOWED  4 of 5 remaining (login-per-ip)"),

@@ -97,7 +97,7 @@ fn a_server_and_a_command_share_the_counters_of_a_store() {
     assert_eq!(direct.lines()[0], "ALLOWED  3 of 5 remaining (login-per-ip)");
     assert_eq!(
         direct.err,
-        format!("called {} directly, by the rules of {}\n", redis.url(), config.display())
+        format!("called {} directly, with the rules of {}\n", redis.url(), config.display())
     );
     assert_eq!(server.run(&check).lines()[0], "ALLOWED  2 of 5 remaining (login-per-ip)");
     redis.assert_every_key_expires();
@@ -109,7 +109,10 @@ fn a_store_without_a_configuration_uses_the_demo_rules() {
     for left in [4, 3] {
         let output = run(&mut sluicegate(&["check", "route=login", "ip=192.0.2.7", "--store", &redis.url()]));
         assert_eq!(output.lines()[0], format!("ALLOWED  {left} of 5 remaining (login-per-ip)"));
-        assert!(output.err.ends_with("by the demo rules (./sluicegate.toml does not exist)\n"), "{output:?}");
+        assert!(
+            output.err.ends_with("with the demo rules (./sluicegate.toml does not exist)\n"),
+            "{output:?}"
+        );
     }
 }
 

@@ -49,7 +49,7 @@ async fn screenshots_of_the_documentation() {
     for (cost, left) in [("2", 3), ("1", 2), ("2", 0)] {
         browser.fill("#cost", cost).await;
         browser.click("button[value=check]").await;
-        browser.until_text("#verdict", &format!("{left} of 5 left")).await;
+        browser.until_text("#verdict", &format!("{left} of 5 remaining")).await;
         until(points().await + seconds / 30).await;
     }
     browser.fill("#cost", "1").await;

@@ -15,7 +15,7 @@ async fn a_denial_is_explained_and_drawn() {
     assert_eq!(browser.eval("document.getElementById('labels').value").await, "route=login ip=203.0.113.9");
     for left in (0..5).rev() {
         browser.click("button[value=check]").await;
-        browser.until_text("#verdict", &format!("{left} of 5 left by login-per-ip")).await;
+        browser.until_text("#verdict", &format!("{left} of 5 remaining for login-per-ip")).await;
     }
     browser.click("button[value=check]").await;
     browser.until_text("#verdict", "Denied by login-per-ip").await;
@@ -33,7 +33,7 @@ async fn a_denial_is_explained_and_drawn() {
     browser.fill("#labels", "route=login ip=203.0.113.10").await;
     browser.click("button[value=peek]").await;
     browser.until_text("#verdict", "Would be allowed").await;
-    browser.until_text("#verdict", "Nothing was charged; 5 of 5 left").await;
+    browser.until_text("#verdict", "Nothing was charged; 5 of 5 remaining").await;
     browser.find("#labels").await.click().await.unwrap();
     browser.press(Key::Enter).await;
     browser.until_text("#verdict", "Allowed").await;
@@ -42,7 +42,7 @@ async fn a_denial_is_explained_and_drawn() {
     browser.fill("#cost", "50").await;
     browser.click("button[value=explain]").await;
     browser.until_text("#verdict", "Would be denied by").await;
-    browser.until_text("#verdict", "never fits").await;
+    browser.until_text("#verdict", "can never be allowed").await;
     browser.until_text("#reasons", "50 requested exceeds the capacity of 5").await;
 
     for (labels, cost, message) in [

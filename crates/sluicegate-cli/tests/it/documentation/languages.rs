@@ -68,7 +68,7 @@ struct Deployment {
     _home: TempDir,
 }
 
-/// The subject of a request: one counter, or all four algorithms at once.
+/// The subject of a request: one counter, or all four algorithms.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
     Key { algorithm: &'a str, key: &'a str },

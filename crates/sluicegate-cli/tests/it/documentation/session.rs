@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 use super::markdown::root;
 
-/// The time limit of one command, also on a busy machine.
+/// The time limit of one command, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The Python and Node clients, relative to the root.

@@ -30,7 +30,7 @@ const MAX_CONNECTIONS: usize = 40;
 /// How often each connection without a token sends a request: too often to count as idle.
 const INTERVAL: Duration = Duration::from_millis(300);
 
-/// How long a client with a token has been idle when it sends its second request: longer than an evicted connection must be.
+/// How long a client with a token is idle before its second request: longer than the minimum idle time for an eviction.
 const IDLE: Duration = Duration::from_secs(3);
 
 const TOKEN: &str = "s3cret-of-app";
@@ -49,7 +49,7 @@ fn pause(duration: Duration) {
     thread::sleep(duration);
 }
 
-/// Sends a request on every connection, again and again. Connects again when a connection is closed.
+/// Sends requests on every connection repeatedly. Reconnects when a connection is closed.
 fn occupy(address: &str, request: &[u8], is_over: &AtomicBool) {
     let connect = || {
         let stream = TcpStream::connect(address).unwrap();
@@ -110,7 +110,7 @@ fn by_http(program: &ServerProcess) -> Box<dyn FnMut()> {
 }
 
 #[test]
-fn http_connections_without_a_token_lock_out_no_client_with_one() {
+fn http_connections_without_a_token_do_not_exclude_clients_with_one() {
     let (_home, program) = start();
     let request = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n";
     assert_served(&program, by_http, |is_over| occupy(&program.http, request, is_over));
@@ -126,7 +126,7 @@ fn by_resp(program: &ServerProcess) -> Box<dyn FnMut()> {
 }
 
 #[test]
-fn redis_connections_without_a_token_lock_out_no_client_with_one() {
+fn redis_connections_without_a_token_do_not_exclude_clients_with_one() {
     let (_home, program) = start();
     assert_served(&program, by_resp, |is_over| occupy(&program.resp, b"PING\r\n", is_over));
 }
@@ -173,7 +173,7 @@ fn occupy_grpc(program: &ServerProcess, is_over: &AtomicBool) {
 }
 
 #[test]
-fn grpc_connections_without_a_token_lock_out_no_client_with_one() {
+fn grpc_connections_without_a_token_do_not_exclude_clients_with_one() {
     let (_home, program) = start();
     assert_served(&program, by_grpc, |is_over| occupy_grpc(&program, is_over));
 }

@@ -120,7 +120,7 @@ fn incomplete_requests_block_no_other_client_and_are_closed() {
 #[test]
 fn an_idle_connection_keeps_little_memory_which_is_freed_after_it_is_closed() {
     const CONNECTIONS: usize = 1_000;
-    /// What the allocator may keep of a closed connection, in bytes.
+    /// Maximum memory of a closed connection that the allocator keeps, in bytes.
     const KEPT: usize = 8 << 10;
     const HTTP: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n";
     raise_open_file_limit();

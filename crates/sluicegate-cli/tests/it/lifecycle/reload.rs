@@ -166,7 +166,7 @@ fn a_reload_does_not_remove_the_tokens_of_a_public_listener() {
     // the new file is valid, but the server keeps its public listener until a restart
     home.write("sluicegate.toml", rules(20));
     program.signal("-HUP");
-    program.wait_for_log("would be open to everybody without a token");
+    program.wait_for_log("would accept requests without a token");
     let port = program.http.rsplit(':').next().unwrap();
     let mut client = crate::http_client::Client::connect(&format!("127.0.0.1:{port}")).unwrap();
     assert_eq!(client.post("/v1/check", NO_LABELS).unwrap().status, 401);

@@ -1,4 +1,4 @@
-//! A reader of the log that does not read: decisions go on, and audit lines are kept as long as possible.
+//! A reader of the log that does not read: decisions continue, and audit lines are kept as long as possible.
 
 use sluicegate_server::observe::log_queue::MAX_QUEUED;
 

@@ -232,7 +232,7 @@ async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
 
     let both = toml(&imported.home, &[("basic.yaml", BASIC), ("reload.yaml", RELOADED)]);
     imported.home.write("sluicegate.toml", both);
-    until("the new rules are in force", PATIENCE, || loaded(&imported.server) > before);
+    until("the new rules are active", PATIENCE, || loaded(&imported.server) > before);
     let key1 = imported.summaries("reload", &[&[("key1", "foo")]]).await;
     assert_eq!(key1, (ok, vec![(ok, 49, Some((50, Unit::Second)))]));
     assert_eq!(imported.summaries("reload", &[block]).await.0, Code::OverLimit);
@@ -240,15 +240,15 @@ async fn adding_and_removing_a_file_adds_and_removes_its_limits() {
     let before = loaded(&imported.server);
     let one = toml(&imported.home, &[("basic.yaml", BASIC)]);
     imported.home.write("sluicegate.toml", one);
-    until("the old rules are in force", PATIENCE, || loaded(&imported.server) > before);
+    until("the old rules are active", PATIENCE, || loaded(&imported.server) > before);
     assert_eq!(imported.summaries("reload", &[block]).await, (ok, none));
 }
 
 #[tokio::test]
 async fn the_counting_vectors_of_the_original_have_the_same_results() {
     let mut imported = Imported::start(&[("vectors.yaml", VECTORS)]).await;
-    // limit, count before, hits, whether they are allowed, remaining units in the original. One vector is left out: it starts with a
-    // count above its limit, which needs denied hits to be counted.
+    // limit, count before, hits, whether they are allowed, remaining units in the original. One vector is omitted: it
+    // starts with a count above its limit, which is only possible if denied hits are counted.
     let vectors = [
         (10, 4, 1, true, 5),
         (15, 10, 1, true, 4),

@@ -327,15 +327,15 @@ fn errors_state_the_fix() {
         ("log.xz", "xzcat"),
         ("log.bz2", "bzcat"),
     ] {
-        let said = error(log);
-        assert!(said.contains(remedy) && said.lines().count() == 1, "{said}");
+        let message = error(log);
+        assert!(message.contains(remedy) && message.lines().count() == 1, "{message}");
     }
     for (log, expected) in [
         ("odd.csv", "(expected wenn, found when, w\\u{1b}ho): set it with --time COLUMN"),
         ("odd.jsonl", "expected a time in the field wenn of --time"),
     ] {
-        let said = dir.error(&["--config", "rules.toml", "--log", log, "--time", "wenn"]);
-        assert!(said.contains(expected), "{said}");
+        let message = dir.error(&["--config", "rules.toml", "--log", log, "--time", "wenn"]);
+        assert!(message.contains(expected), "{message}");
     }
     dir.write("cut.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x33");
     assert!(

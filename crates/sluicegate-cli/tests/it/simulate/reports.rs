@@ -53,8 +53,8 @@ fn a_curve_names_the_smallest_amounts_that_meet_its_targets() {
         curve.iter().find(|(_, denied)| *denied as f64 / 3_000.0 <= share).map(|(amount, _)| *amount)
     };
     let targets = rule(&report["rules"], "per-ip")["curve"]["targets"].as_array().unwrap();
-    let said: Vec<_> = targets.iter().map(|target| target["amount"].as_u64()).collect();
-    assert_eq!(said, [0.001, 0.01, 0.05].map(expected));
+    let amounts: Vec<_> = targets.iter().map(|target| target["amount"].as_u64()).collect();
+    assert_eq!(amounts, [0.001, 0.01, 0.05].map(expected));
     let text = dir.text(&["--config", "rules.toml", "--log", "access.log", "--curve=4,8,12,16,20,24"]);
     assert!(text.contains("denies at most 5 %"), "{text}");
     assert!(text.contains("→           8"), "{text}");

@@ -66,8 +66,8 @@ export class Charts {
     const p50 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p50_us / 1000 : null));
     const p99 = worst(groups, (second) => (second.store_calls > 0 ? second.store_p99_us / 1000 : null));
     const store = [
-      { label: 'median', color: css('p50') },
-      { label: '99th percentile', color: css('p99') },
+      { label: 'p50', color: css('p50') },
+      { label: 'p99', color: css('p99') },
     ];
     this.store.draw({ times, layers: store, values: [p50, p99], bands, marks, span });
     const empty = document.getElementById('store-empty');
@@ -153,7 +153,7 @@ class Chart {
     };
   }
 
-  // A full-height band where the store was unavailable, a mark at the upper edge where single requests were decided without it.
+  // A full-height band where the store was unavailable, a mark at the upper edge where individual requests were decided without it.
   bands(plot) {
     const { ctx, bbox } = plot;
     const { bands, marks, span: [min, max] } = this.picture;

@@ -122,8 +122,8 @@ function drawLatency(set, minute) {
   const mean = (of) => active.reduce((total, second) => total + of(second) * second.store_calls, 0) / calls;
   const errors = minute.reduce((total, second) => total + second.store_errors, 0);
   set('latency', calls > 0 ? millis(mean((second) => second.store_p50_us)) : '–');
-  set('latency-unit', calls > 0 ? 'ms median' : '');
-  const slow = calls > 0 ? `99th percentile ${millis(Math.max(...active.map((second) => second.store_p99_us)))} ms` : 'no recent calls';
+  set('latency-unit', calls > 0 ? 'ms p50' : '');
+  const slow = calls > 0 ? `p99 ${millis(Math.max(...active.map((second) => second.store_p99_us)))} ms` : 'no recent calls';
   set('latency-note', errors > 0 ? `${count(errors)} failed in the last minute` : slow);
 }
 

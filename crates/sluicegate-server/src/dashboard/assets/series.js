@@ -81,7 +81,7 @@ export function worst(groups, of) {
   });
 }
 
-// The store is unavailable, rather than late for single requests.
+// The store is unavailable, as opposed to late for individual requests.
 export const isDegraded = (second) => second.breakers_open > 0 || second.degraded * 2 > second.allowed + second.denied;
 // Some requests were decided without the store.
 export const isPartlyDegraded = (second) => second.breakers_open > 0 || second.degraded > 0;

@@ -1,5 +1,5 @@
-// The state of a counter over time: admitted units that still count, the requested cost, and the time from which it fits.
-// Left of "now" is the past; right of it is the future without further requests.
+// The state of a counter over time: admitted units that still count, the requested cost, and the time at which it fits.
+// To the left of "now" is the past, to the right the future if there are no further requests.
 
 import { clock, count, duration, shape, windowMillis } from './format.js';
 
@@ -142,7 +142,7 @@ export function caption(snapshot, limit) {
   }
   if (snapshot.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
   if (snapshot.kind === 'fixed-window') return 'All units count until the window ends.';
-  return `The level drains by ${count(snapshot.drains_per_second)} per second; a request fits as soon as the level leaves room below the limit.`;
+  return `The level drains by ${count(snapshot.drains_per_second)} per second; a request fits as soon as the level plus its cost is within the limit.`;
 }
 
 function description({ used, limit, cost, retryMs, never, fits }) {

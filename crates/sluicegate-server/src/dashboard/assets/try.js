@@ -112,13 +112,13 @@ export class Try {
       return this.show('good', checked ? 'Allowed' : 'Would be allowed', degraded || 'No rule applies to this request, so nothing is counted.');
     }
     if (allowed) {
-      const left = `${count(remaining)} of ${count(limit)} left by ${rule}, the rule with the least remaining quota.`;
+      const left = `${count(remaining)} of ${count(limit)} remaining for ${rule}, the rule with the least remaining quota.`;
       return this.show('good', checked ? 'Allowed' : 'Would be allowed', `${degraded}${checked ? 'It was charged; ' : 'Nothing was charged; '}${left}`);
     }
     const title = `${checked ? 'Denied' : 'Would be denied'} by ${rule}`;
-    if (never || wait === null) return this.show('bad', title, `${degraded}A retry cannot succeed: the request never fits.`);
+    if (never || wait === null) return this.show('bad', title, `${degraded}Waiting does not help: this request can never be allowed.`);
     const when = at_us === null ? '' : ` (at ${clock(at_us / 1000 + wait)})`;
-    return this.show('bad', title, `${degraded}Retry in ${duration(wait)}${when}, if no other request is charged before. Denied requests are not charged.`);
+    return this.show('bad', title, `${degraded}Retry in ${duration(wait)}${when}, if no other request is charged in between. Denied requests are not charged.`);
   }
 
   explain() {
@@ -130,7 +130,7 @@ export class Try {
       const tags = [];
       if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${applying.limit.window}`));
       if (applying.limit?.shadow) tags.push(element('span', { class: 'tag warn' }, 'shadow: never denies'));
-      tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${allowed ? 'has room' : 'no room'}${this.another ? ' for another' : ''}`));
+      tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${this.another ? 'next request ' : ''}${allowed ? 'fits' : 'does not fit'}`));
       const drawing = applying.snapshot && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
       return element('div', { class: 'reason' },
         element('h3', {}, applying.rule ?? 'key', ...tags),

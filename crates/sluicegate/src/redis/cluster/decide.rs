@@ -1,5 +1,6 @@
-//! Decides a batch of checks. One whose counters are all on one node is decided in one call. Otherwise, checks that span
-//! several nodes are reserved level by level, one call per node and level, and refunded if a later level denies.
+//! Decides a batch of checks. If all counters are on one node, the batch is decided in one call. Otherwise, checks that
+//! span several nodes are reserved level by level, with one call per node and level, and refunded if a later level
+//! denies.
 
 use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
@@ -33,7 +34,7 @@ const BATCH_MIGRATION_WAIT: Duration = Duration::from_millis(20);
 pub(super) type Each = Vec<Result<CheckAnswer, StoreError>>;
 
 impl Cluster {
-    /// Decides each check. Reservations are settled even if the caller is cancelled meanwhile.
+    /// Decides each check. Reservations are settled even if the caller is cancelled.
     pub(in crate::redis) async fn decide(
         self: &Arc<Self>,
         prefix: &str,
@@ -112,8 +113,9 @@ impl Cluster {
         Ok(decode(&bytes(reply)?, &call, checks)?)
     }
 
-    /// Decides checks that are each on one slot, one call per node where possible, all at once. Returns the outcome of each check with
-    /// the value that came with it. A call without a reply by its deadline fails: a reservation on another node is then released.
+    /// Decides checks that are each on one slot, with one call per node where possible, all in parallel. Returns the outcome of each
+    /// check with the value that came with it. A call without a reply by its deadline fails: a reservation on another node is then
+    /// released.
     pub(super) async fn decide_by_slot<T>(
         self: &Arc<Self>,
         prefix: &str,
@@ -225,8 +227,8 @@ impl Batch {
         self.settle(progress).await
     }
 
-    /// Peeks at all parts of checks over several slots whose counters had few free units, so that most denials are known before
-    /// anything is reserved.
+    /// Peeks all parts of checks over several slots whose counters had little capacity, so that most denials are found
+    /// before anything is reserved.
     async fn peek(&self, progress: &mut [Progress]) {
         let has_capacity = self.cluster.recent_capacity.is_sufficient(&self.checks);
         let mut calls: BTreeMap<u16, Vec<(PartIndex, Check)>> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! A Cluster: the requests of a slot go to the node that serves it, over one connection per node.
 //!
-//! The cluster connection of the client library repeats a request whose reply was lost, so it is not used. Here, a request is sent to
-//! another node only after a reply that proves that nothing ran: `MOVED`, `ASK` and `TRYAGAIN` are followed for a bounded time. An
+//! The cluster connection of the client library is not used, because it repeats a request whose reply was lost. Here, a request is sent
+//! to another node only after a reply that proves that nothing ran: `MOVED`, `ASK` and `TRYAGAIN` are followed for a bounded time. An
 //! unavailable node affects only the slots that it serves.
 
 mod decide;
@@ -144,7 +144,7 @@ impl Cluster {
         map.nodes().iter().find(|node| node.number() == number).map(ToString::to_string)
     }
 
-    /// Probes the node with this number. If there is none, probes all nodes at once, and one of them has to answer.
+    /// Probes the node with this number. If there is none, probes all nodes in parallel, and one of them has to answer.
     pub(super) async fn probe(self: &Arc<Self>, number: u64, prefix: &str) -> Result<Value, CallFailure> {
         // an unavailable node may have been replaced; a probe of a silent node is cancelled, so this comes first
         self.refresh_soon();
@@ -196,8 +196,8 @@ impl Cluster {
         self.send_within(REDIRECT_TIMEOUT, slot, request).await
     }
 
-    /// Sends a request to the current node of a slot. Waits at most `wait` for the keys of a migrating slot, and no longer than until
-    /// the request must be sent: a request that was not sent by then is reported as such.
+    /// Sends a request to the current node of a slot. Waits at most `wait` for the keys of a migrating slot, but not
+    /// beyond the time by which the request must be sent. A request that was not sent by then is reported as not sent.
     async fn send_within(
         self: &Arc<Self>,
         wait: Duration,
@@ -235,7 +235,7 @@ impl Cluster {
                 CallFailure::Rejected { code, .. }
                     if code == "TRYAGAIN" && start.elapsed() < wait && !is_over(MOVE_PAUSE) =>
                 {
-                    // start again: the migration may have finished meanwhile
+                    // start again: the migration may have finished
                     sleep(MOVE_PAUSE).await;
                     node = self.owner(slot, send_by).await?;
                     asking = Asking::No;

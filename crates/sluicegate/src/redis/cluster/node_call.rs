@@ -1,8 +1,8 @@
 //! Calls over several slots of one node.
 //!
-//! Redis rejects `KEYS` of several slots, but lets a script access other keys of slots that its node serves. The script
-//! reads every key before it writes anything, so it runs as a whole or not at all: a key that the node does not serve, or
-//! that has migrated, is an error. A call that could not run is repeated with one call per slot.
+//! Redis rejects `KEYS` of several slots, but lets a script access other keys on slots that its node serves. The script reads every key
+//! before it writes anything, so it runs completely or not at all: a key that the node does not serve, or that has migrated, is an
+//! error. A call that could not run is repeated with one call per slot.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ const REDIRECTIONS: [&str; 6] = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "CRO
 /// Part of the error message of a script that accesses a key which is not on its node.
 const NON_LOCAL_KEY: &str = "non local key";
 
-/// The nodes that get one call per slot for now, and until when. At most one entry per node of the cluster lasts longer than
+/// The nodes that currently get one call per slot, and until when. At most one entry per node of the cluster lasts longer than
 /// [`ONE_SLOT_PERIOD`].
 #[derive(Default)]
 pub(super) struct OneSlotNodes(Mutex<HashMap<Node, Instant>>);

@@ -1,8 +1,9 @@
-//! The free units of counters in their last answers to this process.
+//! The available units of counters in their last answers to this process.
 //!
-//! A check over several nodes whose tiers all had free units is reserved without a peek first. This never admits more than the limits
-//! allow: the script decides, and a reservation is refunded if a later node denies. The recorded units only choose between a round
-//! trip that is probably wasted and a reservation that is probably refunded.
+//! If all tiers of a check over several nodes had available units, the check is reserved without a peek first. This
+//! never admits more than the limits allow, because the script decides, and a reservation is refunded if a later node
+//! denies. The recorded units only determine whether to risk an unnecessary round trip for the peek, or a reservation
+//! that has to be refunded.
 
 use std::{
     collections::HashMap,
@@ -21,8 +22,8 @@ use crate::{
 
 /// Number of recorded counters, at 8 bytes each. A counter replaces another one with the same index.
 const MAX_COUNTERS: usize = 1 << 17;
-/// For how many checks of the same size a counter must have had free units: one for this check, and one for checks of other
-/// processes meanwhile.
+/// For how many checks of the same size a counter must have had available units: one for this check, and one for
+/// concurrent checks of other processes.
 const REQUIRED_CHECKS: u64 = 2;
 
 /// The free units of each counter in its last answer.

@@ -1,7 +1,7 @@
-//! Resends, in the background, releases of reservations that did not run.
+//! Retries, in the background, releases of reservations that did not run.
 //!
-//! A release is repeated only if its last attempt is known not to have run: it was not sent, or Redis replied with an error. If the
-//! reply was lost, the release is given up, and the units may count until their window ends.
+//! A release is retried only if its last attempt is known not to have run: it was not sent, or Redis replied with an
+//! error. If the reply was lost, the release is abandoned, and the units may count until their window ends.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     store::StoreError,
 };
 
-/// The most releases that are repeated at a time; further ones are given up.
+/// The maximum number of releases that are retried at a time; further ones are abandoned.
 const MAX_PENDING: usize = 1024;
-/// The most repetitions of a release, over about a minute.
+/// The maximum number of retries of a release, over about a minute.
 const MAX_ATTEMPTS: u32 = 36;
-/// The pause before the first repetition. It doubles after each one.
+/// The pause before the first retry. It doubles after each one.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// The longest pause between two repetitions.
+/// The longest pause between two retries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Admits [`MAX_PENDING`] releases.
@@ -49,7 +49,7 @@ pub(super) fn did_not_run(error: &StoreError) -> bool {
 }
 
 impl Cluster {
-    /// Repeats releases in the background as long as their counters have usage, within the bounds of this module.
+    /// Retries releases in the background while their counters have usage, within the bounds of this module.
     pub(super) fn release_later(self: &Arc<Self>, prefix: &str, times: CallTimes, releases: Vec<Release>) {
         let count = u32::try_from(releases.len()).unwrap_or(u32::MAX);
         let Ok(permit) = Arc::clone(&self.pending_releases.0).try_acquire_many_owned(count) else {
@@ -64,7 +64,7 @@ impl Cluster {
         });
     }
 
-    /// Returns how many releases were given up.
+    /// Returns how many releases were abandoned.
     async fn release(self: &Arc<Self>, prefix: &str, times: CallTimes, mut pending: Vec<Release>) -> usize {
         let mut given_up = 0;
         let mut pause = FIRST_PAUSE;

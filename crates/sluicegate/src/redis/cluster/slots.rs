@@ -62,7 +62,7 @@ impl SlotMap {
         tags.find(|tag| self.owner(slot_of_tag(tag)) == Some(node))
     }
 
-    /// Takes note of a redirection.
+    /// Records a redirection.
     pub(super) fn set_owner(&mut self, slot: u16, node: &Node) {
         let place = self.place_of(node);
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
@@ -101,7 +101,7 @@ fn number(value: &Value) -> Option<u16> {
     u16::from_redis_value(value.clone()).ok()
 }
 
-/// Returns a node as named in a reply; a node that does not know its own address omits it.
+/// Returns a node as named in a reply; a node omits its own address if it has not been configured.
 fn place(host: String, port: u16, queried: &Node) -> Node {
     if host.is_empty() || host == "?" {
         Node { host: queried.host.clone(), port }

@@ -1,9 +1,9 @@
 //! Splits a batch of checks by slot, and combines the answers.
 //!
-//! The tiers of a check that are on one slot are decided by one call, all or none. A check whose tiers are on several nodes is
-//! reserved slot by slot, in ascending order. If a later slot admits fewer requests, the excess of the earlier ones is refunded exactly,
-//! by the store time of the reservation. Unless all tiers had free units recently, they are peeked at first, so that most denials
-//! write nothing.
+//! The tiers of a check that are on one slot are decided by one call, all or none. A check whose tiers are on several nodes is reserved
+//! slot by slot, in ascending order. If a later slot admits fewer requests, the excess of the earlier ones is refunded exactly, by the
+//! store time of the reservation. Unless all tiers had available units recently, they are peeked first, so that most denials write
+//! nothing.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -18,7 +18,7 @@ pub(super) struct Part {
     pub(super) slot: u16,
     /// Their indexes in the check.
     pub(super) tiers: Vec<usize>,
-    /// Parts of one level are sent together. A slot sees checks in their order: a check's part is never on a lower level
+    /// Parts of one level are sent together. A slot receives checks in order: a check's part is never on a lower level
     /// than that of an earlier check on the same slot.
     pub(super) level: usize,
 }
@@ -44,7 +44,7 @@ fn parts(check: &Check, level_of_slot: &mut HashMap<u16, usize>) -> Vec<Part> {
         let level = level_of_slot.entry(part.slot).or_default();
         *level = next.max(*level);
         part.level = *level;
-        // only a reservation depends on the one before
+        // only a reservation depends on the previous one
         next = if check.operation() == Operation::Check { *level + 1 } else { 0 };
     }
     parts

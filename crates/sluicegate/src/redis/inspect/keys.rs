@@ -33,8 +33,8 @@ if redis.call('GETRANGE', KEYS[1], 0, #ARGV[1] - 1) ~= ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])
 ";
 
-/// A scan of the keys with the prefix on one server. It is gentle on production servers: one page at a time, with a pause in between.
-/// A page takes the server a fraction of a millisecond.
+/// A scan of the keys with the prefix on one server. It puts little load on production servers: one page at a time, with a pause in
+/// between. A page takes the server a fraction of a millisecond.
 #[derive(Debug)]
 pub struct KeyPages<'a> {
     server: &'a InspectedServer,
@@ -108,7 +108,7 @@ impl InspectedServer {
             });
             let is_unreadable = match (&meaning, header) {
                 (Some(KeyKind::Counter { .. }), Header::OtherType) => true,
-                // a key that has expired meanwhile is empty
+                // a key that has expired since then is empty
                 (Some(KeyKind::Counter { algorithm, .. }), Header::Bytes(bytes)) => {
                     !bytes.is_empty() && !is_readable(*algorithm, &bytes)
                 }
@@ -154,8 +154,8 @@ impl InspectedServer {
         Ok(replies.into_iter().filter_map(|reply| u64::from_redis_value(reply).ok()).collect())
     }
 
-    /// Removes those of these counters that no longer count: they equal fresh ones under every limit. Returns how many were removed.
-    /// Counters that were not written by the limiter stay.
+    /// Removes those of these counters that no longer count, that is, equal a fresh counter under every limit. Returns how many were
+    /// removed. Counters that were not written by the limiter are kept.
     ///
     /// # Errors
     /// If a command is rejected or has no reply; some counters may have been removed.
@@ -188,7 +188,7 @@ impl InspectedServer {
         Ok(count(self.replies(&removals, removed).await?))
     }
 
-    /// Sets a TTL on those of these keys that have none, and returns how many there were. Their counts stay.
+    /// Sets a TTL on those of these keys that have none, and returns how many there were. Their usage is kept.
     ///
     /// # Errors
     /// If a command is rejected or has no reply; some keys may have a TTL then.

@@ -1,7 +1,7 @@
 //! Inspection of the servers, for tools: version, configuration, permissions and keys.
 //!
-//! It returns facts without a judgement. It does not interfere with decisions: it uses its own connections, one request at a time, with a
-//! timeout. Only [`InspectedServer::remove_expired`] and [`InspectedServer::set_ttl`] change anything.
+//! It returns facts without evaluating them. It does not interfere with decisions: it uses its own connections, one request at a time,
+//! with a timeout. Only [`InspectedServer::remove_expired`] and [`InspectedServer::set_ttl`] change anything.
 
 mod keys;
 mod rights;
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(found.skew, Skew::Ahead(Duration::from_micros(3_800)));
         assert_eq!(found.uncertainty, Duration::from_micros(200));
         assert_eq!(reading(900, at(1_000), at(1_000)).skew, Skew::Behind(Duration::from_micros(100)));
-        // this machine's clock was set back meanwhile
+        // this machine's clock was set back in between
         assert_eq!(reading(900, at(1_000), at(500)).uncertainty, Duration::ZERO);
     }
 }

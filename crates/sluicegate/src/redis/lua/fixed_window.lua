@@ -22,7 +22,7 @@ define[FIXED_WINDOW] = function()
     return at + window - (at + window - limit.phase) % window
   end
 
-  -- Returns until when the units count under a limit with other windows than those they were charged under.
+  -- Returns how long the units count under a limit whose window differs from the one that they were charged under.
   local function counts_until(state, limit)
     local own_end = min(state.ends, state.last + limit.window)
     return max(own_end, min(window_end(limit, state.last), state.last + state.window))

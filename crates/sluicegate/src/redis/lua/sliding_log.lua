@@ -1,8 +1,8 @@
 
 -- sliding-log: (time, running total) entries in a ring buffer, so that entries never move and every lookup is a binary search.
 -- Stored as a header '<ddddddddd' and up to `capacity` slots of '<I7I3'; the string is extended when a slot is first used. Totals
--- wrap around at 2^24; only their differences are meaningful. At most 2^24 - 1 units count at once, more than any limit: of
--- a larger debt, the oldest units are dropped.
+-- wrap around at 2^24; only their differences are meaningful. At most 2^24 - 1 units count at one time, more than any limit
+-- allows; the oldest units of a larger debt are dropped.
 --
 -- In a state, entries are numbered from the oldest stored one: `first` to `length - 1`. They are fetched on demand into `times`
 -- and `totals`; entries from `changed` on differ from the stored ones. No operation touches more than REFUND_REACH entries, or half

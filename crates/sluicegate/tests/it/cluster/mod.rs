@@ -173,7 +173,7 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
     let users: Vec<String> = (0..40).map(|user| format!("user:{user}")).collect();
     // all users share one counter and have one each; one user gets half of its requests
     let batch: Vec<Check> =
-        users.iter().map(|user| check(Operation::Check, &[("everybody", 51), (user, 2)]).times(2)).collect();
+        users.iter().map(|user| check(Operation::Check, &[("global", 51), (user, 2)]).times(2)).collect();
     let decided = store.decide_all(&batch, None).await.unwrap();
     let admitted: u32 = decided.iter().map(|check| check.answers[0].charged).sum();
     assert_eq!(admitted, 51);
@@ -189,7 +189,7 @@ async fn a_batch_over_several_nodes_charges_each_check_as_a_whole() {
         .collect();
     let found = store.reset(&tags).await.unwrap();
     assert!((26..=40).contains(&found), "a reset finds its counters on every node, not {found}");
-    let again = ask(&store, check(Operation::Check, &[("everybody", 51), ("user:0", 2)])).await.unwrap();
+    let again = ask(&store, check(Operation::Check, &[("global", 51), ("user:0", 2)])).await.unwrap();
     assert_eq!([again[0].passes, again[1].passes], [0, 1]);
     assert_eq!([again[0].charged, again[1].charged, u32::from(again[1].available == 2)], [0, 0, 1]);
 }
@@ -315,8 +315,8 @@ async fn a_dead_node_affects_only_its_own_slots_and_recovers() {
     let unseen = ask(&store, check(Operation::Peek, &both)).await.unwrap_err();
     assert!(matches!(unseen, StoreError::NotRun(_)), "{unseen}");
     // a denial by a live node decides the check
-    let refused = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, 1)])).await.unwrap();
-    assert_eq!((refused[1].passes, refused[1].charged), (0, 0));
+    let denied = ask(&store, check(Operation::Check, &[(&dead, MANY), (&well, 1)])).await.unwrap();
+    assert_eq!((denied[1].passes, denied[1].charged), (0, 0));
     // a check over both nodes reserves nothing
     let before = used(&store, &well).await;
     for _ in 0..5 {

@@ -23,7 +23,7 @@ use super::{HOUR, MANY, ask, at, check, hit, passes, places, scripts_run, start_
 /// The delay of the last node, during which a reservation on the first node lasts.
 const DELAY: Duration = Duration::from_millis(300);
 
-/// A check that has room on the first node and is denied by the last node.
+/// A check that the first node allows and the last node denies.
 struct Scenario {
     cluster: Cluster,
     proxies: Vec<Proxy>,

@@ -1,7 +1,7 @@
 
 -- Decides checks on the fast path and leaves the others to the general path: operations other than check and peek, shadow and
 -- overdraft tiers, large numbers, changed limits, and denials by anything but a token bucket, whose level alone determines the
--- retry time. Once a check of a key is left to the general path, so are the later ones, so that the key sees them in order.
+-- retry time. Once a check of a key is left to the general path, so are the later ones, so that they are decided in order.
 local CHECK, PEEK = 0, 1
 
 -- Reads the groups from the plan. `fields` holds the count and the keys of each check.

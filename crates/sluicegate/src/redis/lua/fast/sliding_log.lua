@@ -1,6 +1,6 @@
 
--- sliding-log: the level is the sum of the entries that count; `extra` is its header. A log that has to grow, or of which many
--- entries have expired, takes the general path. See ../sliding_log.lua.
+-- sliding-log: the level is the sum of the entries that count; `extra` is its header. A log that has to grow, or that
+-- has many expired entries, takes the general path. See ../sliding_log.lua.
 local SLIDING_LOG = 4
 
 if is_used[SLIDING_LOG] then
