@@ -1,0 +1,116 @@
+# Builds the packages of scripts/package.
+# shellcheck shell=bash disable=SC2154
+
+# Builds the static binary once for all packages.
+build_binary() {
+    debian_tool musl-gcc musl-tools
+    rustup target add "$TARGET" >/dev/null 2>&1 || true
+    # The revision label of sluicegate_build_info; a build from an archive has none.
+    local revision
+    revision=$(git rev-parse --short HEAD 2>/dev/null || true)
+    export SLUICEGATE_REVISION=$revision
+    # Panic messages contain source paths: equal sources give equal binaries in any directory.
+    export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
+    cargo build --release --locked --target "$TARGET" --package sluicegate-cli
+}
+
+# Writes the files that several packages contain: manual pages, completions, licences, the unit of the Debian package.
+stage() {
+    build_binary
+    rm -rf "$STAGE"
+    mkdir -p "$STAGE"/{man,completions,systemd}
+    "$BINARY" man --dir "$STAGE/man" >/dev/null
+    "$BINARY" completions bash >"$STAGE/completions/sluicegate.bash"
+    "$BINARY" completions zsh >"$STAGE/completions/_sluicegate"
+    "$BINARY" completions fish >"$STAGE/completions/sluicegate.fish"
+    sed -e '/^# /{/Install the program/,/Debian package/d}' -e 's#/usr/local/bin/#/usr/bin/#' \
+        deploy/systemd/sluicegate.service >"$STAGE/systemd/sluicegate.service"
+    scripts/packaging/third-party-licences "$TARGET" >"$STAGE/THIRD-PARTY-LICENCES"
+}
+
+build_tarball() {
+    stage
+    local name=sluicegate-$VERSION-$ARCH-linux directory
+    directory=$STAGE/$name
+    mkdir "$directory"
+    cp -r "$STAGE/man" "$STAGE/completions" "$STAGE/THIRD-PARTY-LICENCES" "$directory"
+    cp LICENSE-MIT LICENSE-APACHE CHANGELOG.md deploy/sluicegate.toml "$BINARY" deploy/systemd/sluicegate.service "$directory"
+    tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode='go=rX' \
+        --directory "$STAGE" "$name" | gzip -9n >"$OUT/$name.tar.gz"
+    (cd "$OUT" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
+    report "$OUT/$name.tar.gz"
+}
+
+build_deb() {
+    cargo_tool cargo-deb "$CARGO_DEB"
+    stage
+    rm -f "$OUT"/*.deb
+    quietly "$TOOLS/cargo-deb-$CARGO_DEB/bin/cargo-deb" --package sluicegate-cli --no-build --no-strip --target "$TARGET" \
+        --output "$OUT"
+    report "$(echo "$OUT"/*.deb)"
+}
+
+build_wheel() {
+    python_tool maturin "$MATURIN"
+    build_binary
+    rm -f "$OUT"/sluicegate_server-*.whl
+    quietly "$TOOLS/maturin-$MATURIN/bin/maturin" build --release --target "$TARGET" --out "$OUT" \
+        --manifest-path crates/sluicegate-cli/Cargo.toml
+    report "$(echo "$OUT"/sluicegate_server-*.whl)"
+}
+
+build_python() {
+    [ -e clients/python/pyproject.toml ] || { say "skipped: clients/python does not exist"; return; }
+    rm -f "$OUT"/sluicegate-*.whl
+    quietly python3 -m pip wheel --disable-pip-version-check --no-deps --wheel-dir "$OUT" ./clients/python
+    report "$(echo "$OUT"/sluicegate-*.whl)"
+}
+
+build_node() {
+    [ -e clients/node/package.json ] || { say "skipped: clients/node does not exist"; return; }
+    local copy=$STAGE/node
+    rm -rf "$copy" "$OUT"/sluicegate-*.tgz
+    mkdir -p "$copy"
+    # A copy, because building writes into the directory.
+    tar --create --directory clients/node --exclude=node_modules --exclude=dist . | tar --extract --directory "$copy"
+    quietly npm install --prefix "$copy" --no-audit --no-fund --no-save --no-package-lock
+    (cd "$copy" && quietly npm run build && quietly npm pack --pack-destination "$OUT")
+    report "$(echo "$OUT"/sluicegate-*.tgz)"
+}
+
+# The name of the image in the archive and in the local storage.
+IMAGE=localhost/sluicegate:$VERSION
+IMAGE_ARCHIVE=$OUT/sluicegate-$VERSION-$ARCH-image.tar
+
+build_image() {
+    debian_tool buildah buildah
+    build_binary
+    local context=$STAGE/image
+    rm -rf "$context" "$IMAGE_ARCHIVE"
+    mkdir -p "$context"
+    cp "$BINARY" deploy/container/sluicegate.toml /etc/ssl/certs/ca-certificates.crt "$context"
+    # The last stage of the Dockerfile, with the files of this build instead of those of its first stage.
+    sed -n '/^FROM scratch/,$p' deploy/container/Dockerfile |
+        sed -E 's#^COPY (--from=build )?[^ ]*/([^/ ]+) #COPY \2 #' >"$context/Dockerfile"
+    # The OCI format has no health checks.
+    quietly buildah build --isolation chroot --format docker --timestamp "$SOURCE_DATE_EPOCH" \
+        --label org.opencontainers.image.version="$VERSION" --label org.opencontainers.image.licenses="MIT OR Apache-2.0" \
+        --tag "$IMAGE" "$context"
+    quietly buildah push "$IMAGE" "docker-archive:$IMAGE_ARCHIVE:$IMAGE"
+    gzip -9nf "$IMAGE_ARCHIVE"
+    report "$IMAGE_ARCHIVE.gz"
+}
+
+build_sbom() {
+    cargo_tool cargo-cyclonedx "$CARGO_CYCLONEDX"
+    local name=sluicegate-$VERSION-$ARCH-linux.cdx
+    quietly "$TOOLS/cargo-cyclonedx-$CARGO_CYCLONEDX/bin/cargo-cyclonedx" cyclonedx --format json --target "$TARGET" \
+        --manifest-path crates/sluicegate-cli/Cargo.toml --override-filename "$name"
+    mv "crates/sluicegate-cli/$name.json" "$OUT/"
+    # The tool writes one file for each crate of the workspace.
+    rm -f crates/*/"$name.json"
+    report "$OUT/$name.json"
+}
+
+# report FILE: prints the name and the size of a package.
+report() { say "built ${1#"$PWD/"} ($(($(stat --format %s "$1") / 1024)) KiB)"; }
