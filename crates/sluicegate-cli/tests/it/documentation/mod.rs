@@ -45,6 +45,7 @@ pages! {
     contributing: "CONTRIBUTING.md",
     index: "docs/index.md",
     start: "docs/start.md",
+    install: "docs/install.md",
     decision: "docs/decision.md",
     faq: "docs/faq.md",
     rules: "docs/rules.md",
