@@ -9,8 +9,8 @@ const MAX_WAITERS = 10_000;
 
 /** A caller that needs a connection. */
 export interface Waiter {
-  /** Receives an open connection, which belongs to the caller until it is released or closed. */
-  ready(connection: Connection): void;
+  /** Receives an open connection, which belongs to the caller until it is released or closed. Returns whether it is needed. */
+  ready(connection: Connection): boolean;
   /** Receives the reason why there is none. */
   failed(error: Error): void;
 }
@@ -42,7 +42,7 @@ export class ConnectionPool {
     }
     const connection = this.#idle.pop();
     if (connection !== undefined) {
-      waiter.ready(connection);
+      if (!waiter.ready(connection)) this.#idle.push(connection);
       return;
     }
     if (this.#waiters.size >= MAX_WAITERS) {
@@ -61,9 +61,10 @@ export class ConnectionPool {
   /** Returns a connection after its request is complete. */
   release(connection: Connection): void {
     if (connection.isClosed) return;
-    const waiter = this.#nextWaiter();
-    if (waiter === undefined) this.#idle.push(connection);
-    else waiter.ready(connection);
+    for (let waiter = this.#nextWaiter(); waiter !== undefined; waiter = this.#nextWaiter()) {
+      if (waiter.ready(connection)) return;
+    }
+    this.#idle.push(connection);
   }
 
   /** Closes all connections; calls in progress fail. */

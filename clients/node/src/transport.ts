@@ -134,11 +134,17 @@ class Exchange implements Waiter {
     this.#pool.acquire(this);
   }
 
-  ready(connection: Connection): void {
+  ready(connection: Connection): boolean {
+    // after a busy period, the deadline can have passed although its timer has not fired
+    if (this.#remainingMs() <= 0) {
+      this.#onDeadline();
+      return false;
+    }
     this.#connection = connection;
     if (connection.idleMs < STALE_AFTER_MS) this.#write(connection);
     // The first callback runs in the current iteration of the event loop, the second after all sockets were polled.
     else setImmediate(() => setImmediate(() => this.#write(connection)));
+    return true;
   }
 
   failed(error: Error): void {
@@ -151,21 +157,8 @@ class Exchange implements Waiter {
       this.#tryAnother(new Error("the server closed the connection"));
       return;
     }
-    const { path, body, deadlineMs, maxResponseBytes } = this.#call;
-    const remainingMs = deadlineMs - (performance.now() - this.#startedMs);
-    if (remainingMs <= 0) {
-      this.#onDeadline();
-      return;
-    }
-    let request: string;
-    try {
-      request = this.#transport.encode(path, body(remainingMs));
-    } catch (error) {
-      this.#connection = null;
-      this.#pool.release(connection);
-      this.#fail(error);
-      return;
-    }
+    const { path, body, maxResponseBytes } = this.#call;
+    const request = this.#transport.encode(path, body(this.#remainingMs()));
     this.#mayHaveRun = true;
     connection.send(request, maxResponseBytes, (failure, response) => {
       this.#connection = null;
@@ -180,6 +173,10 @@ class Exchange implements Waiter {
         this.#fail(this.#transport.errorOf(failure));
       }
     });
+  }
+
+  #remainingMs(): number {
+    return this.#call.deadlineMs - (performance.now() - this.#startedMs);
   }
 
   /** Uses another connection for a request that the server did not receive. */

@@ -1,7 +1,7 @@
 // Starts the servers that tests need, and ends them.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import net from "node:net";
 import { tmpdir } from "node:os";
 import path from "node:path";
@@ -87,8 +87,12 @@ export class Server {
     this.url = `${this.protocol}://127.0.0.1:${this.port}`;
   }
 
-  pause() {
+  /** Stops the process, and waits until all its threads are stopped. */
+  async pause() {
     this.child.kill("SIGSTOP");
+    const threads = `/proc/${this.child.pid}/task`;
+    const isStopped = (thread) => readFileSync(`${threads}/${thread}/stat`, "utf8").includes(") T ");
+    await until("the server stops", () => readdirSync(threads).every(isStopped));
   }
 
   resume() {
