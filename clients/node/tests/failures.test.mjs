@@ -199,6 +199,17 @@ test("a response that arrived while the event loop was blocked is not late", asy
   assert.equal((await pending).degraded, false);
 });
 
+test("thousands of calls whose deadline passed while the event loop was blocked fail", async (t) => {
+  const server = await Server.start(t);
+  const client = silentClient(t, { url: server.url, maxConnections: 1 });
+  await client.check(REQUEST, { deadlineMs: RELAXED_MS });
+  const pending = Promise.all(Array.from({ length: 9000 }, () => client.check(REQUEST)));
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, DEADLINE_MS + 200);
+  const [first, ...others] = await pending;
+  assert.equal(first.degraded, false);
+  assert.ok(others.every(({ error }) => error?.code === "deadline"));
+});
+
 const chunk = (text) => `${text.length.toString(16)}\r\n${text}\r\n`;
 const VALID = [
   [
