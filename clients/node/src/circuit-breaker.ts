@@ -47,16 +47,17 @@ export class CircuitBreaker {
     this.#lastError = null;
   }
 
-  /** The server did not answer. */
-  failed(admission: Admission, error: Error, nowMs: number): void {
+  /** The server did not answer. Returns whether the circuit breaker opens now. */
+  failed(admission: Admission, error: Error, nowMs: number): boolean {
     this.#failures += 1;
     if (admission === "probe") this.#isProbing = false;
     const opens = !this.isOpen && this.#failures >= FAILURES_TO_OPEN;
-    if (!opens && admission !== "probe") return;
+    if (!opens && admission !== "probe") return false;
     this.#lastError = error;
     this.#backoffMs = Math.min(MAX_BACKOFF_MS, Math.max(FIRST_BACKOFF_MS, this.#backoffMs * 2));
     const jitter = 0.5 + Math.random() / 2;
     this.#retryAtMs = nowMs + this.#backoffMs * jitter;
+    return opens;
   }
 
   /** The caller cancelled the call. */

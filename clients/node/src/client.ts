@@ -3,8 +3,8 @@
  */
 
 import * as net from "node:net";
-import type * as tls from "node:tls";
-import { CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
+import * as tls from "node:tls";
+import { type Admission, CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
 import { type Decision, readDecision } from "./decision.js";
 import { consoleReporter, type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, InvalidRequestError, SluicegateError, UnavailableError } from "./errors.js";
@@ -228,7 +228,7 @@ export class Client {
       this.#breaker.succeeded();
       return value;
     } catch (error) {
-      if (error instanceof UnavailableError) this.#breaker.failed(admission, error, performance.now());
+      if (error instanceof UnavailableError) this.#failed(admission, error);
       else if (error instanceof SluicegateError) this.#breaker.succeeded();
       else this.#breaker.cancelled(admission);
       throw error;
@@ -242,11 +242,16 @@ export class Client {
     try {
       response = await this.#transport.send(call);
     } catch (error) {
-      if (error instanceof UnavailableError) this.#breaker.failed("normal", error, performance.now());
+      if (error instanceof UnavailableError) this.#failed("normal", error);
       throw error;
     }
     this.#breaker.succeeded();
     return readResponse(response, operation.path, operation.read);
+  }
+
+  /** Counts a failure. Probes use new connections, because the others may lead to a server that is gone. */
+  #failed(admission: Admission, error: UnavailableError): void {
+    if (this.#breaker.failed(admission, error, performance.now())) this.#transport.closeIdle();
   }
 
   #prepare({ path, body, size }: Operation<unknown>, { deadlineMs, signal }: CallOptions): Call {
@@ -316,13 +321,34 @@ function parseUrl(url: string | URL): URL {
   return parsed;
 }
 
+/** Reads certificates and keys once, for all connections. */
+function secureContext(material: {
+  ca: Pem | undefined;
+  cert: Pem | undefined;
+  key: Pem | undefined;
+}): tls.SecureContext {
+  try {
+    return tls.createSecureContext(material);
+  } catch (cause) {
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new ConfigurationError(
+      `ca, cert or key is invalid (${reason}): pass certificates and keys in PEM format`,
+      cause,
+    );
+  }
+}
+
 function tlsSettings(url: URL, { ca, cert, key, servername }: ClientOptions): tls.ConnectionOptions | null {
   const given = Object.entries({ ca, cert, key, servername }).filter(([, value]) => value !== undefined);
   if (url.protocol === "https:") {
     const host = url.hostname.replace(/^\[|\]$/g, "");
     // a server name must not be an address
     const name = net.isIP(host) === 0 ? { servername: host } : {};
-    return { ...name, ...Object.fromEntries(given) };
+    return {
+      ...name,
+      ...(servername === undefined ? {} : { servername }),
+      secureContext: secureContext({ ca, cert, key }),
+    };
   }
   if (given.length > 0) {
     const names = given.map(([name]) => name).join(", ");

@@ -93,10 +93,18 @@ interface DecisionBody {
   source: string;
   at_us: number | null;
   tiers: TierBody[];
-  headers?: Record<string, string>;
+  headers?: unknown;
 }
 
 const NO_HEADERS: Readonly<Record<string, string>> = Object.freeze({});
+
+/** Returns the headers that a response can have: another character would fail the response. */
+function validHeaders(headers: unknown): Readonly<Record<string, string>> {
+  if (typeof headers !== "object" || headers === null) return NO_HEADERS;
+  const isValid = ([name, value]: [string, unknown]) =>
+    /^[A-Za-z0-9-]+$/.test(name) && typeof value === "string" && /^[\x20-\x7e]*$/.test(value);
+  return Object.fromEntries(Object.entries(headers).filter(isValid));
+}
 
 /** Returns whether a JSON value is a decision of the server. */
 function isDecisionBody(body: unknown): body is DecisionBody {
@@ -129,7 +137,7 @@ export function readDecision(body: unknown): Decision | null {
       unit: tier.unit,
       shadow: tier.shadow,
     })),
-    headers: body.headers ?? NO_HEADERS,
+    headers: validHeaders(body.headers),
     error: null,
   };
 }

@@ -7,7 +7,7 @@ import type { SluicegateError } from "./errors.js";
 /** How often the same message is reported by default. */
 const INTERVAL_MS = 60_000;
 
-/** The most messages that are remembered; the oldest is forgotten first. */
+/** The most messages that are reported in an interval, so that clients cannot flood the log. */
 const MAX_MESSAGES = 100;
 
 /** Receives the errors that no caller sees. */
@@ -15,14 +15,16 @@ export type ErrorHandler = (error: SluicegateError) => void;
 
 /** Returns a handler that writes each message to standard error, at most once a minute. */
 export function consoleReporter(): ErrorHandler {
+  /** For each message the time at which it was reported; the oldest first. */
   const reportedMs = new Map<string, number>();
   return (error) => {
     const nowMs = performance.now();
-    const lastMs = reportedMs.get(error.message);
-    if (lastMs !== undefined && nowMs - lastMs < INTERVAL_MS) return;
-    reportedMs.delete(error.message);
+    for (const [message, atMs] of reportedMs) {
+      if (nowMs - atMs < INTERVAL_MS) break;
+      reportedMs.delete(message);
+    }
+    if (reportedMs.has(error.message) || reportedMs.size >= MAX_MESSAGES) return;
     reportedMs.set(error.message, nowMs);
-    if (reportedMs.size > MAX_MESSAGES) reportedMs.delete(reportedMs.keys().next().value as string);
     console.error(`sluicegate: ${error.message}`);
   };
 }

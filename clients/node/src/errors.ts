@@ -15,16 +15,26 @@ export type ErrorCode =
   | "closed"
   | "tls";
 
+/** Identifies the errors of this package. It is the same in the ES module and the CommonJS build. */
+const BRAND = Symbol.for("sluicegate.error");
+
 /** The base class of all errors of this package. */
 export class SluicegateError extends Error {
   /** The kind of the error. */
   readonly code: ErrorCode;
+  /** @internal */
+  readonly [BRAND] = true;
 
   constructor(code: ErrorCode, message: string, cause?: unknown) {
     super(message, cause === undefined ? undefined : { cause });
     this.name = new.target.name;
     this.code = code;
   }
+}
+
+/** Returns whether an error is one of this package, of either build. */
+export function isSluicegateError(error: unknown): error is SluicegateError {
+  return error instanceof Error && BRAND in error;
 }
 
 /** A setting of the client or of a middleware is invalid. */

@@ -5,7 +5,7 @@
 import { MAX_BACKOFF_MS } from "./circuit-breaker.js";
 import { type Decision, localDecision } from "./decision.js";
 import { ConfigurationError, type SluicegateError } from "./errors.js";
-import { LocalBucket } from "./local-bucket.js";
+import type { LocalBucket } from "./local-bucket.js";
 import type { Request } from "./request.js";
 
 /** The wait that a denial by the policy `closed` reports: the longest time between probes of the server. */
@@ -36,7 +36,7 @@ export function decideByPolicy(
 
 /** Returns the policy if it is valid. */
 export function validPolicy(policy: FailurePolicy): FailurePolicy {
-  if (policy === "open" || policy === "closed" || policy instanceof LocalBucket) return policy;
+  if (policy === "open" || policy === "closed" || typeof policy?.decide === "function") return policy;
   throw new ConfigurationError(
     'onFailure is invalid: use "open", "closed" or localBucket({ amount: 100, window: "1m" })',
   );

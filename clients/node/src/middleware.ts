@@ -6,9 +6,9 @@ import type { Client } from "./client.js";
 import type { Decision } from "./decision.js";
 import { parseDuration } from "./duration.js";
 import { type ErrorHandler, report } from "./error-reporter.js";
-import { ConfigurationError, InvalidRequestError, SluicegateError } from "./errors.js";
+import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
-import { RejectedRequest } from "./rejected-request.js";
+import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
 import { type Cost, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
 
 /** A value, or a promise of it. */
@@ -81,11 +81,11 @@ export class RequestLimiter<Args extends unknown[]> {
       request = await this.#withCost(await this.#read(args), args);
       return verdict(await this.#check(request), request);
     } catch (error) {
-      if (error instanceof RejectedRequest) return { kind: "rejected", detail: error.message };
+      if (isRejectedRequest(error)) return { kind: "rejected", detail: error.message };
       const reason = asSluicegateError(error);
       report(this.#onError, reason);
       // a client must not bypass its limit with a value that the server rejects
-      if (reason instanceof InvalidRequestError) return { kind: "rejected", detail: reason.message };
+      if (reason.code === "invalid_request") return { kind: "rejected", detail: reason.message };
       const { client, onFailure } = this.#options;
       return verdict(client.decideLocally("check", request, reason, onFailure), request);
     }
@@ -137,7 +137,7 @@ function verdict(decision: Decision, request: Request): Verdict {
 
 /** Wraps an error of a function of the application. */
 function asSluicegateError(error: unknown): SluicegateError {
-  if (error instanceof SluicegateError) return error;
+  if (isSluicegateError(error)) return error;
   const message = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
   return new ConfigurationError(`a function of the middleware's options failed (${message}): correct it`, error);
 }

@@ -67,6 +67,11 @@ export class ConnectionPool {
     this.#idle.push(connection);
   }
 
+  /** Closes the connections that no caller uses. */
+  closeIdle(): void {
+    for (const connection of [...this.#idle]) connection.close();
+  }
+
   /** Closes all connections; calls in progress fail. */
   close(): void {
     this.#isClosed = true;

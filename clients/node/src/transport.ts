@@ -53,6 +53,11 @@ export class Transport {
     this.#pool.close();
   }
 
+  /** Closes the connections that no call uses. */
+  closeIdle(): void {
+    this.#pool.closeIdle();
+  }
+
   /**
    * Sends a request and returns its response.
    *

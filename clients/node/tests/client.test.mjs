@@ -237,6 +237,8 @@ test("invalid settings are rejected", () => {
     [{ onFailure: "maybe" }, /onFailure is invalid/],
     [{ token: "a\r\nb" }, /token has characters/],
     [{ ca: "pem" }, /ca need TLS/],
+    [{ url: "https://127.0.0.1", cert: "no certificate" }, /ca, cert or key is invalid/],
+    [{ url: "https://127.0.0.1", key: "no key" }, /ca, cert or key is invalid/],
   ];
   for (const [settings, message] of table) {
     assert.throws(

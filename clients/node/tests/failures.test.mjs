@@ -21,6 +21,7 @@ async function fakeServer(t, respond) {
   const seen = { requests: 0, connections: 0, open: 0, mostOpen: 0, bodies: [] };
   seen.url = await listenTcp(t, (socket) => {
     seen.connections += 1;
+    seen.onConnection?.(socket);
     seen.open += 1;
     seen.mostOpen = Math.max(seen.mostOpen, seen.open);
     socket.on("close", () => {
@@ -137,6 +138,21 @@ test("calls without a policy are sent while the circuit breaker is open, and clo
   isHanging = false;
   assert.equal((await client.charge(REQUEST, { deadlineMs: RELAXED_MS })).remaining, 8);
   assert.equal((await client.check(REQUEST, { deadlineMs: RELAXED_MS })).degraded, false);
+});
+
+test("idle connections to a server that is gone do not delay the recovery", async (t) => {
+  const gone = new Set();
+  const server = await fakeServer(t, (socket) => gone.has(socket) || setTimeout(() => socket.write(OK), 20));
+  const sockets = new Set();
+  server.onConnection = (socket) => sockets.add(socket);
+  const client = silentClient(t, { url: server.url, deadlineMs: RELAXED_MS });
+  await Promise.all(Array.from({ length: 40 }, () => client.check(REQUEST)));
+  assert.ok(sockets.size > 30);
+  for (const socket of sockets) gone.add(socket);
+  const startedMs = performance.now();
+  await until("normal decisions", async () => !(await client.check(REQUEST, { deadlineMs: DEADLINE_MS })).degraded);
+  const recoveryMs = performance.now() - startedMs;
+  assert.ok(recoveryMs < RECOVERY_MS, `${recoveryMs} ms`);
 });
 
 for (const [how, end] of [
@@ -356,6 +372,17 @@ test("hidden errors are reported, each message at most once a minute", async (t)
     },
   });
   assert.equal((await failing.check(REQUEST)).source, "open");
+});
+
+test("headers that a response cannot have are dropped", async (t) => {
+  const headers = { "retry-after": "5", "x-bad": "a\r\nb", "x bad": "a", "x-number": 5, ratelimit: '"a";r=1' };
+  const body = JSON.stringify({ ...JSON.parse(DECISION), headers });
+  const server = await fakeServer(t, (socket) =>
+    socket.write(`${head("200 OK", `content-length: ${body.length}`)}${body}`),
+  );
+  const client = silentClient(t, { url: server.url, deadlineMs: RELAXED_MS });
+  const decision = await client.check(REQUEST, { headers: true });
+  assert.deepEqual(decision.headers, { "retry-after": "5", ratelimit: '"a";r=1' });
 });
 
 test("an authentication error does not open the circuit breaker", async (t) => {

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { get as httpGet } from "node:http";
+import { createRequire } from "node:module";
 import { test } from "node:test";
 import { AuthenticationError, Client, ConfigurationError, clientIp, header, localBucket } from "sluicegate";
 import { rateLimit } from "sluicegate/express";
@@ -236,6 +237,23 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     assert.equal((await get(cost)).status, 400);
   });
 }
+
+test("both builds of the package work together", async (t) => {
+  const common = createRequire(import.meta.url)("sluicegate");
+  assert.notEqual(common.Client, Client);
+  const server = await Server.start(t, { config: RULES });
+  const client = new common.Client({ url: server.url, deadlineMs: RELAXED_MS, onError: () => {} });
+  const [{ start }] = FRAMEWORKS;
+  const url = await start(t, { client, name: "api", key: common.header("x-api-key"), limit: LIMIT });
+  for (const body of ["1", "0"]) assert.equal((await get(url, { "x-api-key": "a" })).body, body);
+  assert.equal((await getRepeated(url, ["x-api-key", "a", "x-api-key", "b"]))[0], 400);
+  const invalid = await start(t, { client, labels: () => ({ user: ["a", "b"] }) });
+  assert.equal((await get(invalid)).status, 400);
+  await server.kill();
+  const onFailure = common.localBucket({ amount: 1, window: "1h" });
+  const local = await start(t, { client, name: "api", key: () => "one", limit: LIMIT, onFailure });
+  assert.deepEqual([(await get(local)).status, (await get(local)).status], [200, 429]);
+});
 
 test("invalid options are rejected when the middleware is created", async () => {
   const client = await deadClient();

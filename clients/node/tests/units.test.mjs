@@ -184,13 +184,21 @@ test("durations have the format of the server", () => {
   }
 });
 
-test("the console reporter has a bound, and forgets the oldest messages", (t) => {
+test("the console reporter has a bound, also for different messages", (t) => {
   const lines = t.mock.method(console, "error", () => {});
+  let nowMs = 0;
+  t.mock.method(performance, "now", () => nowMs);
   const reporter = consoleReporter();
   const report = (n) => reporter(new SluicegateError("unavailable", `message ${n}`));
-  for (let n = 0; n < 200; n += 1) report(n);
-  report(199);
-  assert.equal(lines.mock.callCount(), 200);
   report(0);
-  assert.equal(lines.mock.callCount(), 201);
+  report(0);
+  assert.equal(lines.mock.callCount(), 1);
+  nowMs = 59_999;
+  for (let n = 0; n < 200; n += 1) report(n);
+  assert.equal(lines.mock.callCount(), 100);
+  nowMs = 60_000;
+  report(0);
+  report(0);
+  report(199);
+  assert.equal(lines.mock.callCount(), 101);
 });
