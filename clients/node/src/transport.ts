@@ -1,7 +1,7 @@
 /**
  * Sends one HTTP request within a deadline. A request that the server may have received is never sent again.
  *
- * An own HTTP/1.1 codec instead of `node:http` needs less than half of the CPU time per call, and it exposes whether a request
+ * An own HTTP/1.1 codec instead of `node:http` needs about half of the CPU time per call, and it exposes whether a request
  * was written, which decides whether it may be sent on another connection.
  */
 
