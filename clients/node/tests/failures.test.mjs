@@ -1,5 +1,7 @@
 // A server that is down, late, restarted or broken. Times are asserted with slack, because the machine may be busy.
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { test } from "node:test";
 import { AuthenticationError, Client, localBucket, UnavailableError } from "sluicegate";
 import { freePort, listenTcp, RELAXED_MS, runProgram, Server, sleep, until } from "./harness.mjs";
@@ -183,27 +185,36 @@ test("a connection that the server closed while it was idle is replaced", async 
   assert.deepEqual([server.requests, server.connections], [5, 5]);
 });
 
-test("a connection that was closed while the event loop was blocked is replaced", async (t) => {
-  // the server is another process, so that it runs while this one is blocked
-  const program = `
-    import net from "node:net";
-    const server = net.createServer((socket) => {
-      socket.on("error", () => {});
-      socket.on("data", () => { socket.write(${JSON.stringify(OK)}); setTimeout(() => socket.end(), 100); });
-    }).listen(0, "127.0.0.1", () => console.log(server.address().port));`;
-  const { spawn } = await import("node:child_process");
-  const child = spawn(process.execPath, ["--input-type=module", "-e", program], {
-    stdio: ["ignore", "pipe", "inherit"],
+// A fresh connection is written to at once: the write fails, which proves that the server did not get the request.
+for (const [how, end, blockedMs] of [
+  ["closed, after a long time", "end", 900],
+  ["reset, after a short time", "resetAndDestroy", 300],
+]) {
+  test(`a connection that was ${how}, while the event loop was blocked is replaced`, async (t) => {
+    // the server is another process, so that it runs while this one is blocked; it reports its number of requests
+    const program = `
+      import net from "node:net";
+      let requests = 0;
+      const server = net.createServer((socket) => {
+        socket.on("error", () => {});
+        socket.on("data", () => {
+          const body = JSON.stringify({ ...${DECISION}, remaining: ++requests });
+          socket.write("HTTP/1.1 200 OK\\r\\ncontent-length: " + body.length + "\\r\\n\\r\\n" + body);
+          setTimeout(() => socket.${end}(), 50);
+        });
+      }).listen(0, "127.0.0.1", () => console.log(server.address().port));`;
+    const args = ["--input-type=module", "-e", program];
+    const child = spawn(process.execPath, args, { stdio: ["ignore", "pipe", "inherit"] });
+    t.after(() => child.kill("SIGKILL"));
+    const [port] = await once(child.stdout, "data");
+    const client = silentClient(t, { url: `http://127.0.0.1:${Number(port)}`, deadlineMs: RELAXED_MS });
+    for (let round = 1; round <= 3; round += 1) {
+      const decision = await client.check(REQUEST);
+      assert.deepEqual([decision.degraded, decision.remaining], [false, round], String(decision.error));
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, blockedMs);
+    }
   });
-  t.after(() => child.kill("SIGKILL"));
-  const port = Number(await new Promise((resolve) => child.stdout.once("data", resolve)));
-  const client = silentClient(t, { url: `http://127.0.0.1:${port}`, deadlineMs: RELAXED_MS });
-  for (let round = 0; round < 3; round += 1) {
-    const decision = await client.check(REQUEST);
-    assert.equal(decision.degraded, false, String(decision.error));
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 900);
-  }
-});
+}
 
 test("a response that arrived while the event loop was blocked is not late", async (t) => {
   const server = await Server.start(t);
