@@ -47,28 +47,31 @@ async def main(url: str) -> None:
     blocking = Client(url, deadline=5)
     blocking_httpx = httpx.Client()
     limits = httpx.Limits(max_connections=64)
-    async with AsyncClient(url, deadline=5) as ours, httpx.AsyncClient(limits=limits) as other:
-        async with aiohttp.ClientSession() as session:
+    async with (
+        AsyncClient(url, deadline=5) as ours,
+        httpx.AsyncClient(limits=limits) as other,
+        aiohttp.ClientSession() as session,
+    ):
 
-            async def with_aiohttp() -> None:
-                async with session.post(endpoint, json=BODY) as response:
-                    assert (await response.json())["allowed"]
+        async def with_aiohttp() -> None:
+            async with session.post(endpoint, json=BODY) as response:
+                assert (await response.json())["allowed"]
 
-            async def with_httpx() -> None:
-                assert (await other.post(endpoint, json=BODY)).json()["allowed"]
+        async def with_httpx() -> None:
+            assert (await other.post(endpoint, json=BODY)).json()["allowed"]
 
-            async def with_ours() -> None:
-                assert not (await ours.check(key="bench", limit=LIMIT)).degraded
+        async def with_ours() -> None:
+            assert not (await ours.check(key="bench", limit=LIMIT)).degraded
 
-            for _ in range(ROUNDS):
-                for name, check in {"sluicegate": with_ours, "aiohttp": with_aiohttp, "httpx": with_httpx}.items():
-                    results.setdefault(f"asyncio, {CONCURRENCY} tasks: {name}", []).append(await concurrently(check))
-                checks = {
-                    "sluicegate": lambda: blocking.check(key="bench", limit=LIMIT),
-                    "httpx": lambda: blocking_httpx.post(endpoint, json=BODY).json(),
-                }
-                for name, check in checks.items():
-                    results.setdefault(f"blocking, 1 thread: {name}", []).append(sequentially(check))
+        for _ in range(ROUNDS):
+            for name, check in {"sluicegate": with_ours, "aiohttp": with_aiohttp, "httpx": with_httpx}.items():
+                results.setdefault(f"asyncio, {CONCURRENCY} tasks: {name}", []).append(await concurrently(check))
+            checks = {
+                "sluicegate": lambda: blocking.check(key="bench", limit=LIMIT),
+                "httpx": lambda: blocking_httpx.post(endpoint, json=BODY).json(),
+            }
+            for name, check in checks.items():
+                results.setdefault(f"blocking, 1 thread: {name}", []).append(sequentially(check))
     for name, rates in results.items():
         rates.sort()
         print(f"{name:32} {rates[len(rates) // 2]:8.0f}/s  ({rates[0]:.0f} to {rates[-1]:.0f})")

@@ -19,6 +19,7 @@ from sluicegate.errors import (
     Unavailable,
 )
 from sluicegate.failure_policy import LocalBucket
+from sluicegate.labels import client_ip, header, method, path, route
 from sluicegate.limit import Limit
 
 __version__ = "0.1.0"
@@ -41,4 +42,9 @@ __all__ = [
     "Tier",
     "TlsError",
     "Unavailable",
+    "client_ip",
+    "header",
+    "method",
+    "path",
+    "route",
 ]

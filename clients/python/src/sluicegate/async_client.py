@@ -20,7 +20,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
+from sluicegate.errors import InvalidRequest, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.fork import reset_after_fork
 from sluicegate.http1 import Response
@@ -83,6 +83,10 @@ class AsyncClient:
     ) -> Decision:
         """Decides about a request without charging it."""
         return await self._decide("peek", Check(labels, key, limit, cost), headers=headers, deadline=deadline)
+
+    async def check_with(self, check: Check, *, headers: bool = False, deadline: float | None = None) -> Decision:
+        """Decides about a request that is given as an object, and charges it if it is allowed."""
+        return await self._decide("check", check, headers=headers, deadline=deadline)
 
     async def check_many(
         self, checks: Sequence[Check], *, headers: bool = False, deadline: float | None = None
@@ -169,16 +173,6 @@ class AsyncClient:
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
         core.require_admission()
         return core.received(await self._send(request, seconds), explanation_from_json)
-
-    async def check_or_decide(self, check: Check) -> Decision:
-        """Checks with headers and never raises for a misconfiguration: it is logged, and the failure policy decides.
-
-        For integrations. Raises only `InvalidValue`, which the application's client caused.
-        """
-        try:
-            return await self._decide("check", check, headers=True, deadline=None)
-        except SluicegateError as error:
-            return self._core.decide_despite(error, check)
 
     async def aclose(self) -> None:
         """Closes the idle connections of the running event loop."""

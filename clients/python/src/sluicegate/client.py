@@ -19,7 +19,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
+from sluicegate.errors import InvalidRequest, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.http1 import Response
 from sluicegate.limit import Limit
@@ -77,6 +77,10 @@ class Client:
     ) -> Decision:
         """Decides about a request without charging it."""
         return self._decide("peek", Check(labels, key, limit, cost), headers=headers, deadline=deadline)
+
+    def check_with(self, check: Check, *, headers: bool = False, deadline: float | None = None) -> Decision:
+        """Decides about a request that is given as an object, and charges it if it is allowed."""
+        return self._decide("check", check, headers=headers, deadline=deadline)
 
     def check_many(
         self, checks: Sequence[Check], *, headers: bool = False, deadline: float | None = None
@@ -163,16 +167,6 @@ class Client:
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
         core.require_admission()
         return core.received(self._send(request, seconds), explanation_from_json)
-
-    def check_or_decide(self, check: Check) -> Decision:
-        """Checks with headers and never raises for a misconfiguration: it is logged, and the failure policy decides.
-
-        For integrations. Raises only `InvalidValue`, which the application's client caused.
-        """
-        try:
-            return self._decide("check", check, headers=True, deadline=None)
-        except SluicegateError as error:
-            return self._core.decide_despite(error, check)
 
     def close(self) -> None:
         """Closes the idle connections."""
