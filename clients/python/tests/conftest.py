@@ -97,8 +97,10 @@ class Sluicegate(Process):
         config = directory / "sluicegate.toml"
         config.write_text(rules)
         super().__init__(
-            [program, "serve", "--json", "--config", config, "--store", store]
-            + ["--http", address, "--grpc", "off", "--resp", "off"],
+            [
+                *(program, "serve", "--json", "--config", config, "--store", store),
+                *("--http", address, "--grpc", "off", "--resp", "off"),
+            ],
             directory / "sluicegate.log",
             stdout=subprocess.PIPE,
             # On a busy machine the store may answer after the default of 50 ms.

@@ -193,8 +193,10 @@ def test_an_unknown_name_applies_the_policy(connect):
 
 
 def test_threads_share_a_client_and_the_limit_holds(shared_server, ip):
-    with Client(shared_server.url, deadline=RELAXED, max_connections=4) as client:
-        with concurrent.futures.ThreadPoolExecutor(16) as threads:
-            decisions = list(threads.map(lambda _: client.check({"route": "login", "ip": ip}), range(200)))
+    with (
+        Client(shared_server.url, deadline=RELAXED, max_connections=4) as client,
+        concurrent.futures.ThreadPoolExecutor(16) as threads,
+    ):
+        decisions = list(threads.map(lambda _: client.check({"route": "login", "ip": ip}), range(200)))
     assert sum(decision.allowed for decision in decisions) == 5
     assert not any(decision.degraded for decision in decisions)
