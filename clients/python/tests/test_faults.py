@@ -18,7 +18,7 @@ from sluicegate import AsyncClient, Client, Unavailable
 
 # A short deadline, and the slack of a busy machine, in seconds.
 DEADLINE = 0.2
-SLACK = 0.5
+SLACK = 1.0
 
 
 def answer_all(server, connection):
@@ -92,6 +92,24 @@ def answer_partially(server, connection):
     server.read_request(connection)
     connection.sendall(http_response()[:-5])
     connection.close()
+
+
+def answer_only_the_first(handle):
+    def handle_connection(server, connection):
+        server.read_request(connection)
+        connection.sendall(http_response())
+        handle(server, connection)
+
+    return handle_connection
+
+
+@pytest.mark.parametrize("handle", [close_without_answer, reset_without_answer, answer_partially])
+def test_a_request_on_a_pooled_connection_is_never_sent_twice(connect, fake, handle):
+    server = fake(answer_only_the_first(handle))
+    client = connect(server.url)
+    assert [client.check({"a": "b"}).source for _ in range(2)] == ["memory", "open"]
+    time.sleep(0.1)
+    assert (len(server.requests), server.connections) == (2, 1)
 
 
 @pytest.mark.parametrize("handle", [close_without_answer, reset_without_answer, answer_partially])
@@ -345,10 +363,22 @@ def test_an_event_loop_that_was_closed_with_connections_does_no_harm(shared_serv
     gc.collect()
 
 
-def test_a_forked_process_does_not_use_the_connections_of_its_parent(shared_server):
-    key = str(uuid.uuid4())
+def test_a_forked_process_uses_its_own_connections_and_locks(fake):
+    server = fake(answer_all)
+    with Client(server.url, deadline=RELAXED) as client:
+        client.check({"a": "b"})
+        # As if another thread held it at the time of the fork.
+        with client._pool._lock:
+            assert sources_in_child(client, {"a": "b"}) == {"memory"}
+        assert server.connections == 2
+        assert client.check({"a": "b"}).source == "memory"
+        assert server.connections == 2
+
+
+def test_processes_can_be_forked_while_threads_use_the_client(shared_server):
+    labels = {"api_key": str(uuid.uuid4())}
     with Client(shared_server.url, deadline=RELAXED) as client:
-        client.check({"api_key": key})
+        client.check(labels)
         stop = threading.Event()
 
         def use_client():
@@ -360,21 +390,21 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(shared_serv
             thread.start()
         try:
             for _ in range(5):
-                assert sources_in_child(client, key) == {"memory"}
+                assert sources_in_child(client, labels) == {"memory"}
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-        assert client.check({"api_key": key}).remaining == 20 - 1 - 5 * 2 - 1
+        assert client.check(labels).remaining == 20 - 1 - 5 * 2 - 1
 
 
-def sources_in_child(client, key):
-    """Checks twice in a child process, while other threads of this process hold locks."""
+def sources_in_child(client, labels):
+    """Checks twice in a child process."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, "\n".join(client.check({"api_key": key}).source for _ in range(2)).encode())
+            os.write(writer, "\n".join(client.check(labels).source for _ in range(2)).encode())
         finally:
             os._exit(0)
     os.close(writer)
