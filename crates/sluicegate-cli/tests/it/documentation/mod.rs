@@ -55,6 +55,7 @@ pages! {
     envoy: "docs/envoy.md",
     resp: "docs/resp.md",
     middleware: "docs/middleware.md",
+    python: "docs/python.md",
     lua: "docs/lua.md",
     moving: "docs/moving.md",
     cli: "docs/cli.md",
