@@ -28,6 +28,8 @@ DJANGO_CLIENTS = {"django-local": ("django", "local"), "django-closed": ("django
 TOKEN = "r1ght"
 # The slack of a busy machine, in seconds.
 SLACK = 1.0
+# The same for six requests in a row, each of which has to meet its deadline.
+RECOVERY_SLACK = 4.0
 
 
 class Deployment:
@@ -127,9 +129,10 @@ def test_fastapi_endpoints(app):
     assert "ratelimit" not in app.get("/missing", admin="1").headers
     assert app.get("/cost?units=9", x_api_key="a").status == 200
     assert app.get("/cost?units=2", x_api_key="a").status == 429
+    # A cost that the server would reject is no free pass.
+    assert [app.get(f"/cost?units={units}", x_api_key="b").status for units in (-1, 10**30)] == [400, 400]
     assert [app.get("/custom/").status for _ in range(2)] == [200, 429]
     assert json.loads(app.get("/custom/").body)["wait"] > 3000
-    # A repeated header, which could select another counter than the application uses.
     assert app.get("/openapi.json").status == 200
 
 
@@ -230,7 +233,7 @@ def test_without_the_server_no_request_fails_or_waits_longer_than_the_deadline(d
     recovered = time.monotonic()
     for policy in policies:
         wait_until(lambda policy=policy: is_decided_by_server(app, policy), "the server decides again")
-    assert time.monotonic() - recovered < 2 + SLACK
+    assert time.monotonic() - recovered < 2 + RECOVERY_SLACK, app.log.read_text()[-3000:]
 
 
 def is_decided_by_server(app, policy):

@@ -112,11 +112,12 @@ INVALID = [
     ({"key": "k", "limit": "5/month"}, "is not a rate"),
     ({"key": "k", "limit": "0/minute"}, "amount 0 is out of range"),
     ({"key": "k", "limit": 5}, "is not a limit"),
-    ({"labels": {"a": "b"}, "cost": -1}, "cost -1 is out of range"),
-    ({"labels": {"a": "b"}, "cost": 1.5}, "cost 1.5 is out of range"),
-    ({"labels": {"a": "b"}, "cost": True}, "cost True is out of range"),
-    ({"labels": {"a": "b"}, "cost": 2**53}, "out of range"),
-    ({"labels": {"a": "b"}, "cost": {"tokens": -1}}, "cost of 'tokens' -1 is out of range"),
+    ({"labels": {"a": "b"}, "cost": -1}, "cost is out of range: use an integer from 0 to 1000000000"),
+    ({"labels": {"a": "b"}, "cost": 1.5}, "cost 1.5 is not an integer"),
+    ({"labels": {"a": "b"}, "cost": True}, "cost True is not an integer"),
+    ({"labels": {"a": "b"}, "cost": 10**9 + 1}, "out of range"),
+    ({"labels": {"a": "b"}, "cost": 10**5000}, "out of range"),
+    ({"labels": {"a": "b"}, "cost": {"tokens": -1}}, "cost of 'tokens' is out of range"),
 ]
 
 
@@ -128,9 +129,16 @@ def test_invalid_requests_name_the_fix(connect, shared_server, arguments, messag
 
 def test_unusable_values_have_their_own_exception(connect, shared_server):
     client = connect(shared_server.url)
-    for labels in ({"a": "x" * 1025}, {"a": "\udfff"}):
+    for labels, cost in (({"a": "x" * 1025}, 1), ({"a": "\udfff"}, 1), ({}, -1), ({}, 10**9 + 1)):
         with pytest.raises(InvalidValue):
-            client.check(labels)
+            client.check(labels, cost=cost)
+
+
+def test_the_server_accepts_every_text(connect, shared_server):
+    client = connect(shared_server.url)
+    for value in ("", "\0", "\r\n\t", '"\\', "é" * 512, "\U0001f600" * 256, "\ufffe"):
+        assert client.check({"api_key": value}).remaining is not None
+        assert client.check(key=value + "!" if len(value) < 256 else value, limit="5/hour").remaining is not None
 
 
 def test_an_unknown_rule_is_named_with_the_known_ones(connect, shared_server):

@@ -352,6 +352,20 @@ def test_event_loops_can_share_a_client_one_after_another(shared_server):
     assert len(client._pools) <= 1
 
 
+def test_event_loops_of_several_threads_can_share_a_client(shared_server):
+    client = AsyncClient(shared_server.url, deadline=RELAXED)
+    key = str(uuid.uuid4())
+
+    async def check_and_close():
+        decisions = [await client.check(key=key, limit="50/hour") for _ in range(10)]
+        await client.aclose()
+        return sum(decision.allowed for decision in decisions)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        admitted = list(threads.map(lambda _: asyncio.run(check_and_close()), range(24)))
+    assert sum(admitted) == 50
+
+
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_event_loop_that_was_closed_with_connections_does_no_harm(shared_server):

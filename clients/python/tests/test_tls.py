@@ -24,9 +24,11 @@ def certificates(tmp_path_factory):
     directory = tmp_path_factory.mktemp("certificates")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for ca in ("ca", "other"):
-        openssl(directory, "req", "-x509", *key, "-keyout", f"{ca}.key", "-out", f"{ca}.crt", "-subj", f"/CN={ca}")
+        files = ("-keyout", f"{ca}.key", "-out", f"{ca}.crt")
+        # Python 3.13 requires the key usage.
+        openssl(directory, "req", "-x509", *key, *files, "-subj", f"/CN={ca}", "-addext", "keyUsage=keyCertSign")
     for name in ("server", "client"):
-        (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+        (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         openssl(directory, "req", *key, "-keyout", f"{name}.key", "-out", "request", "-subj", f"/CN={name}")
         signing = ("-req", "-in", "request", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
         openssl(directory, "x509", *signing, "-out", f"{name}.crt", "-extfile", "extensions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -52,6 +53,8 @@ class AsyncClient:
         self._resolver = Resolver(self._core.endpoint.host)
         self._max_connections = max_connections
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        # Event loops of different threads can share the client.
+        self._lock = threading.Lock()
         reset_after_fork(self)
 
     async def check(
@@ -183,6 +186,7 @@ class AsyncClient:
     def reset_after_fork(self) -> None:
         """Drops the connections of the parent process."""
         self._pools = {}
+        self._lock = threading.Lock()
 
     async def __aenter__(self) -> AsyncClient:
         """Returns the client."""
@@ -229,7 +233,10 @@ class AsyncClient:
         """Returns the pool of the running event loop, and removes the pools of closed ones."""
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
-        if pool is None:
-            self._pools = {other: kept for other, kept in self._pools.items() if not other.is_closed()}
-            pool = self._pools[loop] = Pool(self._core.endpoint, self._resolver, self._max_connections)
-        return pool
+        if pool is not None:
+            return pool
+        with self._lock:
+            open_pools = {other: kept for other, kept in self._pools.items() if not other.is_closed()}
+            pool = open_pools[loop] = Pool(self._core.endpoint, self._resolver, self._max_connections)
+            self._pools = open_pools
+            return pool

@@ -56,7 +56,7 @@ class Connection:
         try:
             self._socket.settimeout(remaining(expires))
             sent = self._socket.send(request)
-        except (ConnectionError, ssl.SSLError) as error:
+        except ConnectionError as error:
             raise NotSent(f"connection lost: {error}") from error
         except OSError as error:
             raise _unavailable(error) from error

@@ -11,9 +11,10 @@ from sluicegate.limit import Limit, to_limit
 
 Cost = int | Mapping[str, int]
 
-# The server's bounds, checked here because values often come from the application's own clients.
+# Bounds of the server, checked here because values often come from the application's own clients.
 MAX_VALUE_BYTES = 1024
-MAX_COST = 2**53 - 1
+# The largest amount of a limit. No limit admits a larger cost.
+MAX_COST = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ def _require_text(what: str, value: object) -> None:
 
 
 def _require_units(what: str, units: object) -> int:
-    if not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= MAX_COST:
-        raise InvalidRequest(f"{what} {units!r} is out of range: use an integer from 0 to {MAX_COST}")
+    if not isinstance(units, int) or isinstance(units, bool):
+        raise InvalidRequest(f"{what} {units!r} is not an integer: use an integer from 0 to {MAX_COST}")
+    if not 0 <= units <= MAX_COST:
+        raise InvalidValue(f"{what} is out of range: use an integer from 0 to {MAX_COST}")
     return units

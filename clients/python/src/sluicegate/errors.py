@@ -12,7 +12,7 @@ class InvalidRequest(SluicegateError, ValueError):
 
 
 class InvalidValue(InvalidRequest):
-    """A label value or key is unusable: too long, not text, or from a repeated header.
+    """A value is unusable: a label or key that is too long or not text, a repeated header, a cost out of range.
 
     Such values usually come from the application's own client, so the integrations answer with 400.
     """

@@ -10,7 +10,7 @@ TOKEN = os.environ.get("LIMITER_TOKEN")
 # A deadline that a busy machine keeps.
 RELIABLE = {"url": URL, "token": TOKEN, "deadline": 5}
 # Clients for the time without the server.
-OUTAGE_DEADLINE = 0.2
+OUTAGE_DEADLINE = 0.4
 POLICIES = {
     policy: {"url": URL, "token": TOKEN, "deadline": OUTAGE_DEADLINE, "on_failure": on_failure}
     for policy, on_failure in {"open": "open", "closed": "closed", "local": LocalBucket("3/hour")}.items()
