@@ -56,6 +56,7 @@ pages! {
     resp: "docs/resp.md",
     middleware: "docs/middleware.md",
     node: "docs/node.md",
+    python: "docs/python.md",
     lua: "docs/lua.md",
     moving: "docs/moving.md",
     cli: "docs/cli.md",
