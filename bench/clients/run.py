@@ -162,7 +162,7 @@ loopback; *sluicegate* uses it through a server on loopback, so a request has on
 less those of the app without a limiter. *requests/s* and *p99 with 16* are measured with 16 connections. Contestants take turns for {rounds} rounds of
 {seconds} s; each figure is the median, with (lowest..highest). Ratios and differences are computed within a round.
 
-The app, the load generator (wrk), Redis and the server of sluicegate share the cores: with cores of their own, the server would take nothing from the
+The app, the load generator (wrk), Redis and the server of sluicegate share the cores: on a separate host, the server would take no CPU time from the
 app. sluicegate decides by a token bucket, the others count in fixed windows, which is less work.
 
 {chr(10).join(tables)}

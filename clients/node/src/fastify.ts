@@ -163,7 +163,7 @@ function send(reply: ReplyLike, status: number, headers: Record<string, string>,
 }
 
 /**
- * The plugin. Its hooks belong to the scope that registers it, not to a scope of its own.
+ * The plugin. Its hooks belong to the scope that registers it, not to a new one.
  *
  * ```js
  * await app.register(rateLimit, { client, labels: { route: "api", ip: clientIp() } });

@@ -102,7 +102,7 @@ test("a full table of local buckets grants nothing to new keys", () => {
   assert.equal(admitted, 1);
   assert.equal(check("k0", 2), false);
   assert.ok(bucket.size <= 101);
-  // full buckets make room
+  // full buckets are evicted
   assert.equal(check("new", 5000), true);
   assert.equal(check("new", 5000), false);
   assert.ok(bucket.size <= 101);

@@ -33,7 +33,7 @@ def inline():
 
 @app.get("/items/{item}")
 @limiter.limit("2/hour")
-@limiter.limit("100/hour", scope="all-items", key="everyone")
+@limiter.limit("100/hour", scope="all-items", key="shared")
 async def item(item: int, request: Request, q: str = "none"):
     return PlainTextResponse(f"{item} {q} {request.url.path}")
 
