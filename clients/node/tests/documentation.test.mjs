@@ -7,6 +7,7 @@ import { freePort, runProgram, Server } from "./harness.mjs";
 
 const PACKAGE = fileURLToPath(new URL("..", import.meta.url));
 const PAGES = [
+  ["README.md", 1],
   ["clients/node/README.md", 1],
   ["docs/node.md", 5],
   ["docs/moving.md", 3],
