@@ -107,6 +107,7 @@ impl Limit {
     ///
     /// # Panics
     /// If the amount is 0 or above [`MAX_AMOUNT`]; in a constant, this is a compile error.
+    #[track_caller]
     pub const fn per_second(amount: u64) -> Self {
         Self::bucket_per(amount, 1)
     }
@@ -115,6 +116,7 @@ impl Limit {
     ///
     /// # Panics
     /// As [`Limit::per_second`].
+    #[track_caller]
     pub const fn per_minute(amount: u64) -> Self {
         Self::bucket_per(amount, 60)
     }
@@ -123,6 +125,7 @@ impl Limit {
     ///
     /// # Panics
     /// As [`Limit::per_second`].
+    #[track_caller]
     pub const fn per_hour(amount: u64) -> Self {
         Self::bucket_per(amount, 60 * 60)
     }
@@ -131,6 +134,7 @@ impl Limit {
     ///
     /// # Panics
     /// As [`Limit::per_second`].
+    #[track_caller]
     pub const fn per_day(amount: u64) -> Self {
         Self::bucket_per(amount, 24 * 60 * 60)
     }
@@ -140,6 +144,7 @@ impl Limit {
     /// # Panics
     /// If the burst is 0 or above [`MAX_AMOUNT`], or if this is not a token bucket.
     #[must_use]
+    #[track_caller]
     pub const fn burst(mut self, burst: u64) -> Self {
         assert!(matches!(self.algorithm, Algorithm::TokenBucket), "only a token bucket has a burst");
         assert!(burst > 0 && burst <= MAX_AMOUNT, "a burst is 1 to 1,000,000,000");
@@ -147,8 +152,12 @@ impl Limit {
         self
     }
 
+    #[track_caller]
     const fn bucket_per(amount: u64, seconds: u64) -> Self {
-        assert!(amount > 0 && amount <= MAX_AMOUNT, "an amount is 1 to 1,000,000,000");
+        assert!(
+            amount > 0 && amount <= MAX_AMOUNT,
+            "an amount is 1 to 1,000,000,000: for computed amounts, use Limit::token_bucket"
+        );
         let window_us = seconds * 1_000_000;
         let rate = Rate::reduced(amount, window_us);
         Self { algorithm: Algorithm::TokenBucket, amount, window_us, capacity: amount, phase_us: 0, rate }
@@ -313,7 +322,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an amount is 1 to 1,000,000,000")]
+    #[should_panic(
+        expected = "an amount is 1 to 1,000,000,000: for computed amounts, use Limit::token_bucket"
+    )]
     fn a_limit_of_zero_panics() {
         let _ = Limit::per_second(0);
     }

@@ -9,17 +9,18 @@
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
-use sluicegate::{Limit, Limiter, MemoryStore, Rule};
+use sluicegate::{Limit, Limiter, Rule};
 use sluicegate_tower::RateLimitLayer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt::init();
     let logins = Limit::sliding_log(3, Duration::from_secs(60))?;
     let rules = [
         Rule::new("per-ip", Limit::per_minute(100)).per(["ip"]),
         Rule::new("login", logins).when("route", "/login").per(["ip"]),
     ];
-    let limiter = Limiter::new(MemoryStore::new(), rules)?;
+    let limiter = Limiter::in_memory(rules)?;
 
     // behind proxies: .client_ip_behind(ClientAddress::trusting(["10.0.0.0/8"])?)
     let layer = RateLimitLayer::new(limiter).client_ip().matched_path("route");

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderName, Response, request::Parts};
 #[cfg(feature = "toml")]
 use sluicegate::label_policy::LabelPolicy;
-use sluicegate::{Cost, Costs, Decision, Limiter};
+use sluicegate::{Cost, Costs, Decision, Limiter, rules::Absent};
 use tower_layer::Layer;
 
 use crate::{
@@ -31,7 +31,8 @@ type DenialResponse = Arc<dyn Fn(&Parts, &Decision) -> Response<Bytes> + Send + 
 /// Puts a [`Limiter`] in front of a service. Cheap to clone.
 ///
 /// Every request is checked with the configured labels. A label without a value is absent, which the rule's `absent` setting
-/// handles; the client's address is never absent. The last source configured for a label is used.
+/// handles; the client's address is never absent. The last source configured for a label is used. A rule with a label that the layer
+/// does not set applies to no request, and is logged as an error.
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -66,6 +67,8 @@ pub(crate) struct LayerSettings {
     pub(crate) denial_response: Option<DenialResponse>,
     /// Whether a configuration error was logged.
     has_logged: Arc<AtomicBool>,
+    /// Whether the rules were compared with the labels.
+    has_compared_rules: Arc<AtomicBool>,
 }
 
 impl RateLimitLayer {
@@ -81,6 +84,7 @@ impl RateLimitLayer {
             dialect: Dialect::default(),
             denial_response: None,
             has_logged: Arc::default(),
+            has_compared_rules: Arc::default(),
         };
         Self { settings: Arc::new(settings) }
     }
@@ -272,9 +276,39 @@ impl RateLimitLayer {
     }
 }
 
+/// The call that sets a label.
+fn setter(label: &str) -> String {
+    match label {
+        "ip" => ".client_ip()".to_owned(),
+        "method" | "path" | "host" => format!(".{label}()"),
+        "route" => ".matched_path(\"route\")".to_owned(),
+        other => format!(".header({other:?}, …) or .label({other:?}, …)"),
+    }
+}
+
 impl LayerSettings {
     pub(crate) fn skips(&self, request: &Parts) -> bool {
         self.skip.as_ref().is_some_and(|is_skipped| is_skipped(request))
+    }
+
+    /// Logs the rules that apply to no request because the layer does not set their labels, once.
+    fn log_rules_without_labels(&self) {
+        if self.has_compared_rules.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let is_set = |name: &str| self.labels.iter().any(|label| label.name == name);
+        for rule in self.limiter.rules().rules() {
+            let conditions = rule.when.pairs().map(|(label, _)| label);
+            let counted = if rule.absent == Absent::Skip { &rule.per[..] } else { &[] };
+            let mut needed = conditions.chain(counted.iter().map(|label| &**label));
+            if let Some(missing) = needed.find(|name| !is_set(name)) {
+                tracing::error!(
+                    "rule {:?} applies to no request: the layer does not set label {missing:?}; add {}",
+                    rule.name,
+                    setter(missing)
+                );
+            }
+        }
     }
 
     /// Logs a configuration error, once.
@@ -309,6 +343,7 @@ impl Clone for LayerSettings {
             dialect: self.dialect,
             denial_response: self.denial_response.clone(),
             has_logged: Arc::clone(&self.has_logged),
+            has_compared_rules: Arc::clone(&self.has_compared_rules),
         }
     }
 }
@@ -333,6 +368,7 @@ impl<I> Layer<I> for RateLimitLayer {
     type Service = RateLimit<I>;
 
     fn layer(&self, inner: I) -> RateLimit<I> {
+        self.settings.log_rules_without_labels();
         RateLimit { inner, settings: Arc::clone(&self.settings) }
     }
 }

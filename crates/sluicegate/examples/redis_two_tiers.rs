@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use sluicegate::{Cost, Labels, Limit, Limiter, Outcome, RedisStore, Rule};
+use sluicegate::{Cost, Labels, Limit, Limiter, OnStoreFailure, Outcome, RedisStore, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,6 +20,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Rule::new("global", Limit::token_bucket(100, minute)?),
         Rule::new("per-user", Limit::sliding_log(5, minute)?).per(["user"]),
     ];
+    // while Redis is down, this process enforces its share of the limits
+    let rules = rules.map(|rule| rule.on_store_failure(OnStoreFailure::Local));
     let limiter = Limiter::new(store, rules)?;
 
     for user in ["alice", "bob"] {

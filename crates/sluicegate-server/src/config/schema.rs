@@ -111,7 +111,7 @@ tables! {
         /// Memory limit of the memory store, at least 1 MiB
         #[schemars(extend("default" = "256MiB"))]
         max_memory: ByteSize,
-        /// How long a denial may be repeated without asking the store, up to 60 s; `"0s"` disables the cache
+        /// How long a denial may be repeated without a call to the store, up to 60 s; `"0s"` disables the cache
         #[schemars(extend("default" = "1s"))]
         denial_cache: DurationValue,
         /// Expected number of instances, among which `on_store_failure = "local"` divides each limit until the store has counted them

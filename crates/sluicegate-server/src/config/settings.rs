@@ -125,7 +125,7 @@ pub struct StoreSettings {
     pub prefix: String,
     /// Memory limit of the memory store, in bytes.
     pub max_memory: usize,
-    /// How long a denial may be repeated without asking the store.
+    /// How long a denial may be repeated without a call to the store.
     pub denial_cache: Duration,
     /// Expected number of instances, until the store has counted them.
     pub instances: u32,

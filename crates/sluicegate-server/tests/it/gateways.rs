@@ -217,6 +217,21 @@ async fn behind_nginx_exactly_the_limit_is_admitted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nginx_sends_the_label_of_a_route_however_its_path_is_written() {
+    let login =
+        Rule::new("login", Limit::sliding_log(4, Duration::from_secs(60)).unwrap()).when("route", "login");
+    let api = counted("api", 100).when("route", "api");
+    let chain = Chain::start(Gateway::Nginx, Limiter::new(MemoryStore::new(), [login, api]).unwrap()).await;
+    for path in ["/login", "/login?x=1", "//login", "/%6cogin"] {
+        let response = chain.send(Method::GET, path, &[]).await;
+        assert!(field(&response, "ratelimit-policy").starts_with("\"login\""), "{path}: {response:?}");
+    }
+    assert_eq!(chain.send(Method::GET, "/login", &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let other = chain.send(Method::GET, "/logins", &[]).await;
+    assert_eq!(field(&other, "ratelimit-policy"), "\"api\";q=100;w=60");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn behind_caddy_exactly_the_limit_is_admitted() {
     exactly_the_limit(Gateway::Caddy).await;
 }

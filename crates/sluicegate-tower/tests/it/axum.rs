@@ -331,6 +331,30 @@ async fn without_the_peer_address_clients_get_a_plain_500_and_the_log_has_one_li
     );
 }
 
+#[test]
+fn a_rule_whose_label_the_layer_does_not_set_is_logged_once() {
+    let rules = [
+        Rule::new("login", log(1)).when("route", "/login").per(["ip"]),
+        Rule::new("per-key", log(1)).per(["api_key"]),
+        Rule::new("per-ip", log(1)).per(["ip"]),
+    ];
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer({
+        let log = log.clone();
+        move || log.clone()
+    });
+    tracing::subscriber::with_default(subscriber.finish(), || {
+        let layer = RateLimitLayer::new(memory(rules)).client_ip();
+        // axum calls the layer for every route
+        let _app: Router =
+            Router::new().route("/", get(|| async {})).route("/a", get(|| async {})).layer(layer);
+    });
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.lines().count(), 2, "{log}");
+    assert!(log.contains(r#"rule "login" applies to no request: the layer does not set label "route"; add .matched_path("route")"#), "{log}");
+    assert!(log.contains(r#"rule "per-key" applies to no request: the layer does not set label "api_key"; add .header("api_key", …)"#), "{log}");
+}
+
 #[tokio::test]
 async fn skipped_requests_are_neither_checked_nor_counted() {
     let layer = layer(memory([Rule::new("r", log(1))]), ClientAddress::default())

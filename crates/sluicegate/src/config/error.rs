@@ -14,7 +14,9 @@ pub const MAX_PROBLEMS: usize = 20;
 const MAX_DRAWN_LINES: usize = 8;
 
 /// A configuration was rejected: at least one problem, each with its location.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// `Debug` is [`ConfigError::render`], because programs print the `Debug` of an error that `main` returns.
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {
     problems: Vec<Problem>,
     /// Number of problems beyond [`MAX_PROBLEMS`].
@@ -103,6 +105,12 @@ impl fmt::Display for ConfigError {
             write!(f, "; and {} more", self.further)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(Colour::Never))
     }
 }
 

@@ -81,6 +81,8 @@ struct RulesDocument {
     defaults: Field<Defaults>,
     rule: Field<Vec<Field<RuleTable>>>,
     hash_secret_file: Field<String>,
+    /// Settings that change the decisions of a server and have no effect here.
+    unused: Vec<String>,
 }
 
 impl RulesFile {
@@ -113,6 +115,14 @@ impl RulesFile {
         let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
         let mut builder =
             rules::Builder { labels: &labels, files, problems: &mut problems, without_policy: Vec::new() };
+        if document.rule.is_absent() {
+            let message = "the file has no rules, so nothing is limited: add a [[rule]], or write rule = []";
+            warnings.push(message.to_owned());
+        }
+        if !document.unused.is_empty() {
+            let unused = document.unused.join(", ");
+            warnings.push(format!("only the server uses {unused}: set them in the program"));
+        }
         let rules = builder.rules(document.defaults, document.rule);
         if problems.is_empty() {
             let rules = rules.into_iter().map(|(rule, _)| rule).collect();
@@ -132,13 +142,20 @@ impl FromToml for RulesDocument {
                 "labels" => read.labels = reader.field("labels", value),
                 "defaults" => read.defaults = reader.field("defaults", value),
                 "rule" => read.rule = reader.field("rule", value),
-                "store" => {
-                    let file = value.get_ref().as_table().and_then(|store| store.get("hash_secret_file"));
-                    if let Some(file) = file {
-                        read.hash_secret_file = reader.field("store.hash_secret_file", file);
+                "server" | "store" => {
+                    for (setting, value) in value.get_ref().as_table().into_iter().flatten() {
+                        match (&**key.get_ref(), &**setting.get_ref()) {
+                            ("store", "hash_secret_file") => {
+                                read.hash_secret_file = reader.field("store.hash_secret_file", value);
+                            }
+                            ("store", name) => read.unused.push(format!("store.{name}")),
+                            ("server", name @ "trusted_proxies") => {
+                                read.unused.push(format!("server.{name}"))
+                            }
+                            _ => {}
+                        }
                     }
                 }
-                "server" => {}
                 _ => reader.unknown(key, &KNOWN),
             }
         }
@@ -154,11 +171,17 @@ mod tests {
 
     #[test]
     fn settings_of_the_server_and_the_store_are_ignored() {
-        let text = format!("[server]\nhttp = 1\n[store]\nurl = \"redis://db\"\n{RULE}");
+        let text = format!("[server]\nhttp = 1\n[store]\nurl = \"redis://db\"\nprefix = \"x\"\n{RULE}");
         let file = RulesFile::parse(&text).unwrap();
         let names: Vec<_> = file.rules.iter().map(|rule| &*rule.name).collect();
         assert_eq!(names, ["logins"]);
-        assert_eq!(file.warnings, [""; 0]);
+        assert_eq!(file.warnings, ["only the server uses store.prefix, store.url: set them in the program"]);
+    }
+
+    #[test]
+    fn a_file_without_rules_is_a_warning_unless_that_is_explicit() {
+        assert!(RulesFile::parse("").unwrap().warnings[0].starts_with("the file has no rules"));
+        assert_eq!(RulesFile::parse("rule = []").unwrap().warnings, [""; 0]);
     }
 
     #[test]
@@ -169,6 +192,7 @@ mod tests {
             error.problems().iter().map(|problem| problem.line_and_column().unwrap().0).collect();
         assert_eq!(located, [2, 5, 6], "{error}");
         assert!(error.to_string().contains("did you mean `window`?"), "{error}");
+        assert!(format!("{error:?}").contains("--> rules.toml:2:"), "{error:?}");
     }
 
     #[test]
@@ -179,7 +203,7 @@ mod tests {
 
     #[test]
     fn secret_labels_without_a_shared_key_are_a_warning() {
-        let file = RulesFile::parse("[labels]\napi_key = { secret = true }\n").unwrap();
+        let file = RulesFile::parse("rule = []\n[labels]\napi_key = { secret = true }\n").unwrap();
         assert!(file.warnings[0].starts_with("store.hash_secret_file is not set"), "{:?}", file.warnings);
     }
 }

@@ -1,7 +1,7 @@
 //! Several requests that are allowed together or not at all: several descriptions of one call of a client.
 //!
 //! Each request matches rules by itself. All counters that they reach form one check; a counter that several requests reach is
-//! charged once, with the largest cost. Refunds follow in a step of their own, and only if the checks pass, so that a denied call
+//! charged once, with the largest cost. Refunds follow in a separate step, and only if the checks pass, so that a denied call
 //! changes nothing.
 
 use std::{sync::Arc, time::Duration};

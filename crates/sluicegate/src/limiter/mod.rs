@@ -200,7 +200,7 @@ impl Limiter {
         Ok(())
     }
 
-    /// The rules in force.
+    /// The active rules.
     pub fn rules(&self) -> Arc<RuleSet> {
         self.inner.rules.load_full()
     }
@@ -281,7 +281,7 @@ impl Limiter {
         self.start(&Request::new(labels, cost).operation(Operation::Peek))?.decision().await
     }
 
-    /// Charges usage that is known only afterwards, into debt if necessary: all rules that match, or only those named
+    /// Charges usage whose amount is known after the request, even beyond the limit: all rules that match, or only those named
     /// ([`Charge::rules`]). The charge is made when it is awaited.
     ///
     /// # Errors
@@ -377,7 +377,7 @@ impl Limiter {
         self.start(&request)?.decision().await
     }
 
-    /// Charges usage that is known only afterwards, into debt if necessary.
+    /// Charges usage whose amount is known after the request, even beyond the limit.
     ///
     /// # Errors
     /// When the key is empty or too long, or the store does not answer.

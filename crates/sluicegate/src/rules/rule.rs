@@ -152,14 +152,14 @@ impl Rule {
         }
     }
 
-    /// Adds a pair that must match.
+    /// Adds a pair of label and pattern. All pairs must match.
     #[must_use]
     pub fn when(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
         self.when = self.when.and(label, pattern);
         self
     }
 
-    /// Adds a pair that must not match.
+    /// Adds a pair of label and pattern. None of them may match.
     #[must_use]
     pub fn unless(mut self, label: &str, pattern: impl Into<Pattern>) -> Self {
         self.unless = self.unless.and(label, pattern);

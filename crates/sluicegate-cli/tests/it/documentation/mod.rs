@@ -56,6 +56,8 @@ pages! {
     envoy: "docs/envoy.md",
     resp: "docs/resp.md",
     middleware: "docs/middleware.md",
+    node: "docs/node.md",
+    python: "docs/python.md",
     lua: "docs/lua.md",
     moving: "docs/moving.md",
     cli: "docs/cli.md",

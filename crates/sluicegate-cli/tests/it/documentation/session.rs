@@ -29,8 +29,9 @@ use super::markdown::root;
 /// The time limit of one command, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The Python and Node clients, relative to the root.
-const REDIS_PY: &str = ".servers/redis-py";
+/// The Python packages of the pages, relative to the root: a Redis client, the Python client, and the web frameworks.
+const PYTHON_PACKAGES: [&str; 3] = [".servers/redis-py", "clients/python/src", ".servers/python-client"];
+/// The Node client, relative to the root.
 const NODE_MODULES: &str = ".servers/ioredis/node_modules";
 
 /// The directories of the repository that pages may use.
@@ -83,7 +84,12 @@ impl Session {
         command.env("OTHERS", path).env("ROOT", root().canonicalize().unwrap());
         command.env("STATE", directory.path().join("state"));
         command.env("REAL", env!("CARGO_BIN_EXE_sluicegate"));
-        command.env("PYTHONPATH", root().join(REDIS_PY).canonicalize().unwrap());
+        let packages = PYTHON_PACKAGES.map(|path| {
+            let found = root().join(path).canonicalize();
+            let found = found.unwrap_or_else(|error| panic!("{path}: {error}; run scripts/servers"));
+            found.display().to_string()
+        });
+        command.env("PYTHONPATH", packages.join(":"));
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         // on a machine that is busy with tests, a shorter deadline would apply failure policies
         command.env("SLUICEGATE_STORE_DEADLINE", "5s");

@@ -1,0 +1,358 @@
+/**
+ * The client: operations, deadlines, the circuit breaker and the failure policy.
+ */
+
+import * as net from "node:net";
+import * as tls from "node:tls";
+import { type Admission, CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
+import { type Decision, readDecision } from "./decision.js";
+import { consoleReporter, type ErrorHandler, report } from "./error-reporter.js";
+import { ConfigurationError, InvalidRequestError, SluicegateError, UnavailableError } from "./errors.js";
+import { decideByPolicy, type FailurePolicy, type PolicyCall, validPolicy } from "./failure-policy.js";
+import type { HttpResponse } from "./http1.js";
+import {
+  type ChargeRequest,
+  MAX_CHECKS,
+  type RefundRequest,
+  type Request,
+  type RequestBody,
+  type ResetRequest,
+  requestBody,
+  serialize,
+} from "./request.js";
+import {
+  type Explanation,
+  type ResetResult,
+  readExplanation,
+  readReset,
+  readResponse,
+  readResults,
+} from "./response.js";
+import { type Call, Transport } from "./transport.js";
+
+const DEFAULT_URL = "http://127.0.0.1:8080";
+const DEFAULT_DEADLINE_MS = 100;
+const MAX_DEADLINE_MS = 60_000;
+const DEFAULT_MAX_CONNECTIONS = 64;
+
+/** The share of a deadline, and the most of it, that is reserved for the network. The server gets the rest. */
+const NETWORK_SHARE = 0.1;
+const MAX_NETWORK_MS = 10;
+
+/** The largest response in bytes: to a single decision, and to several checks or an explanation. */
+const MAX_RESPONSE_BYTES = { decision: 256 * 1024, large: 16 * 1024 * 1024 };
+
+/** Certificates and keys in PEM format. */
+export type Pem = string | Buffer | Array<string | Buffer>;
+
+/** The settings of a client. */
+export interface ClientOptions {
+  /** The address of the server; `http://127.0.0.1:8080` by default. */
+  url?: string | URL;
+  /** The token that is sent as `Authorization: Bearer …`. */
+  token?: string;
+  /** The time limit of a call in milliseconds, from the call to its result; 100 by default. */
+  deadlineMs?: number;
+  /** How checks and peeks are decided if the server does not answer in time; `"open"` by default. */
+  onFailure?: FailurePolicy;
+  /** Receives errors that no caller sees. By default each message is written to standard error at most once a minute. */
+  onError?: ErrorHandler;
+  /** The most connections to the server; 64 by default. */
+  maxConnections?: number;
+  /** The certificate authorities that sign the server's certificate; those of Node by default. */
+  ca?: Pem;
+  /** The client certificate, for a server that requires one. */
+  cert?: Pem;
+  /** The key of the client certificate. */
+  key?: Pem;
+  /** The name in the server's certificate, if it differs from the host of the URL. */
+  servername?: string;
+}
+
+/** The settings of one call. */
+export interface CallOptions {
+  /** The time limit of this call in milliseconds. */
+  deadlineMs?: number | undefined;
+  /** Cancels the call. The request may already have been charged. */
+  signal?: AbortSignal | undefined;
+}
+
+/** The settings of one check or peek. */
+export interface CheckOptions extends CallOptions {
+  /** The failure policy of this call. */
+  onFailure?: FailurePolicy | undefined;
+  /** Whether the decision has the rate limit headers for the response to the client. */
+  headers?: boolean | undefined;
+  /** Receives the error if the failure policy decides; `onError` of the client by default. */
+  onError?: ErrorHandler | undefined;
+}
+
+/** A client of one sluicegate server. */
+export class Client {
+  /** Receives errors that no caller sees. */
+  readonly onError: ErrorHandler;
+  readonly #transport: Transport;
+  readonly #breaker = new CircuitBreaker();
+  readonly #deadlineMs: number;
+  readonly #onFailure: FailurePolicy;
+
+  constructor(options: ClientOptions | string | URL = {}) {
+    const settings: ClientOptions = typeof options === "string" || options instanceof URL ? { url: options } : options;
+    const url = parseUrl(settings.url ?? DEFAULT_URL);
+    const maxConnections = settings.maxConnections ?? DEFAULT_MAX_CONNECTIONS;
+    if (!Number.isSafeInteger(maxConnections) || maxConnections < 1) {
+      throw new ConfigurationError(`maxConnections ${maxConnections} is out of range: use a whole number from 1`);
+    }
+    this.#deadlineMs = validDeadline(settings.deadlineMs ?? DEFAULT_DEADLINE_MS);
+    this.#onFailure = validPolicy(settings.onFailure ?? "open");
+    this.onError = settings.onError ?? consoleReporter();
+    this.#transport = new Transport(url, tlsSettings(url, settings), validToken(settings.token), maxConnections);
+  }
+
+  /**
+   * Decides a request, and charges it if it is allowed. If the server does not answer in time, the failure policy decides.
+   *
+   * @throws InvalidRequestError, AuthenticationError
+   */
+  check(request: Request, options: CheckOptions = {}): Promise<Decision> {
+    return this.#decide("check", request, options);
+  }
+
+  /**
+   * Decides a request without charging it. If the server does not answer in time, the failure policy decides.
+   *
+   * @throws InvalidRequestError, AuthenticationError
+   */
+  peek(request: Request, options: CheckOptions = {}): Promise<Decision> {
+    return this.#decide("peek", request, options);
+  }
+
+  /**
+   * Decides up to 1000 independent requests in one call. The results are in the order of the requests; a request that is invalid
+   * only for a rule has an error as its result.
+   *
+   * @throws InvalidRequestError, AuthenticationError
+   */
+  async checkMany(
+    requests: readonly Request[],
+    options: CheckOptions = {},
+  ): Promise<Array<Decision | InvalidRequestError>> {
+    if (!Array.isArray(requests) || requests.length > MAX_CHECKS) {
+      throw new InvalidRequestError(`checkMany needs an array of at most ${MAX_CHECKS} requests`);
+    }
+    if (requests.length === 0) return [];
+    const checks = requests.map((request) => withHeaders(requestBody(request), options.headers));
+    const read = (body: unknown) => readResults(body, requests.length);
+    try {
+      return await this.#callWithBreaker({ path: "/v1/check", body: { checks }, read, size: "large" }, options);
+    } catch (error) {
+      const reported = this.#hidden(error, options);
+      return requests.map((request) => this.decideLocally("check", request, reported, options.onFailure));
+    }
+  }
+
+  /**
+   * Charges usage that is known only afterwards, into debt if necessary.
+   *
+   * @throws SluicegateError
+   */
+  async charge(request: ChargeRequest, options: CallOptions = {}): Promise<Decision> {
+    const body = requestBody(request);
+    return this.#callAlways({ path: "/v1/charge", body, read: readDecision, size: "decision" }, options);
+  }
+
+  /**
+   * Refunds at most what counts now: the newest charges, or with `atUs` exactly that charge.
+   *
+   * @throws SluicegateError
+   */
+  async refund(request: RefundRequest, options: CallOptions = {}): Promise<Decision> {
+    const body = requestBody(request);
+    return this.#callAlways({ path: "/v1/refund", body, read: readDecision, size: "decision" }, options);
+  }
+
+  /**
+   * Deletes the counters of labels or of a key.
+   *
+   * @throws SluicegateError
+   */
+  async reset(request: ResetRequest, options: CallOptions = {}): Promise<ResetResult> {
+    const body = requestBody(request);
+    return this.#callAlways({ path: "/v1/reset", body, read: readReset, size: "decision" }, options);
+  }
+
+  /**
+   * Shows which rules apply to a request, with their counters. Nothing is charged.
+   *
+   * @throws SluicegateError
+   */
+  async explain(request: Request, options: CallOptions = {}): Promise<Explanation> {
+    const body = requestBody(request);
+    return this.#callAlways({ path: "/v1/explain", body, read: readExplanation, size: "large" }, options);
+  }
+
+  /** Decides a request by the failure policy, without a call. */
+  decideLocally(call: PolicyCall, request: Request, reason: SluicegateError, onFailure?: FailurePolicy): Decision {
+    return decideByPolicy(onFailure === undefined ? this.#onFailure : validPolicy(onFailure), call, request, reason);
+  }
+
+  /** Closes all connections. Calls in progress fail, and later calls too. */
+  close(): void {
+    this.#transport.close();
+  }
+
+  async #decide(call: PolicyCall, request: Request, options: CheckOptions): Promise<Decision> {
+    const body = withHeaders(requestBody(request), options.headers);
+    try {
+      return await this.#callWithBreaker({ path: `/v1/${call}`, body, read: readDecision, size: "decision" }, options);
+    } catch (error) {
+      return this.decideLocally(call, request, this.#hidden(error, options), options.onFailure);
+    }
+  }
+
+  /** Reports an error that the failure policy hides. Throws it if it is of another kind. */
+  #hidden(error: unknown, { onError = this.onError }: CheckOptions): UnavailableError {
+    if (!(error instanceof UnavailableError) || error.code === "closed") throw error;
+    report(onError, error);
+    return error;
+  }
+
+  /** Sends a call unless the circuit breaker is open. A 5xx response counts as a failure of the server. */
+  async #callWithBreaker<T>(operation: Operation<T>, options: CallOptions): Promise<T> {
+    const call = this.#prepare(operation, options);
+    const admission = this.#breaker.admit(performance.now());
+    if (admission === "rejected") throw circuitOpen(this.#breaker.lastError);
+    try {
+      const response = await this.#transport.send(call);
+      const value = readResponse(response, operation.path, operation.read);
+      this.#breaker.succeeded();
+      return value;
+    } catch (error) {
+      if (error instanceof UnavailableError) this.#failed(admission, error);
+      else if (error instanceof SluicegateError) this.#breaker.succeeded();
+      else this.#breaker.cancelled(admission);
+      throw error;
+    }
+  }
+
+  /** Sends a call that no failure policy can replace, also while the circuit breaker is open. */
+  async #callAlways<T>(operation: Operation<T>, options: CallOptions): Promise<T> {
+    const call = this.#prepare(operation, options);
+    let response: HttpResponse;
+    try {
+      response = await this.#transport.send(call);
+    } catch (error) {
+      if (error instanceof UnavailableError) this.#failed("normal", error);
+      throw error;
+    }
+    this.#breaker.succeeded();
+    return readResponse(response, operation.path, operation.read);
+  }
+
+  /** Counts a failure. Probes use new connections, because the others may lead to a server that is gone. */
+  #failed(admission: Admission, error: UnavailableError): void {
+    if (this.#breaker.failed(admission, error, performance.now())) this.#transport.closeIdle();
+  }
+
+  #prepare({ path, body, size }: Operation<unknown>, { deadlineMs, signal }: CallOptions): Call {
+    const text = serialize(body);
+    return {
+      path,
+      body: (remainingMs) => `${text.slice(0, -1)},"deadline_ms":${serverDeadline(remainingMs)}}`,
+      maxResponseBytes: MAX_RESPONSE_BYTES[size],
+      deadlineMs: deadlineMs === undefined ? this.#deadlineMs : validDeadline(deadlineMs),
+      signal,
+    };
+  }
+}
+
+/** One call of the API. */
+interface Operation<T> {
+  path: string;
+  /** The request, with at least one member. */
+  body: RequestBody;
+  /** Converts the JSON of the response; returns null if it is not valid. */
+  read(body: unknown): T | null;
+  size: keyof typeof MAX_RESPONSE_BYTES;
+}
+
+function withHeaders(body: RequestBody, headers: boolean | undefined): RequestBody {
+  if (headers === true) body.headers = true;
+  return body;
+}
+
+function circuitOpen(last: Error | null): UnavailableError {
+  const message = `circuit breaker open, the next probe follows within ${MAX_BACKOFF_MS} ms; last error: ${last?.message}`;
+  return new UnavailableError(message, { mayHaveRun: false, cause: last ?? undefined }, "circuit_open");
+}
+
+/** Returns the deadline of the server's decision, so that its response arrives within the remaining time. */
+function serverDeadline(remainingMs: number): number {
+  return Math.max(1, Math.floor(remainingMs - Math.min(MAX_NETWORK_MS, remainingMs * NETWORK_SHARE)));
+}
+
+function validDeadline(deadlineMs: number): number {
+  if (!(deadlineMs >= 1 && deadlineMs <= MAX_DEADLINE_MS)) {
+    throw new ConfigurationError(`deadlineMs ${deadlineMs} is out of range: use 1 to ${MAX_DEADLINE_MS}`);
+  }
+  return deadlineMs;
+}
+
+function validToken(token: string | undefined): string | undefined {
+  if (token !== undefined && !/^[\x21-\x7e]+$/.test(token)) {
+    throw new ConfigurationError("token has characters that a header cannot have: remove spaces and line breaks");
+  }
+  return token;
+}
+
+function parseUrl(url: string | URL): URL {
+  let parsed: URL;
+  try {
+    parsed = new URL(url);
+  } catch (cause) {
+    throw new ConfigurationError(`url ${JSON.stringify(url)} is invalid: use for example ${DEFAULT_URL}`, cause);
+  }
+  if (parsed.protocol !== "http:" && parsed.protocol !== "https:") {
+    throw new ConfigurationError(`url has the protocol ${parsed.protocol} which is not supported: use http: or https:`);
+  }
+  if (parsed.username !== "" || parsed.password !== "") {
+    throw new ConfigurationError("url has a user name or password: use the setting token");
+  }
+  return parsed;
+}
+
+/** Reads certificates and keys once, for all connections. */
+function secureContext(material: {
+  ca: Pem | undefined;
+  cert: Pem | undefined;
+  key: Pem | undefined;
+}): tls.SecureContext {
+  try {
+    return tls.createSecureContext(material);
+  } catch (cause) {
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new ConfigurationError(
+      `ca, cert or key is invalid (${reason}): pass certificates and keys in PEM format`,
+      cause,
+    );
+  }
+}
+
+function tlsSettings(url: URL, { ca, cert, key, servername }: ClientOptions): tls.ConnectionOptions | null {
+  const given = Object.entries({ ca, cert, key, servername }).filter(([, value]) => value !== undefined);
+  if (url.protocol === "https:") {
+    const host = url.hostname.replace(/^\[|\]$/g, "");
+    // a server name must not be an address
+    const name = net.isIP(host) === 0 ? { servername: host } : {};
+    return {
+      ...name,
+      ...(servername === undefined ? {} : { servername }),
+      secureContext: secureContext({ ca, cert, key }),
+    };
+  }
+  if (given.length > 0) {
+    const names = given.map(([name]) => name).join(", ");
+    throw new ConfigurationError(`${names} need TLS: use a url that starts with https:`);
+  }
+  return null;
+}

@@ -1,0 +1,93 @@
+/**
+ * Middleware for Express 4 and 5, and for other frameworks with `(request, response, next)` handlers.
+ */
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Decision } from "./decision.js";
+import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } from "./denial.js";
+import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { setDecision } from "./request-decision.js";
+
+/** Continues with the next handler. */
+export type Next = (error?: unknown) => void;
+
+/** The settings of the middleware. */
+export interface ExpressOptions<Req extends IncomingMessage, Res extends ServerResponse>
+  extends CommonOptions<[request: Req, response: Res]> {
+  /** Sends the response to a denied request. Its status and headers are already set. */
+  onDenied?: (request: Req, response: Res, decision: Decision, next: Next) => MaybePromise<unknown>;
+  /**
+   * Returns whether a request is refunded after its response, for example to count only failed logins. Needs a token with the
+   * scope `adjust`.
+   */
+  refundWhen?: (request: Req, response: Res) => boolean;
+}
+
+/**
+ * Creates middleware that limits requests.
+ *
+ * ```js
+ * app.use(rateLimit({ client, name: "api", key: header("x-api-key"), limit: { amount: 100, window: "1m" } }));
+ * ```
+ */
+export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res extends ServerResponse = ServerResponse>(
+  options: ExpressOptions<Req, Res>,
+): (request: Req, response: Res, next: Next) => void {
+  const limiter = new RequestLimiter(options);
+  const { onDenied, refundWhen } = options;
+
+  /** Handles a request. Returns whether the next handler is called. */
+  async function handle(request: Req, response: Res, next: Next): Promise<boolean> {
+    const verdict = await limiter.decide(request, response);
+    if (verdict.kind === "skipped") return true;
+    if (verdict.kind === "rejected") {
+      send(response, rejectionResponse(verdict.detail));
+      return false;
+    }
+    const { decision } = verdict;
+    setDecision(request, decision);
+    // another handler, for example one for timeouts, may have responded during the check
+    if (response.headersSent) return verdict.kind === "allowed";
+    addHeaders(response, limiter.headersOf(decision));
+    if (verdict.kind === "allowed") {
+      if (refundWhen !== undefined) {
+        response.once("close", () => {
+          try {
+            if (refundWhen(request, response)) void limiter.refund(verdict.request, decision);
+          } catch (error) {
+            limiter.report(error);
+          }
+        });
+      }
+      return true;
+    }
+    if (onDenied === undefined) {
+      send(response, denialResponse(decision));
+    } else {
+      response.statusCode = denialStatus(decision);
+      await onDenied(request, response, decision, next);
+    }
+    return false;
+  }
+
+  return (request, response, next) => {
+    handle(request, response, next).then((isAllowed) => {
+      if (isAllowed) next();
+    }, next);
+  };
+}
+
+function addHeaders(response: ServerResponse, headers: Record<string, string>): void {
+  for (const [name, value] of Object.entries(headers)) {
+    const existing = response.getHeader(name);
+    const isExtended = existing !== undefined && isListHeader(name, value);
+    response.setHeader(name, isExtended ? `${existing}, ${value}` : value);
+  }
+}
+
+function send(response: ServerResponse, { status, headers, body }: PlainResponse): void {
+  if (response.headersSent) return;
+  response.statusCode = status;
+  for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
+  response.end(body);
+}

@@ -1,0 +1,178 @@
+/**
+ * A plugin for Fastify 5. It applies to the scope in which it is registered, and to the scopes below.
+ */
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Decision } from "./decision.js";
+import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
+import { ConfigurationError } from "./errors.js";
+import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { setDecision } from "./request-decision.js";
+
+/** The part of Fastify's request that the plugin uses. */
+export interface RequestLike {
+  raw: IncomingMessage;
+  routeOptions?: { config?: unknown };
+}
+
+/** The part of Fastify's reply that the plugin uses. */
+export interface ReplyLike {
+  raw: ServerResponse;
+  sent: boolean;
+  code(status: number): unknown;
+  header(name: string, value: string): unknown;
+  getHeader(name: string): unknown;
+  send(payload?: unknown): unknown;
+}
+
+/** The settings of a hook. */
+export interface FastifyHookOptions<Req extends RequestLike, Res extends ReplyLike>
+  extends CommonOptions<[request: Req, reply: Res]> {
+  /**
+   * Responds to a denied request: sends the reply, returns its payload, or throws an error for the error handler of the
+   * application. Status and headers are already set.
+   */
+  onDenied?: (request: Req, reply: Res, decision: Decision) => MaybePromise<unknown>;
+  /**
+   * Returns whether a request is refunded after its response, for example to count only failed logins. Needs a token with the
+   * scope `adjust`.
+   */
+  refundWhen?: (request: Req, reply: Res) => boolean;
+}
+
+/** The settings of one route, in its `config.rateLimit`; false disables the limit of the plugin. */
+export type RouteOptions<Req extends RequestLike, Res extends ReplyLike> =
+  | false
+  | Partial<FastifyHookOptions<Req, Res>>;
+
+/** The settings of the plugin. */
+export interface FastifyOptions<Req extends RequestLike, Res extends ReplyLike> extends FastifyHookOptions<Req, Res> {
+  /** Whether routes without `config.rateLimit` are limited; true by default. */
+  global?: boolean;
+  /** The hook in which requests are checked; `onRequest` by default. Use `preHandler` to check after authentication. */
+  hook?: "onRequest" | "preParsing" | "preValidation" | "preHandler";
+}
+
+/** A hook of Fastify. */
+export type Hook<Req extends RequestLike, Res extends ReplyLike> = (request: Req, reply: Res) => Promise<unknown>;
+
+/** The part of Fastify's instance that the plugin uses. */
+interface InstanceLike {
+  addHook(name: string, hook: unknown): unknown;
+}
+
+/** Creates a hook for one route, or for a handler of unknown routes. */
+export function rateLimitHook<Req extends RequestLike = RequestLike, Res extends ReplyLike = ReplyLike>(
+  options: FastifyHookOptions<Req, Res>,
+): Hook<Req, Res> {
+  const limiter = new RequestLimiter(options);
+  const { onDenied, refundWhen } = options;
+
+  return async (request, reply) => {
+    const verdict = await limiter.decide(request, reply);
+    if (verdict.kind === "skipped" || reply.sent) return undefined;
+    if (verdict.kind === "rejected") {
+      const { status, headers, body } = rejectionResponse(verdict.detail);
+      return send(reply, status, headers, body);
+    }
+    const { decision } = verdict;
+    setDecision(request, decision);
+    addHeaders(reply, limiter.headersOf(decision));
+    if (verdict.kind === "allowed") {
+      if (refundWhen !== undefined) {
+        reply.raw.once("close", () => {
+          try {
+            if (refundWhen(request, reply)) void limiter.refund(verdict.request, decision);
+          } catch (error) {
+            limiter.report(error);
+          }
+        });
+      }
+      return undefined;
+    }
+    if (onDenied === undefined) {
+      const { status, headers, body } = denialResponse(decision);
+      return send(reply, status, headers, body);
+    }
+    reply.code(denialStatus(decision));
+    const payload = await onDenied(request, reply, decision);
+    if (!reply.sent && payload !== reply) reply.send(payload);
+    return reply;
+  };
+}
+
+function plugin<Req extends RequestLike, Res extends ReplyLike>(
+  // biome-ignore lint/suspicious/noExplicitAny: the types of Fastify are not a dependency
+  instance: any,
+  options: FastifyOptions<Req, Res>,
+  done: (error?: Error) => void,
+): void {
+  const { global: isGlobal = true, hook = "onRequest", ...base } = options;
+  const general = isGlobal ? rateLimitHook(base) : null;
+  const hooks = new WeakMap<object, Hook<Req, Res>>();
+
+  /** Returns the hook for the configuration of a route; null if the route is not limited. */
+  function hookOf(config: unknown): Hook<Req, Res> | null {
+    const route = (config as { rateLimit?: RouteOptions<Req, Res> } | undefined)?.rateLimit;
+    if (route === undefined) return general;
+    if (route === false) return null;
+    if (typeof route !== "object" || route === null) {
+      throw new ConfigurationError("config.rateLimit of a route is invalid: use an object, or false");
+    }
+    let found = hooks.get(route);
+    if (found === undefined) {
+      found = rateLimitHook(mergeOptions(base, route));
+      hooks.set(route, found);
+    }
+    return found;
+  }
+
+  const scope: InstanceLike = instance;
+  // creates the hooks of routes early, so that an error in their options fails the start of the application
+  scope.addHook("onRoute", (route: { config?: unknown }) => void hookOf(route.config));
+  scope.addHook(hook, async (request: Req, reply: Res) => hookOf(request.routeOptions?.config)?.(request, reply));
+  done();
+}
+
+/** Combines the settings of the plugin with those of a route. Labels that are objects are combined as well. */
+function mergeOptions<Req extends RequestLike, Res extends ReplyLike>(
+  base: FastifyHookOptions<Req, Res>,
+  route: Partial<FastifyHookOptions<Req, Res>>,
+): FastifyHookOptions<Req, Res> {
+  const { labels, name, key, limit, ...others } = base;
+  if (route.labels !== undefined) {
+    const combines = typeof labels === "object" && typeof route.labels === "object";
+    return { ...others, ...route, labels: combines ? { ...labels, ...route.labels } : route.labels };
+  }
+  const usesKey = route.name !== undefined || route.key !== undefined || route.limit !== undefined;
+  return usesKey ? ({ ...base, labels: undefined, ...route } as FastifyHookOptions<Req, Res>) : { ...base, ...route };
+}
+
+function addHeaders(reply: ReplyLike, headers: Record<string, string>): void {
+  for (const [name, value] of Object.entries(headers)) {
+    const existing = reply.getHeader(name);
+    const isExtended = existing !== undefined && isListHeader(name, value);
+    reply.header(name, isExtended ? `${existing}, ${value}` : value);
+  }
+}
+
+function send(reply: ReplyLike, status: number, headers: Record<string, string>, body: string): unknown {
+  reply.code(status);
+  for (const [name, value] of Object.entries(headers)) reply.header(name, value);
+  return reply.send(body);
+}
+
+/**
+ * The plugin. Its hooks belong to the scope that registers it, not to a new one.
+ *
+ * ```js
+ * await app.register(rateLimit, { client, labels: { route: "api", ip: clientIp() } });
+ * ```
+ */
+export const rateLimit = Object.assign(plugin, {
+  [Symbol.for("skip-override")]: true,
+  [Symbol.for("fastify.display-name")]: "sluicegate",
+  [Symbol.for("plugin-meta")]: { name: "sluicegate", fastify: "5.x" },
+});
+
+export default rateLimit;

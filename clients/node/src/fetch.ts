@@ -1,0 +1,83 @@
+/**
+ * A wrapper for handlers of the form `(request: Request) => Response`: Next.js route handlers, Hono, Deno-style servers.
+ */
+
+import type { Decision } from "./decision.js";
+import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } from "./denial.js";
+import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { setDecision } from "./request-decision.js";
+
+/** A handler of requests. Frameworks pass further arguments, for example route parameters. */
+export type FetchHandler<Context extends unknown[]> = (request: Request, ...context: Context) => MaybePromise<Response>;
+
+/** The settings of the wrapper. */
+export interface FetchOptions<Context extends unknown[]>
+  extends CommonOptions<[request: Request, ...context: Context]> {
+  /** Creates the response to a denied request, to which the headers are added. Use the status of `status`, or another one. */
+  onDenied?: (request: Request, decision: Decision, status: number) => MaybePromise<Response>;
+  /**
+   * Returns whether a request is refunded after its response, for example to count only failed logins. Needs a token with the
+   * scope `adjust`.
+   */
+  refundWhen?: (request: Request, response: Response) => boolean;
+}
+
+/**
+ * Wraps a handler so that its requests are limited.
+ *
+ * ```js
+ * export const POST = rateLimit({ client, labels: { route: "login", api_key: header("x-api-key") } }, async (request) => …);
+ * ```
+ */
+export function rateLimit<Context extends unknown[]>(
+  options: FetchOptions<Context>,
+  handler: FetchHandler<Context>,
+): (request: Request, ...context: Context) => Promise<Response> {
+  const limiter = new RequestLimiter(options);
+  const { onDenied, refundWhen } = options;
+
+  return async (request, ...context) => {
+    const verdict = await limiter.decide(request, ...context);
+    if (verdict.kind === "skipped") return handler(request, ...context);
+    if (verdict.kind === "rejected") return responseOf(rejectionResponse(verdict.detail));
+    const { decision } = verdict;
+    setDecision(request, decision);
+    const headers = limiter.headersOf(decision);
+    if (verdict.kind === "denied") {
+      const denied = onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision));
+      return withHeaders(await denied, headers);
+    }
+    const response = await handler(request, ...context);
+    try {
+      if (refundWhen?.(request, response)) void limiter.refund(verdict.request, decision);
+    } catch (error) {
+      limiter.report(error);
+    }
+    return withHeaders(response, headers);
+  };
+}
+
+function responseOf({ status, headers, body }: PlainResponse): Response {
+  return new Response(body, { status, headers });
+}
+
+/** Adds headers to a response; those of a response from `fetch` are immutable, so it is copied. */
+function withHeaders(response: Response, headers: Record<string, string>): Response {
+  // an upgrade or a network error, which cannot be copied
+  if (response.status < 200) return response;
+  try {
+    addHeaders(response.headers, headers);
+    return response;
+  } catch {
+    const copy = new Response(response.body, response);
+    addHeaders(copy.headers, headers);
+    return copy;
+  }
+}
+
+function addHeaders(target: Headers, headers: Record<string, string>): void {
+  for (const [name, value] of Object.entries(headers)) {
+    if (isListHeader(name, value)) target.append(name, value);
+    else target.set(name, value);
+  }
+}

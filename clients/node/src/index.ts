@@ -1,0 +1,36 @@
+/**
+ * A client of sluicegate, a distributed rate limiter.
+ *
+ * Middleware: `sluicegate/express`, `sluicegate/fastify` and `sluicegate/fetch`.
+ */
+
+export { type CallOptions, type CheckOptions, Client, type ClientOptions, type Pem } from "./client.js";
+export type { Decision, DecisionSource, Tier } from "./decision.js";
+export type { ErrorHandler } from "./error-reporter.js";
+export {
+  AuthenticationError,
+  ConfigurationError,
+  type ErrorCode,
+  InvalidRequestError,
+  SluicegateError,
+  TlsError,
+  UnavailableError,
+  UnknownRuleError,
+} from "./errors.js";
+export { type ClientIpOptions, clientIp, type Extractor, header } from "./extractors.js";
+export type { FailurePolicy } from "./failure-policy.js";
+export { type LocalBucket, type LocalBucketOptions, localBucket } from "./local-bucket.js";
+export type {
+  Algorithm,
+  ChargeRequest,
+  Cost,
+  KeyRequest,
+  Labels,
+  LabelsRequest,
+  Limit,
+  RefundRequest,
+  Request,
+  ResetRequest,
+} from "./request.js";
+export { decisionOf } from "./request-decision.js";
+export type { AppliedRule, Explanation, ResetResult } from "./response.js";

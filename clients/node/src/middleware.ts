@@ -1,0 +1,202 @@
+/**
+ * The part of the middleware that all frameworks share: from a request to a verdict. It never throws.
+ */
+
+import type { Client } from "./client.js";
+import type { Decision } from "./decision.js";
+import { parseDuration } from "./duration.js";
+import { type ErrorHandler, report } from "./error-reporter.js";
+import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
+import { type FailurePolicy, validPolicy } from "./failure-policy.js";
+import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
+import { type Cost, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
+
+/** A value, or a promise of it. */
+export type MaybePromise<T> = T | Promise<T>;
+
+/** The key of requests without a value for `key`; they share one counter. */
+const ABSENT = "absent";
+
+/** The value of a label; undefined and null are absent. */
+type LabelValue = Labels[string];
+
+/** The labels of a request: a function, or an object with constants and functions. */
+export type LabelsOption<Args extends unknown[]> =
+  | ((...args: Args) => MaybePromise<Labels>)
+  | Readonly<Record<string, string | ((...args: Args) => MaybePromise<LabelValue>)>>;
+
+/** The settings that all frameworks share. `Args` are the arguments of the framework's handler. */
+export interface CommonOptions<Args extends unknown[]> {
+  /** The client of the server. */
+  client: Client;
+  /** Labels for the rules of the server. Either `labels`, or `name`, `key` and `limit`. */
+  labels?: LabelsOption<Args>;
+  /** The name of a limit without a rule, which is part of its keys. Limits with different names are counted separately. */
+  name?: string;
+  /** The key of a request, for example its API key. Requests without one share a counter. */
+  key?: (...args: Args) => MaybePromise<string | number | undefined | null>;
+  /** The limit of each key, or a function that returns the limit of a request. */
+  limit?: Limit | ((...args: Args) => MaybePromise<Limit>);
+  /** The cost of a request; 1 by default. */
+  cost?: Cost | ((...args: Args) => MaybePromise<Cost>);
+  /** Returns whether a request passes without a check. */
+  skip?: (...args: Args) => MaybePromise<boolean>;
+  /** Whether responses have rate limit headers; true by default. A denial has `Retry-After` in any case. */
+  headers?: boolean;
+  /** The failure policy; that of the client by default. */
+  onFailure?: FailurePolicy;
+  /** The time limit of the check; that of the client by default. */
+  deadlineMs?: number;
+  /** Receives errors that clients do not see; `onError` of the client by default. */
+  onError?: ErrorHandler;
+}
+
+/** The outcome for one request. */
+export type Verdict =
+  | { kind: "skipped" }
+  | { kind: "rejected"; detail: string }
+  | { kind: "allowed" | "denied"; decision: Decision; request: Request };
+
+/** Checks the requests of one middleware. */
+export class RequestLimiter<Args extends unknown[]> {
+  readonly #options: CommonOptions<Args>;
+  readonly #onError: ErrorHandler;
+  readonly #read: (args: Args) => MaybePromise<Request>;
+
+  constructor(options: CommonOptions<Args>) {
+    if (typeof options?.client?.check !== "function") {
+      throw new ConfigurationError("client is missing: pass { client: new Client({ url }) }");
+    }
+    if (options.onFailure !== undefined) validPolicy(options.onFailure);
+    this.#options = options;
+    this.#onError = options.onError ?? options.client.onError;
+    this.#read = requestReader(options);
+  }
+
+  /** Decides a request. Errors of the application or the configuration are reported, and the failure policy decides. */
+  async decide(...args: Args): Promise<Verdict> {
+    let request: Request = { labels: {} };
+    try {
+      if (await this.#options.skip?.(...args)) return { kind: "skipped" };
+      request = await this.#withCost(await this.#read(args), args);
+      return verdict(await this.#check(request), request);
+    } catch (error) {
+      if (isRejectedRequest(error)) return { kind: "rejected", detail: error.message };
+      const reason = asSluicegateError(error);
+      report(this.#onError, reason);
+      // a client must not bypass its limit with a value that the server rejects
+      if (reason.code === "invalid_request") return { kind: "rejected", detail: reason.message };
+      const { client, onFailure } = this.#options;
+      return verdict(client.decideLocally("check", request, reason, onFailure), request);
+    }
+  }
+
+  /** Refunds an allowed request. Errors are reported. */
+  async refund(request: Request, { atUs, degraded }: Decision): Promise<void> {
+    if (atUs === null || degraded) return;
+    try {
+      await this.#options.client.refund({ ...request, atUs });
+    } catch (error) {
+      report(this.#onError, asSluicegateError(error));
+    }
+  }
+
+  /** Reports an error of a function of the application. */
+  report(error: unknown): void {
+    report(this.#onError, asSluicegateError(error));
+  }
+
+  /** Returns the rate limit headers of the response. */
+  headersOf({ allowed, headers, retryAfterMs }: Decision): Record<string, string> {
+    const shown = this.#options.headers === false ? {} : { ...headers };
+    if (!allowed && retryAfterMs !== null) shown["retry-after"] = String(Math.max(1, Math.ceil(retryAfterMs / 1000)));
+    return shown;
+  }
+
+  async #check(request: Request): Promise<Decision> {
+    const { client, headers = true, onFailure, deadlineMs } = this.#options;
+    return client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
+  }
+
+  async #withCost(request: Request, args: Args): Promise<Request> {
+    const { cost } = this.#options;
+    if (cost === undefined) return request;
+    return { ...request, cost: typeof cost === "function" ? await cost(...args) : cost } as Request;
+  }
+}
+
+/** Headers whose values are lists: several limiters can each add members. */
+export function isListHeader(name: string, value: string): boolean {
+  const lower = name.toLowerCase();
+  return lower === "ratelimit-policy" || (lower === "ratelimit" && value.startsWith('"'));
+}
+
+function verdict(decision: Decision, request: Request): Verdict {
+  return { kind: decision.allowed ? "allowed" : "denied", decision, request };
+}
+
+/** Wraps an error of a function of the application. */
+function asSluicegateError(error: unknown): SluicegateError {
+  if (isSluicegateError(error)) return error;
+  const message = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+  return new ConfigurationError(`a function of the middleware's options failed (${message}): correct it`, error);
+}
+
+/** Returns the function that reads requests, for one of the two forms of options. */
+function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (args: Args) => MaybePromise<Request> {
+  const { labels, name, key, limit } = options;
+  if (labels !== undefined && name === undefined && key === undefined && limit === undefined) {
+    if (typeof labels === "function") return async (args) => ({ labels: checkedLabels(await labels(...args)) });
+    return (args) => labelsOf(labels, args);
+  }
+  if (labels !== undefined || name === undefined || key === undefined || limit === undefined) {
+    throw new ConfigurationError("pass either labels, for the rules of the server, or name, key and limit");
+  }
+  if (!/^[^:]{1,100}$/.test(name)) {
+    throw new ConfigurationError(`name ${JSON.stringify(name)} is invalid: use 1 to 100 characters without a colon`);
+  }
+  if (typeof limit !== "function") validateLimit(limit);
+  return async (args) => {
+    const value = await key(...args);
+    const text = value === undefined || value === null ? ABSENT : `=${value}`;
+    return {
+      key: checkedValue("the key", `${name}:${text}`),
+      limit: typeof limit === "function" ? await limit(...args) : limit,
+    };
+  };
+}
+
+async function labelsOf<Args extends unknown[]>(
+  labels: Exclude<LabelsOption<Args>, (...args: Args) => unknown>,
+  args: Args,
+): Promise<Request> {
+  const values: Record<string, LabelValue> = {};
+  for (const [label, value] of Object.entries(labels)) {
+    values[label] = typeof value === "function" ? await value(...args) : value;
+  }
+  return { labels: checkedLabels(values) };
+}
+
+function checkedLabels(labels: Labels): Labels {
+  for (const [name, value] of Object.entries(labels)) {
+    if (typeof value === "string") checkedValue(`the value of ${name}`, value);
+  }
+  return labels;
+}
+
+/** Returns a value that the server accepts. */
+function checkedValue(description: string, value: string): string {
+  if (value.length * 3 > MAX_VALUE_BYTES && Buffer.byteLength(value) > MAX_VALUE_BYTES) {
+    throw new RejectedRequest(`${description} has more than ${MAX_VALUE_BYTES} bytes: send a shorter one`);
+  }
+  return value;
+}
+
+function validateLimit({ amount, window }: Limit): void {
+  if (!Number.isSafeInteger(amount) || amount < 1) {
+    throw new ConfigurationError(`limit: amount ${amount} is out of range: use a whole number from 1`);
+  }
+  if (parseDuration(window) === null) {
+    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is not a duration: use for example "1m"`);
+  }
+}

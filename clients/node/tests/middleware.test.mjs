@@ -1,0 +1,278 @@
+// The behaviour that all frameworks share, with a real server.
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { get as httpGet } from "node:http";
+import { createRequire } from "node:module";
+import { test } from "node:test";
+import { AuthenticationError, Client, ConfigurationError, clientIp, header, localBucket } from "sluicegate";
+import { rateLimit } from "sluicegate/express";
+import { FRAMEWORKS } from "./frameworks.mjs";
+import { freePort, RELAXED_MS, Server, until } from "./harness.mjs";
+
+const RULES = `
+[defaults]
+on_store_failure = "local"
+
+[[rule]]
+name = "per-ip"
+when = { route = "api" }
+per = ["ip"]
+algorithm = "sliding-log"
+amount = 3
+window = "1h"
+
+[[rule]]
+name = "per-key"
+per = ["api_key"]
+algorithm = "sliding-log"
+amount = 2
+window = "1h"
+`;
+const LIMIT = { algorithm: "sliding-log", amount: 2, window: "1h" };
+
+async function startClient(t, options = {}) {
+  const server = await Server.start(t, { config: RULES });
+  const client = new Client({ url: server.url, deadlineMs: RELAXED_MS, ...options });
+  t.after(() => client.close());
+  return client;
+}
+
+async function deadClient(options) {
+  return new Client({ url: `http://127.0.0.1:${await freePort()}`, onError: () => {}, ...options });
+}
+
+/** Sends a request, and returns status, headers and body. */
+async function get(url, headers = {}) {
+  const response = await fetch(url, { headers });
+  return { status: response.status, headers: response.headers, body: await response.text() };
+}
+
+/** Sends a request with repeated headers, and returns its status and body. */
+async function getRepeated(url, headers) {
+  const request = httpGet(url, { headers: ["host", "127.0.0.1", ...headers] });
+  const [response] = await once(request, "response");
+  return [response.statusCode, (await response.toArray()).join("")];
+}
+
+for (const { name, start, onDenied, peer } of FRAMEWORKS) {
+  const ip = (options = {}) => clientIp({ ...(peer && { peer }), ...options });
+
+  test(`${name}: an endpoint is limited per API key, with headers`, async (t) => {
+    const client = await startClient(t);
+    const url = await start(t, { client, name: "api", key: header("X-API-Key"), limit: LIMIT });
+    for (const remaining of [1, 0]) {
+      const { status, headers, body } = await get(url, { "x-api-key": "alice" });
+      assert.deepEqual([status, body], [200, String(remaining)]);
+      assert.equal(headers.get("ratelimit-policy"), '"default";q=2;w=3600');
+      assert.match(headers.get("ratelimit"), new RegExp(`^"default";r=${remaining};t=\\d+$`));
+      assert.equal(headers.get("retry-after"), null);
+    }
+    const denied = await get(url, { "x-api-key": "alice" });
+    assert.equal(denied.status, 429);
+    assert.match(denied.headers.get("content-type"), /^application\/problem\+json/);
+    assert.equal(denied.headers.get("cache-control"), "no-store");
+    assert.match(denied.headers.get("ratelimit"), /^"default";r=0;t=\d+$/);
+    const seconds = Number(denied.headers.get("retry-after"));
+    assert.ok(seconds > 3000 && seconds <= 3600, String(seconds));
+    const problem = JSON.parse(denied.body);
+    assert.deepEqual(
+      [problem.title, problem.status, problem["violated-policies"]],
+      ["Quota Exceeded", 429, ["default"]],
+    );
+    assert.equal(Math.ceil(problem.retry_after_ms / 1000), seconds);
+
+    assert.equal((await get(url, { "x-api-key": "bob" })).status, 200);
+    // requests without a key share a counter, which is not that of the key "absent"
+    for (const status of [200, 200, 429]) assert.equal((await get(url)).status, status);
+    assert.equal((await get(url, { "x-api-key": "absent" })).status, 200);
+  });
+
+  test(`${name}: labels are constants and functions, or one function`, async (t) => {
+    const client = await startClient(t);
+    const labels = { route: "api", ip: ip({ trustedProxies: ["127.0.0.0/8"] }), api_key: header("x-api-key") };
+    const url = await start(t, { client, labels });
+    const from = (address) => ({ "x-forwarded-for": `192.0.2.7, ${address}` });
+    for (const remaining of ["2", "1", "0"]) assert.equal((await get(url, from("203.0.113.9"))).body, remaining);
+    const denied = await get(url, from("203.0.113.9"));
+    assert.deepEqual([denied.status, JSON.parse(denied.body)["violated-policies"]], [429, ["per-ip"]]);
+    assert.equal((await get(url, from("203.0.113.10"))).body, "2");
+    // both rules apply
+    const both = await get(url, { ...from("203.0.113.11"), "x-api-key": "k" });
+    assert.equal(both.headers.get("ratelimit-policy"), '"per-ip";q=3;w=3600, "per-key";q=2;w=3600');
+
+    const other = await start(t, { client, labels: async () => ({ route: "api", ip: "203.0.113.99" }) });
+    assert.equal((await get(other)).body, "2");
+  });
+
+  test(`${name}: X-Forwarded-For of an untrusted peer is ignored`, async (t) => {
+    const client = await startClient(t);
+    const url = await start(t, { client, labels: { route: "api", ip: ip() } });
+    const statuses = [];
+    for (let n = 0; n < 4; n += 1) statuses.push((await get(url, { "x-forwarded-for": `203.0.113.${n}` })).status);
+    assert.deepEqual(statuses, [200, 200, 200, 429]);
+  });
+
+  test(`${name}: skip, cost, a limit per request, and no headers`, async (t) => {
+    const client = await startClient(t);
+    const read = (request) => new URL(request.url, "http://localhost").searchParams;
+    const url = await start(t, {
+      client,
+      name: "upload",
+      key: () => "one",
+      limit: async (request) => ({ ...LIMIT, amount: read(request).has("pro") ? 100 : 10 }),
+      cost: (request) => Number(read(request).get("cost") ?? 1),
+      skip: (request) => read(request).has("health"),
+      headers: false,
+    });
+    const first = await get(`${url}/?cost=8`);
+    assert.deepEqual([first.status, first.body, first.headers.get("ratelimit")], [200, "2", null]);
+    const denied = await get(`${url}/?cost=3`);
+    assert.deepEqual([denied.status, denied.headers.get("ratelimit")], [429, null]);
+    assert.ok(Number(denied.headers.get("retry-after")) > 3000);
+    assert.equal((await get(`${url}/?pro&cost=3`)).body, "89");
+    // no wait suffices, so there is no Retry-After
+    const never = await get(`${url}/?cost=11`);
+    assert.deepEqual([never.status, never.headers.get("retry-after")], [429, null]);
+    assert.match(never.body, /a retry cannot succeed/);
+    const skipped = await get(`${url}/?health`);
+    assert.deepEqual([skipped.status, skipped.body], [200, "undefined"]);
+  });
+
+  test(`${name}: a custom response to denied requests has the headers`, async (t) => {
+    const client = await startClient(t);
+    const url = await start(t, { client, name: "api", key: () => "one", limit: { ...LIMIT, amount: 1 }, onDenied });
+    assert.equal((await get(url)).status, 200);
+    const denied = await get(url);
+    assert.equal(denied.status, 420);
+    assert.ok(JSON.parse(denied.body).wait > 3_000_000);
+    assert.ok(Number(denied.headers.get("retry-after")) > 3000);
+    assert.match(denied.headers.get("ratelimit"), /r=0/);
+  });
+
+  test(`${name}: several limiters extend the headers`, async (t) => {
+    const client = await startClient(t);
+    const labels = { route: "api", ip: () => "203.0.113.9" };
+    const url = await start(t, { client, labels }, { client, name: "api", key: () => "one", limit: LIMIT });
+    const policy = (await get(url)).headers.get("ratelimit-policy").split(", ").sort();
+    assert.deepEqual(policy, ['"default";q=2;w=3600', '"per-ip";q=3;w=3600']);
+  });
+
+  test(`${name}: a refund after the response`, async (t) => {
+    // the test can end before the response to the refund arrives
+    const client = await startClient(t, { onError: () => {} });
+    const refundWhen = (_, response) => (response.status ?? response.statusCode) === 200 || response.statusCode === 200;
+    const limit = { ...LIMIT, amount: 5 };
+    const url = await start(t, { client, name: "login", key: () => "one", limit, refundWhen });
+    const remaining = async () => (await client.peek({ key: "login:=one", limit })).remaining;
+    assert.equal((await get(`${url}/?status=401`)).body, "4");
+    assert.equal((await get(url)).body, "3");
+    await until("the refund", async () => (await remaining()) === 4);
+  });
+
+  test(`${name}: without a server, the failure policy decides, and no response is a 500`, async (t) => {
+    const limits = { name: "api", key: () => "one", limit: LIMIT };
+    const open = await start(t, { client: await deadClient(), ...limits });
+    for (let n = 0; n < 8; n += 1) assert.equal((await get(open)).status, 200);
+
+    const closed = await start(t, { client: await deadClient({ onFailure: "closed" }), ...limits });
+    const denied = await get(closed);
+    assert.deepEqual([denied.status, denied.headers.get("retry-after")], [503, "1"]);
+    assert.equal(JSON.parse(denied.body).title, "Temporary Reduced Capacity");
+
+    const onFailure = localBucket({ amount: 2, window: "1h" });
+    const local = await start(t, { client: await deadClient({ onFailure: "closed" }), ...limits, onFailure });
+    const statuses = [];
+    for (let n = 0; n < 3; n += 1) statuses.push((await get(local)).status);
+    assert.deepEqual(statuses, [200, 200, 429]);
+    assert.ok(Number((await get(local)).headers.get("retry-after")) > 1000);
+  });
+
+  test(`${name}: errors of the application are reported, and the failure policy decides`, async (t) => {
+    const client = await startClient(t, { onFailure: "closed" });
+    const errors = [];
+    const onError = (error) => errors.push(error);
+    const broken = () => {
+      throw new TypeError("no session");
+    };
+    const labels = { route: "api", ip: broken };
+    const closed = await start(t, { client, labels, onError });
+    assert.equal((await get(closed)).status, 503);
+    const open = await start(t, { client, labels: async () => broken(), onError, onFailure: "open" });
+    assert.equal((await get(open)).status, 200);
+    assert.equal(errors.length, 2);
+    for (const error of errors) {
+      assert.ok(error instanceof ConfigurationError);
+      assert.match(error.message, /TypeError: no session/);
+    }
+  });
+
+  test(`${name}: a wrong token is reported, and the failure policy decides`, async (t) => {
+    const config = `[[server.token]]\nname = "a"\nenv = "TOKEN"\nmay = ["check"]\n${RULES}`;
+    const server = await Server.start(t, { config, environment: { TOKEN: "correct-horse-battery" } });
+    const client = new Client({ url: server.url, token: "wrong", deadlineMs: RELAXED_MS });
+    const errors = [];
+    const limits = { name: "api", key: () => "one", limit: LIMIT, onError: (error) => errors.push(error) };
+    const url = await start(t, { client, ...limits });
+    assert.equal((await get(url)).status, 200);
+    assert.ok(errors[0] instanceof AuthenticationError);
+    const closed = await start(t, { client, ...limits, onFailure: "closed" });
+    assert.equal((await get(closed)).status, 503);
+  });
+
+  test(`${name}: a client cannot bypass its limit with an invalid value`, async (t) => {
+    const client = await startClient(t, { onError: () => {} });
+    const url = await start(t, { client, name: "api", key: header("x-api-key"), limit: LIMIT });
+    const long = await get(url, { "x-api-key": "x".repeat(1100) });
+    assert.deepEqual([long.status, JSON.parse(long.body).status], [400, 400]);
+    const labelled = await start(t, { client, labels: { api_key: header("x-api-key") } });
+    assert.equal((await get(labelled, { "x-api-key": "x".repeat(1100) })).status, 400);
+    // fetch handlers get repeated headers as one value
+    const [status, body] = await getRepeated(url, ["x-api-key", "a", "x-api-key", "b"]);
+    if (name === "fetch" || name === "hono") assert.equal(status, 200);
+    else assert.deepEqual([status, JSON.parse(body).detail], [400, "the header x-api-key is repeated: send it once"]);
+    // as Express parses ?user=a&user=b
+    const array = await start(t, { client, labels: () => ({ user: ["a", "b"] }) });
+    assert.equal((await get(array)).status, 400);
+    const cost = await start(t, { client, labels: { route: "api" }, cost: () => 1.5 });
+    assert.equal((await get(cost)).status, 400);
+  });
+}
+
+test("both builds of the package work together", async (t) => {
+  const common = createRequire(import.meta.url)("sluicegate");
+  assert.notEqual(common.Client, Client);
+  const server = await Server.start(t, { config: RULES });
+  const client = new common.Client({ url: server.url, deadlineMs: RELAXED_MS, onError: () => {} });
+  const [{ start }] = FRAMEWORKS;
+  const url = await start(t, { client, name: "api", key: common.header("x-api-key"), limit: LIMIT });
+  for (const body of ["1", "0"]) assert.equal((await get(url, { "x-api-key": "a" })).body, body);
+  assert.equal((await getRepeated(url, ["x-api-key", "a", "x-api-key", "b"]))[0], 400);
+  const invalid = await start(t, { client, labels: () => ({ user: ["a", "b"] }) });
+  assert.equal((await get(invalid)).status, 400);
+  await server.kill();
+  const onFailure = common.localBucket({ amount: 1, window: "1h" });
+  const local = await start(t, { client, name: "api", key: () => "one", limit: LIMIT, onFailure });
+  assert.deepEqual([(await get(local)).status, (await get(local)).status], [200, 429]);
+});
+
+test("invalid options are rejected when the middleware is created", async () => {
+  const client = await deadClient();
+  const limit = { amount: 1, window: "1m" };
+  for (const [options, message] of [
+    [{}, /client is missing/],
+    [{ client }, /either labels/],
+    [{ client, key: () => "a", limit }, /either labels/],
+    [{ client, labels: {}, name: "a", key: () => "a", limit }, /either labels/],
+    [{ client, name: "a:b", key: () => "a", limit }, /without a colon/],
+    [{ client, name: "a", key: () => "a", limit: { amount: 0, window: "1m" } }, /amount 0/],
+    [{ client, name: "a", key: () => "a", limit: { amount: 1, window: "1w" } }, /"1w" is not a duration/],
+    [{ client, labels: {}, onFailure: "never" }, /onFailure is invalid/],
+  ]) {
+    assert.throws(
+      () => rateLimit(options),
+      (error) => error instanceof ConfigurationError && message.test(error.message),
+    );
+  }
+  assert.throws(() => clientIp({ trustedProxies: ["10.0.0.0/33"] }), /not a network/);
+  assert.throws(() => clientIp({ ipv6Prefix: 0 }), /ipv6Prefix 0/);
+});

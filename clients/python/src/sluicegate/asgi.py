@@ -1,0 +1,98 @@
+"""Rate limit middleware for ASGI applications: Starlette, FastAPI, Quart, Django and others."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from sluicegate.async_client import AsyncClient
+from sluicegate.decision import Decision
+from sluicegate.denial import Problem, bad_request, denial
+from sluicegate.errors import InvalidValue
+from sluicegate.guard import decide_async
+from sluicegate.request_check import CostValue, Labels, LimitValue, RequestCheck, Skip, Value
+from sluicegate.request_view import AsgiRequest
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# The key of the scope under which an application finds the decision.
+DECISION = "sluicegate.decision"
+
+
+class RateLimitMiddleware:
+    """Checks each HTTP request before the application.
+
+    Pass labels for the server's rules, or a limit with a key. Functions receive an `AsgiRequest`. `denied` returns the
+    ASGI application that responds to a denied request, for example a Starlette response.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        client: AsyncClient | str,
+        *,
+        labels: Labels[AsgiRequest] | None = None,
+        limit: LimitValue[AsgiRequest] | None = None,
+        key: Value[AsgiRequest] | None = None,
+        scope: str = "asgi",
+        cost: CostValue[AsgiRequest] = 1,
+        skip: Skip[AsgiRequest] | None = None,
+        denied: Callable[[AsgiRequest, Decision], App] | None = None,
+    ) -> None:
+        self._app = app
+        self._client = AsyncClient(client) if isinstance(client, str) else client
+        self._check = RequestCheck(labels=labels, limit=limit, key=key, scope=scope, cost=cost, skip=skip)
+        self._denied = denied
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = AsgiRequest(scope)
+        try:
+            decision = await decide_async(self._client, lambda: self._check.build(request, request))
+        except InvalidValue as error:
+            await _respond(bad_request(error))(scope, receive, send)
+            return
+        if decision is None:
+            await self._app(scope, receive, send)
+            return
+        scope[DECISION] = decision
+        app = self._app if decision.allowed else self._denial(request, decision)
+        await app(scope, receive, send_with_headers(send, decision.headers))
+
+    def _denial(self, request: AsgiRequest, decision: Decision) -> App:
+        if self._denied is not None:
+            return self._denied(request, decision)
+        return _respond(denial(decision))
+
+
+def send_with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Returns a function that adds headers to the response, except those that it already has."""
+    if not headers:
+        return send
+    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+    async def send_message(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            existing = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in existing}
+            message["headers"] = existing + [pair for pair in encoded if pair[0] not in names]
+        await send(message)
+
+    return send_message
+
+
+def _respond(problem: Problem) -> App:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in problem.headers.items()]
+        headers.append((b"content-length", str(len(problem.body)).encode()))
+        await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await send({"type": "http.response.body", "body": problem.body})
+
+    return app

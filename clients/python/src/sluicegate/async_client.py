@@ -1,0 +1,242 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Literal
+
+from sluicegate.aio import Pool
+from sluicegate.check import Check, Cost
+from sluicegate.core import DEFAULT_DEADLINE, DEFAULT_MAX_CONNECTIONS, Core, Decides, Settings
+from sluicegate.decision import (
+    Decision,
+    Explanation,
+    Reset,
+    decision_from_json,
+    explanation_from_json,
+    reset_from_json,
+)
+from sluicegate.endpoint import Path
+from sluicegate.errors import InvalidRequest, Unavailable
+from sluicegate.failure_policy import OnFailure
+from sluicegate.fork import reset_after_fork
+from sluicegate.http1 import Response
+from sluicegate.limit import Limit
+from sluicegate.resolver import Resolver
+
+
+class AsyncClient:
+    """An asyncio client. Tasks, event loops and processes that are forked later can share it.
+
+    `check`, `peek` and `check_many` always return within `deadline` seconds: if the server is unavailable or late, the
+    failure policy `on_failure` decides. They raise only `InvalidRequest` and `AuthenticationError`. The other calls
+    also raise `Unavailable`.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        token: str | None = None,
+        deadline: float = DEFAULT_DEADLINE,
+        on_failure: OnFailure = "open",
+        ca: Path | None = None,
+        client_cert: tuple[Path, Path] | None = None,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+    ) -> None:
+        settings = Settings(url, token, deadline, on_failure, ca, client_cert, max_connections)
+        self._core = Core(settings)
+        self._resolver = Resolver(self._core.endpoint.host)
+        self._max_connections = max_connections
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        # Event loops of different threads can share the client.
+        self._lock = threading.Lock()
+        reset_after_fork(self)
+
+    async def check(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        headers: bool = False,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Decides about a request, and charges it if it is allowed.
+
+        Pass labels, for which the server's rules decide, or a key and a limit. `headers` requests the rate limit
+        headers for the response.
+        """
+        return await self._decide("check", Check(labels, key, limit, cost), headers=headers, deadline=deadline)
+
+    async def peek(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        headers: bool = False,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Decides about a request without charging it."""
+        return await self._decide("peek", Check(labels, key, limit, cost), headers=headers, deadline=deadline)
+
+    async def check_with(self, check: Check, *, headers: bool = False, deadline: float | None = None) -> Decision:
+        """Decides about a request that is given as an object, and charges it if it is allowed."""
+        return await self._decide("check", check, headers=headers, deadline=deadline)
+
+    async def check_many(
+        self, checks: Sequence[Check], *, headers: bool = False, deadline: float | None = None
+    ) -> list[Decision | InvalidRequest]:
+        """Decides about up to 1000 independent requests in one call. Returns the decisions in the same order.
+
+        A request that is invalid only for a rule, for example because its cost is too large, has an exception instead
+        of a decision.
+        """
+        core = self._core
+        seconds = core.deadline(deadline)
+        if not checks:
+            return []
+        request = core.encode_checks(checks, headers=headers, deadline=seconds)
+        if core.admits():
+            try:
+                return core.received(await self._send(request, seconds), core.read_decisions)
+            except Unavailable as error:
+                core.report(error)
+        return [core.decide_without_server("check", check) for check in checks]
+
+    async def charge(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        rules: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Charges usage that is known only afterwards, regardless of the limits."""
+        options = {"rules": rules}
+        return await self._adjust("charge", Check(labels, key, limit, cost), options, deadline=deadline)
+
+    async def refund(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        rules: Sequence[str] | None = None,
+        at_us: int | None = None,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Refunds at most what counts now: the newest charges, or exactly the charge made at `at_us`."""
+        options = {"rules": rules, "at_us": at_us}
+        return await self._adjust("refund", Check(labels, key, limit, cost), options, deadline=deadline)
+
+    async def reset(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        rules: Sequence[str] | None = None,
+        all_rules: bool = False,
+        deadline: float | None = None,
+    ) -> Reset:
+        """Deletes the counters of the labels or of the key.
+
+        With labels, only rules that count by labels are reset, unless `rules` names others or `all_rules` is set.
+        """
+        core = self._core
+        seconds = core.deadline(deadline)
+        options = {"rules": rules, "all": all_rules or None}
+        request = core.encode_adjustment("reset", Check(labels, key, limit), options, deadline=seconds)
+        core.require_admission()
+        return core.received(await self._send(request, seconds), reset_from_json)
+
+    async def explain(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        deadline: float | None = None,
+    ) -> Explanation:
+        """Shows which rules apply, and the calculation of each. Charges nothing."""
+        core = self._core
+        seconds = core.deadline(deadline)
+        request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
+        core.require_admission()
+        return core.received(await self._send(request, seconds), explanation_from_json)
+
+    async def aclose(self) -> None:
+        """Closes the idle connections of the running event loop."""
+        self._pool().close()
+        # Transports close their sockets in the next iteration of the event loop.
+        await asyncio.sleep(0)
+
+    def reset_after_fork(self) -> None:
+        """Drops the connections of the parent process."""
+        self._pools = {}
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> AsyncClient:
+        """Returns the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the idle connections."""
+        await self.aclose()
+
+    async def _decide(self, operation: Decides, check: Check, *, headers: bool, deadline: float | None) -> Decision:
+        core = self._core
+        seconds = core.deadline(deadline)
+        request = core.encode_check(operation, check, headers=headers, deadline=seconds)
+        if core.admits():
+            try:
+                return core.received(await self._send(request, seconds), decision_from_json)
+            except Unavailable as error:
+                core.report(error)
+        return core.decide_without_server(operation, check)
+
+    async def _adjust(
+        self,
+        operation: Literal["charge", "refund"],
+        check: Check,
+        options: Mapping[str, object],
+        *,
+        deadline: float | None,
+    ) -> Decision:
+        core = self._core
+        seconds = core.deadline(deadline)
+        request = core.encode_adjustment(operation, check, options, deadline=seconds)
+        core.require_admission()
+        return core.received(await self._send(request, seconds), decision_from_json)
+
+    async def _send(self, request: bytes, seconds: float) -> Response:
+        try:
+            return await self._pool().send(request, time.monotonic() + seconds)
+        except Unavailable as error:
+            raise self._core.failed(error) from error
+
+    def _pool(self) -> Pool:
+        """Returns the pool of the running event loop, and removes the pools of closed ones."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is not None:
+            return pool
+        with self._lock:
+            open_pools = {other: kept for other, kept in self._pools.items() if not other.is_closed()}
+            pool = open_pools[loop] = Pool(self._core.endpoint, self._resolver, self._max_connections)
+            self._pools = open_pools
+            return pool

@@ -1,0 +1,119 @@
+"""Limits that are part of a request, without rules on the server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Literal
+
+from sluicegate.errors import InvalidRequest
+
+Algorithm = Literal["token-bucket", "fixed-window", "sliding-log", "sliding-counter"]
+
+_MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?")
+_RATE = re.compile(
+    r"\s*(?P<amount>\d+)\s*(?:/|\bper\b)\s*(?P<count>\d*)\s*"
+    r"(?P<unit>s|sec|second|m|min|minute|h|hour|d|day)s?\s*",
+    re.IGNORECASE,
+)
+
+# Maximum number of parsed rates that are kept.
+_MAX_PARSED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An amount per window, for requests that name their own key.
+
+    >>> Limit(100, "1m", algorithm="sliding-log").window_ms
+    60000
+    """
+
+    amount: int
+    window: str | timedelta
+    algorithm: Algorithm = "token-bucket"
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        """Rejects values that no algorithm accepts."""
+        if not _is_count(self.amount):
+            raise InvalidRequest(f"amount {self.amount!r} is out of range: use an integer of at least 1")
+        if self.burst is not None and not _is_count(self.burst):
+            raise InvalidRequest(f"burst {self.burst!r} is out of range: use an integer of at least 1")
+        if self.window_ms < 1:
+            raise InvalidRequest(f"window {self.window!r} is out of range: use at least 1 ms")
+
+    @property
+    def window_ms(self) -> int:
+        """The window in milliseconds."""
+        if isinstance(self.window, timedelta):
+            return self.window // timedelta(milliseconds=1)
+        return _parse_duration(self.window)
+
+    @property
+    def capacity(self) -> int:
+        """The units that can be used at once."""
+        return self.amount if self.burst is None else self.burst
+
+    @staticmethod
+    def parse(text: str) -> Limit:
+        """Parses a rate such as `100/minute`, `5 per 10 seconds` or `10/5m`, as a token bucket.
+
+        >>> Limit.parse("100/minute")
+        Limit(amount=100, window='60000ms', algorithm='token-bucket', burst=None)
+        """
+        return _parse_rate(text)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the limit as the server expects it."""
+        fields: dict[str, object] = {
+            "algorithm": self.algorithm,
+            "amount": self.amount,
+            "window": f"{self.window_ms}ms",
+        }
+        if self.burst is not None:
+            fields["burst"] = self.burst
+        return fields
+
+
+def to_limit(limit: Limit | str) -> Limit:
+    """Returns a limit, parsed if it is text."""
+    if isinstance(limit, Limit):
+        return limit
+    if isinstance(limit, str):
+        return _parse_rate(limit)
+    raise InvalidRequest(f'limit {limit!r} is not a limit: use text such as "100/minute", or Limit(…)')
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _parse_duration(text: object) -> int:
+    found = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if not text or found is None:
+        raise InvalidRequest(
+            f"window {text!r} is not a duration: use a timedelta, or whole numbers with d, h, m, s or ms, "
+            'for example "1h30m" or "250ms"'
+        )
+    counts = zip(found.groups(), _MILLISECONDS.values(), strict=True)
+    return sum(int(count) * milliseconds for count, milliseconds in counts if count)
+
+
+@lru_cache(maxsize=_MAX_PARSED)
+def _parse_rate(text: str) -> Limit:
+    found = _RATE.fullmatch(text)
+    if found is None:
+        if ";" in text or "," in text:
+            raise InvalidRequest(
+                f"limit {text!r} has several limits: write them as rules of the server, which charges all or none"
+            )
+        raise InvalidRequest(
+            f"limit {text!r} is not a rate: use an amount per second, minute, hour or day, "
+            'for example "100/minute" or "5 per 10 seconds"'
+        )
+    milliseconds = int(found["count"] or 1) * _MILLISECONDS[found["unit"][0].lower()]
+    return Limit(int(found["amount"]), f"{milliseconds}ms")

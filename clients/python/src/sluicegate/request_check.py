@@ -1,0 +1,103 @@
+"""Builds the check of a web request from the arguments of an integration."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from sluicegate.check import Check, Cost, cost_to_json
+from sluicegate.errors import InvalidRequest
+from sluicegate.labels import LabelSource
+from sluicegate.limit import Limit, to_limit
+from sluicegate.request_view import RequestView
+
+Request = TypeVar("Request")
+Text = str | int | uuid.UUID | None
+Value = str | LabelSource | Callable[[Request], Text]
+Labels = Mapping[str, Value[Request]] | Callable[[Request], Mapping[str, Text]]
+LimitValue = Limit | str | Callable[[Request], Limit | str]
+CostValue = Cost | Callable[[Request], Cost]
+Skip = Callable[[Request], bool]
+
+
+class RequestCheck(Generic[Request]):
+    """What to check for each request: labels for the server's rules, or a limit with a key."""
+
+    def __init__(
+        self,
+        *,
+        labels: Labels[Request] | None = None,
+        limit: LimitValue[Request] | None = None,
+        key: Value[Request] | None = None,
+        scope: str | None = None,
+        cost: CostValue[Request] = 1,
+        skip: Skip[Request] | None = None,
+    ) -> None:
+        if (labels is None) == (limit is None):
+            raise InvalidRequest('pass labels, or a limit such as "100/minute" with a key: exactly one of both')
+        if isinstance(limit, (str, Limit)):
+            limit = to_limit(limit)
+        if not callable(cost):
+            cost_to_json(cost)
+        self._labels = labels
+        self._limit = limit
+        self._key = key
+        self._scope = scope
+        self._cost = cost
+        self._skip = skip
+
+    def build(self, request: Request, view: RequestView) -> Check | None:
+        """Returns the check of a request; `None` if the request is skipped."""
+        if self._skip is not None and self._skip(request):
+            return None
+        cost = self._cost(request) if callable(self._cost) else self._cost
+        if self._labels is not None:
+            return Check(labels=self._label_values(self._labels, request, view), cost=cost)
+        limit = self._limit(request) if callable(self._limit) else self._limit
+        return Check(key=self._key_of(request, view), limit=limit, cost=cost)
+
+    def _label_values(self, labels: Labels[Request], request: Request, view: RequestView) -> dict[str, str]:
+        if callable(labels):
+            values = {name: _text(name, value) for name, value in labels(request).items()}
+        else:
+            values = {name: _label(name, value, request, view) for name, value in labels.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _key_of(self, request: Request, view: RequestView) -> str:
+        """Returns the scope and the value. Without a value the requests of a scope share one counter."""
+        scope = self._scope if self._scope is not None else view.route or view.path
+        quoted = quote(scope, safe="/{}<>.-_", errors="replace")
+        if self._key is None:
+            return quoted
+        if isinstance(self._key, LabelSource):
+            value = self._key.key_part(view)
+        else:
+            value = _label("key", self._key, request, view)
+        # The scope has no colon, so different scopes and values never share a counter.
+        return quoted if value is None else f"{quoted}:{value}"
+
+
+def _label(name: str, value: Value[Request], request: Request, view: RequestView) -> str | None:
+    if isinstance(value, LabelSource):
+        return value.label(view)
+    return _text(name, value(request) if callable(value) else value)
+
+
+def _text(name: str, value: object) -> str | None:
+    """Returns the text of a label; `None` if it is absent."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (int, uuid.UUID)) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRequest(f"label {name!r} is of type {type(value).__name__}: use a string, an integer or None")
+
+
+def merged_labels(labels: Labels[Request] | None, more: Mapping[str, Value[Request]]) -> Labels[Request] | None:
+    """Returns the labels of a decorator's `labels` argument and of its keyword arguments."""
+    if not more:
+        return labels
+    if callable(labels):
+        raise InvalidRequest("labels is a function: return all labels from it, without further arguments")
+    return {**(labels or {}), **more}
