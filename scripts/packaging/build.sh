@@ -52,22 +52,27 @@ build_deb() {
 
 build_wheel() {
     python_tool maturin "$MATURIN"
-    build_binary
+    stage
     rm -f "$OUT"/sluicegate_server-*.whl
+    # maturin adds licences only from the directory of the crate.
+    cp "$STAGE/THIRD-PARTY-LICENCES" crates/sluicegate-cli/
     quietly "$TOOLS/maturin-$MATURIN/bin/maturin" build --release --target "$TARGET" --out "$OUT" \
         --compatibility manylinux2014 --compatibility musllinux_1_1 --manifest-path crates/sluicegate-cli/Cargo.toml
+    rm crates/sluicegate-cli/THIRD-PARTY-LICENCES
     report "$(echo "$OUT"/sluicegate_server-*.whl)"
 }
 
 build_python() {
     [ -e clients/python/pyproject.toml ] || { say "skipped: clients/python does not exist"; return; }
     rm -f "$OUT"/sluicegate-*.whl
-    quietly python3 -m pip wheel --disable-pip-version-check --no-deps --wheel-dir "$OUT" ./clients/python
+    python_tool pip "$PIP"
+    quietly "$TOOLS/pip-$PIP/bin/pip" wheel --disable-pip-version-check --no-deps --wheel-dir "$OUT" ./clients/python
     report "$(echo "$OUT"/sluicegate-*.whl)"
 }
 
 build_node() {
     [ -e clients/node/package.json ] || { say "skipped: clients/node does not exist"; return; }
+    debian_tool npm npm
     local copy=$STAGE/node
     rm -rf "$copy" "$OUT"/sluicegate-*.tgz
     mkdir -p "$copy"
@@ -84,10 +89,11 @@ IMAGE_ARCHIVE=$OUT/sluicegate-$VERSION-$ARCH-image.tar
 
 build_image() {
     debian_tool buildah buildah
-    build_binary
+    stage
     local context=$STAGE/image
     rm -rf "$context" "$IMAGE_ARCHIVE"
-    mkdir -p "$context"
+    mkdir -p "$context/licences"
+    cp LICENSE-* "$STAGE/THIRD-PARTY-LICENCES" "$context/licences"
     cp "$BINARY" deploy/container/sluicegate.toml /etc/ssl/certs/ca-certificates.crt "$context"
     # The last stage of the Dockerfile, with the files of this build instead of those of its first stage.
     sed -n '/^FROM scratch/,$p' deploy/container/Dockerfile |
