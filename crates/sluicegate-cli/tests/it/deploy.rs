@@ -43,6 +43,21 @@ fn the_configurations_in_deploy_have_no_findings() {
     configurations.into_iter().for_each(|path| assert_has_no_findings(path));
 }
 
+/// A directory that is mounted over the configuration of the image removes its `insecure`.
+#[test]
+fn in_a_container_a_configuration_without_tokens_has_to_set_insecure() {
+    let text = fs::read_to_string(root().join("deploy/container/sluicegate.toml")).unwrap();
+    let (kept, removed): (Vec<_>, Vec<_>) =
+        text.lines().partition(|line| !line.starts_with("insecure = true"));
+    assert_eq!(removed.len(), 1, "{text}");
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("sluicegate.toml");
+    fs::write(&path, kept.join("\n")).unwrap();
+    let output = run(&mut sluicegate(&["rules", "check", path.to_str().unwrap()]));
+    assert_ne!(output.code, Some(0), "{output:?}");
+    assert!(format!("{output:?}").contains("0.0.0.0:8080 is reachable from other machines"), "{output:?}");
+}
+
 #[test]
 fn the_configuration_for_kubernetes_has_no_findings() {
     let home = tempfile::tempdir().unwrap();
