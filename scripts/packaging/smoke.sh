@@ -18,7 +18,7 @@ empty_place() {
 }
 
 stop_server() {
-    [ -z "$SERVER" ] && return
+    [ -n "$SERVER" ] || return 0
     # SIGINT skips the phase in which load balancers remove the instance.
     kill -INT "$SERVER" 2>/dev/null || true
     wait "$SERVER" 2>/dev/null || true

@@ -6,11 +6,12 @@ KUBERNETES_VERSIONS=(1.30 1.31 1.32 1.33 1.34 1.35 1.36 1.37)
 
 # Compares every other place of the version, and the tag of a release if given, with Cargo.toml.
 build_versions() {
-    local places=0 place version
+    local places=0 place version found
+    found=$(versions)
     while read -r place version; do
         [ "$version" = "$VERSION" ] || fail "$place has version $version, but Cargo.toml has $VERSION: make them equal"
         places=$((places + 1))
-    done < <(versions)
+    done <<<"$found"
     say "$places places have version $VERSION"
 }
 
