@@ -9,7 +9,8 @@ build_binary() {
     local revision
     revision=$(git rev-parse --short HEAD 2>/dev/null || true)
     export SLUICEGATE_REVISION=$revision
-    # Panic messages contain source paths: equal sources give equal binaries in any directory.
+    # Panic messages contain source paths, but paths of this machine do not belong in a package. Binaries that were built in different
+    # directories still differ.
     export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
     cargo build --release --locked --target "$TARGET" --package sluicegate-cli
 }
