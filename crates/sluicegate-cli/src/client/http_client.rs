@@ -10,8 +10,8 @@ use std::{
 
 use sluicegate_server::{config::read_flag_file, server::StartError};
 use ureq::{
-    Agent,
-    http::Uri,
+    Agent, Body,
+    http::{Response, Uri},
     tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem},
 };
 
@@ -89,9 +89,13 @@ impl HttpClient {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let mut response = request.send(body)?;
-        let body = response.body_mut().with_config().limit(MAX_RESPONSE_BYTES).read_to_vec()?;
-        Ok((response.status().as_u16(), body))
+        read(request.send(body)?)
+    }
+
+    /// Gets a path that needs no token; returns the status and body of the response.
+    pub(crate) fn get(&self, path: &str) -> Result<(u16, Vec<u8>), String> {
+        let response = self.agent.get(format!("{}{path}", self.server)).call();
+        response.and_then(read).map_err(|error| self.error_message(&error))
     }
 
     fn error_message(&self, error: &ureq::Error) -> String {
@@ -125,6 +129,11 @@ impl HttpClient {
             other => format!("{server}: {other}"),
         }
     }
+}
+
+fn read(mut response: Response<Body>) -> Result<(u16, Vec<u8>), ureq::Error> {
+    let body = response.body_mut().with_config().limit(MAX_RESPONSE_BYTES).read_to_vec()?;
+    Ok((response.status().as_u16(), body))
 }
 
 /// The standard library has no error kind for failed name resolution.

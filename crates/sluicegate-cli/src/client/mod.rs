@@ -1,12 +1,15 @@
-//! `sluicegate check`, `peek`, `charge`, `refund`, `reset` and `explain`: one request to a server, or to a store directly.
+//! `sluicegate check`, `peek`, `charge`, `refund`, `reset` and `explain`: one request to a server, or to a store directly;
+//! `sluicegate health`: the readiness of a server.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `request` | request arguments and the API's JSON body |
 //! | `target` | destination: a server, or the store of a configuration, through the same API without a network |
+//! | `health` | readiness of a server, for health checks |
 //! | `http_client` | HTTP client, with error messages that state the fix |
 //! | `print` | text output of responses |
 
+mod health;
 pub(crate) mod http_client;
 pub(crate) mod print;
 pub(crate) mod request;
@@ -20,6 +23,7 @@ use sluicegate_server::http::{
 };
 
 use self::{
+    health::Health,
     print::Response,
     request::{CostArg, RequestArgs, RequestBody, timestamp_us},
     target::{RawResponse, TargetArgs},
@@ -71,6 +75,11 @@ pub(crate) enum ClientCommand {
     ///
     /// Shows the rules that apply, the counter and arithmetic of each, and why the other rules do not apply.
     Explain(DecisionArgs),
+
+    /// Show whether a server is ready to receive requests, for health checks
+    ///
+    /// Calls /readyz, which needs no token. Exit status: 0 ready, 1 not ready, 2 error.
+    Health(Health),
 }
 
 /// Arguments of `check`, `peek` and `explain`.
@@ -137,6 +146,7 @@ impl ClientCommand {
             Self::Check(args) => args.decide("check", print::check, format).await,
             Self::Peek(args) => args.decide("peek", print::peek, format).await,
             Self::Explain(args) => args.explain(format).await,
+            Self::Health(health) => health.run(format).await,
             Self::Charge(ChargeArgs { decision, filter }) => {
                 let body = RequestBody { rules: filter.rules, ..decision.body() };
                 decide(&decision.target, "charge", &body, print::charge, format).await

@@ -30,29 +30,51 @@ const TARGET_HEADING: &str = "Target";
 /// Arguments that select a server or a store.
 #[derive(Args)]
 pub(super) struct TargetArgs {
-    /// Server URL; the token is read from SLUICEGATE_TOKEN [default: http://127.0.0.1:8080] [env: SLUICEGATE_SERVER=]
-    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
-    server: Option<String>,
-
-    /// CA certificates to trust instead of the system's, for https:// (PEM file)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
-    ca: Option<PathBuf>,
-
-    /// Client certificate (PEM file)
-    #[arg(long, value_name = "FILE", requires = "client_key", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
-    client_cert: Option<PathBuf>,
-
-    /// Private key of the client certificate (PEM file)
-    #[arg(long, value_name = "FILE", requires = "client_cert", conflicts_with_all = ["config", "store"], help_heading = TARGET_HEADING)]
-    client_key: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// Call the store of this configuration directly, without a server, and decide by its rules
-    #[arg(long, value_name = "FILE", help_heading = TARGET_HEADING)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = SERVER_FLAGS, help_heading = TARGET_HEADING)]
     config: Option<PathBuf>,
 
     // Not parsed by clap: its error messages quote the value, which may contain a password.
-    #[arg(long, value_name = "URL", help_heading = TARGET_HEADING, help = format!("Call this store directly, without a server: {URLS}"))]
+    #[arg(long, value_name = "URL", conflicts_with_all = SERVER_FLAGS, help_heading = TARGET_HEADING, help = format!("Call this store directly, without a server: {URLS}"))]
     store: Option<String>,
+}
+
+/// The names of the arguments in [`ServerArgs`].
+const SERVER_FLAGS: [&str; 4] = ["server", "ca", "client_cert", "client_key"];
+
+/// Arguments that select a server.
+#[derive(Args)]
+pub(super) struct ServerArgs {
+    /// Server URL; the token is read from SLUICEGATE_TOKEN [default: http://127.0.0.1:8080] [env: SLUICEGATE_SERVER=]
+    #[arg(long, value_name = "URL", help_heading = TARGET_HEADING)]
+    server: Option<String>,
+
+    /// CA certificates to trust instead of the system's, for https:// (PEM file)
+    #[arg(long, value_name = "FILE", help_heading = TARGET_HEADING)]
+    ca: Option<PathBuf>,
+
+    /// Client certificate (PEM file)
+    #[arg(long, value_name = "FILE", requires = "client_key", help_heading = TARGET_HEADING)]
+    client_cert: Option<PathBuf>,
+
+    /// Private key of the client certificate (PEM file)
+    #[arg(long, value_name = "FILE", requires = "client_cert", help_heading = TARGET_HEADING)]
+    client_key: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    /// Returns the URL of the server and a client for it.
+    pub(super) fn client(&self) -> Result<(String, HttpClient), Box<dyn Error>> {
+        let environment = Environment::of_process();
+        let url = self.server.clone().or_else(|| environment.get(SERVER_VARIABLE));
+        let url = url.unwrap_or_else(|| DEFAULT_SERVER.to_owned());
+        let files = TlsFiles { ca: &self.ca, cert: &self.client_cert, key: &self.client_key };
+        let client = HttpClient::new(&url, environment.get("SLUICEGATE_TOKEN"), files)?;
+        Ok((url, client))
+    }
 }
 
 /// A response as it was received.
@@ -83,14 +105,10 @@ impl TargetArgs {
         if self.config.is_some() || self.store.is_some() {
             return Ok(self.send_to_store(&path, body, format).await?);
         }
-        let environment = Environment::of_process();
-        let server = self.server.clone().or_else(|| environment.get(SERVER_VARIABLE));
-        let server = server.unwrap_or_else(|| DEFAULT_SERVER.to_owned());
-        let files = TlsFiles { ca: &self.ca, cert: &self.client_cert, key: &self.client_key };
-        let client = HttpClient::new(&server, environment.get("SLUICEGATE_TOKEN"), files)?;
+        let (url, client) = self.server.client()?;
         // a blocking thread is fine: the process makes one call and ends
         let (status, body) = tokio::task::spawn_blocking(move || client.post(&path, &body)).await??;
-        Ok(RawResponse { status, body, url: server, store: None })
+        Ok(RawResponse { status, body, url, store: None })
     }
 
     async fn send_to_store(
@@ -159,9 +177,13 @@ impl RawResponse {
     }
 
     fn not_a_server(&self) -> String {
-        format!(
-            "{} responded with status {} and is not a sluicegate server: set --server or SLUICEGATE_SERVER to the HTTP address of one",
-            self.url, self.status
-        )
+        not_a_server(&self.url, self.status)
     }
+}
+
+/// The error message for a response that is not of the API.
+pub(super) fn not_a_server(url: &str, status: u16) -> String {
+    format!(
+        "{url} responded with status {status} and is not a sluicegate server: set --server or SLUICEGATE_SERVER to the HTTP address of one"
+    )
 }

@@ -6,6 +6,7 @@ mod bench;
 mod client;
 mod command;
 mod dashboard;
+mod deploy;
 mod doctor;
 mod documentation;
 mod http_client;

@@ -3,10 +3,12 @@
 //! * `responses`: text and JSON output, and exit codes
 //! * `server_and_store`: a server and a store give the same responses
 //! * `errors`: error messages state the fix
+//! * `health`: the readiness of a server
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 mod errors;
+mod health;
 mod responses;
 mod server_and_store;
 

@@ -56,7 +56,7 @@ pub(crate) fn guide() -> Vec<Page> {
 /// Returns all pages, including those next to the code.
 pub(crate) fn all() -> Vec<Page> {
     let mut pages = guide();
-    let others = ["ARCHITECTURE.md", "CHANGELOG.md"].map(PathBuf::from).into_iter();
+    let others = ["ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"].map(PathBuf::from).into_iter();
     pages.extend(others.chain(below("deploy", "md")).chain(below("crates", "md")).map(Page::read));
     pages
 }

@@ -45,6 +45,7 @@ pages! {
     contributing: "CONTRIBUTING.md",
     index: "docs/index.md",
     start: "docs/start.md",
+    install: "docs/install.md",
     decision: "docs/decision.md",
     faq: "docs/faq.md",
     rules: "docs/rules.md",
@@ -100,7 +101,7 @@ fn every_example_configuration_sets_failure_policies() {
 }
 
 /// The maximum number of skipped blocks. Raise it only for a block that cannot be run.
-const MAX_NOT_RUN: usize = 24;
+const MAX_NOT_RUN: usize = 30;
 
 #[test]
 fn few_blocks_are_skipped_and_each_states_why() {
