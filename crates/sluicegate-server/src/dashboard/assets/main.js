@@ -131,9 +131,9 @@ function drawState(set, minute) {
   let [state, word, note] = ['good', 'Healthy', 'store available, rules current'];
   const newest = series.seconds.at(-1);
   if (!now.connected) [state, word, note] = ['warn', 'Unknown', newest ? `last update at ${clock(newest.at_ms)}` : 'not connected'];
-  else if (now.store !== 'ok') [state, word, note] = ['bad', 'Degraded', 'store unavailable: failure policies decide'];
+  else if (now.store !== 'ok') [state, word, note] = ['bad', 'Degraded', 'store unavailable, failure policies decide: run sluicegate doctor'];
   else if (minute.some(isOverflowing)) [state, word, note] = ['bad', 'Memory full', 'new keys share counters: raise store.max_memory'];
-  else if (now.reload !== 'ok') [state, word, note] = ['warn', 'Stale rules', 'the new configuration was rejected'];
+  else if (now.reload !== 'ok') [state, word, note] = ['warn', 'Stale rules', 'the new configuration was rejected: run sluicegate rules check'];
   else if (minute.some(isDegraded)) note = 'recovered after a degraded period';
   at('state-card').dataset.state = state;
   set('state', word);
@@ -141,7 +141,7 @@ function drawState(set, minute) {
   if (now.rules) {
     const read = now.readAt > 0 ? ` · loaded at ${clock(now.readAt * 1000)}` : '';
     const stale = now.reload === 'ok' ? '' : ' · the changed file was rejected';
-    set('rules-note', `${now.rules.rules.length} rules · ${now.rules.fingerprint.slice(0, 8)}${read}${stale}`);
+    set('rules-note', `${now.rules.rules.length} ${now.rules.rules.length === 1 ? 'rule' : 'rules'} · ${now.rules.fingerprint.slice(0, 8)}${read}${stale}`);
   }
 }
 
