@@ -1,6 +1,9 @@
 # Builds the packages of scripts/package.
 # shellcheck shell=bash disable=SC2154
 
+# A constant, because C libraries are compiled again when it changes: the start of 1980, the earliest time in a wheel.
+BUILD_TIME=315532800
+
 # Builds the static binary once for all packages.
 build_binary() {
     debian_tool musl-gcc musl-tools
@@ -9,9 +12,9 @@ build_binary() {
     local revision
     revision=$(git rev-parse --short HEAD 2>/dev/null || true)
     export SLUICEGATE_REVISION=$revision
-    # Panic messages contain source paths, but paths of this machine do not belong in a package. Binaries that were built in different
-    # directories still differ.
+    # Equal sources give equal binaries in any directory: panic messages contain source paths, and mimalloc the time of its build.
     export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
+    export SOURCE_DATE_EPOCH=$BUILD_TIME
     cargo build --release --locked --target "$TARGET" --package sluicegate-cli
 }
 
