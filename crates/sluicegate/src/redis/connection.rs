@@ -377,6 +377,19 @@ impl ServerConnection {
         }
     }
 
+    /// Returns why the last attempt to connect failed, if there is no connection.
+    pub(super) fn connect_error(&self) -> Option<String> {
+        match &self.state.lock().phase {
+            Phase::Connected(_) => None,
+            Phase::Disconnected(pause) | Phase::Connecting { pause, .. } => pause.reason.clone(),
+        }
+    }
+
+    /// Returns how messages name the server.
+    pub(super) fn target_name(&self) -> String {
+        self.target.to_string()
+    }
+
     /// Returns whether a connection is established.
     pub(super) fn is_up(&self) -> bool {
         matches!(&self.state.lock().phase, Phase::Connected(_))
