@@ -111,8 +111,13 @@ impl RulesFile {
         let mut warnings = Vec::new();
         let secret = labels::hash_secret(&document.hash_secret_file, files, &mut problems);
         let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
-        let mut builder =
-            rules::Builder { labels: &labels, files, problems: &mut problems, without_policy: Vec::new() };
+        let mut builder = rules::Builder {
+            labels: &labels,
+            files,
+            problems: &mut problems,
+            without_policy: Vec::new(),
+            without_absent: Vec::new(),
+        };
         let rules = builder.rules(document.defaults, document.rule);
         if problems.is_empty() {
             let rules = rules.into_iter().map(|(rule, _)| rule).collect();

@@ -181,6 +181,11 @@ impl Remote {
         &self.shared.counters
     }
 
+    /// Returns how long a denial is cached at most.
+    pub(crate) fn denial_cache(&self) -> Duration {
+        if self.shared.store.has_real_clock() { self.shared.options.denial_cache } else { Duration::ZERO }
+    }
+
     /// Returns the denial of a check, if the store is certain to deny it now.
     pub(crate) fn cached_denial(&self, check: &Check) -> Option<CheckShares> {
         if check.operation() == Operation::Check { self.shared.denials.lookup(check) } else { None }
