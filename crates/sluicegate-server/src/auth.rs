@@ -29,6 +29,9 @@ pub const UNAUTHENTICATED: &str = "unauthenticated";
 /// cannot flood the log.
 pub const MAX_LOGGED_REJECTIONS: u32 = 10;
 
+/// Rejected checks logged per second.
+const MAX_LOGGED_CHECKS: u32 = 1;
+
 /// The active tokens. Cheap to clone; all clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Access(Arc<Tokens>);
@@ -40,6 +43,8 @@ struct Tokens {
     changes: AtomicU64,
     /// Rejections of callers without a valid token, and of callers with one.
     rejections: [Mutex<RejectionLog>; 2],
+    /// Rejected checks, which have no audit line.
+    rejected_checks: Mutex<RejectionLog>,
 }
 
 /// Limits the log lines about rejected calls.
@@ -178,12 +183,32 @@ impl Access {
             AuthError::MissingToken | AuthError::UnknownToken => (UNAUTHENTICATED, unauthenticated),
             AuthError::MissingScope { name, .. } => (name.as_str(), of_tokens),
         };
-        let Some(suppressed) = rejections.lock().admit(Instant::now()) else { return };
-        let error = match suppressed {
-            0 => error.to_string(),
-            more => format!("{error} (and {more} more rejected calls before this one)"),
-        };
+        let admitted = rejections.lock().admit(Instant::now(), MAX_LOGGED_REJECTIONS);
+        let Some(suppressed) = admitted else { return };
+        let error = with_suppressed(error, suppressed);
         audit(&Audit { who, from, action, subject: &"", result: AuditResult::Rejected(&error) });
+    }
+}
+
+impl Access {
+    /// Logs a rejected call that only checks, at most once a second.
+    #[cold]
+    pub fn log_rejected_check(&self, from: Option<SocketAddr>, action: &str, error: &AuthError) {
+        let admitted = self.0.rejected_checks.lock().admit(Instant::now(), MAX_LOGGED_CHECKS);
+        let Some(suppressed) = admitted else { return };
+        let error = with_suppressed(error, suppressed);
+        match from {
+            Some(from) => tracing::warn!("{action} from {from} rejected: {error}"),
+            None => tracing::warn!("{action} rejected: {error}"),
+        }
+    }
+}
+
+/// The text of an error, with the number of rejections before it that were not logged.
+fn with_suppressed(error: &AuthError, suppressed: u64) -> String {
+    match suppressed {
+        0 => error.to_string(),
+        more => format!("{error} (and {more} more rejected calls before this one)"),
     }
 }
 
@@ -191,11 +216,11 @@ impl RejectionLog {
     const PERIOD: Duration = Duration::from_secs(1);
 
     /// Counts a rejection. Returns the number of suppressed lines if this one is to be logged.
-    fn admit(&mut self, now: Instant) -> Option<u64> {
+    fn admit(&mut self, now: Instant, max: u32) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + Self::PERIOD) {
             (self.since, self.logged) = (Some(now), 0);
         }
-        if self.logged == MAX_LOGGED_REJECTIONS {
+        if self.logged == max {
             self.suppressed += 1;
             return None;
         }
@@ -244,13 +269,11 @@ mod tests {
     #[test]
     fn a_flood_of_rejections_is_logged_in_few_lines_with_a_count() {
         let (mut rejections, begin) = (RejectionLog::default(), Instant::now());
-        let logged: Vec<_> = (0..100).filter_map(|_| rejections.admit(begin)).collect();
+        let mut admit = |now| rejections.admit(now, MAX_LOGGED_REJECTIONS);
+        let logged: Vec<_> = (0..100).filter_map(|_| admit(begin)).collect();
         assert_eq!(logged, [0; MAX_LOGGED_REJECTIONS as usize]);
-        assert_eq!(
-            rejections.admit(begin + RejectionLog::PERIOD),
-            Some(100 - u64::from(MAX_LOGGED_REJECTIONS))
-        );
-        assert_eq!(rejections.admit(begin + RejectionLog::PERIOD), Some(0));
+        assert_eq!(admit(begin + RejectionLog::PERIOD), Some(100 - u64::from(MAX_LOGGED_REJECTIONS)));
+        assert_eq!(admit(begin + RejectionLog::PERIOD), Some(0));
     }
 
     #[test]

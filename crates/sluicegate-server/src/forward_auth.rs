@@ -21,7 +21,11 @@
 //! with `deny_status=403`, each of these becomes a 403 without a body, with the original status in `Sluicegate-Status`. Responses must
 //! not be cached.
 
-use std::{borrow::Cow, net::SocketAddr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -31,6 +35,7 @@ use axum::{
         request::Parts,
     },
 };
+use parking_lot::RwLock;
 use sluicegate::{Cost, Costs, limiter::Request};
 use sluicegate_tower::{
     client::ClientAddress,
@@ -51,13 +56,21 @@ use crate::{
 /// The header with the original status of a response whose status `deny_status` replaced.
 pub const SLUICEGATE_STATUS: HeaderName = HeaderName::from_static("sluicegate-status");
 
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
+/// The headers with the address of the client, as log lines write them.
+const CLIENT_HEADERS: [(HeaderName, &str); 2] =
+    [(FORWARDED_FOR, "X-Forwarded-For"), (header::FORWARDED, "Forwarded")];
+
+/// The number of addresses that are logged because they are not trusted.
+const MAX_LOGGED_PEERS: usize = 16;
+
 /// Headers that proxies add to a sub-request.
 const FORWARDED: [HeaderName; 6] = [
-    HeaderName::from_static("x-forwarded-for"),
+    FORWARDED_FOR,
     FORWARDED_METHOD,
     FORWARDED_URI,
     FORWARDED_HOST,
@@ -72,6 +85,40 @@ pub struct Settings {
     pub client: ClientAddress,
     /// The dialect of rate limit headers.
     pub dialect: Dialect,
+}
+
+/// The peers that were logged because they send the address of a client but are not trusted. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct UntrustedPeers(Arc<RwLock<Vec<IpAddr>>>);
+
+impl UntrustedPeers {
+    /// Logs a warning if an untrusted peer sends a header with the address of its client, once per peer and for a limited number of
+    /// them.
+    fn warn(&self, client: &ClientAddress, peer: IpAddr, head: &Parts) {
+        let sent = CLIENT_HEADERS.into_iter().find(|(header, _)| head.headers.contains_key(header));
+        if let Some((_, header)) = sent
+            && !client.trusts(peer)
+            && self.is_new(peer.to_canonical())
+        {
+            let peer = peer.to_canonical();
+            tracing::warn!(
+                "{peer} sends {header} but is not in server.trusted_proxies: its clients share one counter"
+            );
+        }
+    }
+
+    fn is_new(&self, peer: IpAddr) -> bool {
+        let is_logged = |logged: &Vec<IpAddr>| logged.len() >= MAX_LOGGED_PEERS || logged.contains(&peer);
+        if is_logged(&self.0.read()) {
+            return false;
+        }
+        let mut logged = self.0.write();
+        let is_new = !is_logged(&logged);
+        if is_new {
+            logged.push(peer);
+        }
+        is_new
+    }
 }
 
 /// The path of this front end.
@@ -99,6 +146,7 @@ pub(crate) async fn respond<B>(
     let (head, _body) = request.into_parts();
     if let Err(error) = guard::check(&api.settings.access, activity, &head.headers, Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
+        api.settings.access.log_rejected_check(Some(peer), "forward-auth", &error);
         return guard::unauthorized(&error);
     }
     if span.is_disabled() {
@@ -125,7 +173,9 @@ fn cross_site<B>(request: &axum::http::Request<B>, access: &Access) -> Option<&'
 
 async fn decide(api: &Api, peer: SocketAddr, head: &Parts) -> Response<Body> {
     let Api { engine, settings } = api;
+    let untrusted = &settings.untrusted_peers;
     let settings = settings.forward_auth.load_full();
+    untrusted.warn(&settings.client, peer.ip(), head);
     let (read, deny_status) = match Query::read(head.uri.query().unwrap_or_default()) {
         Ok(query) => {
             let deny_status = query.deny_status;

@@ -299,6 +299,7 @@ impl Server {
                 startup: self.startup.clone(),
                 shutdown: self.accept.shutdown.clone(),
                 forward_auth: Arc::clone(&self.forward_auth),
+                untrusted_peers: forward_auth::UntrustedPeers::default(),
             };
             let service = http::HttpService::new(self.engine.clone(), settings);
             front_ends.spawn(http::server::run(listener, service, self.accept.clone()));

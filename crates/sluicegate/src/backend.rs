@@ -53,6 +53,14 @@ impl Backend {
         matches!(self, Self::Remote(_))
     }
 
+    /// Returns how long other processes may repeat a cached denial.
+    pub(crate) fn denial_cache(&self) -> Duration {
+        match self {
+            Self::Local(_) => Duration::ZERO,
+            Self::Remote(remote) => remote.denial_cache(),
+        }
+    }
+
     /// Decides a check of one request, if that is possible without waiting.
     #[inline]
     pub(crate) fn start(&self, check: &Check) -> Step<'_> {

@@ -15,8 +15,8 @@ use crate::{decision::Source, store::StoreError};
 pub struct Stats {
     /// Durations of answered calls to the store.
     pub calls: Durations,
-    /// Failed calls to the store by kind: the error code of the server, or `timeout`, `lost`,
-    /// `unreachable`, `late`, `other`. Every kind is listed.
+    /// Failed calls to the store and failed probes of an open circuit breaker by kind: the error code of the server, or `timeout`,
+    /// `lost`, `unreachable`, `late`, `other`. Every kind is listed.
     pub errors: Vec<(&'static str, u64)>,
     /// Requests that may or may not have been charged.
     pub ambiguous: u64,
@@ -116,7 +116,7 @@ pub const BOUNDS: [Duration; 12] = [
 
 /// Kinds of failed calls; the last one is everything else.
 const ERROR_KINDS: [&str; 19] = [
-    "timeout",
+    TIMEOUT,
     "lost",
     "unreachable",
     "late",
@@ -136,6 +136,22 @@ const ERROR_KINDS: [&str; 19] = [
     "MASTERDOWN",
     "other",
 ];
+
+/// The kind of a call or probe without an answer in time.
+pub(crate) const TIMEOUT: &str = "timeout";
+
+/// Returns the kind of an error, one of [`ERROR_KINDS`].
+pub(crate) fn error_kind(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Rejected { code, .. } => {
+            ERROR_KINDS.into_iter().find(|known| known == code).unwrap_or("other")
+        }
+        StoreError::NotRun(_) => "unreachable",
+        StoreError::Ambiguous(_) => "lost",
+        StoreError::Late(_) => "late",
+        StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => "other",
+    }
+}
 
 /// Sources of decisions without the store.
 const DEGRADED_SOURCES: [Source; 3] = [Source::Fallback, Source::Open, Source::Closed];
@@ -164,18 +180,17 @@ impl RemoteCounters {
 
     /// Records a failed call.
     pub(crate) fn record_error(&self, error: &StoreError) {
-        self.count_error(match error {
-            StoreError::Rejected { code, .. } => code,
-            StoreError::NotRun(_) => "unreachable",
-            StoreError::Ambiguous(_) => "lost",
-            StoreError::Late(_) => "late",
-            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => "other",
-        });
+        self.count_error(error_kind(error));
     }
 
     /// Records a call without an answer in time.
     pub(crate) fn record_timeout(&self) {
-        self.count_error("timeout");
+        self.count_error(TIMEOUT);
+    }
+
+    /// Records a probe that failed with an error of this kind.
+    pub(crate) fn record_failed_probe(&self, kind: &'static str) {
+        self.count_error(kind);
     }
 
     /// Records answers after the deadline of their callers.
@@ -197,7 +212,7 @@ impl RemoteCounters {
         }
     }
 
-    fn count_error(&self, kind: &str) {
+    fn count_error(&self, kind: &'static str) {
         let place = ERROR_KINDS.iter().position(|known| *known == kind).unwrap_or(ERROR_KINDS.len() - 1);
         add_one(&self.errors[place]);
     }

@@ -86,8 +86,15 @@ pub trait RemoteStore: Send + Sync + 'static {
         0
     }
 
-    /// Returns the name of the server with this number, for log lines; `None` if there is only one, or it is unknown.
+    /// Returns the address of the server with this number, for log lines; `None` if it is unknown.
     fn server_name(&self, server: u64) -> Option<String> {
+        let _ = server;
+        None
+    }
+
+    /// Returns why there is no connection to a server; `None` if there is one, or the reason is unknown. This explains a probe that
+    /// waits for a connection.
+    fn connect_error(&self, server: u64) -> Option<String> {
         let _ = server;
         None
     }

@@ -68,7 +68,7 @@ pub(crate) enum ClientCommand {
     /// Reset the counters of the rules that count by the given labels
     ///
     /// A rule is reset if it counts by labels (per) and all of them are given. Counters that other requests share are kept, unless --all
-    /// or --rules selects their rules.
+    /// or --rules selects their rules. Exit status: 0 reset, or no counter exists; 1 no rule counts by these labels; 2 error.
     Reset(ResetArgs),
 
     /// Explain why a request would be allowed or denied, without charging it
@@ -159,7 +159,7 @@ impl ClientCommand {
                 let body = RequestBody { rules: filter.rules, all: all.then_some(true), ..request.body() };
                 let (reset, raw) = send::<ResetBody>(&target, "reset", &body, format).await?;
                 print_response(format, &raw, || print::reset(&reset));
-                Ok(ExitStatus::Success)
+                Ok(if reset.selected == 0 { ExitStatus::Negative } else { ExitStatus::Success })
             }
         }
     }

@@ -1,5 +1,8 @@
 //! Text output of responses: the decision first, then a row for each rule.
 
+use std::time::Duration;
+
+use sluicegate::duration;
 use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_server::http::{
     explain::{AppliedRule, Explanation, LimitView, OtherRule},
@@ -89,13 +92,22 @@ impl Response<'_> {
 }
 
 /// Prints the response to a reset.
-pub(super) fn reset(ResetBody { reset, counters, kept }: &ResetBody) {
-    let count = match reset {
-        0 => "no counters found".to_owned(),
-        1 => "1 counter reset".to_owned(),
-        count => format!("{count} counters reset"),
-    };
-    output::line(format_args!("{}  {count}", paint(SUCCESS.bold(), "RESET")));
+pub(super) fn reset(body: &ResetBody) {
+    let ResetBody { reset, counters, kept, selected, unmatched, denial_cache_ms } = body;
+    if *selected == 0 {
+        let verdict = paint(WARNING.bold(), "NOTHING RESET");
+        output::line(format_args!("{verdict}  no rule counts by these labels"));
+    } else {
+        let count = match reset {
+            0 => "no counters found".to_owned(),
+            1 => "1 counter reset".to_owned(),
+            count => format!("{count} counters reset"),
+        };
+        output::line(format_args!("{}  {count}", paint(SUCCESS.bold(), "RESET")));
+    }
+    for rule in unmatched {
+        output::line(format_args!("{} needs {}", rule.rule, rule.needs.join(" ")));
+    }
     let mut table = Table::new([("rule", Align::Left), ("counter", Align::Left)]);
     for counter in counters {
         table.row([rule_name(counter.rule.as_deref()).into(), (&counter.key).into()]);
@@ -104,6 +116,13 @@ pub(super) fn reset(ResetBody { reset, counters, kept }: &ResetBody) {
     if !kept.is_empty() {
         output::line("");
         output::line(format_args!("rules not reset: {}; select them with --rules or --all", kept.join(", ")));
+    }
+    if *reset > 0 && *denial_cache_ms > 0 {
+        let longest = duration::text(Duration::from_millis(*denial_cache_ms));
+        output::line("");
+        output::line(format_args!(
+            "other instances may repeat a cached denial for up to {longest} (store.denial_cache)"
+        ));
     }
 }
 

@@ -2,14 +2,23 @@
 
 use std::fmt;
 
-use sluicegate::redis::{RedisSetupError, inspect::Inspection};
+use sluicegate::{
+    StoreError,
+    redis::{RedisSetupError, inspect::Inspection},
+};
 use sluicegate_server::{config::StoreSettings, store::StoreUrl};
 
-use super::finding::{Finding, see};
+use super::{
+    checks::rejection_remedy,
+    finding::{Finding, see},
+};
 use crate::format;
 
 /// The start of the Redis client's error about a response in another protocol.
 const NOT_REDIS: &str = "Incompatible type - Parse error";
+
+/// Part of the error about a server that accepts connections but does not reply.
+const NO_REPLY: &str = "but no reply within";
 
 /// The reason why a store does not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,13 +60,24 @@ pub(crate) async fn diagnose(settings: &StoreSettings) -> Option<ConnectionProbl
     }
     for server in &inspection.servers {
         if let Err(error) = server.probe().await {
-            return Some(ConnectionProblem::new(&error.to_string(), Transport::Established));
+            return Some(ConnectionProblem::of(&error));
         }
     }
     None
 }
 
 impl ConnectionProblem {
+    /// The problem of a server that was reached but did not decide.
+    pub(super) fn of(error: &StoreError) -> Self {
+        let problem = Self::new(&error.to_string(), Transport::Established);
+        match error {
+            StoreError::Rejected { code, .. } if !is_denied_access(code) => {
+                Self { remedy: rejection_remedy(code), see: see::WRONG, ..problem }
+            }
+            _ => problem,
+        }
+    }
+
     /// Selects the remedy by the error text.
     pub(super) fn new(reason: &str, transport: Transport) -> Self {
         let contains = |words: &[&str]| words.iter().any(|word| reason.contains(word));
@@ -67,7 +87,9 @@ impl ConnectionProblem {
             Transport::Tls => contains(&["timed out", "no answer", "end of file", "reset by peer"]),
             Transport::Established => false,
         };
-        let (remedy, see) = if contains(&["WRONGPASS", "NOAUTH", "NOPERM", "authentication failed", "AUTH"]) {
+        let (remedy, see) = if contains(&[NO_REPLY]) {
+            ("Redis hangs or runs a long command: check its CPU and SLOWLOG GET", see::WRONG)
+        } else if contains(&["WRONGPASS", "NOAUTH", "NOPERM", "authentication failed", "AUTH"]) {
             (
                 "wrong user, password or permissions: correct them in the URL or in store.password_file",
                 see::USER,
@@ -107,7 +129,12 @@ impl ConnectionProblem {
 
     /// Converts the problem to a finding.
     pub(super) fn finding(self) -> Finding {
-        Finding::problem("reachable", format!("unreachable: {}", self.reason))
+        let what = if self.reason.contains(NO_REPLY) {
+            self.reason
+        } else {
+            format!("unreachable: {}", self.reason)
+        };
+        Finding::problem("reachable", what)
             .why("until it is reachable, the rules' failure policies decide")
             .remedy(self.remedy, self.see)
     }
@@ -117,6 +144,11 @@ impl fmt::Display for ConnectionProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.reason, self.remedy)
     }
+}
+
+/// Whether an error reply is about the user, its password or its permissions.
+fn is_denied_access(code: &str) -> bool {
+    matches!(code, "NOPERM" | "NOAUTH" | "WRONGPASS")
 }
 
 /// Joins an error to one line. The Redis client lists all unexpected bytes of another protocol, which are omitted.
@@ -141,5 +173,14 @@ mod tests {
              listens on 6379"
         );
         assert_eq!(ConnectionProblem::new("a\n b ", Transport::Established).reason, "a b");
+    }
+
+    #[test]
+    fn an_error_reply_has_the_remedy_of_its_code() {
+        let problem = |code: &str| {
+            ConnectionProblem::of(&StoreError::Rejected { code: code.to_owned(), detail: "x".to_owned() })
+        };
+        assert_eq!(problem("OOM").remedy, rejection_remedy("OOM"));
+        assert!(problem("NOPERM").remedy.contains("store.password_file"));
     }
 }

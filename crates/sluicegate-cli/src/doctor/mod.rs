@@ -135,7 +135,7 @@ impl Doctor {
                     servers.push(facts);
                 }
                 Err(error) => {
-                    let problem = ConnectionProblem::new(&error.to_string(), Transport::Established);
+                    let problem = ConnectionProblem::of(&error);
                     findings.push(problem.finding().at(&server.address()))
                 }
             }

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate_server::config::{Colour, Config, ConfigError, fingerprint};
+use sluicegate_server::config::{Colour, Config, ConfigError, DEFAULT_FILE, fingerprint};
 
 use super::{
     lint::{LintWarning, findings},
@@ -24,8 +24,8 @@ use crate::{
 /// Reads it as the server does, with all files that it refers to. Exits with 0 if nothing is found, 1 otherwise.
 #[derive(Args)]
 pub(crate) struct Check {
-    /// Configuration files, for example sluicegate.toml, each checked separately; "-" is the standard input
-    #[arg(value_name = "FILE", required = true)]
+    /// Configuration files, each checked separately; "-" is the standard input
+    #[arg(value_name = "FILE", default_value = DEFAULT_FILE)]
     files: Vec<PathBuf>,
 }
 
@@ -54,6 +54,12 @@ struct CheckError<'a> {
 
 impl Check {
     pub(crate) fn run(self, format: OutputFormat) -> CommandResult {
+        if self.files == [Path::new(DEFAULT_FILE)] && !Path::new(DEFAULT_FILE).exists() {
+            return Err(format!(
+                "there is no ./{DEFAULT_FILE}: pass the file, as in sluicegate rules check FILE"
+            )
+            .into());
+        }
         // unreadable files are reported before anything is printed
         let loaded = self
             .files

@@ -159,6 +159,7 @@ pub fn load_rule_config(source: &Source) -> Result<RuleConfig, ConfigError> {
         files: &mut files,
         problems: &mut problems,
         without_policy: Vec::new(),
+        without_absent: Vec::new(),
     };
     let rules = match &origin {
         Origin::Demo => demo::rules(),
@@ -238,17 +239,28 @@ fn validate(source: &Source, files: &mut Files, written: ParsedDocument) -> Resu
     let store_location = document.store.location();
     let store_read = document.store.into_value().unwrap_or_default();
     let hash_secret = labels::hash_secret(&store_read.hash_secret_file, files, &mut problems);
-    let mut validator = Validator { files, environment: &source.environment, problems: &mut problems };
+    let mut validator = Validator {
+        files,
+        environment: &source.environment,
+        problems: &mut problems,
+        warnings: &mut warnings,
+    };
     let server = validator.server(document.server.into_value().unwrap_or_default());
     let store = validator.store(&store_read, &store_location);
     let labels = labels::policy(document.labels, hash_secret, &mut problems, &mut warnings);
-    let mut builder =
-        rules::Builder { labels: &labels, files, problems: &mut problems, without_policy: Vec::new() };
+    let mut builder = rules::Builder {
+        labels: &labels,
+        files,
+        problems: &mut problems,
+        without_policy: Vec::new(),
+        without_absent: Vec::new(),
+    };
     let (rules, locations): (_, Vec<_>) = match &origin {
         Origin::Demo => (demo::rules(), Vec::new()),
         Origin::File(_) => builder.rules(document.defaults, document.rule).into_iter().unzip(),
     };
     let is_remote = store.url != StoreUrl::Memory;
+    warnings.extend(rules::absent_warnings(&builder.without_absent, &rules, &labels));
     let policy_warning = rules::policy_warning(&builder.without_policy).filter(|_| is_remote);
     if problems.is_empty() {
         let rule_lines = rules::lines(&locations);

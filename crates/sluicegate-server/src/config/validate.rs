@@ -24,11 +24,15 @@ use super::{
 };
 use crate::store::StoreUrl;
 
+/// The length of a token's secret below which a warning is reported.
+const MIN_GOOD_SECRET: usize = 16;
+
 /// Validates settings. An invalid value is reported and replaced by its default.
 pub(super) struct Validator<'a> {
     pub(super) files: &'a mut Files,
     pub(super) environment: &'a Environment,
     pub(super) problems: &'a mut Vec<Problem>,
+    pub(super) warnings: &'a mut Vec<String>,
 }
 
 impl Validator<'_> {
@@ -186,7 +190,15 @@ impl Validator<'_> {
                 may = scopes.iter().filter_map(Field::get).fold(may, |may, scope| may.with(scope.0));
             }
         }
-        Some(Token::new(read.name.get()?, &secret?, may))
+        let (name, secret) = (read.name.get()?, secret?);
+        if secret.len() < MIN_GOOD_SECRET {
+            self.warnings.push(format!(
+                "the secret of token {name:?} has only {} characters: use at least {MIN_GOOD_SECRET}, for example the output of \
+                 `openssl rand -hex 32`",
+                secret.len()
+            ));
+        }
+        Some(Token::new(name, &secret, may))
     }
 
     fn secret(&mut self, read: &schema::Token, location: &Location) -> Option<Vec<u8>> {

@@ -245,6 +245,7 @@ impl RateLimitHandler {
         caller.activity.set_authenticated(is_authenticated(&identity));
         identity.map_err(|error| {
             self.engine.observer().unauthorized(Call::CHECK);
+            self.access.log_rejected_check(Some(caller.peer), "gRPC check", &error);
             unauthorized(&error)
         })
     }
@@ -305,7 +306,7 @@ impl Refunds {
             from: Some(self.peer),
             action: REFUND.name(),
             subject: &format_args!("domain {:?}", self.domain),
-            result: AuditResult::of(&decided),
+            result: AuditResult::of_group(&decided),
         });
         decided
     }

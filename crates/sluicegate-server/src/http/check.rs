@@ -44,6 +44,7 @@ pub(super) async fn respond<B: RequestBody>(api: &Api, caller: Caller<'_>, reque
     }
     if let Err(error) = guard::check(access, caller.activity, request.headers(), Scope::Check) {
         api.engine.observer().unauthorized(Call::CHECK);
+        access.log_rejected_check(Some(caller.peer), "check", &error);
         return guard::unauthorized(&error);
     }
     let body = request.into_body();

@@ -18,7 +18,10 @@ use futures_util::future::{BoxFuture, Either, Ready, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{problem::Problem, request::ApiCall};
+use super::{
+    problem::{Problem, WithoutEffect},
+    request::ApiCall,
+};
 use crate::{
     auth::{Access, AuthError, Identity, is_authenticated},
     completion::run_to_completion,
@@ -81,7 +84,9 @@ where
                 if let Some(call) = ApiCall::at(request.uri().path()) {
                     observer.unauthorized(call.into());
                 }
-                if *scope != Scope::Check {
+                if *scope == Scope::Check {
+                    access.log_rejected_check(peer(&request), action(&request), &error);
+                } else {
                     access.audit_rejected(peer(&request), action(&request), &error);
                 }
                 return Either::Right(Box::pin(ready(Ok(unauthorized(&error)))));
@@ -95,8 +100,10 @@ where
         Either::Right(Box::pin(run_to_completion(async move {
             let Ok(mut response) = response.await;
             let status = response.status();
-            let result = match status {
-                status if status.is_success() => AuditResult::Done,
+            let without_effect = response.extensions_mut().remove::<WithoutEffect>();
+            let result = match (status, &without_effect) {
+                (_, Some(WithoutEffect(reason))) => AuditResult::Rejected(reason),
+                (status, _) if status.is_success() => AuditResult::Done,
                 _ if status.is_server_error() => AuditResult::Failed(&status),
                 _ => AuditResult::Rejected(&status),
             };

@@ -89,6 +89,8 @@ pub struct Settings {
     pub shutdown: Shutdown,
     /// How forward-auth reads and answers requests.
     pub forward_auth: Live<forward_auth::Settings>,
+    /// The peers of forward-auth that were logged as untrusted.
+    pub untrusted_peers: forward_auth::UntrustedPeers,
 }
 
 /// The state of every call.

@@ -7,6 +7,7 @@ use axum::{
 use serde::{Serialize, Serializer};
 
 use super::json::Json;
+use crate::observe::logs;
 
 /// The longest detail, in characters. A detail may quote parts of the request.
 const MAX_DETAIL: usize = 512;
@@ -16,7 +17,13 @@ const MAX_DETAIL: usize = 512;
 pub(super) struct Problem {
     status: StatusCode,
     detail: String,
+    /// Whether the store did not run the call, so that nothing has changed.
+    is_without_effect: bool,
 }
+
+/// Why a call with a server error had no effect, in the extensions of its response.
+#[derive(Clone)]
+pub(super) struct WithoutEffect(pub(super) String);
 
 #[derive(Serialize)]
 struct ProblemBody<'a> {
@@ -28,7 +35,7 @@ struct ProblemBody<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl ToString) -> Self {
-        Self { status, detail: truncated(detail.to_string()) }
+        Self { status, detail: truncated(detail.to_string()), is_without_effect: false }
     }
 
     /// Prefixes the detail with the part of the request that it concerns.
@@ -53,7 +60,8 @@ impl From<sluicegate::Error> for Problem {
             sluicegate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         };
-        Self::new(status, error)
+        let is_without_effect = logs::is_without_effect(&error);
+        Self { is_without_effect, ..Self::new(status, error) }
     }
 }
 
@@ -69,7 +77,12 @@ impl Serialize for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let content_type = [(header::CONTENT_TYPE, "application/problem+json")];
-        (self.status, content_type, Json(self)).into_response()
+        let without_effect = self.is_without_effect.then(|| WithoutEffect(self.detail.clone()));
+        let mut response = (self.status, content_type, Json(self)).into_response();
+        if let Some(without_effect) = without_effect {
+            response.extensions_mut().insert(without_effect);
+        }
+        response
     }
 }
 

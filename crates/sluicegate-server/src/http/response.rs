@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use sluicegate::{
     Decision, Retry, TierDecision,
-    limiter::{DeletedCounter, Reset},
+    limiter::{DeletedCounter, Reset, UnmatchedRule},
 };
 use sluicegate_core::{decision::whole_millis_up, step::Mode};
 
@@ -189,6 +189,21 @@ pub struct ResetBody {
     pub counters: Vec<DeletedCounterBody>,
     /// The names of the rules that match the request but were not reset.
     pub kept: Vec<String>,
+    /// How many rules or keys were selected, with or without a counter.
+    pub selected: usize,
+    /// If none was selected: rules that count by a label of the request but do not match it.
+    pub unmatched: Vec<UnmatchedRuleBody>,
+    /// How long other instances may repeat a cached denial of a deleted counter, in milliseconds.
+    pub denial_cache_ms: u64,
+}
+
+/// A rule that a reset did not match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnmatchedRuleBody {
+    /// The name of the rule.
+    pub rule: String,
+    /// The labels that the request lacks, as `route=login`, or `user=…` for any value.
+    pub needs: Vec<String>,
 }
 
 /// A counter that was deleted.
@@ -206,10 +221,17 @@ impl From<Reset> for ResetBody {
             rule: deleted.rule.as_deref().map(str::to_owned),
             key: deleted.key.to_string(),
         };
+        let unmatched = |unmatched: UnmatchedRule| UnmatchedRuleBody {
+            rule: unmatched.rule.to_string(),
+            needs: unmatched.needs,
+        };
         Self {
             reset: reset.deleted.len(),
             counters: reset.deleted.iter().map(body).collect(),
             kept: reset.kept.iter().map(ToString::to_string).collect(),
+            selected: reset.selected,
+            unmatched: reset.unmatched.into_iter().map(unmatched).collect(),
+            denial_cache_ms: whole_millis_up(reset.denial_cache),
         }
     }
 }

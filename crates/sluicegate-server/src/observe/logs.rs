@@ -13,6 +13,7 @@ use std::{
     sync::OnceLock,
 };
 
+use sluicegate::store::StoreError;
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, registry::LookupSpan,
@@ -182,8 +183,16 @@ pub fn audit(event: &Audit<'_>) {
 }
 
 impl<'a> AuditResult<'a> {
-    /// The result of a call that a limiter has executed.
+    /// The result of one call that a limiter has executed.
     pub fn of<T>(outcome: &'a Result<T, sluicegate::Error>) -> Self {
+        match outcome {
+            Err(error) if is_without_effect(error) => Self::Rejected(error),
+            outcome => Self::of_group(outcome),
+        }
+    }
+
+    /// The result of a group of calls. If a later step of the group was not sent, an earlier one may have been applied.
+    pub fn of_group<T>(outcome: &'a Result<T, sluicegate::Error>) -> Self {
         match outcome {
             Ok(_) => Self::Done,
             Err(error @ (sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. })) => {
@@ -191,6 +200,15 @@ impl<'a> AuditResult<'a> {
             }
             Err(error) => Self::Rejected(error),
         }
+    }
+}
+
+/// Whether the error proves that a call changed nothing in the store.
+pub(crate) fn is_without_effect(error: &sluicegate::Error) -> bool {
+    match error {
+        sluicegate::Error::Store(StoreError::Ambiguous(_)) | sluicegate::Error::PartialReset { .. } => false,
+        sluicegate::Error::Store(_) => true,
+        _ => false,
     }
 }
 

@@ -98,7 +98,8 @@ impl Session {
         }
     }
 
-    /// Counts a command that was not executed, and writes an audit line if it would have changed something.
+    /// Counts a command that was not executed, and logs it if it was unauthorized: an audit line if it would have changed
+    /// something.
     #[cold]
     pub(super) fn rejected(&self, command: &Command<'_>, error: &Error, observer: &Observer) {
         let Some(entry) = commands::find(command.name()) else { return };
@@ -108,12 +109,15 @@ impl Session {
             return;
         }
         observer.unauthorized(call);
-        if let Requirement::Scope(scope @ (Scope::Adjust | Scope::Admin)) = entry.requires {
+        if let Requirement::Scope(scope) = entry.requires {
             let error = match &self.identity {
                 Some(identity) => AuthError::MissingScope { name: identity.name().to_owned(), scope },
                 None => AuthError::MissingToken,
             };
-            self.access.audit_rejected(self.peer, call.name(), &error);
+            match scope {
+                Scope::Check => self.access.log_rejected_check(self.peer, call.name(), &error),
+                Scope::Adjust | Scope::Admin => self.access.audit_rejected(self.peer, call.name(), &error),
+            }
         }
     }
 

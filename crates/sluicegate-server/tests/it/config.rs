@@ -705,6 +705,51 @@ fn rules_that_fail_open_without_setting_a_policy_cause_a_warning_with_a_remote_s
 }
 
 #[test]
+fn every_number_of_a_limit_is_reported_at_once() {
+    let error =
+        Setup::new("[[rule]]\nname = \"r\"\namount = 0\nwindow = \"0s\"\nburst = 0\n").load().unwrap_err();
+    let problems: Vec<_> = error
+        .problems()
+        .iter()
+        .map(|problem| (problem.line_and_column().unwrap().0, problem.message().split(' ').nth(2).unwrap()))
+        .collect();
+    assert_eq!(problems, [(3, "amount"), (4, "window"), (5, "burst")], "{error}");
+}
+
+#[test]
+fn a_rule_that_clients_escape_by_omitting_a_header_causes_a_warning() {
+    let warnings =
+        |rules: &str| load(&format!("[labels]\nkey = {{ header = \"x-api-key\" }}\n{rules}")).warnings;
+    let per_key = |rest: &str| {
+        format!("[[rule]]\nname = \"per-key\"\nper = [\"key\"]\namount = 1\nwindow = \"1s\"\n{rest}\n")
+    };
+    let expected = "clients that omit x-api-key are not limited by rule \"per-key\": set absent = \"deny\" or \"shared\", or add a \
+                    rule per ip";
+    assert_eq!(warnings(&per_key("")), [expected]);
+    for policy in ["skip", "deny", "shared"] {
+        assert!(warnings(&per_key(&format!("absent = \"{policy}\""))).is_empty(), "{policy}");
+    }
+    let per_ip = "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\namount = 1\nwindow = \"1s\"\n";
+    assert!(warnings(&(per_key("") + per_ip)).is_empty(), "such clients are limited by another rule");
+    let other_requests = format!("{per_ip}when = {{ route = \"login\" }}\n");
+    assert_eq!(warnings(&(per_key("") + &other_requests)), [expected]);
+    assert!(warnings(&per_key("when = { key = \"a*\" }")).is_empty(), "a rule about certain keys");
+    assert!(warnings(&per_key("shadow = true")).is_empty());
+}
+
+#[test]
+fn a_short_token_causes_a_warning_without_the_token() {
+    let setup =
+        Setup::new("[server]\nhttp = \"127.0.0.1:0\"\n[[server.token]]\nname = \"app\"\nfile = \"token\"\n");
+    setup.write("token", "0123456789abcde\n");
+    let warning = "the secret of token \"app\" has only 15 characters: use at least 16, for example the output of `openssl rand \
+                   -hex 32`";
+    assert_eq!(setup.load().unwrap().warnings, [warning]);
+    setup.write("token", "0123456789abcdef\n");
+    assert!(setup.load().unwrap().warnings.is_empty());
+}
+
+#[test]
 fn a_secret_label_without_a_shared_key_causes_a_warning() {
     let config = load("[labels]\nkey = { secret = true, header = \"X-Api-Key\" }\n");
     assert!(config.warnings[0].contains("store.hash_secret_file"));

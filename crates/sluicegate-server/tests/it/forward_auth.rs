@@ -13,13 +13,18 @@ use sluicegate::{
     label_policy::{HashSecret, LabelPolicy, LabelSettings},
 };
 use sluicegate_server::{
-    config::live,
+    auth::Access,
+    config::{Scopes, Token, live},
     engine::Engine,
     forward_auth::Settings,
     http::{self, HttpService},
+    observe::logs,
 };
 use sluicegate_testkit::server::{Flavor, Server};
 use sluicegate_tower::{client::ClientAddress, headers::Dialect};
+use tracing::subscriber::set_default;
+
+use crate::log_lines::{Lines, subscriber};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const PROXY: &str = "10.0.0.1";
@@ -158,6 +163,70 @@ async fn the_client_address_is_that_of_trusted_proxies_or_the_peer() {
     assert!(!passes(UNTRUSTED, "", "203.0.113.12").await, "headers of other peers are not trusted");
     assert!(passes(PROXY, "", "2001:db8::1").await);
     assert!(!passes(PROXY, "", "2001:db8::2").await, "one IPv6 network is one client");
+}
+
+#[tokio::test]
+async fn an_untrusted_peer_that_forwards_addresses_is_logged_once() {
+    let service = service([]);
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let (subscriber, _logs) = subscriber(&logs::Settings::default(), move || writer.clone());
+    let _guard = set_default(subscriber);
+    let sent = [("x-forwarded-for", "203.0.113.9")];
+    send(&service, "10.0.0.1", "", &sent).await;
+    send(&service, "192.0.2.1", "", &[]).await;
+    assert_eq!(lines.text(), "", "a trusted proxy, and a peer without the header");
+    for _ in 0..3 {
+        send(&service, "192.0.2.1", "", &sent).await;
+        send(&service, "192.0.2.2", "", &[("forwarded", "for=203.0.113.9")]).await;
+    }
+    let text = lines.text();
+    let warning = "is not in server.trusted_proxies: its clients share one counter";
+    assert_eq!(text.matches(warning).count(), 2, "{text}");
+    assert!(text.contains("192.0.2.1 sends X-Forwarded-For but is not") && text.contains("WARN"), "{text}");
+    assert!(text.contains("192.0.2.2 sends Forwarded but is not"), "{text}");
+    for host in 1..=100 {
+        send(&service, &format!("198.51.100.{host}"), "", &sent).await;
+    }
+    assert_eq!(lines.text().matches(warning).count(), 16, "the number of lines is bounded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_without_a_valid_token_is_logged_at_most_once_a_second() {
+    let access = Access::new(vec![Token::new("app", b"the-right-secret", Scopes::ALL)]);
+    let engine = Engine::new(Limiter::new(MemoryStore::new(), []).unwrap());
+    let service = HttpService::new(engine, http::Settings { access, ..http::Settings::default() });
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let (subscriber, _logs) = subscriber(&logs::Settings::default(), move || writer.clone());
+    let _guard = set_default(subscriber);
+    let request = |path: &str, authorization: Option<&str>| {
+        let request = Request::post(path);
+        let request = match authorization {
+            Some(authorization) => request.header("authorization", authorization),
+            None => request,
+        };
+        service.respond("192.0.2.1:4711".parse().unwrap(), request.body(Body::empty()).unwrap())
+    };
+    for _ in 0..50 {
+        request("/v1/auth", None).await;
+    }
+    tokio::time::advance(Duration::from_secs(1)).await;
+    request("/v1/check", Some("Bearer a-wrong-secret")).await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    request("/v1/peek", Some("Bearer a-wrong-secret")).await;
+    let text = lines.text();
+    let logged: Vec<&str> =
+        text.lines().filter_map(|line| line.split_once(": ").map(|(_, line)| line)).collect();
+    assert_eq!(
+        logged,
+        [
+            "forward-auth from 192.0.2.1:4711 rejected: missing token: send \"Authorization: Bearer …\"",
+            "check from 192.0.2.1:4711 rejected: unknown token: it may have been replaced (and 49 more rejected calls before this \
+             one)",
+            "peek from 192.0.2.1:4711 rejected: unknown token: it may have been replaced",
+        ]
+    );
 }
 
 #[tokio::test]

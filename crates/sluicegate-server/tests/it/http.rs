@@ -138,7 +138,13 @@ async fn no_rule_matches() {
     for call in &CALLS[..4] {
         assert_eq!(api.post_ok(call, r#"{"labels":{"route":"search"}}"#).await, unmatched, "{call}");
     }
-    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{}}"#).await, r#"{"reset":0,"counters":[],"kept":[]}"#);
+    let none = r#"{"reset":0,"counters":[],"kept":[],"selected":0,"unmatched":[],"denial_cache_ms":0}"#;
+    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{}}"#).await, none);
+    let needs = r#""unmatched":[{"rule":"login-per-ip","needs":["route=login"]}]"#;
+    let expected = none.replace(r#""unmatched":[]"#, needs);
+    assert_eq!(api.post_ok("/v1/reset", r#"{"labels":{"ip":"203.0.113.9"}}"#).await, expected);
+    let matching = r#"{"labels":{"route":"login","ip":"203.0.113.9"}}"#;
+    assert_eq!(api.post_ok("/v1/reset", matching).await, none.replace(r#""selected":0"#, r#""selected":1"#));
 }
 
 #[tokio::test]
@@ -152,7 +158,7 @@ async fn a_key_with_its_own_limit() {
     assert_eq!(api.field("allowed", "/v1/check", log).await, false);
     assert_eq!(
         api.post_ok("/v1/reset", &log.replace(r#","cost":1"#, "")).await,
-        r#"{"reset":1,"counters":[{"rule":null,"key":"!key:user%3a42"}],"kept":[]}"#
+        r#"{"reset":1,"counters":[{"rule":null,"key":"!key:user%3a42"}],"kept":[],"selected":1,"unmatched":[],"denial_cache_ms":0}"#
     );
     assert_eq!(api.field("allowed", "/v1/check", log).await, true);
 }
@@ -235,7 +241,7 @@ async fn charge_refund_and_reset_can_name_rules() {
     assert_eq!(left().await, (2, 9));
     assert_eq!(
         api.post_ok("/v1/reset", r#"{"labels":{},"rules":["two"]}"#).await,
-        r#"{"reset":1,"counters":[{"rule":"two","key":"two:*"}],"kept":["one"]}"#
+        r#"{"reset":1,"counters":[{"rule":"two","key":"two:*"}],"kept":["one"],"selected":1,"unmatched":[],"denial_cache_ms":0}"#
     );
     assert_eq!(left().await, (2, 10));
     let detail =
@@ -249,13 +255,13 @@ async fn a_reset_keeps_shared_counters_unless_all_rules_are_selected() {
     let api = Api::new([Rule::new("per-ip", limit).per(["ip"]), Rule::new("total", limit)]);
     let body = |rest: &str| format!(r#"{{"labels":{{"ip":"203.0.113.9"}}{rest}}}"#);
     api.post_ok("/v1/check", &body("")).await;
-    let keyed = r#"{"reset":1,"counters":[{"rule":"per-ip","key":"per-ip:203.0.113.9"}],"kept":["total"]}"#;
+    let keyed = r#"{"reset":1,"counters":[{"rule":"per-ip","key":"per-ip:203.0.113.9"}],"kept":["total"],"selected":1,"unmatched":[],"denial_cache_ms":0}"#;
     assert_eq!(api.post_ok("/v1/reset", &body("")).await, keyed);
     api.post_ok("/v1/check", &body("")).await;
     assert_eq!(api.post_ok("/v1/reset", &body(r#","all":false"#)).await, keyed);
     assert_eq!(
         api.post_ok("/v1/reset", &body(r#","all":true"#)).await,
-        r#"{"reset":1,"counters":[{"rule":"total","key":"total:*"}],"kept":[]}"#
+        r#"{"reset":1,"counters":[{"rule":"total","key":"total:*"}],"kept":[],"selected":2,"unmatched":[],"denial_cache_ms":0}"#
     );
     for (call, rest, problem) in [
         ("/v1/reset", r#","all":true,"rules":["total"]"#, "exclude each other"),

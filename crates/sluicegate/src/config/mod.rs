@@ -113,8 +113,6 @@ impl RulesFile {
         let mut warnings = Vec::new();
         let secret = labels::hash_secret(&document.hash_secret_file, files, &mut problems);
         let labels = labels::policy(document.labels, secret, &mut problems, &mut warnings);
-        let mut builder =
-            rules::Builder { labels: &labels, files, problems: &mut problems, without_policy: Vec::new() };
         if document.rule.is_absent() {
             let message = "the file has no rules, so nothing is limited: add a [[rule]], or write rule = []";
             warnings.push(message.to_owned());
@@ -123,6 +121,13 @@ impl RulesFile {
             let unused = document.unused.join(", ");
             warnings.push(format!("only the server uses {unused}: set them in the program"));
         }
+        let mut builder = rules::Builder {
+            labels: &labels,
+            files,
+            problems: &mut problems,
+            without_policy: Vec::new(),
+            without_absent: Vec::new(),
+        };
         let rules = builder.rules(document.defaults, document.rule);
         if problems.is_empty() {
             let rules = rules.into_iter().map(|(rule, _)| rule).collect();

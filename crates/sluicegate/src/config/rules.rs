@@ -1,6 +1,9 @@
 //! Builds the library's rules from `[defaults]` and `[[rule]]`.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use sluicegate_core::{Algorithm, Cost, Limit, LimitError};
 
@@ -27,6 +30,8 @@ pub struct Builder<'a> {
     pub problems: &'a mut Vec<Problem>,
     /// Names of enforcing rules that set no failure policy.
     pub without_policy: Vec<String>,
+    /// Names of enforcing rules that do not set `absent`.
+    pub without_absent: Vec<String>,
 }
 
 /// The most rule names in the warning about failure policies; the others are counted.
@@ -46,6 +51,39 @@ pub fn policy_warning(names: &[String]) -> Option<String> {
             shown.join(", ")
         )
     })
+}
+
+/// Returns warnings about rules that a client escapes if it omits a header: forward-auth reads a `per` label from it, `absent` is not
+/// set, and no rule counts the same requests per address.
+pub fn absent_warnings(names: &[String], rules: &[Rule], labels: &LabelPolicy) -> Vec<String> {
+    let headers: HashMap<&str, &str> = labels.headers().collect();
+    let counts_by_ip = |rule: &&Rule| !rule.shadow && rule.per.iter().any(|label| **label == *"ip");
+    let per_ip: Vec<&Rule> = rules.iter().filter(counts_by_ip).collect();
+    let has_other = |rule: &Rule| {
+        let is_part = |other: &&Rule| other.when.pairs().all(|pair| rule.when.pairs().any(|own| own == pair));
+        per_ip.iter().any(is_part)
+    };
+    let named: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let warning = |rule: &Rule| {
+        let header = rule
+            .per
+            .iter()
+            .filter(|label| !rule.when.names(label))
+            .find_map(|label| headers.get(&**label))?;
+        (!has_other(rule)).then(|| {
+            format!(
+                "clients that omit {header} are not limited by rule {:?}: set absent = \"deny\" or \"shared\", or add a rule per \
+                 ip",
+                rule.name
+            )
+        })
+    };
+    rules
+        .iter()
+        .filter(|rule| named.contains(&*rule.name))
+        .filter_map(warning)
+        .take(MAX_NAMES_SHOWN)
+        .collect()
 }
 
 impl Builder<'_> {
@@ -128,6 +166,9 @@ impl Builder<'_> {
         rule.cost = cost.unwrap_or(Cost::ONE);
         rule.shadow = read.shadow.into_value().unwrap_or_default();
         rule.overdraft = read.overdraft.into_value().unwrap_or_default();
+        if read.absent.is_absent() && !rule.shadow {
+            self.without_absent.extend(name.clone());
+        }
         rule.absent = read.absent.into_value().map(|word| word.0).unwrap_or_default();
         rule.exact = read.exact.into_value().unwrap_or_default();
         rule.stagger = read.stagger.into_value().unwrap_or_default();
@@ -145,16 +186,25 @@ impl Builder<'_> {
     /// Builds the limit from amount and window, without the burst.
     fn limit(&mut self, algorithm: Algorithm, read: &schema::Rule, shown: &str) -> Option<Limit> {
         let (amount, window) = (*read.amount.get()?, read.window.get()?.0);
-        let limit = Limit::new(algorithm, amount, window);
-        limit
-            .map_err(|error| {
-                let location = match error {
-                    LimitError::Amount { .. } => read.amount.location(),
-                    _ => read.window.location(),
-                };
-                self.problems.push(Problem::new(&location, format!("{shown}: {error}")));
-            })
-            .ok()
+        let error = match Limit::new(algorithm, amount, window) {
+            Ok(limit) => return Some(limit),
+            Err(error) => error,
+        };
+        let mut report = |error: &LimitError| {
+            let location = match error {
+                LimitError::Amount { .. } => read.amount.location(),
+                _ => read.window.location(),
+            };
+            self.problems.push(Problem::new(&location, format!("{shown}: {error}")));
+        };
+        report(&error);
+        // the first error hides one of the window
+        if let LimitError::Amount { .. } = error
+            && let Err(error) = Limit::new(algorithm, 1, window)
+        {
+            report(&error);
+        }
+        None
     }
 
     fn cost(&mut self, field: &Field<u64>, shown: &str) -> Option<Cost> {

@@ -41,7 +41,7 @@ pub use self::{
     decide::{PendingDecision, Progress},
     group::GroupDecision,
     request::{LimitOverride, Request, RuleSelection, Subject},
-    reset::{DeletedCounter, Reset},
+    reset::{DeletedCounter, Reset, UnmatchedRule},
 };
 
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.

@@ -1,6 +1,6 @@
 //! Deleting counters.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use sluicegate_core::{Algorithm, Cost, Limit};
@@ -9,11 +9,14 @@ use super::{Error, Limiter, RuleSelection};
 use crate::{
     key::Key,
     labels::Labels,
-    rules::{Costs, Effect},
+    rules::{Costs, Effect, Rule, RuleSet},
+    store::StoreError,
 };
 
 /// The most counters that an error names.
 const MAX_NAMED_COUNTERS: usize = 5;
+/// The most rules in [`Reset::unmatched`].
+const MAX_UNMATCHED: usize = 10;
 
 /// The outcome of a reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +26,22 @@ pub struct Reset {
     pub deleted: Vec<DeletedCounter>,
     /// The rules that match the request but were not selected.
     pub kept: Vec<Arc<str>>,
+    /// How many rules or keys were selected, with or without a counter.
+    pub selected: usize,
+    /// If none was selected: up to ten rules that count by a label of the request but do not match it.
+    pub unmatched: Vec<UnmatchedRule>,
+    /// How long other processes may repeat a cached denial of a deleted counter; zero for the memory store.
+    pub denial_cache: Duration,
+}
+
+/// A rule that a reset did not match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnmatchedRule {
+    /// The name of the rule.
+    pub rule: Arc<str>,
+    /// The labels that the request lacks, as `route=login`, or `user=…` for any value.
+    pub needs: Vec<String>,
 }
 
 /// A counter that a reset deleted.
@@ -71,7 +90,10 @@ impl Limiter {
                 kept.push(name);
             }
         }
-        Ok(Reset { deleted: self.delete(counters).await?, kept })
+        let selected = counters.len();
+        let unmatched = if selected == 0 { unmatched(&rules, labels) } else { Vec::new() };
+        let denial_cache = self.inner.backend.denial_cache();
+        Ok(Reset { deleted: self.delete(counters).await?, kept, selected, unmatched, denial_cache })
     }
 
     /// Deletes the counter of a key under the limit's algorithm.
@@ -81,7 +103,8 @@ impl Limiter {
     pub async fn reset_key(&self, key: impl AsRef<[u8]>, limit: &Limit) -> Result<Reset, Error> {
         let counter = DeletedCounter { rule: None, key: Key::without_rule(key)? };
         let deleted = self.delete(vec![(counter, limit.algorithm())]).await?;
-        Ok(Reset { deleted, kept: Vec::new() })
+        let denial_cache = self.inner.backend.denial_cache();
+        Ok(Reset { deleted, selected: 1, denial_cache, ..Reset::default() })
     }
 
     /// Deletes counters and returns those that existed. One call per counter, all at once: a store returns only how many it deleted.
@@ -98,7 +121,9 @@ impl Limiter {
                 Err(error) => failed.push((counter.key, error)),
             }
         }
-        match failed.first() {
+        // an error that does not rule out a deletion takes precedence
+        let ambiguous = failed.iter().find(|(_, error)| matches!(error, StoreError::Ambiguous(_)));
+        match ambiguous.or(failed.first()) {
             None => Ok(deleted),
             Some((_, error)) if deleted.is_empty() => Err(error.clone().into()),
             Some((_, error)) => {
@@ -113,4 +138,26 @@ impl Limiter {
             }
         }
     }
+}
+
+/// Returns rules that count by one of these labels, and the labels that they still need.
+fn unmatched(rules: &RuleSet, labels: &Labels) -> Vec<UnmatchedRule> {
+    let counts_by_one = |rule: &&Rule| rule.per.iter().any(|label| labels.get(label).is_some());
+    rules
+        .rules()
+        .filter(counts_by_one)
+        .map(|rule| UnmatchedRule { rule: Arc::clone(&rule.name), needs: needed_labels(rule, labels) })
+        .filter(|unmatched| !unmatched.needs.is_empty())
+        .take(MAX_UNMATCHED)
+        .collect()
+}
+
+fn needed_labels(rule: &Rule, labels: &Labels) -> Vec<String> {
+    let unmet = rule
+        .when
+        .pairs()
+        .filter(|(label, wanted)| !labels.get(label).is_some_and(|value| wanted.matches(value)));
+    let lacking = rule.per.iter().filter(|label| labels.get(label).is_none() && !rule.when.names(label));
+    let unmet = unmet.map(|(label, wanted)| format!("{label}={wanted}"));
+    unmet.chain(lacking.map(|label| format!("{label}=…"))).collect()
 }

@@ -377,6 +377,19 @@ impl ServerConnection {
         }
     }
 
+    /// Returns why the last attempt to connect failed, if there is no connection.
+    pub(super) fn connect_error(&self) -> Option<String> {
+        match &self.state.lock().phase {
+            Phase::Connected(_) => None,
+            Phase::Disconnected(pause) | Phase::Connecting { pause, .. } => pause.reason.clone(),
+        }
+    }
+
+    /// Returns how messages name the server.
+    pub(super) fn target_name(&self) -> String {
+        self.target.to_string()
+    }
+
     /// Returns whether a connection is established.
     pub(super) fn is_up(&self) -> bool {
         matches!(&self.state.lock().phase, Phase::Connected(_))
@@ -481,11 +494,17 @@ impl ServerConnection {
 
     /// Tries to connect.
     async fn connect(&self) -> Result<Arc<Established>, String> {
-        match timeout(CONNECT_TIMEOUT, self.establish()).await {
-            Ok(Ok((node, connection))) => Ok(Arc::new(Established::new(node, connection))),
-            Ok(Err(reason)) => Err(reason),
-            Err(_) => Err(format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", self.target)),
-        }
+        let (node, connection) = match &self.target {
+            // the connector has this timeout itself
+            Target::Fixed(node) => (node.clone(), self.connector.connect(node).await?),
+            Target::Primary(sentinels) => {
+                let connected = timeout(CONNECT_TIMEOUT, sentinels.connect(&self.connector)).await;
+                connected.map_err(|_| {
+                    format!("cannot connect to {}: no answer within {CONNECT_TIMEOUT:?}", self.target)
+                })??
+            }
+        };
+        Ok(Arc::new(Established::new(node, connection)))
     }
 
     /// Records the result of an attempt and how long it took. Returns false, and discards the connection, if the
@@ -505,13 +524,6 @@ impl ServerConnection {
             }
         };
         true
-    }
-
-    async fn establish(&self) -> Result<(Node, Connection), String> {
-        match &self.target {
-            Target::Fixed(node) => Ok((node.clone(), self.connector.connect(node).await?)),
-            Target::Primary(sentinels) => sentinels.connect(&self.connector).await,
-        }
     }
 
     /// Drops the connection. One that has answered is replaced without waiting for a caller.

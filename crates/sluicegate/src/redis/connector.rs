@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -82,8 +82,10 @@ impl Connector {
 
     /// Connects, and returns once the server has answered a command.
     pub(super) async fn connect(&self, node: &Node) -> Result<Connection, String> {
+        let is_open = AtomicBool::new(false);
         let connected = timeout(CONNECT_TIMEOUT, async {
             let stream = self.open(node).await?;
+            is_open.store(true, Ordering::Relaxed);
             let mut connection = Connection::start(&self.redis, stream).await?;
             let mut name = redis::cmd("CLIENT");
             match name.arg("SETNAME").arg(&self.client_name).exec_async(&mut connection).await {
@@ -95,6 +97,9 @@ impl Connector {
         match connected.await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(format!("cannot connect to {node}: {error}")),
+            Err(_) if is_open.load(Ordering::Relaxed) => {
+                Err(format!("connected to {node}, but no reply within {CONNECT_TIMEOUT:?}"))
+            }
             Err(_) => Err(format!("cannot connect to {node}: no answer within {CONNECT_TIMEOUT:?}")),
         }
     }

@@ -307,8 +307,15 @@ impl RemoteStore for RedisStore {
 
     fn server_name(&self, server: u64) -> Option<String> {
         match &self.backend {
-            Backend::Primary(_) => None,
+            Backend::Primary(primary) => Some(primary.connection().target_name()),
             Backend::Cluster(cluster) => cluster.node_name(server),
+        }
+    }
+
+    fn connect_error(&self, server: u64) -> Option<String> {
+        match &self.backend {
+            Backend::Primary(primary) => primary.connection().connect_error(),
+            Backend::Cluster(cluster) => cluster.connect_error(server),
         }
     }
 

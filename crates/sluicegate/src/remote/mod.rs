@@ -46,7 +46,7 @@ use tokio::{
 };
 
 use self::{
-    circuit_breaker::CircuitBreaker,
+    circuit_breaker::{CircuitBreaker, Failure},
     denial_cache::DenialCache,
     fallback::{Announcer, Fallback},
     queue::{Load, Queue},
@@ -179,6 +179,11 @@ impl Remote {
     /// The counters behind the statistics.
     pub(crate) fn counters(&self) -> &RemoteCounters {
         &self.shared.counters
+    }
+
+    /// Returns how long a denial is cached at most.
+    pub(crate) fn denial_cache(&self) -> Duration {
+        if self.shared.store.has_real_clock() { self.shared.options.denial_cache } else { Duration::ZERO }
     }
 
     /// Returns the denial of a check, if the store is certain to deny it now.
@@ -316,7 +321,7 @@ impl Upstream {
             decided.iter().filter_map(|answered| answered.as_ref().err()).find(is_failure)
             && self.queue.count_failure(sent_at, Instant::now())
         {
-            self.failed(error);
+            self.failed(error.into());
         }
         let answers = checks.iter().zip(decided).map(|(check, answered)| {
             let CheckAnswer { at, answers } = answered?;
@@ -348,10 +353,11 @@ impl Upstream {
             }
             let now = Instant::now();
             let is_over = now >= end;
-            if self.queue.count_silence(sent_at, timeout, now)
-                || (is_over && self.queue.count_failure(sent_at, now))
-            {
-                self.failed(&StoreError::Ambiguous(format!("no reply for {:.0?}", now - sent_at)));
+            if let Some(silence) = self.queue.count_silence(sent_at, timeout, now) {
+                self.failed(Failure::timeout(format!("no reply for {silence:.0?}")));
+            } else if is_over && self.queue.count_failure(sent_at, now) {
+                // other calls were answered in the meantime
+                self.failed(Failure::timeout(format!("no answer within {timeout:?}")));
             }
             if is_over {
                 return None;
@@ -361,10 +367,10 @@ impl Upstream {
 
     /// Counts a failure of the server. After several consecutive failures the circuit breaker opens, and a background
     /// task probes the server.
-    fn failed(self: &Arc<Self>, error: &StoreError) {
+    fn failed(self: &Arc<Self>, failure: Failure) {
         // without a runtime, no task could probe the server
         if let Ok(runtime) = Handle::try_current()
-            && self.breaker.failed(error)
+            && self.breaker.failed(failure)
         {
             self.start_probing(&runtime);
         }

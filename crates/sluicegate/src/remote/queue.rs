@@ -43,6 +43,8 @@ struct State {
     round_trips: RoundTrips,
     last_reply: Instant,
     last_failure: Instant,
+    /// Since when calls have been unanswered: when the first one was sent, or the last reply if that was later.
+    unanswered_since: Option<Instant>,
 }
 
 /// Equal checks in the queue.
@@ -121,6 +123,7 @@ impl Queue {
             round_trips: RoundTrips::default(),
             last_reply: now,
             last_failure: now,
+            unanswered_since: None,
         };
         Self { state: Mutex::new(state), hasher: RandomKeyedHash::default() }
     }
@@ -141,7 +144,7 @@ impl Queue {
             )));
         }
         if state.calls.in_flight() == 0 && state.groups.is_empty() {
-            return Ok(Joined::Idle(state.calls.send(now)));
+            return Ok(Joined::Idle(state.send(now)));
         }
         let expected = state.expected_wait() + state.round_trips.lower_quartile(now).unwrap_or_default();
         if state.calls.in_flight() > 0 && now + expected > deadline {
@@ -185,6 +188,7 @@ impl Queue {
                 state.last_reply = now;
                 state.round_trips.record(now.duration_since(call.at), now);
                 state.calls.replied(call, tiers, now);
+                state.unanswered_since = (state.calls.in_flight() > 0).then_some(now);
             }
             CallEnd::NoReply => state.calls.abandon(),
         }
@@ -199,14 +203,15 @@ impl Queue {
         self.state.lock().silent_at(sent, deadline)
     }
 
-    /// Counts a failure if the server has not replied since a call was sent, once per interval. Returns whether it did.
-    pub(super) fn count_silence(&self, sent: Instant, deadline: Duration, now: Instant) -> bool {
+    /// Counts a failure if the server has not replied since a call was sent, once per interval. Returns how long the server has not
+    /// replied, if it did.
+    pub(super) fn count_silence(&self, sent: Instant, deadline: Duration, now: Instant) -> Option<Duration> {
         let mut state = self.state.lock();
-        let is_silent = now >= state.silent_at(sent, deadline);
-        if is_silent {
-            state.last_failure = now;
+        if now < state.silent_at(sent, deadline) {
+            return None;
         }
-        is_silent
+        state.last_failure = now;
+        Some(now.duration_since(state.unanswered_since.unwrap_or(sent)))
     }
 
     /// Counts the failure of a call, unless another failure was counted since it was sent: an event that ends many
@@ -225,9 +230,11 @@ impl Queue {
         self.state.lock().flushing_since = None;
     }
 
-    /// Discards the measured round trips after an outage.
-    pub(super) fn clear_round_trips(&self) {
-        self.state.lock().round_trips.clear();
+    /// Discards the measured round trips after an outage, and ends the silence.
+    pub(super) fn end_outage(&self) {
+        let mut state = self.state.lock();
+        state.round_trips.clear();
+        state.unanswered_since = None;
     }
 
     /// Sets the call limit.
@@ -311,7 +318,12 @@ impl State {
             tiers += check.tiers().len();
             batch.push(check, callers);
         }
-        (!batch.checks.is_empty()).then(|| (batch, self.calls.send(now)))
+        (!batch.checks.is_empty()).then(|| (batch, self.send(now)))
+    }
+
+    fn send(&mut self, now: Instant) -> Sent {
+        self.unanswered_since.get_or_insert(now);
+        self.calls.send(now)
     }
 
     fn silent_at(&self, sent: Instant, deadline: Duration) -> Instant {

@@ -497,6 +497,49 @@ async fn a_silent_store_opens_the_breaker_and_no_caller_exceeds_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_breaker_reports_how_long_the_store_has_not_replied() {
+    let subject = Subject::with_deadline(ms(100));
+    subject.measure_round_trip(ms(10)).await;
+    // idle time before the first unanswered call is no silence
+    tokio::time::advance(MINUTE).await;
+    let began = Instant::now();
+    while subject.remote.stats().open_breakers == 0 {
+        subject.start(&check("k", limit(9), 1)).await;
+        tokio::time::advance(ms(1)).await;
+        settle().await;
+    }
+    let silence = began.elapsed();
+    assert!(silence > ms(150), "the first call has ended: {silence:?}");
+    assert_eq!(subject.remote.upstreams.first().breaker.reason(), format!("no reply for {silence:.0?}"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_probes_are_counted_by_kind_while_the_breaker_is_open() {
+    let subject = Subject::with_deadline(ms(50));
+    let errors = |kind: &str| {
+        let errors = subject.remote.stats().errors;
+        errors.into_iter().find(|(known, _)| *known == kind).unwrap().1
+    };
+    subject.store.is_broken.store(true, Ordering::Relaxed);
+    for _ in 0..MAX_FAILURES {
+        assert!(subject.remote.decide_cached(&check("k", limit(9), 1), None).await.is_err());
+    }
+    assert_eq!(errors("unreachable"), u64::from(MAX_FAILURES), "each call once");
+    tokio::time::sleep(MINUTE).await;
+    let probes = errors("unreachable") - u64::from(MAX_FAILURES);
+    assert!((60..=130).contains(&probes), "{probes}");
+
+    while !matches!(
+        subject.remote.decide_cached(&check("silent", limit(9), 1), None).await,
+        Err(StoreError::NotRun(reason)) if reason.contains("circuit breaker open")
+    ) {}
+    let before = errors("timeout");
+    tokio::time::sleep(MINUTE).await;
+    let probes = errors("timeout") - before;
+    assert!((30..=60).contains(&probes), "a probe waits for a second: {probes}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_outlives_its_caller_and_its_own_outcome_counts() {
     let subject = Subject::with_deadline(ms(100));
     let request = check("k", limit(99), 1);

@@ -16,8 +16,7 @@ use tokio::{
 
 use super::{
     Shared, Upstream,
-    circuit_breaker::{CircuitBreaker, Probe},
-    no_answer_within,
+    circuit_breaker::{CircuitBreaker, Failure, Probe},
 };
 use crate::{check::Check, store::StoreError};
 
@@ -29,6 +28,9 @@ const MAX_SERVER_SETS: usize = 1024;
 
 /// How long the probe of an open breaker waits for a connection and an answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The end of every log line about an outage.
+const NEXT_STEP: &str = "applying failure policies; run sluicegate doctor for details";
 
 /// The numbers of the servers of a check, in ascending order.
 type ServerNumbers = SmallVec<[u64; 4]>;
@@ -143,7 +145,7 @@ impl Upstream {
         match &self.servers {
             Servers::One(server) => {
                 let name = self.shared.store_name(*server);
-                tracing::warn!("{name} unavailable ({reason}); applying failure policies");
+                tracing::warn!("{name} unavailable ({reason}); {NEXT_STEP}");
             }
             Servers::Several(members) => {
                 tracing::debug!("checks over {} servers fail ({reason}); probing each", members.len());
@@ -152,9 +154,17 @@ impl Upstream {
         runtime.spawn(Probe(Arc::downgrade(self)).run());
     }
 
+    /// Logs that an outage continues.
+    pub(super) fn log_outage(&self, reason: &str, duration: Duration) {
+        if let Servers::One(server) = &self.servers {
+            let (name, seconds) = (self.shared.store_name(*server), duration.as_secs());
+            tracing::warn!("{name} still unavailable after {seconds}s ({reason}); {NEXT_STEP}");
+        }
+    }
+
     /// Probes the server. For a set, probes all servers in parallel and opens the breakers of those that do not answer;
     /// then the breaker of the set may close.
-    pub(super) async fn probe(&self) -> Result<(), StoreError> {
+    pub(super) async fn probe(&self) -> Result<(), Failure> {
         match &self.servers {
             Servers::One(server) => {
                 self.shared.wait_for_answer(*server).await?;
@@ -178,9 +188,9 @@ impl Member {
     async fn open_unless_it_answers(&self) {
         let Self { server, upstream } = self;
         if !upstream.breaker.is_open()
-            && let Err(error) = upstream.shared.probe(*server).await
+            && let Err(failure) = upstream.shared.probe_once(*server).await
         {
-            upstream.breaker.record_reason(&error);
+            upstream.breaker.record(failure);
             if upstream.breaker.open() {
                 upstream.start_probing(&Handle::current());
             }
@@ -189,28 +199,36 @@ impl Member {
 }
 
 impl Shared {
-    /// Returns how log lines name a server: `store`, or `store server 10.0.0.7:6379` if there are several.
+    /// Returns how log lines name a server: `store 10.0.0.7:6379`, or `store` if its address is unknown.
     fn store_name(&self, server: u64) -> String {
-        self.store
-            .server_name(server)
-            .map_or_else(|| "store".to_owned(), |name| format!("store server {name}"))
+        self.store.server_name(server).map_or_else(|| "store".to_owned(), |name| format!("store {name}"))
     }
 
     /// Waits for a connection and an answer, so that a breaker closes as soon as there is one. If the server did not answer within the
     /// deadline, it must answer a second probe within it.
-    async fn wait_for_answer(&self, server: u64) -> Result<(), StoreError> {
+    async fn wait_for_answer(&self, server: u64) -> Result<(), Failure> {
         let started = Instant::now();
-        match timeout(PROBE_TIMEOUT, self.store.probe(server)).await {
-            Err(_) => Err(no_answer_within(PROBE_TIMEOUT)),
-            Ok(Ok(())) if started.elapsed() > self.options.deadline => self.probe(server).await,
-            Ok(answer) => answer,
-        }
+        self.probe(server, PROBE_TIMEOUT).await?;
+        if started.elapsed() > self.options.deadline { self.probe_once(server).await } else { Ok(()) }
     }
 
-    async fn probe(&self, server: u64) -> Result<(), StoreError> {
-        let deadline = self.options.deadline;
-        let probe = timeout(deadline, self.store.probe(server)).await;
-        probe.unwrap_or_else(|_| Err(no_answer_within(deadline)))
+    /// Sends a probe that the server must answer within the deadline.
+    async fn probe_once(&self, server: u64) -> Result<(), Failure> {
+        self.probe(server, self.options.deadline).await
+    }
+
+    /// Sends a probe, and counts it if it fails.
+    async fn probe(&self, server: u64, longest: Duration) -> Result<(), Failure> {
+        let failure = match timeout(longest, self.store.probe(server)).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => Failure::from(&error),
+            Err(_) => match self.store.connect_error(server) {
+                Some(reason) => Failure::from(&StoreError::NotRun(reason)),
+                None => Failure::timeout(format!("no answer within {longest:?}")),
+            },
+        };
+        self.counters.record_failed_probe(failure.kind);
+        Err(failure)
     }
 }
 

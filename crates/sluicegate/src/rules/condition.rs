@@ -68,7 +68,7 @@ impl Condition {
     }
 
     /// Returns whether it contains this label.
-    pub(super) fn names(&self, label: &str) -> bool {
+    pub(crate) fn names(&self, label: &str) -> bool {
         self.pairs().any(|(name, _)| name == label)
     }
 

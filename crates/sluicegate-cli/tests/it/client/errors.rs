@@ -1,7 +1,7 @@
 use std::net::TcpListener;
 
 use sluicegate_testkit::{
-    server::{Flavor, Setup},
+    server::{Flavor, Server, Setup},
     tls::Certificates,
 };
 
@@ -157,6 +157,27 @@ fn errors_of_the_api_are_passed_on() {
         let direct = error(&[words, &["--store", "redis://127.0.0.1:1"]].concat(), &[]);
         assert!(direct.contains(remedy), "{direct}");
     }
+}
+
+#[test]
+fn the_fix_of_a_store_that_does_not_decide_fits_its_error() {
+    let redis = Server::start(Flavor::Redis7);
+    let check = ["check", "route=login", "ip=1.1.1.1", "--store", &redis.url()];
+    redis.config_set("maxmemory", 1);
+    let output = run(&mut sluicegate(&check));
+    assert!(
+        output.lines()[2].contains("OOM ") && output.lines()[2].contains("raise maxmemory"),
+        "{output:?}"
+    );
+    redis.config_set("maxmemory", 0);
+    redis.suspend();
+    let hangs = "but no reply within 2s: Redis hangs or runs a long command: check its CPU and SLOWLOG GET";
+    let output = run(&mut sluicegate(&check));
+    assert!(output.lines()[2].contains(hangs), "{output:?}");
+    let doctor = run(&mut sluicegate(&["doctor", "--store", &redis.url()]));
+    let problem = format!("connected to {}, but no reply within 2s", redis.addr());
+    assert!(doctor.out.contains(&problem) && !doctor.out.contains("firewall"), "{doctor:?}");
+    redis.resume();
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use sluicegate_testkit::server::{Flavor, Server};
+
 use super::{RULES, server};
 use crate::{
     command::{run, sluicegate},
@@ -177,7 +179,36 @@ fn a_charge_may_create_a_debt_and_can_be_refunded_exactly() {
         assert_eq!((output.code, output.lines()[0]), (Some(0), &*format!("{done}  no rule applies")));
     }
     let output = server.run(&["reset", "user=42", "--json"]);
-    assert_eq!((output.code, &*output.out), (Some(0), "{\"reset\":0,\"counters\":[],\"kept\":[]}\n"));
+    assert_eq!(output.code, Some(0));
+    assert!(output.out.starts_with("{\"reset\":0,\"counters\":[],\"kept\":[],\"selected\":1"), "{output:?}");
+}
+
+#[test]
+fn a_reset_that_no_rule_matches_lists_the_labels_that_are_missing() {
+    let rules = "[[rule]]\nname = \"login-per-ip\"\nwhen = { route = \"login\" }\nper = [\"ip\", \"user\"]\namount = 5\n\
+                 window = \"1m\"\n\n[[rule]]\nname = \"per-tenant\"\nper = [\"tenant\"]\namount = 5\nwindow = \"1m\"\n";
+    let home = ConfigDir::new(&format!("{}{rules}", server_process::ANY_PORTS));
+    let server = home.start();
+    let output = server.run(&["reset", "ip=203.0.113.9"]);
+    let expected = ["NOTHING RESET  no rule counts by these labels", "login-per-ip needs route=login user=…"];
+    assert_eq!((output.code, &*output.lines()), (Some(1), &expected[..]));
+    assert_eq!(server.run(&["reset", "ip=203.0.113.9", "--json"]).code, Some(1));
+    let output = server.run(&["reset", "tenant=acme"]);
+    assert_eq!((output.code, &*output.lines()), (Some(0), &["RESET  no counters found"][..]));
+}
+
+#[test]
+fn a_reset_on_redis_warns_about_cached_denials_of_other_instances() {
+    let redis = Server::start(Flavor::Redis7);
+    let rule = "[[rule]]\nname = \"per-ip\"\nper = [\"ip\"]\namount = 5\nwindow = \"1m\"\n";
+    let store = format!("[store]\nurl = \"{}\"\ndeadline = \"2s\"\ndenial_cache = \"250ms\"\n", redis.url());
+    let home = ConfigDir::new(&format!("{}{store}{rule}", server_process::ANY_PORTS));
+    let server = home.start();
+    let warning = "other instances may repeat a cached denial for up to 250ms (store.denial_cache)";
+    assert_eq!(server.run(&["reset", "ip=203.0.113.9"]).lines(), ["RESET  no counters found"]);
+    server.run(&["check", "ip=203.0.113.9"]);
+    let output = server.run(&["reset", "ip=203.0.113.9"]);
+    assert_eq!((output.code, output.lines().last()), (Some(0), Some(&warning)), "{output:?}");
 }
 
 #[test]

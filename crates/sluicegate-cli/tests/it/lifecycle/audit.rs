@@ -47,6 +47,30 @@ fn let_the_request_arrive() {
 }
 
 #[test]
+fn a_call_that_was_not_sent_to_the_store_is_logged_as_rejected() {
+    let mut redis = Server::start(Flavor::Redis7);
+    redis.kill();
+    let home = ConfigDir::new(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\n\
+         [[rule]]\nname = \"all\"\nper = [\"user\"]\namount = 100\nwindow = \"1h\"\n",
+        redis.url()
+    ));
+    let program = home.start();
+    let (mut client, body) = (program.client(), r#"{"labels":{"user":"42"}}"#);
+    wait::until("the breaker is open", PATIENCE, || {
+        client.post("/v1/check", body).unwrap();
+        let response = client.post("/v1/reset", body).unwrap();
+        assert_eq!(response.status, 503, "{}", response.body);
+        response.body.contains("circuit breaker open")
+    });
+    for action in ["reset", "charge", "refund"] {
+        client.post(&format!("/v1/{action}"), body).unwrap();
+        let line = program.wait_for_line(&format!("action=\"{action}\""), "circuit breaker open");
+        assert!(line.contains("result=\"rejected\"") && line.contains("nothing changed"), "{line}");
+    }
+}
+
+#[test]
 fn an_http_client_that_disconnects_during_a_call_leaves_an_audit_line() {
     let server = start();
     for action in ["charge", "refund", "reset"] {

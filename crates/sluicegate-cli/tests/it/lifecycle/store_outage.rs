@@ -101,6 +101,38 @@ fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
     }
 }
 
+#[test]
+fn an_outage_is_logged_with_the_address_and_each_new_reason() {
+    let mut redis = Server::start(Flavor::Redis7);
+    let home = ConfigDir::new(&format!(
+        "{ANY_PORTS}[store]\nurl = \"{}\"\n\
+         [[rule]]\nname = \"all\"\nper = []\namount = 3\nwindow = \"1h\"\non_store_failure = \"open\"\n",
+        redis.url()
+    ));
+    let program = home.start();
+    let mut client = program.client();
+    redis.config_set("maxmemory", 1);
+    let (address, next_step) = (redis.addr(), "applying failure policies; run sluicegate doctor for details");
+    wait::until("the breaker opens", PATIENCE, || {
+        check(&mut client, "any");
+        program.get("/readyz").1.contains("degraded")
+    });
+    program.wait_for_line(&format!("store {address} unavailable (OOM command not allowed"), next_step);
+    redis.kill();
+    program.wait_for_line(&format!("store {address} still unavailable after"), next_step);
+    program.wait_for_line("still unavailable after", "Connection refused");
+    let unreachable = "sluicegate_store_errors_total{kind=\"unreachable\"} ";
+    let refused = || {
+        let metrics = program.get("/metrics").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(unreachable)).unwrap();
+        line.parse::<f64>().unwrap()
+    };
+    let before = refused();
+    wait::until("a failed probe is counted without a request", PATIENCE, || refused() > before);
+    redis.restart();
+    program.wait_for_log(&format!("store {address} available again"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_check_after_readiness_is_decided_by_a_slow_redis() {
     let redis = Server::start(Flavor::Redis7);

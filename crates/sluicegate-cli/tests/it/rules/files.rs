@@ -48,6 +48,21 @@ fn a_valid_file_is_ok() {
 }
 
 #[test]
+fn without_a_file_the_one_in_the_working_directory_is_checked() {
+    let home = ConfigDir::new(GOOD);
+    let checked = run(sluicegate(&["rules", "check"]).current_dir(home.path()));
+    assert!(
+        checked.code == Some(0) && checked.out.starts_with("OK  sluicegate.toml: 2 rules"),
+        "{checked:?}"
+    );
+    fs::remove_file(file(&home)).unwrap();
+    let checked = run(sluicegate(&["rules", "check"]).current_dir(home.path()));
+    let error =
+        "sluicegate: there is no ./sluicegate.toml: pass the file, as in sluicegate rules check FILE\n";
+    assert_eq!((checked.code, &*checked.err), (Some(2), error));
+}
+
+#[test]
 fn rules_that_fail_open_without_setting_a_policy_are_reported_with_a_remote_store() {
     let remote = format!("[store]\nurl = \"redis://127.0.0.1\"\n{GOOD}");
     let home = ConfigDir::new(&remote);

@@ -144,6 +144,12 @@ impl Cluster {
         map.nodes().iter().find(|node| node.number() == number).map(ToString::to_string)
     }
 
+    /// Returns why there is no connection to the node with this number.
+    pub(super) fn connect_error(&self, number: u64) -> Option<String> {
+        let node = self.map.read().nodes().iter().find(|node| node.number() == number)?.clone();
+        self.connection(&node).connect_error()
+    }
+
     /// Probes the node with this number. If there is none, probes all nodes in parallel, and one of them has to answer.
     pub(super) async fn probe(self: &Arc<Self>, number: u64, prefix: &str) -> Result<Value, CallFailure> {
         // an unavailable node may have been replaced; a probe of a silent node is cancelled, so this comes first
