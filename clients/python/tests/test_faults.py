@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 import sluicegate.blocking
-from conftest import ALLOWED, RELAXED, http_response, wait_until
+from conftest import ALLOWED, PATIENCE, RELAXED, http_response, wait_until
 from sluicegate import AsyncClient, Client, Unavailable
 
 # A short deadline, and the slack of a busy machine, in seconds.
@@ -429,3 +429,66 @@ def sources_in_child(client, labels):
         sources = set(output.read().split())
     os.waitpid(child, 0)
     return sources
+
+
+class Failover:
+    """A handler whose older connections become silent, as after a failover behind a virtual address."""
+
+    def __init__(self):
+        self.generation = 0
+        self.all_open = threading.Barrier(20)
+
+    def __call__(self, server, connection):
+        generation = self.generation
+        while server.read_request(connection) is not None:
+            if generation == self.generation:
+                if generation == 0:
+                    self.all_open.wait()
+                connection.sendall(http_response())
+
+
+def test_after_a_failover_probes_use_new_connections(fake):
+    failover = Failover()
+    client = Client(fake(failover).url, deadline=RELAXED)
+    with concurrent.futures.ThreadPoolExecutor(20) as threads:
+        decisions = list(threads.map(lambda _: client.check({"a": "b"}), range(20)))
+    assert {decision.source for decision in decisions} == {"memory"}
+    failover.generation += 1
+    started = time.monotonic()
+    wait_until(lambda: client.check({"a": "b"}, deadline=DEADLINE).source == "memory", "the server decides again")
+    assert time.monotonic() - started < 5 * DEADLINE + SLACK
+    client.close()
+
+
+def test_after_a_failover_probes_of_all_event_loops_use_new_connections(fake):
+    failover = Failover()
+    client = AsyncClient(fake(failover).url, deadline=RELAXED)
+
+    async def check_many_times(count):
+        return await asyncio.gather(*(client.check({"a": "b"}) for _ in range(count)))
+
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    in_other_loop = asyncio.run_coroutine_threadsafe(check_many_times(10), other)
+
+    async def run():
+        await check_many_times(10)
+        await asyncio.wrap_future(in_other_loop)
+        failover.generation += 1
+        started = time.monotonic()
+        while (await client.check({"a": "b"}, deadline=DEADLINE)).source != "memory":
+            await asyncio.sleep(0.02)
+            assert time.monotonic() - started < 5 * DEADLINE + SLACK
+        await client.aclose()
+
+    try:
+        asyncio.run(run())
+        # A single call is enough, because the idle connections of this event loop are closed too.
+        again = asyncio.run_coroutine_threadsafe(check_many_times(1), other).result(PATIENCE)
+        assert again[0].source == "memory"
+        asyncio.run_coroutine_threadsafe(client.aclose(), other).result(PATIENCE)
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -227,7 +228,22 @@ class AsyncClient:
         try:
             return await self._pool().send(request, time.monotonic() + seconds)
         except Unavailable as error:
-            raise self._core.failed(error) from error
+            failure = self._core.failed(error)
+            if self._core.is_breaker_open:
+                # After a failover all of them may be dead, and each would cost a probe.
+                self._close_idle()
+            raise failure from error
+
+    def _close_idle(self) -> None:
+        """Closes the idle connections of all event loops."""
+        running = asyncio.get_running_loop()
+        for loop, pool in self._pools.items():
+            if loop is running:
+                pool.close()
+                continue
+            # A closed event loop raises `RuntimeError`, and its connections are never used again.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(pool.close)
 
     def _pool(self) -> Pool:
         """Returns the pool of the running event loop, and removes the pools of closed ones."""

@@ -211,4 +211,8 @@ class Client:
         try:
             return self._pool.send(request, time.monotonic() + seconds)
         except Unavailable as error:
-            raise self._core.failed(error) from error
+            failure = self._core.failed(error)
+            if self._core.is_breaker_open:
+                # After a failover all of them may be dead, and each would cost a probe.
+                self._pool.close()
+            raise failure from error

@@ -131,6 +131,11 @@ class Core:
             ) from error
         raise self._error(response.status, str(detail))
 
+    @property
+    def is_breaker_open(self) -> bool:
+        """Whether the circuit breaker is open."""
+        return self._breaker.is_open
+
     def failed(self, error: Unavailable) -> Unavailable:
         """Reports that the server did not answer. Returns the exception for the caller."""
         if self._breaker.failed(str(error)):
