@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 import uuid
+from urllib.parse import quote
 
 import pytest
 
@@ -137,10 +138,16 @@ def test_fastapi_endpoints(app):
 
 
 @every_app("fastapi")
-def test_a_misconfigured_label_is_logged_once_and_the_policy_decides(app):
+def test_a_misconfigured_limit_is_logged_once_and_the_policy_decides(app):
     assert [app.get("/broken").status for _ in range(5)] == [200] * 5
-    lines = [line for line in app.log.read_text().splitlines() if "label 'user' is of type object" in line]
+    lines = [line for line in app.log.read_text().splitlines() if "limit 'often' is not a rate" in line]
     assert 1 <= len(lines) <= 2, "at most once per worker process"
+
+
+@every_app("fastapi")
+def test_a_value_of_the_wrong_type_is_a_bad_request_and_not_a_free_pass(app):
+    values = ['"ada"', "7", '["ada"]', "true", "1.5", '{"a":1}']
+    assert [app.get(f"/typed?user={quote(value)}").status for value in values] == [200, 200, 400, 400, 400, 400]
 
 
 @every_app("fastapi", "flask")

@@ -119,8 +119,33 @@ def test_a_skipped_request_has_no_check():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"labels": {}, "limit": "1/s"}, {"limit": "often"}, {"limit": "1/s", "cost": -1}],
+    [
+        {},
+        {"labels": {}, "limit": "1/s"},
+        {"limit": "often"},
+        {"limit": "1/s", "cost": -1},
+        {"limit": "1/s", "cost": "1"},
+        {"limit": "1/s", "key": ["ada"]},
+        {"labels": {"user": 1.5}},
+    ],
 )
 def test_mistakes_are_reported_when_the_application_starts(arguments):
     with pytest.raises(InvalidRequest):
         RequestCheck(**arguments)
+
+
+@pytest.mark.parametrize("value", [["ada"], {"a": "b"}, True, 1.5, b"ada"])
+def test_a_key_or_label_of_the_wrong_type_is_an_invalid_value(value):
+    for arguments in (
+        {"limit": "1/s", "key": lambda request: value},
+        {"labels": {"user": lambda request: value}},
+        {"labels": lambda request: {"user": value}},
+    ):
+        with pytest.raises(InvalidValue, match="use a string, an integer or None"):
+            RequestCheck(**arguments).build(None, asgi())
+
+
+@pytest.mark.parametrize("cost", ["1", None, 1.0, True, [1], {"tokens": "5"}, -1])
+def test_a_cost_of_the_wrong_type_is_an_invalid_value(cost):
+    with pytest.raises(InvalidValue, match="use an integer from 0"):
+        RequestCheck(limit="1/s", key="k", cost=lambda request: cost).build(None, asgi())

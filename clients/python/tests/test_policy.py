@@ -96,6 +96,25 @@ def test_invalid_buckets_are_rejected(arguments):
         LocalBucket(**arguments)
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        Check(key="k", limit="often"),
+        Check(key="k", limit=5),
+        Check(key=["k"], limit="1/s"),
+        Check({"ip": ["a"]}),
+        Check({}, cost="1"),
+        Check({}, cost=None),
+        Check({}, cost={"requests": "1"}),
+        Check({}, cost=-1),
+    ],
+)
+def test_a_bucket_decides_also_about_a_check_that_could_not_be_encoded(clock, check):
+    bucket = LocalBucket("1/minute", clock_ns=clock.ns)
+    admitted = [bucket.decide(check, charge=True).allowed for _ in range(3)]
+    assert admitted == [True, False, False]
+
+
 def test_the_breaker_admits_one_probe_per_backoff(monkeypatch, clock):
     monkeypatch.setattr("time.monotonic", lambda: clock.now)
     breaker = CircuitBreaker()

@@ -12,7 +12,7 @@ class InvalidRequest(SluicegateError, ValueError):
 
 
 class InvalidValue(InvalidRequest):
-    """A value is unusable: a label or key that is too long or not text, a repeated header, a cost out of range.
+    """A value is unusable: a label or key that is too long or not text, a repeated header, an invalid cost.
 
     Such values usually come from the application's own client, so the integrations answer with 400.
     """
