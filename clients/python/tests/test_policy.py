@@ -167,11 +167,21 @@ def test_a_message_is_logged_once_per_interval(monkeypatch, clock, caplog):
         ("100/h", 100, 3_600_000),
         ("1/DAY", 1, 86_400_000),
         ("7/30s", 7, 30_000),
+        ("10/250ms", 10, 250),
+        ("10 per 5 milliseconds", 10, 5),
+        ("10/MS", 10, 1),
+        ("3 per 2 mins", 3, 120_000),
     ],
 )
 def test_rates_of_other_limiters_are_parsed(text, amount, window_ms):
     limit = Limit.parse(text)
     assert (limit.amount, limit.window_ms) == (amount, window_ms)
+
+
+@pytest.mark.parametrize("text", ["10/ss", "10/5hs", "10/ds", "10/mss", "10/mins s", "10/month"])
+def test_rates_with_unknown_units_are_rejected(text):
+    with pytest.raises(InvalidRequest, match="not a rate"):
+        Limit.parse(text)
 
 
 @pytest.mark.parametrize("window", ["", "1w", "5", "-1s", "1s1h", "0s", None])
