@@ -3,6 +3,7 @@
 import pytest
 
 from sluicegate import InvalidRequest, InvalidValue, client_ip, header, method, path, route
+from sluicegate.client_address import parse_hop
 from sluicegate.request_check import RequestCheck
 from sluicegate.request_view import AsgiRequest, WsgiRequest
 
@@ -42,6 +43,13 @@ ADDRESSES = [
     ("10.0.0.1", "10.0.0.2, 10.0.0.3", "10.0.0.2"),
     ("10.0.0.1", "203.0.113.9:x", "10.0.0.1"),
     ("10.0.0.1", ", ".join(["10.0.0.2"] * 1000), "10.0.0.2"),
+    ("10.0.0.1", "[2001:db8::7", "10.0.0.1"),
+    ("10.0.0.1", "[203.0.113.9]", "10.0.0.1"),
+    ("10.0.0.1", "[2001:db8::7]x", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9%eth0", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9:\u00b9", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9:65536", "10.0.0.1"),
+    ("10.0.0.1", "fe80::7%eth0", "fe80::7"),
     ("testclient", "203.0.113.9", "testclient"),
     ("fe80::1%eth0", [], "fe80::1"),
 ]
@@ -64,6 +72,7 @@ def test_a_unix_socket_needs_a_proxy_that_is_trusted(make):
     behind = client_ip.behind("unix", "10.0.0.0/8")
     assert behind.label(make(None, x_forwarded_for="192.0.2.7, 203.0.113.9")) == "203.0.113.9"
     assert behind.label(make(None, x_forwarded_for="203.0.113.9, 10.0.0.1")) == "203.0.113.9"
+    assert behind.label(make(None, x_forwarded_for="192.0.2.7, 203.0.113.9:4711")) == "203.0.113.9"
     with pytest.raises(InvalidRequest, match="let the proxy set X-Forwarded-For"):
         behind.label(make(None))
     with pytest.raises(InvalidRequest, match=r'client_ip.behind\("unix"\)'):
@@ -149,3 +158,9 @@ def test_a_key_or_label_of_the_wrong_type_is_an_invalid_value(value):
 def test_a_cost_of_the_wrong_type_is_an_invalid_value(cost):
     with pytest.raises(InvalidValue, match="use an integer from 0"):
         RequestCheck(limit="1/s", key="k", cost=lambda request: cost).build(None, asgi())
+
+
+def test_a_port_has_only_ascii_digits():
+    # Not in a table of requests, because these digits are not Latin-1.
+    assert parse_hop("203.0.113.9:\u0661\u0662") is None
+    assert str(parse_hop("203.0.113.9:12")) == "203.0.113.9"
