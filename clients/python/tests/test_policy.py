@@ -118,7 +118,7 @@ def test_a_bucket_decides_also_about_a_check_that_could_not_be_encoded(clock, ch
 def test_the_breaker_admits_one_probe_per_backoff(monkeypatch, clock):
     monkeypatch.setattr("time.monotonic", lambda: clock.now)
     breaker = CircuitBreaker()
-    opened = [breaker.failed("late") for _ in range(FAILURES_TO_OPEN + 2)]
+    opened = [breaker.failed() for _ in range(FAILURES_TO_OPEN + 2)]
     assert opened == [False] * (FAILURES_TO_OPEN - 1) + [True, False, False]
     assert not breaker.admits()
     for _ in range(10):
@@ -129,15 +129,15 @@ def test_the_breaker_admits_one_probe_per_backoff(monkeypatch, clock):
     assert breaker.admits()
     assert breaker.succeeded()
     assert all(breaker.admits() for _ in range(3))
-    assert not breaker.failed("late"), "one failure does not open it again"
+    assert not breaker.failed(), "one failure does not open it again"
 
 
 def test_a_success_between_failures_keeps_the_breaker_closed():
     breaker = CircuitBreaker()
     for _ in range(10):
-        breaker.failed("late")
+        breaker.failed()
         breaker.succeeded()
-        breaker.failed("late")
+        breaker.failed()
         assert breaker.admits()
         breaker.succeeded()
 

@@ -35,7 +35,7 @@ class AsyncClient:
 
     `check`, `peek` and `check_many` always return within `deadline` seconds: if the server is unavailable or late, the
     failure policy `on_failure` decides. They raise only `InvalidRequest` and `AuthenticationError`. The other calls
-    also raise `Unavailable`.
+    have no policy: they are sent also while the circuit breaker is open, and raise `Unavailable`.
     """
 
     def __init__(
@@ -159,7 +159,6 @@ class AsyncClient:
         seconds = core.deadline(deadline)
         options = {"rules": rules, "all": all_rules or None}
         request = core.encode_adjustment("reset", Check(labels, key, limit), options, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), reset_from_json)
 
     async def explain(
@@ -175,7 +174,6 @@ class AsyncClient:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), explanation_from_json)
 
     async def aclose(self) -> None:
@@ -221,7 +219,6 @@ class AsyncClient:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment(operation, check, options, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), decision_from_json)
 
     async def _send(self, request: bytes, seconds: float) -> Response:
@@ -229,7 +226,7 @@ class AsyncClient:
             return await self._pool().send(request, time.monotonic() + seconds)
         except Unavailable as error:
             failure = self._core.failed(error)
-            if self._core.is_breaker_open:
+            if self._core.is_breaker_open and not error.is_local:
                 # After a failover all of them may be dead, and each would cost a probe.
                 self._close_idle()
             raise failure from error
