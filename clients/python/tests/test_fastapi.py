@@ -11,8 +11,9 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response, 
 
 from conftest import RELAXED
 from conftest import Response as Received
-from sluicegate import AsyncClient, header
+from sluicegate import AsyncClient, header, route
 from sluicegate.fastapi import RateLimiter
+from sluicegate.request_view import AsgiRequest
 
 
 class Caller:
@@ -21,6 +22,7 @@ class Caller:
     def __init__(self, app, loop):
         self.app = app
         self.loop = loop
+        self.root_path = ""
 
     def get(self, path, body=b"", method="GET", **headers):
         return self.loop.run_until_complete(self._request(path, body, method, headers))
@@ -35,7 +37,7 @@ class Caller:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "root_path": "",
+            "root_path": self.root_path,
             "headers": lines,
             "client": ("203.0.113.9", 1),
             "server": ("test", 80),
@@ -179,6 +181,30 @@ def test_shared_responses_and_exceptions_have_no_headers_of_other_requests(app, 
         assert {(response.status, response.headers["x-own"]) for response in responses} == {(status, "1")}
     assert "ratelimit" not in ok.headers
     assert not_found.headers == {"x-own": "1"}
+
+
+def test_mounted_applications_do_not_share_a_counter(app, limiter, caller, scope):
+    for name in ("one", "two"):
+        mounted = FastAPI(dependencies=[Depends(limiter.dependency("1/hour"))])
+
+        @mounted.get("/{item}")
+        async def read(item: str):
+            return item
+
+        app.mount(f"/{name}", mounted)
+
+    @app.get("/direct/{item}")
+    async def route_of(item: str, request: Request):
+        return route.label(AsgiRequest(request.scope))
+
+    statuses = [caller.get(path, x_user=scope).status for path in ("/one/a", "/two/a", "/one/b", "/two/b")]
+    assert statuses == [200, 200, 429, 429]
+    assert caller.get("/direct/a").body == b'"/direct/{item}"'
+    # As with `uvicorn --root-path /api`.
+    caller.root_path = "/api"
+    assert caller.get("/api/direct/a").body == b'"/direct/{item}"'
+    statuses = [caller.get(path, x_user=scope + "2").status for path in ("/api/one/a", "/api/two/a", "/api/one/b")]
+    assert statuses == [200, 200, 429]
 
 
 def test_a_websocket_endpoint_is_rejected_when_it_is_decorated(limiter):

@@ -21,6 +21,9 @@ LimitValue = Limit | str | Callable[[Request], Limit | str]
 CostValue = Cost | Callable[[Request], Cost]
 Skip = Callable[[Request], bool]
 
+# The scope of requests that match no route.
+UNMATCHED = "<unmatched>"
+
 
 class RequestCheck(Generic[Request]):
     """What to check for each request: labels for the server's rules, or a limit with a key."""
@@ -76,7 +79,7 @@ class RequestCheck(Generic[Request]):
 
     def _key_of(self, request: Request, view: RequestView) -> str:
         """Returns the scope and the value. Without a value the requests of a scope share one counter."""
-        scope = self._scope if self._scope is not None else view.route or view.path
+        scope = self._scope if self._scope is not None else _scope_of(view)
         quoted = quote(scope, safe="/{}<>.-_", errors="replace")
         if self._key is None:
             return quoted
@@ -86,6 +89,13 @@ class RequestCheck(Generic[Request]):
             value = _label("key", self._key, request, view)
         # The scope has no colon, so different scopes and values never share a counter.
         return quoted if value is None else f"{quoted}:{value}"
+
+
+def _scope_of(view: RequestView) -> str:
+    """Returns the route. Requests that match none share a scope, because a client can choose any number of paths."""
+    if view.route is None:
+        return UNMATCHED
+    return view.route or "/"
 
 
 def _label(what: str, value: Value[Request], request: Request, view: RequestView) -> str | None:

@@ -49,9 +49,15 @@ class AsgiRequest:
 
     @property
     def route(self) -> str | None:
-        """The template of the route, which FastAPI and Starlette add to the scope."""
+        """The template of the route, which FastAPI and Starlette add to the scope, after the path of a mount.
+
+        The prefix of the whole application, which a proxy removes, is not part of it.
+        """
         path = getattr(self.scope.get("route"), "path", None)
-        return path if isinstance(path, str) else None
+        if not isinstance(path, str):
+            return None
+        root = str(self.scope.get("root_path", ""))
+        return root.removeprefix(self.scope.get("app_root_path", root)) + path
 
     @property
     def peer(self) -> str | None:
