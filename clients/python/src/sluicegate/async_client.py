@@ -22,7 +22,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, Unavailable
+from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.fork import reset_after_fork
 from sluicegate.http1 import Response
@@ -175,6 +175,10 @@ class AsyncClient:
         seconds = core.deadline(deadline)
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
         return core.received(await self._send(request, seconds), explanation_from_json)
+
+    def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
+        """Logs an error that `check` raised, at most once a minute, and decides by the failure policy."""
+        return self._core.decide_despite(error, check)
 
     async def aclose(self) -> None:
         """Closes the idle connections of the running event loop."""

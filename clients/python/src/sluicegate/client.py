@@ -19,7 +19,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, Unavailable
+from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.http1 import Response
 from sluicegate.limit import Limit
@@ -165,6 +165,10 @@ class Client:
         seconds = core.deadline(deadline)
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
         return core.received(self._send(request, seconds), explanation_from_json)
+
+    def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
+        """Logs an error that `check` raised, at most once a minute, and decides by the failure policy."""
+        return self._core.decide_despite(error, check)
 
     def close(self) -> None:
         """Closes the idle connections."""

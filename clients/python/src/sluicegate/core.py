@@ -16,7 +16,6 @@ from sluicegate.errors import (
     AuthenticationError,
     BadResponse,
     InvalidRequest,
-    InvalidValue,
     SluicegateError,
     Unavailable,
 )
@@ -143,9 +142,7 @@ class Core:
         return self._policy.decide(check, charge=operation == "check")
 
     def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
-        """Logs a misconfiguration and decides by the failure policy. Raises errors of the application's client."""
-        if isinstance(error, InvalidValue):
-            raise error
+        """Logs an error and decides by the failure policy."""
         self.report(error)
         return self.decide_without_server("check", check)
 
