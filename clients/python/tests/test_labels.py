@@ -134,6 +134,8 @@ def test_a_skipped_request_has_no_check():
         {"limit": "often"},
         {"limit": "1/s", "cost": -1},
         {"limit": "1/s", "cost": "1"},
+        {"limit": "1/s", "cost": {"requests": 1}},
+        {"labels": {}, "cost": {"a b": 1}},
         {"limit": "1/s", "key": ["ada"]},
         {"labels": {"user": 1.5}},
     ],
@@ -157,10 +159,20 @@ def test_a_key_or_label_of_the_wrong_type_is_an_invalid_value(value):
 @pytest.mark.parametrize("cost", ["1", None, 1.0, True, [1], {"tokens": "5"}, -1])
 def test_a_cost_of_the_wrong_type_is_an_invalid_value(cost):
     with pytest.raises(InvalidValue, match="use an integer from 0"):
-        RequestCheck(limit="1/s", key="k", cost=lambda request: cost).build(None, asgi())
+        RequestCheck(labels={}, cost=lambda request: cost).build(None, asgi())
 
 
 def test_a_port_has_only_ascii_digits():
     # Not in a table of requests, because these digits are not Latin-1.
     assert parse_hop("203.0.113.9:\u0661\u0662") is None
     assert str(parse_hop("203.0.113.9:12")) == "203.0.113.9"
+
+
+def test_costs_per_unit_need_rules():
+    units = {"requests": 1, "tokens": 850}
+    assert RequestCheck(labels={}, cost=lambda request: units).build(None, asgi()).cost == units
+    # The server rejects both, and a policy `open` would let the request pass.
+    with pytest.raises(InvalidValue, match="cost of a limit has units"):
+        RequestCheck(limit="1/s", key="k", cost=lambda request: units).build(None, asgi())
+    with pytest.raises(InvalidValue, match="unit 'a b' is invalid"):
+        RequestCheck(labels={}, cost=lambda request: {"a b": 1}).build(None, asgi())

@@ -43,7 +43,7 @@ class RequestCheck(Generic[Request]):
         if isinstance(limit, (str, Limit)):
             limit = to_limit(limit)
         if not callable(cost):
-            cost_to_json(cost)
+            _require_cost(cost, has_limit=limit is not None)
         if key is not None:
             _require_valid("key", key)
         if labels is not None and not callable(labels):
@@ -64,11 +64,21 @@ class RequestCheck(Generic[Request]):
         """
         if self._skip is not None and self._skip(request):
             return None
-        cost = _valid_cost(self._cost(request)) if callable(self._cost) else self._cost
+        cost = self._cost_of(request)
         if self._labels is not None:
             return Check(labels=self._label_values(self._labels, request, view), cost=cost)
         limit = self._limit(request) if callable(self._limit) else self._limit
         return Check(key=self._key_of(request, view), limit=limit, cost=cost)
+
+    def _cost_of(self, request: Request) -> Cost:
+        if not callable(self._cost):
+            return self._cost
+        cost = self._cost(request)
+        try:
+            _require_cost(cost, has_limit=self._limit is not None)
+        except InvalidRequest as error:
+            raise InvalidValue(str(error)) from error
+        return cost
 
     def _label_values(self, labels: Labels[Request], request: Request, view: RequestView) -> dict[str, str]:
         if callable(labels):
@@ -113,13 +123,11 @@ def _text(what: str, value: object) -> str | None:
     raise InvalidValue(f"{what} is of type {type(value).__name__}: use a string, an integer or None")
 
 
-def _valid_cost(cost: Cost) -> Cost:
-    """Returns the cost that a function returned for a request."""
-    try:
-        cost_to_json(cost)
-    except InvalidRequest as error:
-        raise InvalidValue(str(error)) from error
-    return cost
+def _require_cost(cost: Cost, *, has_limit: bool) -> None:
+    """Rejects a cost that the server would reject."""
+    if has_limit and isinstance(cost, Mapping):
+        raise InvalidRequest("cost of a limit has units: use an integer, or labels and rules with units")
+    cost_to_json(cost)
 
 
 def _require_valid(what: str, value: object) -> None:
