@@ -207,6 +207,19 @@ def test_mounted_applications_do_not_share_a_counter(app, limiter, caller, scope
     assert statuses == [200, 200, 429]
 
 
+def test_a_parameter_in_the_path_of_a_mount_selects_no_counter(app, limiter, caller, scope):
+    mounted = FastAPI(dependencies=[Depends(limiter.dependency("2/hour"))])
+
+    @mounted.get("/items/{item}")
+    async def read(item: str, request: Request):
+        return route.label(AsgiRequest(request.scope))
+
+    app.mount("/tenants/{tenant}", mounted)
+    responses = [caller.get(f"/tenants/t{number}/items/{number}", x_user=scope) for number in range(4)]
+    assert [response.status for response in responses] == [200, 200, 429, 429]
+    assert responses[0].body == b'"/tenants/{tenant}/items/{item}"'
+
+
 def test_a_websocket_endpoint_is_rejected_when_it_is_decorated(limiter):
     with pytest.raises(TypeError, match="not supported for a WebSocket endpoint"):
 
