@@ -4,13 +4,17 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 import uuid
+from urllib.parse import quote
 
 import pytest
 
 from apps.app_settings import OUTAGE_DEADLINE
-from conftest import RULES, Redis, Sluicegate, WebApp, wait_until
+from conftest import HERE, RULES, Redis, Sluicegate, WebApp, wait_until
 
 UVICORN = ["uvicorn", "--port", "{port}", "--workers", "2", "--no-access-log"]
 # With --preload the client is created before the worker processes are forked, and the threads of a worker share it.
@@ -137,10 +141,16 @@ def test_fastapi_endpoints(app):
 
 
 @every_app("fastapi")
-def test_a_misconfigured_label_is_logged_once_and_the_policy_decides(app):
+def test_a_misconfigured_limit_is_logged_once_and_the_policy_decides(app):
     assert [app.get("/broken").status for _ in range(5)] == [200] * 5
-    lines = [line for line in app.log.read_text().splitlines() if "label 'user' is of type object" in line]
+    lines = [line for line in app.log.read_text().splitlines() if "limit 'often' is not a rate" in line]
     assert 1 <= len(lines) <= 2, "at most once per worker process"
+
+
+@every_app("fastapi")
+def test_a_value_of_the_wrong_type_is_a_bad_request_and_not_a_free_pass(app):
+    values = ['"ada"', "7", '["ada"]', "true", "1.5", '{"a":1}']
+    assert [app.get(f"/typed?user={quote(value)}").status for value in values] == [200, 200, 400, 400, 400, 400]
 
 
 @every_app("fastapi", "flask")
@@ -198,6 +208,38 @@ def test_django_views(app, key):
         denied = app.get("/plain", x_middleware_key=key)
     assert denied.status == 429
     assert app.get("/missing", x_middleware_key=key).status == 404
+
+
+@every_app("django", "django-asgi")
+@pytest.mark.parametrize("path", ["/soft-key", "/soft-key-async"])
+def test_a_django_view_that_handles_denials_gets_a_decision_for_every_request(app, key, path):
+    def allowed(**headers):
+        return json.loads(app.get(path, x_api_key=app.log.stem + key, **headers).body)["allowed"]
+
+    assert [allowed() for _ in range(3)] == [True, False, False]
+    assert allowed(x_admin="1") is True
+    response = app.get(path, x_api_key="x" * 2000)
+    assert (response.status, json.loads(response.body)["title"]) == (400, "Bad Request")
+
+
+@every_app("django")
+def test_a_django_view_with_two_limits_finds_the_denial(app, key):
+    responses = [json.loads(app.get("/soft-twice", x_api_key=key).body)["allowed"] for _ in range(2)]
+    assert responses == [True, False]
+
+
+def test_a_disabled_django_limit_allows_every_request():
+    program = """
+import apps.app_settings
+apps.app_settings.RELIABLE["enabled"] = False
+import sys; sys.modules["app_settings"] = apps.app_settings
+from django.test import RequestFactory
+from apps.django_app import soft
+print([soft(RequestFactory().get("/")).content for _ in range(2)])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    output = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert output.stdout == """[b'{"allowed": true}', b'{"allowed": true}']\n""", output.stderr
 
 
 EXPECTED = {"open": {200}, "closed": {503}, "local": {200, 429}}

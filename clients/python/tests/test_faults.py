@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 import sluicegate.blocking
-from conftest import ALLOWED, RELAXED, http_response, wait_until
+from conftest import ALLOWED, PATIENCE, RELAXED, http_response, wait_until
 from sluicegate import AsyncClient, Client, Unavailable
 
 # A short deadline, and the slack of a busy machine, in seconds.
@@ -429,3 +429,187 @@ def sources_in_child(client, labels):
         sources = set(output.read().split())
     os.waitpid(child, 0)
     return sources
+
+
+class Failover:
+    """A handler whose older connections become silent, as after a failover behind a virtual address."""
+
+    def __init__(self):
+        self.generation = 0
+        self.all_open = threading.Barrier(20)
+
+    def __call__(self, server, connection):
+        generation = self.generation
+        while server.read_request(connection) is not None:
+            if generation == self.generation:
+                if generation == 0:
+                    self.all_open.wait()
+                connection.sendall(http_response())
+
+
+def test_after_a_failover_probes_use_new_connections(fake):
+    failover = Failover()
+    client = Client(fake(failover).url, deadline=RELAXED)
+    with concurrent.futures.ThreadPoolExecutor(20) as threads:
+        decisions = list(threads.map(lambda _: client.check({"a": "b"}), range(20)))
+    assert {decision.source for decision in decisions} == {"memory"}
+    failover.generation += 1
+    started = time.monotonic()
+    wait_until(lambda: client.check({"a": "b"}, deadline=DEADLINE).source == "memory", "the server decides again")
+    assert time.monotonic() - started < 5 * DEADLINE + SLACK
+    client.close()
+
+
+def test_after_a_failover_probes_of_all_event_loops_use_new_connections(fake):
+    failover = Failover()
+    client = AsyncClient(fake(failover).url, deadline=RELAXED)
+
+    async def check_many_times(count):
+        return await asyncio.gather(*(client.check({"a": "b"}) for _ in range(count)))
+
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    in_other_loop = asyncio.run_coroutine_threadsafe(check_many_times(10), other)
+
+    async def run():
+        await check_many_times(10)
+        await asyncio.wrap_future(in_other_loop)
+        failover.generation += 1
+        started = time.monotonic()
+        while (await client.check({"a": "b"}, deadline=DEADLINE)).source != "memory":
+            await asyncio.sleep(0.02)
+            assert time.monotonic() - started < 5 * DEADLINE + SLACK
+        await client.aclose()
+
+    try:
+        asyncio.run(run())
+        # A single call is enough, because the idle connections of this event loop are closed too.
+        again = asyncio.run_coroutine_threadsafe(check_many_times(1), other).result(PATIENCE)
+        assert again[0].source == "memory"
+        asyncio.run_coroutine_threadsafe(client.aclose(), other).result(PATIENCE)
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()
+
+
+async def gather_checks(client, count):
+    return await asyncio.gather(*(client.check({"a": "b"}) for _ in range(count)))
+
+
+def answer_in_50_ms(server, connection):
+    while server.read_request(connection) is not None:
+        time.sleep(0.05)
+        connection.sendall(http_response())
+
+
+def test_waiting_for_a_connection_does_not_open_the_circuit_breaker(fake):
+    server = fake(answer_in_50_ms)
+    with Client(server.url, max_connections=1, deadline=DEADLINE) as client:
+        with concurrent.futures.ThreadPoolExecutor(30) as threads:
+            decisions = list(threads.map(lambda _: client.check({"a": "b"}), range(30)))
+        assert {decision.source for decision in decisions} == {"memory", "open"}
+        assert client.check({"a": "b"}, deadline=RELAXED).source == "memory"
+
+    async def run():
+        async with AsyncClient(server.url, max_connections=1, deadline=DEADLINE) as client:
+            decisions = await gather_checks(client, 30)
+            assert {decision.source for decision in decisions} == {"memory", "open"}
+            assert (await client.check({"a": "b"}, deadline=RELAXED)).source == "memory"
+
+    asyncio.run(run())
+
+
+def test_a_busy_event_loop_does_not_open_the_circuit_breaker(fake):
+    server = fake(answer_all)
+    reported = []
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+        async with AsyncClient(server.url, deadline=DEADLINE) as client:
+            pool = client._pool()
+            connect = pool._connect
+
+            async def connect_and_block(expires):
+                connection = await connect(expires)
+                time.sleep(1.5 * DEADLINE)  # noqa: ASYNC251
+                return connection
+
+            pool._connect = connect_and_block
+            sources = [decision.source for decision in await gather_checks(client, 5)]
+            assert "open" in sources
+            pool._connect = connect
+            connections = server.connections
+            assert (await client.check({"a": "b"}, deadline=RELAXED)).source == "memory"
+            assert server.connections == connections, "the new connections are kept"
+            await asyncio.sleep(0)
+            gc.collect()
+
+    asyncio.run(run())
+    assert reported == []
+
+
+def test_a_cancellation_while_connecting_is_not_lost(fake):
+    server = fake(answer_all)
+
+    async def run():
+        outcomes = set()
+        for round_number in range(100):
+            async with AsyncClient(server.url, deadline=RELAXED) as client:
+                task = asyncio.create_task(client.check({"a": "b"}))
+                for _ in range(round_number % 8):
+                    await asyncio.sleep(0)
+                if task.cancel():
+                    outcomes.update(type(result) for result in await asyncio.gather(task, return_exceptions=True))
+        return outcomes
+
+    assert asyncio.run(run()) == {asyncio.CancelledError}
+
+
+def test_connections_that_are_no_longer_needed_are_closed(fake, monkeypatch):
+    for module in (sluicegate.blocking, sluicegate.aio):
+        monkeypatch.setattr(module, "MAX_IDLE", 0.5)
+    all_open = threading.Barrier(5)
+
+    def answer_together_then_at_once(server, connection):
+        server.read_request(connection)
+        all_open.wait()
+        connection.sendall(http_response())
+        answer_all(server, connection)
+
+    server = fake(answer_together_then_at_once)
+    with Client(server.url, deadline=RELAXED) as client:
+        with concurrent.futures.ThreadPoolExecutor(5) as threads:
+            list(threads.map(lambda _: client.check({"a": "b"}), range(5)))
+        for _ in range(8):
+            time.sleep(0.1)
+            client.check({"a": "b"})
+        assert len(client._pool._idle) == 1
+
+    async def run():
+        async with AsyncClient(server.url, deadline=RELAXED) as client:
+            await gather_checks(client, 5)
+            for _ in range(8):
+                await asyncio.sleep(0.1)
+                await client.check({"a": "b"})
+            return len(client._pool()._idle)
+
+    assert asyncio.run(run()) == 1
+
+
+def test_a_call_without_a_policy_is_sent_while_the_circuit_breaker_is_open(connect, fake, monkeypatch):
+    monkeypatch.setattr("sluicegate.circuit_breaker.FIRST_BACKOFF", 60.0)
+
+    def answer_after_three(server, connection):
+        while server.read_request(connection) is not None and len(server.requests) > 3:
+            connection.sendall(http_response())
+        connection.close()
+
+    server = fake(answer_after_three)
+    client = connect(server.url)
+    assert [client.check({"a": "b"}).source for _ in range(4)] == ["open"] * 4
+    assert len(server.requests) == 3
+    assert client.charge({"a": "b"}).allowed
+    assert client.check({"a": "b"}).source == "memory", "the answer closes the circuit breaker"

@@ -3,6 +3,7 @@
 import pytest
 
 from sluicegate import InvalidRequest, InvalidValue, client_ip, header, method, path, route
+from sluicegate.client_address import parse_hop
 from sluicegate.request_check import RequestCheck
 from sluicegate.request_view import AsgiRequest, WsgiRequest
 
@@ -42,6 +43,13 @@ ADDRESSES = [
     ("10.0.0.1", "10.0.0.2, 10.0.0.3", "10.0.0.2"),
     ("10.0.0.1", "203.0.113.9:x", "10.0.0.1"),
     ("10.0.0.1", ", ".join(["10.0.0.2"] * 1000), "10.0.0.2"),
+    ("10.0.0.1", "[2001:db8::7", "10.0.0.1"),
+    ("10.0.0.1", "[203.0.113.9]", "10.0.0.1"),
+    ("10.0.0.1", "[2001:db8::7]x", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9%eth0", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9:\u00b9", "10.0.0.1"),
+    ("10.0.0.1", "203.0.113.9:65536", "10.0.0.1"),
+    ("10.0.0.1", "fe80::7%eth0", "fe80::7"),
     ("testclient", "203.0.113.9", "testclient"),
     ("fe80::1%eth0", [], "fe80::1"),
 ]
@@ -64,6 +72,7 @@ def test_a_unix_socket_needs_a_proxy_that_is_trusted(make):
     behind = client_ip.behind("unix", "10.0.0.0/8")
     assert behind.label(make(None, x_forwarded_for="192.0.2.7, 203.0.113.9")) == "203.0.113.9"
     assert behind.label(make(None, x_forwarded_for="203.0.113.9, 10.0.0.1")) == "203.0.113.9"
+    assert behind.label(make(None, x_forwarded_for="192.0.2.7, 203.0.113.9:4711")) == "203.0.113.9"
     with pytest.raises(InvalidRequest, match="let the proxy set X-Forwarded-For"):
         behind.label(make(None))
     with pytest.raises(InvalidRequest, match=r'client_ip.behind\("unix"\)'):
@@ -119,8 +128,51 @@ def test_a_skipped_request_has_no_check():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"labels": {}, "limit": "1/s"}, {"limit": "often"}, {"limit": "1/s", "cost": -1}],
+    [
+        {},
+        {"labels": {}, "limit": "1/s"},
+        {"limit": "often"},
+        {"limit": "1/s", "cost": -1},
+        {"limit": "1/s", "cost": "1"},
+        {"limit": "1/s", "cost": {"requests": 1}},
+        {"labels": {}, "cost": {"a b": 1}},
+        {"limit": "1/s", "key": ["ada"]},
+        {"labels": {"user": 1.5}},
+    ],
 )
 def test_mistakes_are_reported_when_the_application_starts(arguments):
     with pytest.raises(InvalidRequest):
         RequestCheck(**arguments)
+
+
+@pytest.mark.parametrize("value", [["ada"], {"a": "b"}, True, 1.5, b"ada"])
+def test_a_key_or_label_of_the_wrong_type_is_an_invalid_value(value):
+    for arguments in (
+        {"limit": "1/s", "key": lambda request: value},
+        {"labels": {"user": lambda request: value}},
+        {"labels": lambda request: {"user": value}},
+    ):
+        with pytest.raises(InvalidValue, match="use a string, an integer or None"):
+            RequestCheck(**arguments).build(None, asgi())
+
+
+@pytest.mark.parametrize("cost", ["1", None, 1.0, True, [1], {"tokens": "5"}, -1])
+def test_a_cost_of_the_wrong_type_is_an_invalid_value(cost):
+    with pytest.raises(InvalidValue, match="use an integer from 0"):
+        RequestCheck(labels={}, cost=lambda request: cost).build(None, asgi())
+
+
+def test_a_port_has_only_ascii_digits():
+    # Not in a table of requests, because these digits are not Latin-1.
+    assert parse_hop("203.0.113.9:\u0661\u0662") is None
+    assert str(parse_hop("203.0.113.9:12")) == "203.0.113.9"
+
+
+def test_costs_per_unit_need_rules():
+    units = {"requests": 1, "tokens": 850}
+    assert RequestCheck(labels={}, cost=lambda request: units).build(None, asgi()).cost == units
+    # The server rejects both, and a policy `open` would let the request pass.
+    with pytest.raises(InvalidValue, match="cost of a limit has units"):
+        RequestCheck(limit="1/s", key="k", cost=lambda request: units).build(None, asgi())
+    with pytest.raises(InvalidValue, match="unit 'a b' is invalid"):
+        RequestCheck(labels={}, cost=lambda request: {"a b": 1}).build(None, asgi())

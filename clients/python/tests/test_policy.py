@@ -96,10 +96,29 @@ def test_invalid_buckets_are_rejected(arguments):
         LocalBucket(**arguments)
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        Check(key="k", limit="often"),
+        Check(key="k", limit=5),
+        Check(key=["k"], limit="1/s"),
+        Check({"ip": ["a"]}),
+        Check({}, cost="1"),
+        Check({}, cost=None),
+        Check({}, cost={"requests": "1"}),
+        Check({}, cost=-1),
+    ],
+)
+def test_a_bucket_decides_also_about_a_check_that_could_not_be_encoded(clock, check):
+    bucket = LocalBucket("1/minute", clock_ns=clock.ns)
+    admitted = [bucket.decide(check, charge=True).allowed for _ in range(3)]
+    assert admitted == [True, False, False]
+
+
 def test_the_breaker_admits_one_probe_per_backoff(monkeypatch, clock):
     monkeypatch.setattr("time.monotonic", lambda: clock.now)
     breaker = CircuitBreaker()
-    opened = [breaker.failed("late") for _ in range(FAILURES_TO_OPEN + 2)]
+    opened = [breaker.failed() for _ in range(FAILURES_TO_OPEN + 2)]
     assert opened == [False] * (FAILURES_TO_OPEN - 1) + [True, False, False]
     assert not breaker.admits()
     for _ in range(10):
@@ -110,15 +129,15 @@ def test_the_breaker_admits_one_probe_per_backoff(monkeypatch, clock):
     assert breaker.admits()
     assert breaker.succeeded()
     assert all(breaker.admits() for _ in range(3))
-    assert not breaker.failed("late"), "one failure does not open it again"
+    assert not breaker.failed(), "one failure does not open it again"
 
 
 def test_a_success_between_failures_keeps_the_breaker_closed():
     breaker = CircuitBreaker()
     for _ in range(10):
-        breaker.failed("late")
+        breaker.failed()
         breaker.succeeded()
-        breaker.failed("late")
+        breaker.failed()
         assert breaker.admits()
         breaker.succeeded()
 
@@ -148,11 +167,21 @@ def test_a_message_is_logged_once_per_interval(monkeypatch, clock, caplog):
         ("100/h", 100, 3_600_000),
         ("1/DAY", 1, 86_400_000),
         ("7/30s", 7, 30_000),
+        ("10/250ms", 10, 250),
+        ("10 per 5 milliseconds", 10, 5),
+        ("10/MS", 10, 1),
+        ("3 per 2 mins", 3, 120_000),
     ],
 )
 def test_rates_of_other_limiters_are_parsed(text, amount, window_ms):
     limit = Limit.parse(text)
     assert (limit.amount, limit.window_ms) == (amount, window_ms)
+
+
+@pytest.mark.parametrize("text", ["10/ss", "10/5hs", "10/ds", "10/mss", "10/mins s", "10/month"])
+def test_rates_with_unknown_units_are_rejected(text):
+    with pytest.raises(InvalidRequest, match="not a rate"):
+        Limit.parse(text)
 
 
 @pytest.mark.parametrize("window", ["", "1w", "5", "-1s", "1s1h", "0s", None])

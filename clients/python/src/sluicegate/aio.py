@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import cast
+from typing import TypeVar, cast
 
-from sluicegate.blocking import MAX_IDLE
+from sluicegate.blocking import MAX_IDLE, no_connection
 from sluicegate.deadline import remaining
 from sluicegate.endpoint import Endpoint
 from sluicegate.errors import BadResponse, NotSent, TlsError, Unavailable
 from sluicegate.http1 import Response, ResponseParser
 from sluicegate.readiness import is_readable
 from sluicegate.resolver import Resolver
+
+Result = TypeVar("Result")
 
 
 class Connection(asyncio.Protocol):
@@ -70,11 +74,13 @@ class Connection(asyncio.Protocol):
         if transport is None or self._is_closed:
             raise NotSent("connection lost")
         loop = asyncio.get_running_loop()
+        # Before the future is created: without a time left, there is no caller to retrieve its exception.
+        left = _remaining(expires)
         response: asyncio.Future[Response] = loop.create_future()
         self._response = response
         self._parser = ResponseParser()
         # A timer instead of a cancellation: a response that arrived while the event loop was busy is not discarded.
-        timer = loop.call_later(remaining(expires), self._fail, Unavailable("deadline exceeded"))
+        timer = loop.call_later(left, self._fail, Unavailable("deadline exceeded"))
         try:
             transport.write(request)
             return await response
@@ -109,12 +115,17 @@ class Pool:
 
         A request is repeated only on a pooled connection that was lost before the first byte was written.
         """
-        if self._free > 0 and not self._waiting:
-            self._free -= 1
-        else:
+        is_queued = self._free == 0 or bool(self._waiting)
+        if is_queued:
             await self._wait_for_turn(expires)
+        else:
+            self._free -= 1
         try:
             return await self._send(request, expires)
+        except Unavailable as error:
+            # The server had less time than the deadline.
+            error.is_local = error.is_local or (is_queued and time.monotonic() >= expires)
+            raise
         finally:
             self._pass_turn()
 
@@ -127,9 +138,9 @@ class Pool:
     async def _wait_for_turn(self, expires: float) -> None:
         """Waits until a connection is free."""
         loop = asyncio.get_running_loop()
+        left = _remaining(expires)
         turn = loop.create_future()
-        error = NotSent(f"all {self._max_connections} connections are in use: raise max_connections or the deadline")
-        timer = loop.call_later(remaining(expires), _fail, turn, error)
+        timer = loop.call_later(left, _fail, turn, no_connection(self._max_connections))
         self._waiting.append(turn)
         try:
             await turn
@@ -151,6 +162,8 @@ class Pool:
 
     async def _send(self, request: bytes, expires: float) -> Response:
         while self._idle:
+            # Before a connection is taken, so that a late call does not close it.
+            _remaining(expires)
             connection = self._idle.pop()
             if not connection.is_usable():
                 connection.close()
@@ -159,7 +172,13 @@ class Pool:
                 return await self._exchange(connection, request, expires)
             except NotSent:
                 continue
-        return await self._exchange(await self._connect(expires), request, expires)
+        connection = await self._connect(expires)
+        try:
+            _remaining(expires)
+        except NotSent:
+            self._keep(connection)
+            raise
+        return await self._exchange(connection, request, expires)
 
     async def _exchange(self, connection: Connection, request: bytes, expires: float) -> Response:
         try:
@@ -169,11 +188,20 @@ class Pool:
             connection.close()
             raise
         if response.keep_alive:
-            connection.idle_since = time.monotonic()
-            self._idle.append(connection)
+            self._keep(connection)
         else:
             connection.close()
         return response
+
+    def _keep(self, connection: Connection) -> None:
+        """Returns a connection to the pool, and closes those that were idle for too long."""
+        now = connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        # The oldest connections are never reused while newer ones suffice.
+        expired = list(itertools.takewhile(lambda kept: now - kept.idle_since >= MAX_IDLE, self._idle))
+        del self._idle[: len(expired)]
+        for old in expired:
+            old.close()
 
     async def _connect(self, expires: float) -> Connection:
         addresses = await self._addresses(expires)
@@ -182,15 +210,15 @@ class Pool:
         hostname = self._endpoint.host if tls is not None else None
         for position, address in enumerate(addresses):
             # An address that does not answer leaves time for the others.
-            timeout = remaining(expires) / (len(addresses) - position)
-            connecting = loop.create_connection(
-                Connection, address, self._endpoint.port, ssl=tls, server_hostname=hostname
+            timeout = _remaining(expires) / (len(addresses) - position)
+            connecting = loop.create_task(
+                loop.create_connection(Connection, address, self._endpoint.port, ssl=tls, server_hostname=hostname)
             )
             try:
-                _, connection = await asyncio.wait_for(connecting, timeout)
+                _, connection = await _within(connecting, timeout, _discard_connection)
             except ssl.SSLError as error:
                 raise TlsError(f"TLS failed: {error}: check ca and client_cert") from error
-            except (OSError, asyncio.TimeoutError) as error:
+            except OSError as error:
                 failure = error
                 continue
             self._resolver.prefer(address)
@@ -200,14 +228,57 @@ class Pool:
     async def _addresses(self, expires: float) -> tuple[str, ...]:
         addresses = self._resolver.addresses()
         if isinstance(addresses, Future):
-            lookup = asyncio.shield(asyncio.wrap_future(addresses))
+            lookup = asyncio.wrap_future(addresses)
             try:
-                return await asyncio.wait_for(lookup, remaining(expires))
-            except asyncio.TimeoutError as error:
+                return await _within(lookup, _remaining(expires), _ignore_result)
+            except TimeoutError as error:
                 raise NotSent(f"cannot resolve {self._endpoint.host} within the deadline") from error
             except OSError as error:
                 raise NotSent(str(error)) from error
         return addresses
+
+
+def _remaining(expires: float) -> float:
+    """Returns the time that is left. If there is none, the event loop was too busy to send the request."""
+    try:
+        return remaining(expires)
+    except Unavailable as error:
+        raise NotSent("deadline exceeded before the request was sent: event loop busy", is_local=True) from error
+
+
+async def _within(
+    future: asyncio.Future[Result], seconds: float, abandon: Callable[[asyncio.Future[Result]], None]
+) -> Result:
+    """Waits for a future. Raises `TimeoutError` after the time.
+
+    `asyncio.wait_for` discards a cancellation before Python 3.12, if the future is done at the same time. `abandon` is
+    called if the result is not used.
+    """
+    try:
+        await asyncio.wait({future}, timeout=seconds)
+    except asyncio.CancelledError:
+        abandon(future)
+        raise
+    if not future.done():
+        abandon(future)
+        raise TimeoutError("deadline exceeded")
+    return future.result()
+
+
+def _discard_connection(connecting: asyncio.Future[tuple[asyncio.Transport, Connection]]) -> None:
+    """Cancels the attempt. If it is already complete, the connection is closed."""
+    connecting.cancel()
+    connecting.add_done_callback(_close_if_connected)
+
+
+def _close_if_connected(connecting: asyncio.Future[tuple[asyncio.Transport, Connection]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[1].close()
+
+
+def _ignore_result(lookup: asyncio.Future[tuple[str, ...]]) -> None:
+    """Retrieves a later exception, so that it is not logged. The lookup continues for other callers."""
+    lookup.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _fail(turn: asyncio.Future[None], error: NotSent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, Unavailable
+from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.fork import reset_after_fork
 from sluicegate.http1 import Response
@@ -34,7 +35,7 @@ class AsyncClient:
 
     `check`, `peek` and `check_many` always return within `deadline` seconds: if the server is unavailable or late, the
     failure policy `on_failure` decides. They raise only `InvalidRequest` and `AuthenticationError`. The other calls
-    also raise `Unavailable`.
+    have no policy: they are sent also while the circuit breaker is open, and raise `Unavailable`.
     """
 
     def __init__(
@@ -158,7 +159,6 @@ class AsyncClient:
         seconds = core.deadline(deadline)
         options = {"rules": rules, "all": all_rules or None}
         request = core.encode_adjustment("reset", Check(labels, key, limit), options, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), reset_from_json)
 
     async def explain(
@@ -174,8 +174,11 @@ class AsyncClient:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), explanation_from_json)
+
+    def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
+        """Logs an error that `check` raised, at most once a minute, and decides by the failure policy."""
+        return self._core.decide_despite(error, check)
 
     async def aclose(self) -> None:
         """Closes the idle connections of the running event loop."""
@@ -220,14 +223,28 @@ class AsyncClient:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment(operation, check, options, deadline=seconds)
-        core.require_admission()
         return core.received(await self._send(request, seconds), decision_from_json)
 
     async def _send(self, request: bytes, seconds: float) -> Response:
         try:
             return await self._pool().send(request, time.monotonic() + seconds)
         except Unavailable as error:
-            raise self._core.failed(error) from error
+            failure = self._core.failed(error)
+            if self._core.is_breaker_open and not error.is_local:
+                # After a failover all of them may be dead, and each would cost a probe.
+                self._close_idle()
+            raise failure from error
+
+    def _close_idle(self) -> None:
+        """Closes the idle connections of all event loops."""
+        running = asyncio.get_running_loop()
+        for loop, pool in self._pools.items():
+            if loop is running:
+                pool.close()
+                continue
+            # A closed event loop raises `RuntimeError`, and its connections are never used again.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(pool.close)
 
     def _pool(self) -> Pool:
         """Returns the pool of the running event loop, and removes the pools of closed ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import threading
@@ -90,10 +91,15 @@ class Pool:
         A request is repeated only on a pooled connection that was lost before the first byte was written.
         """
         free = self._free
-        if not free.acquire(timeout=remaining(expires)):
-            raise NotSent(f"all {self._max_connections} connections are in use: raise max_connections or the deadline")
+        is_queued = not free.acquire(blocking=False)
+        if is_queued and not free.acquire(timeout=remaining(expires)):
+            raise no_connection(self._max_connections)
         try:
             return self._send(request, expires)
+        except Unavailable as error:
+            # The server had less time than the deadline.
+            error.is_local = error.is_local or (is_queued and time.monotonic() >= expires)
+            raise
         finally:
             free.release()
 
@@ -135,12 +141,21 @@ class Pool:
             connection.close()
             raise
         if response.keep_alive:
-            connection.idle_since = time.monotonic()
-            with self._lock:
-                self._idle.append(connection)
+            self._keep(connection)
         else:
             connection.close()
         return response
+
+    def _keep(self, connection: Connection) -> None:
+        """Returns a connection to the pool, and closes those that were idle for too long."""
+        now = connection.idle_since = time.monotonic()
+        with self._lock:
+            self._idle.append(connection)
+            # The oldest connections are never reused while newer ones suffice.
+            expired = list(itertools.takewhile(lambda kept: now - kept.idle_since >= MAX_IDLE, self._idle))
+            del self._idle[: len(expired)]
+        for old in expired:
+            old.close()
 
     def _connect(self, expires: float) -> Connection:
         addresses = self._addresses(expires)
@@ -178,6 +193,13 @@ class Pool:
         except OSError as error:
             connected.close()
             raise _unavailable(error) from error
+
+
+def no_connection(max_connections: int) -> NotSent:
+    """Returns the exception for a call that waited for a connection until its deadline."""
+    return NotSent(
+        f"all {max_connections} connections are in use: raise max_connections or the deadline", is_local=True
+    )
 
 
 def _unavailable(error: OSError) -> Unavailable:

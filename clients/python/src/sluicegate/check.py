@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ Cost = int | Mapping[str, int]
 MAX_VALUE_BYTES = 1024
 # The largest amount of a limit. No limit admits a larger cost.
 MAX_COST = 1_000_000_000
+_UNIT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Check:
 def cost_to_json(cost: Cost) -> object:
     """Returns the cost as the server expects it."""
     if isinstance(cost, Mapping):
-        return {unit: _require_units(f"cost of {unit!r}", units) for unit, units in cost.items()}
+        return {_require_unit(unit): _require_units(f"cost of {unit!r}", units) for unit, units in cost.items()}
     return _require_units("cost", cost)
 
 
@@ -68,6 +70,12 @@ def _require_text(what: str, value: object) -> None:
         length = len(value.encode(errors="surrogatepass"))
         if length > MAX_VALUE_BYTES:
             raise InvalidValue(f"{what} has {length} bytes: use at most {MAX_VALUE_BYTES}, or a hash of it")
+
+
+def _require_unit(unit: object) -> str:
+    if not isinstance(unit, str) or _UNIT.fullmatch(unit) is None:
+        raise InvalidRequest(f"unit {unit!r} is invalid: use 1 to 64 letters, digits, '-', '_' or '.'")
+    return unit
 
 
 def _require_units(what: str, units: object) -> int:

@@ -25,7 +25,6 @@ class CircuitBreaker:
         self._failures = 0
         self._backoff = FIRST_BACKOFF
         self._probe_at = 0.0
-        self._last_error = ""
         self._lock = threading.Lock()
         reset_after_fork(self)
 
@@ -33,11 +32,6 @@ class CircuitBreaker:
     def is_open(self) -> bool:
         """Whether calls are answered without the server."""
         return self._failures >= FAILURES_TO_OPEN
-
-    @property
-    def last_error(self) -> str:
-        """The reason of the last failure."""
-        return self._last_error
 
     def admits(self) -> bool:
         """Returns whether a call may use the server."""
@@ -62,12 +56,11 @@ class CircuitBreaker:
             self._backoff = FIRST_BACKOFF
             return was_open
 
-    def failed(self, reason: str) -> bool:
+    def failed(self) -> bool:
         """Reports that the server did not answer. Returns whether that opened the breaker."""
         with self._lock:
             was_open = self.is_open
             self._failures += 1
-            self._last_error = reason
             if self.is_open and not was_open:
                 self._schedule_probe(time.monotonic())
             return self.is_open and not was_open

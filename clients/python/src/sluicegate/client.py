@@ -19,7 +19,7 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, Unavailable
+from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.http1 import Response
 from sluicegate.limit import Limit
@@ -30,7 +30,7 @@ class Client:
 
     `check`, `peek` and `check_many` always return within `deadline` seconds: if the server is unavailable or late, the
     failure policy `on_failure` decides. They raise only `InvalidRequest` and `AuthenticationError`. The other calls
-    also raise `Unavailable`.
+    have no policy: they are sent also while the circuit breaker is open, and raise `Unavailable`.
     """
 
     def __init__(
@@ -149,7 +149,6 @@ class Client:
         seconds = core.deadline(deadline)
         options = {"rules": rules, "all": all_rules or None}
         request = core.encode_adjustment("reset", Check(labels, key, limit), options, deadline=seconds)
-        core.require_admission()
         return core.received(self._send(request, seconds), reset_from_json)
 
     def explain(
@@ -165,8 +164,11 @@ class Client:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment("explain", Check(labels, key, limit, cost), {}, deadline=seconds)
-        core.require_admission()
         return core.received(self._send(request, seconds), explanation_from_json)
+
+    def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
+        """Logs an error that `check` raised, at most once a minute, and decides by the failure policy."""
+        return self._core.decide_despite(error, check)
 
     def close(self) -> None:
         """Closes the idle connections."""
@@ -204,11 +206,14 @@ class Client:
         core = self._core
         seconds = core.deadline(deadline)
         request = core.encode_adjustment(operation, check, options, deadline=seconds)
-        core.require_admission()
         return core.received(self._send(request, seconds), decision_from_json)
 
     def _send(self, request: bytes, seconds: float) -> Response:
         try:
             return self._pool.send(request, time.monotonic() + seconds)
         except Unavailable as error:
-            raise self._core.failed(error) from error
+            failure = self._core.failed(error)
+            if self._core.is_breaker_open and not error.is_local:
+                # After a failover all of them may be dead, and each would cost a probe.
+                self._pool.close()
+            raise failure from error

@@ -48,24 +48,29 @@ def parse_hop(hop: str) -> Address | None:
     """Parses an address with optional port and brackets."""
     text = hop.strip(" \t")
     if text.startswith("["):
-        text, _, port = text[1:].partition("]")
-        if port and not (port[0] == ":" and port[1:].isdecimal()):
+        text, bracket, port = text[1:].partition("]")
+        if not bracket or ":" not in text or not (port == "" or (port[0] == ":" and _is_port(port[1:]))):
             return None
     elif text.count(":") == 1:
         text, _, port = text.partition(":")
-        if not port.isdecimal():
+        if not _is_port(port):
             return None
     return parse_address(text)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= 65535
 
 
 def parse_address(text: str) -> Address | None:
     """Parses an address. An IPv4 address in IPv6 notation becomes IPv4, and a zone is removed."""
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    if isinstance(address, ipaddress.IPv6Address):
+        return address.ipv4_mapped or ipaddress.IPv6Address(int(address))
+    return address
 
 
 def counted(address: Address) -> str:

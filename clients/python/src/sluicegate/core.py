@@ -16,8 +16,6 @@ from sluicegate.errors import (
     AuthenticationError,
     BadResponse,
     InvalidRequest,
-    InvalidValue,
-    NotSent,
     SluicegateError,
     Unavailable,
 )
@@ -107,14 +105,6 @@ class Core:
         """Returns whether a call may use the server."""
         return self._breaker.admits()
 
-    def require_admission(self) -> None:
-        """Raises `Unavailable` while the circuit breaker is open."""
-        if not self._breaker.admits():
-            raise NotSent(
-                f"sluicegate server {self.endpoint} unavailable, circuit breaker open; "
-                f"last error: {self._breaker.last_error}"
-            )
-
     def received(self, response: Response, read: Callable[[Any], Result]) -> Result:
         """Reads a response. Raises the exception that its status stands for."""
         if self._breaker.succeeded():
@@ -131,24 +121,28 @@ class Core:
             ) from error
         raise self._error(response.status, str(detail))
 
+    @property
+    def is_breaker_open(self) -> bool:
+        """Whether the circuit breaker is open."""
+        return self._breaker.is_open
+
     def failed(self, error: Unavailable) -> Unavailable:
         """Reports that the server did not answer. Returns the exception for the caller."""
-        if self._breaker.failed(str(error)):
+        if not error.is_local and self._breaker.failed():
             logger.warning(
                 "sluicegate server %s unavailable (%s); circuit breaker open, applying the failure policy",
                 self.endpoint,
                 error,
             )
-        return type(error)(f"sluicegate server {self.endpoint} unavailable: {error}")
+        problem = "not reached in time" if error.is_local else "unavailable"
+        return type(error)(f"sluicegate server {self.endpoint} {problem}: {error}", is_local=error.is_local)
 
     def decide_without_server(self, operation: Decides, check: Check) -> Decision:
         """Decides by the failure policy."""
         return self._policy.decide(check, charge=operation == "check")
 
     def decide_despite(self, error: SluicegateError, check: Check) -> Decision:
-        """Logs a misconfiguration and decides by the failure policy. Raises errors of the application's client."""
-        if isinstance(error, InvalidValue):
-            raise error
+        """Logs an error and decides by the failure policy."""
         self.report(error)
         return self.decide_without_server("check", check)
 

@@ -34,7 +34,10 @@ class Decision:
 
     allowed: bool
     source: str
-    """Where the decision was made: `store`, `memory`, `cache`, `rule`, `unmatched`, `fallback`, `open`, `closed`."""
+    """Where the decision was made: `store`, `memory`, `cache`, `rule`, `unmatched`, `fallback`, `open`, `closed`.
+
+    In Django also `skipped`, if the request was not checked.
+    """
     rule: str | None = None
     """The deciding rule."""
     limit: int | None = None
@@ -55,6 +58,10 @@ class Decision:
     def __bool__(self) -> bool:
         """Returns whether the request is allowed."""
         return self.allowed
+
+
+# The decision about a request that was not checked.
+SKIPPED = Decision(allowed=True, source="skipped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from sluicegate.async_client import AsyncClient
 from sluicegate.client import Client
-from sluicegate.decision import Decision
+from sluicegate.decision import SKIPPED, Decision
 from sluicegate.denial import Problem, bad_request, denial
 from sluicegate.errors import InvalidValue
 from sluicegate.guard import decide, decide_async
@@ -69,12 +69,12 @@ class RateLimitMiddleware:
         return _with_headers(await self._get_response(request), request)
 
     def _process_view(self, request: HttpRequest, view: Callable[..., Any], *_: Any) -> HttpResponseBase | None:
-        return None if getattr(view, _EXEMPT, False) else _response_if_denied(request, self._check)
+        return None if getattr(view, _EXEMPT, False) else _response_instead(request, self._check)
 
     async def _process_view_async(
         self, request: HttpRequest, view: Callable[..., Any], *_: Any
     ) -> HttpResponseBase | None:
-        return None if getattr(view, _EXEMPT, False) else await _response_if_denied_async(request, self._check)
+        return None if getattr(view, _EXEMPT, False) else await _response_instead_async(request, self._check)
 
 
 def ratelimit(
@@ -92,7 +92,8 @@ def ratelimit(
 
     Pass a limit such as `100/minute`, or labels for the server's rules: `ratelimit(route="login", ip=client_ip)`.
     Functions receive the request. The view finds the decision in `request.sluicegate`; with `block=False`, also a
-    denied one. Without a `scope`, each decorated view is counted separately.
+    denied one. A request that is skipped has an allowing decision. Without a `scope`, each decorated view is counted
+    separately.
     """
 
     def decorate(view: View) -> View:
@@ -120,8 +121,8 @@ def _limited(
     view: Callable[..., HttpResponseBase], check: RequestCheck[HttpRequest], block: bool
 ) -> Callable[..., HttpResponseBase]:
     def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response = _response_if_denied(request, check)
-        if response is None or not block:
+        response = _response_instead(request, check, block=block)
+        if response is None:
             response = view(request, *args, **kwargs)
         return _with_headers(response, request)
 
@@ -132,43 +133,57 @@ def _limited_async(
     view: Callable[..., Awaitable[HttpResponseBase]], check: RequestCheck[HttpRequest], block: bool
 ) -> Callable[..., Awaitable[HttpResponseBase]]:
     async def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response = await _response_if_denied_async(request, check)
-        if response is None or not block:
+        response = await _response_instead_async(request, check, block=block)
+        if response is None:
             response = await view(request, *args, **kwargs)
         return _with_headers(response, request)
 
     return limited
 
 
-def _response_if_denied(request: HttpRequest, check: RequestCheck[HttpRequest]) -> HttpResponseBase | None:
-    if not _setting().get("enabled", True):
-        return None
+def _response_instead(
+    request: HttpRequest, check: RequestCheck[HttpRequest], *, block: bool = True
+) -> HttpResponseBase | None:
+    """Checks a request. Returns the response to a denied or invalid one; `None` if the view responds."""
+    if not _is_enabled():
+        return _decided(request, None, block=block)
     try:
         decision = decide(_client(), lambda: check.build(request, _view(request)))
     except InvalidValue as error:
         return _response(bad_request(error))
-    return _decided(request, decision)
+    return _decided(request, decision, block=block)
 
 
-async def _response_if_denied_async(request: HttpRequest, check: RequestCheck[HttpRequest]) -> HttpResponseBase | None:
-    if not _setting().get("enabled", True):
-        return None
+async def _response_instead_async(
+    request: HttpRequest, check: RequestCheck[HttpRequest], *, block: bool = True
+) -> HttpResponseBase | None:
+    """Checks a request, as `_response_instead` does."""
+    if not _is_enabled():
+        return _decided(request, None, block=block)
     try:
         decision = await decide_async(_async_client(), lambda: check.build(request, _view(request)))
     except InvalidValue as error:
         return _response(bad_request(error))
-    return _decided(request, decision)
+    return _decided(request, decision, block=block)
 
 
-def _decided(request: HttpRequest, decision: Decision | None) -> HttpResponseBase | None:
+def _decided(request: HttpRequest, decision: Decision | None, *, block: bool) -> HttpResponseBase | None:
     """Keeps the decision for the view and the headers. Returns the response to a denied request."""
+    previous: Decision | None = getattr(request, "sluicegate", None)
     if decision is None:
+        request.sluicegate = SKIPPED if previous is None else previous  # type: ignore[attr-defined]
         return None
-    request.sluicegate = decision  # type: ignore[attr-defined]
-    if decision.allowed:
+    # With several limits that do not block, a denial is not replaced by an allowing decision.
+    if previous is None or previous.allowed or not decision.allowed:
+        request.sluicegate = decision  # type: ignore[attr-defined]
+    if decision.allowed or not block:
         return None
     denied: Denied | None = _setting().get("denied")
     return _response(denial(decision)) if denied is None else denied(request, decision)
+
+
+def _is_enabled() -> bool:
+    return bool(_setting().get("enabled", True))
 
 
 def _view(request: HttpRequest) -> WsgiRequest:

@@ -12,7 +12,7 @@ class InvalidRequest(SluicegateError, ValueError):
 
 
 class InvalidValue(InvalidRequest):
-    """A value is unusable: a label or key that is too long or not text, a repeated header, a cost out of range.
+    """A value is unusable: a label or key that is too long or not text, a repeated header, an invalid cost.
 
     Such values usually come from the application's own client, so the integrations answer with 400.
     """
@@ -25,8 +25,13 @@ class AuthenticationError(SluicegateError):
 class Unavailable(SluicegateError):
     """The server or its store did not answer before the deadline.
 
-    The request may have been charged, so it is never repeated automatically.
+    The request may have been charged, so it is never repeated automatically. With `is_local`, the deadline was spent
+    in this process, for example by waiting for a connection, so the circuit breaker does not count it.
     """
+
+    def __init__(self, message: str, *, is_local: bool = False) -> None:
+        super().__init__(message)
+        self.is_local = is_local
 
 
 class BadResponse(Unavailable):

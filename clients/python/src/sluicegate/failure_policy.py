@@ -11,6 +11,7 @@ from typing import Literal, Protocol, Union
 
 from sluicegate.check import Check
 from sluicegate.decision import NO_HEADERS, Decision
+from sluicegate.errors import InvalidRequest
 from sluicegate.fork import reset_after_fork
 from sluicegate.limit import Limit, to_limit
 
@@ -86,8 +87,11 @@ class LocalBucket:
         reset_after_fork(self)
 
     def decide(self, check: Check, *, charge: bool) -> Decision:
-        """Decides by the bucket of the request's key or labels."""
-        limit = self._limit if check.limit is None else to_limit(check.limit)
+        """Decides by the bucket of the request's key or labels.
+
+        Also for a check that could not be encoded: an invalid limit is replaced by `limit`, an invalid cost by 1.
+        """
+        limit = self._limit_of(check)
         amount = max(1, limit.amount // self._processes)
         capacity = max(1, limit.capacity // self._processes)
         unit_us = max(1, -(-limit.window_ms * 1000 // amount))
@@ -113,12 +117,22 @@ class LocalBucket:
         """Replaces the lock, which another thread may have held at the time of the fork."""
         self._lock = threading.Lock()
 
+    def _limit_of(self, check: Check) -> Limit:
+        if check.limit is None:
+            return self._limit
+        try:
+            return to_limit(check.limit)
+        except InvalidRequest:
+            return self._limit
+
     def _subject(self, check: Check) -> object:
         """Returns the key, or the labels that select a bucket."""
         if check.key is not None:
-            return check.key
+            return _hashable(check.key)
         labels = check.labels or {}
-        return frozenset(pair for pair in labels.items() if self._per is None or pair[0] in self._per)
+        return frozenset(
+            (name, _hashable(value)) for name, value in labels.items() if self._per is None or name in self._per
+        )
 
     def _key_or_overflow(self, key: object, now: int) -> object:
         """Returns the key, or `None` for the shared bucket if the table is full. A bucket in use is never evicted."""
@@ -145,9 +159,14 @@ def policy_for(on_failure: OnFailure) -> FailurePolicy:
 
 def _requests(check: Check) -> int:
     """Returns the cost in requests. Costs in other units count as one request."""
-    if isinstance(check.cost, Mapping):
-        return max(1, check.cost.get("requests", 1))
-    return check.cost
+    cost = check.cost.get("requests", 1) if isinstance(check.cost, Mapping) else check.cost
+    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        return 1
+    return max(1, cost) if isinstance(check.cost, Mapping) else cost
+
+
+def _hashable(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
 
 
 def _local_decision(*, capacity: int, remaining: int, wait_us: int, reset_us: int, never: bool) -> Decision:

@@ -9,12 +9,14 @@ async def report(): ...
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, HTTPException, Request, Response
+from fastapi import Depends, HTTPException, Request, Response, WebSocket
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -94,7 +96,8 @@ class RateLimiter:
             request.scope[DECISION] = decision
             if not decision.allowed:
                 raise RateLimited(decision)
-            _add_headers(response, decision)
+            # The response belongs to this request. If several limits apply, the last one overwrites the others.
+            response.headers.update(decision.headers)
             return decision
 
         return check_request
@@ -112,6 +115,7 @@ class RateLimiter:
     ) -> Callable[[Endpoint], Endpoint]:
         """Returns a decorator for an endpoint, with the arguments of `dependency`. Write it below `@app.get(…)`.
 
+        The check is the first dependency of the endpoint, so it also counts requests that a later dependency rejects.
         Without a `scope`, each decorated function is counted separately.
         """
 
@@ -133,32 +137,59 @@ class RateLimiter:
 def _with_dependency(endpoint: Callable[..., Any], dependency: Dependency) -> Callable[..., Any]:
     """Adds a parameter with the dependency to the signature that FastAPI reads."""
     signature = _signature(endpoint)
+    _reject_websocket(signature)
     number = sum(name.startswith(_PARAMETER) for name in signature.parameters)
     name = f"{_PARAMETER}_{number}"
-    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=Depends(dependency), annotation=Any)
-    parameters = list(signature.parameters.values())
-    # A parameter **kwargs is the last one.
-    position = len(parameters) - bool(parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    parameters.insert(position, added)
+    # FastAPI resolves dependencies in the order of the parameters. An annotation instead of a default, because
+    # parameters without a default can follow.
+    added = inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[Any, Depends(dependency)]
+    )
+    limited = functools.wraps(endpoint)(_limited(endpoint, name))
+    parameters = [added, *signature.parameters.values()]
+    limited.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return limited
 
-    @functools.wraps(endpoint)
+
+def _limited(endpoint: Callable[..., Any], parameter: str) -> Callable[..., Any]:
+    """Returns a function that calls the endpoint without the added parameter, and adds the headers to its response.
+
+    An endpoint with `yield` becomes a generator, because FastAPI streams its items. FastAPI adds the headers itself.
+    """
+    if inspect.isasyncgenfunction(endpoint):
+
+        async def limited_stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            kwargs.pop(parameter, None)
+            async with contextlib.aclosing(endpoint(*args, **kwargs)) as items:
+                async for item in items:
+                    yield item
+
+        return limited_stream
+
+    if inspect.isgeneratorfunction(endpoint):
+
+        def limited_blocking_stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            kwargs.pop(parameter, None)
+            yield from endpoint(*args, **kwargs)
+
+        return limited_blocking_stream
+
     async def limited(*args: Any, **kwargs: Any) -> Any:
-        decision: Decision | None = kwargs.pop(name, None)
+        decision: Decision | None = kwargs.pop(parameter, None)
         try:
             if inspect.iscoroutinefunction(endpoint):
                 result = await endpoint(*args, **kwargs)
             else:
                 result = await run_in_threadpool(endpoint, *args, **kwargs)
         except StarletteHTTPException as error:
-            if decision is not None:
-                error.headers = {**decision.headers, **(error.headers or {})}
-            raise
+            if decision is None:
+                raise
+            raise _error_with_headers(error, decision) from error
         # FastAPI adds the headers of dependencies only to responses that it creates itself.
         if decision is not None and isinstance(result, Response):
-            _add_headers(result, decision)
+            return _response_with_headers(result, decision)
         return result
 
-    limited.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return limited
 
 
@@ -170,6 +201,29 @@ def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(endpoint)
 
 
-def _add_headers(response: Response, decision: Decision) -> None:
+def _reject_websocket(signature: inspect.Signature) -> None:
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        if annotation == "WebSocket" or (isinstance(annotation, type) and issubclass(annotation, WebSocket)):
+            raise TypeError(
+                "limit is not supported for a WebSocket endpoint: call limiter.client.check(…) in the endpoint"
+            )
+
+
+def _error_with_headers(error: StarletteHTTPException, decision: Decision) -> StarletteHTTPException:
+    """Returns a copy, because requests can share an exception that was created once."""
+    copied = type(error).__new__(type(error), *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.headers = {**decision.headers, **(error.headers or {})}
+    return copied
+
+
+def _response_with_headers(response: Response, decision: Decision) -> Response:
+    """Returns a copy, because requests can share a response that was created once."""
+    copied = copy.copy(response)
+    # Starlette caches a mutable view of the original headers.
+    copied.__dict__.pop("_headers", None)
+    copied.raw_headers = list(response.raw_headers)
     for name, value in decision.headers.items():
-        response.headers.setdefault(name, value)
+        copied.headers.setdefault(name, value)
+    return copied

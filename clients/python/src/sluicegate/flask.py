@@ -146,8 +146,10 @@ class RateLimiter:
 def _add_headers_later(decision: Decision) -> None:
     @flask.after_this_request
     def add_headers(response: flask.Response) -> flask.Response:
-        for name, value in decision.headers.items():
-            response.headers.setdefault(name, value)
+        # If several limits apply, only the headers of the last decision are added.
+        if flask.g.sluicegate_decision is decision:
+            for name, value in decision.headers.items():
+                response.headers.setdefault(name, value)
         return response
 
 

@@ -11,6 +11,7 @@ from sluicegate.client_address import (
     client_address,
     counted,
     parse_address,
+    parse_hop,
     parse_networks,
 )
 from sluicegate.errors import InvalidRequest, InvalidValue
@@ -66,10 +67,11 @@ class ClientIp(LabelSource):
                 "the address of the client is unknown: if a proxy connects through a Unix socket, "
                 'use client_ip.behind("unix")'
             )
-        nearest = parse_address(",".join(forwarded).rpartition(",")[2].strip())
+        others, _, last = ",".join(forwarded).rpartition(",")
+        nearest = parse_hop(last)
         if nearest is None:
             raise InvalidRequest("the address of the client is unknown: let the proxy set X-Forwarded-For")
-        return to_text(client_address(nearest, [",".join(forwarded).rpartition(",")[0]], self._trusted))
+        return to_text(client_address(nearest, [others], self._trusted))
 
 
 class Header(LabelSource):

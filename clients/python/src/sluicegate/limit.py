@@ -13,10 +13,20 @@ from sluicegate.errors import InvalidRequest
 Algorithm = Literal["token-bucket", "fixed-window", "sliding-log", "sliding-counter"]
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+# Words for the units in a rate, in the singular.
+_WORDS = {
+    "day": "d",
+    "hour": "h",
+    "min": "m",
+    "minute": "m",
+    "sec": "s",
+    "second": "s",
+    "millisecond": "ms",
+}
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?")
 _RATE = re.compile(
     r"\s*(?P<amount>\d+)\s*(?:/|\bper\b)\s*(?P<count>\d*)\s*"
-    r"(?P<unit>s|sec|second|m|min|minute|h|hour|d|day)s?\s*",
+    rf"(?:(?P<symbol>{'|'.join(_MILLISECONDS)})|(?P<word>{'|'.join(_WORDS)})s?)\s*",
     re.IGNORECASE,
 )
 
@@ -112,8 +122,9 @@ def _parse_rate(text: str) -> Limit:
                 f"limit {text!r} has several limits: write them as rules of the server, which charges all or none"
             )
         raise InvalidRequest(
-            f"limit {text!r} is not a rate: use an amount per second, minute, hour or day, "
+            f"limit {text!r} is not a rate: use an amount per ms, second, minute, hour or day, "
             'for example "100/minute" or "5 per 10 seconds"'
         )
-    milliseconds = int(found["count"] or 1) * _MILLISECONDS[found["unit"][0].lower()]
+    symbol = found["symbol"] or _WORDS[found["word"].lower()]
+    milliseconds = int(found["count"] or 1) * _MILLISECONDS[symbol.lower()]
     return Limit(int(found["amount"]), f"{milliseconds}ms")

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from sluicegate.check import Check, Cost, cost_to_json
-from sluicegate.errors import InvalidRequest
+from sluicegate.errors import InvalidRequest, InvalidValue
 from sluicegate.labels import LabelSource
 from sluicegate.limit import Limit, to_limit
 from sluicegate.request_view import RequestView
@@ -20,6 +20,9 @@ Labels = Mapping[str, Value[Request]] | Callable[[Request], Mapping[str, Text]]
 LimitValue = Limit | str | Callable[[Request], Limit | str]
 CostValue = Cost | Callable[[Request], Cost]
 Skip = Callable[[Request], bool]
+
+# The scope of requests that match no route.
+UNMATCHED = "<unmatched>"
 
 
 class RequestCheck(Generic[Request]):
@@ -40,7 +43,12 @@ class RequestCheck(Generic[Request]):
         if isinstance(limit, (str, Limit)):
             limit = to_limit(limit)
         if not callable(cost):
-            cost_to_json(cost)
+            _require_cost(cost, has_limit=limit is not None)
+        if key is not None:
+            _require_valid("key", key)
+        if labels is not None and not callable(labels):
+            for name, value in labels.items():
+                _require_valid(f"label {name!r}", value)
         self._labels = labels
         self._limit = limit
         self._key = key
@@ -49,25 +57,39 @@ class RequestCheck(Generic[Request]):
         self._skip = skip
 
     def build(self, request: Request, view: RequestView) -> Check | None:
-        """Returns the check of a request; `None` if the request is skipped."""
+        """Returns the check of a request; `None` if the request is skipped.
+
+        Raises `InvalidValue` if a function returns a key, a label or a cost that is unusable: it usually comes from
+        the body of the request, where a client chooses also the type.
+        """
         if self._skip is not None and self._skip(request):
             return None
-        cost = self._cost(request) if callable(self._cost) else self._cost
+        cost = self._cost_of(request)
         if self._labels is not None:
             return Check(labels=self._label_values(self._labels, request, view), cost=cost)
         limit = self._limit(request) if callable(self._limit) else self._limit
         return Check(key=self._key_of(request, view), limit=limit, cost=cost)
 
+    def _cost_of(self, request: Request) -> Cost:
+        if not callable(self._cost):
+            return self._cost
+        cost = self._cost(request)
+        try:
+            _require_cost(cost, has_limit=self._limit is not None)
+        except InvalidRequest as error:
+            raise InvalidValue(str(error)) from error
+        return cost
+
     def _label_values(self, labels: Labels[Request], request: Request, view: RequestView) -> dict[str, str]:
         if callable(labels):
-            values = {name: _text(name, value) for name, value in labels(request).items()}
+            values = {name: _text(f"label {name!r}", value) for name, value in labels(request).items()}
         else:
-            values = {name: _label(name, value, request, view) for name, value in labels.items()}
+            values = {name: _label(f"label {name!r}", value, request, view) for name, value in labels.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def _key_of(self, request: Request, view: RequestView) -> str:
         """Returns the scope and the value. Without a value the requests of a scope share one counter."""
-        scope = self._scope if self._scope is not None else view.route or view.path
+        scope = self._scope if self._scope is not None else _scope_of(view)
         quoted = quote(scope, safe="/{}<>.-_", errors="replace")
         if self._key is None:
             return quoted
@@ -79,19 +101,43 @@ class RequestCheck(Generic[Request]):
         return quoted if value is None else f"{quoted}:{value}"
 
 
-def _label(name: str, value: Value[Request], request: Request, view: RequestView) -> str | None:
+def _scope_of(view: RequestView) -> str:
+    """Returns the route. Requests that match none share a scope, because a client can choose any number of paths."""
+    if view.route is None:
+        return UNMATCHED
+    return view.route or "/"
+
+
+def _label(what: str, value: Value[Request], request: Request, view: RequestView) -> str | None:
     if isinstance(value, LabelSource):
         return value.label(view)
-    return _text(name, value(request) if callable(value) else value)
+    return _text(what, value(request) if callable(value) else value)
 
 
-def _text(name: str, value: object) -> str | None:
-    """Returns the text of a label; `None` if it is absent."""
+def _text(what: str, value: object) -> str | None:
+    """Returns the text of a label or key; `None` if it is absent."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, uuid.UUID)) and not isinstance(value, bool):
         return str(value)
-    raise InvalidRequest(f"label {name!r} is of type {type(value).__name__}: use a string, an integer or None")
+    raise InvalidValue(f"{what} is of type {type(value).__name__}: use a string, an integer or None")
+
+
+def _require_cost(cost: Cost, *, has_limit: bool) -> None:
+    """Rejects a cost that the server would reject."""
+    if has_limit and isinstance(cost, Mapping):
+        raise InvalidRequest("cost of a limit has units: use an integer, or labels and rules with units")
+    cost_to_json(cost)
+
+
+def _require_valid(what: str, value: object) -> None:
+    """Rejects a constant that is not a label or key, when the application starts."""
+    if isinstance(value, LabelSource) or callable(value):
+        return
+    try:
+        _text(what, value)
+    except InvalidValue as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def merged_labels(labels: Labels[Request] | None, more: Mapping[str, Value[Request]]) -> Labels[Request] | None:

@@ -49,9 +49,24 @@ class AsgiRequest:
 
     @property
     def route(self) -> str | None:
-        """The template of the route, which FastAPI and Starlette add to the scope."""
+        """The template of the route, which FastAPI and Starlette add to the scope, after the path of a mount.
+
+        The prefix of the whole application, which a proxy removes, is not part of it.
+        """
         path = getattr(self.scope.get("route"), "path", None)
-        return path if isinstance(path, str) else None
+        if not isinstance(path, str):
+            return None
+        return self._mount(path) + path
+
+    def _mount(self, route: str) -> str:
+        """Returns the path of the mount, with the names of its parameters instead of the values a client chose."""
+        root = str(self.scope.get("root_path", ""))
+        mount = root.removeprefix(self.scope.get("app_root_path", root))
+        if mount:
+            for name, value in self.scope.get("path_params", {}).items():
+                if f"{{{name}" not in route:
+                    mount = mount.replace(f"/{value}", f"/{{{name}}}", 1)
+        return mount
 
     @property
     def peer(self) -> str | None:

@@ -47,6 +47,26 @@ def soft(request):
     return JsonResponse({"allowed": request.sluicegate.allowed})
 
 
+def is_admin(request):
+    return "x-admin" in request.headers
+
+
+@ratelimit("1/hour", key=header("x-api-key"), block=False, skip=is_admin)
+def soft_key(request):
+    return JsonResponse({"allowed": request.sluicegate.allowed})
+
+
+@ratelimit("1/hour", key=header("x-api-key"), block=False, skip=is_admin)
+async def soft_key_async(request):
+    return JsonResponse({"allowed": request.sluicegate.allowed})
+
+
+@ratelimit("1/hour", key=header("x-api-key"), scope="outer", block=False)
+@ratelimit("9/hour", key=header("x-api-key"), scope="inner", block=False)
+def soft_twice(request):
+    return JsonResponse({"allowed": request.sluicegate.allowed})
+
+
 @ratelimit(route="login", ip=client_ip.behind("127.0.0.1"))
 def forwarded(request):
     return JsonResponse({"remaining": request.sluicegate.remaining})
@@ -61,6 +81,9 @@ urlpatterns = [
     path("key", per_key),
     path("inline", inline),
     path("soft", soft),
+    path("soft-key", soft_key),
+    path("soft-key-async", soft_key_async),
+    path("soft-twice", soft_twice),
     path("forwarded", forwarded),
     path("plain", plain),
     *(path(name, per_key) for name in CLIENTS),

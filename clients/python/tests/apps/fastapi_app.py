@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from app_settings import CLIENTS, RELIABLE
@@ -63,8 +64,14 @@ async def cost():
 
 
 @app.get("/broken")
-@limiter.limit(route=route, user=lambda request: object())
+@limiter.limit(lambda request: "often")
 async def broken():
+    return "ok"
+
+
+@app.get("/typed")
+@limiter.limit(route=route, user=lambda request: json.loads(request.query_params["user"]))
+async def typed():
     return "ok"
 
 
