@@ -73,7 +73,7 @@ export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res ext
   return (request, response, next) => {
     handle(request, response, next).then((isAllowed) => {
       if (isAllowed) next();
-    }, next);
+    }, fail(next));
   };
 }
 
@@ -83,6 +83,11 @@ function addHeaders(response: ServerResponse, headers: Record<string, string>): 
     const isExtended = existing !== undefined && isListHeader(name, value);
     response.setHeader(name, isExtended ? `${existing}, ${value}` : value);
   }
+}
+
+/** Passes an exception to the error handler of the application. Without a value, `next` would call the handler of the request. */
+function fail(next: Next): (error: unknown) => void {
+  return (error) => next(error || new Error("a function of the rate limit's settings threw no error"));
 }
 
 function send(response: ServerResponse, { status, headers, body }: PlainResponse): void {

@@ -1,5 +1,7 @@
 /**
- * The part of the middleware that all frameworks share: from a request to a verdict. It never throws.
+ * The part of the middleware that all frameworks share: from a request to a verdict.
+ *
+ * Errors of the server and of the configuration never fail a request. Only an exception of a function of the application does.
  */
 
 import type { Client } from "./client.js";
@@ -9,7 +11,7 @@ import { type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
 import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
-import { type Cost, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
+import { type Cost, describe, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
 
 /** A value, or a promise of it. */
 export type MaybePromise<T> = T | Promise<T>;
@@ -73,21 +75,30 @@ export class RequestLimiter<Args extends unknown[]> {
     this.#read = requestReader(options);
   }
 
-  /** Decides a request. Errors of the application or the configuration are reported, and the failure policy decides. */
+  /**
+   * Decides a request. Errors of the configuration are reported, and the failure policy decides.
+   *
+   * @throws the exception of a function of the application. A client may have caused it, so that the policy `open` must not decide.
+   */
   async decide(...args: Args): Promise<Verdict> {
     let request: Request = { labels: {} };
     try {
       if (await this.#options.skip?.(...args)) return { kind: "skipped" };
       request = await this.#withCost(await this.#read(args), args);
-      return verdict(await this.#check(request), request);
     } catch (error) {
       if (isRejectedRequest(error)) return { kind: "rejected", detail: error.message };
-      const reason = asSluicegateError(error);
-      report(this.#onError, reason);
+      // clientIp without the address of the peer
+      if (isSluicegateError(error) && error.code === "configuration") return this.#decideLocally(request, error);
+      throw error;
+    }
+    try {
+      return verdict(await this.#check(request), request);
+    } catch (error) {
+      if (!isSluicegateError(error)) throw error;
+      if (error.code !== "invalid_request") return this.#decideLocally(request, error);
       // a client must not bypass its limit with a value that the server rejects
-      if (reason.code === "invalid_request") return { kind: "rejected", detail: reason.message };
-      const { client, onFailure } = this.#options;
-      return verdict(client.decideLocally("check", request, reason, onFailure), request);
+      report(this.#onError, error);
+      return { kind: "rejected", detail: error.message };
     }
   }
 
@@ -111,6 +122,12 @@ export class RequestLimiter<Args extends unknown[]> {
     const shown = this.#options.headers === false ? {} : { ...headers };
     if (!allowed && retryAfterMs !== null) shown["retry-after"] = String(Math.max(1, Math.ceil(retryAfterMs / 1000)));
     return shown;
+  }
+
+  #decideLocally(request: Request, reason: SluicegateError): Verdict {
+    report(this.#onError, reason);
+    const { client, onFailure } = this.#options;
+    return verdict(client.decideLocally("check", request, reason, onFailure), request);
   }
 
   async #check(request: Request): Promise<Decision> {
@@ -157,13 +174,21 @@ function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (a
   }
   if (typeof limit !== "function") validateLimit(limit);
   return async (args) => {
-    const value = await key(...args);
-    const text = value === undefined || value === null ? ABSENT : `=${value}`;
     return {
-      key: checkedValue("the key", `${name}:${text}`),
+      key: checkedValue("the key", `${name}:${keyText(await key(...args))}`),
       limit: typeof limit === "function" ? await limit(...args) : limit,
     };
   };
+}
+
+/**
+ * Returns the part of a key that identifies the client. The parser of a body or a query can return any type, and the conversion
+ * of an object calls its `toString`, which a client can replace.
+ */
+function keyText(value: unknown): string {
+  if (value === undefined || value === null) return ABSENT;
+  if (typeof value === "string" || typeof value === "number" || typeof value === "bigint") return `=${value}`;
+  throw new RejectedRequest(`the key is ${describe(value)}: send a string or a number`);
 }
 
 async function labelsOf<Args extends unknown[]>(
@@ -178,7 +203,8 @@ async function labelsOf<Args extends unknown[]>(
 }
 
 function checkedLabels(labels: Labels): Labels {
-  for (const [name, value] of Object.entries(labels)) {
+  // the client rejects values that are not an object
+  for (const [name, value] of Object.entries(labels ?? {})) {
     if (typeof value === "string") checkedValue(`the value of ${name}`, value);
   }
   return labels;

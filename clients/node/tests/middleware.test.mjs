@@ -187,22 +187,69 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     assert.ok(Number((await get(local)).headers.get("retry-after")) > 1000);
   });
 
-  test(`${name}: errors of the application are reported, and the failure policy decides`, async (t) => {
-    const client = await startClient(t, { onFailure: "closed" });
-    const errors = [];
-    const onError = (error) => errors.push(error);
+  test(`${name}: an exception of a function of the application is not a free pass`, async (t) => {
+    const client = await startClient(t, { onFailure: "open" });
     const broken = () => {
       throw new TypeError("no session");
     };
-    const labels = { route: "api", ip: broken };
-    const closed = await start(t, { client, labels, onError });
+    const limits = { name: "api", key: () => "one", limit: LIMIT };
+    for (const options of [
+      { labels: { route: "api", ip: broken } },
+      { labels: async () => broken() },
+      { ...limits, key: broken },
+      { ...limits, limit: broken },
+      { ...limits, cost: broken },
+      { ...limits, skip: broken },
+      // Express continues with the next handler if there is no error
+      { ...limits, key: () => Promise.reject() },
+    ]) {
+      const url = await start(t, { client, ...options });
+      assert.equal((await get(url)).status, 500);
+    }
+  });
+
+  test(`${name}: an error of the configuration is reported, and the failure policy decides`, async (t) => {
+    const client = await startClient(t, { onFailure: "closed" });
+    const errors = [];
+    const onError = (error) => errors.push(error);
+    const unknown = () => {
+      throw new ConfigurationError("the address of the peer is unknown");
+    };
+    const closed = await start(t, { client, labels: { ip: unknown }, onError });
     assert.equal((await get(closed)).status, 503);
-    const open = await start(t, { client, labels: async () => broken(), onError, onFailure: "open" });
+    const open = await start(t, { client, labels: async () => unknown(), onError, onFailure: "open" });
     assert.equal((await get(open)).status, 200);
-    assert.equal(errors.length, 2);
-    for (const error of errors) {
-      assert.ok(error instanceof ConfigurationError);
-      assert.match(error.message, /TypeError: no session/);
+    assert.deepEqual(
+      errors.map(({ message }) => message),
+      Array(2).fill("the address of the peer is unknown"),
+    );
+  });
+
+  test(`${name}: a client cannot bypass its limit with a value of another type`, async (t) => {
+    const client = await startClient(t, { onError: () => {}, onFailure: "open" });
+    const limits = { client, name: "api", limit: LIMIT };
+    // as JSON bodies and queries are parsed
+    for (const value of [{ toString: 1 }, ["a"], { a: 1 }, true, Symbol("a"), Object.create(null)]) {
+      const url = await start(t, { ...limits, key: () => value });
+      const { status, body } = await get(url);
+      assert.equal(status, 400);
+      assert.match(JSON.parse(body).detail, /^the key is .*: send a string or a number$/);
+      if (value === true) continue;
+      assert.equal((await get(await start(t, { client, labels: { user: () => value } }))).status, 400);
+      const cost = await start(t, { ...limits, key: () => "one", cost: () => value });
+      assert.equal((await get(cost)).status, 400);
+    }
+    for (const value of [null, "a", 5]) {
+      assert.equal((await get(await start(t, { client, labels: () => value }))).status, 400);
+    }
+    for (const value of [7, 7n]) {
+      const url = await start(t, { ...limits, key: () => value });
+      assert.equal((await get(url)).status, 200);
+    }
+    // a function for the peer can read a header, which a client can omit
+    for (const address of [undefined, null, "unknown", ["203.0.113.9"]]) {
+      const url = await start(t, { ...limits, key: clientIp({ peer: () => address }) });
+      assert.equal((await get(url)).status, 400);
     }
   });
 
