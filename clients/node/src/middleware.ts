@@ -6,10 +6,10 @@
 
 import type { Client } from "./client.js";
 import type { Decision } from "./decision.js";
-import { parseDuration } from "./duration.js";
 import { type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
+import { isServersLimitError, validateCost, validateLimit } from "./limit.js";
 import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
 import { type Cost, describe, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
 
@@ -18,6 +18,9 @@ export type MaybePromise<T> = T | Promise<T>;
 
 /** The key of requests without a value for `key`; they share one counter. */
 const ABSENT = "absent";
+
+/** The longest name of a label in bytes. */
+const MAX_NAME_BYTES = 128;
 
 /** The value of a label; undefined and null are absent. */
 type LabelValue = Labels[string];
@@ -70,6 +73,7 @@ export class RequestLimiter<Args extends unknown[]> {
       throw new ConfigurationError("client is missing: pass { client: new Client({ url }) }");
     }
     if (options.onFailure !== undefined) validPolicy(options.onFailure);
+    if (typeof options.cost !== "function") validateCost(options.cost, options.labels === undefined);
     this.#options = options;
     this.#onError = options.onError ?? options.client.onError;
     this.#read = requestReader(options);
@@ -96,6 +100,9 @@ export class RequestLimiter<Args extends unknown[]> {
     } catch (error) {
       if (!isSluicegateError(error)) throw error;
       if (error.code !== "invalid_request") return this.#decideLocally(request, error);
+      if (typeof this.#options.limit === "object" && isServersLimitError(error)) {
+        return this.#decideLocally(request, new ConfigurationError(error.message, error));
+      }
       // a client must not bypass its limit with a value that the server rejects
       report(this.#onError, error);
       return { kind: "rejected", detail: error.message };
@@ -164,6 +171,7 @@ function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (a
   const { labels, name, key, limit } = options;
   if (labels !== undefined && name === undefined && key === undefined && limit === undefined) {
     if (typeof labels === "function") return async (args) => ({ labels: checkedLabels(await labels(...args)) });
+    validateConstants(labels);
     return (args) => labelsOf(labels, args);
   }
   if (labels !== undefined || name === undefined || key === undefined || limit === undefined) {
@@ -191,6 +199,17 @@ function keyText(value: unknown): string {
   throw new RejectedRequest(`the key is ${describe(value)}: send a string or a number`);
 }
 
+function validateConstants(labels: object): void {
+  for (const [name, value] of Object.entries(labels)) {
+    const isText = typeof value === "string";
+    const isValid = isText ? Buffer.byteLength(value) <= MAX_VALUE_BYTES : value === null || typeof value !== "object";
+    if (!isValid || name === "" || Buffer.byteLength(name) > MAX_NAME_BYTES) {
+      const fix = `use a function, or text of at most ${MAX_VALUE_BYTES} bytes, and a name of 1 to ${MAX_NAME_BYTES} bytes`;
+      throw new ConfigurationError(`labels: ${JSON.stringify(name)} is invalid: ${fix}`);
+    }
+  }
+}
+
 async function labelsOf<Args extends unknown[]>(
   labels: Exclude<LabelsOption<Args>, (...args: Args) => unknown>,
   args: Args,
@@ -216,13 +235,4 @@ function checkedValue(description: string, value: string): string {
     throw new RejectedRequest(`${description} has more than ${MAX_VALUE_BYTES} bytes: send a shorter one`);
   }
   return value;
-}
-
-function validateLimit({ amount, window }: Limit): void {
-  if (!Number.isSafeInteger(amount) || amount < 1) {
-    throw new ConfigurationError(`limit: amount ${amount} is out of range: use a whole number from 1`);
-  }
-  if (parseDuration(window) === null) {
-    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is not a duration: use for example "1m"`);
-  }
 }

@@ -302,6 +302,42 @@ test("both builds of the package work together", async (t) => {
   assert.deepEqual([(await get(local)).status, (await get(local)).status], [200, 429]);
 });
 
+test("limits that the server accepts are valid options", async (t) => {
+  const client = await startClient(t);
+  for (const setting of [
+    { algorithm: "gcra", burst: 1_000_000_000 },
+    { amount: 1_000_000_000 },
+    { algorithm: "sliding-log", amount: 200_000 },
+    { algorithm: "sliding-counter", window: "1ms" },
+    { algorithm: "fixed-window", window: "3650d" },
+  ]) {
+    const limit = { amount: 1, window: "1m", ...setting };
+    rateLimit({ client, name: "a", key: () => "a", limit });
+    assert.equal((await client.check({ key: JSON.stringify(setting), limit })).allowed, true);
+  }
+});
+
+for (const { name, start } of FRAMEWORKS) {
+  test(`${name}: a constant limit that only the server rejects is reported, and the failure policy decides`, async (t) => {
+    const errors = [];
+    const client = await startClient(t, { onError: (error) => errors.push(error) });
+    // as a server with smaller ranges, of another version
+    const limit = { ...LIMIT };
+    const options = { client, name: "api", key: () => "one", limit };
+    const open = await start(t, options);
+    const closed = await start(t, { ...options, onFailure: "closed" });
+    const dynamic = await start(t, { ...options, limit: () => limit });
+    limit.amount = 300_000;
+    assert.deepEqual([(await get(open)).status, (await get(closed)).status], [200, 503]);
+    assert.ok(
+      errors.every((error) => error instanceof ConfigurationError && /^limit: amount 300000/.test(error.message)),
+    );
+    assert.equal(errors.length, 2);
+    // the limit can depend on the request, so that the client gets a 400
+    assert.equal((await get(dynamic)).status, 400);
+  });
+}
+
 test("invalid options are rejected when the middleware is created", async () => {
   const client = await deadClient();
   const limit = { amount: 1, window: "1m" };
@@ -314,6 +350,24 @@ test("invalid options are rejected when the middleware is created", async () => 
     [{ client, name: "a", key: () => "a", limit: { amount: 0, window: "1m" } }, /amount 0/],
     [{ client, name: "a", key: () => "a", limit: { amount: 1, window: "1w" } }, /"1w" is not a duration/],
     [{ client, labels: {}, onFailure: "never" }, /onFailure is invalid/],
+    ...[
+      [{ algorithm: "token_bucket" }, /algorithm "token_bucket" is unknown: use one of token-bucket, /],
+      [{ algorithm: "toString" }, /algorithm "toString" is unknown/],
+      [{ algorithm: "sliding-log", burst: 5 }, /sliding-log has no burst/],
+      [{ algorithm: "sliding-log", amount: 200_001 }, /amount 200001 is out of range: sliding-log accepts 1 to 200000/],
+      [{ amount: 1_000_000_001 }, /amount 1000000001 is out of range/],
+      [{ burst: 0 }, /burst 0 is out of range/],
+      [{ burst: 1.5 }, /burst 1.5 is out of range/],
+      [{ window: "3651d" }, /window "3651d" is out of range/],
+    ].map(([setting, message]) => [{ client, name: "a", key: () => "a", limit: { ...limit, ...setting } }, message]),
+    [{ client, name: "a", key: () => "a", limit: "100/m" }, /limit is "100\/m": use an object/],
+    [{ client, name: "a", key: () => "a", limit: null }, /limit is null: use an object/],
+    [{ client, name: "a", key: () => "a", limit, cost: 1.5 }, /cost is 1.5/],
+    [{ client, name: "a", key: () => "a", limit, cost: { tokens: 1 } }, /cost is of type object/],
+    [{ client, labels: {}, cost: { tokens: -1 } }, /cost is -1/],
+    [{ client, labels: { a: "x".repeat(1025) } }, /labels: "a" is invalid/],
+    [{ client, labels: { "": "x" } }, /labels: "" is invalid/],
+    [{ client, labels: { a: ["x"] } }, /labels: "a" is invalid/],
   ]) {
     assert.throws(
       () => rateLimit(options),
