@@ -5,6 +5,7 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
+import { report } from "./error-reporter.js";
 import { ConfigurationError } from "./errors.js";
 import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
 import { setDecision } from "./request-decision.js";
@@ -12,7 +13,7 @@ import { setDecision } from "./request-decision.js";
 /** The part of Fastify's request that the plugin uses. */
 export interface RequestLike {
   raw: IncomingMessage;
-  routeOptions?: { config?: unknown };
+  routeOptions?: { config?: unknown; url?: string | undefined };
 }
 
 /** The part of Fastify's reply that the plugin uses. */
@@ -109,29 +110,54 @@ function plugin<Req extends RequestLike, Res extends ReplyLike>(
 ): void {
   const { global: isGlobal = true, hook = "onRequest", ...base } = options;
   const general = isGlobal ? rateLimitHook(base) : null;
-  const hooks = new WeakMap<object, Hook<Req, Res>>();
+  /** The hooks by `config.rateLimit` of their routes. */
+  const hooks = new Map<unknown, Hook<Req, Res>>();
 
   /** Returns the hook for the configuration of a route; null if the route is not limited. */
   function hookOf(config: unknown): Hook<Req, Res> | null {
     const route = (config as { rateLimit?: RouteOptions<Req, Res> } | undefined)?.rateLimit;
     if (route === undefined) return general;
     if (route === false) return null;
+    const existing = hooks.get(route);
+    if (existing !== undefined) return existing;
     if (typeof route !== "object" || route === null) {
       throw new ConfigurationError("config.rateLimit of a route is invalid: use an object, or false");
     }
-    let found = hooks.get(route);
-    if (found === undefined) {
-      found = rateLimitHook(mergeOptions(base, route));
-      hooks.set(route, found);
+    const created = rateLimitHook(mergeOptions(base, route));
+    hooks.set(route, created);
+    return created;
+  }
+
+  /** Returns the hook of a route. The plugin can find a route that was declared before it only now, too late to fail the start. */
+  function hookOfRequest({ routeOptions }: Req): Hook<Req, Res> | null {
+    const config = routeOptions?.config as { rateLimit?: unknown } | undefined;
+    try {
+      return hookOf(config);
+    } catch (error) {
+      const reported = new ConfigurationError(
+        `config.rateLimit of the route ${routeOptions?.url} is invalid (${(error as Error).message}): correct it, and register the plugin before the route`,
+        error,
+      );
+      const replacement = general ?? rateLimitHook({ ...withoutLimit(base), labels: () => Promise.reject(reported) });
+      if (general !== null) report(base.onError ?? base.client.onError, reported);
+      hooks.set(config?.rateLimit, replacement);
+      return replacement;
     }
-    return found;
   }
 
   const scope: InstanceLike = instance;
   // creates the hooks of routes early, so that an error in their options fails the start of the application
   scope.addHook("onRoute", (route: { config?: unknown }) => void hookOf(route.config));
-  scope.addHook(hook, async (request: Req, reply: Res) => hookOf(request.routeOptions?.config)?.(request, reply));
+  scope.addHook(hook, async (request: Req, reply: Res) => hookOfRequest(request)?.(request, reply));
   done();
+}
+
+/** Returns the settings without those that select the counter. */
+function withoutLimit<Req extends RequestLike, Res extends ReplyLike>(
+  options: FastifyHookOptions<Req, Res>,
+): FastifyHookOptions<Req, Res> {
+  const { labels, name, key, limit, cost, ...others } = options;
+  return others;
 }
 
 /** Combines the settings of the plugin with those of a route. Labels that are objects are combined as well. */
