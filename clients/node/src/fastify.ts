@@ -3,6 +3,7 @@
  */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
+import type { FastifyReply, FastifyRequest } from "fastify";
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
 import { report } from "./error-reporter.js";
@@ -54,8 +55,9 @@ export interface FastifyOptions<Req extends RequestLike, Res extends ReplyLike> 
   hook?: "onRequest" | "preParsing" | "preValidation" | "preHandler";
 }
 
-/** A hook of Fastify. */
-export type Hook<Req extends RequestLike, Res extends ReplyLike> = (request: Req, reply: Res) => Promise<unknown>;
+/** A hook of Fastify. The types of its parameters must not take part in the inference of those of the options. */
+// biome-ignore lint/suspicious/noExplicitAny: a hook serves routes with any types of parameters, queries and bodies
+export type Hook = (request: any, reply: any) => Promise<unknown>;
 
 /** The part of Fastify's instance that the plugin uses. */
 interface InstanceLike {
@@ -63,13 +65,13 @@ interface InstanceLike {
 }
 
 /** Creates a hook for one route, or for a handler of unknown routes. */
-export function rateLimitHook<Req extends RequestLike = RequestLike, Res extends ReplyLike = ReplyLike>(
+export function rateLimitHook<Req extends RequestLike = FastifyRequest, Res extends ReplyLike = FastifyReply>(
   options: FastifyHookOptions<Req, Res>,
-): Hook<Req, Res> {
+): Hook {
   const limiter = new RequestLimiter(options);
   const { onDenied, refundWhen } = options;
 
-  return async (request, reply) => {
+  return async (request: Req, reply: Res) => {
     const verdict = await limiter.decide(request, reply);
     if (verdict.kind === "skipped" || reply.sent) return undefined;
     if (verdict.kind === "rejected") {
@@ -102,20 +104,20 @@ export function rateLimitHook<Req extends RequestLike = RequestLike, Res extends
   };
 }
 
-function plugin<Req extends RequestLike, Res extends ReplyLike>(
-  // biome-ignore lint/suspicious/noExplicitAny: the types of Fastify are not a dependency
+function plugin(
+  // biome-ignore lint/suspicious/noExplicitAny: the plugin serves instances for HTTP/1.1, HTTP/2 and any logger
   instance: any,
-  options: FastifyOptions<Req, Res>,
+  options: FastifyOptions<FastifyRequest, FastifyReply>,
   done: (error?: Error) => void,
 ): void {
   const { global: isGlobal = true, hook = "onRequest", ...base } = options;
   const general = isGlobal ? rateLimitHook(base) : null;
   /** The hooks by `config.rateLimit` of their routes. */
-  const hooks = new Map<unknown, Hook<Req, Res>>();
+  const hooks = new Map<unknown, Hook>();
 
   /** Returns the hook for the configuration of a route; null if the route is not limited. */
-  function hookOf(config: unknown): Hook<Req, Res> | null {
-    const route = (config as { rateLimit?: RouteOptions<Req, Res> } | undefined)?.rateLimit;
+  function hookOf(config: unknown): Hook | null {
+    const route = (config as { rateLimit?: RouteOptions<FastifyRequest, FastifyReply> } | undefined)?.rateLimit;
     if (route === undefined) return general;
     if (route === false) return null;
     const existing = hooks.get(route);
@@ -129,7 +131,7 @@ function plugin<Req extends RequestLike, Res extends ReplyLike>(
   }
 
   /** Returns the hook of a route. The plugin can find a route that was declared before it only now, too late to fail the start. */
-  function hookOfRequest({ routeOptions }: Req): Hook<Req, Res> | null {
+  function hookOfRequest({ routeOptions }: FastifyRequest): Hook | null {
     const config = routeOptions?.config as { rateLimit?: unknown } | undefined;
     try {
       return hookOf(config);
@@ -148,7 +150,7 @@ function plugin<Req extends RequestLike, Res extends ReplyLike>(
   const scope: InstanceLike = instance;
   // creates the hooks of routes early, so that an error in their options fails the start of the application
   scope.addHook("onRoute", (route: { config?: unknown }) => void hookOf(route.config));
-  scope.addHook(hook, async (request: Req, reply: Res) => hookOfRequest(request)?.(request, reply));
+  scope.addHook(hook, async (request: FastifyRequest, reply: FastifyReply) => hookOfRequest(request)?.(request, reply));
   done();
 }
 
