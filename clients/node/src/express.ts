@@ -62,7 +62,7 @@ export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res ext
       return true;
     }
     if (onDenied === undefined) {
-      send(response, denialResponse(decision));
+      send(response, denialResponse(decision, options.name));
     } else {
       response.statusCode = denialStatus(decision);
       await onDenied(request, response, decision, next);

@@ -94,7 +94,7 @@ export function rateLimitHook<Req extends RequestLike = FastifyRequest, Res exte
       return undefined;
     }
     if (onDenied === undefined) {
-      const { status, headers, body } = denialResponse(decision);
+      const { status, headers, body } = denialResponse(decision, options.name);
       return send(reply, status, headers, body);
     }
     reply.code(denialStatus(decision));

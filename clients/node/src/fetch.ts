@@ -44,7 +44,8 @@ export function rateLimit<Context extends unknown[]>(
     setDecision(request, decision);
     const headers = limiter.headersOf(decision);
     if (verdict.kind === "denied") {
-      const denied = onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision));
+      const denied =
+        onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision, options.name));
       return withHeaders(await denied, headers);
     }
     const response = await handler(request, ...context);

@@ -10,6 +10,7 @@ import { type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
 import { isServersLimitError, validateCost, validateLimit } from "./limit.js";
+import { nameHeaders } from "./limit-name.js";
 import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
 import { type Cost, describe, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
 
@@ -36,7 +37,7 @@ export interface CommonOptions<Args extends unknown[]> {
   client: Client;
   /** Labels for the rules of the server. Either `labels`, or `name`, `key` and `limit`. */
   labels?: LabelsOption<Args>;
-  /** The name of a limit without a rule, which is part of its keys. Limits with different names are counted separately. */
+  /** The name of a limit without a rule, in its keys and in the headers. Limits with different names are counted separately. */
   name?: string;
   /** The key of a request, for example its API key. Requests without one share a counter. */
   key?: (...args: Args) => MaybePromise<string | number | undefined | null>;
@@ -138,8 +139,9 @@ export class RequestLimiter<Args extends unknown[]> {
   }
 
   async #check(request: Request): Promise<Decision> {
-    const { client, headers = true, onFailure, deadlineMs } = this.#options;
-    return client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
+    const { client, name, headers = true, onFailure, deadlineMs } = this.#options;
+    const decision = await client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
+    return name === undefined ? decision : { ...decision, headers: nameHeaders(decision.headers, name) };
   }
 
   async #withCost(request: Request, args: Args): Promise<Request> {

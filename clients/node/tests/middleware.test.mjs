@@ -63,22 +63,19 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     for (const remaining of [1, 0]) {
       const { status, headers, body } = await get(url, { "x-api-key": "alice" });
       assert.deepEqual([status, body], [200, String(remaining)]);
-      assert.equal(headers.get("ratelimit-policy"), '"default";q=2;w=3600');
-      assert.match(headers.get("ratelimit"), new RegExp(`^"default";r=${remaining};t=\\d+$`));
+      assert.equal(headers.get("ratelimit-policy"), '"api";q=2;w=3600');
+      assert.match(headers.get("ratelimit"), new RegExp(`^"api";r=${remaining};t=\\d+$`));
       assert.equal(headers.get("retry-after"), null);
     }
     const denied = await get(url, { "x-api-key": "alice" });
     assert.equal(denied.status, 429);
     assert.match(denied.headers.get("content-type"), /^application\/problem\+json/);
     assert.equal(denied.headers.get("cache-control"), "no-store");
-    assert.match(denied.headers.get("ratelimit"), /^"default";r=0;t=\d+$/);
+    assert.match(denied.headers.get("ratelimit"), /^"api";r=0;t=\d+$/);
     const seconds = Number(denied.headers.get("retry-after"));
     assert.ok(seconds > 3000 && seconds <= 3600, String(seconds));
     const problem = JSON.parse(denied.body);
-    assert.deepEqual(
-      [problem.title, problem.status, problem["violated-policies"]],
-      ["Quota Exceeded", 429, ["default"]],
-    );
+    assert.deepEqual([problem.title, problem.status, problem["violated-policies"]], ["Quota Exceeded", 429, ["api"]]);
     assert.equal(Math.ceil(problem.retry_after_ms / 1000), seconds);
 
     assert.equal((await get(url, { "x-api-key": "bob" })).status, 200);
@@ -154,7 +151,24 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     const labels = { route: "api", ip: () => "203.0.113.9" };
     const url = await start(t, { client, labels }, { client, name: "api", key: () => "one", limit: LIMIT });
     const policy = (await get(url)).headers.get("ratelimit-policy").split(", ").sort();
-    assert.deepEqual(policy, ['"default";q=2;w=3600', '"per-ip";q=3;w=3600']);
+    assert.deepEqual(policy, ['"api";q=2;w=3600', '"per-ip";q=3;w=3600']);
+  });
+
+  test(`${name}: each limit of the code has its name in the headers`, async (t) => {
+    const client = await startClient(t);
+    const limits = [
+      { client, name: 'a "b" \\ $& ü', key: () => "one", limit: { ...LIMIT, amount: 5 } },
+      { client, name: "hourly", key: () => "one", limit: { ...LIMIT, amount: 1 } },
+    ];
+    const url = await start(t, ...limits);
+    const { headers } = await get(url);
+    const policy = headers.get("ratelimit-policy").split(", ").sort();
+    assert.deepEqual(policy, ['"a \\"b\\" \\\\ $& ?";q=5;w=3600', '"hourly";q=1;w=3600']);
+    assert.match(headers.get("ratelimit"), /"hourly";r=0;t=\d+/);
+    assert.match(headers.get("ratelimit"), /"a \\"b\\" \\\\ \$& \?";r=4;t=\d+/);
+    const denied = await get(url);
+    assert.deepEqual([denied.status, JSON.parse(denied.body)["violated-policies"]], [429, ["hourly"]]);
+    assert.match(JSON.parse(denied.body).detail, /^limit exceeded: hourly;/);
   });
 
   test(`${name}: a refund after the response`, async (t) => {
@@ -301,6 +315,21 @@ test("both builds of the package work together", async (t) => {
   const local = await start(t, { client, name: "api", key: () => "one", limit: LIMIT, onFailure });
   assert.deepEqual([(await get(local)).status, (await get(local)).status], [200, 429]);
 });
+
+for (const [dialect, expected] of [
+  ["github", { "x-ratelimit-resource": "api", "x-ratelimit-limit": "2" }],
+  ["draft-07", { "ratelimit-policy": "2;w=3600" }],
+  ["x-ratelimit", { "x-ratelimit-limit": "2" }],
+]) {
+  test(`the name of a limit in the dialect ${dialect}`, async (t) => {
+    const server = await Server.start(t, { config: `[server]\nheaders = "${dialect}"\n${RULES}` });
+    const client = new Client({ url: server.url, deadlineMs: RELAXED_MS });
+    const [{ start }] = FRAMEWORKS;
+    const { headers } = await get(await start(t, { client, name: "api", key: () => "one", limit: LIMIT }));
+    for (const [header, value] of Object.entries(expected)) assert.equal(headers.get(header), value);
+    assert.doesNotMatch(JSON.stringify([...headers]), /default/);
+  });
+}
 
 test("limits that the server accepts are valid options", async (t) => {
   const client = await startClient(t);
