@@ -8,8 +8,9 @@ import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
 import { report } from "./error-reporter.js";
 import { ConfigurationError } from "./errors.js";
-import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { type CommonOptions, type MaybePromise, RequestLimiter } from "./middleware.js";
 import { setDecision } from "./request-decision.js";
+import { addHeaders, afterResponse, type HeaderAccess } from "./server-response.js";
 
 /** The part of Fastify's request that the plugin uses. */
 export interface RequestLike {
@@ -73,26 +74,20 @@ export function rateLimitHook<Req extends RequestLike = FastifyRequest, Res exte
 
   return async (request: Req, reply: Res) => {
     const verdict = await limiter.decide(request, reply);
-    if (verdict.kind === "skipped" || reply.sent) return undefined;
+    if (verdict.kind === "skipped") return undefined;
+    if (verdict.kind === "allowed" && refundWhen !== undefined) {
+      afterResponse(reply.raw, () => limiter.refundIf(() => refundWhen(request, reply), verdict));
+    }
+    // another hook, for example one for timeouts, may have responded during the check
+    if (reply.sent) return undefined;
     if (verdict.kind === "rejected") {
       const { status, headers, body } = rejectionResponse(verdict.detail);
       return send(reply, status, headers, body);
     }
     const { decision } = verdict;
     setDecision(request, decision);
-    addHeaders(reply, limiter.headersOf(decision));
-    if (verdict.kind === "allowed") {
-      if (refundWhen !== undefined) {
-        reply.raw.once("close", () => {
-          try {
-            if (refundWhen(request, reply)) void limiter.refund(verdict.request, decision);
-          } catch (error) {
-            limiter.report(error);
-          }
-        });
-      }
-      return undefined;
-    }
+    addHeaders(headersOf(reply), limiter.headersOf(decision));
+    if (verdict.kind === "allowed") return undefined;
     if (onDenied === undefined) {
       const { status, headers, body } = denialResponse(decision, options.name);
       return send(reply, status, headers, body);
@@ -176,12 +171,11 @@ function mergeOptions<Req extends RequestLike, Res extends ReplyLike>(
   return usesKey ? ({ ...base, labels: undefined, ...route } as FastifyHookOptions<Req, Res>) : { ...base, ...route };
 }
 
-function addHeaders(reply: ReplyLike, headers: Record<string, string>): void {
-  for (const [name, value] of Object.entries(headers)) {
-    const existing = reply.getHeader(name);
-    const isExtended = existing !== undefined && isListHeader(name, value);
-    reply.header(name, isExtended ? `${existing}, ${value}` : value);
-  }
+function headersOf(reply: ReplyLike): HeaderAccess {
+  return {
+    get: (name) => reply.getHeader(name),
+    set: (name, value) => reply.header(name, value),
+  };
 }
 
 function send(reply: ReplyLike, status: number, headers: Record<string, string>, body: string): unknown {

@@ -49,11 +49,7 @@ export function rateLimit<Context extends unknown[]>(
       return withHeaders(await denied, headers);
     }
     const response = await handler(request, ...context);
-    try {
-      if (refundWhen?.(request, response)) void limiter.refund(verdict.request, decision);
-    } catch (error) {
-      limiter.report(error);
-    }
+    if (refundWhen !== undefined) limiter.refundIf(() => refundWhen(request, response), verdict);
     return withHeaders(response, headers);
   };
 }

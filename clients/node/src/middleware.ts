@@ -58,10 +58,14 @@ export interface CommonOptions<Args extends unknown[]> {
 }
 
 /** The outcome for one request. */
-export type Verdict =
-  | { kind: "skipped" }
-  | { kind: "rejected"; detail: string }
-  | { kind: "allowed" | "denied"; decision: Decision; request: Request };
+export type Verdict = { kind: "skipped" } | { kind: "rejected"; detail: string } | Decided;
+
+/** A request that was allowed or denied. */
+export interface Decided {
+  kind: "allowed" | "denied";
+  decision: Decision;
+  request: Request;
+}
 
 /** Checks the requests of one middleware. */
 export class RequestLimiter<Args extends unknown[]> {
@@ -110,19 +114,14 @@ export class RequestLimiter<Args extends unknown[]> {
     }
   }
 
-  /** Refunds an allowed request. Errors are reported. */
-  async refund(request: Request, { atUs, degraded }: Decision): Promise<void> {
-    if (atUs === null || degraded) return;
-    try {
-      await this.#options.client.refund({ ...request, atUs });
-    } catch (error) {
-      report(this.#onError, asSluicegateError(error));
-    }
+  /** Refunds an allowed request in the background if the condition holds. Errors are reported. */
+  refundIf(condition: () => boolean, { request, decision }: Decided): void {
+    void this.#refundIf(condition, request, decision).catch((error) => report(this.#onError, asSluicegateError(error)));
   }
 
-  /** Reports an error of a function of the application. */
-  report(error: unknown): void {
-    report(this.#onError, asSluicegateError(error));
+  async #refundIf(condition: () => boolean, request: Request, { atUs, degraded }: Decision): Promise<void> {
+    if (!condition() || atUs === null || degraded) return;
+    await this.#options.client.refund({ ...request, atUs });
   }
 
   /** Returns the rate limit headers of the response. */

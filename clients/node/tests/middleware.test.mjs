@@ -1,13 +1,13 @@
 // The behaviour that all frameworks share, with a real server.
 import assert from "node:assert/strict";
-import { once } from "node:events";
+import { EventEmitter, once } from "node:events";
 import { get as httpGet } from "node:http";
 import { createRequire } from "node:module";
 import { test } from "node:test";
 import { AuthenticationError, Client, ConfigurationError, clientIp, header, localBucket } from "sluicegate";
 import { rateLimit } from "sluicegate/express";
 import { FRAMEWORKS } from "./frameworks.mjs";
-import { freePort, RELAXED_MS, Server, until } from "./harness.mjs";
+import { freePort, RELAXED_MS, Server, sleep, until } from "./harness.mjs";
 
 const RULES = `
 [defaults]
@@ -181,6 +181,37 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     assert.equal((await get(`${url}/?status=401`)).body, "4");
     assert.equal((await get(url)).body, "3");
     await until("the refund", async () => (await remaining()) === 4);
+  });
+
+  test(`${name}: a refund if the client disconnects during the check`, async (t) => {
+    // the fetch handlers of this test get no signal of the connection, and call refundWhen after the handler
+    const client = await startClient(t, { onError: () => {} });
+    const limit = { ...LIMIT, amount: 5 };
+    const gate = new EventEmitter();
+    const slow = {
+      check: async (...args) => {
+        const decision = await client.check(...args);
+        const opened = once(gate, "opened");
+        gate.emit("checked");
+        await opened;
+        return decision;
+      },
+      refund: (request) => client.refund(request),
+      onError: () => {},
+    };
+    const isChecked = once(gate, "checked");
+    const url = await start(t, { client: slow, name: "login", key: () => "one", limit, refundWhen: () => true });
+    const request = httpGet(url).on("error", () => {});
+    await isChecked;
+    const isClosed = new Promise((resolve) => request.once("close", resolve));
+    request.destroy();
+    await isClosed;
+    // the server reads the end of the connection
+    await sleep(100);
+    const remaining = async () => (await client.peek({ key: "login:=one", limit })).remaining;
+    assert.equal(await remaining(), 4);
+    gate.emit("opened");
+    await until("the refund", async () => (await remaining()) === 5);
   });
 
   test(`${name}: without a server, the failure policy decides, and no response is a 500`, async (t) => {
