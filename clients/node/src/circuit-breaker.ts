@@ -60,7 +60,7 @@ export class CircuitBreaker {
     return opens;
   }
 
-  /** The caller cancelled the call. */
+  /** The call ended without a sign of the state of the server, for example because the caller cancelled it. */
   cancelled(admission: Admission): void {
     if (admission === "probe") this.#isProbing = false;
   }

@@ -42,7 +42,7 @@ export class ClientAddress {
     if (forwardedFor !== undefined && this.#trusts(client)) {
       const hops = forwardedFor.split(",").reverse().slice(0, MAX_HOPS);
       for (const hop of hops) {
-        const address = canonicalAddress(withoutPort(hop.trim()));
+        const address = canonicalAddress(withoutPort(withoutBlanks(hop)));
         if (address === null) break;
         client = address;
         if (!this.#trusts(client)) break;
@@ -67,6 +67,15 @@ export class ClientAddress {
   #trusts(address: string): boolean {
     return this.#trusted.check(address, isIPv4(address) ? "ipv4" : "ipv6");
   }
+}
+
+/** Removes spaces and tabs around a hop. `trim` would also remove characters that are not blanks in a header. */
+function withoutBlanks(hop: string): string {
+  const isBlank = (index: number) => hop[index] === " " || hop[index] === "\t";
+  let [start, end] = [0, hop.length];
+  while (start < end && isBlank(start)) start += 1;
+  while (end > start && isBlank(end - 1)) end -= 1;
+  return hop.slice(start, end);
 }
 
 /** Removes the port and brackets of a hop: `192.0.2.1:80`, `[2001:db8::1]:80`. */

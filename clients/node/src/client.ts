@@ -249,9 +249,10 @@ export class Client {
     return readResponse(response, operation.path, operation.read);
   }
 
-  /** Counts a failure. Probes use new connections, because the others may lead to a server that is gone. */
+  /** Counts a failure of the server. Probes use new connections, because the others may lead to a server that is gone. */
   #failed(admission: Admission, error: UnavailableError): void {
-    if (this.#breaker.failed(admission, error, performance.now())) this.#transport.closeIdle();
+    if (error.isLocal) this.#breaker.cancelled(admission);
+    else if (this.#breaker.failed(admission, error, performance.now())) this.#transport.closeIdle();
   }
 
   #prepare({ path, body, size }: Operation<unknown>, { deadlineMs, signal }: CallOptions): Call {

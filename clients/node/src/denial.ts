@@ -3,11 +3,9 @@
  */
 
 import type { Decision } from "./decision.js";
+import { UNNAMED } from "./limit-name.js";
 
 const PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types";
-
-/** The name of a limit without a rule. */
-const UNNAMED = "default";
 
 /** A response without a framework. */
 export interface PlainResponse {
@@ -21,11 +19,11 @@ export function denialStatus(decision: Decision): number {
   return decision.source === "closed" ? 503 : 429;
 }
 
-/** Creates the response to a denied request, without the rate limit headers. */
-export function denialResponse(decision: Decision): PlainResponse {
+/** Creates the response to a denied request, without the rate limit headers. `name` is that of a limit without a rule. */
+export function denialResponse(decision: Decision, name = UNNAMED): PlainResponse {
   const status = denialStatus(decision);
-  const denying = decision.tiers.filter((tier) => !tier.allowed && !tier.shadow).map((tier) => tier.rule ?? UNNAMED);
-  const violated = denying.length > 0 ? denying : [decision.rule ?? UNNAMED];
+  const denying = decision.tiers.filter((tier) => !tier.allowed && !tier.shadow).map((tier) => tier.rule ?? name);
+  const violated = denying.length > 0 ? denying : [decision.rule ?? name];
   const { retryAfterMs } = decision;
   const quota = {
     type: `${PROBLEM_TYPES}#quota-exceeded`,

@@ -73,6 +73,8 @@ export class AuthenticationError extends SluicegateError {
 export interface FailureDetails {
   /** Whether the server may have received the request, and so may have charged it. */
   mayHaveRun: boolean;
+  /** Whether the call failed because of other calls of this process, not because of the server; false by default. */
+  isLocal?: boolean;
   cause?: unknown;
 }
 
@@ -80,14 +82,17 @@ export interface FailureDetails {
 export class UnavailableError extends SluicegateError {
   /** Whether the server may have received the request, and so may have charged it. */
   readonly mayHaveRun: boolean;
+  /** Whether the call failed because of other calls of this process, for example because it waited for a connection. */
+  readonly isLocal: boolean;
 
   constructor(
     message: string,
-    { mayHaveRun, cause }: FailureDetails,
+    { mayHaveRun, isLocal = false, cause }: FailureDetails,
     code: "unavailable" | "deadline" | "circuit_open" | "overload" | "closed" | "tls" = "unavailable",
   ) {
     super(code, message, cause);
     this.mayHaveRun = mayHaveRun;
+    this.isLocal = isLocal;
   }
 }
 

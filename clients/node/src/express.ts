@@ -5,8 +5,9 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } from "./denial.js";
-import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { type CommonOptions, type MaybePromise, RequestLimiter } from "./middleware.js";
 import { setDecision } from "./request-decision.js";
+import { addHeaders, afterResponse, type HeaderAccess } from "./server-response.js";
 
 /** Continues with the next handler. */
 export type Next = (error?: unknown) => void;
@@ -46,23 +47,15 @@ export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res ext
     }
     const { decision } = verdict;
     setDecision(request, decision);
+    if (verdict.kind === "allowed" && refundWhen !== undefined) {
+      afterResponse(response, () => limiter.refundIf(() => refundWhen(request, response), verdict));
+    }
     // another handler, for example one for timeouts, may have responded during the check
     if (response.headersSent) return verdict.kind === "allowed";
-    addHeaders(response, limiter.headersOf(decision));
-    if (verdict.kind === "allowed") {
-      if (refundWhen !== undefined) {
-        response.once("close", () => {
-          try {
-            if (refundWhen(request, response)) void limiter.refund(verdict.request, decision);
-          } catch (error) {
-            limiter.report(error);
-          }
-        });
-      }
-      return true;
-    }
+    addHeaders(headersOf(response), limiter.headersOf(decision));
+    if (verdict.kind === "allowed") return true;
     if (onDenied === undefined) {
-      send(response, denialResponse(decision));
+      send(response, denialResponse(decision, options.name));
     } else {
       response.statusCode = denialStatus(decision);
       await onDenied(request, response, decision, next);
@@ -73,16 +66,20 @@ export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res ext
   return (request, response, next) => {
     handle(request, response, next).then((isAllowed) => {
       if (isAllowed) next();
-    }, next);
+    }, fail(next));
   };
 }
 
-function addHeaders(response: ServerResponse, headers: Record<string, string>): void {
-  for (const [name, value] of Object.entries(headers)) {
-    const existing = response.getHeader(name);
-    const isExtended = existing !== undefined && isListHeader(name, value);
-    response.setHeader(name, isExtended ? `${existing}, ${value}` : value);
-  }
+/** Passes an exception to the error handler of the application. Without a value, `next` would call the handler of the request. */
+function fail(next: Next): (error: unknown) => void {
+  return (error) => next(error || new Error("a function of the rate limit's settings threw no error"));
+}
+
+function headersOf(response: ServerResponse): HeaderAccess {
+  return {
+    get: (name) => response.getHeader(name),
+    set: (name, value) => response.setHeader(name, value),
+  };
 }
 
 function send(response: ServerResponse, { status, headers, body }: PlainResponse): void {

@@ -43,14 +43,19 @@ export function header(name: string): Extractor {
  * clientIp({ trustedProxies: ["10.0.0.0/8"] })
  * ```
  */
-export function clientIp({ peer = socketAddress, ...options }: ClientIpOptions = {}): Extractor {
+export function clientIp({ peer, ...options }: ClientIpOptions = {}): Extractor {
   const client = new ClientAddress(options);
   return (request: AnyRequest, ...context) => {
-    const address = peer(request, ...context);
+    const address = peer === undefined ? socketAddress(request) : peer(request, ...context);
     if (address === undefined && isDisconnected(request)) return undefined;
     const forwardedFor = headerLines(request, "x-forwarded-for");
     const found =
-      address === undefined ? null : client.of(address, forwardedFor.length > 0 ? forwardedFor.join(",") : undefined);
+      typeof address !== "string"
+        ? null
+        : client.of(address, forwardedFor.length > 0 ? forwardedFor.join(",") : undefined);
+    // the function can read a header, which a client can omit
+    if (found === null && peer !== undefined)
+      throw new RejectedRequest("the address of the client is unknown or invalid");
     if (found === null) {
       throw new ConfigurationError(
         'clientIp: the address of the peer is unknown: pass peer, for example { peer: () => "127.0.0.1" } behind a local proxy',

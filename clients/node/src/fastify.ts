@@ -3,16 +3,19 @@
  */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
+import type { FastifyReply, FastifyRequest } from "fastify";
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
+import { report } from "./error-reporter.js";
 import { ConfigurationError } from "./errors.js";
-import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
+import { type CommonOptions, type MaybePromise, RequestLimiter } from "./middleware.js";
 import { setDecision } from "./request-decision.js";
+import { addHeaders, afterResponse, type HeaderAccess } from "./server-response.js";
 
 /** The part of Fastify's request that the plugin uses. */
 export interface RequestLike {
   raw: IncomingMessage;
-  routeOptions?: { config?: unknown };
+  routeOptions?: { config?: unknown; url?: string | undefined };
 }
 
 /** The part of Fastify's reply that the plugin uses. */
@@ -53,8 +56,9 @@ export interface FastifyOptions<Req extends RequestLike, Res extends ReplyLike> 
   hook?: "onRequest" | "preParsing" | "preValidation" | "preHandler";
 }
 
-/** A hook of Fastify. */
-export type Hook<Req extends RequestLike, Res extends ReplyLike> = (request: Req, reply: Res) => Promise<unknown>;
+/** A hook of Fastify. The types of its parameters must not take part in the inference of those of the options. */
+// biome-ignore lint/suspicious/noExplicitAny: a hook serves routes with any types of parameters, queries and bodies
+export type Hook = (request: any, reply: any) => Promise<unknown>;
 
 /** The part of Fastify's instance that the plugin uses. */
 interface InstanceLike {
@@ -62,36 +66,30 @@ interface InstanceLike {
 }
 
 /** Creates a hook for one route, or for a handler of unknown routes. */
-export function rateLimitHook<Req extends RequestLike = RequestLike, Res extends ReplyLike = ReplyLike>(
+export function rateLimitHook<Req extends RequestLike = FastifyRequest, Res extends ReplyLike = FastifyReply>(
   options: FastifyHookOptions<Req, Res>,
-): Hook<Req, Res> {
+): Hook {
   const limiter = new RequestLimiter(options);
   const { onDenied, refundWhen } = options;
 
-  return async (request, reply) => {
+  return async (request: Req, reply: Res) => {
     const verdict = await limiter.decide(request, reply);
-    if (verdict.kind === "skipped" || reply.sent) return undefined;
+    if (verdict.kind === "skipped") return undefined;
+    if (verdict.kind === "allowed" && refundWhen !== undefined) {
+      afterResponse(reply.raw, () => limiter.refundIf(() => refundWhen(request, reply), verdict));
+    }
+    // another hook, for example one for timeouts, may have responded during the check
+    if (reply.sent) return undefined;
     if (verdict.kind === "rejected") {
       const { status, headers, body } = rejectionResponse(verdict.detail);
       return send(reply, status, headers, body);
     }
     const { decision } = verdict;
     setDecision(request, decision);
-    addHeaders(reply, limiter.headersOf(decision));
-    if (verdict.kind === "allowed") {
-      if (refundWhen !== undefined) {
-        reply.raw.once("close", () => {
-          try {
-            if (refundWhen(request, reply)) void limiter.refund(verdict.request, decision);
-          } catch (error) {
-            limiter.report(error);
-          }
-        });
-      }
-      return undefined;
-    }
+    addHeaders(headersOf(reply), limiter.headersOf(decision));
+    if (verdict.kind === "allowed") return undefined;
     if (onDenied === undefined) {
-      const { status, headers, body } = denialResponse(decision);
+      const { status, headers, body } = denialResponse(decision, options.name);
       return send(reply, status, headers, body);
     }
     reply.code(denialStatus(decision));
@@ -101,37 +99,62 @@ export function rateLimitHook<Req extends RequestLike = RequestLike, Res extends
   };
 }
 
-function plugin<Req extends RequestLike, Res extends ReplyLike>(
-  // biome-ignore lint/suspicious/noExplicitAny: the types of Fastify are not a dependency
+function plugin(
+  // biome-ignore lint/suspicious/noExplicitAny: the plugin serves instances for HTTP/1.1, HTTP/2 and any logger
   instance: any,
-  options: FastifyOptions<Req, Res>,
+  options: FastifyOptions<FastifyRequest, FastifyReply>,
   done: (error?: Error) => void,
 ): void {
   const { global: isGlobal = true, hook = "onRequest", ...base } = options;
   const general = isGlobal ? rateLimitHook(base) : null;
-  const hooks = new WeakMap<object, Hook<Req, Res>>();
+  /** The hooks by `config.rateLimit` of their routes. */
+  const hooks = new Map<unknown, Hook>();
 
   /** Returns the hook for the configuration of a route; null if the route is not limited. */
-  function hookOf(config: unknown): Hook<Req, Res> | null {
-    const route = (config as { rateLimit?: RouteOptions<Req, Res> } | undefined)?.rateLimit;
+  function hookOf(config: unknown): Hook | null {
+    const route = (config as { rateLimit?: RouteOptions<FastifyRequest, FastifyReply> } | undefined)?.rateLimit;
     if (route === undefined) return general;
     if (route === false) return null;
+    const existing = hooks.get(route);
+    if (existing !== undefined) return existing;
     if (typeof route !== "object" || route === null) {
       throw new ConfigurationError("config.rateLimit of a route is invalid: use an object, or false");
     }
-    let found = hooks.get(route);
-    if (found === undefined) {
-      found = rateLimitHook(mergeOptions(base, route));
-      hooks.set(route, found);
+    const created = rateLimitHook(mergeOptions(base, route));
+    hooks.set(route, created);
+    return created;
+  }
+
+  /** Returns the hook of a route. The plugin can find a route that was declared before it only now, too late to fail the start. */
+  function hookOfRequest({ routeOptions }: FastifyRequest): Hook | null {
+    const config = routeOptions?.config as { rateLimit?: unknown } | undefined;
+    try {
+      return hookOf(config);
+    } catch (error) {
+      const reported = new ConfigurationError(
+        `config.rateLimit of the route ${routeOptions?.url} is invalid (${(error as Error).message}): correct it, and register the plugin before the route`,
+        error,
+      );
+      const replacement = general ?? rateLimitHook({ ...withoutLimit(base), labels: () => Promise.reject(reported) });
+      if (general !== null) report(base.onError ?? base.client.onError, reported);
+      hooks.set(config?.rateLimit, replacement);
+      return replacement;
     }
-    return found;
   }
 
   const scope: InstanceLike = instance;
   // creates the hooks of routes early, so that an error in their options fails the start of the application
   scope.addHook("onRoute", (route: { config?: unknown }) => void hookOf(route.config));
-  scope.addHook(hook, async (request: Req, reply: Res) => hookOf(request.routeOptions?.config)?.(request, reply));
+  scope.addHook(hook, async (request: FastifyRequest, reply: FastifyReply) => hookOfRequest(request)?.(request, reply));
   done();
+}
+
+/** Returns the settings without those that select the counter. */
+function withoutLimit<Req extends RequestLike, Res extends ReplyLike>(
+  options: FastifyHookOptions<Req, Res>,
+): FastifyHookOptions<Req, Res> {
+  const { labels, name, key, limit, cost, ...others } = options;
+  return others;
 }
 
 /** Combines the settings of the plugin with those of a route. Labels that are objects are combined as well. */
@@ -148,12 +171,11 @@ function mergeOptions<Req extends RequestLike, Res extends ReplyLike>(
   return usesKey ? ({ ...base, labels: undefined, ...route } as FastifyHookOptions<Req, Res>) : { ...base, ...route };
 }
 
-function addHeaders(reply: ReplyLike, headers: Record<string, string>): void {
-  for (const [name, value] of Object.entries(headers)) {
-    const existing = reply.getHeader(name);
-    const isExtended = existing !== undefined && isListHeader(name, value);
-    reply.header(name, isExtended ? `${existing}, ${value}` : value);
-  }
+function headersOf(reply: ReplyLike): HeaderAccess {
+  return {
+    get: (name) => reply.getHeader(name),
+    set: (name, value) => reply.header(name, value),
+  };
 }
 
 function send(reply: ReplyLike, status: number, headers: Record<string, string>, body: string): unknown {

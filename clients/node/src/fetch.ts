@@ -44,15 +44,12 @@ export function rateLimit<Context extends unknown[]>(
     setDecision(request, decision);
     const headers = limiter.headersOf(decision);
     if (verdict.kind === "denied") {
-      const denied = onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision));
+      const denied =
+        onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision, options.name));
       return withHeaders(await denied, headers);
     }
     const response = await handler(request, ...context);
-    try {
-      if (refundWhen?.(request, response)) void limiter.refund(verdict.request, decision);
-    } catch (error) {
-      limiter.report(error);
-    }
+    if (refundWhen !== undefined) limiter.refundIf(() => refundWhen(request, response), verdict);
     return withHeaders(response, headers);
   };
 }

@@ -1,21 +1,27 @@
 /**
- * The part of the middleware that all frameworks share: from a request to a verdict. It never throws.
+ * The part of the middleware that all frameworks share: from a request to a verdict.
+ *
+ * Errors of the server and of the configuration never fail a request. Only an exception of a function of the application does.
  */
 
 import type { Client } from "./client.js";
 import type { Decision } from "./decision.js";
-import { parseDuration } from "./duration.js";
 import { type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
+import { isServersLimitError, validateCost, validateLimit } from "./limit.js";
+import { nameHeaders } from "./limit-name.js";
 import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
-import { type Cost, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
+import { type Cost, describe, type Labels, type Limit, MAX_VALUE_BYTES, type Request } from "./request.js";
 
 /** A value, or a promise of it. */
 export type MaybePromise<T> = T | Promise<T>;
 
 /** The key of requests without a value for `key`; they share one counter. */
 const ABSENT = "absent";
+
+/** The longest name of a label in bytes. */
+const MAX_NAME_BYTES = 128;
 
 /** The value of a label; undefined and null are absent. */
 type LabelValue = Labels[string];
@@ -31,7 +37,7 @@ export interface CommonOptions<Args extends unknown[]> {
   client: Client;
   /** Labels for the rules of the server. Either `labels`, or `name`, `key` and `limit`. */
   labels?: LabelsOption<Args>;
-  /** The name of a limit without a rule, which is part of its keys. Limits with different names are counted separately. */
+  /** The name of a limit without a rule, in its keys and in the headers. Limits with different names are counted separately. */
   name?: string;
   /** The key of a request, for example its API key. Requests without one share a counter. */
   key?: (...args: Args) => MaybePromise<string | number | undefined | null>;
@@ -52,10 +58,14 @@ export interface CommonOptions<Args extends unknown[]> {
 }
 
 /** The outcome for one request. */
-export type Verdict =
-  | { kind: "skipped" }
-  | { kind: "rejected"; detail: string }
-  | { kind: "allowed" | "denied"; decision: Decision; request: Request };
+export type Verdict = { kind: "skipped" } | { kind: "rejected"; detail: string } | Decided;
+
+/** A request that was allowed or denied. */
+export interface Decided {
+  kind: "allowed" | "denied";
+  decision: Decision;
+  request: Request;
+}
 
 /** Checks the requests of one middleware. */
 export class RequestLimiter<Args extends unknown[]> {
@@ -68,42 +78,50 @@ export class RequestLimiter<Args extends unknown[]> {
       throw new ConfigurationError("client is missing: pass { client: new Client({ url }) }");
     }
     if (options.onFailure !== undefined) validPolicy(options.onFailure);
+    if (typeof options.cost !== "function") validateCost(options.cost, options.labels === undefined);
     this.#options = options;
     this.#onError = options.onError ?? options.client.onError;
     this.#read = requestReader(options);
   }
 
-  /** Decides a request. Errors of the application or the configuration are reported, and the failure policy decides. */
+  /**
+   * Decides a request. Errors of the configuration are reported, and the failure policy decides.
+   *
+   * @throws the exception of a function of the application. A client may have caused it, so that the policy `open` must not decide.
+   */
   async decide(...args: Args): Promise<Verdict> {
     let request: Request = { labels: {} };
     try {
       if (await this.#options.skip?.(...args)) return { kind: "skipped" };
       request = await this.#withCost(await this.#read(args), args);
-      return verdict(await this.#check(request), request);
     } catch (error) {
       if (isRejectedRequest(error)) return { kind: "rejected", detail: error.message };
-      const reason = asSluicegateError(error);
-      report(this.#onError, reason);
-      // a client must not bypass its limit with a value that the server rejects
-      if (reason.code === "invalid_request") return { kind: "rejected", detail: reason.message };
-      const { client, onFailure } = this.#options;
-      return verdict(client.decideLocally("check", request, reason, onFailure), request);
+      // clientIp without the address of the peer
+      if (isSluicegateError(error) && error.code === "configuration") return this.#decideLocally(request, error);
+      throw error;
     }
-  }
-
-  /** Refunds an allowed request. Errors are reported. */
-  async refund(request: Request, { atUs, degraded }: Decision): Promise<void> {
-    if (atUs === null || degraded) return;
     try {
-      await this.#options.client.refund({ ...request, atUs });
+      return verdict(await this.#check(request), request);
     } catch (error) {
-      report(this.#onError, asSluicegateError(error));
+      if (!isSluicegateError(error)) throw error;
+      if (error.code !== "invalid_request") return this.#decideLocally(request, error);
+      if (typeof this.#options.limit === "object" && isServersLimitError(error)) {
+        return this.#decideLocally(request, new ConfigurationError(error.message, error));
+      }
+      // a client must not bypass its limit with a value that the server rejects
+      report(this.#onError, error);
+      return { kind: "rejected", detail: error.message };
     }
   }
 
-  /** Reports an error of a function of the application. */
-  report(error: unknown): void {
-    report(this.#onError, asSluicegateError(error));
+  /** Refunds an allowed request in the background if the condition holds. Errors are reported. */
+  refundIf(condition: () => boolean, { request, decision }: Decided): void {
+    void this.#refundIf(condition, request, decision).catch((error) => report(this.#onError, asSluicegateError(error)));
+  }
+
+  async #refundIf(condition: () => boolean, request: Request, { atUs, degraded }: Decision): Promise<void> {
+    if (!condition() || atUs === null || degraded) return;
+    await this.#options.client.refund({ ...request, atUs });
   }
 
   /** Returns the rate limit headers of the response. */
@@ -113,9 +131,16 @@ export class RequestLimiter<Args extends unknown[]> {
     return shown;
   }
 
+  #decideLocally(request: Request, reason: SluicegateError): Verdict {
+    report(this.#onError, reason);
+    const { client, onFailure } = this.#options;
+    return verdict(client.decideLocally("check", request, reason, onFailure), request);
+  }
+
   async #check(request: Request): Promise<Decision> {
-    const { client, headers = true, onFailure, deadlineMs } = this.#options;
-    return client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
+    const { client, name, headers = true, onFailure, deadlineMs } = this.#options;
+    const decision = await client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
+    return name === undefined ? decision : { ...decision, headers: nameHeaders(decision.headers, name) };
   }
 
   async #withCost(request: Request, args: Args): Promise<Request> {
@@ -147,6 +172,7 @@ function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (a
   const { labels, name, key, limit } = options;
   if (labels !== undefined && name === undefined && key === undefined && limit === undefined) {
     if (typeof labels === "function") return async (args) => ({ labels: checkedLabels(await labels(...args)) });
+    validateConstants(labels);
     return (args) => labelsOf(labels, args);
   }
   if (labels !== undefined || name === undefined || key === undefined || limit === undefined) {
@@ -157,13 +183,32 @@ function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (a
   }
   if (typeof limit !== "function") validateLimit(limit);
   return async (args) => {
-    const value = await key(...args);
-    const text = value === undefined || value === null ? ABSENT : `=${value}`;
     return {
-      key: checkedValue("the key", `${name}:${text}`),
+      key: checkedValue("the key", `${name}:${keyText(await key(...args))}`),
       limit: typeof limit === "function" ? await limit(...args) : limit,
     };
   };
+}
+
+/**
+ * Returns the part of a key that identifies the client. The parser of a body or a query can return any type, and the conversion
+ * of an object calls its `toString`, which a client can replace.
+ */
+function keyText(value: unknown): string {
+  if (value === undefined || value === null) return ABSENT;
+  if (typeof value === "string" || typeof value === "number" || typeof value === "bigint") return `=${value}`;
+  throw new RejectedRequest(`the key is ${describe(value)}: send a string or a number`);
+}
+
+function validateConstants(labels: object): void {
+  for (const [name, value] of Object.entries(labels)) {
+    const isText = typeof value === "string";
+    const isValid = isText ? Buffer.byteLength(value) <= MAX_VALUE_BYTES : value === null || typeof value !== "object";
+    if (!isValid || name === "" || Buffer.byteLength(name) > MAX_NAME_BYTES) {
+      const fix = `use a function, or text of at most ${MAX_VALUE_BYTES} bytes, and a name of 1 to ${MAX_NAME_BYTES} bytes`;
+      throw new ConfigurationError(`labels: ${JSON.stringify(name)} is invalid: ${fix}`);
+    }
+  }
 }
 
 async function labelsOf<Args extends unknown[]>(
@@ -178,7 +223,8 @@ async function labelsOf<Args extends unknown[]>(
 }
 
 function checkedLabels(labels: Labels): Labels {
-  for (const [name, value] of Object.entries(labels)) {
+  // the client rejects values that are not an object
+  for (const [name, value] of Object.entries(labels ?? {})) {
     if (typeof value === "string") checkedValue(`the value of ${name}`, value);
   }
   return labels;
@@ -190,13 +236,4 @@ function checkedValue(description: string, value: string): string {
     throw new RejectedRequest(`${description} has more than ${MAX_VALUE_BYTES} bytes: send a shorter one`);
   }
   return value;
-}
-
-function validateLimit({ amount, window }: Limit): void {
-  if (!Number.isSafeInteger(amount) || amount < 1) {
-    throw new ConfigurationError(`limit: amount ${amount} is out of range: use a whole number from 1`);
-  }
-  if (parseDuration(window) === null) {
-    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is not a duration: use for example "1m"`);
-  }
 }

@@ -3,6 +3,7 @@
  */
 
 import { Connection, type Target } from "./connection.js";
+import { Queue } from "./queue.js";
 
 /** The most callers that wait for a connection. */
 const MAX_WAITERS = 10_000;
@@ -25,7 +26,7 @@ export class ConnectionPool {
   readonly #all = new Set<Connection>();
   /** The unused connections; the last one was used most recently. */
   readonly #idle: Connection[] = [];
-  readonly #waiters = new Set<Waiter>();
+  readonly #waiters = new Queue<Waiter>();
   #connecting = 0;
   #isClosed = false;
 
@@ -61,7 +62,7 @@ export class ConnectionPool {
   /** Returns a connection after its request is complete. */
   release(connection: Connection): void {
     if (connection.isClosed) return;
-    for (let waiter = this.#nextWaiter(); waiter !== undefined; waiter = this.#nextWaiter()) {
+    for (let waiter = this.#waiters.shift(); waiter !== undefined; waiter = this.#waiters.shift()) {
       if (waiter.ready(connection)) return;
     }
     this.#idle.push(connection);
@@ -75,17 +76,10 @@ export class ConnectionPool {
   /** Closes all connections; calls in progress fail. */
   close(): void {
     this.#isClosed = true;
-    for (const waiter of this.#waiters) {
-      this.#waiters.delete(waiter);
+    for (let waiter = this.#waiters.shift(); waiter !== undefined; waiter = this.#waiters.shift()) {
       waiter.failed(new Error("the client was closed"));
     }
     for (const connection of this.#all) connection.close();
-  }
-
-  #nextWaiter(): Waiter | undefined {
-    const [waiter] = this.#waiters;
-    if (waiter !== undefined) this.#waiters.delete(waiter);
-    return waiter;
   }
 
   /** Opens connections until each waiter has one that is being established. */
@@ -105,7 +99,7 @@ export class ConnectionPool {
           if (place >= 0) this.#idle.splice(place, 1);
           if (!isOpen) {
             this.#connecting -= 1;
-            this.#nextWaiter()?.failed(error);
+            this.#waiters.shift()?.failed(error);
           }
           this.#connectForWaiters();
         },

@@ -177,7 +177,7 @@ function wholeNumber(name: string, value: number): number {
 }
 
 /** Describes a value for an error message, without its content if it is an object. */
-function describe(value: unknown): string {
+export function describe(value: unknown): string {
   if (value === null) return "null";
   if (Array.isArray(value)) return "an array";
   if (typeof value === "string") return JSON.stringify(value.slice(0, 40));

@@ -36,6 +36,7 @@ export class Transport {
   readonly #headers: string;
   readonly #origin: string;
   #isClosed = false;
+  #lastResponseMs = Number.NEGATIVE_INFINITY;
 
   constructor(url: URL, tls: Target["tls"], token: string | undefined, maxConnections: number) {
     const host = url.hostname.replace(/^\[|\]$/g, "");
@@ -51,6 +52,16 @@ export class Transport {
   close(): void {
     this.#isClosed = true;
     this.#pool.close();
+  }
+
+  /** The time of the last response to any call. */
+  get lastResponseMs(): number {
+    return this.#lastResponseMs;
+  }
+
+  /** Records that the server responds. */
+  responded(): void {
+    this.#lastResponseMs = performance.now();
   }
 
   /** Closes the connections that no call uses. */
@@ -81,7 +92,8 @@ export class Transport {
   errorOf({ error, mayHaveRun }: ExchangeFailure): UnavailableError {
     const details = { mayHaveRun, cause: error };
     if (error instanceof QueueFullError) {
-      return new UnavailableError(`${error.message}: raise maxConnections, or send fewer calls`, details, "overload");
+      const message = `${error.message}: raise maxConnections, or send fewer calls`;
+      return new UnavailableError(message, { ...details, isLocal: true }, "overload");
     }
     const reason = reasonOf(error);
     if (isTlsError(error)) {
@@ -93,9 +105,15 @@ export class Transport {
   }
 
   /** The error of a call whose deadline has passed. */
-  deadlineError(deadlineMs: number, mayHaveRun: boolean): UnavailableError {
-    const message = `no response from ${this.#origin} within ${deadlineMs} ms: check the server, or raise deadlineMs`;
-    return new UnavailableError(message, { mayHaveRun }, "deadline");
+  deadlineError(deadlineMs: number, details: { mayHaveRun: boolean; isLocal: boolean }): UnavailableError {
+    const fix = details.isLocal
+      ? "the call waited for a connection: raise maxConnections, or send fewer calls"
+      : "check the server, or raise deadlineMs";
+    return new UnavailableError(
+      `no response from ${this.#origin} within ${deadlineMs} ms: ${fix}`,
+      details,
+      "deadline",
+    );
   }
 }
 
@@ -110,6 +128,7 @@ class Exchange implements Waiter {
   #timer: NodeJS.Timeout | undefined;
   #connection: Connection | null = null;
   #attempts = 0;
+  #hasWaited = false;
   #mayHaveRun = false;
   #isSettled = false;
 
@@ -137,12 +156,13 @@ class Exchange implements Waiter {
     // After a busy period, timers run before the sockets are read: a response that is already here still counts.
     this.#timer = setTimeout(() => setImmediate(this.#onDeadline), deadlineMs);
     this.#pool.acquire(this);
+    this.#hasWaited = this.#connection === null;
   }
 
   ready(connection: Connection): boolean {
     // after a busy period, the deadline can have passed although its timer has not fired
     if (this.#remainingMs() <= 0) {
-      this.#onDeadline();
+      this.#failLate(true);
       return false;
     }
     this.#connection = connection;
@@ -168,6 +188,7 @@ class Exchange implements Waiter {
     connection.send(request, maxResponseBytes, (failure, response) => {
       this.#connection = null;
       if (response !== null) {
+        this.#transport.responded();
         this.#pool.release(connection);
         this.#settle();
         this.#resolve(response);
@@ -192,9 +213,15 @@ class Exchange implements Waiter {
     else this.#pool.acquire(this);
   }
 
+  /** A call that waited is late because of other calls if the server responded to one of them in the meantime. */
   readonly #onDeadline = (): void => {
-    this.#fail(this.#transport.deadlineError(this.#call.deadlineMs, this.#mayHaveRun));
+    this.#failLate(this.#hasWaited && this.#transport.lastResponseMs >= this.#startedMs);
   };
+
+  #failLate(isLocal: boolean): void {
+    const { deadlineMs } = this.#call;
+    this.#fail(this.#transport.deadlineError(deadlineMs, { mayHaveRun: this.#mayHaveRun, isLocal }));
+  }
 
   readonly #onAbort = (): void => {
     this.#fail(this.#call.signal?.reason);

@@ -235,6 +235,8 @@ test("thousands of calls whose deadline passed while the event loop was blocked 
   const [first, ...others] = await pending;
   assert.equal(first.degraded, false);
   assert.ok(others.every(({ error }) => error?.code === "deadline"));
+  // the server was not the reason
+  assert.equal((await client.check(REQUEST, { deadlineMs: RELAXED_MS })).degraded, false);
 });
 
 const chunk = (text) => `${text.length.toString(16)}\r\n${text}\r\n`;
@@ -331,6 +333,38 @@ test("the queue for connections is bounded", async (t) => {
   const overload = decisions.filter(({ error }) => error.code === "overload");
   assert.ok(overload.length >= 99 && overload.length <= 100, String(overload.length));
   assert.match(overload[0].error.message, /raise maxConnections/);
+});
+
+test("calls that wait for a connection do not open the circuit breaker of a server that responds", async (t) => {
+  const server = await fakeServer(t, (socket) => setTimeout(() => socket.write(OK), 30));
+  const client = silentClient(t, { url: server.url, maxConnections: 8, deadlineMs: 200 });
+  await client.check(REQUEST, { deadlineMs: RELAXED_MS });
+  // several rounds of responses fit into the deadline, and the last requests are sent shortly before it
+  const burst = await Promise.all(Array.from({ length: 300 }, () => client.check(REQUEST)));
+  const late = burst.filter(({ degraded }) => degraded);
+  assert.ok(late.length > 100, String(late.length));
+  for (const { error } of late) assert.deepEqual([error.code, error.isLocal], ["deadline", true]);
+  assert.match(late[0].error.message, /waited for a connection: raise maxConnections/);
+  assert.equal((await client.check(REQUEST, { deadlineMs: RELAXED_MS })).degraded, false);
+});
+
+test("calls that find a full queue do not open the circuit breaker", async (t) => {
+  const server = await fakeServer(t, (socket) => setTimeout(() => socket.write(OK), 300));
+  const client = silentClient(t, { url: server.url, maxConnections: 1, deadlineMs: RELAXED_MS });
+  const controller = new AbortController();
+  const waiting = Array.from({ length: 10_001 }, () => client.check(REQUEST, { signal: controller.signal }));
+  const full = await Promise.all(Array.from({ length: 20 }, () => client.check(REQUEST)));
+  assert.ok(full.every(({ error }) => error.code === "overload" && error.isLocal));
+  controller.abort();
+  await Promise.allSettled(waiting);
+  assert.equal((await client.check(REQUEST)).degraded, false);
+});
+
+test("calls that wait for a server that does not respond open the circuit breaker", async (t) => {
+  const server = await fakeServer(t, () => {});
+  const client = silentClient(t, { url: server.url, maxConnections: 1 });
+  await Promise.all(Array.from({ length: 10 }, () => client.check(REQUEST)));
+  assert.equal((await client.check(REQUEST)).error.code, "circuit_open");
 });
 
 test("a call can be cancelled", async (t) => {

@@ -130,6 +130,38 @@ test("an error thrown by onDenied reaches the error handler with the headers", a
   assert.ok(Number(denied.headers["retry-after"]) > 3000);
 });
 
+test("invalid options of a route before the plugin are reported, and the limit of the plugin applies", async (t) => {
+  const { client, app, get } = await start(t);
+  app.get("/flag", { config: { rateLimit: true } }, async () => "flag");
+  app.get("/limit", { config: { rateLimit: { limit: "nonsense" } } }, async () => "limit");
+  const errors = [];
+  const onError = (error) => errors.push(error.message);
+  await app.register(rateLimit, { client, name: "all", key: header("user"), limit: LIMIT, onError });
+  assert.deepEqual([(await get("/flag")).statusCode, (await get("/flag")).statusCode], [200, 429]);
+  assert.deepEqual([(await get("/limit", "b")).statusCode, (await get("/limit", "b")).statusCode], [200, 429]);
+  assert.equal(errors.length, 2, errors.join("\n"));
+  assert.match(errors[0], /config.rateLimit of the route \/flag is invalid .*use an object, or false/);
+  assert.match(errors[1], /config.rateLimit of the route \/limit is invalid .*limit is "nonsense"/);
+});
+
+for (const [onFailure, status] of [
+  ["open", 200],
+  ["closed", 503],
+]) {
+  test(`invalid options of a route before a plugin without a limit: the policy ${onFailure} decides`, async (t) => {
+    const { client, app, get } = await start(t);
+    app.get("/", { config: { rateLimit: true } }, async () => "");
+    const errors = [];
+    const onError = (error) => errors.push(error.message);
+    await app.register(rateLimit, { client, global: false, onFailure, onError });
+    for (let n = 1; n <= 2; n += 1) {
+      assert.equal((await get("/")).statusCode, status);
+      assert.equal(errors.length, n);
+    }
+    assert.match(errors[0], /config.rateLimit of the route \/ is invalid/);
+  });
+}
+
 test("invalid options of a route fail the start of the application", async (t) => {
   const { client, app } = await start(t);
   await app.register(rateLimit, { client, labels: {} });

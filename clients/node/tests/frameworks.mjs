@@ -19,6 +19,8 @@ const statusOf = (url) => Number(new URL(url, "http://localhost").searchParams.g
 function startExpress(framework) {
   return async (t, ...limiters) => {
     const app = framework();
+    // errors are not written to standard error
+    app.set("env", "test");
     const handlers = limiters.map((options) => forExpress(options));
     app.get("/", ...handlers, (request, response) => response.status(statusOf(request.url)).send(remainingOf(request)));
     return listen(t, createServer(app));
@@ -38,7 +40,9 @@ function serveFetch(t, handler) {
   const server = createServer(async (incoming, outgoing) => {
     const url = `http://${incoming.headers.host}${incoming.url}`;
     const request = new Request(url, { method: incoming.method, headers: incoming.headers });
-    const response = await handler(request, incoming.socket.remoteAddress);
+    const response = await handler(request, incoming.socket.remoteAddress).catch(
+      () => new Response("", { status: 500 }),
+    );
     outgoing.writeHead(response.status, Object.fromEntries(response.headers));
     if (response.body === null) outgoing.end();
     else Readable.fromWeb(response.body).pipe(outgoing);

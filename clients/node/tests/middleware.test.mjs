@@ -1,13 +1,13 @@
 // The behaviour that all frameworks share, with a real server.
 import assert from "node:assert/strict";
-import { once } from "node:events";
+import { EventEmitter, once } from "node:events";
 import { get as httpGet } from "node:http";
 import { createRequire } from "node:module";
 import { test } from "node:test";
 import { AuthenticationError, Client, ConfigurationError, clientIp, header, localBucket } from "sluicegate";
 import { rateLimit } from "sluicegate/express";
 import { FRAMEWORKS } from "./frameworks.mjs";
-import { freePort, RELAXED_MS, Server, until } from "./harness.mjs";
+import { freePort, RELAXED_MS, Server, sleep, until } from "./harness.mjs";
 
 const RULES = `
 [defaults]
@@ -63,22 +63,19 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     for (const remaining of [1, 0]) {
       const { status, headers, body } = await get(url, { "x-api-key": "alice" });
       assert.deepEqual([status, body], [200, String(remaining)]);
-      assert.equal(headers.get("ratelimit-policy"), '"default";q=2;w=3600');
-      assert.match(headers.get("ratelimit"), new RegExp(`^"default";r=${remaining};t=\\d+$`));
+      assert.equal(headers.get("ratelimit-policy"), '"api";q=2;w=3600');
+      assert.match(headers.get("ratelimit"), new RegExp(`^"api";r=${remaining};t=\\d+$`));
       assert.equal(headers.get("retry-after"), null);
     }
     const denied = await get(url, { "x-api-key": "alice" });
     assert.equal(denied.status, 429);
     assert.match(denied.headers.get("content-type"), /^application\/problem\+json/);
     assert.equal(denied.headers.get("cache-control"), "no-store");
-    assert.match(denied.headers.get("ratelimit"), /^"default";r=0;t=\d+$/);
+    assert.match(denied.headers.get("ratelimit"), /^"api";r=0;t=\d+$/);
     const seconds = Number(denied.headers.get("retry-after"));
     assert.ok(seconds > 3000 && seconds <= 3600, String(seconds));
     const problem = JSON.parse(denied.body);
-    assert.deepEqual(
-      [problem.title, problem.status, problem["violated-policies"]],
-      ["Quota Exceeded", 429, ["default"]],
-    );
+    assert.deepEqual([problem.title, problem.status, problem["violated-policies"]], ["Quota Exceeded", 429, ["api"]]);
     assert.equal(Math.ceil(problem.retry_after_ms / 1000), seconds);
 
     assert.equal((await get(url, { "x-api-key": "bob" })).status, 200);
@@ -154,7 +151,24 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     const labels = { route: "api", ip: () => "203.0.113.9" };
     const url = await start(t, { client, labels }, { client, name: "api", key: () => "one", limit: LIMIT });
     const policy = (await get(url)).headers.get("ratelimit-policy").split(", ").sort();
-    assert.deepEqual(policy, ['"default";q=2;w=3600', '"per-ip";q=3;w=3600']);
+    assert.deepEqual(policy, ['"api";q=2;w=3600', '"per-ip";q=3;w=3600']);
+  });
+
+  test(`${name}: each limit of the code has its name in the headers`, async (t) => {
+    const client = await startClient(t);
+    const limits = [
+      { client, name: 'a "b" \\ $& ü', key: () => "one", limit: { ...LIMIT, amount: 5 } },
+      { client, name: "hourly", key: () => "one", limit: { ...LIMIT, amount: 1 } },
+    ];
+    const url = await start(t, ...limits);
+    const { headers } = await get(url);
+    const policy = headers.get("ratelimit-policy").split(", ").sort();
+    assert.deepEqual(policy, ['"a \\"b\\" \\\\ $& ?";q=5;w=3600', '"hourly";q=1;w=3600']);
+    assert.match(headers.get("ratelimit"), /"hourly";r=0;t=\d+/);
+    assert.match(headers.get("ratelimit"), /"a \\"b\\" \\\\ \$& \?";r=4;t=\d+/);
+    const denied = await get(url);
+    assert.deepEqual([denied.status, JSON.parse(denied.body)["violated-policies"]], [429, ["hourly"]]);
+    assert.match(JSON.parse(denied.body).detail, /^limit exceeded: hourly;/);
   });
 
   test(`${name}: a refund after the response`, async (t) => {
@@ -167,6 +181,37 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     assert.equal((await get(`${url}/?status=401`)).body, "4");
     assert.equal((await get(url)).body, "3");
     await until("the refund", async () => (await remaining()) === 4);
+  });
+
+  test(`${name}: a refund if the client disconnects during the check`, async (t) => {
+    // the fetch handlers of this test get no signal of the connection, and call refundWhen after the handler
+    const client = await startClient(t, { onError: () => {} });
+    const limit = { ...LIMIT, amount: 5 };
+    const gate = new EventEmitter();
+    const slow = {
+      check: async (...args) => {
+        const decision = await client.check(...args);
+        const opened = once(gate, "opened");
+        gate.emit("checked");
+        await opened;
+        return decision;
+      },
+      refund: (request) => client.refund(request),
+      onError: () => {},
+    };
+    const isChecked = once(gate, "checked");
+    const url = await start(t, { client: slow, name: "login", key: () => "one", limit, refundWhen: () => true });
+    const request = httpGet(url).on("error", () => {});
+    await isChecked;
+    const isClosed = new Promise((resolve) => request.once("close", resolve));
+    request.destroy();
+    await isClosed;
+    // the server reads the end of the connection
+    await sleep(100);
+    const remaining = async () => (await client.peek({ key: "login:=one", limit })).remaining;
+    assert.equal(await remaining(), 4);
+    gate.emit("opened");
+    await until("the refund", async () => (await remaining()) === 5);
   });
 
   test(`${name}: without a server, the failure policy decides, and no response is a 500`, async (t) => {
@@ -187,22 +232,69 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     assert.ok(Number((await get(local)).headers.get("retry-after")) > 1000);
   });
 
-  test(`${name}: errors of the application are reported, and the failure policy decides`, async (t) => {
-    const client = await startClient(t, { onFailure: "closed" });
-    const errors = [];
-    const onError = (error) => errors.push(error);
+  test(`${name}: an exception of a function of the application is not a free pass`, async (t) => {
+    const client = await startClient(t, { onFailure: "open" });
     const broken = () => {
       throw new TypeError("no session");
     };
-    const labels = { route: "api", ip: broken };
-    const closed = await start(t, { client, labels, onError });
+    const limits = { name: "api", key: () => "one", limit: LIMIT };
+    for (const options of [
+      { labels: { route: "api", ip: broken } },
+      { labels: async () => broken() },
+      { ...limits, key: broken },
+      { ...limits, limit: broken },
+      { ...limits, cost: broken },
+      { ...limits, skip: broken },
+      // Express continues with the next handler if there is no error
+      { ...limits, key: () => Promise.reject() },
+    ]) {
+      const url = await start(t, { client, ...options });
+      assert.equal((await get(url)).status, 500);
+    }
+  });
+
+  test(`${name}: an error of the configuration is reported, and the failure policy decides`, async (t) => {
+    const client = await startClient(t, { onFailure: "closed" });
+    const errors = [];
+    const onError = (error) => errors.push(error);
+    const unknown = () => {
+      throw new ConfigurationError("the address of the peer is unknown");
+    };
+    const closed = await start(t, { client, labels: { ip: unknown }, onError });
     assert.equal((await get(closed)).status, 503);
-    const open = await start(t, { client, labels: async () => broken(), onError, onFailure: "open" });
+    const open = await start(t, { client, labels: async () => unknown(), onError, onFailure: "open" });
     assert.equal((await get(open)).status, 200);
-    assert.equal(errors.length, 2);
-    for (const error of errors) {
-      assert.ok(error instanceof ConfigurationError);
-      assert.match(error.message, /TypeError: no session/);
+    assert.deepEqual(
+      errors.map(({ message }) => message),
+      Array(2).fill("the address of the peer is unknown"),
+    );
+  });
+
+  test(`${name}: a client cannot bypass its limit with a value of another type`, async (t) => {
+    const client = await startClient(t, { onError: () => {}, onFailure: "open" });
+    const limits = { client, name: "api", limit: LIMIT };
+    // as JSON bodies and queries are parsed
+    for (const value of [{ toString: 1 }, ["a"], { a: 1 }, true, Symbol("a"), Object.create(null)]) {
+      const url = await start(t, { ...limits, key: () => value });
+      const { status, body } = await get(url);
+      assert.equal(status, 400);
+      assert.match(JSON.parse(body).detail, /^the key is .*: send a string or a number$/);
+      if (value === true) continue;
+      assert.equal((await get(await start(t, { client, labels: { user: () => value } }))).status, 400);
+      const cost = await start(t, { ...limits, key: () => "one", cost: () => value });
+      assert.equal((await get(cost)).status, 400);
+    }
+    for (const value of [null, "a", 5]) {
+      assert.equal((await get(await start(t, { client, labels: () => value }))).status, 400);
+    }
+    for (const value of [7, 7n]) {
+      const url = await start(t, { ...limits, key: () => value });
+      assert.equal((await get(url)).status, 200);
+    }
+    // a function for the peer can read a header, which a client can omit
+    for (const address of [undefined, null, "unknown", ["203.0.113.9"]]) {
+      const url = await start(t, { ...limits, key: clientIp({ peer: () => address }) });
+      assert.equal((await get(url)).status, 400);
     }
   });
 
@@ -255,6 +347,57 @@ test("both builds of the package work together", async (t) => {
   assert.deepEqual([(await get(local)).status, (await get(local)).status], [200, 429]);
 });
 
+for (const [dialect, expected] of [
+  ["github", { "x-ratelimit-resource": "api", "x-ratelimit-limit": "2" }],
+  ["draft-07", { "ratelimit-policy": "2;w=3600" }],
+  ["x-ratelimit", { "x-ratelimit-limit": "2" }],
+]) {
+  test(`the name of a limit in the dialect ${dialect}`, async (t) => {
+    const server = await Server.start(t, { config: `[server]\nheaders = "${dialect}"\n${RULES}` });
+    const client = new Client({ url: server.url, deadlineMs: RELAXED_MS });
+    const [{ start }] = FRAMEWORKS;
+    const { headers } = await get(await start(t, { client, name: "api", key: () => "one", limit: LIMIT }));
+    for (const [header, value] of Object.entries(expected)) assert.equal(headers.get(header), value);
+    assert.doesNotMatch(JSON.stringify([...headers]), /default/);
+  });
+}
+
+test("limits that the server accepts are valid options", async (t) => {
+  const client = await startClient(t);
+  for (const setting of [
+    { algorithm: "gcra", burst: 1_000_000_000 },
+    { amount: 1_000_000_000 },
+    { algorithm: "sliding-log", amount: 200_000 },
+    { algorithm: "sliding-counter", window: "1ms" },
+    { algorithm: "fixed-window", window: "3650d" },
+  ]) {
+    const limit = { amount: 1, window: "1m", ...setting };
+    rateLimit({ client, name: "a", key: () => "a", limit });
+    assert.equal((await client.check({ key: JSON.stringify(setting), limit })).allowed, true);
+  }
+});
+
+for (const { name, start } of FRAMEWORKS) {
+  test(`${name}: a constant limit that only the server rejects is reported, and the failure policy decides`, async (t) => {
+    const errors = [];
+    const client = await startClient(t, { onError: (error) => errors.push(error) });
+    // as a server with smaller ranges, of another version
+    const limit = { ...LIMIT };
+    const options = { client, name: "api", key: () => "one", limit };
+    const open = await start(t, options);
+    const closed = await start(t, { ...options, onFailure: "closed" });
+    const dynamic = await start(t, { ...options, limit: () => limit });
+    limit.amount = 300_000;
+    assert.deepEqual([(await get(open)).status, (await get(closed)).status], [200, 503]);
+    assert.ok(
+      errors.every((error) => error instanceof ConfigurationError && /^limit: amount 300000/.test(error.message)),
+    );
+    assert.equal(errors.length, 2);
+    // the limit can depend on the request, so that the client gets a 400
+    assert.equal((await get(dynamic)).status, 400);
+  });
+}
+
 test("invalid options are rejected when the middleware is created", async () => {
   const client = await deadClient();
   const limit = { amount: 1, window: "1m" };
@@ -267,6 +410,24 @@ test("invalid options are rejected when the middleware is created", async () => 
     [{ client, name: "a", key: () => "a", limit: { amount: 0, window: "1m" } }, /amount 0/],
     [{ client, name: "a", key: () => "a", limit: { amount: 1, window: "1w" } }, /"1w" is not a duration/],
     [{ client, labels: {}, onFailure: "never" }, /onFailure is invalid/],
+    ...[
+      [{ algorithm: "token_bucket" }, /algorithm "token_bucket" is unknown: use one of token-bucket, /],
+      [{ algorithm: "toString" }, /algorithm "toString" is unknown/],
+      [{ algorithm: "sliding-log", burst: 5 }, /sliding-log has no burst/],
+      [{ algorithm: "sliding-log", amount: 200_001 }, /amount 200001 is out of range: sliding-log accepts 1 to 200000/],
+      [{ amount: 1_000_000_001 }, /amount 1000000001 is out of range/],
+      [{ burst: 0 }, /burst 0 is out of range/],
+      [{ burst: 1.5 }, /burst 1.5 is out of range/],
+      [{ window: "3651d" }, /window "3651d" is out of range/],
+    ].map(([setting, message]) => [{ client, name: "a", key: () => "a", limit: { ...limit, ...setting } }, message]),
+    [{ client, name: "a", key: () => "a", limit: "100/m" }, /limit is "100\/m": use an object/],
+    [{ client, name: "a", key: () => "a", limit: null }, /limit is null: use an object/],
+    [{ client, name: "a", key: () => "a", limit, cost: 1.5 }, /cost is 1.5/],
+    [{ client, name: "a", key: () => "a", limit, cost: { tokens: 1 } }, /cost is of type object/],
+    [{ client, labels: {}, cost: { tokens: -1 } }, /cost is -1/],
+    [{ client, labels: { a: "x".repeat(1025) } }, /labels: "a" is invalid/],
+    [{ client, labels: { "": "x" } }, /labels: "" is invalid/],
+    [{ client, labels: { a: ["x"] } }, /labels: "a" is invalid/],
   ]) {
     assert.throws(
       () => rateLimit(options),

@@ -29,8 +29,8 @@ async function install(t) {
 }
 
 const CONSUMER = `
-import express, { type Request } from "express";
-import Fastify from "fastify";
+import express, { type Request, type Response } from "express";
+import Fastify, { type FastifyReply, type FastifyRequest } from "fastify";
 import { Client, clientIp, type Decision, header, InvalidRequestError, localBucket } from "sluicegate";
 import { rateLimit } from "sluicegate/express";
 import { rateLimit as plugin, rateLimitHook } from "sluicegate/fastify";
@@ -45,16 +45,32 @@ app.get("/a", rateLimit({ client, name: "a", key: header("x-api-key"), limit }),
   response.send("hello");
 });
 app.get("/b", rateLimit({ client, labels: (request: Request) => ({ ip: request.ip }) }));
+app.use(rateLimit({ client, labels: { route: "api" }, skip: (request) => request.path === "/healthz" }));
+app.use(rateLimit<Request, Response>({ client, labels: (request) => ({ path: request.path }), onDenied: (_request, response) => response.json({}) }));
 app.get("/c", rateLimit({ client, name: "c", key: (request) => request.headers.host, limit, skip: (request) => request.method === "HEAD" }));
 
 const fastify = Fastify();
 fastify.register(plugin, { client, labels: { ip: clientIp() }, hook: "preHandler" });
 fastify.get("/d", { onRequest: rateLimitHook({ client, name: "d", key: header("x-api-key"), limit }) }, async () => "hello");
+fastify.register(plugin, { client, name: "g", key: (request) => request.ip, limit, onDenied: (_request, reply) => reply.code(420).send() });
+fastify.register(plugin, { client, labels: { ip: (request: FastifyRequest) => request.ip, path: (request) => request.url } });
+fastify.get("/h", { onRequest: rateLimitHook({ client, name: "h", key: (request) => request.ip, limit }) }, async () => "hello");
+fastify.get("/i", { onRequest: rateLimitHook({ client, name: "i", key: (request: FastifyRequest) => request.ip, limit }) }, async () => "hello");
+fastify.get("/j", { onRequest: rateLimitHook<FastifyRequest, FastifyReply>({ client, name: "j", key: (request) => request.ip, limit }) }, async () => "hello");
+type WithId = { Params: { id: string } };
+const perId = (request: FastifyRequest<WithId>) => request.params.id;
+fastify.get<WithId>("/k/:id", { preHandler: [rateLimitHook({ client, name: "k", key: perId, limit })] }, async (request) => request.params.id);
+fastify.addHook("onRequest", rateLimitHook({ client, labels: { ip: (request) => request.ip }, refundWhen: (_request, reply) => reply.statusCode === 200 }));
+fastify.setNotFoundHandler({ preHandler: rateLimitHook({ client, name: "l", key: (request) => request.ip, limit }) }, async () => "hello");
+const secure = Fastify({ http2: true });
+secure.get("/m", { onRequest: rateLimitHook({ client, name: "m", key: (request) => request.ip, limit }) }, async () => "hello");
+// @ts-expect-error requests have no such property
+rateLimitHook({ client, name: "n", key: (request) => request.nonsense, limit });
 
-export const GET = wrap({ client, name: "e", key: header("x-api-key"), limit }, async (request) => new Response(request.url));
+export const GET = wrap({ client, name: "e", key: header("x-api-key"), limit }, async (request) => new globalThis.Response(request.url));
 export const POST = wrap(
   { client, name: "f", key: (_request, { params }) => params.id, limit },
-  async (_request: globalThis.Request, context: { params: { id: string } }) => new Response(context.params.id),
+  async (_request: globalThis.Request, context: { params: { id: string } }) => new globalThis.Response(context.params.id),
 );
 
 export async function use(): Promise<number | null> {

@@ -8,6 +8,7 @@ import { consoleReporter } from "../dist/esm/error-reporter.js";
 import { SluicegateError } from "../dist/esm/errors.js";
 import { ProtocolError, ResponseParser } from "../dist/esm/http1.js";
 import { localBucket } from "../dist/esm/local-bucket.js";
+import { Queue } from "../dist/esm/queue.js";
 
 test("a response is the same however it is split", () => {
   const responses = [
@@ -155,6 +156,11 @@ test("the client's address is found from right to left over trusted proxies", ()
     ["10.0.0.1", "1.2.3.4, garbage", "10.0.0.1"],
     ["10.0.0.1", "1.2.3.4, unknown, 10.0.0.2", "10.0.0.2"],
     ["10.0.0.1", "", "10.0.0.1"],
+    ["10.0.0.1", " \t, \t ", "10.0.0.1"],
+    ["10.0.0.1", "\t 203.0.113.9 \t", "203.0.113.9"],
+    ["10.0.0.1", "203.0.113.9\u000b", "10.0.0.1"],
+    ["10.0.0.1", "\u00a0203.0.113.9", "10.0.0.1"],
+    ["10.0.0.1", "203.0.113.9\r", "10.0.0.1"],
     ["10.0.0.1", "10.0.0.2, 10.0.0.3", "10.0.0.2"],
     ["2001:db8:ffff::1", "203.0.113.9", "203.0.113.9"],
     ["fe80::1%eth0", undefined, "fe80::"],
@@ -201,4 +207,32 @@ test("the console reporter has a bound, also for different messages", (t) => {
   report(0);
   report(199);
   assert.equal(lines.mock.callCount(), 101);
+});
+
+test("a queue is first in, first out, and any item can be removed", () => {
+  const queue = new Queue();
+  const drain = () => Array.from({ length: queue.size }, () => queue.shift());
+  for (const removed of [[], ["a"], ["b"], ["d"], ["a", "b"], ["c", "d"], ["b", "c"], ["a", "b", "c", "d"], ["x"]]) {
+    for (const item of ["a", "b", "c", "d", "b"]) queue.add(item);
+    for (const item of removed) queue.delete(item);
+    const rest = ["a", "b", "c", "d"].filter((item) => !removed.includes(item));
+    assert.equal(queue.size, rest.length);
+    // also after items were removed, new ones are last
+    queue.add("e");
+    assert.deepEqual(drain(), [...rest, "e"]);
+    assert.deepEqual([queue.shift(), queue.size], [undefined, 0]);
+  }
+});
+
+test("a long queue is emptied in linear time", () => {
+  const count = 300_000;
+  const queue = new Queue();
+  for (let item = 1; item <= count; item += 1) queue.add(item);
+  const startedMs = performance.now();
+  for (let item = 1; item <= count; item += 2) {
+    assert.equal(queue.shift(), item);
+    queue.delete(item + 1);
+  }
+  const elapsedMs = performance.now() - startedMs;
+  assert.ok(elapsedMs < 3000, `${elapsedMs} ms`);
 });
