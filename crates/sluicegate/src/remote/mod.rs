@@ -356,7 +356,7 @@ impl Upstream {
             if let Some(silence) = self.queue.count_silence(sent_at, timeout, now) {
                 self.failed(Failure::timeout(format!("no reply for {silence:.0?}")));
             } else if is_over && self.queue.count_failure(sent_at, now) {
-                // other calls were answered in the meantime
+                // other calls were answered after this one was sent
                 self.failed(Failure::timeout(format!("no answer within {timeout:?}")));
             }
             if is_over {

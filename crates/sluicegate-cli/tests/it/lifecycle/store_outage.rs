@@ -115,20 +115,20 @@ fn an_outage_is_logged_with_the_address_and_each_new_reason() {
     let (address, next_step) = (redis.addr(), "applying failure policies; run sluicegate doctor for details");
     wait::until("the breaker opens", PATIENCE, || {
         check(&mut client, "any");
-        program.get("/readyz").1.contains("degraded")
+        program.output().contains("unavailable (OOM")
     });
     program.wait_for_line(&format!("store {address} unavailable (OOM command not allowed"), next_step);
     redis.kill();
     program.wait_for_line(&format!("store {address} still unavailable after"), next_step);
     program.wait_for_line("still unavailable after", "Connection refused");
     let unreachable = "sluicegate_store_errors_total{kind=\"unreachable\"} ";
-    let refused = || {
+    let unreachable_errors = || {
         let metrics = program.get("/metrics").1;
         let line = metrics.lines().find_map(|line| line.strip_prefix(unreachable)).unwrap();
         line.parse::<f64>().unwrap()
     };
-    let before = refused();
-    wait::until("a failed probe is counted without a request", PATIENCE, || refused() > before);
+    let before = unreachable_errors();
+    wait::until("a failed probe is counted without a request", PATIENCE, || unreachable_errors() > before);
     redis.restart();
     program.wait_for_log(&format!("store {address} available again"));
 }
