@@ -73,7 +73,8 @@ export function readResponse<T>(response: HttpResponse, path: string, read: (bod
   switch (response.status) {
     case 400:
     case 413:
-      if (detail?.includes("unknown field")) {
+      // anchored, because other details contain text of the request, for example the name of a unit
+      if (detail !== null && /^[\w.[\]]+: unknown field `/.test(detail)) {
         throw new ConfigurationError(
           `the server does not support this client (${detail}): use the same version of both`,
         );

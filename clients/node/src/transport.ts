@@ -213,7 +213,7 @@ class Exchange implements Waiter {
     else this.#pool.acquire(this);
   }
 
-  /** A call that waited is late because of other calls if the server responded to one of them in the meantime. */
+  /** A call that waited is late because of other calls if the server responded to one of them since its start. */
   readonly #onDeadline = (): void => {
     this.#failLate(this.#hasWaited && this.#transport.lastResponseMs >= this.#startedMs);
   };

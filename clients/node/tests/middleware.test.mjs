@@ -287,6 +287,9 @@ for (const { name, start, onDenied, peer } of FRAMEWORKS) {
     for (const value of [null, "a", 5]) {
       assert.equal((await get(await start(t, { client, labels: () => value }))).status, 400);
     }
+    // the server quotes the name of the unit in its response
+    const unit = await start(t, { client, labels: { route: "api" }, cost: () => ({ "a: unknown field `b`": 1 }) });
+    assert.equal((await get(unit)).status, 400);
     for (const value of [7, 7n]) {
       const url = await start(t, { ...limits, key: () => value });
       assert.equal((await get(url)).status, 200);
