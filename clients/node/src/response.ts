@@ -105,7 +105,9 @@ export function readResults(body: unknown, count: number): Array<Decision | Inva
 
 /** Reads the response to a reset. */
 export function readReset(body: unknown): ResetResult | null {
-  return Array.isArray((body as Partial<ResetResult> | null)?.counters) ? (body as ResetResult) : null;
+  const { reset, counters, kept } = (body ?? {}) as Partial<ResetResult>;
+  if (reset === undefined || !Array.isArray(counters) || !Array.isArray(kept)) return null;
+  return { reset, counters, kept };
 }
 
 /** Reads the response to an explain. */
