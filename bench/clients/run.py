@@ -150,12 +150,7 @@ def page(tables: list[str], rounds: int, seconds: int, loads: tuple) -> str:
 <!-- written by scripts/bench clients --write docs; do not edit -->
 
 {now}, revision {revision}: {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, Node {node};
-load averages {before} before, {after} after. {versions()}.
-
-<!-- not run: it takes minutes -->
-```sh
-scripts/bench clients --write docs
-```
+load averages {before} before, {after} after. {versions()}. Command: `scripts/bench clients --rounds {rounds} --write docs`.
 
 Each app has one endpoint, limited per API key (1000 keys) by a limit that is never reached, and runs as one process. All limiters use the same Redis on
 loopback; *sluicegate* uses it through a server on loopback, so a request has one hop more. *Added p50* and *added p99* are those of one connection,
