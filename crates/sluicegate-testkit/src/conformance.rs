@@ -69,6 +69,21 @@ macro_rules! conformance_tests {
 }
 
 conformance_tests! {
+    /// A charge and its refund in one batch leave an empty counter that can be used.
+    a_charge_that_is_refunded_in_the_same_batch_leaves_an_empty_counter(fixture) {
+        for limit in limits(5, MINUTE) {
+            let tier = Tier {
+                key: Key::without_rule("k").expect("a short key"),
+                terms: Terms::new(limit, Cost::ONE),
+            };
+            let operations = [Operation::Check, Operation::Refund { at: None }];
+            let checks =
+                operations.map(|operation| Check::new(operation, vec![tier.clone()]).expect("a valid check"));
+            decide(&fixture.store, &checks, None).await.expect("the store answers");
+            assert_eq!(fixture.admitted_now("k", &limit).await, 5, "{limit:?}");
+        }
+    }
+
     /// Requests within the limit are allowed, and the next one is denied.
     requests_within_the_limit_pass_and_the_next_is_denied(fixture) {
         for limit in limits(5, MINUTE) {

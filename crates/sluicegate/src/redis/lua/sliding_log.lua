@@ -315,6 +315,9 @@ define[SLIDING_LOG] = function()
 
   function self.save(key, state, limit)
     local count = state.length - state.first
+    if count == 0 and not state.exists then
+      return -- charged and refunded in one batch
+    end
     local is_rewritten = not state.exists or (count > state.capacity and count <= MAX_REWRITE)
     state.exists = not is_rewritten
     local ttl = next_ttl(state, limit, state.last + state.window)
