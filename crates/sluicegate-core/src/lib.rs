@@ -46,7 +46,7 @@ pub mod time;
 pub use algorithm::{Algorithm, Bound, State};
 pub use cost::{Cost, CostError};
 pub use decision::{Outcome, Retry};
-pub use limit::{Limit, LimitError};
+pub use limit::{Lease, Limit, LimitError};
 pub use packed::Scale;
 pub use snapshot::Snapshot;
 pub use step::{Answer, Operation, Terms};

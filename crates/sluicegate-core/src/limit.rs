@@ -1,6 +1,6 @@
 //! A [`Limit`]: amount, window and algorithm, validated on construction.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::algorithm::Algorithm;
 
@@ -16,6 +16,13 @@ pub const MAX_LOG_UNITS: u64 = (1 << 24) - 1;
 pub const MIN_WINDOW: Duration = Duration::from_millis(1);
 /// The longest window: ten years of 365 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// The shortest time for which a process may spend leased units.
+pub const MIN_LEASE_LIFETIME: Duration = Duration::from_millis(1);
+/// The longest time for which a process may spend leased units. It is also at most the window.
+pub const MAX_LEASE_LIFETIME: Duration = Duration::from_secs(60 * 60);
+/// The default is a tenth of the window, and at most this.
+const MAX_DEFAULT_LEASE_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Why a limit is invalid. Each message names the accepted range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +56,24 @@ pub enum LimitError {
     /// Only a fixed window has a phase.
     #[error("{0} has no phase: remove it, or use fixed-window")]
     PhaseNotSupported(Algorithm),
+    /// The lease has no unit, or more than the limit.
+    #[error("lease of {units} units is out of range: use 1 to {max} units of this limit")]
+    Lease {
+        /// The units.
+        units: u64,
+        /// The capacity or the amount, whichever is smaller.
+        max: u64,
+    },
+    /// The lifetime of a lease is too short or too long, or not a whole number of milliseconds.
+    #[error(
+        "lease lifetime {lifetime:?} is out of range: use whole milliseconds from {MIN_LEASE_LIFETIME:?} to {max:?}"
+    )]
+    LeaseLifetime {
+        /// The lifetime.
+        lifetime: Duration,
+        /// The longest lifetime for this limit.
+        max: Duration,
+    },
 }
 
 /// `amount` per `window`, counted by one algorithm.
@@ -70,6 +95,26 @@ pub struct Limit {
     capacity: u64,
     phase_us: u64,
     rate: Rate,
+    lease: Option<Lease>,
+}
+
+/// The units of a limit that processes may charge in advance, and for how long a process may spend them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lease {
+    units: NonZeroU32,
+    lifetime_ms: u32,
+}
+
+impl Lease {
+    /// The most units that may be leased and unspent at one time, over all processes.
+    pub const fn units(self) -> u64 {
+        self.units.get() as u64
+    }
+
+    /// How long a process may spend leased units.
+    pub const fn lifetime(self) -> Duration {
+        Duration::from_millis(self.lifetime_ms as u64)
+    }
 }
 
 /// `units` per `micros`, in lowest terms.
@@ -160,7 +205,15 @@ impl Limit {
         );
         let window_us = seconds * 1_000_000;
         let rate = Rate::reduced(amount, window_us);
-        Self { algorithm: Algorithm::TokenBucket, amount, window_us, capacity: amount, phase_us: 0, rate }
+        Self {
+            algorithm: Algorithm::TokenBucket,
+            amount,
+            window_us,
+            capacity: amount,
+            phase_us: 0,
+            rate,
+            lease: None,
+        }
     }
 }
 
@@ -182,7 +235,7 @@ impl Limit {
         }
         let window_us = window.as_secs() * 1_000_000 + u64::from(window.subsec_micros());
         let rate = Rate::reduced(amount, window_us);
-        Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate })
+        Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate, lease: None })
     }
 
     /// Returns the same limit with another burst: the units that an idle caller can use at one time.
@@ -214,6 +267,49 @@ impl Limit {
         Ok(self)
     }
 
+    /// Returns the same limit with a lease: processes may charge up to `units` in advance and spend them without a call to the store,
+    /// each for at most `lifetime`.
+    ///
+    /// # Errors
+    /// If there is no unit, there are more units than the limit admits, or the lifetime is out of range.
+    pub fn with_lease(mut self, units: u64, lifetime: Duration) -> Result<Self, LimitError> {
+        let max = self.max_lease();
+        let range_error = LimitError::Lease { units, max };
+        let number = u32::try_from(units).ok().and_then(NonZeroU32::new);
+        let number = number.filter(|_| units <= max).ok_or(range_error)?;
+        let longest = self.longest_lease();
+        let is_whole = lifetime.subsec_nanos().is_multiple_of(1_000_000);
+        if lifetime < MIN_LEASE_LIFETIME || lifetime > longest || !is_whole {
+            return Err(LimitError::LeaseLifetime { lifetime, max: longest });
+        }
+        let lifetime_ms = u32::try_from(lifetime.as_millis()).expect("at most MAX_LEASE_LIFETIME");
+        self.lease = Some(Lease { units: number, lifetime_ms });
+        Ok(self)
+    }
+
+    /// Returns the same limit without a lease.
+    #[must_use]
+    pub const fn without_lease(mut self) -> Self {
+        self.lease = None;
+        self
+    }
+
+    /// Returns the most units that can be leased: the amount, or the burst if that is smaller.
+    pub const fn max_lease(&self) -> u64 {
+        if self.capacity < self.amount { self.capacity } else { self.amount }
+    }
+
+    /// Returns the longest lifetime of a lease: the window in whole milliseconds, and at most [`MAX_LEASE_LIFETIME`].
+    pub fn longest_lease(&self) -> Duration {
+        Duration::from_millis(self.window_us / 1_000).min(MAX_LEASE_LIFETIME)
+    }
+
+    /// Returns the lifetime of a lease that sets none: a tenth of the window, and at most one second.
+    pub fn default_lease_lifetime(&self) -> Duration {
+        let tenth = Duration::from_millis(self.window_us / 10_000);
+        tenth.clamp(MIN_LEASE_LIFETIME, MAX_DEFAULT_LEASE_LIFETIME)
+    }
+
     /// Divides the limit into `count` equal parts of the same window. A part is rounded down, so that all parts together never exceed
     /// the limit, but is at least 1.
     #[must_use]
@@ -221,7 +317,13 @@ impl Limit {
         let part = |units: u64| (units / u64::from(count.max(1))).max(1);
         (self.amount, self.capacity) = (part(self.amount), part(self.capacity));
         self.rate = Rate::reduced(self.amount, self.window_us);
+        self.lease = None;
         self
+    }
+
+    /// Returns the lease, if processes may charge units in advance.
+    pub const fn lease(&self) -> Option<Lease> {
+        self.lease
     }
 
     /// Returns the algorithm.
@@ -305,6 +407,30 @@ mod tests {
         let shifted =
             Limit::fixed_window(5, MINUTE).unwrap().with_phase(MINUTE + Duration::from_micros(7)).unwrap();
         assert_eq!(shifted.phase_us(), 7);
+    }
+
+    #[test]
+    fn a_lease_has_at_most_the_units_of_the_limit_and_at_most_its_window() {
+        let bucket = Limit::token_bucket(100, MINUTE).unwrap().with_burst(10).unwrap();
+        let second = Duration::from_secs(1);
+        let lease = bucket.with_lease(10, second).unwrap().lease().unwrap();
+        assert_eq!((lease.units(), lease.lifetime()), (10, second));
+        for units in [0, 11, u64::from(u32::MAX) + 2] {
+            assert_eq!(bucket.with_lease(units, second), Err(LimitError::Lease { units, max: 10 }));
+        }
+        for lifetime in [Duration::ZERO, Duration::from_micros(1_500), MINUTE + second] {
+            let error = LimitError::LeaseLifetime { lifetime, max: MINUTE };
+            assert_eq!(bucket.with_lease(10, lifetime), Err(error));
+        }
+        assert_eq!(bucket.share_of(2).lease(), None);
+    }
+
+    #[test]
+    fn by_default_a_lease_lasts_a_tenth_of_the_window_and_at_most_a_second() {
+        let lifetime = |window| Limit::fixed_window(10, window).unwrap().default_lease_lifetime();
+        assert_eq!(lifetime(MINUTE), Duration::from_secs(1));
+        assert_eq!(lifetime(Duration::from_secs(2)), Duration::from_millis(200));
+        assert_eq!(lifetime(MIN_WINDOW), Duration::from_millis(1));
     }
 
     #[test]

@@ -78,6 +78,8 @@ pub struct Answer {
     pub reset_after_us: u64,
     /// The unused part of the last of these microseconds, in units of `1 / rate.units`.
     pub spare: u64,
+    /// Units of the counter that are leased, if the request is denied: a return of them may end the denial early.
+    pub leased: u64,
 }
 
 /// The answer of one counter to one of the requests of an [`Answer`].
@@ -222,6 +224,7 @@ impl Terms {
             retry,
             reset_after_us: reset.after_us,
             spare: reset.spare,
+            leased: 0,
         }
     }
 

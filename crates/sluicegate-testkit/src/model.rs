@@ -3,12 +3,15 @@
 //! It keeps every charge, computes the usage at a time by definition, and finds every wait by binary search. It shares
 //! no arithmetic with the implementation.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use sluicegate::{
     Algorithm, Limit, Retry, Timestamp,
     limiter::Operation,
-    store::{Check, Key},
+    store::{Check, Key, Tier},
 };
 use sluicegate_core::{
     algorithm::sliding_log::REFUND_REACH,
@@ -21,6 +24,16 @@ use sluicegate_core::{
 #[derive(Clone, Default)]
 pub struct Model {
     counters: HashMap<(Key, Algorithm), Counter>,
+    leases: HashMap<(Key, Algorithm), LeaseRecord>,
+}
+
+/// The leased units of a counter.
+#[derive(Clone)]
+struct LeaseRecord {
+    /// When the record was created. Leases from before that are unknown.
+    since: u64,
+    /// Units by the time at which they stop counting as leased.
+    units: BTreeMap<u64, u64>,
 }
 
 /// The expected result of one request.
@@ -59,9 +72,78 @@ impl Model {
         (0..check.count()).map(|_| self.one_request(check, now)).collect()
     }
 
-    /// Deletes a counter.
+    /// Deletes a counter and its leases.
     pub fn reset(&mut self, key: &Key, algorithm: Algorithm) {
         self.counters.remove(&(key.clone(), algorithm));
+        self.leases.remove(&(key.clone(), algorithm));
+    }
+
+    /// Charges further requests of a check in advance, after all of its own have passed. Returns how many: one at a time, while half of
+    /// the units that were free remain, and the lease of each limit has room.
+    pub fn draw(&mut self, check: &Check, most: u32, now: Timestamp) -> u32 {
+        let now = now.as_micros();
+        let free = |model: &Self, tier: &Tier| {
+            let used = model.used(&counter_of(tier), &tier.terms.limit, now);
+            tier.terms.limit.capacity().saturating_sub(used)
+        };
+        let free_before: Vec<u64> = check.tiers().iter().map(|tier| free(self, tier)).collect();
+        let mut drawn = 0;
+        while drawn < most
+            && check.tiers().iter().zip(&free_before).all(|(tier, free_before)| {
+                let (cost, lease) = (tier.terms.cost.units(), tier.terms.limit.lease().expect("a lease"));
+                let drawn_then = (u64::from(drawn) + 1) * cost;
+                let leased = self.leased(&counter_of(tier), now);
+                cost == 0 || (2 * drawn_then <= *free_before && leased + cost <= lease.units())
+            })
+        {
+            for tier in check.tiers().iter().filter(|tier| tier.terms.cost.units() > 0) {
+                let units = tier.terms.cost.units();
+                self.charge(&counter_of(tier), &tier.terms.limit, now, units);
+                self.add_lease(tier, units, now);
+            }
+            drawn += 1;
+        }
+        let has_cost = check.tiers().iter().any(|tier| tier.terms.cost.units() > 0);
+        if has_cost { drawn } else { most }
+    }
+
+    /// Ends a lease of a counter that was drawn at a time, and refunds its unspent units. Nothing changes if the lease is unknown.
+    pub fn end_lease(&mut self, tier: &Tier, at: Timestamp, spent: u64, unspent: u64, now: Timestamp) {
+        let (at, now) = (at.as_micros(), now.as_micros());
+        let counter = counter_of(tier);
+        let expires = lease_expiry(tier, at);
+        let Some(record) = self.leases.get_mut(&counter).filter(|record| record.since <= at) else { return };
+        if expires <= now {
+            return;
+        }
+        let mut removed = 0;
+        for (_, units) in record.units.range_mut(expires..) {
+            let part = (*units).min(spent + unspent - removed);
+            *units -= part;
+            removed += part;
+        }
+        if removed > 0 {
+            record.units.retain(|until, units| *until > now && *units > 0);
+        }
+        self.refund(&counter, &tier.terms.limit, now, removed.saturating_sub(spent), Some(at));
+    }
+
+    /// Returns the leased units of a counter.
+    pub fn leased_units(&self, tier: &Tier, now: Timestamp) -> u64 {
+        self.leased(&counter_of(tier), now.as_micros())
+    }
+
+    fn leased(&self, counter: &(Key, Algorithm), now: u64) -> u64 {
+        self.leases
+            .get(counter)
+            .map_or(0, |record| record.units.range(now + 1..).map(|(_, units)| units).sum())
+    }
+
+    fn add_lease(&mut self, tier: &Tier, units: u64, now: u64) {
+        let new = || LeaseRecord { since: now, units: BTreeMap::new() };
+        let record = self.leases.entry(counter_of(tier)).or_insert_with(new);
+        record.units.retain(|until, _| *until > now);
+        *record.units.entry(lease_expiry(tier, now)).or_default() += units;
     }
 
     fn one_request(&mut self, check: &Check, now: u64) -> Expected {
@@ -320,6 +402,18 @@ impl Level {
         let (whole, part) = (self.over / self.under, self.over % self.under);
         Self { over: whole * target.under + (part * target.under).div_ceil(self.under), ..target }
     }
+}
+
+fn counter_of(tier: &Tier) -> (Key, Algorithm) {
+    (tier.key.clone(), tier.terms.limit.algorithm())
+}
+
+/// Returns until when a lease that was drawn at a time counts as leased: for its lifetime and one second for its return, rounded up to a
+/// quarter of both.
+fn lease_expiry(tier: &Tier, at: u64) -> u64 {
+    let lease = tier.terms.limit.lease().expect("a limit with a lease");
+    let counted = u64::try_from(lease.lifetime().as_micros()).expect("at most an hour") + 1_000_000;
+    (at + counted).next_multiple_of(counted.div_ceil(4))
 }
 
 /// Returns the end of the window that contains a time.

@@ -67,7 +67,7 @@ impl Backend {
         match self {
             Self::Local(store) => Step::Decided(decide_locally(store, check)),
             Self::Remote(remote) => {
-                remote.cached_denial(check).map_or_else(|| Step::Remote(remote), Step::Decided)
+                remote.decide_here(check).map_or_else(|| Step::Remote(remote), Step::Decided)
             }
         }
     }
@@ -85,6 +85,20 @@ impl Backend {
     pub(crate) fn warn_if_slow(&self, round_trip: Duration) {
         if let Self::Remote(remote) = self {
             remote.warn_if_slow(round_trip);
+        }
+    }
+
+    /// Returns leased units to a remote store.
+    pub(crate) async fn return_leases(&self) {
+        if let Self::Remote(remote) = self {
+            remote.return_leases().await;
+        }
+    }
+
+    /// Returns leased units to a remote store in the background.
+    pub(crate) fn return_leases_later(&self) {
+        if let Self::Remote(remote) = self {
+            remote.return_leases_later();
         }
     }
 

@@ -25,7 +25,26 @@ pub const MAX_TIERS: usize = 64;
 pub struct Check {
     operation: Operation,
     count: u32,
+    lease: Option<LeaseCall>,
     tiers: Tiers,
+}
+
+/// What a check does with the leases of its counters, besides its operation. Every tier of such a check has a limit with a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LeaseCall {
+    /// A check: if all requests pass, charge up to this many further ones in advance.
+    Draw {
+        /// The number of further requests.
+        requests: u32,
+    },
+    /// A refund of one counter, with the time of the draw: the lease ends, and its unspent units are refunded. A store that has no record
+    /// of the lease changes nothing.
+    End {
+        /// The units of the lease that were spent since the last call.
+        spent: u32,
+        /// The units that will not be spent.
+        unspent: u32,
+    },
 }
 
 /// The tiers of a check. Most checks have one, which is stored inline.
@@ -71,12 +90,27 @@ impl Check {
                 return Err(CheckError::RepeatedKey(tier.key.to_string()));
             }
         }
-        Ok(Self { operation, count: 1, tiers })
+        Ok(Self { operation, count: 1, lease: None, tiers })
     }
 
     /// Repeats the check for `count` identical requests; 0 counts as 1.
     pub fn times(mut self, count: u32) -> Self {
         self.count = count.max(1);
+        self
+    }
+
+    /// Draws or ends a lease as well. The tiers must have limits with leases.
+    #[must_use]
+    pub fn with_lease(mut self, lease: LeaseCall) -> Self {
+        debug_assert!(self.is_leasable(), "every tier has a limit with a lease");
+        self.lease = Some(lease);
+        self
+    }
+
+    /// The same check without a lease.
+    #[must_use]
+    pub fn without_lease(mut self) -> Self {
+        self.lease = None;
         self
     }
 
@@ -88,6 +122,17 @@ impl Check {
     /// The number of identical requests.
     pub fn count(&self) -> u32 {
         self.count
+    }
+
+    /// What the check does with leases.
+    pub fn lease(&self) -> Option<LeaseCall> {
+        self.lease
+    }
+
+    /// Whether every limit of the check has a lease.
+    #[inline]
+    pub(crate) fn is_leasable(&self) -> bool {
+        self.tiers.iter().all(|tier| tier.terms.limit.lease().is_some())
     }
 
     /// The tiers, in order.

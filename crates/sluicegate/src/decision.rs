@@ -78,6 +78,8 @@ pub enum Source {
     Memory,
     /// The denial cache of this process: the store is certain to deny the request.
     Cache,
+    /// Units that this process had charged in advance: see [`Limit::with_lease`].
+    Lease,
     /// A rule that denies without counting: an override blocks the request, or a label is absent.
     Rule,
     /// No rule counts the request.
@@ -97,6 +99,7 @@ impl Source {
             Self::Store => "store",
             Self::Memory => "memory",
             Self::Cache => "cache",
+            Self::Lease => "lease",
             Self::Rule => "rule",
             Self::Unmatched => "unmatched",
             Self::Fallback => "fallback",

@@ -41,6 +41,23 @@ pub struct Stats {
     pub unreadable: u64,
     /// Statistics of the store.
     pub store: StoreStats,
+    /// Units that were charged in advance.
+    pub leases: LeaseStats,
+}
+
+/// Units that this process has charged in advance, over all limits with a lease. The units that it holds now are those drawn and neither
+/// spent, returned nor lost. Spent units are counted when they are reported to the store, at the latest when the lease ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseStats {
+    /// Units charged in advance.
+    pub drawn: u64,
+    /// Units of them that requests have used.
+    pub spent: u64,
+    /// Units that were returned to the store.
+    pub returned: u64,
+    /// Units that were neither spent nor returned: they count until their window ends.
+    pub lost: u64,
 }
 
 /// Statistics of a store and its servers.

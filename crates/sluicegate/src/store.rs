@@ -16,7 +16,7 @@ pub use sluicegate_core::{
 };
 
 pub use crate::{
-    check::{Check, CheckError, MAX_TIERS, Tier},
+    check::{Check, CheckError, LeaseCall, MAX_TIERS, Tier},
     key::{Key, KeyError, MAX_KEY, MAX_PLAIN_IDENTITY, encoded_rule},
 };
 
@@ -134,6 +134,11 @@ pub trait RemoteStore: Send + Sync + 'static {
         false
     }
 
+    /// Whether the store can draw and end leases ([`LeaseCall`]).
+    fn has_leases(&self) -> bool {
+        false
+    }
+
     /// Whether the store uses a real clock, as opposed to a [`ManualClock`](crate::ManualClock). Denials are cached only on a real clock.
     fn has_real_clock(&self) -> bool {
         true
@@ -154,7 +159,7 @@ pub enum Deadline {
 pub struct CheckAnswer {
     /// The time of the decision; if the tiers were decided at several times, the latest.
     pub at: Timestamp,
-    /// The answer of each tier.
+    /// The answer of each tier. If the check draws a lease, the requests beyond its count that passed are leased.
     pub answers: Vec<Answer>,
 }
 
@@ -166,6 +171,8 @@ pub struct CounterSnapshot {
     pub at: Timestamp,
     /// The state at that time.
     pub snapshot: Snapshot,
+    /// The units that processes have leased and not spent, which count as used.
+    pub leased: u64,
 }
 
 /// Returns the outcome of each of `count` checks; the error of a batch is that of each check.

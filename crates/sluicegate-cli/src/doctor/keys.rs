@@ -185,7 +185,7 @@ impl KeyScan {
         let stray = |ttl| StrayKey { server, name: name.clone(), ttl };
         let rule = match meaning {
             None => return self.foreign.add(stray(Duration::ZERO)),
-            Some(KeyKind::Instances) => None,
+            Some(KeyKind::Instances | KeyKind::Lease { .. }) => None,
             Some(KeyKind::Counter { rule, .. }) => Some(rule),
         };
         self.own += 1;

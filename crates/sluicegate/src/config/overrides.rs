@@ -17,8 +17,18 @@ use super::{
 use crate::labels::MAX_LABEL_VALUE;
 
 /// The fields of an override that can be columns.
-const FIELDS: [&str; 8] =
-    ["amount", "window", "burst", "cost", "unlimited", "blocked", "on_store_failure", "shadow"];
+const FIELDS: [&str; 10] = [
+    "amount",
+    "window",
+    "burst",
+    "cost",
+    "unlimited",
+    "blocked",
+    "on_store_failure",
+    "shadow",
+    "lease",
+    "lease_for",
+];
 /// Marks a column as a label, even if a field has the same name.
 const LABEL_PREFIX: &str = "when.";
 /// Maximum number of columns.
@@ -213,6 +223,8 @@ fn set(read: &mut Override, field: &str, text: &str, location: Location, problem
         "blocked" => read.blocked = cell(field, text, location, problems),
         "on_store_failure" => read.on_store_failure = cell(field, text, location, problems),
         "shadow" => read.shadow = cell(field, text, location, problems),
+        "lease" => read.lease = cell(field, text, location, problems),
+        "lease_for" => read.lease_for = cell(field, text, location, problems),
         _ => unreachable!("{field} is not in {FIELDS:?}"),
     }
 }

@@ -176,6 +176,8 @@ impl Builder<'_> {
             self.without_policy.extend(name.clone());
         }
         rule.on_store_failure = read.on_store_failure.into_value().map(|word| word.0).unwrap_or_default();
+        rule.lease = read.lease.into_value().map(|lease| lease.0);
+        rule.lease_for = read.lease_for.into_value().map(|span| span.0);
         self.check(&rule, own, defaults, location);
         let [from_defaults, from_rule] = overrides;
         rule.overrides = from_defaults;
@@ -226,6 +228,10 @@ impl Builder<'_> {
                 RuleError::Limit(_) => read.burst.location(),
                 RuleError::Unit(_) => read.unit.location(),
                 RuleError::Stagger(_) => read.stagger.location(),
+                RuleError::LeaseTooSmall { .. } | RuleError::Lease(LimitError::Lease { .. }) => {
+                    read.lease.location()
+                }
+                RuleError::Lease(_) | RuleError::LeaseForWithoutLease => read.lease_for.location(),
                 _ => location.clone(),
             };
             self.problems.push(Problem::new(&at, format!("rule {:?}: {error}", rule.name)));
@@ -283,6 +289,8 @@ impl Builder<'_> {
             blocked: read.blocked.get().copied(),
             on_store_failure: read.on_store_failure.get().map(|word| word.0),
             shadow: read.shadow.get().copied(),
+            lease: read.lease.get().map(|lease| lease.0),
+            lease_for: read.lease_for.get().map(|span| span.0),
         };
         // An override can only be validated against a valid limit.
         let error = other.check(limit?).err();
@@ -293,6 +301,7 @@ impl Builder<'_> {
                 OverrideError::Limit(LimitError::Burst(_) | LimitError::BurstNotSupported(_)) => {
                     read.burst.location()
                 }
+                OverrideError::LeaseTooSmall { .. } => read.lease.location(),
                 OverrideError::Limit(_) => read.window.location(),
                 OverrideError::UnlimitedAndBlocked => read.blocked.location(),
             };
@@ -397,6 +406,8 @@ fn with_defaults(own: &schema::Rule, defaults: &schema::Rule) -> schema::Rule {
         cost: own.cost.or(&defaults.cost),
         on_store_failure: own.on_store_failure.or(&defaults.on_store_failure),
         shadow: own.shadow.or(&defaults.shadow),
+        lease: own.lease.or(&defaults.lease),
+        lease_for: own.lease_for.or(&defaults.lease_for),
         overdraft: own.overdraft.or(&defaults.overdraft),
         tag: own.tag.or(&defaults.tag),
         absent: own.absent.or(&defaults.absent),

@@ -8,7 +8,7 @@ use sluicegate_core::{Algorithm, limit::MAX_AMOUNT, time::MAX_EXACT};
 
 use super::{
     toml_reader::{Field, FromToml, TomlReader, TomlValue, tables},
-    values::{DurationValue, HeaderName, Keyword, Patterns},
+    values::{DurationValue, HeaderName, Keyword, LeaseValue, Patterns},
 };
 use crate::{
     label_policy::LabelKind,
@@ -70,6 +70,12 @@ tables! {
         /// of the limit (recommended)
         #[schemars(extend("default" = "open"))]
         on_store_failure: Keyword<OnStoreFailure>,
+        /// How much of the limit processes may charge in advance, over all processes: `"1%"`, a fraction or units. Requests of hot keys are
+        /// then decided without a call to the store. Only with Redis. Unset or 0: the store decides every request
+        lease: LeaseValue,
+        /// How long a process may spend what it has charged in advance: 1 ms to the window, at most 1 hour. A tenth of the window and at
+        /// most 1 s if unset
+        lease_for: DurationValue,
         /// Evaluate the rule without ever denying
         #[schemars(extend("default" = false))]
         shadow: bool,
@@ -117,6 +123,10 @@ tables! {
         blocked: bool,
         /// Replaces the failure policy
         on_store_failure: Keyword<OnStoreFailure>,
+        /// Replaces the lease; 0 means none
+        lease: LeaseValue,
+        /// Replaces the lifetime of leases
+        lease_for: DurationValue,
         /// Whether to evaluate the rule without denying
         shadow: bool,
     }

@@ -5,12 +5,13 @@ use std::{borrow::Cow, time::Duration};
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use sluicegate_core::Algorithm;
+use toml::de::DeValue;
 
 use super::toml_reader::{Field, FromText, FromToml, TomlReader, TomlValue, shown, suggestion};
 use crate::{
     address, duration,
     label_policy::LabelKind,
-    rules::{Absent, OnStoreFailure},
+    rules::{Absent, LeaseSize, OnStoreFailure, lease_size_forms},
 };
 
 /// A duration, such as `"1h30m"`.
@@ -115,6 +116,55 @@ impl<T: Keywords> FromText for Keyword<T> {
 /// The message for text that is not a `T`.
 pub fn not<T: FromText>(text: &str) -> String {
     format!("{text:?} is not {}", T::EXPECTED)
+}
+
+/// The size of a lease: `"1%"`, a fraction or units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseValue(pub LeaseSize);
+
+impl FromText for LeaseValue {
+    const EXPECTED: &'static str = lease_size_forms();
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| not::<Self>(text))
+    }
+}
+
+impl FromToml for LeaseValue {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
+        let written = match value.get_ref() {
+            DeValue::String(text) => Some(text.to_string()),
+            DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+            DeValue::Float(number) => Some(number.as_str().to_owned()),
+            _ => None,
+        };
+        let read = written.and_then(|text| text.parse().ok());
+        if read.is_none() {
+            reader.wrong(value, format!("{} is not {}", shown(value.get_ref()), Self::EXPECTED));
+        }
+        read.map(Self)
+    }
+}
+
+impl JsonSchema for LeaseValue {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Lease".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "title": "lease",
+            "anyOf": [
+                { "type": "string", "pattern": "^([0-9]+(\\.[0-9]{1,4})?%|[0-9]+|[01]\\.[0-9]{1,6})$", "examples": ["1%"] },
+                { "type": "integer", "minimum": 0, "maximum": 1_000_000_000 },
+                { "type": "number", "minimum": 0, "maximum": 1 },
+            ],
+        })
+    }
 }
 
 impl FromToml for Patterns {

@@ -304,13 +304,15 @@ impl PreparedCheck {
         remote: &Remote,
         deadline: Option<Duration>,
     ) -> Result<TierDecisions, Error> {
-        if self.tiers.iter().any(|tier| tier.on_store_failure == OnStoreFailure::Local) {
-            remote.prepare_fallback();
+        if self.tiers.iter().any(|tier| tier.on_store_failure == OnStoreFailure::Local)
+            || self.check.is_leasable()
+        {
+            remote.count_instances();
         }
         match remote.decide(&self.check, deadline).await {
             Ok(shares) => {
                 for (position, share) in &shares.shares {
-                    if let Some(at) = shares.at
+                    if let (Some(at), Source::Store) = (shares.at, shares.source)
                         && self.tiers[*position].on_store_failure == OnStoreFailure::Local
                     {
                         remote.record_for_fallback(&self.check.tiers()[*position], share, at);

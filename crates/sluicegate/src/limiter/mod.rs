@@ -197,7 +197,14 @@ impl Limiter {
     pub fn reconfigure(&self, rules: impl IntoIterator<Item = Rule>) -> Result<(), RulesError> {
         let rules = Arc::new(RuleSet::new(rules.into_iter().collect())?);
         self.inner.rules.store(rules);
+        self.inner.backend.return_leases_later();
         Ok(())
+    }
+
+    /// Returns the units that this process has charged in advance and not spent ([`Limit::with_lease`]) to the store. Call it before the
+    /// process ends, after the last request; otherwise they count until their window ends. Takes at most about half a second.
+    pub async fn return_leases(&self) {
+        self.inner.backend.return_leases().await;
     }
 
     /// The active rules.

@@ -188,7 +188,7 @@ impl<L: Lock<Shard>> Table<L> {
         let (shard, hash) = self.locate(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
-        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at) }
+        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at), leased: 0 }
     }
 
     /// Returns the number of counters, the memory in use and its bound.

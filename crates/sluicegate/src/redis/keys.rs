@@ -1,4 +1,5 @@
-//! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>`.
+//! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>` for a counter, and
+//! `<prefix>1:{<tag>}:lease:<algorithm>:<rule>:<identity>` for its leases.
 //!
 //! `1` is the version of the stored format. The tag, eight hex digits, alone determines the Cluster slot
 //! and never contains text of a caller. [`Key`] describes how rule and identity are encoded.
@@ -30,6 +31,23 @@ pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algor
         .expect("writing to a vector cannot fail");
 }
 
+/// Appends the key of a counter's lease record to `text`.
+pub(super) fn write_lease_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
+    let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
+    write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{LEASE}:{algorithm}:{rule}:{identity}")
+        .expect("writing to a vector cannot fail");
+}
+
+/// Returns the key of a counter's lease record.
+pub(super) fn lease_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
+    let mut name = Vec::new();
+    write_lease_key(&mut name, prefix, key, algorithm);
+    name
+}
+
+/// The part of a key that marks a lease record. No algorithm has this name.
+const LEASE: &str = "lease";
+
 /// The tag of the set of processes. No counter has it: their tags are hex numbers.
 pub(super) const INSTANCES: &str = "instances";
 
@@ -46,7 +64,14 @@ pub(super) fn probe_key(prefix: &str, tag: &str) -> String {
 /// The parsed name of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name<'a> {
-    Counter { rule: &'a str, algorithm: Algorithm },
+    Counter {
+        rule: &'a str,
+        algorithm: Algorithm,
+    },
+    /// The leases of a counter.
+    Lease {
+        rule: &'a str,
+    },
     Instances,
 }
 
@@ -63,11 +88,14 @@ pub(super) fn parse<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
         return Some(Name::Instances);
     }
     let is_tag = tag.len() == 8 && tag.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let mut parts = rest.strip_prefix(':').filter(|_| is_tag)?.split(':');
+    let rest = rest.strip_prefix(':').filter(|_| is_tag)?;
+    let lease = rest.strip_prefix(LEASE).and_then(|rest| rest.strip_prefix(':'));
+    let mut parts = lease.unwrap_or(rest).split(':');
     let (algorithm, rule, identity) = (parts.next()?, parts.next()?, parts.next()?);
     let algorithm = Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?;
     let is_whole = parts.next().is_none() && !rule.is_empty() && !identity.is_empty();
-    is_whole.then_some(Name::Counter { rule, algorithm })
+    let name = if lease.is_some() { Name::Lease { rule } } else { Name::Counter { rule, algorithm } };
+    is_whole.then_some(name)
 }
 
 #[cfg(test)]
@@ -87,12 +115,17 @@ mod tests {
         let name = redis_key("sg", &key, Algorithm::SlidingLog);
         let counter = Name::Counter { rule: "!key", algorithm: Algorithm::SlidingLog };
         assert_eq!(parse("sg", &name), Some(counter));
+        let lease = lease_key("sg", &key, Algorithm::SlidingLog);
+        assert_eq!(lease, b"sg1:{30d13f94}:lease:sliding-log:!key:user%3a42");
+        assert_eq!(parse("sg", &lease), Some(Name::Lease { rule: "!key" }));
         assert_eq!(parse("sg", instances_key("sg").as_bytes()), Some(Name::Instances));
         for other in [
             "sg1:{instances}:probe",
             "sg1:{30d13f94}:token-bucket:!key",
             "sg1:{30d13f94}:token-bucket:!key:a:b",
             "sg1:{30d13f94}:token-bucket::a",
+            "sg1:{30d13f94}:lease:token-bucket:!key",
+            "sg1:{30d13f94}:lease:!key:a",
             "sg1:{30D13F94}:token-bucket:!key:a",
             "sg1:{30d13f94}:gcra:!key:a",
             "sg2:{30d13f94}:token-bucket:!key:a",

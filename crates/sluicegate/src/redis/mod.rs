@@ -33,13 +33,13 @@ mod url;
 use std::{fmt, slice, sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, Value};
-use sluicegate_core::{Algorithm, Limit};
+use sluicegate_core::{Algorithm, Limit, Timestamp};
 
 use self::{
     cluster::Cluster,
     connection::{CallFailure, RedisRequest},
     connector::Connector,
-    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, probe_key, redis_key},
+    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, lease_key, probe_key, redis_key},
     primary::Primary,
     script::{CallTimes, SOURCE, decode, encode},
     sentinel::Sentinels,
@@ -298,6 +298,10 @@ impl RemoteStore for RedisStore {
         matches!(self.backend, Backend::Cluster(_))
     }
 
+    fn has_leases(&self) -> bool {
+        true
+    }
+
     fn server(&self, key: &Key) -> u64 {
         match &self.backend {
             Backend::Primary(_) => 0,
@@ -375,7 +379,11 @@ impl RemoteStore for RedisStore {
                         cluster.send_for_key(key, RedisRequest::Command(&request)).await?
                     }
                 };
-                snapshots.push(snapshot::read(reply, limit, now)?);
+                let mut snapshot = snapshot::read(reply, limit, now)?;
+                if let (Some(snapshot), Some(_)) = (&mut snapshot, limit.lease()) {
+                    snapshot.leased = self.leased(key, algorithm, snapshot.at).await?;
+                }
+                snapshots.push(snapshot);
             }
             Ok(snapshots)
         })
@@ -392,8 +400,10 @@ impl RemoteStore for RedisStore {
                 let mut request = redis::cmd("UNLINK");
                 for (key, algorithm) in counters {
                     request.arg(redis_key(&self.prefix, key, *algorithm));
+                    request.arg(lease_key(&self.prefix, key, *algorithm));
                 }
-                deleted += number(primary.send(RedisRequest::Command(&request)).await?)?;
+                let keys = number(primary.send(RedisRequest::Command(&request)).await?)?;
+                deleted += keys.min(u64::try_from(counters.len()).unwrap_or(u64::MAX));
             }
             Ok(deleted)
         })
@@ -401,6 +411,19 @@ impl RemoteStore for RedisStore {
 }
 
 impl RedisStore {
+    /// Returns the units of a counter that processes have leased and not spent.
+    async fn leased(&self, key: &Key, algorithm: Algorithm, at: Timestamp) -> Result<u64, StoreError> {
+        let mut request = redis::cmd("GET");
+        request.arg(lease_key(&self.prefix, key, algorithm));
+        let reply = match &self.backend {
+            Backend::Primary(primary) => primary.send(RedisRequest::Command(&request)).await?,
+            Backend::Cluster(cluster) => cluster.send_for_key(key, RedisRequest::Command(&request)).await?,
+        };
+        let record = Option::<Vec<u8>>::from_redis_value(reply)
+            .map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
+        Ok(snapshot::leased_units(&record.unwrap_or_default(), at))
+    }
+
     async fn decide_on(
         &self,
         primary: &Primary,

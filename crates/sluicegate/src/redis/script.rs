@@ -7,14 +7,14 @@ use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
 use hashbrown::HashTable;
 use sluicegate_core::{
-    Algorithm, Answer, Limit, Operation, Retry, State, Terms, Timestamp,
+    Algorithm, Answer, Lease, Limit, Operation, Retry, State, Terms, Timestamp,
     step::{Admission, Mode},
 };
 use tokio::time::Instant;
 
-use super::keys::write_redis_key;
+use super::keys::{write_lease_key, write_redis_key};
 use crate::{
-    check::Check,
+    check::{Check, LeaseCall},
     hashing::RandomKeyedHash,
     store::{CheckAnswer, StoreError},
 };
@@ -31,6 +31,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("lua/fast/sliding_counter.lua"),
     include_str!("lua/fast/token_bucket.lua"),
     include_str!("lua/fast/sliding_log.lua"),
+    include_str!("lua/lease.lua"),
     include_str!("lua/fast/checks.lua"),
     include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
@@ -52,10 +53,12 @@ const STATUS_LATE: u8 = 1;
 const STATUS_MISROUTED: u8 = 2;
 /// In the place of a retry time: the stored state of the tier cannot be read.
 const UNREADABLE: f64 = -2.0;
-const ANSWER_BYTES: usize = 40;
+const ANSWER_BYTES: usize = 48;
 const NUMBER_BYTES: usize = 8;
 /// Status and time, before the answers.
 const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
+/// How long the record of a lease counts units after the process stops to spend them: the time for which the process can return the rest.
+const RETURN_TIME: Duration = Duration::from_secs(1);
 /// A bucket whose parts stay below this takes the fast bucket path of the script.
 const MAX_FAST: u128 = 1 << 52;
 
@@ -95,6 +98,17 @@ pub(super) struct CallTimes {
 struct TierIndexes {
     key: usize,
     limit: usize,
+    /// The lease record, if the limit has a lease and the check uses it.
+    lease: Option<usize>,
+}
+
+/// The path of a group through the script.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GroupPath {
+    Any = 0,
+    /// Checks of one small token bucket each, which no other check of the call uses.
+    FastBucket = 1,
+    Leased = 2,
 }
 
 pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result<Call, StoreError> {
@@ -105,14 +119,19 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     // two passes, so that the keys of logs are last
     let mut keys = Keys::default();
     let mut limits: Vec<Limit> = Vec::new();
-    let mut indexes = vec![TierIndexes { key: 0, limit: 0 }; tiers];
+    let mut indexes = vec![TierIndexes { key: 0, limit: 0, lease: None }; tiers];
     let mut fixed_keys = 0;
     for is_log in [false, true] {
-        for (tier, index) in checks.iter().flat_map(Check::tiers).zip(&mut indexes) {
+        let tiers = checks.iter().flat_map(|check| check.tiers().iter().map(move |tier| (check, tier)));
+        for ((check, tier), index) in tiers.zip(&mut indexes) {
             let algorithm = tier.terms.limit.algorithm();
             if algorithm.properties().is_log == is_log {
-                let key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
-                *index = TierIndexes { key, limit: index_of_limit(tier.terms.limit, &mut limits) };
+                index.key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
+                index.limit = index_of_limit(tier.terms.limit, &mut limits);
+            }
+            if !is_log && uses_leases(check) && tier.terms.limit.lease().is_some() {
+                let lease = keys.index_of(|name| write_lease_key(name, prefix, &tier.key, algorithm));
+                index.lease = Some(lease);
             }
         }
         if !is_log {
@@ -135,15 +154,20 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     for (index, check) in checks.iter().enumerate() {
         let (own, others) = rest.split_at(check.tiers().len());
         rest = others;
-        planned.push(PlannedCheck {
-            index,
-            check,
-            indexes: own,
-            is_fast_bucket: is_fast_bucket(check, own, &keys),
-        });
+        let path = if uses_leases(check) {
+            GroupPath::Leased
+        } else if is_fast_bucket(check, own, &keys) {
+            GroupPath::FastBucket
+        } else {
+            GroupPath::Any
+        };
+        planned.push(PlannedCheck { index, check, indexes: own, path });
     }
     // checks of the fast bucket path share no key with other checks, so their order does not matter
-    planned.sort_by_key(|planned| if planned.is_fast_bucket { planned.indexes[0].limit } else { usize::MAX });
+    planned.sort_by_key(|planned| match planned.path {
+        GroupPath::FastBucket => planned.indexes[0].limit,
+        GroupPath::Any | GroupPath::Leased => usize::MAX,
+    });
 
     let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
     for group in planned.chunk_by(PlannedCheck::is_like) {
@@ -165,18 +189,24 @@ struct PlannedCheck<'a> {
     index: usize,
     check: &'a Check,
     indexes: &'a [TierIndexes],
-    is_fast_bucket: bool,
+    path: GroupPath,
 }
 
 impl PlannedCheck<'_> {
     /// Returns whether both checks can be in one group.
     fn is_like(&self, other: &Self) -> bool {
         let (own, others) = (self.check.tiers(), other.check.tiers());
-        self.is_fast_bucket == other.is_fast_bucket
+        self.path == other.path
             && self.check.operation() == other.check.operation()
             && own.len() == others.len()
             && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
     }
+}
+
+/// Returns whether a check draws or ends a lease, or must report leased units if it is denied.
+fn uses_leases(check: &Check) -> bool {
+    let has_lease = || check.tiers().iter().any(|tier| tier.terms.limit.lease().is_some());
+    check.lease().is_some() || (check.operation() == Operation::Check && has_lease())
 }
 
 /// Returns whether a check takes `lua/fast_bucket.lua`: it has one small token bucket, which no other check of the call uses.
@@ -194,7 +224,7 @@ fn is_fast_bucket(check: &Check, indexes: &[TierIndexes], keys: &Keys) -> bool {
 fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     let [first, ..] = group else { return };
     let operation = first.check.operation();
-    plan.extend([operation_code(operation), u8::from(first.is_fast_bucket)]);
+    plan.extend([operation_code(operation), first.path as u8]);
     plan.push(u8::try_from(first.indexes.len()).expect("a check has at most MAX_TIERS tiers"));
     push_index(plan, group.len());
     push_time(plan, if let Operation::Refund { at } = operation { at } else { None });
@@ -204,11 +234,26 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         plan.push(shadow + overdraft);
         push_index(plan, index.limit + 1);
         push_number(plan, tier.terms.cost.units());
+        if first.path == GroupPath::Leased {
+            let lease = tier.terms.limit.lease();
+            push_number(plan, lease.map_or(0, Lease::units));
+            let counted = lease.map_or(Duration::ZERO, Lease::lifetime) + RETURN_TIME;
+            push_number(plan, u64::try_from(counted.as_micros()).expect("at most MAX_LEASE_LIFETIME"));
+        }
     }
     for planned in group {
-        plan.extend(planned.check.count().to_le_bytes());
+        let counts = match planned.check.lease() {
+            None if planned.path == GroupPath::Leased => &[planned.check.count(), 0][..],
+            None => &[planned.check.count()],
+            Some(LeaseCall::Draw { requests }) => &[planned.check.count(), requests],
+            Some(LeaseCall::End { spent, unspent }) => &[unspent, spent],
+        };
+        counts.iter().for_each(|count| plan.extend(count.to_le_bytes()));
         for index in planned.indexes {
             push_index(plan, index.key + 1);
+            if planned.path == GroupPath::Leased {
+                push_index(plan, index.lease.map_or(0, |lease| lease + 1));
+            }
         }
     }
 }
@@ -384,12 +429,14 @@ fn try_decode(
 fn answer(check: &Check, terms: &Terms, level: u64, passed: u64, at: Timestamp) -> Answer {
     // the script reports levels of algorithms other than the token bucket only if they were charged now
     let mut state = State::from_level(&terms.limit, at, level);
-    let passes = terms.passes(&state, check.count(), at);
     let granted = match check.operation() {
         Operation::Check => u32::try_from(passed).unwrap_or(u32::MAX),
         _ => 0,
     };
-    terms.settle(&mut state, passes, granted, check.count(), at)
+    // more than the requests of the check if some were charged in advance
+    let count = check.count().max(granted);
+    let passes = terms.passes(&state, count, at);
+    terms.settle(&mut state, passes, granted, count, at)
 }
 
 /// Returns whether the stored state of a tier cannot be read.
@@ -417,6 +464,7 @@ fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
         },
         reset_after_us: whole(number(24)),
         spare: whole(number(32)),
+        leased: whole(number(40)),
     }
 }
 

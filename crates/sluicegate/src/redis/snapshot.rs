@@ -31,7 +31,15 @@ pub(super) fn read(
     let StoredCounter { at, state, .. } =
         decode(reply, limit.algorithm()).map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
     let at = now.unwrap_or(at);
-    Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at) }))
+    Ok(state.map(|state| CounterSnapshot { at, snapshot: state.snapshot(limit, at), leased: 0 }))
+}
+
+/// Returns the units that a lease record counts at a time; 0 if the script cannot have stored it. `lua/lease.lua` describes its layout.
+pub(super) fn leased_units(record: &[u8], at: Timestamp) -> u64 {
+    let Some(numbers) = whole_numbers(record) else { return 0 };
+    let entries = numbers.get(1..).unwrap_or_default().as_chunks().0;
+    let is_live = |[expires_us, _]: &&[u64; 2]| *expires_us > at.as_micros();
+    entries.iter().filter(is_live).map(|[_, units]| units).fold(0, |sum, units| sum.saturating_add(*units))
 }
 
 /// A counter as it is stored.

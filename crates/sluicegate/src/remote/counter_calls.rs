@@ -61,6 +61,7 @@ impl Remote {
             None => with_deadline(deadline, self.shared.store.reset(counters)).await,
         };
         self.shared.denials.record_change([&counter.0]);
+        self.shared.leases.forget(&counter.0);
         if outcome.is_ok() {
             self.shared.fallback.reset(counters);
         }

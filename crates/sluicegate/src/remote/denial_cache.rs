@@ -123,6 +123,8 @@ impl DenialCache {
         let received = Instant::now();
         for (tier, answer) in check.tiers().iter().zip(answers) {
             if let Some(Retry::After(wait)) = answer.retry
+                // leased units may be returned at any time, which may end the denial
+                && answer.leased == 0
                 && tier.terms.mode == Mode::Enforced
             {
                 let hash = self.hash(tier);
@@ -255,8 +257,15 @@ mod tests {
 
     fn record(cache: &DenialCache, check: &Check, sent: &Sent, passes: u32) {
         let retry = (passes < 2).then_some(Retry::After(Duration::from_secs(60)));
-        let answer =
-            Answer { passes, charged: passes, available: 0, retry, reset_after_us: 60_000_000, spare: 0 };
+        let answer = Answer {
+            passes,
+            charged: passes,
+            available: 0,
+            retry,
+            reset_after_us: 60_000_000,
+            spare: 0,
+            leased: 0,
+        };
         cache.insert_certain(&check.clone().times(2), &[answer], sent);
     }
 

@@ -86,6 +86,12 @@ impl Fallback {
         }
     }
 
+    /// Returns the number of instances, once the store has counted them.
+    pub(super) fn counted_instances(&self) -> Option<u32> {
+        let instances = self.instances.lock();
+        instances.is_counted().then(|| instances.current())
+    }
+
     /// Decides by this process's share of each limit.
     pub(super) fn decide(&self, check: &Check) -> (CheckShares, Vec<Tier>) {
         let instances = self.instances.lock().current();

@@ -13,6 +13,7 @@ const HOLD: Duration = Duration::from_secs(10);
 pub(super) struct InstanceCount {
     current: u32,
     lower: Option<LowerCounts>,
+    is_counted: bool,
 }
 
 /// Counts below the current one.
@@ -24,24 +25,30 @@ struct LowerCounts {
 impl InstanceCount {
     /// With the expected number of instances.
     pub(super) fn new(expected: u32) -> Self {
-        Self { current: expected.max(1), lower: None }
+        Self { current: expected.max(1), lower: None, is_counted: false }
     }
 
     pub(super) fn current(&self) -> u32 {
         self.current
     }
 
+    /// Whether the store has counted the instances at least once.
+    pub(super) fn is_counted(&self) -> bool {
+        self.is_counted
+    }
+
     /// Records how many instances the store has counted.
     pub(super) fn counted(&mut self, count: u32, now: Instant) {
         let count = count.max(1);
+        self.is_counted = true;
         if count >= self.current {
-            *self = Self { current: count, lower: None };
+            (self.current, self.lower) = (count, None);
             return;
         }
         let lower = self.lower.get_or_insert(LowerCounts { since: now, largest: count });
         lower.largest = lower.largest.max(count);
         if now.duration_since(lower.since) >= HOLD {
-            *self = Self { current: lower.largest, lower: None };
+            (self.current, self.lower) = (lower.largest, None);
         }
     }
 

@@ -2,7 +2,8 @@
 //! round trip.
 //!
 //! ```text
-//! a check -> in the denial cache                   -> denied immediately           (denial_cache)
+//! a check -> this process has leased units for it  -> allowed immediately          (leases)
+//!         -> in the denial cache                   -> denied immediately           (denial_cache)
 //!         -> the circuit breaker is open           -> failure policy               (circuit_breaker)
 //!         -> less time left than a round trip      -> failure policy               (round_trips)
 //!         -> no call is in flight                  -> sent immediately
@@ -21,6 +22,7 @@ mod denial_cache;
 mod fallback;
 mod instance_count;
 mod known_usage;
+mod leases;
 mod queue;
 mod round_trips;
 #[cfg(test)]
@@ -49,6 +51,7 @@ use self::{
     circuit_breaker::{CircuitBreaker, Failure},
     denial_cache::DenialCache,
     fallback::{Announcer, Fallback},
+    leases::{LeasePlan, Leases},
     queue::{Load, Queue},
     upstreams::{Servers, Upstreams},
 };
@@ -146,6 +149,9 @@ struct Shared {
     store: Arc<dyn RemoteStore>,
     options: Options,
     denials: DenialCache,
+    leases: Leases,
+    /// Whether limits with leases are leased: the store supports it, and its clock runs like that of this process.
+    has_leases: bool,
     fallback: Fallback,
     counters: RemoteCounters,
 }
@@ -172,7 +178,9 @@ impl Remote {
         };
         let denials = DenialCache::new(longest, longest_reservation);
         let (fallback, counters) = (Fallback::new(options.instances), RemoteCounters::default());
-        let shared = Arc::new(Shared { store, options, denials, fallback, counters });
+        let has_leases = store.has_leases() && store.has_real_clock();
+        let leases = Leases::new();
+        let shared = Arc::new(Shared { store, options, denials, leases, has_leases, fallback, counters });
         Self { upstreams: Upstreams::new(&shared), shared }
     }
 
@@ -186,17 +194,48 @@ impl Remote {
         if self.shared.store.has_real_clock() { self.shared.options.denial_cache } else { Duration::ZERO }
     }
 
-    /// Returns the denial of a check, if the store is certain to deny it now.
-    pub(crate) fn cached_denial(&self, check: &Check) -> Option<CheckShares> {
-        if check.operation() == Operation::Check { self.shared.denials.lookup(check) } else { None }
+    /// Decides a check without the store: this process has leased units for it, or the store is certain to deny it now.
+    pub(crate) fn decide_here(&self, check: &Check) -> Option<CheckShares> {
+        if check.operation() != Operation::Check {
+            return None;
+        }
+        let Shared { leases, denials, options, .. } = &*self.shared;
+        let leased = if self.is_leased(check) { leases.spend(check, Some(options.deadline)) } else { None };
+        leased.or_else(|| denials.lookup(check))
     }
 
-    /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one.
+    fn is_leased(&self, check: &Check) -> bool {
+        self.shared.has_leases && check.is_leasable()
+    }
+
+    /// Ends all leases and returns what is left of them to the store.
+    pub(crate) async fn return_leases(&self) {
+        self.shared.return_all_leases().await;
+    }
+
+    /// As [`Self::return_leases`], in the background.
+    pub(crate) fn return_leases_later(&self) {
+        if let Ok(runtime) = Handle::try_current() {
+            let shared = Arc::clone(&self.shared);
+            runtime.spawn(async move { shared.return_all_leases().await });
+        }
+    }
+
+    /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one. If the store does
+    /// not answer, units that this process has leased are spent.
     pub(crate) async fn decide(
         &self,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
+        let answer = self.send(check, deadline).await;
+        if answer.is_err() && check.operation() == Operation::Check && self.is_leased(check) {
+            return self.shared.leases.spend(check, None).map_or(answer, Ok);
+        }
+        answer
+    }
+
+    async fn send(&self, check: &Check, deadline: Option<Duration>) -> Result<CheckShares, StoreError> {
         let shared = &self.shared;
         let deadline = shared.options.deadline_within(deadline);
         let upstream = self.upstreams.for_check(check);
@@ -233,8 +272,8 @@ impl Remote {
         self.shared.fallback.record(tier, share, at);
     }
 
-    /// Starts counting the instances among which the fallback divides a limit.
-    pub(crate) fn prepare_fallback(&self) {
+    /// Starts counting the instances among which the fallback divides a limit, and leases are shared.
+    pub(crate) fn count_instances(&self) {
         if let Ok(runtime) = Handle::try_current()
             && self.shared.fallback.must_be_announced()
         {
@@ -251,12 +290,24 @@ impl Remote {
             call_limit: loads.iter().map(|load| load.limit).max().unwrap_or_default(),
             round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
             store: self.shared.store.stats(),
+            leases: self.shared.leases.stats(),
             ..self.shared.counters.snapshot()
         }
     }
 
     pub(crate) async fn warm_up(&self) -> Result<(), StoreError> {
         self.shared.store.warm_up().await
+    }
+}
+
+impl Shared {
+    /// Adds draws and reports of leases to the checks of a call, if there are any.
+    fn plan_leases(&self, checks: &[Check], sent_at: Instant) -> Option<LeasePlan> {
+        if !self.leases.is_in_use() {
+            return None;
+        }
+        let instances = self.fallback.counted_instances();
+        self.leases.plan(checks, instances, sent_at, self.options.deadline_within(None))
     }
 }
 
@@ -297,12 +348,19 @@ impl Upstream {
         }
         let Shared { store, denials, counters, options, .. } = &*self.shared;
         let sent = denials.sent(sent_at);
-        let reply = store.decide(checks, Some(Deadline::Process(deadline)));
+        let plan = self.shared.plan_leases(checks, sent_at);
+        let sent_checks = plan.as_ref().map_or(checks, |plan| &plan.checks);
+        let reply = store.decide(sent_checks, Some(Deadline::Process(deadline)));
         let Some(decided) = self.wait_for_reply(sent_at, reply).await else {
             counters.record_timeout();
+            plan.iter().for_each(|plan| self.shared.leases.record_no_answer(plan));
             return vec![Err(no_answer_within(options.deadline)); checks.len()];
         };
-        let decided = validated(checks, decided);
+        let mut decided = validated(sent_checks, decided);
+        if let Some(plan) = plan {
+            decided = self.shared.leases.record(&plan, decided, sent_at);
+            self.shared.start_returner();
+        }
         let is_unreadable = |answer: &&Result<_, _>| matches!(answer, Err(StoreError::Unreadable { .. }));
         counters.record_unreadable(decided.iter().filter(is_unreadable).count());
         match decided.iter().filter(|answer| !is_unreadable(answer)).find_map(|answer| answer.as_ref().err())

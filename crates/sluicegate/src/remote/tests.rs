@@ -94,7 +94,7 @@ impl Remote {
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
-        match self.cached_denial(check) {
+        match self.decide_here(check) {
             Some(denial) => Ok(denial),
             None => self.decide(check, deadline).await,
         }

@@ -7,6 +7,7 @@
 //! | `rule` | a rule and its overrides, as written |
 //! | `validate` | validation of rules |
 //! | `costs` | the cost of a request in each unit |
+//! | `lease` | how much of a limit processes may charge in advance |
 //! | `index` | from labels to the few conditions that may match |
 //! | `set` | a validated set of rules: from labels and costs to keys, limits and costs |
 //! | `explain` | why a rule applies or does not |
@@ -17,6 +18,7 @@ mod condition;
 mod costs;
 mod explain;
 mod index;
+mod lease;
 mod pattern;
 mod rule;
 mod set;
@@ -30,6 +32,9 @@ mod tests;
 pub use condition::{Condition, ConditionError, MAX_PAIRS};
 pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, Unit, UnitError};
 pub use explain::{Explained, NotApplicable};
+#[cfg(feature = "toml")]
+pub(crate) use lease::lease_size_forms;
+pub use lease::{LeaseSize, LeaseSizeError};
 pub use pattern::{Alternatives, MAX_ALTERNATIVES, Network, Pattern, PatternError};
 pub use rule::{Absent, OnStoreFailure, Override, Rule};
 pub use set::{Applied, DenialReason, Effect, MatchError, RuleSet, staggered_phase};

@@ -90,6 +90,8 @@ fn an_override(random: &mut StdRng, algorithm: Algorithm) -> Override {
         blocked: if unlimited == Some(true) { None } else { blocked },
         on_store_failure: maybe(random, policy),
         shadow: maybe(random, |random| random.random()),
+        lease: None,
+        lease_for: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Cost, Limit};
 
-use super::{condition::Condition, costs::Unit, pattern::Pattern};
+use super::{condition::Condition, costs::Unit, lease::LeaseSize, pattern::Pattern};
 
 /// A named limit with its conditions, counting labels and unit.
 ///
@@ -57,6 +57,11 @@ pub struct Rule {
     pub stagger: bool,
     /// The failure policy, for when the store does not answer.
     pub on_store_failure: OnStoreFailure,
+    /// How much of the limit processes may charge in advance, so that they decide requests of hot keys without a call to the store.
+    /// Without it, the lease of `limit` applies, if it has one. Only on a remote store.
+    pub lease: Option<LeaseSize>,
+    /// How long a process may spend what it has charged in advance; without it, a tenth of the window and at most one second.
+    pub lease_for: Option<Duration>,
     /// Overrides, applied in order, field by field; a later match wins.
     pub overrides: Vec<Override>,
 }
@@ -127,6 +132,10 @@ pub struct Override {
     pub on_store_failure: Option<OnStoreFailure>,
     /// Whether the rule is evaluated without denying.
     pub shadow: Option<bool>,
+    /// Another lease.
+    pub lease: Option<LeaseSize>,
+    /// Another lifetime of leases.
+    pub lease_for: Option<Duration>,
 }
 
 impl Rule {
@@ -148,6 +157,8 @@ impl Rule {
             tag: None,
             stagger: false,
             on_store_failure: OnStoreFailure::default(),
+            lease: None,
+            lease_for: None,
             overrides: Vec::new(),
         }
     }
@@ -243,6 +254,20 @@ impl Rule {
         self
     }
 
+    /// Sets how much of the limit processes may charge in advance.
+    #[must_use]
+    pub fn lease(mut self, lease: LeaseSize) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Sets how long a process may spend what it has charged in advance.
+    #[must_use]
+    pub fn lease_for(mut self, lifetime: Duration) -> Self {
+        self.lease_for = Some(lifetime);
+        self
+    }
+
     /// Adds an override; later ones win.
     #[must_use]
     pub fn with_override(mut self, other: Override) -> Self {
@@ -310,6 +335,20 @@ impl Override {
     #[must_use]
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         self.on_store_failure = Some(policy);
+        self
+    }
+
+    /// Sets how much of the limit processes may charge in advance.
+    #[must_use]
+    pub fn lease(mut self, lease: LeaseSize) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Sets how long a process may spend what it has charged in advance.
+    #[must_use]
+    pub fn lease_for(mut self, lifetime: Duration) -> Self {
+        self.lease_for = Some(lifetime);
         self
     }
 

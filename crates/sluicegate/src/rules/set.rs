@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::{
     costs::{Costs, Unit},
     index::MatchIndex,
+    lease::LeaseSize,
     pattern::Pattern,
     rule::{Absent, OnStoreFailure, Rule},
     validate::{RulesError, check_all},
@@ -187,6 +188,8 @@ struct Resolved {
     amount: Option<u64>,
     window: Option<Duration>,
     burst: Option<u64>,
+    lease: Option<LeaseSize>,
+    lease_for: Option<Duration>,
     factor: Cost,
     shadow: bool,
     on_store_failure: OnStoreFailure,
@@ -232,6 +235,8 @@ impl Entry {
             amount: None,
             window: None,
             burst: rule.burst,
+            lease: rule.lease,
+            lease_for: rule.lease_for,
             factor: rule.cost,
             shadow: rule.shadow,
             on_store_failure: rule.on_store_failure,
@@ -247,6 +252,8 @@ impl Entry {
             resolved.amount = other.amount.or(resolved.amount);
             resolved.window = other.window.or(resolved.window);
             resolved.burst = other.burst.or(resolved.burst);
+            resolved.lease = other.lease.or(resolved.lease);
+            resolved.lease_for = other.lease_for.or(resolved.lease_for);
             resolved.factor = other.cost.unwrap_or(resolved.factor);
             resolved.shadow = other.shadow.unwrap_or(resolved.shadow);
             resolved.on_store_failure = other.on_store_failure.unwrap_or(resolved.on_store_failure);
@@ -286,11 +293,22 @@ impl Entry {
                 limit = limit.with_phase(Duration::from_micros(phase_us)).expect(CHECKED);
             }
         }
+        if let Some(lease) = resolved.lease {
+            limit = with_lease(limit, lease, resolved.lease_for);
+        }
         if rule.stagger {
             limit = limit.with_phase(staggered_phase(key, limit.window_us())).expect(CHECKED);
         }
         limit
     }
+}
+
+/// Returns the limit with a lease. A combination of overrides for which the lease has no unit, or its lifetime is too long, is not an
+/// error: the lease is left out, or reduced.
+fn with_lease(limit: Limit, lease: LeaseSize, lifetime: Option<Duration>) -> Limit {
+    let units = lease.units_of(limit.amount()).min(limit.max_lease());
+    let lifetime = lifetime.unwrap_or_else(|| limit.default_lease_lifetime()).min(limit.longest_lease());
+    limit.with_lease(units, lifetime).unwrap_or_else(|_| limit.without_lease())
 }
 
 /// Returns a phase within the window that depends only on the key's identity, so that all processes agree.

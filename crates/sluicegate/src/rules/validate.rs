@@ -7,6 +7,7 @@ use sluicegate_core::{Algorithm, Limit, LimitError};
 use super::{
     condition::ConditionError,
     costs::{UnitError, check_unit},
+    lease::LeaseSize,
     rule::{Override, Rule},
 };
 use crate::labels::{self, LabelError};
@@ -87,6 +88,20 @@ pub enum RuleError {
     /// Only a fixed window can be staggered.
     #[error("{0} has no stagger: remove it, or use fixed-window")]
     Stagger(Algorithm),
+    /// Its lease has no unit.
+    #[error("lease {lease} of {amount} is less than one unit: use a larger part, or remove it")]
+    LeaseTooSmall {
+        /// The lease.
+        lease: LeaseSize,
+        /// The amount of the limit.
+        amount: u64,
+    },
+    /// Its lease or the lifetime of its leases is out of range.
+    #[error(transparent)]
+    Lease(LimitError),
+    /// It sets the lifetime of leases without a lease.
+    #[error("lease_for has no effect without lease: set for example lease = \"1%\", or remove lease_for")]
+    LeaseForWithoutLease,
     /// One of its overrides is invalid.
     #[error("override {}: {problem}", position + 1)]
     Override {
@@ -122,6 +137,14 @@ pub enum OverrideError {
     /// Its limit is invalid.
     #[error(transparent)]
     Limit(LimitError),
+    /// Its lease has no unit.
+    #[error("lease {lease} of {amount} is less than one unit: use a larger part, or 0 for no lease")]
+    LeaseTooSmall {
+        /// The lease.
+        lease: LeaseSize,
+        /// The amount of the limit.
+        amount: u64,
+    },
     /// It both exempts and blocks.
     #[error("unlimited and blocked contradict each other: set one of them")]
     UnlimitedAndBlocked,
@@ -198,6 +221,7 @@ fn problems_but_burst(rule: &Rule) -> Vec<RuleError> {
         check_tag(rule),
         check_unit(&rule.unit).map_err(RuleError::Unit),
         check_stagger(rule),
+        check_lease(rule),
     ];
     let overrides = rule.overrides.iter().enumerate().map(|(position, other)| {
         check_override(other, &rule.limit).map_err(|problem| RuleError::Override { position, problem })
@@ -228,6 +252,27 @@ fn check_stagger(rule: &Rule) -> Result<(), RuleError> {
     }
 }
 
+fn check_lease(rule: &Rule) -> Result<(), RuleError> {
+    let limit = rule.limit;
+    let has_override = rule.overrides.iter().any(|other| other.lease.is_some());
+    match rule.lease {
+        None if rule.lease_for.is_some() && limit.lease().is_none() && !has_override => {
+            Err(RuleError::LeaseForWithoutLease)
+        }
+        None => Ok(()),
+        Some(lease) if lease.is_none() => Ok(()),
+        Some(lease) => {
+            let (amount, units) = (limit.amount(), lease.units_of(limit.amount()));
+            if units == 0 {
+                return Err(RuleError::LeaseTooSmall { lease, amount });
+            }
+            let lifetime = rule.lease_for.unwrap_or_else(|| limit.default_lease_lifetime());
+            limit.with_lease(units, lifetime).map_err(RuleError::Lease)?;
+            Ok(())
+        }
+    }
+}
+
 fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
     if list.len() > MAX_PER {
         return Err(LabelListError::TooMany(list.len()));
@@ -251,6 +296,11 @@ fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> 
     let changed = Limit::new(limit.algorithm(), amount, window).map_err(OverrideError::Limit)?;
     if let Some(burst) = other.burst {
         changed.with_burst(burst).map_err(OverrideError::Limit)?;
+    }
+    if let Some(lease) = other.lease.filter(|lease| !lease.is_none())
+        && lease.units_of(amount) == 0
+    {
+        return Err(OverrideError::LeaseTooSmall { lease, amount });
     }
     if other.unlimited == Some(true) && other.blocked == Some(true) {
         return Err(OverrideError::UnlimitedAndBlocked);

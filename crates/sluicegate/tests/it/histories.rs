@@ -1,12 +1,13 @@
 //! Random histories: model, memory and every Redis agree on every field.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use sluicegate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp};
+use sluicegate::{Algorithm, ManualClock, MemoryStore, RedisStore, Timestamp, store::RemoteStore};
 use sluicegate_testkit::{
     cluster::Cluster,
     delay_proxy::DelayProxy,
     history::{Plan, assert_agrees_with_model},
+    lease_history::assert_leases_agree_with_model,
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
 };
@@ -56,6 +57,20 @@ async fn memory_and_redis_agree_with_the_model_on_long_logs() {
     let server = Server::start(Flavor::Redis7);
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
     assert_agrees_with_model(store, &clock, &plan).await;
+}
+
+#[tokio::test]
+async fn leases_agree_with_the_model_on_every_server() {
+    for (seed, flavor) in (900..).zip(Flavor::ALL) {
+        let server = Server::start(flavor);
+        let clock = ManualClock::new(Timestamp::default());
+        let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+        let store: Arc<dyn RemoteStore> = Arc::new(store);
+        for algorithm in Algorithm::ALL {
+            assert_leases_agree_with_model(&store, &clock, &[algorithm], seed, 1_200).await;
+        }
+        assert_leases_agree_with_model(&store, &clock, &Algorithm::ALL, seed + 50, 1_200).await;
+    }
 }
 
 fn addresses(servers: &[Server]) -> String {

@@ -9,6 +9,7 @@ mod conformance;
 mod connection;
 mod group;
 mod histories;
+mod leases;
 mod limiter;
 mod security;
 mod sentinel;

@@ -17,12 +17,12 @@ use super::{
     split::{Done, FollowUp, Kind, Part, Reserved, split},
 };
 use crate::{
-    check::Check,
+    check::{Check, LeaseCall},
     key::Key,
     redis::{
         bytes,
         connection::{CallFailure, RedisRequest},
-        keys::redis_key,
+        keys::{lease_key, redis_key},
         number,
         script::{CallTimes, MAX_BATCH, decode, encode},
     },
@@ -84,13 +84,19 @@ impl Cluster {
         checks: &[Check],
         times: CallTimes,
     ) -> Each {
-        let wait = if checks.len() > 1 { BATCH_MIGRATION_WAIT } else { REDIRECT_TIMEOUT };
+        let is_divisible = checks.len() > 1 || checks.iter().any(|check| check.lease().is_some());
+        let wait = if is_divisible { BATCH_MIGRATION_WAIT } else { REDIRECT_TIMEOUT };
         match self.call_within(wait, slot, prefix, checks, times).await {
-            Err(SlotCallError::Failed(failure)) if checks.len() > 1 && failure.is("TRYAGAIN") => {
-                // while a slot migrates, only calls with one key always succeed
+            Err(SlotCallError::Failed(failure)) if is_divisible && failure.is("TRYAGAIN") => {
+                // while a slot migrates, only calls with one key always succeed: leases are neither drawn nor ended
                 let mut each_alone = Vec::with_capacity(checks.len());
                 for check in checks {
-                    let alone = slice::from_ref(check);
+                    if let Some(LeaseCall::End { .. }) = check.lease() {
+                        each_alone.push(Err(StoreError::NotRun("the slot migrates".to_owned())));
+                        continue;
+                    }
+                    let alone = check.clone().without_lease();
+                    let alone = slice::from_ref(&alone);
                     let decided = self.call_within(REDIRECT_TIMEOUT, slot, prefix, alone, times).await;
                     each_alone.extend(per_check(decided.map_err(StoreError::from), 1));
                 }
@@ -133,7 +139,7 @@ impl Cluster {
         join_all(groups).await.into_iter().flatten().collect()
     }
 
-    /// Removes counters, slot by slot, and returns how many existed.
+    /// Removes counters and their leases, slot by slot, and returns how many existed.
     pub(in crate::redis) async fn reset(
         self: &Arc<Self>,
         prefix: &str,
@@ -141,10 +147,11 @@ impl Cluster {
     ) -> Result<u64, StoreError> {
         let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
         for (key, algorithm) in counters {
-            by_slot.entry(slot_of(key)).or_default().push(redis_key(prefix, key, *algorithm));
+            let keys = [redis_key(prefix, key, *algorithm), lease_key(prefix, key, *algorithm)];
+            by_slot.entry(slot_of(key)).or_default().extend(keys);
         }
         let requests = by_slot.iter().flat_map(|(slot, keys)| {
-            keys.chunks(MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
+            keys.chunks(2 * MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
         });
         let requests: Vec<(u16, redis::Cmd)> = requests.collect();
         let sent = requests.iter().map(|(slot, request)| self.send(*slot, RedisRequest::Command(request)));
@@ -156,6 +163,7 @@ impl Cluster {
                 Err(failure) => failed = Some(failure),
             }
         }
+        let removed = removed.min(u64::try_from(counters.len()).unwrap_or(u64::MAX));
         match failed {
             None => Ok(removed),
             Some(failure) if removed == 0 => Err(failure.into()),

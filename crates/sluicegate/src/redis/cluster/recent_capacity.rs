@@ -15,7 +15,7 @@ use std::{
 use sluicegate_core::step::Mode;
 
 use crate::{
-    check::{Check, Tier},
+    check::{Check, LeaseCall, Tier},
     hashing::RandomKeyedHash,
     store::{CheckAnswer, StoreError},
 };
@@ -50,7 +50,9 @@ struct Entry {
 impl RecentCapacity {
     /// Records the free units of the counters of each check; 0 for those without an answer.
     pub(super) fn record(&self, checks: &[Check], outcomes: &[Result<CheckAnswer, StoreError>]) {
-        for (check, outcome) in checks.iter().zip(outcomes) {
+        // the end of a lease does not report free units
+        let is_end = |check: &Check| matches!(check.lease(), Some(LeaseCall::End { .. }));
+        for (check, outcome) in checks.iter().zip(outcomes).filter(|(check, _)| !is_end(check)) {
             let answers = outcome.as_ref().map_or(&[][..], |answered| &answered.answers);
             let available = answers.iter().map(|answer| answer.available).chain(repeat(0));
             for (tier, available) in check.tiers().iter().zip(available) {
@@ -116,7 +118,8 @@ mod tests {
     }
 
     fn record(capacity: &RecentCapacity, tier: Tier, available: i64) {
-        let answer = Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0 };
+        let answer =
+            Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0, leased: 0 };
         let answered = CheckAnswer { at: Timestamp::default(), answers: vec![answer] };
         capacity.record(&[check(vec![tier])], &[Ok(answered)]);
     }

@@ -60,7 +60,13 @@ impl Part {
 /// An operation on some tiers of a check.
 fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
     let tiers: Vec<Tier> = places.iter().map(|place| check.tiers()[*place].clone()).collect();
-    Check::new(operation, tiers).expect("some tiers of a check are a check")
+    let is_whole = tiers.len() == check.tiers().len() && operation == check.operation();
+    let part = Check::new(operation, tiers).expect("some tiers of a check are a check");
+    match check.lease() {
+        // a lease over several nodes is not drawn: its units would have to be reserved and refunded
+        Some(lease) if is_whole => part.with_lease(lease),
+        _ => part,
+    }
 }
 
 /// The answer of a part to a reservation.

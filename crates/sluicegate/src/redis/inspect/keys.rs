@@ -65,6 +65,11 @@ pub enum KeyKind {
         /// The algorithm.
         algorithm: Algorithm,
     },
+    /// The leases of a counter of this rule.
+    Lease {
+        /// The rule, as in a counter.
+        rule: String,
+    },
     /// The set of processes that use this store.
     Instances,
 }
@@ -104,6 +109,7 @@ impl InspectedServer {
             let has_no_ttl = i64::from_redis_value(lifetime) == Ok(-1);
             let meaning = parse(&self.prefix, &name).map(|name| match name {
                 Name::Counter { rule, algorithm } => KeyKind::Counter { rule: rule.to_owned(), algorithm },
+                Name::Lease { rule } => KeyKind::Lease { rule: rule.to_owned() },
                 Name::Instances => KeyKind::Instances,
             });
             let is_unreadable = match (&meaning, header) {
@@ -164,7 +170,7 @@ impl InspectedServer {
             .iter()
             .filter_map(|name| match parse(&self.prefix, name)? {
                 Name::Counter { algorithm, .. } => Some((name, algorithm)),
-                Name::Instances => None,
+                Name::Lease { .. } | Name::Instances => None,
             })
             .collect();
         let mut reads = redis::pipe();

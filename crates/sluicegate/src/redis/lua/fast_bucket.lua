@@ -5,14 +5,18 @@
 local MAX_FAST = 2 ^ 52 -- all arithmetic on the fast paths is exact below this
 local BUCKET_BYTES = 48
 
-local position, group_count = 1, 0
+local position, group_count, has_leases = 1, 0, false
 while position <= #plan do
-  local start, _, is_fast_bucket, tiers, checks = position, nil, nil, nil, nil
-  _, is_fast_bucket, tiers, checks, _, position = unpack_from(GROUP, plan, position)
+  local start, _, path, tiers, checks = position, nil, nil, nil, nil
+  _, path, tiers, checks, _, position = unpack_from(GROUP, plan, position)
   group_count = group_count + 1
-  if is_fast_bucket == 0 then
+  if path ~= FAST_BUCKET then
     group_starts[group_count] = start
     position = position + tiers * TIER_BYTES + checks * (4 + 2 * tiers)
+    if path == LEASED then
+      has_leases = true
+      position = position + tiers * 16 + checks * (4 + 2 * tiers)
+    end
   else
     local index, cost, window, capacity, units, micros
     _, index, cost, position = unpack_from(TIER, plan, position)

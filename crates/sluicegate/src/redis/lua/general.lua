@@ -43,12 +43,14 @@ local function retry(state, limit, cost, overdraft)
   return max_used < 0 and -1 or limit.algorithm.wait(state, limit, max_used)
 end
 
-local function answer(state, limit, passed, charged, wait)
+local RECORD = '<I4I4ddddd'
+
+local function answer(state, limit, passed, charged, wait, leased)
   local reset, spare = limit.algorithm.reset(state, limit)
-  replies[#replies + 1] = pack('<I4I4dddd', passed, charged, limit.capacity - state.used, wait, reset, spare)
+  replies[#replies + 1] = pack(RECORD, passed, charged, limit.capacity - state.used, wait, reset, spare, leased)
 end
 
-local NO_ANSWER, UNREADABLE = pack('<I4I4dddd', 0, 0, 0, 0, 0, 0), pack('<I4I4dddd', 0, 0, 0, -2, 0, 0)
+local NO_ANSWER, UNREADABLE = pack(RECORD, 0, 0, 0, 0, 0, 0, 0), pack(RECORD, 0, 0, 0, -2, 0, 0, 0)
 
 -- Answers a check that is not decided, because the state of a tier cannot be read.
 local function answer_unreadable(group, first)
@@ -70,7 +72,7 @@ local function adjust_tier(group, tier, count, key)
     limit.algorithm.charge(state, limit, units)
     dirty_limits[key] = limit
   end
-  answer(state, limit, count, 0, 0)
+  answer(state, limit, count, 0, 0, 0)
 end
 
 local function adjust(group, first, count)
@@ -79,13 +81,16 @@ local function adjust(group, first, count)
       return answer_unreadable(group, first)
     end
   end
+  if group.path == LEASED then
+    count = end_lease(group, first)
+  end
   for tier = 1, group.tiers do
     adjust_tier(group, tier, count, group.fields[first + tier])
   end
 end
 
 local function decide(group, first, count)
-  local fields, flags, passes = group.fields, group.flags, {}
+  local fields, flags, passes, is_leased = group.fields, group.flags, {}, group.path == LEASED
   local granted = group.operation == CHECK and count or 0
   for tier = 1, group.tiers do
     local limit = group.terms[tier]
@@ -99,6 +104,18 @@ local function decide(group, first, count)
       granted = min(granted, passes[tier])
     end
   end
+  if is_leased and granted == count and granted > 0 then
+    local free, is_shadow_denial = {}, false
+    for tier = 1, group.tiers do
+      free[tier] = group.terms[tier].capacity - states[fields[first + tier]].used - count * group.costs[tier]
+      is_shadow_denial = is_shadow_denial or passes[tier] < count
+    end
+    local drawn = is_shadow_denial and 0 or draw(group, first, free)
+    count, granted = count + drawn, granted + drawn
+    for tier = 1, group.tiers do
+      passes[tier] = passes[tier] + drawn
+    end
+  end
   for tier = 1, group.tiers do
     local key, limit, cost, passed = fields[first + tier], group.terms[tier], group.costs[tier], passes[tier]
     local state, charged = states[key], min(granted, passed)
@@ -110,7 +127,7 @@ local function decide(group, first, count)
     if passed < count and charged == passed then
       wait = retry(state, limit, cost, flags[tier] >= OVERDRAFT)
     end
-    answer(state, limit, passed, charged, wait)
+    answer(state, limit, passed, charged, wait, is_leased and leased_units(group, first + tier) or 0)
   end
 end
 
@@ -130,6 +147,9 @@ end
 
 for key, limit in pairs(dirty_limits) do
   limit.algorithm.save(KEYS[key], states[key], limit)
+end
+if has_leases then
+  save_lease_records()
 end
 
 return reply_header .. table.concat(replies)

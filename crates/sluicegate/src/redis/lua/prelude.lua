@@ -1,25 +1,33 @@
 -- sluicegate: decides a batch of checks in order. Each check charges all of its counters or none.
 --
--- KEYS      the distinct counters of the batch, sliding logs last. For counters on several slots of one Cluster node: only the
--- first one, and the others from ARGV[4] on ARGV[1]   '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS
--- that are not sliding logs ARGV[2]   limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and
--- amount/window in lowest terms ARGV[3]   the checks in order, in groups that differ only in counts and keys. A group is
--- '<BBBHd': operation (0 check, 1 peek, 2 charge, 3 refund), 1 for the fast bucket path (checks of one small token bucket each,
--- which no other check of the batch uses), number of tiers, number of checks, and time of the charge to refund (-1: the newest);
--- for each tier '<BHd': flags (1 shadow, 2 overdraft), index of the limit, cost; for each check '<I4', number of identical
--- requests, and for each of its tiers '<H', index of the key reply     '<Bd': status (0 decided, 1 too late, nothing ran, 2 some
--- counters are not on this node, nothing ran) and time; then for each check '<d', number of requests that passed, and for each
--- tier '<d', its level before: parts of a unit for a token bucket, otherwise units. If the number that passed is -1, the levels
--- are unused, and the tiers of the check are among the records at the end, each '<I4I4dddd': requests that pass this tier,
--- requests charged to it, available units (negative in debt), microseconds until the next request passes (0: now, -1: never, -2:
--- the stored state of this tier cannot be read, so the check was not decided and charged nothing), microseconds until no units
--- count, and the unused part of the last of these in units of 1/rate Without ARGV, a probe: an empty write to KEYS[1], which
--- does not exist before or after. It needs the same permissions as a decision.
+-- KEYS     the distinct counters and lease records of the batch, sliding logs last. For keys on several slots of one Cluster
+--          node: only the first one, and the others from ARGV[4] on
+-- ARGV[1]  '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS that are not sliding logs
+-- ARGV[2]  limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and amount/window in lowest terms
+-- ARGV[3]  the checks in order, in groups that differ only in counts and keys. A group is
+--            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund); path (0 any, 1 the fast bucket path: checks of one
+--                      small token bucket each, which no other check of the batch uses, 2 with leases); number of tiers;
+--                      number of checks; time of the charge to refund (-1: the newest)
+--            '<BHd'    for each tier: flags (1 shadow, 2 overdraft), index of the limit, cost
+--            '<dd'     with leases, after each tier: the most units that may be leased, and how long its record counts them
+--            '<I4'     for each check: number of identical requests
+--            '<I4'     with leases, after it: further requests to charge in advance; for a refund: leased units that were spent
+--            '<H'      for each tier of the check: index of the key
+--            '<H'      with leases, after each of them: index of the lease record (0: the limit has no lease)
+-- reply    '<Bd': status (0 decided, 1 too late, nothing ran, 2 some keys are not on this node, nothing ran) and time; then
+--            '<d'      for each check: number of requests that passed, including those charged in advance
+--            '<d'      for each of its tiers: its level before, in parts of a unit for a token bucket, otherwise in units
+--          If the number that passed is -1, the levels are unused, and the tiers of the check are among the records at the end:
+--            '<I4I4ddddd'  requests that pass this tier; requests charged to it; available units (negative in debt);
+--                          microseconds until the next request passes (0: now, -1: never, -2: the stored state of this tier
+--                          cannot be read, so the check was not decided and charged nothing); microseconds until no units
+--                          count; the unused part of the last of these in units of 1/rate; with leases, leased units
+-- Without ARGV, a probe: an empty write to KEYS[1], which does not exist before or after. It needs the same permissions as a
+-- decision.
 --
 -- All times are whole microseconds. All numbers are whole and below 2^53, where doubles are exact. Constant command arguments
 -- are strings, because Redis would format a number on every call. Each key is read once, written once if it changed, and
 -- always has a TTL. A key that this script cannot have written is never changed.
-
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 local pack, unpack_from, rep = struct.pack, struct.unpack, string.rep
@@ -109,6 +117,8 @@ end
 local plan, replies = ARGV[3], {}
 local GROUP, LIMIT, TIER = '<BBBHd', '<Bdddddd', '<BHd'
 local LIMIT_BYTES, TIER_BYTES = 49, 11
+-- The paths of a group.
+local FAST_BUCKET, LEASED = 1, 2
 
 -- The work that remains for the following paths: the position of each group in the plan, and single checks by group and
 -- position.
