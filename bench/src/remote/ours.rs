@@ -55,7 +55,7 @@ async fn limiter(url: &str, rules: impl IntoIterator<Item = Rule>) -> Result<Lim
 /// Returns whether the request is allowed, or an error if a failure policy decided.
 fn decided(decision: &Decision) -> Result<bool> {
     match decision.source {
-        Source::Store | Source::Cache => Ok(decision.is_allowed()),
+        Source::Store | Source::Cache | Source::Lease => Ok(decision.is_allowed()),
         _ => bail!("the store did not decide: {:?}", decision.failure),
     }
 }

@@ -1,40 +1,79 @@
 //! How much a process uses counters: the demand determines how many units it draws.
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-/// The number of counts; checks with the same hash share one.
+/// The number of counts. Of several checks with one count, the most frequent one keeps it, and in the next period each has another one.
 const COUNTS: usize = 65_536;
 /// How many requests within the lifetime of a lease make a check hot. Colder ones draw nothing.
-const HOT_REQUESTS: u32 = 4;
+const HOT_REQUESTS: u16 = 4;
 
 /// Finds the checks that are worth a lease, in constant memory.
 pub(super) struct HotChecks {
     start: Instant,
-    /// The period in the upper half, and the number of requests in it in the lower half.
-    counts: Box<[AtomicU32]>,
+    /// Allocated by the first request of a limit with a lease.
+    counts: OnceLock<Box<[AtomicU64]>>,
+}
+
+/// The requests of one check in one period, packed into 64 bits.
+struct Count {
+    /// The upper half of the hash of the check.
+    check: u32,
+    period: u16,
+    requests: u16,
+}
+
+impl Count {
+    fn unpack(packed: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = packed.to_be_bytes();
+        Self {
+            check: u32::from_be_bytes([a, b, c, d]),
+            period: u16::from_be_bytes([e, f]),
+            requests: u16::from_be_bytes([g, h]),
+        }
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.check) << 32 | u64::from(self.period) << 16 | u64::from(self.requests)
+    }
+
+    /// Counts a request of a check.
+    fn record(self, check: u32, period: u16) -> Self {
+        let requests = self.requests;
+        match (self.period == period, self.check == check) {
+            (true, true) => Self { requests: requests.saturating_add(1), ..self },
+            (true, false) if requests > 1 => Self { requests: requests - 1, ..self },
+            _ => Self { check, period, requests: 1 },
+        }
+    }
 }
 
 impl HotChecks {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), counts: (0..COUNTS).map(|_| AtomicU32::new(0)).collect() }
+        Self { start: Instant::now(), counts: OnceLock::new() }
     }
 
     /// Counts a request, and returns whether its check is hot: there were several in this period, which lasts as long as a lease.
     pub(super) fn record(&self, hash: u64, lifetime: Duration, now: Instant) -> bool {
         let periods = now.duration_since(self.start).as_micros() / lifetime.as_micros().max(1);
-        let period = u32::try_from(periods % 0xffff).expect("below 2^16") + 1;
-        let counts = u64::try_from(COUNTS).expect("a small number");
-        let count = &self.counts[usize::try_from(hash % counts).expect("below a small number")];
-        let old = count.load(Ordering::Relaxed);
-        let requests = if old >> 16 == period { (old & 0xffff) + 1 } else { 1 };
+        let period = u16::try_from(periods % 0xffff).expect("below 2^16") + 1;
+        let check = u32::try_from(hash >> 32).expect("the upper half");
+        let (place, counts) =
+            (hash.wrapping_mul(2 * u64::from(period) + 1), u64::try_from(COUNTS).expect("small"));
+        let all = self.counts.get_or_init(|| (0..COUNTS).map(|_| AtomicU64::new(0)).collect());
+        let count = &all[usize::try_from((place >> 16) % counts).expect("below a small number")];
+        let counted = Count::unpack(count.load(Ordering::Relaxed)).record(check, period);
+        let is_hot = counted.check == check && counted.requests >= HOT_REQUESTS;
         // a request that is lost in a race makes the check hot a little later
-        count.store(period << 16 | requests.min(0xffff), Ordering::Relaxed);
-        requests >= HOT_REQUESTS
+        count.store(counted.pack(), Ordering::Relaxed);
+        is_hot
     }
 }
 
@@ -81,10 +120,11 @@ mod tests {
     async fn a_check_is_hot_after_several_requests_within_a_period() {
         let hot = HotChecks::new();
         let now = Instant::now();
-        let requests: Vec<bool> = (0..5).map(|_| hot.record(7, PERIOD, now)).collect();
+        let (one, other) = (7 << 32, 8 << 32);
+        let requests: Vec<bool> = (0..5).map(|_| hot.record(one, PERIOD, now)).collect();
         assert_eq!(requests, [false, false, false, true, true]);
-        assert!(!hot.record(8, PERIOD, now), "another check");
-        assert!(!hot.record(7, PERIOD, now + PERIOD), "the next period");
+        assert!(!hot.record(other, PERIOD, now), "another check");
+        assert!(!hot.record(one, PERIOD, now + PERIOD), "the next period");
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,8 +14,6 @@
 
 mod demand;
 mod returns;
-#[cfg(test)]
-mod simulation;
 
 use std::{
     collections::BinaryHeap,
@@ -50,6 +48,8 @@ use crate::{
 /// The most sets of counters with leases or recent demand; the checks of further sets go to the store.
 const MAX_ENTRIES: usize = 65_536;
 const SHARDS: usize = 16;
+/// The shortest time between two searches of a full shard for inactive entries.
+const SWEEP_PAUSE: Duration = Duration::from_millis(100);
 /// The most leases of one set of counters: one that is being spent, and one that was drawn before it is used up.
 const MAX_LEASES: usize = 2;
 /// A lease is renewed when less than this part of it is left, or of its lifetime.
@@ -57,7 +57,7 @@ const RENEWAL_PART: u32 = 4;
 
 /// The leases of this process.
 pub(super) struct Leases {
-    shards: Box<[Mutex<HashTable<CheckLeases>>]>,
+    shards: Box<[Mutex<Shard>]>,
     hasher: RandomKeyedHash,
     hot: HotChecks,
     count: AtomicUsize,
@@ -72,6 +72,32 @@ pub(super) struct Leases {
 impl Drop for Leases {
     fn drop(&mut self) {
         self.returner_wakes.notify_one();
+    }
+}
+
+/// A part of the table.
+#[derive(Default)]
+struct Shard {
+    table: HashTable<CheckLeases>,
+    /// When inactive entries were last removed because the shard was full.
+    swept: Option<Instant>,
+}
+
+impl Shard {
+    fn find_mut(&mut self, hash: u64, check: &Check) -> Option<&mut CheckLeases> {
+        self.table.find_mut(hash, |entry| entry.is_for(check))
+    }
+
+    /// Removes inactive entries if the shard is full, and returns how many.
+    fn sweep(&mut self, now: Instant) -> usize {
+        let is_recent = self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_PAUSE);
+        if self.table.len() < MAX_ENTRIES / SHARDS || is_recent {
+            return 0;
+        }
+        self.swept = Some(now);
+        let before = self.table.len();
+        self.table.retain(|entry| entry.is_active(now));
+        before - self.table.len()
     }
 }
 
@@ -148,7 +174,7 @@ impl Leases {
         let now = Instant::now();
         let hash = self.hash(check);
         let mut shard = self.shard(hash).lock();
-        if let Some(entry) = shard.find_mut(hash, |entry| entry.is_for(check)) {
+        if let Some(entry) = shard.find_mut(hash, check) {
             entry.demand.record(now, entry.lifetime);
             return entry.spend(check, now, renewal);
         }
@@ -162,16 +188,12 @@ impl Leases {
 
     fn insert(&self, entry: CheckLeases) {
         let mut shard = self.shard(entry.hash).lock();
-        if shard.len() >= MAX_ENTRIES / SHARDS {
-            let before = shard.len();
-            shard.retain(|other| other.is_active(entry.last_spent));
-            self.count.fetch_sub(before - shard.len(), Ordering::Relaxed);
-            if shard.len() >= MAX_ENTRIES / SHARDS {
-                return;
-            }
+        self.count.fetch_sub(shard.sweep(entry.last_spent), Ordering::Relaxed);
+        if shard.table.len() >= MAX_ENTRIES / SHARDS {
+            return;
         }
         let is_same = |other: &CheckLeases| same_counters(&other.tiers, &entry.tiers);
-        if let Entry::Vacant(place) = shard.entry(entry.hash, is_same, |other| other.hash) {
+        if let Entry::Vacant(place) = shard.table.entry(entry.hash, is_same, |other| other.hash) {
             place.insert(entry);
             self.count.fetch_add(1, Ordering::Relaxed);
         }
@@ -198,7 +220,7 @@ impl Leases {
             }
             let hash = self.hash(check);
             let mut shard = self.shard(hash).lock();
-            let Some(entry) = shard.find_mut(hash, |entry| entry.is_for(check)) else { continue };
+            let Some(entry) = shard.find_mut(hash, check) else { continue };
             entry.report_spent(check, &mut ends, &self.counters);
             let requests = entry.wanted(check, instances, sent_at);
             if requests > 0 {
@@ -250,7 +272,7 @@ impl Leases {
     fn add(&self, check: &Check, lease: Option<Lease>) {
         let hash = self.hash(check);
         let mut shard = self.shard(hash).lock();
-        let found = shard.find_mut(hash, |entry| entry.is_for(check));
+        let found = shard.find_mut(hash, check);
         let Some(lease) = lease else {
             if let Some(entry) = found {
                 (entry.drawing_until, entry.renewing_until) = (None, None);
@@ -278,7 +300,7 @@ impl Leases {
             return;
         }
         for shard in &self.shards {
-            for entry in shard.lock().iter_mut() {
+            for entry in shard.lock().table.iter_mut() {
                 if entry.tiers.iter().any(|tier| tier.key == *key) {
                     for lease in entry.leases.drain(..) {
                         self.counters.count_spent(&lease);
@@ -305,7 +327,7 @@ impl Leases {
         hasher.finish()
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<HashTable<CheckLeases>> {
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
         // the table uses the low bits
         let shards = u64::try_from(SHARDS).expect("a small number");
         &self.shards[usize::try_from((hash >> 32) % shards).expect("below a small number")]
@@ -510,4 +532,128 @@ fn same_counters(one: &[Tier], other: &[Tier]) -> bool {
         && one.iter().zip(other).all(|(one, other)| {
             one.key == other.key && without_cost(&one.terms) == without_cost(&other.terms)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use sluicegate_core::Limit;
+    use tokio::time::advance;
+
+    use super::*;
+
+    const LIFETIME: Duration = Duration::from_millis(500);
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    fn check_of(key: &str, units: u64) -> Check {
+        let limit = Limit::fixed_window(10_000, Duration::from_secs(60)).unwrap();
+        let terms = Terms::new(limit.with_lease(1_000, LIFETIME).unwrap(), Cost::new(units).unwrap());
+        let tier = Tier { key: Key::without_rule(key).unwrap(), terms };
+        Check::new(Operation::Check, vec![tier]).unwrap()
+    }
+
+    fn check() -> Check {
+        check_of("k", 1)
+    }
+
+    /// Makes a check hot.
+    fn heat(leases: &Leases) {
+        for _ in 0..20 {
+            assert!(leases.spend(&check(), Some(DEADLINE)).is_none(), "nothing is leased");
+        }
+    }
+
+    fn plan(leases: &Leases, instances: Option<u32>) -> Option<LeasePlan> {
+        leases.plan(&[check()], instances, Instant::now(), DEADLINE)
+    }
+
+    /// The number of further requests that a plan asks for.
+    fn wanted(plan: Option<LeasePlan>) -> u32 {
+        match plan.and_then(|plan| plan.checks.last()?.lease()) {
+            Some(LeaseCall::Draw { requests }) => requests,
+            _ => 0,
+        }
+    }
+
+    /// Sends the check, and the store charges this many further requests.
+    fn draw(leases: &Leases, requests: u32) {
+        let plan = plan(leases, Some(1)).expect("a draw");
+        let charged = 1 + requests;
+        let answer = Answer {
+            passes: charged,
+            charged,
+            available: 500,
+            retry: None,
+            reset_after_us: 1,
+            spare: 0,
+            leased: 0,
+        };
+        let at = Timestamp::from_micros(7);
+        let outcomes = plan.checks.iter().map(|_| Ok(CheckAnswer { at, answers: vec![answer] })).collect();
+        let left = leases.record(&plan, outcomes, Instant::now());
+        let answer = left[0].as_ref().unwrap().answers[0];
+        assert_eq!((answer.passes, answer.charged), (1, 1), "the callers get only their own request");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_spent_until_it_is_used_up_or_expires() {
+        let leases = Leases::new();
+        heat(&leases);
+        draw(&leases, 3);
+        for left in (0..3).rev() {
+            let spent = leases.spend(&check(), None).unwrap();
+            assert_eq!((spent.source, spent.at), (Source::Lease, Some(Timestamp::from_micros(7))));
+            assert_eq!(spent.shares[0].1.remaining, left);
+        }
+        assert!(leases.spend(&check(), None).is_none(), "it is used up");
+        draw(&leases, 3);
+        assert!(leases.spend(&check_of("k", 4), None).is_none(), "the cost is larger than the lease");
+        advance(LIFETIME - Duration::from_millis(1)).await;
+        assert!(leases.spend(&check(), None).is_some());
+        advance(Duration::from_millis(1)).await;
+        assert!(leases.spend(&check(), None).is_none(), "it has expired");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_draws_what_it_expects_to_need_within_its_share() {
+        let leases = Leases::new();
+        heat(&leases);
+        assert_eq!(wanted(plan(&leases, None)), 0, "the instances have not been counted");
+        assert_eq!(wanted(plan(&leases, Some(2_000))), 0, "less than one unit per instance");
+        assert_eq!(wanted(plan(&leases, Some(100))), 10, "its share");
+        assert_eq!(wanted(plan(&leases, Some(1))), 0, "a draw is in flight");
+        advance(DEADLINE).await;
+        assert_eq!(wanted(plan(&leases, Some(1))), 20, "as many as there were requests");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_check_at_a_time_renews_a_lease_that_is_nearly_used_up() {
+        let leases = Leases::new();
+        heat(&leases);
+        draw(&leases, 16);
+        let mut renewals = 0;
+        let mut spent = 0;
+        while spent < 16 {
+            match leases.spend(&check(), Some(DEADLINE)) {
+                Some(_) => spent += 1,
+                None => {
+                    renewals += 1;
+                    assert!(spent >= 12, "a quarter is left, or less: {spent} of 16 were spent");
+                }
+            }
+        }
+        assert_eq!(renewals, 1, "the others spend what is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_checks_with_leases_is_bounded() {
+        let leases = Leases::new();
+        for number in 0..MAX_ENTRIES + 10_000 {
+            let check = check_of(&number.to_string(), 1);
+            leases.insert(CheckLeases::new(leases.hash(&check), &check, LIFETIME, Instant::now()));
+        }
+        let count = leases.count.load(Ordering::Relaxed);
+        assert!((MAX_ENTRIES * 9 / 10..=MAX_ENTRIES).contains(&count), "{count}");
+        let bytes = size_of::<CheckLeases>();
+        assert!(bytes <= 512, "docs/leases.md states the memory of a lease: {bytes} bytes");
+    }
 }

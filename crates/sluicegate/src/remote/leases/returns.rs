@@ -68,7 +68,7 @@ impl Leases {
     fn end_due_of(&self, hash: u64, now: Instant, calls: &mut Vec<Check>) {
         let mut shard = self.shard(hash).lock();
         let mut again = Vec::new();
-        for entry in shard.iter_hash_mut(hash).filter(|entry| entry.hash == hash) {
+        for entry in shard.table.iter_hash_mut(hash).filter(|entry| entry.hash == hash) {
             let is_idle = now.duration_since(entry.last_spent) >= entry.idle_time();
             let tiers = &entry.tiers;
             entry.leases.retain(|lease| {
@@ -81,7 +81,7 @@ impl Leases {
             again.extend(entry.leases.iter().map(|lease| entry.due_at(lease)));
         }
         let is_over = |entry: &CheckLeases| entry.hash == hash && !entry.is_active(now);
-        if let Ok(entry) = shard.find_entry(hash, is_over) {
+        if let Ok(entry) = shard.table.find_entry(hash, is_over) {
             entry.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -103,7 +103,7 @@ impl Leases {
     fn end_all(&self) -> Vec<Check> {
         let mut calls = Vec::new();
         for shard in &self.shards {
-            for entry in shard.lock().iter_mut() {
+            for entry in shard.lock().table.iter_mut() {
                 for lease in std::mem::take(&mut entry.leases) {
                     calls.extend(self.end(&lease, &entry.tiers));
                 }
