@@ -29,7 +29,7 @@ impl Hammer {
     /// Parses a command line:
     ///
     /// ```text
-    /// --url=URL --limit=ALGORITHM:AMOUNT:WINDOW_MS[:BURST] --key=KEY... --cost=COST... --callers=COUNT
+    /// --url=URL --limit=ALGORITHM:AMOUNT:WINDOW_MS[:BURST][@LEASE_UNITS:LIFETIME_MS] --key=KEY... --cost=COST... --callers=COUNT
     /// (--calls=COUNT | --millis=TIME) [--user=NAME --user-limit=LIMIT] [--clock=OFFSET:SPEED]
     /// ```
     ///
@@ -77,16 +77,24 @@ impl Hammer {
 }
 
 fn limit_text(limit: &Limit) -> String {
-    let text = format!("{}:{}:{}", limit.algorithm(), limit.amount(), limit.window().as_millis());
-    match limit.algorithm() {
-        Algorithm::TokenBucket => format!("{text}:{}", limit.capacity()),
-        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => text,
+    let mut text = format!("{}:{}:{}", limit.algorithm(), limit.amount(), limit.window().as_millis());
+    if limit.algorithm() == Algorithm::TokenBucket {
+        text += &format!(":{}", limit.capacity());
     }
+    if let Some(lease) = limit.lease() {
+        text += &format!("@{}:{}", lease.units(), lease.lifetime().as_millis());
+    }
+    text
 }
 
 fn parse_limit(text: &str) -> Result<Limit, String> {
     let wrong = |reason: &dyn std::fmt::Display| format!("limit {text:?}: {reason}");
     let number = |part: &str| part.parse::<u64>().map_err(|error| wrong(&error));
+    if let Some((limit, lease)) = text.split_once('@') {
+        let (units, millis) = lease.split_once(':').ok_or_else(|| wrong(&"use @UNITS:LIFETIME_MS"))?;
+        let lifetime = Duration::from_millis(number(millis)?);
+        return parse_limit(limit)?.with_lease(number(units)?, lifetime).map_err(|error| wrong(&error));
+    }
     let parts: Vec<&str> = text.split(':').collect();
     let (algorithm, amount, window, burst) = match *parts {
         [algorithm, amount, window] => (algorithm, amount, window, None),
@@ -121,7 +129,9 @@ mod tests {
             workload: Workload::Calls(9),
             clock: None,
         };
+        let leased = plain.limit.with_lease(5, Duration::from_millis(1)).unwrap();
         let tiered = Hammer {
+            limit: leased,
             user: Some(("me".to_owned(), bucket)),
             workload: Workload::Time(SECOND),
             clock: Some(SkewedClock { offset_seconds: -5, seconds_in_ten: 3 }),

@@ -262,6 +262,46 @@ fn a_token_bucket_keeps_its_bound_over_many_windows() {
     keeps_its_bound_over_many_windows(Algorithm::TokenBucket);
 }
 
+/// By the times at which units were charged, the limit itself holds. They are spent up to a lifetime later: by the callers' clock, the
+/// bound of the algorithm plus the lease holds.
+#[test]
+fn with_leases_processes_that_come_and_go_keep_the_bound_plus_the_lease() {
+    const AMOUNT: u64 = 400;
+    const LEASE: u64 = 80;
+    const WINDOW: Duration = Duration::from_millis(500);
+    for algorithm in Algorithm::ALL {
+        let server = Server::start(Flavor::Redis7);
+        let limit = Limit::new(algorithm, AMOUNT, WINDOW).expect("within the range");
+        let leased = limit.with_lease(LEASE, Duration::from_millis(100)).expect("within the range");
+        let stays = hammer(&server, leased, Workload::Time(6 * WINDOW));
+        let ends = Hammer { workload: Workload::Time(WINDOW), ..stays.clone() };
+        let mut processes = hammer::start(PROGRAM, &[stays.clone(), stays.clone()]);
+        let mut reports = Vec::new();
+        for _ in 0..3 {
+            let mut others = hammer::start(PROGRAM, &[ends.clone(), stays.clone()]);
+            let mut killed = others.pop().expect("two were started");
+            killed.wait_for_admitted(40);
+            reports.push(killed.kill());
+            reports.extend(others.into_iter().map(HammerProcess::finish));
+        }
+        reports.extend(processes.drain(..).map(HammerProcess::finish));
+        let admitted: Vec<_> = reports.into_iter().flat_map(|report| report.admitted).collect();
+        assert_calls_within(&limit, "the times of the charges", &decisions(&admitted));
+        let calls: Vec<_> = admitted.iter().map(|call| call.call).collect();
+        let violation = match algorithm {
+            Algorithm::FixedWindow => window_violation(&calls, 2 * AMOUNT + LEASE, WINDOW),
+            Algorithm::SlidingLog => window_violation(&calls, AMOUNT + LEASE, WINDOW),
+            Algorithm::SlidingCounter => window_violation(&calls, 2 * AMOUNT - 1 + LEASE, WINDOW),
+            Algorithm::TokenBucket => bucket_violation(&calls, AMOUNT + LEASE, AMOUNT, WINDOW),
+        };
+        if let Some(violation) = violation {
+            panic!("{algorithm}: {violation}");
+        }
+        let is_leased = |call: &&AdmittedCall| call.at < call.call.sent;
+        assert!(admitted.iter().filter(is_leased).count() > 50, "{algorithm}: hardly any call was leased");
+    }
+}
+
 #[test]
 fn the_usage_of_each_of_two_tiers_equals_what_was_admitted() {
     const AMOUNT: u64 = 300;

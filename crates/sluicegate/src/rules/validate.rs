@@ -186,6 +186,7 @@ pub(super) fn check_all(rules: &mut [Rule]) -> Result<(), RulesError> {
         return Err(RulesError::TooManyOverrides(overrides));
     }
     for (position, rule) in rules.iter_mut().enumerate() {
+        normalize_lease(rule);
         let problem = normalize_burst(rule).err().or_else(|| problems_but_burst(rule).into_iter().next());
         if let Some(problem) = problem {
             // an invalid name may have any length
@@ -210,6 +211,15 @@ fn normalize_burst(rule: &mut Rule) -> Result<(), RuleError> {
         rule.burst = Some(rule.limit.capacity());
     }
     Ok(())
+}
+
+/// Moves a lease of the limit to the rule, so that it stays when an override changes the amount.
+fn normalize_lease(rule: &mut Rule) {
+    if let (Some(lease), None) = (rule.limit.lease(), rule.lease) {
+        rule.lease = Some(LeaseSize::units(lease.units()));
+        rule.lease_for = rule.lease_for.or(Some(lease.lifetime()));
+    }
+    rule.limit = rule.limit.without_lease();
 }
 
 fn problems_but_burst(rule: &Rule) -> Vec<RuleError> {
