@@ -87,6 +87,8 @@
 #[doc(hidden)]
 pub mod address;
 mod backend;
+#[cfg(feature = "calendar")]
+pub mod calendar;
 mod check;
 mod clock;
 #[cfg(feature = "toml")]
@@ -109,7 +111,7 @@ pub mod rules;
 pub mod stats;
 pub mod store;
 
-pub use sluicegate_core::{Algorithm, Cost, CostError, Limit, LimitError, Outcome, Retry, Timestamp};
+pub use sluicegate_core::{Algorithm, Cost, CostError, Limit, LimitError, Outcome, Retry, Timestamp, Window};
 
 #[doc(hidden)]
 pub use self::hashing::random;

@@ -1,20 +1,26 @@
 -- sluicegate: decides a batch of checks in order. Each check charges all of its counters or none.
 --
 -- KEYS      the distinct counters of the batch, sliding logs last. For counters on several slots of one Cluster node: only the
--- first one, and the others from ARGV[4] on ARGV[1]   '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS
--- that are not sliding logs ARGV[2]   limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and
--- amount/window in lowest terms ARGV[3]   the checks in order, in groups that differ only in counts and keys. A group is
--- '<BBBHd': operation (0 check, 1 peek, 2 charge, 3 refund), 1 for the fast bucket path (checks of one small token bucket each,
--- which no other check of the batch uses), number of tiers, number of checks, and time of the charge to refund (-1: the newest);
--- for each tier '<BHd': flags (1 shadow, 2 overdraft), index of the limit, cost; for each check '<I4', number of identical
--- requests, and for each of its tiers '<H', index of the key reply     '<Bd': status (0 decided, 1 too late, nothing ran, 2 some
--- counters are not on this node, nothing ran) and time; then for each check '<d', number of requests that passed, and for each
--- tier '<d', its level before: parts of a unit for a token bucket, otherwise units. If the number that passed is -1, the levels
--- are unused, and the tiers of the check are among the records at the end, each '<I4I4dddd': requests that pass this tier,
--- requests charged to it, available units (negative in debt), microseconds until the next request passes (0: now, -1: never, -2:
--- the stored state of this tier cannot be read, so the check was not decided and charged nothing), microseconds until no units
--- count, and the unused part of the last of these in units of 1/rate Without ARGV, a probe: an empty write to KEYS[1], which
--- does not exist before or after. It needs the same permissions as a decision.
+--           first one, and the others from ARGV[4] on
+-- ARGV[1]   '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS that are not sliding logs. If the call has
+--           calendar windows, then '<dd': the time from which and until which every one of them has a period
+-- ARGV[2]   limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and amount/window in lowest terms.
+--           A fixed window that follows a calendar has the code 5, the longest period as its window, and instead of the last
+--           three numbers the start and the end of a period and the end of the next one
+-- ARGV[3]   the checks in order, in groups that differ only in counts and keys. A group is '<BBBHd': operation (0 check, 1 peek,
+--           2 charge, 3 refund), 1 for the fast bucket path (checks of one small token bucket each, which no other check of the
+--           batch uses), number of tiers, number of checks, and time of the charge to refund (-1: the newest); for each tier
+--           '<BHd': flags (1 shadow, 2 overdraft), index of the limit, cost; for each check '<I4', number of identical requests,
+--           and for each of its tiers '<H', index of the key
+-- reply     '<Bd': status (0 decided; or nothing ran: 1 too late, 2 some counters are not on this node, 3 a calendar window has no
+--           period at this time) and time; then for each check '<d', number of requests that passed, and for each tier '<d', its
+--           level before: parts of a unit for a token bucket, otherwise units. If the number that passed is -1, the levels are
+--           unused, and the tiers of the check are among the records at the end, each '<I4I4dddd': requests that pass this tier,
+--           requests charged to it, available units (negative in debt), microseconds until the next request passes (0: now, -1:
+--           never, -2: the stored state of this tier cannot be read, so the check was not decided and charged nothing),
+--           microseconds until no units count, and the unused part of the last of these in units of 1/rate
+-- Without ARGV, a probe: an empty write to KEYS[1], which does not exist before or after. It needs the same permissions as a
+-- decision.
 --
 -- All times are whole microseconds. All numbers are whole and below 2^53, where doubles are exact. Constant command arguments
 -- are strings, because Redis would format a number on every call. Each key is read once, written once if it changed, and
@@ -38,6 +44,7 @@ local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
 local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
 local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
 
+local HEADER_BYTES = 18
 local now, deadline, fixed_keys = unpack_from('<ddH', ARGV[1])
 local injected = now >= 0
 if not injected then
@@ -46,6 +53,12 @@ if not injected then
 end
 if deadline >= 0 and now > deadline then
   return pack('<Bd', 1, now)
+end
+if #ARGV[1] > HEADER_BYTES then
+  local first, past = unpack_from('<dd', ARGV[1], HEADER_BYTES + 1)
+  if now < first or now >= past then
+    return pack('<Bd', 3, now)
+  end
 end
 
 -- Returns the new expiry time of a key whose units count for `needed` more microseconds, and its TTL as text for PX. Returns
