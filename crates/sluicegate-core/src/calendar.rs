@@ -62,7 +62,7 @@ pub enum Anchor {
 #[non_exhaustive]
 pub enum CalendarError {
     /// The text is not a calendar window.
-    #[error("{0:?} is not a calendar window: use {windows}", windows = CalendarUnit::list())]
+    #[error("{0:?} is not a calendar window: use {windows}, or a length such as \"30d\"", windows = CalendarUnit::list())]
     Window(String),
     /// The text is not an anchor.
     #[error("anchor {0:?} is unknown: use a day of the month, 1 to 31, or a weekday, for example \"monday\"")]

@@ -222,14 +222,6 @@ impl Limit {
         Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate, calendar })
     }
 
-    /// Returns the same limit with another amount. The burst of a token bucket is then equal to it.
-    ///
-    /// # Errors
-    /// If the amount is outside of the range of the algorithm.
-    pub fn with_amount(self, amount: u64) -> Result<Self, LimitError> {
-        Ok(Self { phase_us: self.phase_us, ..Self::new(self.algorithm, amount, self.window_setting())? })
-    }
-
     /// Returns the same limit with another burst: the units that an idle caller can use at one time.
     ///
     /// # Errors

@@ -53,8 +53,15 @@ pub(super) struct Limit {
     pub(super) amount: Whole,
     pub(super) window: String,
     #[serde(default, deserialize_with = "present")]
+    pub(super) zone: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) anchor: Option<AnchorText>,
+    #[serde(default, deserialize_with = "present")]
     pub(super) burst: Option<Whole>,
 }
+
+/// The anchor of a calendar window: a number or a weekday, as text.
+pub(super) struct AnchorText(pub(super) String);
 
 /// A value that is deserialized from an object only.
 pub(super) struct Object<T>(pub(super) T);
@@ -217,5 +224,29 @@ impl<'de> Deserialize<'de> for Cost {
         }
 
         deserializer.deserialize_any(NumberOrUnits)
+    }
+}
+
+impl<'de> Deserialize<'de> for AnchorText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct DayOrWeekday;
+
+        impl Visitor<'_> for DayOrWeekday {
+            type Value = AnchorText;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a day of the month, 1 to 31, or a weekday, for example \"monday\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, day: u64) -> Result<AnchorText, E> {
+                Ok(AnchorText(day.to_string()))
+            }
+
+            fn visit_str<E: de::Error>(self, weekday: &str) -> Result<AnchorText, E> {
+                Ok(AnchorText(weekday.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(DayOrWeekday)
     }
 }

@@ -17,8 +17,18 @@ use super::{
 use crate::labels::MAX_LABEL_VALUE;
 
 /// The fields of an override that can be columns.
-const FIELDS: [&str; 8] =
-    ["amount", "window", "burst", "cost", "unlimited", "blocked", "on_store_failure", "shadow"];
+const FIELDS: [&str; 10] = [
+    "amount",
+    "window",
+    "zone",
+    "anchor",
+    "burst",
+    "cost",
+    "unlimited",
+    "blocked",
+    "on_store_failure",
+    "shadow",
+];
 /// Marks a column as a label, even if a field has the same name.
 const LABEL_PREFIX: &str = "when.";
 /// Maximum number of columns.
@@ -207,6 +217,8 @@ fn set(read: &mut Override, field: &str, text: &str, location: Location, problem
     match field {
         "amount" => read.amount = cell(field, text, location, problems),
         "window" => read.window = cell(field, text, location, problems),
+        "zone" => read.zone = cell(field, text, location, problems),
+        "anchor" => read.anchor = cell(field, text, location, problems),
         "burst" => read.burst = cell(field, text, location, problems),
         "cost" => read.cost = cell(field, text, location, problems),
         "unlimited" => read.unlimited = cell(field, text, location, problems),

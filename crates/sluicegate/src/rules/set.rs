@@ -2,14 +2,16 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use sluicegate_core::{Cost, Limit};
+use sluicegate_core::{Cost, Limit, Window};
 use smallvec::SmallVec;
 
+#[cfg(feature = "calendar")]
+use super::calendar_override::CalendarOverride;
 use super::{
     costs::{Costs, Unit},
     index::MatchIndex,
     pattern::Pattern,
-    rule::{Absent, OnStoreFailure, Rule},
+    rule::{Absent, OnStoreFailure, Override, Rule},
     validate::{RulesError, check_all},
 };
 use crate::{
@@ -186,6 +188,8 @@ fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {
 struct Resolved {
     amount: Option<u64>,
     window: Option<Duration>,
+    #[cfg(feature = "calendar")]
+    calendar: CalendarOverride,
     burst: Option<u64>,
     factor: Cost,
     shadow: bool,
@@ -193,6 +197,33 @@ struct Resolved {
     /// The last override that set it, unless a later one unset it.
     unlimited: Option<u32>,
     blocked: Option<u32>,
+}
+
+impl Resolved {
+    /// Applies the window of an override.
+    fn change_window(&mut self, other: &Override) {
+        self.window = other.window.or(self.window);
+        #[cfg(feature = "calendar")]
+        {
+            self.calendar = self.calendar.then(&other.calendar);
+            // the later one wins
+            if other.calendar.unit.is_some() {
+                self.window = None;
+            } else if other.window.is_some() {
+                self.calendar.unit = None;
+            }
+        }
+    }
+
+    /// Returns the window of a rule with this limit.
+    fn window(&self, limit: &Limit) -> Window {
+        match self.window {
+            Some(length) => length.into(),
+            #[cfg(feature = "calendar")]
+            None if self.calendar.is_set() => self.calendar.window(limit),
+            None => limit.window_setting(),
+        }
+    }
 }
 
 impl Entry {
@@ -231,6 +262,8 @@ impl Entry {
         let mut resolved = Resolved {
             amount: None,
             window: None,
+            #[cfg(feature = "calendar")]
+            calendar: CalendarOverride::default(),
             burst: rule.burst,
             factor: rule.cost,
             shadow: rule.shadow,
@@ -245,7 +278,7 @@ impl Entry {
                 continue;
             }
             resolved.amount = other.amount.or(resolved.amount);
-            resolved.window = other.window.or(resolved.window);
+            resolved.change_window(other);
             resolved.burst = other.burst.or(resolved.burst);
             resolved.factor = other.cost.unwrap_or(resolved.factor);
             resolved.shadow = other.shadow.unwrap_or(resolved.shadow);
@@ -274,19 +307,19 @@ impl Entry {
         const CHECKED: &str = "all numbers were validated with the rules";
         let rule = &self.rule;
         let mut limit = rule.limit;
-        if resolved.amount.is_some() || resolved.window.is_some() || resolved.burst != rule.burst {
+        let window = resolved.window(&limit);
+        if resolved.amount.is_some() || window != limit.window_setting() || resolved.burst != rule.burst {
             let amount = resolved.amount.unwrap_or(limit.amount());
-            let window = resolved.window.unwrap_or(limit.window());
             let phase_us = limit.phase_us();
             limit = Limit::new(limit.algorithm(), amount, window).expect(CHECKED);
             if let Some(burst) = resolved.burst {
                 limit = limit.with_burst(burst).expect(CHECKED);
             }
-            if phase_us > 0 {
+            if phase_us > 0 && limit.calendar().is_none() {
                 limit = limit.with_phase(Duration::from_micros(phase_us)).expect(CHECKED);
             }
         }
-        if rule.stagger {
+        if rule.stagger && limit.calendar().is_none() {
             limit = limit.with_phase(staggered_phase(key, limit.window_us())).expect(CHECKED);
         }
         limit
