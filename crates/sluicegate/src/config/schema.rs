@@ -58,8 +58,7 @@ tables! {
         /// Length of the window: 1 ms to 3650 days, for example `"1h30m"` or `"1d"`. For `fixed-window` also a period of the calendar:
         /// `"1 day"`, `"1 week"`, `"1 month"`, `"1 quarter"` or `"1 year"`. Required here or in `[defaults]`
         window: WindowValue,
-        /// Time zone of a calendar window, by its IANA name
-        #[schemars(extend("default" = "UTC"))]
+        /// Time zone of a calendar window, by its IANA name. UTC if unset
         zone: ZoneValue,
         /// First day of a calendar window: a day of the month, 1 to 31 (in shorter months the last day), or for weeks a weekday, for example
         /// `"sunday"`. The first day of the month, or Monday, if unset
