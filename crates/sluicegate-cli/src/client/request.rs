@@ -35,8 +35,8 @@ pub(super) struct RequestArgs {
     #[arg(long, value_name = "NAME", requires = "key", conflicts_with = "labels", help_heading = WITHOUT_RULES)]
     zone: Option<String>,
     /// First day of a calendar window: a day of the month, or a weekday [default: 1 or monday]
-    #[arg(long, value_name = "DAY", requires = "key", conflicts_with = "labels", help_heading = WITHOUT_RULES)]
-    anchor: Option<String>,
+    #[arg(long, value_name = "DAY", requires = "key", conflicts_with = "labels", value_parser = anchor, help_heading = WITHOUT_RULES)]
+    anchor: Option<AnchorValue>,
 }
 
 /// Accepts the name of an algorithm, also for completions.
@@ -88,7 +88,7 @@ pub(super) struct LimitBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     zone: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    anchor: Option<&'a str>,
+    anchor: Option<&'a AnchorValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
 }
@@ -98,6 +98,14 @@ pub(super) struct LimitBody<'a> {
 pub(crate) struct Rate {
     pub(crate) amount: u64,
     pub(crate) window: String,
+}
+
+/// The first day of a calendar window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+enum AnchorValue {
+    DayOfMonth(u64),
+    Weekday(String),
 }
 
 /// A number of requests, or a number for each unit.
@@ -136,7 +144,7 @@ impl RequestArgs {
             amount: *amount,
             window,
             zone: self.zone.as_deref(),
-            anchor: self.anchor.as_deref(),
+            anchor: self.anchor.as_ref(),
             burst: self.burst,
         });
         let labels = self.key.is_none().then_some(&*self.labels);
@@ -195,6 +203,11 @@ fn api_window(text: &str) -> Result<String, String> {
         )),
         Err(error) => Err(format!("{error}; or use second, minute, hour or day")),
     }
+}
+
+/// Parses a day of the month or a weekday.
+fn anchor(text: &str) -> Result<AnchorValue, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| AnchorValue::Weekday(text.to_owned()), AnchorValue::DayOfMonth))
 }
 
 /// Parses a time in microseconds since the epoch.

@@ -275,6 +275,5 @@ fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
 
 fn read_calendar(limit: &body::Limit, unit: CalendarUnit) -> Result<&'static Calendar, CalendarError> {
     let zone = limit.zone.as_deref().map_or_else(|| Ok(Zone::utc()), Zone::named)?;
-    let anchor = limit.anchor.as_ref().map(|anchor| anchor.0.parse()).transpose()?;
-    zone.calendar(unit, anchor)
+    zone.calendar(unit, limit.anchor.as_ref().map(|anchor| anchor.0))
 }

@@ -976,6 +976,7 @@ fn invalid_calendar_windows_are_rejected_with_the_fix() {
         ),
         (calendar_rule("1 week", "anchor = 2"), (6, 10), "anchor 2 does not fit \"1 week\": use a weekday"),
         (calendar_rule("1 week", "anchor = true"), (6, 10), "true is not an anchor"),
+        (calendar_rule("1 month", "anchor = \"15\""), (6, 10), "write a day of the month without quotes"),
         (calendar_rule("1 day", "anchor = 1"), (6, 10), "\"1 day\" has no anchor: remove it"),
         (
             calendar_rule("1d", "zone = \"UTC\""),

@@ -204,9 +204,13 @@ async fn an_invalid_calendar_window_is_rejected_with_a_fix() {
         (fixed(r#""window":"1 month","zone":"Mars/Base""#), r#"limit: zone "Mars/Base" is unknown"#),
         (
             fixed(r#""window":"1 month","anchor":0"#),
-            r#"limit: anchor "0" is unknown: use a day of the month, 1 to 31"#,
+            r#"limit.anchor: anchor "0" is unknown: use a day of the month, 1 to 31"#,
         ),
         (fixed(r#""window":"1 week","anchor":7"#), r#"limit: anchor 7 does not fit "1 week""#),
+        (
+            fixed(r#""window":"1 month","anchor":"15""#),
+            r#"limit.anchor: invalid value: string "15", expected a day"#,
+        ),
         (fixed(r#""window":"1 month","anchor":null"#), "limit.anchor: invalid type: null"),
         (fixed(r#""window":"1 month","anchor":1.5"#), "expected a day of the month, 1 to 31, or a weekday"),
         (

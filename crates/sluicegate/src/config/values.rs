@@ -250,7 +250,16 @@ impl FromToml for AnchorValue {
                 let day = shown(value.get_ref());
                 Self::from_text(&day).map_err(|message| reader.wrong(value, message)).ok()
             }
-            None => text(value, reader),
+            None => match text(value, reader)? {
+                Self(Anchor::DayOfMonth(day)) => {
+                    reader.wrong(
+                        value,
+                        format!("\"{day}\" is not an anchor: write a day of the month without quotes"),
+                    );
+                    None
+                }
+                weekday => Some(weekday),
+            },
         }
     }
 }
