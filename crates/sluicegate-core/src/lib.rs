@@ -24,6 +24,7 @@
 //! the same algorithms.
 //!
 //! * [`limit`]: amount, window and algorithm, validated on construction
+//! * [`calendar`]: days, weeks, months, quarters and years of a time zone as windows
 //! * [`cost`]: the cost of one request
 //! * [`time`]: a moment of a store's clock
 //! * [`algorithm`]: the algorithms, their states, and the table that registers them
@@ -34,6 +35,7 @@
 //! * [`oracle`]: checks whether the admitted calls are within a limit, using only the callers' clocks
 
 pub mod algorithm;
+pub mod calendar;
 pub mod cost;
 pub mod decision;
 pub mod limit;
@@ -44,9 +46,10 @@ pub mod step;
 pub mod time;
 
 pub use algorithm::{Algorithm, Bound, State};
+pub use calendar::Calendar;
 pub use cost::{Cost, CostError};
 pub use decision::{Outcome, Retry};
-pub use limit::{Lease, Limit, LimitError};
+pub use limit::{Lease, Limit, LimitError, Window};
 pub use packed::Scale;
 pub use snapshot::Snapshot;
 pub use step::{Answer, Operation, Terms};

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::algorithm::Algorithm;
+use crate::{algorithm::Algorithm, calendar::Calendar, time::Timestamp};
 
 /// The largest amount and the largest burst of every algorithm except the sliding log.
 pub const MAX_AMOUNT: u64 = 1_000_000_000;
@@ -74,6 +74,33 @@ pub enum LimitError {
         /// The longest lifetime for this limit.
         max: Duration,
     },
+    /// Only a fixed window can follow the calendar.
+    #[error("{0} has no calendar windows: use fixed-window, or a window such as \"30d\"")]
+    CalendarNotSupported(Algorithm),
+    /// The periods of a calendar start at given times.
+    #[error("a calendar window has no phase: remove it, or use a window such as \"1d\"")]
+    CalendarPhase,
+}
+
+/// The window of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// Always of the same length.
+    Length(Duration),
+    /// The periods of a calendar. For fixed windows only.
+    Calendar(&'static Calendar),
+}
+
+impl From<Duration> for Window {
+    fn from(length: Duration) -> Self {
+        Self::Length(length)
+    }
+}
+
+impl From<&'static Calendar> for Window {
+    fn from(calendar: &'static Calendar) -> Self {
+        Self::Calendar(calendar)
+    }
 }
 
 /// `amount` per `window`, counted by one algorithm.
@@ -95,6 +122,7 @@ pub struct Limit {
     capacity: u64,
     phase_us: u64,
     rate: Rate,
+    calendar: Option<&'static Calendar>,
     lease: Option<Lease>,
 }
 
@@ -212,6 +240,7 @@ impl Limit {
             capacity: amount,
             phase_us: 0,
             rate,
+            calendar: None,
             lease: None,
         }
     }
@@ -221,12 +250,20 @@ impl Limit {
     /// Creates a limit of `amount` per `window` with the defaults of the algorithm.
     ///
     /// # Errors
-    /// If the amount or the window is outside of the range in which the algorithm is exact.
-    pub fn new(algorithm: Algorithm, amount: u64, window: Duration) -> Result<Self, LimitError> {
+    /// If the amount or the window is outside of the range in which the algorithm is exact, or if the algorithm has no calendar
+    /// windows.
+    pub fn new(algorithm: Algorithm, amount: u64, window: impl Into<Window>) -> Result<Self, LimitError> {
         let max = algorithm.max_amount();
         if amount == 0 || amount > max {
             return Err(LimitError::Amount { algorithm, amount, max });
         }
+        let (window, calendar) = match window.into() {
+            Window::Length(length) => (length, None),
+            Window::Calendar(_) if !algorithm.properties().has_calendar => {
+                return Err(LimitError::CalendarNotSupported(algorithm));
+            }
+            Window::Calendar(calendar) => (calendar.unit().longest(), Some(calendar)),
+        };
         if window < MIN_WINDOW || window > MAX_WINDOW {
             return Err(LimitError::Window(window));
         }
@@ -235,7 +272,8 @@ impl Limit {
         }
         let window_us = window.as_secs() * 1_000_000 + u64::from(window.subsec_micros());
         let rate = Rate::reduced(amount, window_us);
-        Ok(Self { algorithm, amount, window_us, capacity: amount, phase_us: 0, rate, lease: None })
+        let capacity = amount;
+        Ok(Self { algorithm, amount, window_us, capacity, phase_us: 0, rate, calendar, lease: None })
     }
 
     /// Returns the same limit with another burst: the units that an idle caller can use at one time.
@@ -257,10 +295,13 @@ impl Limit {
     /// windows of different keys end at different times. A phase beyond the window wraps around.
     ///
     /// # Errors
-    /// If the algorithm has no phase.
+    /// If the algorithm has no phase, or the window is that of a calendar.
     pub fn with_phase(mut self, phase: Duration) -> Result<Self, LimitError> {
         if !self.algorithm.properties().has_phase {
             return Err(LimitError::PhaseNotSupported(self.algorithm));
+        }
+        if self.calendar.is_some() {
+            return Err(LimitError::CalendarPhase);
         }
         let wrapped = phase.as_micros() % u128::from(self.window_us);
         self.phase_us = u64::try_from(wrapped).expect("a remainder of a u64 fits a u64");
@@ -336,14 +377,36 @@ impl Limit {
         self.amount
     }
 
-    /// Returns the window.
+    /// Returns the length of the window; of a calendar window, an upper bound of it.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// Returns the window in microseconds.
+    /// Returns the [length of the window](Limit::window) in microseconds.
     pub const fn window_us(&self) -> u64 {
         self.window_us
+    }
+
+    /// Returns the length of the window at `now`: of a calendar window, that of the period that contains it.
+    pub fn window_at(&self, now: Timestamp) -> Duration {
+        self.calendar.map_or(self.window(), |calendar| {
+            let edges = calendar.edges_at(now);
+            Duration::from_micros(edges.end_us - edges.start_us)
+        })
+    }
+
+    /// Returns the window as it was set.
+    pub const fn window_setting(&self) -> Window {
+        match self.calendar {
+            Some(calendar) => Window::Calendar(calendar),
+            None => Window::Length(self.window()),
+        }
+    }
+
+    /// Returns the calendar that determines the windows, if there is one.
+    #[inline]
+    pub const fn calendar(&self) -> Option<&'static Calendar> {
+        self.calendar
     }
 
     /// Returns the largest number of units that can be admitted at one time: the burst of a token bucket, otherwise the

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
     Algorithm, Cost, Limit, Retry, Timestamp,
+    calendar::{Anchor, CalendarUnit, Weekday, Zone},
     limiter::Operation,
     store::{Check, Deadline, Key, Snapshot, Store, Terms, Tier},
 };
@@ -18,15 +19,32 @@ use sluicegate_core::{
     step::{Admission, Mode, Share},
 };
 
-use crate::store_fixture::{START, StoreFixture, decide};
+use crate::{
+    reference_calendar,
+    store_fixture::{START, StoreFixture, decide},
+};
 
 const LARGEST: u64 = (1 << 53) - 1;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const MICROSECOND: Duration = Duration::from_micros(1);
+/// Starts of months of 2027 in UTC, in seconds since the epoch.
+const FEBRUARY: u64 = 1_801_440_000;
+const MARCH: u64 = 1_803_859_200;
+const APRIL: u64 = 1_806_537_600;
 
 fn limits(amount: u64, window: Duration) -> [Limit; 4] {
     Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).expect("a valid limit"))
+}
+
+/// Returns a limit of 10 per calendar period.
+fn ten_per(unit: CalendarUnit, zone: &str, anchor: Option<Anchor>) -> Limit {
+    let calendar = Zone::named(zone).and_then(|zone| zone.calendar(unit, anchor)).expect("a valid calendar");
+    Limit::fixed_window(10, calendar).expect("a valid limit")
+}
+
+fn at_second(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(seconds * 1_000_000)
 }
 
 fn retry_after_of(share: &Share) -> Duration {
@@ -634,6 +652,177 @@ conformance_tests! {
         assert_eq!(share.reset_after, Duration::from_micros(38_200_161), "to the full minute");
         assert_eq!(moved_share.reset_after, Duration::from_micros(28_200_161), "to second 50");
         assert!(!fixture.check("k", &moved, 1).await.passes, "the usage is kept when the window is shifted");
+    }
+
+    /// A calendar window ends at the civil edge, also on days of 23 and 25 hours, in a zone that skips a day, in leap years, and with
+    /// an anchor that a short month does not have.
+    a_calendar_window_ends_at_the_civil_edge(fixture) {
+        use CalendarUnit::{Day, Month, Quarter, Week, Year};
+        let day = |day| Some(Anchor::DayOfMonth(day));
+        let sunday = Some(Anchor::Weekday(Weekday::Sunday));
+        // start and end in seconds since the epoch, and the same in UTC
+        let table = [
+            (Month, "Europe/Berlin", None, 1_793_487_600, 1_796_079_600), // 2026-10-31 23:00 to 2026-11-30 23:00
+            (Month, "UTC", None, 1_832_976_000, 1_835_481_600), // 2028-02-01 00:00 to 2028-03-01 00:00
+            (Month, "UTC", day(31), 1_801_353_600, 1_803_772_800), // 2027-01-31 00:00 to 2027-02-28 00:00
+            (Month, "UTC", day(31), 1_803_772_800, 1_806_451_200), // 2027-02-28 00:00 to 2027-03-31 00:00
+            (Month, "UTC", day(30), 1_835_395_200, 1_837_987_200), // 2028-02-29 00:00 to 2028-03-30 00:00
+            (Day, "Europe/Berlin", None, 1_806_188_400, 1_806_271_200), // 2027-03-27 23:00 to 2027-03-28 22:00
+            (Day, "Europe/Berlin", None, 1_824_933_600, 1_825_023_600), // 2027-10-30 22:00 to 2027-10-31 23:00
+            (Day, "Pacific/Apia", None, 1_325_152_800, 1_325_239_200), // 2011-12-29 10:00 to 2011-12-30 10:00
+            (Day, "Pacific/Apia", None, 1_325_239_200, 1_325_325_600), // 2011-12-30 10:00 to 2011-12-31 10:00
+            (Month, "Pacific/Apia", None, 1_322_733_600, 1_325_325_600), // 2011-12-01 10:00 to 2011-12-31 10:00
+            (Week, "America/New_York", None, 1_794_200_400, 1_794_805_200), // 2026-11-09 05:00 to 2026-11-16 05:00
+            (Week, "America/New_York", sunday, 1_793_505_600, 1_794_114_000), // 2026-11-01 04:00 to 2026-11-08 05:00
+            (Quarter, "Asia/Kolkata", day(15), 1_792_002_600, 1_799_951_400), // 2026-10-14 18:30 to 2027-01-14 18:30
+            (Year, "Asia/Kolkata", None, 1_798_741_800, 1_830_277_800), // 2026-12-31 18:30 to 2027-12-31 18:30
+        ];
+        for (unit, zone, anchor, start, end) in table {
+            let limit = ten_per(unit, zone, anchor);
+            let (start, end) = (at_second(start), at_second(end));
+            fixture.reset("k", &limit).await;
+            fixture.clock.set(start.minus(MICROSECOND));
+            assert_eq!(fixture.check("k", &limit, 10).await.reset_after, MICROSECOND, "{limit:?} before {start:?}");
+            fixture.clock.set(start);
+            let share = fixture.check("k", &limit, 4).await;
+            let length = Duration::from_micros(end.as_micros() - start.as_micros());
+            assert_eq!((share.remaining, share.reset_after), (6, length), "{limit:?} from {start:?}");
+            assert_eq!(limit.window_at(start), length);
+            fixture.clock.set(end.minus(MICROSECOND));
+            assert_eq!(retry_after_of(&fixture.check("k", &limit, 7).await), MICROSECOND, "{limit:?} until {end:?}");
+            assert_eq!(fixture.check("k", &limit, 6).await.remaining, 0);
+            fixture.clock.set(end);
+            assert_eq!(fixture.check("k", &limit, 1).await.remaining, 9, "{limit:?} from {end:?}");
+        }
+    }
+
+    /// The store's clock selects the period, no matter which one the process expects: after jumps of many periods in both directions.
+    the_clock_of_the_store_selects_the_calendar_period(fixture) {
+        let limits = [
+            ten_per(CalendarUnit::Day, "Europe/Berlin", None),
+            ten_per(CalendarUnit::Month, "America/New_York", Some(Anchor::DayOfMonth(31))),
+        ];
+        for years in [0, 7, 1, 20, 3] {
+            fixture.clock.set(START.plus(years * 365 * 24 * 60 * MINUTE));
+            for (key, limit) in ["day", "month"].into_iter().zip(&limits) {
+                fixture.reset(key, limit).await;
+                for left in (7..10).rev() {
+                    assert_eq!(fixture.check(key, limit, 1).await.remaining, left, "{limit:?} after {years} years");
+                }
+            }
+        }
+    }
+
+    /// A clock that is set back across the edge of a calendar period continues the period of the last charge. One that is set back
+    /// further starts again.
+    a_clock_set_back_across_a_calendar_edge_stays_in_the_period_of_the_last_charge(fixture) {
+        let month = ten_per(CalendarUnit::Month, "UTC", None);
+        let (february, march, april) = (at_second(FEBRUARY), at_second(MARCH), at_second(APRIL));
+        fixture.clock.set(february.plus(SECOND));
+        fixture.check("k", &month, 4).await;
+        fixture.clock.set(february.minus(SECOND));
+        let share = fixture.check("k", &month, 1).await;
+        let until_march = Duration::from_micros(march.as_micros() - february.as_micros()) + SECOND;
+        assert_eq!((share.remaining, share.reset_after), (5, until_march));
+        fixture.clock.set(march.minus(MICROSECOND));
+        assert_eq!(fixture.peek("k", &month, 1).await.remaining, 5);
+        fixture.clock.set(march);
+        assert_eq!(fixture.peek("k", &month, 1).await.remaining, 10);
+        fixture.clock.set(april);
+        fixture.check("k", &month, 4).await;
+        fixture.clock.set(february.minus(SECOND));
+        assert_eq!(fixture.check("k", &month, 1).await.remaining, 9, "the charge is two periods ahead");
+    }
+
+    /// Another zone, anchor or unit keeps the units that were used in the period that contains the present.
+    a_changed_calendar_keeps_the_usage_of_the_period(fixture) {
+        let berlin = ten_per(CalendarUnit::Month, "Europe/Berlin", None);
+        let others = [
+            ten_per(CalendarUnit::Month, "America/New_York", None),
+            ten_per(CalendarUnit::Month, "Europe/Berlin", Some(Anchor::DayOfMonth(15))),
+            ten_per(CalendarUnit::Month, "Europe/Berlin", Some(Anchor::DayOfMonth(16))),
+            ten_per(CalendarUnit::Quarter, "Europe/Berlin", None),
+            ten_per(CalendarUnit::Year, "Asia/Kolkata", None),
+            ten_per(CalendarUnit::Week, "Europe/Berlin", None),
+            ten_per(CalendarUnit::Day, "UTC", None),
+            Limit::fixed_window(10, 24 * 60 * MINUTE).expect("valid"),
+        ];
+        let second = 1_000_000;
+        for other in others {
+            for (from, to) in [(berlin, other), (other, berlin)] {
+                fixture.reset_clock();
+                fixture.reset("k", &from).await;
+                fixture.check("k", &from, 3).await;
+                fixture.clock.advance(SECOND);
+                assert_eq!(fixture.peek("k", &to, 1).await.remaining, 7, "{from:?} to {to:?}");
+                let share = fixture.check("k", &to, 2).await;
+                assert_eq!(share.remaining, 5, "{from:?} to {to:?}");
+                // the charge has converted them: they count until the end of the new period or longer
+                let end = START.as_micros() + second + u64::try_from(share.reset_after.as_micros()).expect("fits");
+                let to_end = match to.calendar() {
+                    Some(calendar) => reference_calendar::edges(calendar, START.as_micros() + second)[1],
+                    None => end,
+                };
+                assert!(end >= to_end, "{from:?} to {to:?}: until {end}, the period ends at {to_end}");
+                fixture.clock.set(Timestamp::from_micros(end));
+                assert_eq!(fixture.peek("k", &to, 1).await.remaining, 10, "{from:?} to {to:?}");
+            }
+        }
+        // without another charge, in periods of the same unit: until the later one ends, however late in its period the charge was
+        let from = ten_per(CalendarUnit::Month, "UTC", Some(Anchor::DayOfMonth(31)));
+        let to = ten_per(CalendarUnit::Month, "UTC", None);
+        fixture.clock.set(at_second(MARCH));
+        fixture.reset("k", &from).await;
+        fixture.check("k", &from, 3).await;
+        fixture.clock.set(at_second(APRIL).minus(MICROSECOND));
+        assert_eq!(fixture.peek("k", &to, 1).await.remaining, 7);
+        fixture.clock.set(at_second(APRIL));
+        assert_eq!(fixture.peek("k", &to, 1).await.remaining, 10);
+    }
+
+    /// Calendar tiers and ordinary ones are charged together or not at all, also if a batch repeats them.
+    calendar_tiers_and_others_are_charged_together(fixture) {
+        let month = ten_per(CalendarUnit::Month, "Europe/Berlin", None);
+        let day = ten_per(CalendarUnit::Day, "America/New_York", None);
+        let tier = |key: &str, limit: Limit| Tier {
+            key: Key::without_rule(key).expect("short"),
+            terms: Terms::new(limit, Cost::from(2)),
+        };
+        let tiers = || {
+            let mut tiers: Vec<Tier> =
+                ["a", "b", "c", "d"].into_iter().zip(limits(7, MINUTE)).map(|(key, limit)| tier(key, limit)).collect();
+            tiers.extend([tier("month", month), tier("day", day)]);
+            tiers
+        };
+        let checks: Vec<Check> =
+            (0..5).map(|_| Check::new(Operation::Check, tiers()).expect("valid")).collect();
+        let decided = decide(&fixture.store, &checks, None).await.expect("an answer");
+        for (number, check) in decided.iter().enumerate() {
+            let granted = u32::from(number < 3);
+            assert!(check.answers.iter().all(|answer| answer.charged == granted), "check {number}: {check:?}");
+        }
+        assert_eq!(fixture.peek("month", &month, 1).await.remaining, 4);
+        assert_eq!(fixture.peek("day", &day, 1).await.remaining, 4);
+    }
+
+    /// A refund with the time of a charge in an earlier calendar period changes nothing.
+    a_refund_of_an_earlier_calendar_period_changes_nothing(fixture) {
+        let month = ten_per(CalendarUnit::Month, "UTC", None);
+        fixture.clock.set(at_second(MARCH).minus(SECOND));
+        let charged = fixture.clock.now();
+        fixture.check("k", &month, 5).await;
+        assert_eq!(fixture.refund("k", &month, 1, Some(charged)).await.remaining, 6);
+        fixture.clock.set(at_second(MARCH));
+        let first = fixture.clock.now();
+        fixture.check("k", &month, 5).await;
+        fixture.clock.advance(SECOND);
+        assert_eq!(fixture.refund("k", &month, 1, Some(charged)).await.remaining, 5);
+        assert_eq!(fixture.refund("k", &month, 1, Some(first)).await.remaining, 6);
+        let span = match fixture.inspect("k", &month).await.snapshot {
+            Snapshot::FixedWindow(span) => span,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(span, Span { from_us: MARCH * 1_000_000, until_us: APRIL * 1_000_000, units: 4 });
     }
 
     /// A log that is never empty stays exact, no matter how much it has counted before.

@@ -9,6 +9,7 @@ use std::{env, time::Duration};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
     Algorithm, Cost, Limit, ManualClock, Retry, Timestamp,
+    calendar::{Anchor, Calendar, CalendarUnit, Weekday, Zone},
     limiter::Operation,
     store::{Check, CheckAnswer, Key, Store, Terms, Tier},
 };
@@ -19,6 +20,7 @@ use sluicegate_core::{
 
 use crate::{
     model::{Expected, Model},
+    reference_calendar::ZONES,
     store_fixture::{decide, reset},
 };
 
@@ -237,6 +239,9 @@ fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Li
         17 => max - 1,
         _ => chance.random_range(1..=max),
     };
+    if algorithm == Algorithm::FixedWindow && chance.random_bool(0.3) {
+        return Limit::fixed_window(amount, random_calendar(chance)).expect("within the range");
+    }
     let micros = match chance.random_range(0..20) {
         0..4 => 1_000,
         4..8 => chance.random_range(1_000..=20_000),
@@ -257,6 +262,17 @@ fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Li
         }
         _ => limit,
     }
+}
+
+fn random_calendar(chance: &mut StdRng) -> &'static Calendar {
+    let unit = *CalendarUnit::ALL.choose(chance).expect("not empty");
+    let anchor = match unit {
+        CalendarUnit::Day => None,
+        CalendarUnit::Week => Some(Anchor::Weekday(*Weekday::ALL.choose(chance).expect("not empty"))),
+        _ => Some(Anchor::DayOfMonth(chance.random_range(1..=31))),
+    };
+    let zone = Zone::named(ZONES.choose(chance).expect("not empty")).expect("a zone of the database");
+    zone.calendar(unit, anchor).expect("the anchor fits the unit")
 }
 
 fn random_check(

@@ -6,7 +6,7 @@
 //! | [`gateway`] | real nginx, Caddy and Traefik processes |
 //! | [`faults`] | faults of a running server |
 //! | [`proxy`], [`namespace`], [`delay_proxy`] | faults of one connection, network partitions, added round-trip time |
-//! | [`mod@conformance`], [`history`], [`lease_history`], [`model`], [`oracle`] | required behaviour of every store |
+//! | [`mod@conformance`], [`history`], [`lease_history`], [`model`], [`reference_calendar`], [`oracle`] | required behaviour of every store |
 //! | [`hammer`] | several processes that load one Redis |
 //!
 //! Other crates use this crate only as a dev-dependency. Servers are never shared between tests, a missing server fails the
@@ -25,6 +25,7 @@ pub mod lease_history;
 pub mod model;
 pub mod namespace;
 pub mod proxy;
+pub mod reference_calendar;
 mod resp;
 pub mod sentinel;
 pub mod server;

@@ -20,6 +20,8 @@ use sluicegate_core::{
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
+use crate::reference_calendar;
+
 /// All counters of a model store.
 #[derive(Clone, Default)]
 pub struct Model {
@@ -245,7 +247,11 @@ impl Counter {
 
     /// Returns whether the time of the counter is so far ahead that the clock must have been set back.
     fn is_absent(&self, limit: &Limit, now: u64) -> bool {
-        self.last > now + limit.window_us()
+        match limit.calendar() {
+            // at the end of the next period
+            Some(calendar) => self.last >= reference_calendar::edges(calendar, now)[2],
+            None => self.last > now + limit.window_us(),
+        }
     }
 
     /// Returns whether the limit has other windows than the limit the counter was written under.
@@ -355,13 +361,15 @@ impl Counter {
         let (own, last) = (self.limit, now.max(self.last));
         debug_assert!(!self.is_absent(limit, now));
         let window = own.window_us();
+        let start_of_period =
+            limit.calendar().map_or(0, |calendar| reference_calendar::edges(calendar, last)[0]);
         let counts = |time: u64| match own.algorithm() {
             Algorithm::FixedWindow => true,
             Algorithm::SlidingCounter => last / window - time / window <= 1,
             _ => time + window > last,
         };
         let is_meant = |time: u64, at: u64| match own.algorithm() {
-            Algorithm::FixedWindow => at < self.ends && at + window >= self.ends,
+            Algorithm::FixedWindow => at < self.ends && at + window >= self.ends && at >= start_of_period,
             Algorithm::SlidingCounter => time / window == at / window,
             _ => time == at,
         };
@@ -418,6 +426,9 @@ fn lease_expiry(tier: &Tier, at: u64) -> u64 {
 
 /// Returns the end of the window that contains a time.
 fn end_of_window(limit: &Limit, time: u64) -> u64 {
+    if let Some(calendar) = limit.calendar() {
+        return reference_calendar::edges(calendar, time)[1];
+    }
     let (window, phase) = (limit.window_us(), limit.phase_us());
     // the first window begins one window before the phase
     (0..)

@@ -166,7 +166,7 @@ fn draft_11(decision: &Decision) -> Vec<(HeaderName, String)> {
         if *tier.unit != *DEFAULT_UNIT {
             push(&mut member, parameter::QUOTA_UNIT, &quoted(&tier.unit));
         }
-        if let Some(seconds) = window_seconds(tier) {
+        if let Some(seconds) = window_seconds(tier, decision.at) {
             push_number(&mut member, parameter::WINDOW, seconds);
         }
         member
@@ -211,7 +211,7 @@ fn draft_06(decision: &Decision) -> Vec<(HeaderName, String)> {
 fn plain_policy(decision: &Decision, deciding: &TierDecision) -> Vec<(HeaderName, String)> {
     let mut quotas = Vec::new();
     let members = std::iter::once(deciding).chain(enforced(decision)).filter_map(|tier| {
-        let seconds = window_seconds(tier)?;
+        let seconds = window_seconds(tier, decision.at)?;
         if quotas.contains(&quota(tier)) {
             return None;
         }
@@ -284,9 +284,14 @@ fn quota(tier: &TierDecision) -> u64 {
     tier.policy.map_or(0, |limit| limit.amount())
 }
 
-/// The window in seconds, rounded up, because the same quota over a longer window is a lower rate.
-fn window_seconds(tier: &TierDecision) -> Option<u64> {
-    let window = tier.policy?.window();
+/// The window in seconds, rounded up, because the same quota over a longer window is a lower rate. Of a calendar window, the length of the
+/// period at the time of the decision.
+fn window_seconds(tier: &TierDecision, at: Option<Timestamp>) -> Option<u64> {
+    let limit = tier.policy?;
+    let window = match limit.calendar() {
+        Some(_) => limit.window_at(at?),
+        None => limit.window(),
+    };
     (window >= MIN_WINDOW).then(|| whole_seconds_up(window))
 }
 

@@ -50,8 +50,8 @@
 //! # Which algorithm
 //!
 //! Use [`Limit::token_bucket`] to smooth traffic and admit short bursts, [`Limit::sliding_log`] if the limit must hold exactly in any
-//! window, [`Limit::sliding_counter`] to approximate that in constant memory, and [`Limit::fixed_window`] for coarse quotas. The
-//! guarantees of each are documented in [`sluicegate_core::algorithm`].
+//! window, [`Limit::sliding_counter`] to approximate that in constant memory, and [`Limit::fixed_window`] for coarse quotas, also per
+//! calendar month or day of a time zone (feature `calendar`). The guarantees of each are documented in [`sluicegate_core::algorithm`].
 //!
 //! # Features
 //!
@@ -59,6 +59,7 @@
 //! |---|---|---|
 //! | `redis` | yes | `RedisStore` |
 //! | `tls` | yes | `rediss://` URLs; needs a C compiler |
+//! | `calendar` | no | `calendar`: windows that are days, weeks, months, quarters or years of a time zone; embeds the time zone database |
 //! | `toml` | no | `config::RulesFile`, which reads rules from the server's configuration file |
 //! | `inspect` | no | `redis::inspect`, which examines the servers of a store for diagnosis |
 //!
@@ -87,6 +88,8 @@
 #[doc(hidden)]
 pub mod address;
 mod backend;
+#[cfg(feature = "calendar")]
+pub mod calendar;
 mod check;
 mod clock;
 #[cfg(feature = "toml")]
@@ -108,8 +111,11 @@ mod remote;
 pub mod rules;
 pub mod stats;
 pub mod store;
+#[doc(hidden)]
+#[cfg(feature = "toml")]
+pub mod window;
 
-pub use sluicegate_core::{Algorithm, Cost, CostError, Limit, LimitError, Outcome, Retry, Timestamp};
+pub use sluicegate_core::{Algorithm, Cost, CostError, Limit, LimitError, Outcome, Retry, Timestamp, Window};
 
 #[doc(hidden)]
 pub use self::hashing::random;

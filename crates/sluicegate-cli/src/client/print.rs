@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use sluicegate::duration;
 use sluicegate_core::limit::MAX_WINDOW;
-use sluicegate_server::http::{
-    explain::{AppliedRule, Explanation, LimitView, OtherRule},
-    response::{DecisionBody, ResetBody, TierBody},
+use sluicegate_server::{
+    config::window_text,
+    http::{
+        explain::{AppliedRule, Explanation, LimitView, OtherRule},
+        response::{DecisionBody, ResetBody, TierBody},
+    },
 };
 
 use super::request::RequestBody;
@@ -178,7 +181,9 @@ pub(crate) fn heading(title: &str) {
 }
 
 /// Formats a limit: `5 per 1m, burst 10 (token-bucket)`.
-pub(crate) fn limit_terms(LimitView { algorithm, amount, window, capacity, shadow }: &LimitView) -> String {
+pub(crate) fn limit_terms(limit: &LimitView) -> String {
+    let LimitView { algorithm, amount, window, zone, anchor, capacity, shadow } = limit;
+    let window = window_text(window, zone.as_deref(), anchor.as_ref());
     let burst = if capacity == amount { String::new() } else { format!(", burst {capacity}") };
     let shadow = if *shadow { ", shadow mode" } else { "" };
     format!("{amount} per {window}{burst} ({algorithm}){shadow}")

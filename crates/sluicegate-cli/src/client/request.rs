@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
-use sluicegate::duration;
+use sluicegate::window;
 use sluicegate_core::{Algorithm, time::MAX_EXACT};
 
 use crate::value_parsers::whole_number;
@@ -19,7 +19,8 @@ pub(super) struct RequestArgs {
     #[arg(long, requires = "limit", help_heading = WITHOUT_RULES)]
     key: Option<String>,
 
-    /// Limit of the key; the window is a duration such as 250ms, 30s, 5m, 1h30m, 7d, or second, minute, hour, day
+    /// Limit of the key; the window is a duration such as 250ms, 30s, 5m, 1h30m, 7d, or second, minute, hour, day; for
+    /// fixed-window also a calendar window: 1 day, 1 week, 1 month, 1 quarter, 1 year
     #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", conflicts_with = "labels", value_parser = rate, help_heading = WITHOUT_RULES)]
     limit: Option<Rate>,
 
@@ -30,6 +31,12 @@ pub(super) struct RequestArgs {
     /// Burst of a token bucket [default: the amount]
     #[arg(long, value_name = "COUNT", requires = "key", conflicts_with = "labels", value_parser = whole_number::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true, help_heading = WITHOUT_RULES)]
     burst: Option<u64>,
+    /// Time zone of a calendar window, for example Europe/Berlin [default: UTC]
+    #[arg(long, value_name = "NAME", requires = "key", conflicts_with = "labels", help_heading = WITHOUT_RULES)]
+    zone: Option<String>,
+    /// First day of a calendar window: a day of the month, or a weekday [default: 1 or monday]
+    #[arg(long, value_name = "DAY", requires = "key", conflicts_with = "labels", value_parser = anchor, help_heading = WITHOUT_RULES)]
+    anchor: Option<AnchorValue>,
 }
 
 /// Accepts the name of an algorithm, also for completions.
@@ -79,6 +86,10 @@ pub(super) struct LimitBody<'a> {
     amount: u64,
     window: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anchor: Option<&'a AnchorValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
 }
 
@@ -87,6 +98,14 @@ pub(super) struct LimitBody<'a> {
 pub(crate) struct Rate {
     pub(crate) amount: u64,
     pub(crate) window: String,
+}
+
+/// The first day of a calendar window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+enum AnchorValue {
+    DayOfMonth(u64),
+    Weekday(String),
 }
 
 /// A number of requests, or a number for each unit.
@@ -124,6 +143,8 @@ impl RequestArgs {
             algorithm: self.algorithm.as_deref(),
             amount: *amount,
             window,
+            zone: self.zone.as_deref(),
+            anchor: self.anchor.as_ref(),
             burst: self.burst,
         });
         let labels = self.key.is_none().then_some(&*self.labels);
@@ -148,35 +169,45 @@ pub(crate) fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Parses `100 per 1m`, `100 per minute` or `100/1m`.
+/// Parses `100 per 1m`, `100 per minute`, `100/1m` or `100 per 1 month`.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
+    let calendar_window;
     let (amount, written) = match *words {
         [amount, "per", window] => (amount, window),
+        [amount, "per", "1", unit] => {
+            calendar_window = format!("1 {unit}");
+            (amount, &*calendar_window)
+        }
         [both] => both.split_once('/').unwrap_or_default(),
         _ => Default::default(),
     };
     match amount.parse() {
-        Ok(amount) if !written.is_empty() => Ok(Rate { amount, window: window(written)? }),
+        Ok(amount) if !written.is_empty() => Ok(Rate { amount, window: api_window(written)? }),
         _ => Err("use a whole number and a window, for example \"100 per 1m\", \"100 per minute\" or 100/1m"
             .to_owned()),
     }
 }
 
-/// Converts a window to a duration of the API.
-fn window(text: &str) -> Result<String, String> {
+/// Converts a window to that of the API.
+fn api_window(text: &str) -> Result<String, String> {
     if let Some((_, _, window)) =
         UNIT_WINDOWS.iter().find(|(word, letter, _)| [*word, *letter].contains(&text))
     {
         return Ok((*window).to_owned());
     }
-    match duration::parse(text) {
+    match window::parse(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) => Err(format!(
             "{text} has no unit: use {text}s for seconds, {text}m for minutes, {text}h, {text}d or {text}ms"
         )),
         Err(error) => Err(format!("{error}; or use second, minute, hour or day")),
     }
+}
+
+/// Parses a day of the month or a weekday.
+fn anchor(text: &str) -> Result<AnchorValue, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| AnchorValue::Weekday(text.to_owned()), AnchorValue::DayOfMonth))
 }
 
 /// Parses a time in microseconds since the epoch.
@@ -259,6 +290,9 @@ mod tests {
             assert!(error.contains(&format!("{wrong:?} is not a duration")), "{error}");
             assert!(error.ends_with("or use second, minute, hour or day"), "{error}");
         }
+        let month = Rate { amount: 100, window: "1 month".to_owned() };
+        assert_eq!(rate("100 per 1 month"), Ok(month));
+        assert!(rate("100 per month").unwrap_err().contains("\"1 month\""));
         assert!(rate("100 per 60").unwrap_err().contains("60s for seconds"));
     }
 

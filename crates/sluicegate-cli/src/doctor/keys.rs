@@ -9,7 +9,8 @@ use std::{
 
 use serde::Serialize;
 use sluicegate::{
-    Rule, StoreError,
+    Override, Rule, StoreError,
+    calendar::CalendarUnit,
     redis::inspect::{FoundKey, InspectedServer, KeyKind, PAGE},
     store::encoded_rule,
 };
@@ -47,7 +48,8 @@ struct ConfiguredRule {
 impl ConfiguredRules {
     pub(crate) fn new(rules: &[Rule]) -> Self {
         let configured = |rule: &Rule| {
-            let windows = rule.overrides.iter().filter_map(|other| other.window);
+            let of_calendar = |other: &Override| other.calendar.unit.map(CalendarUnit::longest);
+            let windows = rule.overrides.iter().filter_map(|other| other.window.or(of_calendar(other)));
             let longest = windows.chain([rule.limit.window()]).max().unwrap_or_default();
             let ttl = longest * 2 + TTL_SLACK;
             (encoded_rule(&rule.name).to_string(), ConfiguredRule { name: rule.name.to_string(), ttl })

@@ -213,7 +213,7 @@ fn probe(rule: &Rule) -> RuleSet {
     let amount = rule.limit.amount();
     let adjacent = if amount > 1 { amount - 1 } else { amount + 1 };
     let mut other = rule.clone();
-    other.limit = Limit::new(rule.limit.algorithm(), adjacent, rule.limit.window()).expect(VALID);
+    other.limit = Limit::new(rule.limit.algorithm(), adjacent, rule.limit.window_setting()).expect(VALID);
     RuleSet::new(vec![other]).expect(VALID)
 }
 
@@ -223,14 +223,14 @@ fn other_amount(limit: &Limit, probed: &Limit, amount: u64) -> Option<Limit> {
     if limit.amount() == probed.amount() {
         return None;
     }
-    let mut other = Limit::new(limit.algorithm(), amount, limit.window()).ok()?;
+    let mut other = Limit::new(limit.algorithm(), amount, limit.window_setting()).ok()?;
     if limit.capacity() == probed.capacity() {
         other = other.with_burst(limit.capacity()).ok()?;
     }
     Some(with_phase(other, Duration::from_micros(limit.phase_us())))
 }
 
-/// The limit with another phase, if its algorithm has one.
+/// The limit with another phase, if its windows have one.
 fn with_phase(limit: Limit, phase: Duration) -> Limit {
     limit.with_phase(phase).unwrap_or(limit)
 }

@@ -356,8 +356,11 @@ impl PreparedRule {
         }
     }
 
-    /// The limit with the phase of this key.
+    /// The limit with the phase of this key, unless an override has set a calendar window.
     fn staggered(&self, row: &LabelRow, limit: Limit) -> Limit {
+        if limit.calendar().is_some() {
+            return limit;
+        }
         let values: Vec<_> = self.per.iter().map(|&label| row.get(label)).collect();
         let phase = staggered_phase(&Key::of_rule(&self.stored_name, &values, None), limit.window_us());
         limit.with_phase(phase).expect("only fixed windows are staggered")

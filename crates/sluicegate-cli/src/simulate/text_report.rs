@@ -1,5 +1,7 @@
 //! The report as text.
 
+use sluicegate_server::config::window_text;
+
 use crate::{
     format::{coarse_duration, count, percent, plural, timestamp},
     output::{self, Cell, DIM, ERROR, HEADING, SUCCESS, Table, WARNING, paint},
@@ -197,7 +199,8 @@ pub(super) fn limit(rule: &RuleReport) -> String {
         _ => String::new(),
     };
     let per = if view.per.is_empty() { String::new() } else { format!(", per {}", view.per.join(" and ")) };
-    format!("{} per {}{burst}{per} ({})", count(view.amount), view.window, view.algorithm)
+    let window = window_text(&view.window, view.zone, view.anchor.as_ref());
+    format!("{} per {window}{burst}{per} ({})", count(view.amount), view.algorithm)
 }
 
 fn difference(report: &SimulationReport) {

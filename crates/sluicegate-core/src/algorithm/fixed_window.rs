@@ -1,13 +1,13 @@
 #![doc = include_str!("../../docs/algorithms/fixed-window.md")]
 
-use std::time::Duration;
-
 use super::{
     Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, cap_wait, effective_time,
 };
 use crate::{
-    limit::{Limit, LimitError, MAX_AMOUNT},
+    calendar::PeriodEdges,
+    limit::{Limit, LimitError, MAX_AMOUNT, Window},
     snapshot::{Snapshot, Span},
+    time::Timestamp,
 };
 
 /// One counter and its window.
@@ -19,7 +19,7 @@ pub struct State {
     pub end_us: u64,
     /// Units charged until now.
     pub used: u64,
-    /// Length of the window that the state was written under.
+    /// Length of the window that the state was written under; of a calendar window, an upper bound of it.
     pub window_us: u64,
 }
 
@@ -28,7 +28,9 @@ pub struct View {
     now: u64,
     /// Effective time of the counter.
     at: u64,
-    /// End of the limit's window at that time.
+    /// Start of the limit's window at that time.
+    start: u64,
+    /// Its end.
     end: u64,
     used: u64,
     until: u64,
@@ -39,6 +41,7 @@ impl Counter for State {
         max_amount: MAX_AMOUNT,
         has_burst: false,
         has_phase: true,
+        has_calendar: true,
         has_sliding_window: false,
         is_log: false,
         script_code: 1,
@@ -47,14 +50,13 @@ impl Counter for State {
 
     #[inline]
     fn view(&self, limit: &Limit, now: u64) -> View {
-        let window = limit.window_us();
-        let Some(at) = effective_time(self.last_us, window, now) else {
-            return Self::default().view(limit, now);
-        };
-        let end = window_end(limit, at);
-        let until =
-            if self.window_us == window && self.end_us == end { end } else { self.counts_until(limit) };
-        View { now, at, end, used: if at < until { self.used } else { 0 }, until }
+        match limit.calendar() {
+            None => self.view_in(&Aligned::of(limit), limit, now),
+            Some(calendar) => {
+                let edges = calendar.edges_at(Timestamp::from_micros(now));
+                self.view_in(&edges, limit, now)
+            }
+        }
     }
 
     #[inline]
@@ -80,8 +82,8 @@ impl Counter for State {
         Reset::after(if view.used == 0 { 0 } else { cap_wait(view.until - view.now) })
     }
 
-    fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
-        let counted = self.end_us.saturating_sub(self.window_us)..self.end_us;
+    fn refund(&mut self, view: &View, limit: &Limit, units: u64, at: Option<u64>) -> bool {
+        let counted = self.start_us(view, limit)..self.end_us;
         if at.is_some_and(|at| !counted.contains(&at)) {
             return false;
         }
@@ -96,17 +98,15 @@ impl Counter for State {
     }
 
     fn snapshot(&self, view: &View, limit: &Limit) -> Snapshot {
-        let (from_us, until_us) = if view.used == 0 {
-            (view.end - limit.window_us(), view.end)
-        } else {
-            (self.end_us.saturating_sub(self.window_us), view.until)
-        };
+        let (from_us, until_us) =
+            if view.used == 0 { (view.start, view.end) } else { (self.start_us(view, limit), view.until) };
         Snapshot::FixedWindow(Span { from_us, until_us, units: view.used })
     }
 
     fn bound(limit: &Limit) -> Bound {
         // all of one window at its end, all of the next one at its start
-        Bound::Window { most: 2 * limit.amount(), window: limit.window() }
+        let window = limit.calendar().map_or(limit.window(), |calendar| calendar.unit().shortest());
+        Bound::Window { most: 2 * limit.amount(), window }
     }
 
     fn from_stored(stored: &StoredState<'_>) -> Option<Self> {
@@ -135,32 +135,104 @@ impl Counter for State {
 }
 
 impl Limit {
-    /// Creates a limit: at most `amount` per window of the clock, and therefore up to twice that across a window
-    /// boundary.
+    /// Creates a limit: at most `amount` per window of the clock or period of a calendar, and therefore up to twice that across a
+    /// window boundary.
     ///
     /// # Errors
     /// As [`Limit::new`].
-    pub fn fixed_window(amount: u64, window: Duration) -> Result<Self, LimitError> {
+    pub fn fixed_window(amount: u64, window: impl Into<Window>) -> Result<Self, LimitError> {
         Self::new(Algorithm::FixedWindow, amount, window)
     }
 }
 
+/// The windows of a limit around the present.
+trait Windows {
+    /// Returns the time at which a state with the last charge at `last` is read: `last` if the clock is behind it, `None` if
+    /// the clock is so far behind that it has been set back.
+    fn effective_time(&self, last: u64, now: u64) -> Option<u64>;
+    /// Returns start and end of the window that contains `time`, which is not before the current one.
+    fn containing(&self, time: u64) -> (u64, u64);
+    /// Returns the end of the window that contains `time`. For a time before the current window, any time until the current
+    /// one starts.
+    fn end_of(&self, time: u64) -> u64;
+}
+
+/// Windows of equal length.
+struct Aligned {
+    window: u64,
+    phase: u64,
+}
+
+impl Aligned {
+    #[inline]
+    fn of(limit: &Limit) -> Self {
+        Self { window: limit.window_us(), phase: limit.phase_us() }
+    }
+}
+
+impl Windows for Aligned {
+    #[inline]
+    fn effective_time(&self, last: u64, now: u64) -> Option<u64> {
+        effective_time(last, self.window, now)
+    }
+
+    #[inline]
+    fn containing(&self, time: u64) -> (u64, u64) {
+        let end = self.end_of(time);
+        (end.saturating_sub(self.window), end)
+    }
+
+    #[inline]
+    fn end_of(&self, time: u64) -> u64 {
+        let elapsed = (time + self.window - self.phase) % self.window;
+        time + self.window - elapsed
+    }
+}
+
+impl Windows for PeriodEdges {
+    fn effective_time(&self, last: u64, now: u64) -> Option<u64> {
+        (last < self.next_end_us).then(|| last.max(now))
+    }
+
+    fn containing(&self, time: u64) -> (u64, u64) {
+        if time < self.end_us { (self.start_us, self.end_us) } else { (self.end_us, self.next_end_us) }
+    }
+
+    fn end_of(&self, time: u64) -> u64 {
+        if time < self.start_us { self.start_us } else { self.containing(time).1 }
+    }
+}
+
 impl State {
+    #[inline(always)]
+    fn view_in(&self, windows: &impl Windows, limit: &Limit, now: u64) -> View {
+        let Some(at) = windows.effective_time(self.last_us, now) else {
+            return Self::default().view_in(windows, limit, now);
+        };
+        let (start, end) = windows.containing(at);
+        let until = if self.window_us == limit.window_us() && self.end_us == end {
+            end
+        } else {
+            self.counts_until(windows, limit)
+        };
+        View { now, at, start, end, used: if at < until { self.used } else { 0 }, until }
+    }
+
     /// Returns how long the units count under a limit whose window differs from the one that they were charged under,
     /// for example while instances with two versions of a rule share a counter. The end of one version's window must
     /// not release units that still count in the other's. Therefore units count until the end of the window that they
     /// were charged under or of the limit's window that contains the last charge, whichever is later, but for at most
     /// one window after the last charge.
-    fn counts_until(&self, limit: &Limit) -> u64 {
+    fn counts_until(&self, windows: &impl Windows, limit: &Limit) -> u64 {
         let own_end = self.end_us.min(self.last_us + limit.window_us());
-        let end_under_limit = window_end(limit, self.last_us).min(self.last_us + self.window_us);
+        let end_under_limit = windows.end_of(self.last_us).min(self.last_us + self.window_us);
         own_end.max(end_under_limit)
     }
-}
 
-#[inline]
-fn window_end(limit: &Limit, now: u64) -> u64 {
-    let window = limit.window_us();
-    let elapsed = (now + window - limit.phase_us()) % window;
-    now + window - elapsed
+    /// Returns the start of the window that the units were charged in. The window of a calendar state is an upper bound, so its
+    /// start is not before that of the limit's period.
+    fn start_us(&self, view: &View, limit: &Limit) -> u64 {
+        let earliest = self.end_us.saturating_sub(self.window_us);
+        if limit.calendar().is_some() { earliest.max(view.start) } else { earliest }
+    }
 }

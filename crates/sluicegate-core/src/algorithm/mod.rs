@@ -143,6 +143,8 @@ pub struct Properties {
     pub has_burst: bool,
     /// Whether its limits have a phase.
     pub has_phase: bool,
+    /// Whether its limits can have calendar windows.
+    pub has_calendar: bool,
     /// Whether the limit applies to the window that ends now, instead of to the time until a reset.
     pub has_sliding_window: bool,
     /// Whether its state is a list of entries instead of a fixed set of numbers.

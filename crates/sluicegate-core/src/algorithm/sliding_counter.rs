@@ -52,6 +52,7 @@ impl Counter for State {
         max_amount: MAX_AMOUNT,
         has_burst: false,
         has_phase: false,
+        has_calendar: false,
         has_sliding_window: true,
         is_log: false,
         script_code: 2,

@@ -57,6 +57,7 @@ impl Counter for State {
         max_amount: MAX_LOG_AMOUNT,
         has_burst: false,
         has_phase: false,
+        has_calendar: false,
         has_sliding_window: true,
         is_log: true,
         script_code: 4,

@@ -114,6 +114,7 @@ impl Counter for State {
         max_amount: MAX_AMOUNT,
         has_burst: true,
         has_phase: false,
+        has_calendar: false,
         has_sliding_window: false,
         is_log: false,
         script_code: 3,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use sluicegate_core::{
-    Algorithm, Cost, Limit, Operation, Retry, State, Terms, Timestamp,
+    Algorithm, Calendar, Cost, Limit, Operation, Retry, State, Terms, Timestamp,
+    calendar::{CalendarUnit, PeriodEdges, PeriodSource},
     limit::MAX_LOG_UNITS,
     step::{Share, step},
     time::{MAX_EXACT, MAX_WAIT_US},
@@ -223,5 +224,78 @@ proptest! {
         apply(&mut state, &limit, Operation::Charge, units, start);
         apply(&mut state, &limit, Operation::Refund { at: None }, units, start);
         prop_assert_eq!(state.used(&limit, now), used);
+    }
+}
+
+/// Periods of 10, 3 and 30 seconds in turn.
+struct UnequalPeriods;
+
+const PERIODS_US: [u64; 3] = [10_000_000, 3_000_000, 30_000_000];
+
+impl PeriodSource for UnequalPeriods {
+    fn edges_at(&self, at: Timestamp) -> PeriodEdges {
+        let mut start_us = at.as_micros() / 43_000_000 * 43_000_000;
+        for number in 0.. {
+            let end_us = start_us + PERIODS_US[number % 3];
+            if at.as_micros() < end_us {
+                return PeriodEdges { start_us, end_us, next_end_us: end_us + PERIODS_US[(number + 1) % 3] };
+            }
+            start_us = end_us;
+        }
+        unreachable!("every time is in a period")
+    }
+}
+
+fn unequal_periods(amount: u64) -> Limit {
+    let calendar = Calendar::new(CalendarUnit::Day, None, "test", &UnequalPeriods).unwrap();
+    Limit::fixed_window(amount, &*Box::leak(Box::new(calendar))).unwrap()
+}
+
+proptest! {
+    /// A counter admits exactly its amount in each period, and every wait ends with the period.
+    #[test]
+    fn a_calendar_window_admits_its_amount_in_each_period(
+        amount in 1_u64..20, start in start_time(), pauses in prop::collection::vec(0_u64..2_000_000, 1..400),
+    ) {
+        let (limit, mut state, mut now) = (unequal_periods(amount), State::fresh(Algorithm::FixedWindow), start);
+        let mut admitted = std::collections::HashMap::new();
+        for pause in pauses {
+            now += pause;
+            let end_us = UnequalPeriods.edges_at(Timestamp::from_micros(now)).end_us;
+            let used = admitted.entry(end_us).or_insert(0);
+            let share = apply(&mut state, &limit, Operation::Check, 1, now);
+            prop_assert_eq!(share.passes, *used < amount);
+            *used += u64::from(share.passes);
+            prop_assert_eq!(share.remaining, amount - *used);
+            prop_assert_eq!(now + micros(share.reset_after), end_us);
+            if let Some(Retry::After(wait)) = share.retry {
+                prop_assert_eq!(now + micros(wait), end_us);
+            }
+        }
+    }
+
+    /// A clock that is set back adds at most one quota to the periods that it passes again.
+    #[test]
+    fn a_clock_set_back_adds_at_most_one_quota_to_a_calendar_window(
+        start in start_time(), back in 0_u64..100_000_000, ahead in prop::collection::vec(0_u64..5_000_000, 1..100),
+    ) {
+        let (limit, mut state) = (unequal_periods(5), State::fresh(Algorithm::FixedWindow));
+        let mut admitted = std::collections::HashMap::new();
+        let mut check = |now: u64| {
+            let period = UnequalPeriods.edges_at(Timestamp::from_micros(now)).end_us;
+            let passes = apply(&mut state, &limit, Operation::Check, 1, now).passes;
+            *admitted.entry(period).or_insert(0) += u64::from(passes);
+        };
+        let mut now = start;
+        for pause in &ahead {
+            now += pause;
+            check(now);
+        }
+        now -= back;
+        for pause in &ahead {
+            now += pause;
+            check(now);
+        }
+        prop_assert!(admitted.values().all(|units| *units <= 10), "{:?}", admitted);
     }
 }

@@ -49,7 +49,7 @@ pub use self::{
         ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
-    view::{ConditionView, RuleView, fingerprint},
+    view::{AnchorView, ConditionView, RuleView, fingerprint, window_text},
 };
 use crate::{demo, store::StoreUrl};
 

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate::{
     Override, Rule,
+    calendar::{Anchor, Calendar, Weekday, Zone},
     config::values::Keywords,
     duration,
     rules::{Condition, Pattern},
+    window,
 };
 
 /// Length of a fingerprint, in bytes.
@@ -16,6 +18,36 @@ const FINGERPRINT_BYTES: usize = 16;
 
 /// Labels, each with its alternative patterns, written as in the file.
 pub type ConditionView = BTreeMap<String, Vec<String>>;
+
+/// The first day of calendar periods, written as in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AnchorView {
+    /// A day of the month.
+    DayOfMonth(u8),
+    /// The name of a weekday.
+    Weekday(String),
+}
+
+impl From<Anchor> for AnchorView {
+    fn from(anchor: Anchor) -> Self {
+        match anchor {
+            Anchor::DayOfMonth(day) => Self::DayOfMonth(day),
+            Anchor::Weekday(weekday) => Self::Weekday(weekday.name().to_owned()),
+        }
+    }
+}
+
+/// Formats a window with its zone and anchor, as in `1 month in Europe/Berlin from day 15`.
+pub fn window_text(window: &str, zone: Option<&str>, anchor: Option<&AnchorView>) -> String {
+    let zone = zone.map(|zone| format!(" in {zone}")).unwrap_or_default();
+    let anchor = match anchor {
+        Some(AnchorView::DayOfMonth(day)) if *day != 1 => format!(" from day {day}"),
+        Some(AnchorView::Weekday(weekday)) if weekday != Weekday::Monday.name() => format!(" from {weekday}"),
+        _ => String::new(),
+    };
+    format!("{window}{zone}{anchor}")
+}
 
 /// An active rule, as `GET /v1/rules` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -32,8 +64,14 @@ pub struct RuleView {
     pub algorithm: &'static str,
     /// Units admitted per window.
     pub amount: u64,
-    /// Length of the window.
+    /// The window.
     pub window: String,
+    /// The time zone of a calendar window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<&'static str>,
+    /// The first day of a calendar window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<AnchorView>,
     /// Capacity of a token bucket.
     pub burst: Option<u64>,
     /// The unit that is counted.
@@ -64,6 +102,10 @@ struct OverrideView {
     when: ConditionView,
     amount: Option<u64>,
     window: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anchor: Option<AnchorView>,
     burst: Option<u64>,
     cost: Option<u64>,
     unlimited: Option<bool>,
@@ -84,7 +126,9 @@ impl From<&Rule> for RuleView {
             per: texts(&rule.per),
             algorithm: limit.algorithm().keyword(),
             amount: limit.amount(),
-            window: duration::text(limit.window()),
+            window: window::text(limit),
+            zone: limit.calendar().map(Calendar::zone),
+            anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
             unit: rule.unit.to_string(),
             cost: rule.cost.units(),
@@ -105,7 +149,12 @@ impl From<&Override> for OverrideView {
         Self {
             when: condition(&other.when),
             amount: other.amount,
-            window: other.window.map(duration::text),
+            window: other
+                .window
+                .map(duration::text)
+                .or_else(|| other.calendar.unit.map(|unit| unit.to_string())),
+            zone: other.calendar.zone.map(Zone::name),
+            anchor: other.calendar.anchor.map(AnchorView::from),
             burst: other.burst,
             cost: other.cost.map(|cost| cost.units()),
             unlimited: other.unlimited,

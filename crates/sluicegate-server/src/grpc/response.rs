@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::{Decision, Limit, Outcome, Retry, TierDecision};
+use sluicegate::{Decision, Limit, Outcome, Retry, TierDecision, calendar::CalendarUnit};
 use sluicegate_core::decision::whole_seconds_up;
 use sluicegate_tower::headers::{self, Dialect};
 
@@ -52,12 +52,21 @@ fn current_limit(tier: &TierDecision, limit: &Limit) -> RateLimit {
     RateLimit {
         name: tier.rule.as_deref().unwrap_or_default().to_owned(),
         requests_per_unit: u32::try_from(limit.amount()).unwrap_or(u32::MAX),
-        unit: unit(limit.window()).into(),
+        unit: unit(limit).into(),
     }
 }
 
-/// Returns the unit of this length. Other windows are `Unknown` in Envoy's message; the rate limit headers state them.
-fn unit(window: Duration) -> Unit {
+/// Returns the unit of a window. Other windows are `Unknown` in Envoy's message; the rate limit headers state them.
+fn unit(limit: &Limit) -> Unit {
+    if let Some(calendar) = limit.calendar() {
+        return match calendar.unit() {
+            CalendarUnit::Day => Unit::Day,
+            CalendarUnit::Week => Unit::Week,
+            CalendarUnit::Month => Unit::Month,
+            CalendarUnit::Quarter => Unit::Unknown,
+            CalendarUnit::Year => Unit::Year,
+        };
+    }
     const DAY: u64 = 24 * 60 * 60;
     const UNITS: [(u64, Unit); 7] = [
         (1, Unit::Second),
@@ -68,7 +77,7 @@ fn unit(window: Duration) -> Unit {
         (30 * DAY, Unit::Month),
         (365 * DAY, Unit::Year),
     ];
-    let of_length = UNITS.iter().find(|(seconds, _)| Duration::from_secs(*seconds) == window);
+    let of_length = UNITS.iter().find(|(seconds, _)| Duration::from_secs(*seconds) == limit.window());
     of_length.map_or(Unit::Unknown, |(_, unit)| *unit)
 }
 
@@ -97,7 +106,13 @@ fn response_headers(decision: &Decision, dialect: Dialect) -> Vec<HeaderValue> {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate::calendar::Zone;
+
     use super::*;
+
+    fn per(window: Duration) -> Limit {
+        Limit::fixed_window(1, window).unwrap()
+    }
 
     #[test]
     fn a_window_has_the_unit_of_its_length_or_none() {
@@ -113,9 +128,15 @@ mod tests {
             (61, Unit::Unknown),
         ];
         for (seconds, expected) in table {
-            assert_eq!(unit(Duration::from_secs(seconds)), expected, "{seconds} s");
+            assert_eq!(unit(&per(Duration::from_secs(seconds))), expected, "{seconds} s");
         }
-        assert_eq!(unit(Duration::from_millis(1)), Unit::Unknown);
-        assert_eq!(unit(Duration::from_millis(1_001)), Unit::Unknown);
+        assert_eq!(unit(&per(Duration::from_millis(1))), Unit::Unknown);
+        assert_eq!(unit(&per(Duration::from_millis(1_001))), Unit::Unknown);
+        let calendar = |unit| Limit::fixed_window(1, Zone::utc().calendar(unit, None).unwrap()).unwrap();
+        assert_eq!(unit(&calendar(CalendarUnit::Day)), Unit::Day);
+        assert_eq!(unit(&calendar(CalendarUnit::Week)), Unit::Week);
+        assert_eq!(unit(&calendar(CalendarUnit::Month)), Unit::Month);
+        assert_eq!(unit(&calendar(CalendarUnit::Quarter)), Unit::Unknown);
+        assert_eq!(unit(&calendar(CalendarUnit::Year)), Unit::Year);
     }
 }

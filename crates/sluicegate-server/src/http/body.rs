@@ -6,9 +6,9 @@ use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{self, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
-use sluicegate_core::time::MAX_EXACT;
+use sluicegate_core::{calendar::Anchor, time::MAX_EXACT};
 
 use super::problem::Problem;
 
@@ -53,8 +53,15 @@ pub(super) struct Limit {
     pub(super) amount: Whole,
     pub(super) window: String,
     #[serde(default, deserialize_with = "present")]
+    pub(super) zone: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) anchor: Option<AnchorValue>,
+    #[serde(default, deserialize_with = "present")]
     pub(super) burst: Option<Whole>,
 }
+
+/// The first day of a calendar window: a number or a weekday.
+pub(super) struct AnchorValue(pub(super) Anchor);
 
 /// A value that is deserialized from an object only.
 pub(super) struct Object<T>(pub(super) T);
@@ -217,5 +224,32 @@ impl<'de> Deserialize<'de> for Cost {
         }
 
         deserializer.deserialize_any(NumberOrUnits)
+    }
+}
+
+impl<'de> Deserialize<'de> for AnchorValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct DayOrWeekday;
+
+        impl Visitor<'_> for DayOrWeekday {
+            type Value = AnchorValue;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a day of the month, 1 to 31, or a weekday, for example \"monday\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, day: u64) -> Result<AnchorValue, E> {
+                day.to_string().parse().map(AnchorValue).map_err(E::custom)
+            }
+
+            fn visit_str<E: de::Error>(self, weekday: &str) -> Result<AnchorValue, E> {
+                match weekday.parse() {
+                    Ok(anchor @ Anchor::Weekday(_)) => Ok(AnchorValue(anchor)),
+                    _ => Err(E::invalid_value(Unexpected::Str(weekday), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(DayOrWeekday)
     }
 }

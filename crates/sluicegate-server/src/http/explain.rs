@@ -4,14 +4,18 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use sluicegate::{
-    Costs, Decision, Limit, Outcome, Retry, Source, TierDecision, duration,
+    Costs, Decision, Limit, Outcome, Retry, Source, TierDecision,
+    calendar::Calendar,
+    duration,
     limiter::{Request, Subject},
     rules::{DenialReason, Effect, Explained, RuleSet},
     store::{CounterSnapshot, Key},
+    window,
 };
 use sluicegate_core::decision::whole_millis_up;
 
 use super::{response::DecisionBody, snapshot::SnapshotView};
+use crate::config::AnchorView;
 
 /// The most rules that do not apply but are listed.
 const MAX_OTHERS: usize = 100;
@@ -58,6 +62,12 @@ pub struct LimitView {
     pub amount: u64,
     /// The window.
     pub window: String,
+    /// The time zone of a calendar window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// The first day of a calendar window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<AnchorView>,
     /// The maximum number of units admitted at one time.
     pub capacity: u64,
     /// Whether the rule is a shadow rule, which never denies.
@@ -132,7 +142,9 @@ impl LimitView {
         Self {
             algorithm: limit.algorithm().name().into(),
             amount: limit.amount(),
-            window: duration::text(limit.window()),
+            window: window::text(limit),
+            zone: limit.calendar().map(|calendar| calendar.zone().to_owned()),
+            anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             capacity: limit.capacity(),
             shadow,
         }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use sluicegate::{
-    Algorithm, Cost, Costs, Limit, Timestamp, duration,
+    Algorithm, Cost, Costs, Limit, Timestamp, Window,
+    calendar::{Calendar, CalendarError, CalendarUnit, Zone},
     limiter::{Operation, Request, RuleSelection},
+    window::{self, WrittenWindow},
 };
 
 use super::{
@@ -252,10 +254,26 @@ fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
         Some(name) => name.parse().map_err(|error| in_limit(&error))?,
         None => DEFAULT_ALGORITHM,
     };
-    let window = duration::parse(&limit.window).map_err(|error| in_limit(&error))?;
+    let window = match window::parse(&limit.window).map_err(|error| in_limit(&error))? {
+        WrittenWindow::Length(length) => length.into(),
+        WrittenWindow::Calendar(unit) => read_calendar(limit, unit).map_err(|error| in_limit(&error))?.into(),
+    };
+    for (is_given, field) in [(limit.zone.is_some(), "zone"), (limit.anchor.is_some(), "anchor")] {
+        if is_given && matches!(window, Window::Length(_)) {
+            return Err(Problem::bad_request(format_args!(
+                "limit: {field} needs a calendar window: use {}, or remove {field}",
+                CalendarUnit::list()
+            )));
+        }
+    }
     let read = Limit::new(algorithm, limit.amount.0, window).map_err(|error| in_limit(&error))?;
     match limit.burst {
         Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error)),
         None => Ok(read),
     }
+}
+
+fn read_calendar(limit: &body::Limit, unit: CalendarUnit) -> Result<&'static Calendar, CalendarError> {
+    let zone = limit.zone.as_deref().map_or_else(|| Ok(Zone::utc()), Zone::named)?;
+    zone.calendar(unit, limit.anchor.as_ref().map(|anchor| anchor.0))
 }

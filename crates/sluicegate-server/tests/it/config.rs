@@ -907,3 +907,148 @@ fn the_schema_accepts_the_documented_example_and_rejects_invalid_files() {
         assert!(!schema.is_valid(&as_json(&text)), "{text}");
     }
 }
+
+/// A fixed-window rule with a calendar window and additional fields.
+fn calendar_rule(window: &str, fields: &str) -> String {
+    format!(
+        "[[rule]]\nname = \"r\"\nalgorithm = \"fixed-window\"\namount = 10\nwindow = \"{window}\"\n{fields}\n"
+    )
+}
+
+#[test]
+fn a_calendar_window_has_a_zone_and_an_anchor() {
+    let shown = |text: &str| load(text).rules[0].limit.calendar().map(ToString::to_string);
+    let table = [
+        (calendar_rule("1 month", ""), "1 month in UTC"),
+        (
+            calendar_rule("1 month", "zone = \"Europe/Berlin\"\nanchor = 31"),
+            "1 month in Europe/Berlin from day 31",
+        ),
+        (
+            calendar_rule("1 week", "zone = \"america/new_york\"\nanchor = \"sunday\""),
+            "1 week in America/New_York from sunday",
+        ),
+        (calendar_rule("1 quarter", "anchor = 1"), "1 quarter in UTC"),
+        (calendar_rule("1 year", ""), "1 year in UTC"),
+        (calendar_rule("1 day", "zone = \"Asia/Tokyo\""), "1 day in Asia/Tokyo"),
+    ];
+    for (text, calendar) in table {
+        assert_eq!(shown(&text).as_deref(), Some(calendar), "{text}");
+    }
+    assert_eq!(shown(&calendar_rule("1d", "")), None, "24 hours, aligned to the epoch");
+}
+
+#[test]
+fn default_calendar_settings_apply_only_where_they_fit() {
+    let text = format!(
+        "[defaults]\nzone = \"Asia/Tokyo\"\nanchor = 15\nstagger = true\n{}{}{}{}",
+        calendar_rule("1 month", ""),
+        calendar_rule("1 week", "").replace("\"r\"", "\"week\""),
+        calendar_rule("1h", "").replace("\"r\"", "\"hour\""),
+        calendar_rule("1h", "[[rule.override]]\nwhen = { a = \"b\" }\nwindow = \"1 day\"")
+            .replace("\"r\"", "\"other\""),
+    );
+    let rules = load(&text).rules;
+    let shown = |rule: usize| rules[rule].limit.calendar().map(ToString::to_string);
+    assert_eq!(shown(0).as_deref(), Some("1 month in Asia/Tokyo from day 15"));
+    assert_eq!(shown(1).as_deref(), Some("1 week in Asia/Tokyo"));
+    assert_eq!(shown(2), None);
+    assert_eq!(rules.iter().map(|rule| rule.stagger).collect::<Vec<_>>(), [false, false, true, true]);
+    assert_eq!(rules[3].overrides[0].calendar.zone.map(|zone| zone.name()), Some("Asia/Tokyo"));
+}
+
+#[test]
+fn invalid_calendar_windows_are_rejected_with_the_fix() {
+    let table = [
+        (
+            calendar_rule("2 months", ""),
+            (5, 10),
+            "\"2 months\" is not a calendar window: use \"1 day\", \"1 week\"",
+        ),
+        (calendar_rule("1 month", "zone = \"Europe/Berln\""), (6, 8), "did you mean \"Europe/Berlin\"?"),
+        (calendar_rule("1 month", "zone = \"nowhere\""), (6, 8), "use a name of the IANA time zone database"),
+        (calendar_rule("1 month", "zone = 1"), (6, 8), "1 is not a time zone"),
+        (calendar_rule("1 month", "anchor = 32"), (6, 10), "use a day of the month, 1 to 31"),
+        (
+            calendar_rule("1 month", "anchor = \"monday\""),
+            (6, 10),
+            "anchor \"monday\" does not fit \"1 month\"",
+        ),
+        (calendar_rule("1 week", "anchor = 2"), (6, 10), "anchor 2 does not fit \"1 week\": use a weekday"),
+        (calendar_rule("1 week", "anchor = true"), (6, 10), "true is not an anchor"),
+        (calendar_rule("1 month", "anchor = \"15\""), (6, 10), "write a day of the month without quotes"),
+        (calendar_rule("1 day", "anchor = 1"), (6, 10), "\"1 day\" has no anchor: remove it"),
+        (
+            calendar_rule("1d", "zone = \"UTC\""),
+            (6, 8),
+            "zone needs a calendar window: use window = \"1 day\" (with a space)",
+        ),
+        (calendar_rule("1d", "anchor = 1"), (6, 10), "anchor needs a calendar window"),
+        (calendar_rule("1 month", "stagger = true"), (6, 11), "a calendar window has no stagger"),
+        (
+            calendar_rule("1 month", "").replace("fixed-window", "sliding-log"),
+            (5, 10),
+            "sliding-log has no calendar windows: use fixed-window, or a window such as \"30d\"",
+        ),
+        (
+            calendar_rule("1h", "[[rule.override]]\nwhen = { a = \"b\" }\nzone = \"UTC\""),
+            (8, 8),
+            "zone needs a calendar window",
+        ),
+        (
+            calendar_rule("1 month", "[[rule.override]]\nwhen = { a = \"b\" }\nanchor = \"friday\""),
+            (8, 10),
+            "anchor \"friday\" does not fit \"1 month\"",
+        ),
+    ];
+    for (text, at, part) in table {
+        let error = rejected(&text);
+        assert_eq!(error.problems()[0].line_and_column(), Some(at), "{text}\n{error}");
+        assert!(error.to_string().contains(part), "{text}\n{error}");
+        assert_eq!(error.problems().len(), 1, "{error}");
+    }
+}
+
+#[test]
+fn csv_files_can_set_the_calendar_window_of_each_tenant() {
+    let setup = Setup::new(&calendar_rule("1 month", "per = [\"tenant\"]\noverrides_file = \"tenants.csv\""));
+    setup.write("tenants.csv", "tenant,window,zone,anchor\nacme,,Asia/Tokyo,15\nb,1 week,,sunday\nc,1h,,\n");
+    let rules = RuleSet::new(setup.load().unwrap().rules).unwrap();
+    let window = |tenant: &str| {
+        let labels = sluicegate::Labels::new([("tenant", tenant)]).unwrap();
+        match &rules.matching(&labels, &sluicegate::Cost::ONE.into()).unwrap()[0].effect {
+            sluicegate::rules::Effect::Limit { limit, .. } => limit.calendar().map(ToString::to_string),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(window("acme").as_deref(), Some("1 month in Asia/Tokyo from day 15"));
+    assert_eq!(window("b").as_deref(), Some("1 week in UTC from sunday"));
+    assert_eq!(window("c"), None);
+    assert_eq!(window("other").as_deref(), Some("1 month in UTC"));
+}
+
+#[test]
+fn a_rule_view_and_the_fingerprint_contain_zone_and_anchor() {
+    let of = |fields: &str| load(&calendar_rule("1 month", fields)).rules;
+    let rules = of("zone = \"Europe/Berlin\"\nanchor = 15");
+    let view = serde_json::to_value(RuleView::from(&rules[0])).unwrap();
+    assert_eq!(
+        (&view["window"], &view["zone"], &view["anchor"]),
+        (&"1 month".into(), &"Europe/Berlin".into(), &15.into())
+    );
+    let plain = serde_json::to_value(RuleView::from(&load(&rule("")).rules[0])).unwrap();
+    assert!(plain.get("zone").is_none() && plain.get("anchor").is_none());
+    let others = [
+        of(""),
+        of("anchor = 15"),
+        of("zone = \"Europe/Berlin\""),
+        of("[[rule.override]]\nwhen = { a = \"b\" }\nanchor = 2"),
+        of("[[rule.override]]\nwhen = { a = \"b\" }\nzone = \"Asia/Tokyo\""),
+        of("[[rule.override]]\nwhen = { a = \"b\" }\nwindow = \"1 week\""),
+    ];
+    let mut fingerprints: Vec<String> =
+        others.iter().chain([&rules]).map(|rules| config::fingerprint(rules)).collect();
+    fingerprints.sort();
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 7);
+}

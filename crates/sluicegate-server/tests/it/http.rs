@@ -163,6 +163,67 @@ async fn a_key_with_its_own_limit() {
     assert_eq!(api.field("allowed", "/v1/check", log).await, true);
 }
 
+/// The clock shows 2026-11-15 17:57:21.799839 UTC.
+#[tokio::test]
+async fn a_key_with_a_calendar_window() {
+    let api = Api::new([]);
+    let body = |limit: &str| {
+        format!(r#"{{"key":"user:42","limit":{{"algorithm":"fixed-window","amount":3,{limit}}}}}"#)
+    };
+    let until_ms = |seconds: u64| (seconds * 1_000_000 - NOW_US).div_ceil(1_000);
+    let table = [
+        // 2026-12-01 00:00 UTC, also for Berlin: the units charged in UTC count until then; 2026-12-15 00:00 in Tokyo
+        (r#""window":"1 month""#, 1_796_083_200, 2),
+        (r#""window":"1 month","zone":"Europe/Berlin""#, 1_796_083_200, 1),
+        (r#""window":"1 month","zone":"Asia/Tokyo","anchor":15"#, 1_797_260_400, 0),
+    ];
+    for (limit, until, remaining) in table {
+        let reply: serde_json::Value =
+            serde_json::from_str(&api.post_ok("/v1/check", &body(limit)).await).unwrap();
+        assert_eq!(
+            (&reply["allowed"], &reply["remaining"]),
+            (&true.into(), &remaining.into()),
+            "{limit}: {reply}"
+        );
+        assert_eq!(reply["reset_after_ms"], until_ms(until), "{limit}: {reply}");
+    }
+    let denied = api.post_ok("/v1/check", &body(r#""window":"1 month""#)).await;
+    assert!(denied.contains(r#""allowed":false"#), "{denied}: the usage is kept under another zone");
+    let explained = api.post_ok("/v1/explain", &body(r#""window":"1 week","anchor":"sunday""#)).await;
+    assert!(explained.contains(r#""window":"1 week","zone":"UTC","anchor":"sunday""#), "{explained}");
+}
+
+#[tokio::test]
+async fn an_invalid_calendar_window_is_rejected_with_a_fix() {
+    let api = Api::new([]);
+    let body = |limit: &str| format!(r#"{{"key":"k","limit":{{"amount":3,{limit}}}}}"#);
+    let fixed = |limit: &str| body(&format!(r#""algorithm":"fixed-window",{limit}"#));
+    let table = [
+        (body(r#""window":"1 month""#), "limit: token-bucket has no calendar windows: use fixed-window"),
+        (fixed(r#""window":"3 months""#), r#"limit: "3 months" is not a calendar window: use "1 day""#),
+        (fixed(r#""window":"1 month","zone":"Mars/Base""#), r#"limit: zone "Mars/Base" is unknown"#),
+        (
+            fixed(r#""window":"1 month","anchor":0"#),
+            r#"limit.anchor: anchor "0" is unknown: use a day of the month, 1 to 31"#,
+        ),
+        (fixed(r#""window":"1 week","anchor":7"#), r#"limit: anchor 7 does not fit "1 week""#),
+        (
+            fixed(r#""window":"1 month","anchor":"15""#),
+            r#"limit.anchor: invalid value: string "15", expected a day"#,
+        ),
+        (fixed(r#""window":"1 month","anchor":null"#), "limit.anchor: invalid type: null"),
+        (fixed(r#""window":"1 month","anchor":1.5"#), "expected a day of the month, 1 to 31, or a weekday"),
+        (
+            fixed(r#""window":"1d","zone":"UTC""#),
+            r#"limit: zone needs a calendar window: use "1 day", "1 week""#,
+        ),
+    ];
+    for (body, part) in table {
+        let problem = api.problem(StatusCode::BAD_REQUEST, "/v1/check", body.clone()).await;
+        assert!(problem.contains(part), "{body}: {problem}");
+    }
+}
+
 #[tokio::test]
 async fn a_limit_is_a_token_bucket_by_default() {
     let api = Api::new([]);

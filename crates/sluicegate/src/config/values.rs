@@ -4,19 +4,37 @@ use std::{borrow::Cow, time::Duration};
 
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use sluicegate_core::Algorithm;
+use sluicegate_core::{
+    Algorithm,
+    calendar::{Anchor, Weekday},
+};
 use toml::de::DeValue;
 
 use super::toml_reader::{Field, FromText, FromToml, TomlReader, TomlValue, shown, suggestion};
 use crate::{
-    address, duration,
+    address,
+    calendar::Zone,
+    duration,
     label_policy::LabelKind,
     rules::{Absent, LeaseSize, OnStoreFailure, lease_size_forms},
+    window::{self, WrittenWindow},
 };
 
 /// A duration, such as `"1h30m"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DurationValue(pub Duration);
+
+/// The window of a limit, such as `"1h30m"` or `"1 month"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowValue(pub WrittenWindow);
+
+/// The name of a time zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneValue(pub Zone);
+
+/// The first day of calendar periods: a day of the month, or a weekday.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnchorValue(pub Anchor);
 
 /// An IP network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +69,40 @@ impl FromText for DurationValue {
 
     fn from_text(text: &str) -> Result<Self, String> {
         duration::parse(text).map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl FromText for WindowValue {
+    const EXPECTED: &'static str = "a window: use whole numbers with d, h, m, s or ms, in quotes, for example \"1h30m\", or a \
+                                    calendar window such as \"1 month\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        window::parse(text).map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl FromText for ZoneValue {
+    const EXPECTED: &'static str =
+        "a time zone: write its IANA name in quotes, for example \"Europe/Berlin\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        Zone::named(text).map(Self).map_err(|error| {
+            let names: Vec<String> = Zone::names().map(|name| name.to_ascii_lowercase()).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            match suggestion(text, &names).and_then(|name| Zone::named(name).ok()) {
+                Some(zone) => format!("zone {text:?} is unknown: did you mean {:?}?", zone.name()),
+                None => error.to_string(),
+            }
+        })
+    }
+}
+
+impl FromText for AnchorValue {
+    const EXPECTED: &'static str =
+        "an anchor: write a day of the month, 1 to 31, or a weekday in quotes, for example \"monday\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: sluicegate_core::calendar::CalendarError| error.to_string())
     }
 }
 
@@ -241,7 +293,50 @@ macro_rules! config_text_values {
 }
 pub use config_text_values as written_as_text;
 
+impl FromToml for AnchorValue {
+    fn from_toml(value: &TomlValue<'_>, reader: &mut TomlReader) -> Option<Self> {
+        match value.get_ref().as_integer() {
+            Some(_) => {
+                let day = shown(value.get_ref());
+                Self::from_text(&day).map_err(|message| reader.wrong(value, message)).ok()
+            }
+            None => match text(value, reader)? {
+                Self(Anchor::DayOfMonth(day)) => {
+                    reader.wrong(
+                        value,
+                        format!("\"{day}\" is not an anchor: write a day of the month without quotes"),
+                    );
+                    None
+                }
+                weekday => Some(weekday),
+            },
+        }
+    }
+}
+
+impl JsonSchema for AnchorValue {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Anchor".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "title": "anchor",
+            "anyOf": [
+                { "type": "integer", "minimum": 1, "maximum": 31 },
+                { "type": "string", "enum": Weekday::ALL.map(Weekday::name) },
+            ],
+        })
+    }
+}
+
 written_as_text! {
+    WindowValue: { "type": "string", "title": "window", "pattern": "^(([0-9]+(d|h|ms|m|s))+|1 (day|week|month|quarter|year))$", "examples": ["1h30m", "1 month"] }
+    ZoneValue: { "type": "string", "title": "time zone", "examples": ["Europe/Berlin", "UTC"] }
     DurationValue: { "type": "string", "title": "duration", "pattern": "^([0-9]+(d|h|ms|m|s))+$", "examples": ["1h30m", "250ms"] }
     Network: { "type": "string", "title": "network", "examples": ["10.0.0.0/8", "2001:db8::/32"] }
     HeaderName: { "type": "string", "title": "header name", "minLength": 1, "examples": ["x-api-key"] }

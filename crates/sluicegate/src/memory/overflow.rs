@@ -37,7 +37,7 @@ struct OverflowCounter {
 impl OverflowCounter {
     fn is_for(&self, lookup: &Lookup<'_>) -> bool {
         let parameters =
-            |limit: &Limit| (limit.algorithm(), limit.window_us(), limit.phase_us(), limit.rate());
+            |limit: &Limit| (limit.algorithm(), limit.window_setting(), limit.phase_us(), limit.rate());
         is_same_rule(self.rule.as_ref(), lookup.key.shared_rule())
             && parameters(&self.limit) == parameters(lookup.limit)
     }

@@ -28,11 +28,11 @@ use super::{
     connector::{CONNECT_TIMEOUT, Connection, Connector},
     dial_backoff::{DialBackoff, QUICK_ATTEMPTS},
     health::{self, HealthCounters, ServerInfo},
-    script::{Call, DIGEST, ReplyHeader, SOURCE, read_header},
+    script::{Call, DIGEST, ReplyHeader, SOURCE, SendTimes, read_header},
     sentinel::Sentinels,
     url::Node,
 };
-use crate::store::StoreError;
+use crate::{clock::wall_clock, store::StoreError};
 
 /// How long before its deadline a call stops waiting for a connection, so that it is reported as not sent.
 const CONNECT_MARGIN: Duration = Duration::from_millis(1);
@@ -178,6 +178,11 @@ impl Established {
         }
     }
 
+    /// Returns the server's time at `moment`, or this process's time before the first reply.
+    fn server_time(&self, moment: Instant) -> Timestamp {
+        self.offset.server_time(moment).unwrap_or_else(wall_clock)
+    }
+
     fn answered(&self) {
         *self.silent_since.lock() = None;
         // no write in the common case: the cache line is shared by all threads
@@ -230,31 +235,41 @@ impl ServerConnection {
         }
     }
 
-    /// Sends a call with a deadline on the server's clock. If the server reports it as late although the deadline has not passed here,
-    /// the call is sent once more: it did not run, and the known clock offset was wrong.
+    /// Sends a call with a deadline on the server's clock, and with the calendar periods around its time. If the server reports it as late
+    /// although the deadline has not passed here, or its time is in none of the periods, the call is sent once more: it did not run, and
+    /// the known clock offset was wrong.
     async fn send_call(
         self: &Arc<Self>,
         established: &Arc<Established>,
         call: &Call,
         asking: Asking,
     ) -> Result<Value, CallFailure> {
-        let (by, mut is_corrected) = (call.process_deadline(), false);
+        let (by, mut corrected) = (call.process_deadline(), None);
         loop {
             let deadline = by.and_then(|by| established.offset.server_time(by));
             let sent = Instant::now();
+            let now = match corrected {
+                Some(at) => at,
+                None if call.has_calendars() => established.server_time(sent),
+                None => Timestamp::default(),
+            };
+            let times = SendTimes { deadline, now };
             let reply =
-                self.send_script(established, asking, |request| call.write_to(request, deadline)).await?;
+                self.send_script(established, asking, |request| call.write_to(request, times)).await?;
             let received = Instant::now();
-            let Some(ReplyHeader { is_late, at }) = header_of(&reply) else { return Ok(reply) };
-            if !is_late {
+            let Some(ReplyHeader { is_late, has_no_period, at }) = header_of(&reply) else {
+                return Ok(reply);
+            };
+            if !is_late && !has_no_period {
                 established.offset.record(at, sent, received);
                 return Ok(reply);
             }
             established.offset.correct(at, sent, received);
-            if is_corrected || by.is_none_or(|by| received >= by) {
+            let is_too_late = by.map_or(is_late, |by| received >= by);
+            if corrected.is_some() || is_too_late {
                 return Ok(reply);
             }
-            is_corrected = true;
+            corrected = Some(at);
         }
     }
 

@@ -7,7 +7,7 @@ use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
 use hashbrown::HashTable;
 use sluicegate_core::{
-    Algorithm, Answer, Lease, Limit, Operation, Retry, State, Terms, Timestamp,
+    Algorithm, Answer, Calendar, Lease, Limit, Operation, Retry, State, Terms, Timestamp,
     step::{Admission, Mode},
 };
 use tokio::time::Instant;
@@ -51,6 +51,9 @@ const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const STATUS_LATE: u8 = 1;
 const STATUS_MISROUTED: u8 = 2;
+const STATUS_NO_PERIOD: u8 = 3;
+/// In the place of an algorithm: a fixed window that follows a calendar.
+const CALENDAR_WINDOW: u8 = 5;
 /// In the place of a retry time: the stored state of the tier cannot be read.
 const UNREADABLE: f64 = -2.0;
 const ANSWER_BYTES: usize = 48;
@@ -59,6 +62,8 @@ const NUMBER_BYTES: usize = 8;
 const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
 /// How long the record of a lease counts units after the process stops to spend them: the time for which the process can return the rest.
 const RETURN_TIME: Duration = Duration::from_secs(1);
+/// Algorithm and six numbers.
+const LIMIT_BYTES: usize = 1 + 6 * NUMBER_BYTES;
 /// A bucket whose parts stay below this takes the fast bucket path of the script.
 const MAX_FAST: u128 = 1 << 52;
 
@@ -68,6 +73,8 @@ pub(super) struct Call {
     /// The key and the limit of each tier, in the order of the checks.
     tiers: Vec<TierIndexes>,
     arguments: [Vec<u8>; 3],
+    /// The limits that follow a calendar, by their position in the table of limits.
+    calendars: Vec<(usize, &'static Calendar)>,
     /// The order in which the checks are sent: those of the fast bucket path first, grouped by limit.
     order: Vec<usize>,
     process_deadline: Option<Instant>,
@@ -91,6 +98,15 @@ pub(super) struct CallTimes {
     pub(super) deadline: Option<Timestamp>,
     /// The deadline on this process's clock.
     pub(super) process_deadline: Option<Instant>,
+}
+
+/// The times that are known when a call is sent.
+#[derive(Clone, Copy)]
+pub(super) struct SendTimes {
+    /// The deadline on the server's clock, if it replaces that of the call.
+    pub(super) deadline: Option<Timestamp>,
+    /// The estimated time of the server's clock, for calendars.
+    pub(super) now: Timestamp,
 }
 
 /// The indexes of a tier's key and limit in the call.
@@ -144,10 +160,12 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     push_time(&mut header, times.deadline);
     push_index(&mut header, fixed_keys);
 
-    let mut limit_table = Vec::with_capacity(limits.len() * 49);
+    let mut limit_table = Vec::with_capacity(limits.len() * LIMIT_BYTES);
     for limit in &limits {
         push_limit(&mut limit_table, limit);
     }
+    let calendars = limits.iter().enumerate();
+    let calendars = calendars.filter_map(|(index, limit)| Some((index, limit.calendar()?))).collect();
 
     let mut planned = Vec::with_capacity(checks.len());
     let mut rest = &*indexes;
@@ -178,6 +196,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
         keys,
         tiers: indexes,
         arguments: [header, limit_table, plan],
+        calendars,
         order,
         process_deadline: times.process_deadline,
         slots: Slots::One,
@@ -276,8 +295,13 @@ impl Call {
         Self { slots: Slots::Several, ..self }
     }
 
-    /// Writes the arguments of `EVALSHA` or `EVAL` after the script, with another deadline if there is one.
-    pub(super) fn write_to(&self, request: &mut redis::Cmd, deadline: Option<Timestamp>) {
+    /// Returns whether a limit of the call follows a calendar, so that the call needs the server's time.
+    pub(super) fn has_calendars(&self) -> bool {
+        !self.calendars.is_empty()
+    }
+
+    /// Writes the arguments of `EVALSHA` or `EVAL` after the script.
+    pub(super) fn write_to(&self, request: &mut redis::Cmd, times: SendTimes) {
         let declared = match self.slots {
             Slots::One => self.keys.len(),
             Slots::Several => 1,
@@ -287,21 +311,42 @@ impl Call {
             request.arg(name);
         }
         let [header, limits, plan] = &self.arguments;
-        match deadline {
-            Some(_) => {
-                let mut dated = header[..NUMBER_BYTES].to_vec();
-                push_time(&mut dated, deadline);
-                dated.extend(&header[2 * NUMBER_BYTES..]);
-                request.arg(dated);
-            }
-            None => {
-                request.arg(header);
-            }
+        if times.deadline.is_none() && self.calendars.is_empty() {
+            request.arg(header).arg(limits);
+        } else {
+            let (header, limits) = self.timed_arguments(times);
+            request.arg(header).arg(limits);
         }
-        request.arg(limits).arg(plan);
+        request.arg(plan);
         for name in self.keys.names().skip(declared) {
             request.arg(name);
         }
+    }
+
+    /// Returns the header with another deadline, if there is one, and the limits with the periods around the present.
+    fn timed_arguments(&self, times: SendTimes) -> (Vec<u8>, Vec<u8>) {
+        let [header, limits, _] = &self.arguments;
+        let (mut header, mut limits) = (header.clone(), limits.clone());
+        if let Some(deadline) = times.deadline {
+            header[NUMBER_BYTES..2 * NUMBER_BYTES]
+                .copy_from_slice(&exact(deadline.as_micros()).to_le_bytes());
+        }
+        let (mut first_us, mut past_us) = (0, u64::MAX);
+        for (index, calendar) in &self.calendars {
+            let edges = calendar.edges_at(times.now);
+            let mut numbers = Vec::with_capacity(3 * NUMBER_BYTES);
+            for edge in [edges.start_us, edges.end_us, edges.next_end_us] {
+                push_number(&mut numbers, edge);
+            }
+            let end = (index + 1) * LIMIT_BYTES;
+            limits[end - numbers.len()..end].copy_from_slice(&numbers);
+            (first_us, past_us) = (edges.start_us.max(first_us), edges.next_end_us.min(past_us));
+        }
+        if self.has_calendars() {
+            push_number(&mut header, first_us);
+            push_number(&mut header, past_us);
+        }
+        (header, limits)
     }
 }
 
@@ -352,10 +397,12 @@ fn index_of_limit(limit: Limit, limits: &mut Vec<Limit>) -> usize {
     })
 }
 
-/// The header of a reply: whether the call was late, and when it ran.
+/// The header of a reply: whether the call ran, and when.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyHeader {
     pub(super) is_late: bool,
+    /// Whether nothing ran because the time is in none of the periods that were sent.
+    pub(super) has_no_period: bool,
     pub(super) at: Timestamp,
 }
 
@@ -363,7 +410,8 @@ pub(super) struct ReplyHeader {
 pub(super) fn read_header(reply: &[u8]) -> Option<ReplyHeader> {
     let (status, rest) = reply.split_first()?;
     let at = Timestamp::from_micros(whole(f64::from_le_bytes(*rest.first_chunk()?)));
-    Some(ReplyHeader { is_late: *status == STATUS_LATE, at })
+    let (is_late, has_no_period) = (*status == STATUS_LATE, *status == STATUS_NO_PERIOD);
+    Some(ReplyHeader { is_late, has_no_period, at })
 }
 
 /// Returns whether nothing ran because the node does not have all counters of a call over several slots.
@@ -388,9 +436,14 @@ fn try_decode(
     call: &Call,
     checks: &[Check],
 ) -> Option<Result<Vec<Result<CheckAnswer, StoreError>>, StoreError>> {
-    let ReplyHeader { is_late, at } = read_header(reply)?;
+    let ReplyHeader { is_late, has_no_period, at } = read_header(reply)?;
     if is_late {
         return Some(Err(StoreError::Late(at)));
+    }
+    if has_no_period {
+        let micros = at.as_micros();
+        let reason = format!("the store's clock was set to another calendar period (store time {micros} us)");
+        return Some(Err(StoreError::NotRun(reason)));
     }
     if reply.first() != Some(&STATUS_DECIDED) {
         return None;
@@ -482,7 +535,8 @@ fn operation_code(operation: Operation) -> u8 {
 }
 
 fn push_limit(bytes: &mut Vec<u8>, limit: &Limit) {
-    bytes.push(limit.algorithm().properties().script_code);
+    let algorithm = limit.algorithm().properties().script_code;
+    bytes.push(if limit.calendar().is_some() { CALENDAR_WINDOW } else { algorithm });
     let rate = limit.rate();
     let numbers =
         [limit.amount(), limit.window_us(), limit.capacity(), limit.phase_us(), rate.units, rate.micros];

@@ -17,8 +17,11 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::*;
-use crate::check::Tier;
+use super::{script::SendTimes, *};
+use crate::{
+    calendar::{CalendarUnit, Zone},
+    check::Tier,
+};
 
 /// Decides a batch on a store that has one server.
 async fn decide(store: &RedisStore, checks: &[Check]) -> Result<Vec<CheckAnswer>, StoreError> {
@@ -84,6 +87,10 @@ fn limits(amount: u64, window: Duration) -> [Limit; 4] {
     Algorithm::ALL.map(|algorithm| Limit::new(algorithm, amount, window).unwrap())
 }
 
+fn per_calendar_period(amount: u64, unit: CalendarUnit) -> Limit {
+    Limit::fixed_window(amount, Zone::utc().calendar(unit, None).unwrap()).unwrap()
+}
+
 fn stored(key: &str, limit: &Limit) -> Vec<u8> {
     redis_key(DEFAULT_PREFIX, &Key::without_rule(key).unwrap(), limit.algorithm())
 }
@@ -140,7 +147,7 @@ async fn a_peek_and_a_denial_run_in_a_read_only_script() {
             let call = encode(DEFAULT_PREFIX, &checks, CallTimes::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
             request.arg(SOURCE);
-            call.write_to(&mut request, None);
+            call.write_to(&mut request, SendTimes { deadline: None, now: Timestamp::default() });
             let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
             let decided = decode(&reply, &call, &checks).unwrap().remove(0).unwrap();
             assert_eq!(decided.answers[0].available, 1, "{limit:?}");
@@ -174,6 +181,78 @@ async fn every_write_leaves_a_ttl_that_covers_what_counts_and_little_more() {
                 }
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn the_ttl_of_a_calendar_counter_covers_the_period_and_little_more() {
+    for flavor in Flavor::ALL {
+        let subject = Subject::start(flavor).await;
+        let mut redis = subject.redis();
+        for unit in CalendarUnit::ALL {
+            let limit = per_calendar_period(10, unit);
+            for operation in [Operation::Check, Operation::Charge, Operation::Refund { at: None }] {
+                let CheckAnswer { at, answers } = subject.apply(operation, "k", &limit, 2).await.remove(0);
+                let ttl = Duration::from_millis(redis.pttl(stored("k", &limit)).unwrap());
+                let needed = Duration::from_micros(answers[0].reset_after_us);
+                let context = format!("{flavor} {limit:?} {operation:?}: {ttl:?} for {needed:?}");
+                assert!(ttl + Duration::from_secs(2) >= needed, "{context}");
+                assert!(ttl <= needed.max(2 * limit.window_at(at)) + SLACK, "{context}");
+            }
+        }
+    }
+}
+
+/// The first call of a connection assumes the time of this process.
+#[tokio::test]
+async fn a_call_in_an_unexpected_calendar_period_is_sent_once_more_and_charged_once() {
+    let clock = ManualClock::new(Timestamp::from_micros(0));
+    let mut subject = Subject::start(Flavor::Redis7).await;
+    subject.store = subject.store.with_clock(clock.clone());
+    let limit = per_calendar_period(10, CalendarUnit::Day);
+    const DAY: Duration = Duration::from_secs(86_400);
+    let noon = |day: u32| Timestamp::from_micros(0).plus(DAY * day + DAY / 2);
+    // the day of the store's clock, how often the call is sent, and what remains
+    let table =
+        [(30_000, 2, 9), (30_000, 1, 8), (30_001, 1, 9), (30_003, 2, 9), (30_002, 2, 8), (29_000, 2, 9)];
+    for (day, sends, remaining) in table {
+        clock.set(noon(day));
+        let mut answer = None;
+        let commands = subject
+            .commands_during(async {
+                let decided = subject.apply(Operation::Check, "k", &limit, 1).await.remove(0);
+                assert_eq!(decided.at, clock.now());
+                answer = Some(decided.answers[0]);
+            })
+            .await;
+        let count = |name: &str| commands.get(name).copied().unwrap_or_default();
+        assert_eq!(count("evalsha") + count("eval"), sends, "day {day}: {commands:?}");
+        assert_eq!(count("set") + count("setrange"), 1, "day {day}: {commands:?}");
+        assert_eq!(answer.map(|answer| answer.available), Some(remaining), "day {day}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_in_an_unexpected_calendar_period_changes_nothing() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    let (day, bucket) =
+        (per_calendar_period(10, CalendarUnit::Day), Limit::token_bucket(10, MINUTE).unwrap());
+    let checks = [check(Operation::Check, "day", &day, 1), check(Operation::Check, "bucket", &bucket, 1)];
+    let now = Timestamp::from_micros(1_794_765_441_799_839);
+    let call = encode(DEFAULT_PREFIX, &checks, CallTimes { now: Some(now), ..CallTimes::default() }).unwrap();
+    let days = |days: u32| Duration::from_secs(86_400) * days;
+    for (expected, has_period) in
+        [(now.minus(days(2)), false), (now.minus(days(1)), true), (now, true), (now.plus(days(1)), false)]
+    {
+        let mut request = redis::cmd("EVAL");
+        request.arg(SOURCE);
+        call.write_to(&mut request, SendTimes { deadline: None, now: expected });
+        let reply: Vec<u8> = request.query(&mut subject.redis()).unwrap();
+        let decided = decode(&reply, &call, &checks);
+        assert_eq!(decided.is_ok(), has_period, "{expected:?}: {decided:?}");
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut subject.redis()).unwrap();
+        assert_eq!(keys.len(), if has_period { 2 } else { 0 }, "{expected:?}: {keys:?}");
+        let _: () = redis::cmd("FLUSHALL").query(&mut subject.redis()).unwrap();
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `pattern` | a pattern for the value of one label |
 //! | `condition` | pairs of label and pattern: `when` and `unless` |
 //! | `rule` | a rule and its overrides, as written |
+//! | `calendar_override` | overrides of calendar windows |
 //! | `validate` | validation of rules |
 //! | `costs` | the cost of a request in each unit |
 //! | `lease` | how much of a limit processes may charge in advance |
@@ -14,6 +15,8 @@
 //!
 //! The rules are independent of file formats, stores and time.
 
+#[cfg(feature = "calendar")]
+mod calendar_override;
 mod condition;
 mod costs;
 mod explain;
@@ -29,6 +32,8 @@ mod reference_matcher;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "calendar")]
+pub use calendar_override::{CalendarOverride, CalendarOverrideError};
 pub use condition::{Condition, ConditionError, MAX_PAIRS};
 pub use costs::{Costs, CostsError, DEFAULT_UNIT, MAX_UNIT_NAME, MAX_UNITS, Unit, UnitError};
 pub use explain::{Explained, NotApplicable};

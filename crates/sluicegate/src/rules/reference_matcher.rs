@@ -92,6 +92,7 @@ fn an_override(random: &mut StdRng, algorithm: Algorithm) -> Override {
         shadow: maybe(random, |random| random.random()),
         lease: None,
         lease_for: None,
+        calendar: CalendarOverride::default(),
     }
 }
 
@@ -167,6 +168,7 @@ fn reference_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effec
     let key = Key::of_rule(&encoded_rule(&rule.name), &values(&rule.per), tag.as_deref());
     let amount = last(&matching, |other| other.amount).unwrap_or(rule.limit.amount());
     let window = last(&matching, |other| other.window).unwrap_or(rule.limit.window());
+    assert!(rule.limit.calendar().is_none(), "calendar windows are tested by themselves");
     let mut limit = Limit::new(rule.limit.algorithm(), amount, window).unwrap();
     if let Some(burst) = last(&matching, |other| other.burst).or(rule.burst) {
         limit = limit.with_burst(burst).unwrap();

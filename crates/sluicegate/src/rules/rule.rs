@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Cost, Limit};
 
+#[cfg(feature = "calendar")]
+use super::calendar_override::CalendarOverride;
 use super::{condition::Condition, costs::Unit, lease::LeaseSize, pattern::Pattern};
+#[cfg(feature = "calendar")]
+use crate::calendar::{Anchor, CalendarUnit, Zone};
 
 /// A named limit with its conditions, counting labels and unit.
 ///
@@ -118,8 +122,11 @@ pub struct Override {
     pub when: Condition,
     /// Another amount; the burst follows it if neither the rule nor its overrides set one.
     pub amount: Option<u64>,
-    /// Another window.
+    /// Another window. The later of `window` and `calendar.unit` wins.
     pub window: Option<Duration>,
+    /// Another calendar window, or another zone or anchor of it.
+    #[cfg(feature = "calendar")]
+    pub calendar: CalendarOverride,
     /// Another burst of a token bucket.
     pub burst: Option<u64>,
     /// Another factor of the caller's cost.
@@ -300,6 +307,30 @@ impl Override {
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.window = Some(window);
+        self
+    }
+
+    /// Sets a calendar window.
+    #[cfg(feature = "calendar")]
+    #[must_use]
+    pub fn calendar(mut self, unit: CalendarUnit) -> Self {
+        self.calendar.unit = Some(unit);
+        self
+    }
+
+    /// Sets the time zone of a calendar window.
+    #[cfg(feature = "calendar")]
+    #[must_use]
+    pub fn zone(mut self, zone: Zone) -> Self {
+        self.calendar.zone = Some(zone);
+        self
+    }
+
+    /// Sets the first day of the periods of a calendar window.
+    #[cfg(feature = "calendar")]
+    #[must_use]
+    pub fn anchor(mut self, anchor: Anchor) -> Self {
+        self.calendar.anchor = Some(anchor);
         self
     }
 

@@ -2,15 +2,17 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use sluicegate_core::{Cost, Limit};
+use sluicegate_core::{Cost, Limit, Window};
 use smallvec::SmallVec;
 
+#[cfg(feature = "calendar")]
+use super::calendar_override::CalendarOverride;
 use super::{
     costs::{Costs, Unit},
     index::MatchIndex,
     lease::LeaseSize,
     pattern::Pattern,
-    rule::{Absent, OnStoreFailure, Rule},
+    rule::{Absent, OnStoreFailure, Override, Rule},
     validate::{RulesError, check_all},
 };
 use crate::{
@@ -187,6 +189,8 @@ fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {
 struct Resolved {
     amount: Option<u64>,
     window: Option<Duration>,
+    #[cfg(feature = "calendar")]
+    calendar: CalendarOverride,
     burst: Option<u64>,
     lease: Option<LeaseSize>,
     lease_for: Option<Duration>,
@@ -196,6 +200,33 @@ struct Resolved {
     /// The last override that set it, unless a later one unset it.
     unlimited: Option<u32>,
     blocked: Option<u32>,
+}
+
+impl Resolved {
+    /// Applies the window of an override.
+    fn change_window(&mut self, other: &Override) {
+        self.window = other.window.or(self.window);
+        #[cfg(feature = "calendar")]
+        {
+            self.calendar = self.calendar.then(&other.calendar);
+            // the later one wins
+            if other.calendar.unit.is_some() {
+                self.window = None;
+            } else if other.window.is_some() {
+                self.calendar.unit = None;
+            }
+        }
+    }
+
+    /// Returns the window of a rule with this limit.
+    fn window(&self, limit: &Limit) -> Window {
+        match self.window {
+            Some(length) => length.into(),
+            #[cfg(feature = "calendar")]
+            None if self.calendar.is_set() => self.calendar.window(limit),
+            None => limit.window_setting(),
+        }
+    }
 }
 
 impl Entry {
@@ -234,6 +265,8 @@ impl Entry {
         let mut resolved = Resolved {
             amount: None,
             window: None,
+            #[cfg(feature = "calendar")]
+            calendar: CalendarOverride::default(),
             burst: rule.burst,
             lease: rule.lease,
             lease_for: rule.lease_for,
@@ -250,7 +283,7 @@ impl Entry {
                 continue;
             }
             resolved.amount = other.amount.or(resolved.amount);
-            resolved.window = other.window.or(resolved.window);
+            resolved.change_window(other);
             resolved.burst = other.burst.or(resolved.burst);
             resolved.lease = other.lease.or(resolved.lease);
             resolved.lease_for = other.lease_for.or(resolved.lease_for);
@@ -281,22 +314,22 @@ impl Entry {
         const CHECKED: &str = "all numbers were validated with the rules";
         let rule = &self.rule;
         let mut limit = rule.limit;
-        if resolved.amount.is_some() || resolved.window.is_some() || resolved.burst != rule.burst {
+        let window = resolved.window(&limit);
+        if resolved.amount.is_some() || window != limit.window_setting() || resolved.burst != rule.burst {
             let amount = resolved.amount.unwrap_or(limit.amount());
-            let window = resolved.window.unwrap_or(limit.window());
             let phase_us = limit.phase_us();
             limit = Limit::new(limit.algorithm(), amount, window).expect(CHECKED);
             if let Some(burst) = resolved.burst {
                 limit = limit.with_burst(burst).expect(CHECKED);
             }
-            if phase_us > 0 {
+            if phase_us > 0 && limit.calendar().is_none() {
                 limit = limit.with_phase(Duration::from_micros(phase_us)).expect(CHECKED);
             }
         }
         if let Some(lease) = resolved.lease {
             limit = with_lease(limit, lease, resolved.lease_for);
         }
-        if rule.stagger {
+        if rule.stagger && limit.calendar().is_none() {
             limit = limit.with_phase(staggered_phase(key, limit.window_us())).expect(CHECKED);
         }
         limit

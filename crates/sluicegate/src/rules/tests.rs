@@ -2,10 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_core::{Algorithm, Cost, Limit, LimitError};
+use sluicegate_core::{Algorithm, Cost, Limit, LimitError, Window};
 
 use super::*;
-use crate::{key::Key, labels::Labels};
+use crate::{
+    calendar::{Anchor, Calendar, CalendarUnit, Weekday, Zone},
+    key::Key,
+    labels::Labels,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -399,4 +403,85 @@ fn names_are_unique_and_the_bounds_hold() {
     let last = rule("b".into()).with_override(Override::default());
     let error = RuleSet::new(vec![crowded, last]).unwrap_err();
     assert_eq!(error, RulesError::TooManyOverrides(MAX_OVERRIDES + 1));
+}
+
+fn calendar(unit: CalendarUnit, zone: &str, anchor: Option<Anchor>) -> &'static Calendar {
+    Zone::named(zone).unwrap().calendar(unit, anchor).unwrap()
+}
+
+#[test]
+fn overrides_change_unit_zone_and_anchor_of_a_calendar_window_field_by_field() {
+    use CalendarUnit::{Day, Month, Week};
+    let (berlin, day_15) = ("Europe/Berlin", Some(Anchor::DayOfMonth(15)));
+    let quota = Limit::fixed_window(10, calendar(Month, berlin, day_15)).unwrap();
+    let tokyo = Zone::named("Asia/Tokyo").unwrap();
+    let rules = set([Rule::new("r", quota)
+        .with_override(Override::when("big", "*").amount(100))
+        .with_override(Override::when("japan", "*").zone(tokyo))
+        .with_override(Override::when("late", "*").anchor(Anchor::DayOfMonth(31)))
+        .with_override(Override::when("weekly", "*").calendar(Week))
+        .with_override(Override::when("daily", "*").calendar(Day))
+        .with_override(Override::when("hourly", "*").window(60 * MINUTE))
+        .with_override(Override::when("monthly", "*").calendar(Month))]);
+    let window = |names: &[&str]| {
+        let pairs: Vec<_> = names.iter().map(|name| (*name, "")).collect();
+        limit(&rules, &pairs).window_setting()
+    };
+    let on = |unit, zone, anchor| Window::Calendar(calendar(unit, zone, anchor));
+    assert_eq!((window(&["big"]), limit(&rules, &[("big", "")]).amount()), (on(Month, berlin, day_15), 100));
+    assert_eq!(window(&["japan"]), on(Month, "Asia/Tokyo", day_15));
+    assert_eq!(window(&["japan", "late"]), on(Month, "Asia/Tokyo", Some(Anchor::DayOfMonth(31))));
+    assert_eq!(window(&["weekly"]), on(Week, berlin, None), "the anchor of a month does not apply");
+    assert_eq!(window(&["late", "daily", "japan"]), on(Day, "Asia/Tokyo", None));
+    assert_eq!(window(&["daily", "hourly"]), Window::Length(60 * MINUTE));
+    assert_eq!(
+        window(&["hourly", "monthly", "japan"]),
+        on(Month, "Asia/Tokyo", day_15),
+        "the later one wins"
+    );
+}
+
+#[test]
+fn an_override_can_set_a_calendar_window_of_a_rule_without_one() {
+    let rule = |limit| {
+        let monthly = Override::when("quota", "*").calendar(CalendarUnit::Month);
+        Rule::new("r", limit).per(["user"]).with_override(monthly)
+    };
+    let rules = set([rule(Limit::fixed_window(10, MINUTE).unwrap()).stagger()]);
+    let changed = limit(&rules, &[("user", "7"), ("quota", "")]);
+    assert_eq!((changed.calendar().unwrap().zone(), changed.phase_us()), ("UTC", 0));
+    let error = RuleSet::new(vec![rule(bucket(10))]).unwrap_err().to_string();
+    assert!(error.contains("token-bucket has no calendar windows: use fixed-window"), "{error}");
+}
+
+#[test]
+fn calendar_settings_without_a_calendar_window_are_rejected() {
+    let month = Limit::fixed_window(10, calendar(CalendarUnit::Month, "UTC", None)).unwrap();
+    let fixed = Limit::fixed_window(10, MINUTE).unwrap();
+    let (tokyo, friday) = (Zone::named("Asia/Tokyo").unwrap(), Anchor::Weekday(Weekday::Friday));
+    let other = || Override::when("t", "x");
+    let table = [
+        (
+            fixed,
+            other().zone(tokyo),
+            "zone needs a calendar window: set window to \"1 month\", for example, or remove zone",
+        ),
+        (fixed, other().anchor(friday), "anchor needs a calendar window"),
+        (
+            month,
+            other().anchor(friday),
+            "anchor \"friday\" does not fit \"1 month\": use a day of the month, 1 to 31",
+        ),
+        (fixed, other().calendar(CalendarUnit::Day).anchor(friday), "\"1 day\" has no anchor"),
+        (month, other().calendar(CalendarUnit::Day).window(MINUTE), "contradict each other"),
+    ];
+    for (limit, other, part) in table {
+        let error = RuleSet::new(vec![Rule::new("r", limit).with_override(other)]).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let staggered = RuleSet::new(vec![Rule::new("r", month).stagger()]).unwrap_err().to_string();
+    assert!(
+        staggered.contains("a calendar window has no stagger: remove it, or use a window such as \"1d\""),
+        "{staggered}"
+    );
 }

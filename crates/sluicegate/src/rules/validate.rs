@@ -2,8 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sluicegate_core::{Algorithm, Limit, LimitError};
+use sluicegate_core::{Algorithm, Limit, LimitError, Window};
 
+#[cfg(feature = "calendar")]
+use super::calendar_override::CalendarOverrideError;
 use super::{
     condition::ConditionError,
     costs::{UnitError, check_unit},
@@ -88,6 +90,9 @@ pub enum RuleError {
     /// Only a fixed window can be staggered.
     #[error("{0} has no stagger: remove it, or use fixed-window")]
     Stagger(Algorithm),
+    /// The periods of a calendar start at given times.
+    #[error("a calendar window has no stagger: remove it, or use a window such as \"1d\"")]
+    StaggeredCalendar,
     /// Its lease has no unit.
     #[error("lease {lease} of {amount} is less than one unit: use a larger part, or remove it")]
     LeaseTooSmall {
@@ -145,6 +150,14 @@ pub enum OverrideError {
         /// The amount of the limit.
         amount: u64,
     },
+    /// Its calendar window is invalid.
+    #[cfg(feature = "calendar")]
+    #[error(transparent)]
+    Calendar(CalendarOverrideError),
+    /// It sets both a length and a calendar window.
+    #[cfg(feature = "calendar")]
+    #[error("window and calendar.unit contradict each other: set one of them")]
+    TwoWindows,
     /// It both exempts and blocks.
     #[error("unlimited and blocked contradict each other: set one of them")]
     UnlimitedAndBlocked,
@@ -257,6 +270,8 @@ fn check_stagger(rule: &Rule) -> Result<(), RuleError> {
     let algorithm = rule.limit.algorithm();
     if rule.stagger && !algorithm.properties().has_phase {
         Err(RuleError::Stagger(algorithm))
+    } else if rule.stagger && rule.limit.calendar().is_some() {
+        Err(RuleError::StaggeredCalendar)
     } else {
         Ok(())
     }
@@ -302,7 +317,7 @@ fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
 fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> {
     other.when.check().map_err(OverrideError::When)?;
     let amount = other.amount.unwrap_or(limit.amount());
-    let window = other.window.unwrap_or(limit.window());
+    let window = check_window(other, limit)?;
     let changed = Limit::new(limit.algorithm(), amount, window).map_err(OverrideError::Limit)?;
     if let Some(burst) = other.burst {
         changed.with_burst(burst).map_err(OverrideError::Limit)?;
@@ -316,4 +331,19 @@ fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> 
         return Err(OverrideError::UnlimitedAndBlocked);
     }
     Ok(())
+}
+
+/// Returns the window of a rule with this limit under an override.
+fn check_window(other: &Override, limit: &Limit) -> Result<Window, OverrideError> {
+    #[cfg(feature = "calendar")]
+    {
+        other.calendar.check(limit).map_err(OverrideError::Calendar)?;
+        if other.window.is_some() && other.calendar.unit.is_some() {
+            return Err(OverrideError::TwoWindows);
+        }
+        if other.window.is_none() {
+            return Ok(other.calendar.window(limit));
+        }
+    }
+    Ok(other.window.map_or(limit.window_setting(), Window::from))
 }

@@ -3,8 +3,9 @@
 use std::{process::Command, time::Duration};
 
 use sluicegate::{
-    Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Override,
-    RedisStore, Retry, Rule, Source, Timestamp,
+    Cost, Costs, Decision, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
+    Override, RedisStore, Retry, Rule, Source, Timestamp,
+    calendar::{CalendarUnit, Zone},
     limiter::{Reset, RuleSelection},
     rules::Absent,
     store::Store,
@@ -205,4 +206,64 @@ async fn a_manual_clock_also_expires_cached_denials() {
         assert!(!limiter.check_key("k", &log(1), Cost::ONE).await.unwrap().is_allowed());
         clock.advance(MINUTE);
     }
+}
+
+/// Checks that a decision waits for the end of the calendar year, within a second.
+fn assert_waits_for_the_year_to_end(decision: &Decision, limit: &Limit, now: Timestamp) {
+    let end = limit.calendar().unwrap().edges_at(now).end_us;
+    let wait = decision.retry_after().expect("the decision is a denial that ends");
+    let until = now.plus(wait).as_micros();
+    assert!(until.abs_diff(end) < 1_000_000, "{until} instead of {end}: {decision:?}");
+}
+
+#[tokio::test]
+async fn denials_of_a_calendar_window_are_cached_and_continue_when_redis_is_down() {
+    let server = Server::start(Flavor::Redis7);
+    let year = Zone::named("Europe/Berlin").unwrap().calendar(CalendarUnit::Year, None).unwrap();
+    let limit = Limit::fixed_window(4, year).unwrap();
+    let rule = Rule::new("year", limit).per(["user"]).on_store_failure(OnStoreFailure::Local);
+    let options = Options::new().deadline(Duration::from_millis(300)).denial_cache(SECOND);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::builder().store(store).rules([rule]).options(options).build().unwrap();
+    let alice = labels(&[("user", "alice")]);
+    let check = async |cost: u32| limiter.check(&alice, cost).await.unwrap();
+
+    let first = check(4).await;
+    assert_eq!((first.is_allowed(), first.remaining()), (true, Some(0)));
+    let now = first.at.unwrap();
+    for source in [Source::Store, Source::Cache] {
+        let denied = check(1).await;
+        assert_eq!((denied.is_allowed(), denied.source), (false, source));
+        assert_waits_for_the_year_to_end(&denied, &limit, now);
+    }
+    server.suspend();
+    let denied = check(2).await;
+    assert_eq!(
+        (denied.is_allowed(), denied.source),
+        (false, Source::Fallback),
+        "the usage is known: {denied:?}"
+    );
+    assert_waits_for_the_year_to_end(&denied, &limit, now);
+    let bob = labels(&[("user", "bob")]);
+    let allowed = limiter.check(&bob, 4).await.unwrap();
+    assert_eq!((allowed.is_allowed(), allowed.source), (true, Source::Fallback));
+    let denied = limiter.check(&bob, 1).await.unwrap();
+    assert_waits_for_the_year_to_end(&denied, &limit, now);
+    server.resume();
+}
+
+/// Concurrent checks of equal calendar limits, some built separately, are decided exactly.
+#[tokio::test]
+async fn concurrent_checks_of_a_calendar_window_admit_exactly_the_amount() {
+    let server = Server::start(Flavor::Redis7);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::builder().store(store).options(LONG_DEADLINE).build().unwrap();
+    let checks = (0..200).map(|number| {
+        let zone = Zone::named(["Asia/Tokyo", "asia/tokyo"][number % 2]).unwrap();
+        let limit = Limit::fixed_window(50, zone.calendar(CalendarUnit::Quarter, None).unwrap()).unwrap();
+        let limiter = &limiter;
+        async move { limiter.check_key("k", &limit, Cost::ONE).await.unwrap().is_allowed() }
+    });
+    let allowed = futures_util::future::join_all(checks).await;
+    assert_eq!(allowed.into_iter().filter(|allowed| *allowed).count(), 50);
 }

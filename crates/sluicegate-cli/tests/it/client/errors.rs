@@ -141,7 +141,12 @@ fn a_tls_server_is_verified_and_may_require_a_client_certificate() {
 fn errors_of_the_api_are_passed_on() {
     let (_home, program) = server();
     let url = format!("http://{}", program.http);
-    let table: [(&[&str], &str); 5] = [
+    let month = ["check", "--key", "k", "--limit", "1 per 1 month", "--algorithm", "fixed-window"];
+    let table: [(&[&str], &str); 9] = [
+        (&month[..5], "token-bucket has no calendar windows: use fixed-window"),
+        (&[&month[..], &["--zone", "Mars"]].concat(), "zone \"Mars\" is unknown: use a name of the IANA"),
+        (&[&month[..], &["--anchor", "friday"]].concat(), "anchor \"friday\" does not fit \"1 month\""),
+        (&[&month[..], &["--anchor", "32"]].concat(), "use a day of the month, 1 to 31"),
         (&["check", "a=1", "a=2"], "label \"a\" is given more than once"),
         (&["check", "--key", "k", "--limit", "1 per 4000d"], "out of range"),
         (

@@ -238,6 +238,30 @@ fn a_reset_lists_its_counters_and_keeps_shared_ones() {
 }
 
 #[test]
+fn a_key_is_checked_in_a_calendar_window() {
+    let (_home, server) = server();
+    let key = [
+        "--key",
+        "user:42",
+        "--limit",
+        "2 per 1 year",
+        "--algorithm",
+        "fixed-window",
+        "--zone",
+        "Asia/Tokyo",
+    ];
+    let explain = |anchor: &str| {
+        let output = server.run(&[&["explain"], &key[..], &["--anchor", anchor]].concat());
+        assert!(output.out.contains("2 per 1 year in Asia/Tokyo"), "{output:?}");
+        output.out
+    };
+    assert!(explain("15").contains("1 year in Asia/Tokyo from day 15 (fixed-window)"));
+    assert!(explain("1").contains("1 year in Asia/Tokyo (fixed-window)"));
+    let output = server.run(&[&["check"], &key[..]].concat());
+    assert!(output.out.starts_with("ALLOWED  1 of 2 remaining"), "{output:?}");
+}
+
+#[test]
 fn a_key_is_checked_without_rules() {
     let (_home, server) = server();
     let key = ["--key", "user:42", "--limit", "2 per 1m", "--algorithm", "sliding-log"];

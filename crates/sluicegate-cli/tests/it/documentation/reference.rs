@@ -61,7 +61,7 @@ const TABLES: [(&str, &str, &str); 8] = [
 ];
 
 /// The keys to list first; the others follow in alphabetical order.
-const FIRST: [&str; 15] = [
+const FIRST: [&str; 17] = [
     "name",
     "when",
     "unless",
@@ -69,6 +69,8 @@ const FIRST: [&str; 15] = [
     "algorithm",
     "amount",
     "window",
+    "zone",
+    "anchor",
     "burst",
     "unit",
     "cost",

@@ -56,6 +56,38 @@ fn a_log_counted_by_hand_has_the_expected_report() {
     assert!(text.contains("ip=10.0.0.1 (4)"), "{text}");
 }
 
+#[test]
+fn calendar_windows_end_at_midnight_of_their_zone() {
+    let rules = |zone: &str| {
+        format!(
+            r#"
+            [[rule]]
+            name = "daily"
+            algorithm = "fixed-window"
+            amount = 2
+            window = "1 day"
+            zone = "{zone}"
+            [[rule.override]]
+            when = {{ ip = "10.0.0.2" }}
+            amount = 1
+            "#
+        )
+    };
+    // the log starts at 04:54:00 UTC; it is midnight in New York six minutes later
+    let mut hits: Vec<Hit> =
+        [0, 1, 2, 359, 360, 361, 362].map(|second| Hit::new(second, "10.0.0.1", "/")).into();
+    hits.push(Hit::new(363, "10.0.0.2", "/"));
+    let dir = TestDir::new();
+    dir.write("access.log", combined(&hits));
+    for (zone, denied) in [("America/New_York", json!(4)), ("UTC", json!(6))] {
+        dir.write("rules.toml", rules(zone));
+        let report = dir.json(&["--config", "rules.toml", "--log", "access.log", "--curve"]);
+        assert_eq!(report["rules"]["denied"], denied, "{zone}: {report}");
+        let text = dir.text(&["--config", "rules.toml", "--log", "access.log"]);
+        assert!(text.contains(&format!("2 per 1 day in {zone} (fixed-window)")), "{text}");
+    }
+}
+
 /// The decisions of the model: the number of denials of each rule, including shadow rules, and the result of each hit.
 struct ModelResult {
     by_rule: Vec<u64>,

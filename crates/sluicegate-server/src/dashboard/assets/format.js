@@ -50,6 +50,14 @@ export function clock(ms) {
   return new Date(ms).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 }
 
+// Describes the window of a limit, with the zone and the first day of a calendar window.
+export function windowText({ window, zone, anchor }) {
+  let text = window;
+  if (zone) text += ` in ${zone}`;
+  if (anchor && anchor !== 1 && anchor !== 'monday') text += typeof anchor === 'number' ? ` from day ${anchor}` : ` from ${anchor}`;
+  return text;
+}
+
 // Parses a duration such as "1h30m" to milliseconds.
 export function windowMillis(text) {
   const units = { d: 86400000, h: 3600000, m: 60000, s: 1000, ms: 1 };

@@ -1,6 +1,6 @@
 // The tables of active rules and heavy hitters.
 
-import { count, element, share } from './format.js';
+import { count, element, share, windowText } from './format.js';
 
 const SHOWN_KEYS = 10;
 const need = (what) => element('p', { class: 'fine' }, `${what} need a token with the scope `, element('code', {}, 'admin'), '.');
@@ -8,7 +8,7 @@ const need = (what) => element('p', { class: 'fine' }, `${what} need a token wit
 // Describes a rule in one line.
 export function summary(rule) {
   const unit = rule.unit === 'requests' ? '' : ` ${rule.unit}`;
-  let text = `${count(rule.amount)}${unit} per ${rule.window}`;
+  let text = `${count(rule.amount)}${unit} per ${windowText(rule)}`;
   if (rule.burst !== null && rule.burst !== rule.amount) text += `, burst ${count(rule.burst)}`;
   if (rule.per.length > 0) text += `, per ${rule.per.join(' and ')}`;
   return text;

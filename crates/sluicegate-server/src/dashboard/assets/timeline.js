@@ -62,7 +62,8 @@ function behind(snapshot, startMs) {
 
 // Draws one counter; `width` is in pixels.
 export function timeline({ snapshot, limit, cost, state, retryMs, never, fits, another }, width) {
-  const windowMs = windowMillis(limit.window);
+  // a calendar window has the length of its current period
+  const windowMs = limit.zone ? (snapshot.window.until_us - snapshot.window.from_us) / 1000 : windowMillis(limit.window);
   const resetMs = state.reset_after_ms;
   const startMs = snapshot.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : snapshot.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (snapshot.previous.from_us - snapshot.at_us) / 1000) : -windowMs;
   const endMs = Math.max(resetMs, retryMs ?? 0, windowMs * 0.12) * 1.06;

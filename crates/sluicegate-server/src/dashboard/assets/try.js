@@ -2,7 +2,7 @@
 
 import { ApiError, headers, apiError } from './live.js';
 import { caption, timeline } from './timeline.js';
-import { clock, count, duration, element } from './format.js';
+import { clock, count, duration, element, windowText } from './format.js';
 
 // Parses `name=value` pairs, separated by spaces or commas; values can be quoted.
 export function readLabels(text) {
@@ -128,7 +128,7 @@ export class Try {
       const tier = decision.tiers.find((tier) => tier.rule === applying.rule);
       const allowed = tier ? tier.allowed : applying.limit !== null;
       const tags = [];
-      if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${applying.limit.window}`));
+      if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${windowText(applying.limit)}`));
       if (applying.limit?.shadow) tags.push(element('span', { class: 'tag warn' }, 'shadow: never denies'));
       tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${this.another ? 'next request ' : ''}${allowed ? 'fits' : 'does not fit'}`));
       const drawing = applying.snapshot && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);

@@ -73,7 +73,11 @@ end
 -- Returns the TTL that the key of a changed state needs, in milliseconds: at least until no units count. Returns nil if the
 -- current TTL is sufficient.
 local function next_ttl(state, limit, expires)
-  local ttl_until, millis = renewed_ttl(state.exists and state.ttl_until or 0, limit.window, expires - now)
+  local window = limit.window
+  if limit.ends then
+    window = now < limit.ends and limit.ends - limit.start or limit.next_end - limit.ends
+  end
+  local ttl_until, millis = renewed_ttl(state.exists and state.ttl_until or 0, window, expires - now)
   state.ttl_until = ttl_until or state.ttl_until
   return millis
 end

@@ -1,5 +1,6 @@
 
--- fixed-window: one counter, and until when it counts. Stored as '<ddddd'.
+-- fixed-window: one counter, and until when it counts. Stored as '<ddddd'. The windows have equal lengths, or are the periods of a
+-- calendar, of which the limit has the two around the present.
 define[FIXED_WINDOW] = function()
   local self = {}
 
@@ -17,7 +18,19 @@ define[FIXED_WINDOW] = function()
     return are_stored(last, ends, count, window, ttl_until) and window > 0 and state or nil
   end
 
+  -- Returns the time at which a state is read; nil if it is dated too far ahead.
+  local function time_of(state, limit)
+    if limit.ends then
+      return state.last < limit.next_end and max(state.last, now) or nil
+    end
+    return effective_time(state.last, limit.window)
+  end
+
+  -- Returns the end of the window that contains `at`. Of a period before the two, any time until they start.
   local function window_end(limit, at)
+    if limit.ends then
+      return at < limit.start and limit.start or at < limit.ends and limit.ends or limit.next_end
+    end
     local window = limit.window
     return at + window - (at + window - limit.phase) % window
   end
@@ -29,7 +42,7 @@ define[FIXED_WINDOW] = function()
   end
 
   function self.view(state, limit)
-    local at = effective_time(state.last, limit.window)
+    local at = time_of(state, limit)
     if not at then
       state.at, state.next_end, state.counts_until, state.used = now, window_end(limit, now), 0, 0
       return
@@ -56,8 +69,12 @@ define[FIXED_WINDOW] = function()
     return state.used > 0 and state.counts_until - now or 0, 0
   end
 
-  function self.refund(state, _, units, time)
-    if time >= 0 and (time < state.ends - state.window or time >= state.ends) then
+  function self.refund(state, limit, units, time)
+    local starts = state.ends - state.window
+    if limit.ends then -- its window is only an upper bound of a period
+      starts = max(starts, state.at < limit.ends and limit.start or limit.ends)
+    end
+    if time >= 0 and (time < starts or time >= state.ends) then
       return false
     end
     local refunded = min(units, state.used)
@@ -73,3 +90,5 @@ define[FIXED_WINDOW] = function()
 
   return self
 end
+
+define[CALENDAR_WINDOW] = define[FIXED_WINDOW]

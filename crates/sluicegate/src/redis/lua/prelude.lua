@@ -2,8 +2,11 @@
 --
 -- KEYS     the distinct counters and lease records of the batch, sliding logs last. For keys on several slots of one Cluster
 --          node: only the first one, and the others from ARGV[4] on
--- ARGV[1]  '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS that are not sliding logs
--- ARGV[2]  limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and amount/window in lowest terms
+-- ARGV[1]  '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS that are not sliding logs. If the call has
+--          calendar windows, then '<dd': the time from which and until which every one of them has a period
+-- ARGV[2]  limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and amount/window in lowest terms. A
+--          fixed window that follows a calendar has the code 5, the longest period as its window, and instead of the last
+--          three numbers the start and the end of a period and the end of the next one
 -- ARGV[3]  the checks in order, in groups that differ only in counts and keys. A group is
 --            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund); path (0 any, 1 the fast bucket path: checks of one
 --                      small token bucket each, which no other check of the batch uses, 2 with leases); number of tiers;
@@ -14,7 +17,8 @@
 --            '<I4'     with leases, after it: further requests to charge in advance; for a refund: leased units that were spent
 --            '<H'      for each tier of the check: index of the key
 --            '<H'      with leases, after each of them: index of the lease record (0: the limit has no lease)
--- reply    '<Bd': status (0 decided, 1 too late, nothing ran, 2 some keys are not on this node, nothing ran) and time; then
+-- reply    '<Bd': status (0 decided; or nothing ran: 1 too late, 2 some keys are not on this node, 3 a calendar window has no
+--          period at this time) and time; then
 --            '<d'      for each check: number of requests that passed, including those charged in advance
 --            '<d'      for each of its tiers: its level before, in parts of a unit for a token bucket, otherwise in units
 --          If the number that passed is -1, the levels are unused, and the tiers of the check are among the records at the end:
@@ -46,6 +50,7 @@ local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
 local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
 local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
 
+local HEADER_BYTES = 18
 local now, deadline, fixed_keys = unpack_from('<ddH', ARGV[1])
 local injected = now >= 0
 if not injected then
@@ -54,6 +59,12 @@ if not injected then
 end
 if deadline >= 0 and now > deadline then
   return pack('<Bd', 1, now)
+end
+if #ARGV[1] > HEADER_BYTES then
+  local first, past = unpack_from('<dd', ARGV[1], HEADER_BYTES + 1)
+  if now < first or now >= past then
+    return pack('<Bd', 3, now)
+  end
 end
 
 -- Returns the new expiry time of a key whose units count for `needed` more microseconds, and its TTL as text for PX. Returns
