@@ -4,7 +4,9 @@ Called by scripts/bench clients, which installs the contestants and builds the s
 """
 
 import argparse
+import collections
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -16,9 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import outage
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PAGE = ROOT / "docs" / "benchmarks-clients.md"
+TAIL_LATENCY = HERE / "tail-latency.md"
 START_TIMEOUT_S = 20
 WARM_UP_S = 1
 
@@ -44,7 +49,8 @@ def process(command: list[str], port: int, **environment: str):
             wait_for(port, child, log)
             yield child
         finally:
-            child.terminate()
+            if child.poll() is None:
+                child.terminate()
             child.wait(timeout=10)
 
 
@@ -83,7 +89,13 @@ class Bench:
         figures["redis_us"] = (self.redis_cpu() - before) * 1e6 / figures["requests"]
         return figures
 
-    def measure(self, framework: str, contestant: str) -> dict:
+    def server_command(self) -> list[str]:
+        command = [os.environ["SLUICEGATE_BIN"], "serve", "--http", f"127.0.0.1:{self.server}", "--grpc", "off", "--resp", "off"]
+        return [*command, "--store", f"redis://127.0.0.1:{self.redis}"]
+
+    @contextlib.contextmanager
+    def app(self, framework: str, contestant: str):
+        """Runs an application until the block ends. Returns its port."""
         port = free_port()
         environment = {
             "CONTESTANT": contestant,
@@ -100,10 +112,25 @@ class Bench:
         else:
             command = ["node", str(HERE / "express_app.mjs")]
         with process(command, port, **environment):
+            yield port
+
+    def measure(self, framework: str, contestant: str) -> dict:
+        with self.app(framework, contestant) as port:
             self.load(port, RATE_CONNECTIONS, WARM_UP_S)
             one = self.load(port, LATENCY_CONNECTIONS, self.seconds)
             many = self.load(port, RATE_CONNECTIONS, self.seconds)
         return {"p50": one["p50"], "p99": one["p99"], "rate": many["rate"], "p99_many": many["p99"], "redis_us": many["redis_us"]}
+
+    def measure_outage(self, framework: str, is_killed: bool) -> dict:
+        """Interrupts a server that only this application uses."""
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(process(self.server_command(), self.server))
+            port = stack.enter_context(self.app(framework, "sluicegate"))
+
+            def restart() -> None:
+                stack.enter_context(process(self.server_command(), self.server))
+
+            return outage.measure(port, server, restart, is_killed)
 
 
 def spread(values: list[float], digits: int = 0) -> str:
@@ -133,6 +160,23 @@ def table(framework: str, contestants: list[str], rounds: list[dict[str, dict]])
     return f"## {framework}\n\n" + "\n".join(rows) + "\n"
 
 
+def outage_table(results: dict[str, list[dict]]) -> str:
+    rows = [
+        "| app and outage | requests | status codes | longest request - deadline, ms | longest request without a check, ms | server decides again after, ms |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for name, rounds in results.items():
+        statuses = collections.Counter()
+        for figures in rounds:
+            statuses.update(figures["statuses"])
+        codes = ", ".join(f"{count:,} x {status}" for status, count in sorted(statuses.items()))
+        longest = spread([figures["over_deadline_ms"] for figures in rounds])
+        unlimited = spread([figures["unlimited_ms"] for figures in rounds])
+        recovery = spread([figures["recovery_ms"] for figures in rounds])
+        rows.append(f"| {name} | {sum(figures['requests'] for figures in rounds):,} | {codes} | {longest} | {unlimited} | {recovery} |")
+    return "## Outage of the server\n\n" + "\n".join(rows) + "\n"
+
+
 def versions() -> str:
     pinned = [line.strip() for line in (HERE / "requirements.txt").read_text().splitlines() if "==" in line]
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
@@ -140,7 +184,7 @@ def versions() -> str:
     return ", ".join(names)
 
 
-def page(tables: list[str], rounds: int, seconds: int, loads: tuple) -> str:
+def page(tables: list[str], outages: str, rounds: int, seconds: int, loads: tuple) -> str:
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     node = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
@@ -161,6 +205,14 @@ The app, the load generator (wrk), Redis and the server of sluicegate share the 
 app. sluicegate decides by a token bucket, the others count in fixed windows, which is less work.
 
 {chr(10).join(tables)}
+{outages}
+The server is stopped (SIGSTOP) for {outage.OUTAGE_S} s and continues, or it is killed (SIGKILL) and started again {outage.OUTAGE_S} s later, {rounds} times each. {outage.CALLERS} callers
+send a request every {outage.PAUSE_S * 1000:.0f} ms or, while they wait, when the last one is answered. The deadline of a check is {outage.DEADLINE_MS} ms, and the failure policy is `open`. *Longest
+request* is that of the whole outage and recovery, including the time in the app and in the caller; *without a check* shows how much of
+it is due to a busy machine. *Server decides again* is the time from the continuation, or from
+the start of the new process, to the first response with a decision of the server.
+
+{TAIL_LATENCY.read_text()}
 ## What is not measured
 
 * A network between the app, the server and Redis.
@@ -169,34 +221,50 @@ app. sluicegate decides by a token bucket, the others count in fixed windows, wh
 """
 
 
+def compare(bench: Bench, rounds: int) -> dict[str, list[dict]]:
+    """Measures each contestant of each framework, in turns."""
+    results = {}
+    for framework, contestants in {"FastAPI": PYTHON, "Express": NODE}.items():
+        results[framework] = []
+        for number in range(rounds):
+            figures = {}
+            for contestant in contestants:
+                print(f"{framework}, round {number + 1} of {rounds}: {contestant}", file=sys.stderr)
+                figures[contestant] = bench.measure(framework, contestant)
+            results[framework].append(figures)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench clients", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds per contestant")
     parser.add_argument("--quick", action="store_true", help="two rounds of one second")
+    parser.add_argument("--only-outage", action="store_true", help="only the outage of the server, without the comparison")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     parser.add_argument("--write", choices=["docs"], help="also write docs/benchmarks-clients.md")
     options = parser.parse_args()
+    if options.write and options.only_outage:
+        parser.error("--write needs all figures: leave out --only-outage")
     rounds, seconds = (2, 1) if options.quick else (options.rounds, 4)
     bench, before = Bench(seconds), os.getloadavg()
     redis = ["redis-server", "--port", str(bench.redis), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    server = [os.environ["SLUICEGATE_BIN"], "serve", "--http", f"127.0.0.1:{bench.server}", "--grpc", "off", "--resp", "off"]
-    server += ["--store", f"redis://127.0.0.1:{bench.redis}"]
-    results = {}
-    with process(redis, bench.redis), process(server, bench.server):
-        for framework, contestants in {"FastAPI": PYTHON, "Express": NODE}.items():
-            results[framework] = []
-            for number in range(rounds):
-                figures = {}
-                for contestant in contestants:
-                    print(f"{framework}, round {number + 1} of {rounds}: {contestant}", file=sys.stderr)
-                    figures[contestant] = bench.measure(framework, contestant)
-                results[framework].append(figures)
+    results, outages = {}, {}
+    with process(redis, bench.redis):
+        if not options.only_outage:
+            with process(bench.server_command(), bench.server):
+                results = compare(bench, rounds)
+        for number in range(rounds):
+            for framework, (name, is_killed) in itertools.product(["FastAPI", "Express"], [("stopped", False), ("killed", True)]):
+                print(f"outage, round {number + 1} of {rounds}: {framework}, {name}", file=sys.stderr)
+                figures = bench.measure_outage(framework, is_killed)
+                outages.setdefault(f"{framework}, {name}", []).append(figures)
     tables = [
         table(framework, list(rounds_[0]), rounds_) for framework, rounds_ in results.items()
     ]
-    print(json.dumps(results) if options.json else "\n".join(tables))
+    outages_text = outage_table(outages)
+    print(json.dumps({**results, "outage": outages}) if options.json else "\n".join([*tables, outages_text]))
     if options.write:
-        PAGE.write_text(page(tables, rounds, seconds, (before, os.getloadavg())))
+        PAGE.write_text(page(tables, outages_text, rounds, seconds, (before, os.getloadavg())))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 import * as net from "node:net";
 import * as tls from "node:tls";
+import { type Batch, CheckBatcher, isBatchable } from "./check-batcher.js";
 import { type Admission, CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
 import { type Decision, readDecision } from "./decision.js";
 import { consoleReporter, type ErrorHandler, report } from "./error-reporter.js";
@@ -93,6 +94,7 @@ export class Client {
   readonly onError: ErrorHandler;
   readonly #transport: Transport;
   readonly #breaker = new CircuitBreaker();
+  readonly #batcher = new CheckBatcher((batch) => this.#sendBatch(batch));
   readonly #deadlineMs: number;
   readonly #onFailure: FailurePolicy;
 
@@ -203,10 +205,54 @@ export class Client {
 
   async #decide(call: PolicyCall, request: Request, options: CheckOptions): Promise<Decision> {
     const body = withHeaders(requestBody(request), options.headers);
+    const operation: Operation<Decision> = { path: `/v1/${call}`, body, read: readDecision, size: "decision" };
     try {
-      return await this.#callWithBreaker({ path: `/v1/${call}`, body, read: readDecision, size: "decision" }, options);
+      return await (call === "check" ? this.#check(operation, options) : this.#callWithBreaker(operation, options));
     } catch (error) {
       return this.decideLocally(call, request, this.#hidden(error, options), options.onFailure);
+    }
+  }
+
+  /** Sends a check, in a batch with others if that is possible. A probe, and a check that can be cancelled, is sent alone. */
+  async #check(operation: Operation<Decision>, options: CallOptions): Promise<Decision> {
+    const text = serialize(operation.body);
+    if (options.signal !== undefined || this.#breaker.isOpen || !isBatchable(text)) {
+      return this.#callWithBreaker(operation, options);
+    }
+    const deadlineMs = options.deadlineMs === undefined ? this.#deadlineMs : validDeadline(options.deadlineMs);
+    const startedMs = performance.now();
+    const result = await new Promise<Decision | InvalidRequestError | null>((resolve, reject) => {
+      this.#batcher.add({ text, deadlineMs, startedMs, resolve, reject });
+    });
+    if (result === null) return this.#callWithBreaker(operation, options, startedMs);
+    if (result instanceof InvalidRequestError) throw result;
+    return result;
+  }
+
+  /** Sends checks in one call. Each check counts as a success or failure, as if it was sent alone. */
+  async #sendBatch(batch: Batch): Promise<void> {
+    const [{ text, deadlineMs, startedMs }] = batch;
+    const path = "/v1/check";
+    const isSingle = batch.length === 1;
+    const json = isSingle ? text : `{"checks":[${batch.map((check) => check.text).join(",")}]}`;
+    const maxResponseBytes = isSingle ? MAX_RESPONSE_BYTES.decision : MAX_RESPONSE_BYTES.large;
+    const read = (body: unknown) => (isSingle ? asList(readDecision(body)) : readResults(body, batch.length));
+    try {
+      const call = { path, body: withDeadline(json), maxResponseBytes, deadlineMs, startedMs };
+      const results = readResponse(await this.#transport.send(call), path, read);
+      this.#breaker.succeeded();
+      batch.forEach((check, index) => {
+        check.resolve(results[index] ?? null);
+      });
+    } catch (error) {
+      if (error instanceof UnavailableError) for (const _ of batch) this.#failed("normal", error);
+      else this.#breaker.succeeded();
+      // the server rejects a batch as a whole if one check is invalid; then nothing was charged
+      const isRepeated = !isSingle && error instanceof InvalidRequestError;
+      for (const check of batch) {
+        if (isRepeated) check.resolve(null);
+        else check.reject(error);
+      }
     }
   }
 
@@ -218,8 +264,8 @@ export class Client {
   }
 
   /** Sends a call unless the circuit breaker is open. A 5xx response counts as a failure of the server. */
-  async #callWithBreaker<T>(operation: Operation<T>, options: CallOptions): Promise<T> {
-    const call = this.#prepare(operation, options);
+  async #callWithBreaker<T>(operation: Operation<T>, options: CallOptions, startedMs?: number): Promise<T> {
+    const call = this.#prepare(operation, options, startedMs);
     const admission = this.#breaker.admit(performance.now());
     if (admission === "rejected") throw circuitOpen(this.#breaker.lastError);
     try {
@@ -255,11 +301,15 @@ export class Client {
     else if (this.#breaker.failed(admission, error, performance.now())) this.#transport.closeIdle();
   }
 
-  #prepare({ path, body, size }: Operation<unknown>, { deadlineMs, signal }: CallOptions): Call {
-    const text = serialize(body);
+  #prepare(
+    { path, body, size }: Operation<unknown>,
+    { deadlineMs, signal }: CallOptions,
+    startedMs = performance.now(),
+  ): Call {
     return {
       path,
-      body: (remainingMs) => `${text.slice(0, -1)},"deadline_ms":${serverDeadline(remainingMs)}}`,
+      body: withDeadline(serialize(body)),
+      startedMs,
       maxResponseBytes: MAX_RESPONSE_BYTES[size],
       deadlineMs: deadlineMs === undefined ? this.#deadlineMs : validDeadline(deadlineMs),
       signal,
@@ -280,6 +330,15 @@ interface Operation<T> {
 function withHeaders(body: RequestBody, headers: boolean | undefined): RequestBody {
   if (headers === true) body.headers = true;
   return body;
+}
+
+/** Returns a function that adds the deadline of the server to a JSON object with at least one member. */
+function withDeadline(text: string): Call["body"] {
+  return (remainingMs) => `${text.slice(0, -1)},"deadline_ms":${serverDeadline(remainingMs)}}`;
+}
+
+function asList<T>(value: T | null): T[] | null {
+  return value === null ? null : [value];
 }
 
 function circuitOpen(last: Error | null): UnavailableError {

@@ -26,6 +26,8 @@ export interface Call {
   body(remainingMs: number): string;
   maxResponseBytes: number;
   deadlineMs: number;
+  /** The time at which the deadline starts. */
+  startedMs: number;
   signal?: AbortSignal | undefined;
 }
 
@@ -124,7 +126,6 @@ class Exchange implements Waiter {
   readonly #call: Call;
   readonly #resolve: (response: HttpResponse) => void;
   readonly #reject: (error: unknown) => void;
-  readonly #startedMs = performance.now();
   #timer: NodeJS.Timeout | undefined;
   #connection: Connection | null = null;
   #attempts = 0;
@@ -147,14 +148,14 @@ class Exchange implements Waiter {
   }
 
   start(): void {
-    const { signal, deadlineMs } = this.#call;
+    const { signal } = this.#call;
     if (signal?.aborted) {
       this.#fail(signal.reason);
       return;
     }
     signal?.addEventListener("abort", this.#onAbort, { once: true });
     // After a busy period, timers run before the sockets are read: a response that is already here still counts.
-    this.#timer = setTimeout(() => setImmediate(this.#onDeadline), deadlineMs);
+    this.#timer = setTimeout(() => setImmediate(this.#onDeadline), this.#remainingMs());
     this.#pool.acquire(this);
     this.#hasWaited = this.#connection === null;
   }
@@ -202,7 +203,7 @@ class Exchange implements Waiter {
   }
 
   #remainingMs(): number {
-    return this.#call.deadlineMs - (performance.now() - this.#startedMs);
+    return this.#call.deadlineMs - (performance.now() - this.#call.startedMs);
   }
 
   /** Uses another connection for a request that the server did not receive. */
@@ -215,7 +216,7 @@ class Exchange implements Waiter {
 
   /** A call that waited is late because of other calls if the server responded to one of them since its start. */
   readonly #onDeadline = (): void => {
-    this.#failLate(this.#hasWaited && this.#transport.lastResponseMs >= this.#startedMs);
+    this.#failLate(this.#hasWaited && this.#transport.lastResponseMs >= this.#call.startedMs);
   };
 
   #failLate(isLocal: boolean): void {

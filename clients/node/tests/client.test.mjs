@@ -164,6 +164,30 @@ test("checkMany decides up to 1000 requests in order", async (t) => {
   await assert.rejects(client.checkMany([requests[0], { labels: { "": "x" } }]), /checks\[1\].*empty name/);
 });
 
+test("checks that start together have their own decisions, headers and errors", async (t) => {
+  const client = await start(t);
+  const check = (n) => client.check({ key: `k${n}`, limit: { ...LIMIT, amount: n } }, { headers: n === 7 });
+  const numbers = Array.from({ length: 20 }, (_, n) => n + 1);
+  const decisions = await Promise.all(numbers.map(check));
+  assert.deepEqual(
+    decisions.map(({ limit }) => limit),
+    numbers,
+  );
+  const withHeaders = numbers.filter((_, index) => Object.keys(decisions[index].headers).length > 0);
+  assert.deepEqual(withHeaders, [7]);
+
+  // the server rejects the whole batch because of one check
+  const invalid = { key: "a", limit: { amount: 0, window: "1m" } };
+  const requests = [...numbers.map((n) => ({ key: `k${n}`, limit: { ...LIMIT, amount: n + 1 } })), invalid];
+  const results = await Promise.allSettled(requests.map((request) => client.check(request)));
+  assert.match(results.pop().reason.message, /^limit: amount 0 is out of range/);
+  // the other checks are charged once
+  assert.deepEqual(
+    results.map(({ value }) => value.remaining),
+    numbers.map((n) => n - 1),
+  );
+});
+
 const INVALID = [
   ["no request", undefined, /not an object/],
   ["an empty request", {}, /either labels, or key and limit/],

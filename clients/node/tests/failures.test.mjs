@@ -18,7 +18,13 @@ const DECISION = JSON.stringify({
 });
 const OK = `HTTP/1.1 200 OK\r\ncontent-length: ${DECISION.length}\r\n\r\n${DECISION}`;
 
-/** Starts a fake server that calls `respond(socket, number)` for each complete request. */
+/** Returns the response to a batch. */
+function okToAll(checks) {
+  const body = `{"results":[${checks.map(() => DECISION).join(",")}]}`;
+  return `HTTP/1.1 200 OK\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+}
+
+/** Starts a fake server that calls `respond(socket, number, ok)` for each complete request. `ok` is a response that allows it. */
 async function fakeServer(t, respond) {
   const seen = { requests: 0, connections: 0, open: 0, mostOpen: 0, bodies: [] };
   seen.url = await listenTcp(t, (socket) => {
@@ -36,10 +42,11 @@ async function fakeServer(t, respond) {
         const end = text.indexOf("\r\n\r\n");
         const length = Number(/content-length: (\d+)/.exec(text.slice(0, end))?.[1]);
         if (end < 0 || text.length < end + 4 + length) return;
-        seen.bodies.push(JSON.parse(text.slice(end + 4, end + 4 + length)));
+        const body = JSON.parse(text.slice(end + 4, end + 4 + length));
+        seen.bodies.push(body);
         text = text.slice(end + 4 + length);
         seen.requests += 1;
-        respond(socket, seen.requests);
+        respond(socket, seen.requests, body.checks === undefined ? OK : okToAll(body.checks));
       }
     });
   });
@@ -106,7 +113,7 @@ for (const [situation, fail, recover] of [
 
 test("the circuit breaker spends the deadline on few calls, and probes", async (t) => {
   let isHanging = true;
-  const server = await fakeServer(t, (socket) => isHanging || socket.write(OK));
+  const server = await fakeServer(t, (socket, _, ok) => isHanging || socket.write(ok));
   const client = silentClient(t, { url: server.url });
   const codes = [];
   const { elapsedMs } = await timed(async () => {
@@ -148,7 +155,7 @@ test("idle connections to a server that is gone do not delay the recovery", asyn
   const sockets = new Set();
   server.onConnection = (socket) => sockets.add(socket);
   const client = silentClient(t, { url: server.url, deadlineMs: RELAXED_MS });
-  await Promise.all(Array.from({ length: 40 }, () => client.check(REQUEST)));
+  await Promise.all(Array.from({ length: 40 }, () => client.peek(REQUEST)));
   assert.ok(sockets.size > 30);
   for (const socket of sockets) gone.add(socket);
   const startedMs = performance.now();
@@ -321,7 +328,7 @@ test("the server gets a shorter deadline than the caller", async (t) => {
 test("connections are bounded, and calls wait for one", async (t) => {
   const server = await fakeServer(t, (socket) => setTimeout(() => socket.write(OK), 2));
   const client = silentClient(t, { url: server.url, maxConnections: 4, deadlineMs: RELAXED_MS });
-  const decisions = await Promise.all(Array.from({ length: 300 }, () => client.check(REQUEST)));
+  const decisions = await Promise.all(Array.from({ length: 300 }, () => client.peek(REQUEST)));
   assert.ok(decisions.every((decision) => !decision.degraded));
   assert.equal(server.mostOpen, 4);
 });
@@ -329,7 +336,7 @@ test("connections are bounded, and calls wait for one", async (t) => {
 test("the queue for connections is bounded", async (t) => {
   const server = await fakeServer(t, () => {});
   const client = silentClient(t, { url: server.url, maxConnections: 1, deadlineMs: 1000 });
-  const decisions = await Promise.all(Array.from({ length: 10_100 }, () => client.check(REQUEST)));
+  const decisions = await Promise.all(Array.from({ length: 10_100 }, () => client.peek(REQUEST)));
   const overload = decisions.filter(({ error }) => error.code === "overload");
   assert.ok(overload.length >= 99 && overload.length <= 100, String(overload.length));
   assert.match(overload[0].error.message, /raise maxConnections/);
@@ -340,7 +347,7 @@ test("calls that wait for a connection do not open the circuit breaker of a serv
   const client = silentClient(t, { url: server.url, maxConnections: 8, deadlineMs: 500 });
   await client.check(REQUEST, { deadlineMs: RELAXED_MS });
   // several rounds of responses fit into the deadline, and the last requests are sent shortly before it
-  const burst = await Promise.all(Array.from({ length: 300 }, () => client.check(REQUEST)));
+  const burst = await Promise.all(Array.from({ length: 300 }, () => client.peek(REQUEST)));
   const late = burst.filter(({ degraded }) => degraded);
   assert.ok(late.length > 100, String(late.length));
   for (const { error } of late) assert.deepEqual([error.code, error.isLocal], ["deadline", true]);
@@ -351,9 +358,9 @@ test("calls that wait for a connection do not open the circuit breaker of a serv
 test("calls that find a full queue do not open the circuit breaker", async (t) => {
   const server = await fakeServer(t, () => {});
   const client = silentClient(t, { url: server.url, maxConnections: 1, deadlineMs: RELAXED_MS });
-  const waiting = Array.from({ length: 10_000 }, () => client.check(REQUEST));
+  const waiting = Array.from({ length: 10_000 }, () => client.peek(REQUEST));
   const codes = [];
-  for (let call = 0; call < 20; call += 1) codes.push((await client.check(REQUEST)).error.code);
+  for (let call = 0; call < 20; call += 1) codes.push((await client.peek(REQUEST)).error.code);
   assert.deepEqual(codes, Array(20).fill("overload"));
   client.close();
   await Promise.all(waiting);
@@ -459,3 +466,45 @@ for (const [situation, pause] of [
     assert.ok(elapsedMs < RELAXED_MS, `${elapsedMs} ms`);
   });
 }
+
+test("checks that start together share calls of at most 100 checks, and the first is sent at once", async (t) => {
+  const server = await fakeServer(t, (socket, _, ok) => socket.write(ok));
+  const client = silentClient(t, { url: server.url, deadlineMs: RELAXED_MS });
+  const decisions = await Promise.all(Array.from({ length: 251 }, () => client.check(REQUEST)));
+  assert.ok(decisions.every((decision) => !decision.degraded));
+  const sizes = server.bodies.map(({ checks }) => checks?.length ?? 1);
+  assert.deepEqual(
+    sizes.sort((a, b) => a - b),
+    [1, 50, 100, 100],
+  );
+  await client.check(REQUEST);
+  assert.equal(server.bodies.at(-1).checks, undefined);
+});
+
+test("checks with another deadline, large checks and checks with a signal are not part of a batch", async (t) => {
+  const server = await fakeServer(t, (socket, _, ok) => socket.write(ok));
+  const client = silentClient(t, { url: server.url, deadlineMs: RELAXED_MS });
+  const large = { labels: Object.fromEntries(Array.from({ length: 5 }, (_, n) => [`l${n}`, "x".repeat(1000)])) };
+  await Promise.all([
+    client.check(REQUEST),
+    client.check(REQUEST),
+    client.check(large),
+    client.check(REQUEST, { signal: new AbortController().signal }),
+    client.check(REQUEST),
+    client.check(REQUEST, { deadlineMs: RELAXED_MS / 2 }),
+  ]);
+  const sizes = server.bodies.map(({ checks }) => checks?.length ?? 1);
+  assert.deepEqual(
+    sizes.sort((a, b) => a - b),
+    [1, 1, 1, 1, 2],
+  );
+  assert.ok(server.bodies.some(({ deadline_ms }) => deadline_ms <= RELAXED_MS / 2));
+});
+
+test("each check of a batch that fails counts for the circuit breaker", async (t) => {
+  const server = await fakeServer(t, () => {});
+  const client = silentClient(t, { url: server.url });
+  const decisions = await Promise.all(Array.from({ length: 6 }, () => client.check(REQUEST)));
+  assert.ok(decisions.every(({ source, error }) => source === "open" && error.code === "deadline"));
+  assert.equal((await client.check(REQUEST)).error.code, "circuit_open");
+});

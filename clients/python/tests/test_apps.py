@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -105,8 +106,10 @@ def test_responses_have_the_headers_of_the_server(app, key):
     assert denied.status == 429
     assert 1 <= int(denied.headers["retry-after"]) <= 1200
     assert denied.headers["cache-control"] == "no-store"
-    assert denied.headers["ratelimit"].startswith('"default";r=0')
-    assert "limit exceeded: default; retry in" in json.loads(denied.body)["detail"]
+    # The scope of the limit, by default the module and the name of the function.
+    name = re.fullmatch(r'"(\w+\.inline)";r=0;t=\d+', denied.headers["ratelimit"])[1]
+    assert denied.headers["ratelimit-policy"] == f'"{name}";q=3;w=3600'
+    assert f"limit exceeded: {name}; retry in" in json.loads(denied.body)["detail"]
     # Another key, and all requests without one, have their own counter.
     assert app.get("/inline", x_api_key=key + "other").status == 200
     assert [app.get("/inline").status for _ in range(4)][3] == 429

@@ -112,10 +112,10 @@ INVALID = [
     ({"key": "k", "limit": "5/month"}, "is not a rate"),
     ({"key": "k", "limit": "0/minute"}, "amount 0 is out of range"),
     ({"key": "k", "limit": 5}, "is not a limit"),
-    ({"labels": {"a": "b"}, "cost": -1}, "cost is out of range: use an integer from 0 to 1000000000"),
+    ({"labels": {"a": "b"}, "cost": -1}, "cost is out of range: use an integer from 0 to 9007199254740991"),
     ({"labels": {"a": "b"}, "cost": 1.5}, "cost 1.5 is not an integer"),
     ({"labels": {"a": "b"}, "cost": True}, "cost True is not an integer"),
-    ({"labels": {"a": "b"}, "cost": 10**9 + 1}, "out of range"),
+    ({"labels": {"a": "b"}, "cost": 2**53}, "out of range"),
     ({"labels": {"a": "b"}, "cost": 10**5000}, "out of range"),
     ({"labels": {"a": "b"}, "cost": {"tokens": -1}}, "cost of 'tokens' is out of range"),
 ]
@@ -127,9 +127,27 @@ def test_invalid_requests_name_the_fix(connect, shared_server, arguments, messag
         connect(shared_server.url).check(**arguments)
 
 
+def test_the_largest_cost_of_the_server_is_accepted(connect, shared_server):
+    decision = connect(shared_server.url).peek(key="largest-cost", limit="5/minute", cost=2**53 - 1)
+    assert not decision.allowed
+    assert decision.never
+
+
+def test_headers_have_the_name_of_a_limit_without_a_rule(connect, shared_server):
+    client = connect(shared_server.url)
+    check = Check(key=str(uuid.uuid4()), limit="5/minute", name='a "b" ü')
+    decision = client.check_with(check, headers=True)
+    assert decision.headers["ratelimit-policy"] == r'"a \"b\" ?";q=5;w=60'
+    assert decision.headers["ratelimit"].startswith(r'"a \"b\" ?";r=4;t=')
+    assert client.check_many([check], headers=True)[0].headers["ratelimit"].startswith(r'"a \"b\" ?";r=3;t=')
+    # Rules have names already.
+    by_rule = client.check_with(Check(labels={"api_key": "named"}, name="other"), headers=True)
+    assert by_rule.headers["ratelimit"].startswith('"per-key";')
+
+
 def test_unusable_values_have_their_own_exception(connect, shared_server):
     client = connect(shared_server.url)
-    for labels, cost in (({"a": "x" * 1025}, 1), ({"a": "\udfff"}, 1), ({}, -1), ({}, 10**9 + 1)):
+    for labels, cost in (({"a": "x" * 1025}, 1), ({"a": "\udfff"}, 1), ({}, -1), ({}, 2**53)):
         with pytest.raises(InvalidValue):
             client.check(labels, cost=cost)
 

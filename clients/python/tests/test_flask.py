@@ -37,7 +37,7 @@ def test_the_headers_of_the_innermost_limit_are_kept(app, limiter, user):
 
     response = app.test_client().get("/", headers=user)
     assert response.text == "5"
-    assert response.headers["ratelimit-policy"] == '"default";q=5;w=3600'
+    assert response.headers["ratelimit-policy"] == '"inner";q=5;w=3600'
 
 
 def test_unknown_paths_share_one_counter(app, limiter, user):

@@ -107,7 +107,7 @@ class AsyncClient:
         request = core.encode_checks(checks, headers=headers, deadline=seconds)
         if core.admits():
             try:
-                return core.received(await self._send(request, seconds), core.read_decisions)
+                return core.read_decisions(await self._send(request, seconds), checks)
             except Unavailable as error:
                 core.report(error)
         return [core.decide_without_server("check", check) for check in checks]
@@ -207,7 +207,7 @@ class AsyncClient:
         request = core.encode_check(operation, check, headers=headers, deadline=seconds)
         if core.admits():
             try:
-                return core.received(await self._send(request, seconds), decision_from_json)
+                return core.read_decision(await self._send(request, seconds), check)
             except Unavailable as error:
                 core.report(error)
         return core.decide_without_server(operation, check)

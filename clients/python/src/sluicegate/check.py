@@ -14,8 +14,7 @@ Cost = int | Mapping[str, int]
 
 # Bounds of the server, checked here because values often come from the application's own clients.
 MAX_VALUE_BYTES = 1024
-# The largest amount of a limit. No limit admits a larger cost.
-MAX_COST = 1_000_000_000
+MAX_COST = 2**53 - 1
 _UNIT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -27,6 +26,13 @@ class Check:
     key: str | None = None
     limit: Limit | str | None = None
     cost: Cost = 1
+    name: str | None = None
+    """The name of the limit of a key, in the rate limit headers and in the response to a denied request."""
+
+    @property
+    def limit_name(self) -> str | None:
+        """The name of the limit; `None` for labels, because rules have names."""
+        return None if self.key is None else self.name
 
     def subject_to_json(self) -> dict[str, object]:
         """Returns the labels, or the key and its limit, as the server expects them."""

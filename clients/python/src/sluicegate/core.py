@@ -150,12 +150,20 @@ class Core:
         """Logs an error that the failure policy hides from the caller, once per minute for each message."""
         self._errors.error(f"{error}; the failure policy decided")
 
-    def read_decisions(self, body: Any) -> list[Decision | InvalidRequest]:
+    def read_decision(self, response: Response, check: Check) -> Decision:
+        """Reads the decision about a check."""
+        return self.received(response, lambda body: decision_from_json(body, check.limit_name))
+
+    def read_decisions(self, response: Response, checks: Sequence[Check]) -> list[Decision | InvalidRequest]:
         """Reads the decisions of several checks. A check that is invalid for a rule has an exception instead."""
-        return [
-            InvalidRequest(result["detail"]) if "detail" in result else decision_from_json(result)
-            for result in body["results"]
-        ]
+
+        def read(body: Any) -> list[Decision | InvalidRequest]:
+            return [
+                InvalidRequest(result["detail"]) if "detail" in result else decision_from_json(result, check.limit_name)
+                for result, check in zip(body["results"], checks, strict=True)
+            ]
+
+        return self.received(response, read)
 
     def _encode(self, operation: str, fields: dict[str, object], deadline: float) -> bytes:
         # Shorter than the deadline of this client, so that the answer of the server's failure policy arrives in time.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from sluicegate.limit_name import name_headers
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -54,6 +56,8 @@ class Decision:
     tiers: tuple[Tier, ...] = ()
     headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
     """The rate limit headers for the response, if the check requested them."""
+    name: str | None = None
+    """The name of the limit, if the check named a limit without a rule. The integrations use its scope."""
 
     def __bool__(self) -> bool:
         """Returns whether the request is allowed."""
@@ -86,8 +90,11 @@ class Explanation:
     more_others: int
 
 
-def decision_from_json(fields: Mapping[str, Any]) -> Decision:
-    """Reads a decision. Raises `KeyError`, `TypeError` or `AttributeError` for other objects."""
+def decision_from_json(fields: Mapping[str, Any], name: str | None = None) -> Decision:
+    """Reads a decision, about rules or about the limit with this name.
+
+    Raises `KeyError`, `TypeError` or `AttributeError` for other objects.
+    """
     return Decision(
         allowed=fields["allowed"],
         source=fields["source"],
@@ -100,7 +107,8 @@ def decision_from_json(fields: Mapping[str, Any]) -> Decision:
         degraded=fields["degraded"],
         at_us=fields["at_us"],
         tiers=tuple(map(_tier_from_json, fields["tiers"])),
-        headers=MappingProxyType(fields["headers"]) if fields.get("headers") else NO_HEADERS,
+        headers=_headers(fields.get("headers"), name),
+        name=name,
     )
 
 
@@ -131,6 +139,12 @@ def _tier_from_json(fields: Mapping[str, Any]) -> Tier:
         unit=fields["unit"],
         shadow=fields["shadow"],
     )
+
+
+def _headers(headers: dict[str, str] | None, name: str | None) -> Mapping[str, str]:
+    if not headers:
+        return NO_HEADERS
+    return MappingProxyType(headers if name is None else name_headers(headers, name))
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sluicegate.decision import Decision
 from sluicegate.errors import InvalidValue
+from sluicegate.limit_name import UNNAMED
 
 PROBLEM_JSON = "application/problem+json"
 _PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
@@ -30,7 +31,9 @@ def denial(decision: Decision) -> Problem:
         status, name, title = 503, "temporary-reduced-capacity", "Temporary Reduced Capacity"
     else:
         status, name, title = 429, "quota-exceeded", "Quota Exceeded"
-    violated = [tier.rule or "default" for tier in decision.tiers if not tier.allowed and not tier.shadow]
+    violated = [
+        tier.rule or decision.name or UNNAMED for tier in decision.tiers if not tier.allowed and not tier.shadow
+    ]
     detail = _detail(decision, ": " + ", ".join(violated) if violated else "")
     fields: dict[str, object] = {
         "type": f"{_PROBLEM_TYPES}#{name}",

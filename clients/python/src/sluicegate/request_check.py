@@ -68,7 +68,8 @@ class RequestCheck(Generic[Request]):
         if self._labels is not None:
             return Check(labels=self._label_values(self._labels, request, view), cost=cost)
         limit = self._limit(request) if callable(self._limit) else self._limit
-        return Check(key=self._key_of(request, view), limit=limit, cost=cost)
+        scope = self._scope if self._scope is not None else _scope_of(view)
+        return Check(key=self._key_of(scope, request, view), limit=limit, cost=cost, name=scope)
 
     def _cost_of(self, request: Request) -> Cost:
         if not callable(self._cost):
@@ -87,9 +88,8 @@ class RequestCheck(Generic[Request]):
             values = {name: _label(f"label {name!r}", value, request, view) for name, value in labels.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _key_of(self, request: Request, view: RequestView) -> str:
+    def _key_of(self, scope: str, request: Request, view: RequestView) -> str:
         """Returns the scope and the value. Without a value the requests of a scope share one counter."""
-        scope = self._scope if self._scope is not None else _scope_of(view)
         quoted = quote(scope, safe="/{}<>.-_", errors="replace")
         if self._key is None:
             return quoted
