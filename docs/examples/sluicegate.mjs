@@ -103,7 +103,7 @@ export class Sluicegate {
       if (passed >= 0) {
         return byLevel(limit, reply.readDoubleLE(17 + 8 * tier), operation === "check" ? passed : 0, now);
       }
-      const at = records + 40 * tier; // each tier has a full record at the end
+      const at = records + 48 * tier; // each tier has a full record at the end
       const [free, wait, reset] = [8, 16, 24].map((offset) => reply.readDoubleLE(at + offset));
       if (wait === -2) throw new Error("the stored state of a counter cannot be read, nothing was charged");
       return byRecord(limit, reply.readUInt32LE(at) > 0, free, wait, reset);

@@ -80,8 +80,8 @@ class Sluicegate:
     def decision(self, reply, tiers, limits, operation):
         _, now, passed = struct.unpack_from("<Bdd", reply)
         if passed < 0:  # each tier has a full record at the end
-            records = list(struct.iter_unpack("<IIdddd", reply[17 + 8 * len(tiers) :]))
-            if any(wait == -2 for _, _, _, wait, _, _ in records):
+            records = list(struct.iter_unpack("<IIddddd", reply[17 + 8 * len(tiers) :]))
+            if any(wait == -2 for _, _, _, wait, _, _, _ in records):
                 raise ValueError("the stored state of a counter cannot be read, nothing was charged")
             decisions = [by_record(limit, record) for limit, record in zip(limits, records)]
         else:
@@ -94,7 +94,7 @@ class Sluicegate:
 
 
 def by_record(limit, record):
-    passes, _, free, wait, reset, _ = record
+    passes, _, free, wait, reset, _, _ = record
     return {
         "allowed": passes > 0,
         "limit": limit.capacity,

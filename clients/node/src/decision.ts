@@ -9,6 +9,7 @@ export type DecisionSource =
   | "store"
   | "memory"
   | "cache"
+  | "lease"
   | "rule"
   | "unmatched"
   | "fallback"

@@ -261,6 +261,7 @@ impl Server {
         }
         self.accept.shutdown.stop();
         while front_ends.join_next().await.is_some() {}
+        self.engine.limiter().return_leases().await;
         history.abort();
         reach_store.abort();
         if let Some(key_scan) = key_scan {

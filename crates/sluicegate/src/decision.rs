@@ -93,6 +93,19 @@ pub enum Source {
 }
 
 impl Source {
+    /// All sources.
+    pub const ALL: [Self; 9] = [
+        Self::Store,
+        Self::Memory,
+        Self::Cache,
+        Self::Lease,
+        Self::Rule,
+        Self::Unmatched,
+        Self::Fallback,
+        Self::Open,
+        Self::Closed,
+    ];
+
     /// The name in responses, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

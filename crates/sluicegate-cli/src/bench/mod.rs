@@ -23,7 +23,11 @@ use std::{
 };
 
 use clap::Args;
-use sluicegate::{Cost, Limit, duration, redis::URLS};
+use sluicegate::{
+    Cost, Limit, duration,
+    redis::URLS,
+    rules::{LeaseSize, LeaseSizeError},
+};
 use sluicegate_server::config::Environment;
 use tokio::{signal, time::sleep};
 
@@ -107,6 +111,10 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "COUNT", value_parser = whole_number::<u64>(0..=u64::MAX, 200), allow_negative_numbers = true)]
     burst: Option<u64>,
 
+    /// How much of the limit a process may charge in advance: 1%, a fraction or units; only with a Redis store or a server
+    #[arg(long, value_name = "PART", value_parser = lease_size)]
+    lease: Option<LeaseSize>,
+
     /// Cost of each request
     #[arg(long, default_value_t = 1, value_parser = whole_number::<u64>(1..=u64::MAX, 2), allow_negative_numbers = true)]
     cost: u64,
@@ -122,6 +130,10 @@ const MAX_KEYS: u64 = 100_000;
 const MAX_QUEUED_BATCHES: usize = 512;
 /// Update interval of the progress bar.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+fn lease_size(text: &str) -> Result<LeaseSize, String> {
+    text.parse().map_err(|error: LeaseSizeError| error.to_string())
+}
 
 /// Parses a duration above zero.
 fn positive_duration(text: &str) -> Result<Duration, String> {
@@ -175,8 +187,14 @@ impl Bench {
     fn limit(&self) -> Result<Limit, Box<dyn Error>> {
         let window = duration::parse(&self.limit.window)?;
         let limit = Limit::new(self.algorithm.parse()?, self.limit.amount, window)?;
-        Ok(match self.burst {
+        let limit = match self.burst {
             Some(burst) => limit.with_burst(burst)?,
+            None => limit,
+        };
+        Ok(match self.lease.filter(|lease| !lease.is_none()) {
+            Some(lease) => {
+                limit.with_lease(lease.units_of(limit.amount()), limit.default_lease_lifetime())?
+            }
             None => limit,
         })
     }

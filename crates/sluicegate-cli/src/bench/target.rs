@@ -50,6 +50,8 @@ struct LimitTemplate {
     window: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -136,6 +138,7 @@ impl Target {
                 amount: bench.limit.amount,
                 window: bench.limit.window.clone(),
                 burst: bench.burst,
+                lease: bench.lease.map(|lease| lease.to_string()),
             },
             cost: bench.cost,
         };

@@ -7,7 +7,7 @@ use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_server::{
     config::window_text,
     http::{
-        explain::{AppliedRule, Explanation, LimitView, OtherRule},
+        explain::{AppliedRule, CounterView, Explanation, LimitView, OtherRule},
         response::{DecisionBody, ResetBody, TierBody},
     },
 };
@@ -142,13 +142,18 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
         heading("Rules that apply");
     }
     for applying in applies {
-        let AppliedRule { rule, key, limit, arithmetic, .. } = applying;
+        let AppliedRule { rule, key, limit, state, arithmetic, .. } = applying;
         let name = paint(HEADING, rule_name(rule.as_deref()));
         match limit {
             Some(limit) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
             None => output::line(format_args!("  {name}")),
         }
         output::line(format_args!("    {arithmetic}"));
+        if let Some(CounterView { leased, .. }) = state.filter(|state| state.leased > 0) {
+            output::line(format_args!(
+                "    {leased} of them are leased: charged in advance and not spent yet"
+            ));
+        }
         if let Some(key) = key {
             output::line(format_args!("    {}", paint(DIM, format_args!("counter {key}"))));
         }
@@ -234,6 +239,10 @@ fn print_source(Response { answer, store_problem, .. }: &Response<'_>) {
         "open" => "allowed by failure policy open",
         "closed" => "denied by failure policy closed",
         "cache" => return output::line(paint(DIM, "denied from the server's denial cache")),
+        "lease" => {
+            let message = "allowed by units that the server had charged in advance";
+            return output::line(paint(DIM, message));
+        }
         _ => return,
     };
     let name = paint(WARNING.bold(), "DEGRADED");

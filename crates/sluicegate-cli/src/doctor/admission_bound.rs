@@ -15,6 +15,9 @@ pub(crate) struct BoundRow {
     pub(crate) most: String,
 }
 
+/// The most rules with a lease that are listed.
+const MAX_LEASED_RULES: usize = 5;
+
 /// The time besides `min-replicas-max-lag` until a primary detects its isolation, in seconds.
 const DETECTION_SECONDS: u64 = 2;
 
@@ -23,6 +26,7 @@ pub(crate) fn rows(servers: &[ServerFacts], shape: Shape, rules: Option<&[Rule]>
     let infos: Vec<(&ServerFacts, &Info)> =
         servers.iter().filter_map(|facts| Some((facts, facts.info.as_ref().ok()?))).collect();
     let mut rows = vec![row("normal operation", "N")];
+    rows.extend(leases(rules.unwrap_or_default()));
     if infos.is_empty() {
         return rows;
     }
@@ -87,6 +91,20 @@ fn failover(shape: Shape, needs: u64, lag: Option<u64>, infos: &[(&ServerFacts, 
     }
 }
 
+/// Returns the bound of rules with leases, if there are any.
+fn leases(rules: &[Rule]) -> Option<BoundRow> {
+    let leased = rules.iter().filter_map(|rule| {
+        let lease = rule.lease.filter(|lease| !lease.is_none())?;
+        let (units, amount) = (lease.units_of(rule.limit.amount()), rule.limit.amount());
+        Some(format!("{}: N + {units} (N is {amount})", rule.name))
+    });
+    let leased: Vec<String> = leased.collect();
+    let shown = leased[..leased.len().min(MAX_LEASED_RULES)].join("; ");
+    let more = leased.len().saturating_sub(MAX_LEASED_RULES);
+    let more = if more > 0 { format!("; {more} more") } else { String::new() };
+    (!leased.is_empty()).then(|| row("rules with a lease", shown + &more))
+}
+
 fn outage(rules: Option<&[Rule]>) -> String {
     let Some(rules) = rules else {
         return "by on_store_failure: closed N, local 2 N, open unlimited".to_owned();
@@ -109,7 +127,7 @@ fn outage(rules: Option<&[Rule]>) -> String {
 mod tests {
     use std::time::Duration;
 
-    use sluicegate::Limit;
+    use sluicegate::{Limit, rules::LeaseSize};
 
     use super::*;
 
@@ -127,6 +145,15 @@ mod tests {
         let rule = |policy| Rule::new("r", limit).on_store_failure(policy);
         let rules = [OnStoreFailure::Open, OnStoreFailure::Closed, OnStoreFailure::Open].map(rule);
         assert_eq!(outage(Some(&rules)), "1 rule closed: N; 2 rules open: unlimited");
+    }
+
+    #[test]
+    fn rules_with_a_lease_admit_that_much_more() {
+        let limit = Limit::token_bucket(500, Duration::from_secs(60)).unwrap();
+        let rules = [Rule::new("exact", limit), Rule::new("hot", limit).lease(LeaseSize::percent(2))];
+        let most = leases(&rules).map(|row| row.most);
+        assert_eq!(most.as_deref(), Some("hot: N + 10 (N is 500)"));
+        assert_eq!(leases(&rules[..1]), None);
     }
 
     #[test]

@@ -12,7 +12,10 @@ use sluicegate::{
     Algorithm, Override, Rule,
     rules::{Absent, Condition, Pattern},
 };
-use sluicegate_server::config::{Config, RuleView};
+use sluicegate_server::{
+    config::{Config, RuleView, StoreSettings},
+    store::StoreUrl,
+};
 
 /// The number of entries above which a sliding log is reported: each entry is stored, for each key.
 const LARGE_LOG: u64 = 100_000;
@@ -57,7 +60,13 @@ pub(super) fn findings(config: &Config) -> Vec<LintWarning> {
     }
     for (at, rule) in config.rules.iter().enumerate() {
         let warning = |message| LintWarning::for_rule(config, at, message);
-        let single = [never_applies(rule), redundant_exception(rule), fixed_per(rule), large_log(rule)];
+        let single = [
+            never_applies(rule),
+            redundant_exception(rule),
+            fixed_per(rule),
+            large_log(rule),
+            useless_lease(rule, &config.store),
+        ];
         found.extend(single.into_iter().flatten().map(warning));
         found.extend(ineffective_overrides(rule).into_iter().map(warning));
     }
@@ -105,6 +114,23 @@ fn large_log(rule: &Rule) -> Option<String> {
     (rule.limit.algorithm() == Algorithm::SlidingLog && largest > LARGE_LOG).then(|| {
         format!(
             "the sliding log stores up to {largest} entries per key: sliding-counter stores two numbers and is nearly as exact"
+        )
+    })
+}
+
+/// Reports a lease that is never drawn.
+fn useless_lease(rule: &Rule, store: &StoreSettings) -> Option<String> {
+    let lease = rule.lease.filter(|lease| !lease.is_none())?;
+    let (units, instances) = (lease.units_of(rule.limit.amount()), u64::from(store.instances));
+    if store.url == StoreUrl::Memory {
+        return Some(
+            "lease has no effect on the memory store, which decides in the process: remove it".to_owned(),
+        );
+    }
+    (units < instances).then(|| {
+        format!(
+            "a lease of {units} units is less than one unit for each of {instances} instances, and never drawn: use a larger \
+             lease, or remove it"
         )
     })
 }

@@ -24,7 +24,7 @@ pub mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
-    limit::{Limit, LimitError},
+    limit::{Lease, Limit, LimitError},
     snapshot::Snapshot,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
@@ -374,9 +374,14 @@ impl State {
 }
 
 impl Limit {
-    /// Returns the most that this limit admits.
+    /// Returns the most that this limit admits: the bound of its algorithm, and its lease, because leased units are spent after they were
+    /// charged.
     pub fn bound(&self) -> Bound {
-        with_counter_type!(self.algorithm(), C => C::bound(self))
+        let lease = self.lease().map_or(0, Lease::units);
+        match with_counter_type!(self.algorithm(), C => C::bound(self)) {
+            Bound::Window { most, window } => Bound::Window { most: most + lease, window },
+            Bound::Bucket { burst, amount, window } => Bound::Bucket { burst: burst + lease, amount, window },
+        }
     }
 }
 
@@ -436,6 +441,8 @@ mod tests {
         assert_eq!(bound(Algorithm::FixedWindow), Bound::Window { most: 20, window: SECOND });
         assert_eq!(bound(Algorithm::SlidingCounter), Bound::Window { most: 19, window: SECOND });
         assert_eq!(bound(Algorithm::TokenBucket), Bound::Bucket { burst: 10, amount: 10, window: SECOND });
+        let leased = Limit::sliding_log(10, SECOND).unwrap().with_lease(3, SECOND).unwrap();
+        assert_eq!(leased.bound(), Bound::Window { most: 13, window: SECOND });
     }
 
     #[test]

@@ -80,6 +80,12 @@ pub struct RuleView {
     pub cost: u64,
     /// Failure policy.
     pub on_store_failure: &'static str,
+    /// How much of the limit processes may charge in advance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// How long a process may spend what it has charged in advance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_for: Option<String>,
     /// Whether it is evaluated without ever denying.
     pub shadow: bool,
     /// Whether it allows debt.
@@ -112,6 +118,10 @@ struct OverrideView {
     blocked: Option<bool>,
     on_store_failure: Option<&'static str>,
     shadow: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_for: Option<String>,
 }
 
 impl From<&Rule> for RuleView {
@@ -133,6 +143,8 @@ impl From<&Rule> for RuleView {
             unit: rule.unit.to_string(),
             cost: rule.cost.units(),
             on_store_failure: rule.on_store_failure.keyword(),
+            lease: rule.lease.filter(|lease| !lease.is_none()).map(|lease| lease.to_string()),
+            lease_for: rule.lease_for.map(duration::text),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
             absent: rule.absent.keyword(),
@@ -161,6 +173,8 @@ impl From<&Override> for OverrideView {
             blocked: other.blocked,
             on_store_failure: other.on_store_failure.map(Keywords::keyword),
             shadow: other.shadow,
+            lease: other.lease.map(|lease| lease.to_string()),
+            lease_for: other.lease_for.map(duration::text),
         }
     }
 }

@@ -8,6 +8,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
+use sluicegate::rules::LeaseSize;
 use sluicegate_core::{calendar::Anchor, time::MAX_EXACT};
 
 use super::problem::Problem;
@@ -58,7 +59,14 @@ pub(super) struct Limit {
     pub(super) anchor: Option<AnchorValue>,
     #[serde(default, deserialize_with = "present")]
     pub(super) burst: Option<Whole>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) lease: Option<LeaseValue>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) lease_for: Option<String>,
 }
+
+/// How much of the limit may be charged in advance: a percentage in a string, or a number.
+pub(super) struct LeaseValue(pub(super) LeaseSize);
 
 /// The first day of a calendar window: a number or a weekday.
 pub(super) struct AnchorValue(pub(super) Anchor);
@@ -224,6 +232,34 @@ impl<'de> Deserialize<'de> for Cost {
         }
 
         deserializer.deserialize_any(NumberOrUnits)
+    }
+}
+
+impl<'de> Deserialize<'de> for LeaseValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PartOrUnits;
+
+        impl Visitor<'_> for PartOrUnits {
+            type Value = LeaseValue;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a lease, for example \"1%\" or a whole number of units")
+            }
+
+            fn visit_u64<E: de::Error>(self, units: u64) -> Result<LeaseValue, E> {
+                self.visit_str(&units.to_string())
+            }
+
+            fn visit_f64<E: de::Error>(self, part: f64) -> Result<LeaseValue, E> {
+                self.visit_str(&part.to_string())
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<LeaseValue, E> {
+                text.parse().map(LeaseValue).map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_any(PartOrUnits)
     }
 }
 

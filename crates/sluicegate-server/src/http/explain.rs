@@ -77,8 +77,11 @@ pub struct LimitView {
 /// The usage of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterView {
-    /// Units in use now.
+    /// Units in use now, including leased ones.
     pub used: u64,
+    /// Units that processes have charged in advance and not spent.
+    #[serde(default)]
+    pub leased: u64,
     /// Units available now.
     pub remaining: u64,
     /// The time until the counter is empty.
@@ -131,6 +134,9 @@ impl Explanation {
         let with_counter = self.applies.iter_mut().filter(|applied| applied.key.is_some());
         for (applied, snapshot) in with_counter.zip(snapshots) {
             let used = applied.state.as_ref().map_or(0, |state| state.used);
+            if let (Some(state), Some(snapshot)) = (&mut applied.state, &snapshot) {
+                state.leased = snapshot.leased;
+            }
             applied.snapshot = snapshot.map(|snapshot| SnapshotView::new(snapshot, used));
         }
     }
@@ -210,6 +216,7 @@ fn explain_counter(
     let limit = LimitView::new(limit, shadow);
     let state = tier.filter(|_| source != Source::Closed).map(|tier| CounterView {
         used: capacity.saturating_sub(tier.remaining).saturating_add(tier.debt),
+        leased: 0,
         remaining: tier.remaining,
         reset_after_ms: whole_millis_up(tier.reset_after),
     });

@@ -6,7 +6,9 @@ use axum::http::StatusCode;
 use sluicegate::{
     Algorithm, Cost, Costs, Limit, Timestamp, Window,
     calendar::{Calendar, CalendarError, CalendarUnit, Zone},
+    duration,
     limiter::{Operation, Request, RuleSelection},
+    rules::LeaseSize,
     window::{self, WrittenWindow},
 };
 
@@ -267,10 +269,27 @@ fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
         }
     }
     let read = Limit::new(algorithm, limit.amount.0, window).map_err(|error| in_limit(&error))?;
-    match limit.burst {
-        Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error)),
-        None => Ok(read),
+    let read = match limit.burst {
+        Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error))?,
+        None => read,
+    };
+    read_lease(limit, read)
+}
+
+fn read_lease(limit: &body::Limit, read: Limit) -> Result<Limit, Problem> {
+    let in_limit = |error: &dyn std::error::Error| Problem::bad_request(format_args!("limit: {error}"));
+    let size = limit.lease.as_ref().map_or(LeaseSize::NONE, |lease| lease.0);
+    if size.is_none() {
+        return match limit.lease_for {
+            Some(_) => Err(Problem::bad_request("limit: lease_for has no effect without lease: add it")),
+            None => Ok(read),
+        };
     }
+    let lifetime = match &limit.lease_for {
+        Some(text) => duration::parse(text).map_err(|error| in_limit(&error))?,
+        None => read.default_lease_lifetime(),
+    };
+    read.with_lease(size.units_of(read.amount()), lifetime).map_err(|error| in_limit(&error))
 }
 
 fn read_calendar(limit: &body::Limit, unit: CalendarUnit) -> Result<&'static Calendar, CalendarError> {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use sluicegate::{
+    Source,
     limiter::Operation,
     rules::RuleSet,
     stats::{BOUNDS, Durations},
@@ -81,6 +82,20 @@ struct Transported {
 /// The requests by call and outcome.
 #[derive(Default)]
 pub(super) struct RequestCounters(PerThread<[[AtomicU64; RequestOutcome::ALL.len()]; CALLS.len()]>);
+
+/// The decisions of checks by their source.
+#[derive(Default)]
+pub(super) struct SourceCounters(PerThread<[AtomicU64; Source::ALL.len()]>);
+
+impl SourceCounters {
+    pub(super) fn count(&self, source: Source) {
+        self.0.own().add(|counts| &counts[source as usize], 1);
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Source::ALL.iter().map(|source| source.name()).zip(sums(self.0.all()))
+    }
+}
 
 /// The calls, in the order of their counters.
 const CALLS: [Call; 5] = [

@@ -24,7 +24,7 @@ use prometheus_client::{
 };
 use sluicegate::{
     rules::RuleSet,
-    stats::{BOUNDS, Durations, Skew, Stats},
+    stats::{BOUNDS, Durations, LeaseStats, Skew, Stats},
 };
 
 use super::{
@@ -75,6 +75,10 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
 }
 
 const REQUESTS: Metric = counter("requests", "Requests by operation and outcome");
+const DECISION_SOURCES: Metric = counter(
+    "decision_sources",
+    "Checks by what decided them: the store, this process by leased units or the denial cache, or a failure policy",
+);
 const DECISIONS: Metric = counter("decisions", "Checks by matching rule and its outcome");
 const DECISION_RATE: Metric =
     gauge("decision_rate", "Checks per second by matching rule and its outcome, over the last 10 seconds");
@@ -102,6 +106,10 @@ const STORE_UNSENT: Metric = counter(
 const UNREADABLE: Metric = counter(
     "unreadable_counters",
     "Checks not decided by the store because the stored state of a counter cannot be read",
+);
+const LEASE_UNITS: Metric = counter(
+    "lease_units",
+    "Units charged in advance for hot keys: drawn, and what became of them (spent, returned, or lost until their window ends)",
 );
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Duration of successful calls to the store");
@@ -223,10 +231,14 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn decisions(&self, text: &mut Text<'_, '_>) -> fmt::Result {
-        let Observer { requests, transports, .. } = &*self.observer;
+        let Observer { requests, sources, transports, .. } = &*self.observer;
         let mut family = text.family(&REQUESTS)?;
         for (operation, outcome, count) in requests.all() {
             count_of(&mut family, &[("operation", operation), ("outcome", outcome)], &count)?;
+        }
+        let mut family = text.family(&DECISION_SOURCES)?;
+        for (source, count) in sources.all() {
+            count_of(&mut family, &[("source", source)], &count)?;
         }
         let mut family = text.family(&DECISIONS)?;
         for (rule, counters) in self.table.all() {
@@ -270,6 +282,11 @@ impl Scrape {
         let mut family = text.family(&STORE_DEGRADED)?;
         for (policy, count) in degraded {
             count_of(&mut family, &[("policy", *policy)], count)?;
+        }
+        let LeaseStats { drawn, spent, returned, lost, .. } = &self.stats.leases;
+        let mut family = text.family(&LEASE_UNITS)?;
+        for (event, units) in [("drawn", drawn), ("spent", spent), ("returned", returned), ("lost", lost)] {
+            count_of(&mut family, &[("event", event)], units)?;
         }
         text.count(&STORE_AMBIGUOUS, ambiguous)?;
         text.count(&STORE_LATE, late_answers)?;

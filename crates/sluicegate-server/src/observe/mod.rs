@@ -47,7 +47,7 @@ use sluicegate::{
 };
 
 use self::{
-    counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, TransportCounters},
+    counters::{Adjustment, CounterTable, RequestCounters, RuleCounters, SourceCounters, TransportCounters},
     decision_rates::DecisionRates,
     heavy_hitters::{HeavyHitters, KeyOutcome},
     key_scans::KeyScans,
@@ -68,6 +68,7 @@ pub struct Observer {
     swapping: Mutex<()>,
     transports: [TransportCounters; Transport::ALL.len()],
     requests: RequestCounters,
+    sources: SourceCounters,
     reloads: metrics::Reloads,
     top: HeavyHitters,
     history: history::History,
@@ -131,6 +132,7 @@ impl Observer {
             swapping: Mutex::new(()),
             transports: Default::default(),
             requests: RequestCounters::default(),
+            sources: SourceCounters::default(),
             reloads: metrics::Reloads::default(),
             top: HeavyHitters::default(),
             history: history::History::default(),
@@ -208,6 +210,9 @@ impl Observation<'_> {
         active_rules: impl Fn() -> Arc<RuleSet>,
     ) {
         self.observer.requests.count(Call::Decide(request.operation), outcome::of_request(decision));
+        if request.operation == Operation::Check {
+            self.observer.sources.count(decision.source);
+        }
         let observed = ObservedDecision { decision, is_allowed: decision.is_allowed() };
         self.record(request, observed, &active_rules);
     }
@@ -221,6 +226,7 @@ impl Observation<'_> {
     ) {
         let GroupDecision { overall, each, .. } = group;
         self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
+        self.observer.sources.count(overall.source);
         let is_allowed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {
             // a refund of a denied group is not made

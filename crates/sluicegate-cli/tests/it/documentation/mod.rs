@@ -50,6 +50,7 @@ pages! {
     faq: "docs/faq.md",
     rules: "docs/rules.md",
     configuration: "docs/configuration.md",
+    leases: "docs/leases.md",
     simulate: "docs/simulate.md",
     http: "docs/http.md",
     forward_auth: "docs/forward-auth.md",

@@ -36,6 +36,7 @@ export function drawRules(rules, tryIt) {
     const tags = [element('span', { class: 'tag' }, rule.algorithm)];
     if (rule.shadow) tags.push(' ', element('span', { class: 'tag warn' }, 'shadow'));
     if (rule.overdraft) tags.push(' ', element('span', { class: 'tag' }, 'overdraft'));
+    if (rule.lease) tags.push(' ', element('span', { class: 'tag' }, `lease ${rule.lease}`));
     if (rule.overrides > 0) tags.push(' ', element('span', { class: 'tag' }, `${rule.overrides} overrides`));
     const which = [...condition('when', rule.when), ...condition('unless', rule.unless)].join(', ');
     const without = { open: 'allows', closed: 'denies', local: 'enforces its share' }[rule.on_store_failure];

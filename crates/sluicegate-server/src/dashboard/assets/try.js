@@ -135,6 +135,7 @@ export class Try {
       return element('div', { class: 'reason' },
         element('h3', {}, applying.rule ?? 'key', ...tags),
         element('p', { class: 'fine' }, this.another ? 'Next request: ' : '', applying.arithmetic, '.'),
+        applying.state?.leased > 0 && element('p', { class: 'fine' }, `${count(applying.state.leased)} of the used units are leased: charged in advance and not spent yet.`),
         applying.key && element('p', { class: 'fine mono' }, applying.key),
         drawing,
         drawing && element('p', { class: 'fine' }, caption(applying.snapshot, applying.limit)));
