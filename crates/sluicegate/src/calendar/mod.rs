@@ -236,19 +236,15 @@ impl PeriodSource for CivilPeriods {
 
 impl CivilPeriods {
     fn compute(&self, at_us: u64) -> PeriodEdges {
-        let mut number = self.starts.number_of(self.date_at(at_us));
-        // when clocks are set back across midnight, the end of a day repeats after the next one has started
-        while self.edge(number) > at_us {
-            number -= 1;
-        }
-        // a day that the zone skips has no time
+        // The period of the date may have ended: when clocks are set back across midnight, the end of a day repeats after the next
+        // one has started. A day that the zone skips has no time.
         let next_after = |mut number: i32, time_us: u64| {
             while self.edge(number) <= time_us {
                 number += 1;
             }
             number
         };
-        let next = next_after(number + 1, at_us);
+        let next = next_after(self.starts.number_of(self.date_at(at_us)), at_us);
         let end_us = self.edge(next);
         let next_end_us = self.edge(next_after(next + 1, end_us));
         PeriodEdges { start_us: self.edge(next - 1), end_us, next_end_us }

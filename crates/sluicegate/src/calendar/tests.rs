@@ -171,6 +171,22 @@ fn unusual_days_have_the_right_length() {
     }
 }
 
+/// In Samoa, December 29, 2011 was followed by December 31.
+#[test]
+fn a_day_that_a_zone_skips_has_no_period() {
+    let apia = |unit, anchor| calendar(unit, "Pacific/Apia", anchor);
+    let [before, skip, after, later] =
+        [29, 30, 31, 32].map(|day| utc(2011, 12, 1, 10, 0) + (day - 1) * 86_400 * SECOND);
+    let days = apia(CalendarUnit::Day, None);
+    assert_eq!(edges(days, before), PeriodEdges { start_us: before, end_us: skip, next_end_us: after });
+    assert_eq!(edges(days, skip), PeriodEdges { start_us: skip, end_us: after, next_end_us: later });
+    assert_eq!(edges(days, skip - 1).start_us, before);
+    // the period that would start on the skipped day starts with the next one
+    let months = apia(CalendarUnit::Month, Some(Anchor::DayOfMonth(30)));
+    assert_eq!(edges(months, skip - 1).end_us, skip);
+    assert_eq!(edges(months, skip).start_us, skip);
+}
+
 #[test]
 fn an_anchor_beyond_the_end_of_a_month_is_its_last_day() {
     let month = calendar(CalendarUnit::Month, "UTC", Some(Anchor::DayOfMonth(31)));

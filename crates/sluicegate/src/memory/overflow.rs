@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sluicegate_core::{Limit, Operation, State, Timestamp};
+use sluicegate_core::{Algorithm, Limit, Operation, State, Timestamp, Window, limit::Rate};
 
 use super::{budget::allocated, limit_class::is_same_rule, shard::Lookup};
 
@@ -30,16 +30,34 @@ pub(super) struct OverflowCounters {
 /// count for a long window would expire after a short one.
 struct OverflowCounter {
     rule: Option<Arc<str>>,
-    limit: Limit,
+    parameters: Parameters,
     state: State,
+}
+
+/// The parts of a limit that determine how long units count.
+#[derive(PartialEq, Eq)]
+struct Parameters {
+    algorithm: Algorithm,
+    window: Window,
+    phase_us: u64,
+    rate: Rate,
+}
+
+impl Parameters {
+    fn of(limit: &Limit) -> Self {
+        Self {
+            algorithm: limit.algorithm(),
+            window: limit.window_setting(),
+            phase_us: limit.phase_us(),
+            rate: limit.rate(),
+        }
+    }
 }
 
 impl OverflowCounter {
     fn is_for(&self, lookup: &Lookup<'_>) -> bool {
-        let parameters =
-            |limit: &Limit| (limit.algorithm(), limit.window_setting(), limit.phase_us(), limit.rate());
         is_same_rule(self.rule.as_ref(), lookup.key.shared_rule())
-            && parameters(&self.limit) == parameters(lookup.limit)
+            && self.parameters == Parameters::of(lookup.limit)
     }
 }
 
@@ -98,7 +116,8 @@ impl OverflowCounters {
                 let mut state = State::fresh(lookup.limit.algorithm());
                 state.set_max_entries(OVERFLOW_LOG_ENTRIES);
                 let rule = lookup.key.shared_rule().cloned();
-                self.counters.push(OverflowCounter { rule, limit: *lookup.limit, state });
+                let parameters = Parameters::of(lookup.limit);
+                self.counters.push(OverflowCounter { rule, parameters, state });
                 self.counters.len() - 1
             })
         })
