@@ -110,13 +110,13 @@ def by_level(limit, level, charged, now):
         into = now % limit.window
         reset = {1: limit.window - into, 2: 2 * limit.window - into, 4: limit.window}[limit.code]
         used = level + limit.cost
-        return by_record(limit, (1, 1, limit.capacity - used, 0, reset, 0))
+        return by_record(limit, (1, 1, limit.capacity - used, 0, reset, 0, 0))
     # a level counts fractions of a unit: a unit is `micros`, and `units` drain per microsecond
     too_much = level - (limit.capacity - limit.cost) * limit.micros
     wait = -1 if limit.cost > limit.capacity else math.ceil(too_much / limit.units)
     level += charged * limit.cost * limit.micros
     free = limit.capacity - math.ceil(level / limit.micros)
-    return by_record(limit, (too_much <= 0, charged, free, wait, math.ceil(level / limit.units), 0))
+    return by_record(limit, (too_much <= 0, charged, free, wait, math.ceil(level / limit.units), 0, 0))
 
 
 def main():

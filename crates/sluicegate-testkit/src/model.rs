@@ -80,7 +80,7 @@ impl Model {
         self.leases.remove(&(key.clone(), algorithm));
     }
 
-    /// Charges further requests of a check in advance, after all of its own have passed. Returns how many: one at a time, while half of
+    /// Charges further requests of a check in advance, after those of the callers have passed. Returns how many: one at a time, while half of
     /// the units that were free remain, and the lease of each limit has room.
     pub fn draw(&mut self, check: &Check, most: u32, now: Timestamp) -> u32 {
         let now = now.as_micros();

@@ -778,7 +778,7 @@ async fn an_explanation_lists_rules_keys_and_the_arithmetic() {
             serde_json::json!({
                 "rule": "login-per-ip", "key": "login-per-ip:203.0.113.9", "cost": 2,
                 "limit": {"algorithm": "sliding-log", "amount": 2, "window": "1m", "capacity": 2, "shadow": false},
-                "state": {"used": 1, "remaining": 1, "reset_after_ms": 45000},
+                "state": {"used": 1, "leased": 0, "remaining": 1, "reset_after_ms": 45000},
                 "arithmetic": "1 used + 2 requested = 3 of 2: fits in 45s",
                 "snapshot": {
                     "at_us": NOW_US + 15_000_000, "kind": "sliding-log", "older_units": 0,
