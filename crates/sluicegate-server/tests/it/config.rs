@@ -5,9 +5,9 @@
 use std::{fs, time::Duration};
 
 use sluicegate::{
-    Algorithm, OnStoreFailure,
+    Algorithm, Cost, Labels, OnStoreFailure,
     config::RulesFile,
-    rules::{Absent, RuleSet},
+    rules::{Absent, Applied, Effect, RuleSet},
 };
 use sluicegate_server::{
     config::{
@@ -254,6 +254,11 @@ fn errors_have_a_location_the_value_and_a_fix() {
         (own_rule("algorithm = \"sliding-log\"\nburst = 5"), (6, 9), vec!["sliding-log has no burst"]),
         (own_rule("burst = 0"), (5, 9), vec!["burst 0 is out of range"]),
         (own_rule("stagger = true"), (5, 11), vec!["token-bucket has no stagger"]),
+        (own_rule("lease = \"1%\""), (5, 9), vec!["lease 1% of 10 is less than one unit"]),
+        (own_rule("lease = \"many\""), (5, 9), vec!["rule.lease: \"many\" is not a lease", "0.01"]),
+        (own_rule("lease = 11"), (5, 9), vec!["lease of 11 units is out of range: use 1 to 10"]),
+        (own_rule("lease = 1\nlease_for = \"2m\""), (6, 13), vec!["lease lifetime 120s", "60s"]),
+        (own_rule("lease_for = \"1s\""), (5, 13), vec!["lease_for has no effect without lease"]),
         (own_rule("unit = \"a b\""), (5, 8), vec!["unit \"a b\" is invalid"]),
         (own_rule("cost = 9007199254740992"), (5, 8), vec!["9007199254740992", "9007199254740991"]),
         (own_rule("per = [\"ip\", \"ip\"]"), (5, 7), vec!["per: label \"ip\" is named twice"]),
@@ -772,6 +777,32 @@ fn with_csv(csv: &str) -> Result<Config, ConfigError> {
     ));
     setup.write("tenants.csv", csv);
     setup.load()
+}
+
+#[test]
+fn a_lease_is_a_percentage_a_fraction_or_units_and_follows_the_amount_of_overrides() {
+    let setup = Setup::new(
+        "[defaults]\nlease = 0.05\namount = 1_000\nwindow = \"10s\"\n[[rule]]\nname = \"fraction\"\nper = [\"tenant\"]\n\
+         [[rule.override]]\nwhen = { tenant = \"large\" }\namount = 20_000\nlease_for = \"50ms\"\n\
+         [[rule.override]]\nwhen = { tenant = \"exact\" }\nlease = 0\n\
+         [[rule]]\nname = \"percent\"\nlease = \"0.5%\"\n[[rule]]\nname = \"units\"\nlease = 7\nlease_for = \"2s\"\n\
+         [[rule]]\nname = \"none\"\nlease = \"0%\"\n",
+    );
+    let rules = RuleSet::new(setup.load().unwrap().rules).unwrap();
+    let leases = |tenant: &str| -> Vec<Option<(u64, Duration)>> {
+        let labels = Labels::new([("tenant", tenant)]).unwrap();
+        let applied = rules.matching(&labels, &Cost::ONE.into()).unwrap();
+        let lease = |applied: Applied<'_>| match applied.effect {
+            Effect::Limit { limit, .. } => limit.lease().map(|lease| (lease.units(), lease.lifetime())),
+            Effect::Deny { .. } => None,
+        };
+        applied.into_iter().map(lease).collect()
+    };
+    let (second, units) = (Duration::from_secs(1), Some((7, Duration::from_secs(2))));
+    let percent = Some((5, second));
+    assert_eq!(leases("acme"), [Some((50, second)), percent, units, None]);
+    assert_eq!(leases("large"), [Some((1_000, Duration::from_millis(50))), percent, units, None]);
+    assert_eq!(leases("exact"), [None, percent, units, None]);
 }
 
 #[test]

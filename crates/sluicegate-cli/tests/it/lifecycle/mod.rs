@@ -7,6 +7,7 @@
 //! * `audit`: clients that disconnect during a call that writes an audit line
 //! * `connection_slots`: clients without a token that occupy all connections
 //! * `hostile_clients`: slow, huge and malformed requests
+//! * `leases`: units charged in advance, and their return at shutdown
 //! * `key_scan`: the scan for keys without a TTL
 //! * `stalled_log`: a reader of the log that does not read
 
@@ -16,6 +17,7 @@ mod audit;
 mod connection_slots;
 mod hostile_clients;
 mod key_scan;
+mod leases;
 mod reload;
 mod rolling_restart;
 mod security;
