@@ -263,7 +263,7 @@ fn covers(wide: &Pattern, narrow: &Pattern) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use sluicegate::Limit;
+    use sluicegate::{Limit, rules::LeaseSize};
     use sluicegate_server::config::{Flags, Source, load};
 
     use super::*;
@@ -332,6 +332,21 @@ mod tests {
         );
         assert_warning(vec![login("a", 5), login("b", 6)], "rule \"b\": never denies: rule \"a\"");
         assert_warning(vec![login("a", 6), login("b", 5)], "rule \"a\": never denies: rule \"b\"");
+    }
+
+    #[test]
+    fn a_lease_that_is_never_drawn_is_reported() {
+        let leased = rule("a", 500).lease(LeaseSize::units(5));
+        assert_warning(vec![leased.clone()], "lease has no effect on the memory store");
+        let redis = |instances| {
+            let directory = "/a-directory-that-is-not-there".into();
+            let settings = load(&Source { directory, ..Source::new(Flags::default()) }).unwrap().store;
+            StoreSettings { url: "redis://127.0.0.1".parse().unwrap(), instances, ..settings }
+        };
+        let warning = "a lease of 5 units is less than one unit for each of 6 instances";
+        assert!(useless_lease(&leased, &redis(6)).is_some_and(|message| message.starts_with(warning)));
+        assert_eq!(useless_lease(&leased, &redis(5)), None);
+        assert_no_warning(vec![rule("a", 500).lease(LeaseSize::NONE)]);
     }
 
     #[test]
