@@ -11,6 +11,9 @@ import { type Algorithm, type Cost, describe, type Limit } from "./request.js";
 const MAX_AMOUNT = 1_000_000_000;
 const MAX_WINDOW_MS = 3650 * 86_400_000;
 
+/** A period of the calendar. */
+const CALENDAR_WINDOW = /^1 (?:day|week|month|quarter|year)$/;
+
 /** The largest amount of each algorithm. */
 const MAX_AMOUNTS: Readonly<Record<Algorithm, number>> = {
   "token-bucket": MAX_AMOUNT,
@@ -33,18 +36,30 @@ export function validateLimit(limit: Limit): void {
     throw new ConfigurationError(`limit: algorithm ${JSON.stringify(algorithm)} is unknown: use one of ${known}`);
   }
   validateRange("amount", amount, MAX_AMOUNTS[algorithm], algorithm);
-  const windowMs = parseDuration(window);
-  if (windowMs === null) {
-    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is not a duration: use for example "1m"`);
-  }
-  if (windowMs > MAX_WINDOW_MS) {
-    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is out of range: use 1ms to 3650d`);
-  }
+  validateWindow(window, algorithm);
   if (burst === undefined) return;
   if (algorithm !== "token-bucket" && algorithm !== "gcra") {
     throw new ConfigurationError(`limit: ${algorithm} has no burst: remove it, or use token-bucket`);
   }
   validateRange("burst", burst, MAX_AMOUNT, algorithm);
+}
+
+function validateWindow(window: string, algorithm: Algorithm): void {
+  if (CALENDAR_WINDOW.test(window)) {
+    if (algorithm === "fixed-window") return;
+    throw new ConfigurationError(
+      `limit: ${algorithm} has no calendar windows: use fixed-window, or a window such as "30d"`,
+    );
+  }
+  const windowMs = parseDuration(window);
+  if (windowMs === null) {
+    throw new ConfigurationError(
+      `limit: window ${JSON.stringify(window)} is not a duration: use for example "1m", or "1 month" with fixed-window`,
+    );
+  }
+  if (windowMs > MAX_WINDOW_MS) {
+    throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is out of range: use 1ms to 3650d`);
+  }
 }
 
 /** Throws a ConfigurationError if a cost is invalid. The cost of a key has no units. */

@@ -23,12 +23,21 @@ export type Algorithm = "token-bucket" | "sliding-log" | "sliding-counter" | "fi
 export interface Limit {
   /** The units per window. */
   amount: number;
-  /** The length of the window: `250ms`, `30s`, `5m`, `1h30m`, `7d`. */
+  /**
+   * The length of the window: `250ms`, `30s`, `5m`, `1h30m`, `7d`. For `fixed-window` also a period of the calendar: `1 day`,
+   * `1 week`, `1 month`, `1 quarter`, `1 year`.
+   */
   window: string;
   /** The algorithm; `token-bucket` by default. */
   algorithm?: Algorithm;
   /** The capacity of a token bucket; equal to `amount` by default. */
   burst?: number;
+  /** The time zone of a calendar window, for example `Europe/Berlin`; UTC by default. */
+  zone?: string;
+  /** The first day of a calendar window: a day of the month, or a weekday for `1 week`. */
+  anchor?: number | string;
+  /** How much of the limit the server may charge in advance for a hot key: `1%`, or a number of units. */
+  lease?: string | number;
 }
 
 /** The attributes of a request. A label that is undefined or null is absent. */
@@ -151,10 +160,13 @@ function limitBody(limit: Limit): RequestBody {
       `limit is ${describe(limit)}: pass an object, for example { amount: 100, window: "1m" }`,
     );
   }
-  const { amount, window, algorithm, burst } = limit;
+  const { amount, window, algorithm, burst, zone, anchor, lease } = limit;
   const body: RequestBody = { amount: wholeNumber("limit.amount", amount), window };
   if (algorithm !== undefined) body.algorithm = algorithm;
   if (burst !== undefined) body.burst = wholeNumber("limit.burst", burst);
+  if (zone !== undefined) body.zone = zone;
+  if (anchor !== undefined) body.anchor = anchor;
+  if (lease !== undefined) body.lease = lease;
   return body;
 }
 

@@ -164,6 +164,23 @@ test("checkMany decides up to 1000 requests in order", async (t) => {
   await assert.rejects(client.checkMany([requests[0], { labels: { "": "x" } }]), /checks\[1\].*empty name/);
 });
 
+test("a key can have a calendar window and a lease", async (t) => {
+  const client = await start(t);
+  const limit = {
+    amount: 2,
+    window: "1 month",
+    algorithm: "fixed-window",
+    zone: "Europe/Berlin",
+    anchor: 15,
+    lease: 1,
+  };
+  const decisions = [];
+  for (let n = 0; n < 3; n++) decisions.push((await client.check({ key: "monthly", limit })).allowed);
+  assert.deepEqual(decisions, [true, true, false]);
+  await assert.rejects(client.check({ key: "monthly", limit: { ...limit, zone: "Mars/Olympus" } }), /zone/);
+  await assert.rejects(client.check({ key: "monthly", limit: { amount: 2, window: "1 month" } }), /fixed-window/);
+});
+
 test("checks that start together have their own decisions, headers and errors", async (t) => {
   const client = await start(t);
   const check = (n) => client.check({ key: `k${n}`, limit: { ...LIMIT, amount: n } }, { headers: n === 7 });

@@ -39,6 +39,17 @@ def test_a_key_with_its_own_limit_needs_no_rule(connect, shared_server, ip):
     assert client.check(key=ip + "other", limit="2/hour").remaining == 1
 
 
+def test_a_key_can_have_a_calendar_window_and_a_lease(connect, shared_server, ip):
+    client = connect(shared_server.url)
+    monthly = Limit(2, "1 month", algorithm="fixed-window", zone="Europe/Berlin", anchor=15, lease=1)
+    assert [client.check(key=ip, limit=monthly).allowed for _ in range(3)] == [True, True, False]
+    assert monthly.window_ms == 31 * 86_400_000
+    with pytest.raises(InvalidRequest, match="fixed-window"):
+        Limit(2, "1 month")
+    with pytest.raises(InvalidRequest, match="zone"):
+        client.check(key=ip, limit=Limit(2, "1 month", algorithm="fixed-window", zone="Mars/Olympus"))
+
+
 def test_a_cost_can_have_units(connect, shared_server, ip):
     client = connect(shared_server.url)
     assert client.check({"tenant": ip}, cost={"requests": 1, "tokens": 850}).remaining == 150

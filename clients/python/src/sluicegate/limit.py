@@ -13,6 +13,8 @@ from sluicegate.errors import InvalidRequest
 Algorithm = Literal["token-bucket", "fixed-window", "sliding-log", "sliding-counter"]
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+# Periods of the calendar, with the most days of each.
+_CALENDAR_DAYS = {"1 day": 1, "1 week": 7, "1 month": 31, "1 quarter": 92, "1 year": 366}
 # Words for the units in a rate, in the singular.
 _WORDS = {
     "day": "d",
@@ -46,6 +48,12 @@ class Limit:
     window: str | timedelta
     algorithm: Algorithm = "token-bucket"
     burst: int | None = None
+    #: The time zone of a calendar window (`1 day`, `1 week`, `1 month`, `1 quarter`, `1 year`); UTC if unset.
+    zone: str | None = None
+    #: The first day of a calendar window: a day of the month, or a weekday for `1 week`.
+    anchor: int | str | None = None
+    #: How much of the limit the server may charge in advance for a hot key: `1%`, or a number of units.
+    lease: str | int | None = None
 
     def __post_init__(self) -> None:
         """Rejects values that no algorithm accepts."""
@@ -55,13 +63,23 @@ class Limit:
             raise InvalidRequest(f"burst {self.burst!r} is out of range: use an integer of at least 1")
         if self.window_ms < 1:
             raise InvalidRequest(f"window {self.window!r} is out of range: use at least 1 ms")
+        if self._is_calendar and self.algorithm != "fixed-window":
+            raise InvalidRequest(
+                f"window {self.window!r} is a period of the calendar, which {self.algorithm} does not have: "
+                'use algorithm="fixed-window", or a window such as "30d"'
+            )
 
     @property
     def window_ms(self) -> int:
-        """The window in milliseconds."""
+        """The window in milliseconds; of a calendar window, its longest period."""
         if isinstance(self.window, timedelta):
             return self.window // timedelta(milliseconds=1)
-        return _parse_duration(self.window)
+        days = _CALENDAR_DAYS.get(self.window)
+        return _parse_duration(self.window) if days is None else days * _MILLISECONDS["d"]
+
+    @property
+    def _is_calendar(self) -> bool:
+        return isinstance(self.window, str) and self.window in _CALENDAR_DAYS
 
     @property
     def capacity(self) -> int:
@@ -73,7 +91,7 @@ class Limit:
         """Parses a rate such as `100/minute`, `5 per 10 seconds` or `10/5m`, as a token bucket.
 
         >>> Limit.parse("100/minute")
-        Limit(amount=100, window='60000ms', algorithm='token-bucket', burst=None)
+        Limit(amount=100, window='60000ms', algorithm='token-bucket', burst=None, zone=None, anchor=None, lease=None)
         """
         return _parse_rate(text)
 
@@ -82,10 +100,10 @@ class Limit:
         fields: dict[str, object] = {
             "algorithm": self.algorithm,
             "amount": self.amount,
-            "window": f"{self.window_ms}ms",
+            "window": self.window if self._is_calendar else f"{self.window_ms}ms",
         }
-        if self.burst is not None:
-            fields["burst"] = self.burst
+        optional = {"burst": self.burst, "zone": self.zone, "anchor": self.anchor, "lease": self.lease}
+        fields.update((name, value) for name, value in optional.items() if value is not None)
         return fields
 
 
@@ -107,7 +125,7 @@ def _parse_duration(text: object) -> int:
     if not text or found is None:
         raise InvalidRequest(
             f"window {text!r} is not a duration: use a timedelta, or whole numbers with d, h, m, s or ms, "
-            'for example "1h30m" or "250ms"'
+            'for example "1h30m" or "250ms", or a period of the calendar such as "1 month"'
         )
     counts = zip(found.groups(), _MILLISECONDS.values(), strict=True)
     return sum(int(count) * milliseconds for count, milliseconds in counts if count)
