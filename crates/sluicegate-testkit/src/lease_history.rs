@@ -179,7 +179,10 @@ fn next_moment(now: Timestamp, chance: &mut StdRng) -> Timestamp {
         6..14 => chance.random_range(0..20_000),
         14..18 => chance.random_range(0..500_000),
         18 => chance.random_range(0..5_000_000),
-        _ => return now.minus(Duration::from_micros(chance.random_range(0..10_000))),
+        _ => {
+            let longest = if chance.random_bool(0.1) { 60_000_000 } else { 10_000 };
+            return now.minus(Duration::from_micros(chance.random_range(0..longest)));
+        }
     };
     now.plus(Duration::from_micros(micros))
 }

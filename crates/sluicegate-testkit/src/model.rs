@@ -114,7 +114,8 @@ impl Model {
         let (at, now) = (at.as_micros(), now.as_micros());
         let counter = counter_of(tier);
         let expires = lease_expiry(tier, at);
-        let Some(record) = self.leases.get_mut(&counter).filter(|record| record.since <= at) else { return };
+        let is_known = |record: &&mut LeaseRecord| record.since.min(now) <= at;
+        let Some(record) = self.leases.get_mut(&counter).filter(is_known) else { return };
         if expires <= now {
             return;
         }
@@ -125,6 +126,7 @@ impl Model {
             removed += part;
         }
         if removed > 0 {
+            record.since = record.since.min(now);
             record.units.retain(|until, units| *until > now && *units > 0);
         }
         self.refund(&counter, &tier.terms.limit, now, removed.saturating_sub(spent), Some(at));
@@ -144,6 +146,7 @@ impl Model {
     fn add_lease(&mut self, tier: &Tier, units: u64, now: u64) {
         let new = || LeaseRecord { since: now, units: BTreeMap::new() };
         let record = self.leases.entry(counter_of(tier)).or_insert_with(new);
+        record.since = record.since.min(now);
         record.units.retain(|until, _| *until > now);
         *record.units.entry(lease_expiry(tier, now)).or_default() += units;
     }

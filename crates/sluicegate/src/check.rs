@@ -99,10 +99,13 @@ impl Check {
         self
     }
 
-    /// Draws or ends a lease as well. The tiers must have limits with leases.
+    /// Draws or ends a lease as well.
+    ///
+    /// # Panics
+    /// If the limit of a tier has no lease.
     #[must_use]
     pub fn with_lease(mut self, lease: LeaseCall) -> Self {
-        debug_assert!(self.is_leasable(), "every tier has a limit with a lease");
+        assert!(self.is_leasable(), "every tier has a limit with a lease");
         self.lease = Some(lease);
         self
     }

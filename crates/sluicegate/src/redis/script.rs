@@ -145,7 +145,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
                 index.key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
                 index.limit = index_of_limit(tier.terms.limit, &mut limits);
             }
-            if !is_log && uses_leases(check) && tier.terms.limit.lease().is_some() {
+            if !is_log && tier.terms.limit.lease().is_some() && uses_leases(check) {
                 let lease = keys.index_of(|name| write_lease_key(name, prefix, &tier.key, algorithm));
                 index.lease = Some(lease);
             }

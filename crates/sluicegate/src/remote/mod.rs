@@ -40,7 +40,10 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_core::{Answer, Operation, Timestamp, step::Share};
+use sluicegate_core::{
+    Answer, Operation, Timestamp,
+    step::{Mode, Share},
+};
 use tokio::{
     runtime::Handle,
     task::yield_now,
@@ -200,7 +203,11 @@ impl Remote {
             return None;
         }
         let Shared { leases, denials, options, .. } = &*self.shared;
-        let leased = if self.is_leased(check) { leases.spend(check, Some(options.deadline)) } else { None };
+        let leased = if self.is_leased(check) {
+            leases.spend(check, Some(options.deadline_within(None)))
+        } else {
+            None
+        };
         leased.or_else(|| denials.lookup(check))
     }
 
@@ -221,15 +228,16 @@ impl Remote {
         }
     }
 
-    /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one. If the store does
-    /// not answer, units that this process has leased are spent.
+    /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one. If the store
+    /// denies the check or does not answer, units that this process has leased are spent.
     pub(crate) async fn decide(
         &self,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
         let answer = self.send(check, deadline).await;
-        if answer.is_err() && check.operation() == Operation::Check && self.is_leased(check) {
+        let is_allowed = answer.as_ref().is_ok_and(|shares| shares.is_allowed(check));
+        if !is_allowed && check.operation() == Operation::Check && self.is_leased(check) {
             return self.shared.leases.spend(check, None).map_or(answer, Ok);
         }
         answer
@@ -302,10 +310,11 @@ impl Remote {
 
 impl Shared {
     /// Adds draws and reports of leases to the checks of a call, if there are any.
-    fn plan_leases(&self, checks: &[Check], sent_at: Instant) -> Option<LeasePlan> {
+    fn plan_leases(self: &Arc<Self>, checks: &[Check], sent_at: Instant) -> Option<LeasePlan> {
         if !self.leases.is_in_use() {
             return None;
         }
+        self.start_returner();
         let instances = self.fallback.counted_instances();
         self.leases.plan(checks, instances, sent_at, self.options.deadline_within(None))
     }
@@ -359,7 +368,6 @@ impl Upstream {
         let mut decided = validated(sent_checks, decided);
         if let Some(plan) = plan {
             decided = self.shared.leases.record(&plan, decided, sent_at);
-            self.shared.start_returner();
         }
         let is_unreadable = |answer: &&Result<_, _>| matches!(answer, Err(StoreError::Unreadable { .. }));
         counters.record_unreadable(decided.iter().filter(is_unreadable).count());
@@ -470,6 +478,12 @@ impl Position {
 }
 
 impl CheckShares {
+    /// Whether all enforced tiers pass.
+    fn is_allowed(&self, check: &Check) -> bool {
+        let tier = |position: usize| &check.tiers()[position].terms;
+        self.shares.iter().all(|(position, share)| share.passes || tier(*position).mode == Mode::Shadow)
+    }
+
     fn from_store(check: &Check, answers: &[Answer], position: Position, at: Timestamp) -> Self {
         let Position { index, admitted } = position;
         let shares = check

@@ -312,6 +312,29 @@ async fn a_denial_is_cached_only_while_no_process_holds_leased_units() {
     .await;
 }
 
+/// The request that would renew a lease is denied by the store, and spends the lease instead.
+#[tokio::test]
+async fn a_process_spends_its_leased_units_although_the_store_denies() {
+    let server = Server::start(Flavor::Redis7);
+    let limit = Limit::fixed_window(1_000, 60 * MINUTE).unwrap();
+    let rule = || per_user(limit, LeaseSize::percent(20)).lease_for(10 * SECOND);
+    let (holder, other) = (limiter(&server, [rule()]).await, limiter(&server, [rule()]).await);
+    let labels = user("exhausted");
+    let (_, mut admitted) = check_until_leased(&holder, &labels).await;
+    for _ in 0..100 {
+        assert!(check(&holder, &labels).await.is_allowed());
+        admitted += 1;
+    }
+    let (_, leased) = used(&other, limit, &labels).await;
+    let rest = other.peek(&labels, Cost::ZERO).await.unwrap().remaining().unwrap();
+    assert!(other.check(&labels, Cost::new(rest).unwrap()).await.unwrap().is_allowed());
+    assert!(leased > 0);
+    while check(&holder, &labels).await.is_allowed() {
+        admitted += 1;
+    }
+    assert_eq!(admitted + rest, 1_000, "all units were used");
+}
+
 #[tokio::test]
 async fn the_units_of_a_crashed_process_count_and_stop_to_limit_leases_later() {
     let server = Server::start(Flavor::Redis7);

@@ -67,6 +67,8 @@ local function adjust_tier(group, tier, count, key)
   if group.operation == REFUND then
     if limit.algorithm.refund(state, limit, units, group.time) then
       dirty_limits[key] = limit
+    elseif group.path == LEASED then
+      count = 0 -- nothing was refunded
     end
   elseif units > 0 then
     limit.algorithm.charge(state, limit, units)

@@ -26,7 +26,7 @@ if has_leases then
       return record
     end
     local at = 9
-    record.since = unpack_from('<d', raw)
+    record.since = min(unpack_from('<d', raw), now) -- the clock may have been set back
     record.is_readable = record.since >= 0 and record.since <= MAX_STORED
     while at <= #raw do
       local expires, units

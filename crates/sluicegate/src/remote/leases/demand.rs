@@ -104,9 +104,14 @@ impl Demand {
         self.current.max(self.previous)
     }
 
+    /// Returns when there will have been no request in two periods.
+    pub(super) fn ends(&self, period: Duration) -> Instant {
+        self.since + 2 * period
+    }
+
     /// Whether there were requests in this period or the one before.
     pub(super) fn is_recent(&self, now: Instant, period: Duration) -> bool {
-        now.duration_since(self.since) < 2 * period
+        now < self.ends(period)
     }
 }
 

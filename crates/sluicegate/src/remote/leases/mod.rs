@@ -141,6 +141,8 @@ struct Lease {
 /// The units of one draw on one counter.
 struct TierLease {
     left: u64,
+    /// Whether the check that drew the lease has a cost on this counter.
+    is_drawn: bool,
     /// Units that were spent and not yet reported to the store.
     unreported: u64,
     /// The time from `received` until the counter is empty.
@@ -175,7 +177,9 @@ impl Leases {
         let hash = self.hash(check);
         let mut shard = self.shard(hash).lock();
         if let Some(entry) = shard.find_mut(hash, check) {
-            entry.demand.record(now, entry.lifetime);
+            if renewal.is_some() {
+                entry.demand.record(now, entry.lifetime);
+            }
             return entry.spend(check, now, renewal);
         }
         drop(shard);
@@ -193,9 +197,12 @@ impl Leases {
             return;
         }
         let is_same = |other: &CheckLeases| same_counters(&other.tiers, &entry.tiers);
+        let due = Due { at: entry.due_at(), hash: entry.hash };
         if let Entry::Vacant(place) = shard.table.entry(entry.hash, is_same, |other| other.hash) {
             place.insert(entry);
             self.count.fetch_add(1, Ordering::Relaxed);
+            drop(shard);
+            self.push_due(due);
         }
     }
 
@@ -215,13 +222,13 @@ impl Leases {
     ) -> Option<LeasePlan> {
         let (mut ends, mut planned) = (Vec::new(), Vec::new());
         for (index, check) in checks.iter().enumerate() {
-            if check.operation() != Operation::Check || !check.is_leasable() {
+            if check.operation() != Operation::Check || !check.is_leasable() || is_free(check) {
                 continue;
             }
             let hash = self.hash(check);
             let mut shard = self.shard(hash).lock();
             let Some(entry) = shard.find_mut(hash, check) else { continue };
-            entry.report_spent(check, &mut ends, &self.counters);
+            entry.report_spent(check, sent_at, &mut ends, &self.counters);
             let requests = entry.wanted(check, instances, sent_at);
             if requests > 0 {
                 entry.drawing_until = Some(sent_at + timeout);
@@ -250,7 +257,7 @@ impl Leases {
     ) -> Vec<Result<CheckAnswer, StoreError>> {
         let ended = outcomes.drain(..plan.ends.min(outcomes.len()));
         for (check, outcome) in plan.checks.iter().zip(ended) {
-            self.counters.count_unspent(check, outcome.is_ok());
+            self.counters.count_unspent(check, outcome.ok().as_ref());
         }
         for (check, outcome) in plan.checks[plan.ends..].iter().zip(&mut outcomes) {
             if let Some(LeaseCall::Draw { .. }) = check.lease() {
@@ -264,7 +271,7 @@ impl Leases {
     /// Records that a call was not answered.
     pub(super) fn record_no_answer(&self, plan: &LeasePlan) {
         for check in &plan.checks[..plan.ends] {
-            self.counters.count_unspent(check, false);
+            self.counters.count_unspent(check, None);
         }
     }
 
@@ -274,8 +281,9 @@ impl Leases {
         let mut shard = self.shard(hash).lock();
         let found = shard.find_mut(hash, check);
         let Some(lease) = lease else {
+            // the next attempt to renew a lease waits until this one would have timed out
             if let Some(entry) = found {
-                (entry.drawing_until, entry.renewing_until) = (None, None);
+                entry.drawing_until = None;
             }
             return;
         };
@@ -288,10 +296,7 @@ impl Leases {
         (entry.drawing_until, entry.renewing_until) = (None, None);
         entry.renew_below = lease.requests(check) / u64::from(RENEWAL_PART);
         entry.last_spent = lease.received;
-        let due = entry.due_at(&lease);
         entry.leases.push(lease);
-        drop(shard);
-        self.push_due(Due { at: due, hash });
     }
 
     /// Drops the leases of a counter that was reset.
@@ -340,11 +345,13 @@ impl LeaseCounters {
         self.spent.fetch_add(spent, Ordering::Relaxed);
     }
 
-    /// Counts the unspent units of the end of a lease.
-    fn count_unspent(&self, end: &Check, is_returned: bool) {
+    /// Counts the unspent units of the end of a lease, with the answer of the store, if there is one.
+    fn count_unspent(&self, end: &Check, answer: Option<&CheckAnswer>) {
         if let Some(LeaseCall::End { unspent, .. }) = end.lease() {
-            let counter = if is_returned { &self.returned } else { &self.lost };
-            counter.fetch_add(unspent.into(), Ordering::Relaxed);
+            let refunded = answer.and_then(|answer| answer.answers.first()).map_or(0, |answer| answer.passes);
+            let returned = refunded.min(unspent);
+            self.returned.fetch_add(returned.into(), Ordering::Relaxed);
+            self.lost.fetch_add((unspent - returned).into(), Ordering::Relaxed);
         }
     }
 }
@@ -379,7 +386,8 @@ impl CheckLeases {
         let place = self.leases.iter().position(|lease| lease.admits(check, now))?;
         if let Some(renewal) = renewal
             && !self.is_renewing(now)
-            && (self.requests_left(check, now) <= self.renew_below || self.leases[place].is_ending(self, now))
+            && (self.requests_left(check, now) <= self.renew_below
+                || self.leases[place].is_ending(self.lifetime, now))
         {
             self.renewing_until = Some(now + renewal);
             return None;
@@ -402,19 +410,25 @@ impl CheckLeases {
     fn is_renewing(&self, now: Instant) -> bool {
         self.renewing_until.is_some_and(|until| now < until)
             || self.drawing_until.is_some_and(|until| now < until)
-            || self.leases.len() == MAX_LEASES
+            || self.live_leases(now) >= MAX_LEASES
     }
 
-    /// Returns how many requests of this check the live leases admit.
+    /// Returns the number of leases with units. A lease that is used up is kept until it has been reported.
+    fn live_leases(&self, now: Instant) -> usize {
+        self.leases.iter().filter(|lease| now < lease.expires && !lease.is_used_up()).count()
+    }
+
+    /// Returns how many requests of this check the leases admit that do not end soon.
     fn requests_left(&self, check: &Check, now: Instant) -> u64 {
-        self.leases.iter().filter(|lease| now < lease.expires).map(|lease| lease.requests(check)).sum()
+        let lasting = self.leases.iter().filter(|lease| !lease.is_ending(self.lifetime, now));
+        lasting.map(|lease| lease.requests(check)).sum()
     }
 
     /// Returns for how many further requests to draw: as many as this process had in the last lifetime of a lease, less those that it
     /// still has units for, within its share of what may be leased.
     fn wanted(&self, check: &Check, instances: Option<u32>, now: Instant) -> u32 {
         let is_drawing = self.drawing_until.is_some_and(|until| now < until);
-        let Some(instances) = instances.filter(|_| !is_drawing && self.leases.len() < MAX_LEASES) else {
+        let Some(instances) = instances.filter(|_| !is_drawing && self.live_leases(now) < MAX_LEASES) else {
             return 0;
         };
         let expected = self.demand.expected().saturating_sub(self.requests_left(check, now));
@@ -429,12 +443,15 @@ impl CheckLeases {
         u32::try_from(requests).unwrap_or(u32::MAX)
     }
 
-    /// Adds the calls that report spent units. Leases that do not admit another request of this check end.
-    fn report_spent(&mut self, check: &Check, ends: &mut Vec<Check>, counters: &LeaseCounters) {
+    /// Adds the calls that report spent units. Leases that are used up or have expired end; if there is no room for another lease, also
+    /// those that do not admit a request of this check.
+    fn report_spent(&mut self, check: &Check, now: Instant, ends: &mut Vec<Check>, counters: &LeaseCounters) {
+        let is_full = self.live_leases(now) >= MAX_LEASES;
         let tiers = &self.tiers;
         self.leases.retain(|lease| {
             counters.count_spent(lease);
-            let is_over = lease.requests(check) == 0;
+            let is_over =
+                lease.is_used_up() || now >= lease.expires || (is_full && lease.requests(check) == 0);
             ends.extend(
                 lease.end_calls(tiers, |tier| (tier.unreported, if is_over { tier.left } else { 0 })),
             );
@@ -443,9 +460,13 @@ impl CheckLeases {
         });
     }
 
-    /// Returns when the background task has to look at a lease: when it expires, or may be idle.
-    fn due_at(&self, lease: &Lease) -> Instant {
-        lease.expires.min(self.last_spent + self.idle_time())
+    /// Returns when the background task has to look at this entry: when a lease expires or may be idle, or when there is no demand.
+    fn due_at(&self) -> Instant {
+        let first = self.leases.iter().map(|lease| lease.expires).min();
+        match first {
+            Some(expires) => expires.min(self.last_spent + self.idle_time()),
+            None => self.demand.ends(self.lifetime),
+        }
     }
 
     /// How long a lease is kept without being spent.
@@ -463,7 +484,8 @@ impl Lease {
             answer.charged -= requests;
             answer.passes = answer.passes.min(check.count());
             let left = u64::from(requests).saturating_mul(tier.terms.cost.units());
-            TierLease { left, unreported: 0, reset_after: Duration::from_micros(answer.reset_after_us) }
+            let reset_after = Duration::from_micros(answer.reset_after_us);
+            TierLease { left, is_drawn: left > 0, unreported: 0, reset_after }
         };
         let tiers: SmallVec<_> = check.tiers().iter().zip(&mut answer.answers).map(take).collect();
         let lease = Self { at: answer.at, expires: sent_at + lifetime(check), received, tiers };
@@ -475,8 +497,13 @@ impl Lease {
     }
 
     /// Whether little of the lifetime is left.
-    fn is_ending(&self, entry: &CheckLeases, now: Instant) -> bool {
-        now + entry.lifetime / RENEWAL_PART > self.expires
+    fn is_ending(&self, lifetime: Duration, now: Instant) -> bool {
+        now + lifetime / RENEWAL_PART > self.expires
+    }
+
+    /// Whether a counter has no units left.
+    fn is_used_up(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.is_drawn && tier.left == 0)
     }
 
     /// Returns how many requests of this check are left.
@@ -509,7 +536,7 @@ impl Lease {
         let operation = Operation::Refund { at: Some(self.at) };
         let end = |(tier, own): (&Tier, &TierLease)| {
             let (spent, unspent) = units(own);
-            let number = |units: u64| u32::try_from(units).expect("at most the units of a lease");
+            let number = |units: u64| u32::try_from(units).unwrap_or(u32::MAX);
             let lease = LeaseCall::End { spent: number(spent), unspent: number(unspent) };
             let tier = Tier { key: tier.key.clone(), terms: Terms::new(tier.terms.limit, Cost::ONE) };
             let check = Check::new(operation, vec![tier]).expect("one tier is a check");
@@ -523,6 +550,11 @@ impl Lease {
 fn lifetime(check: &Check) -> Duration {
     let leases = check.tiers().iter().filter_map(|tier| tier.terms.limit.lease());
     leases.map(sluicegate_core::Lease::lifetime).min().unwrap_or_default()
+}
+
+/// Whether a check costs nothing: it needs no lease.
+fn is_free(check: &Check) -> bool {
+    check.tiers().iter().all(|tier| tier.terms.cost == Cost::ZERO)
 }
 
 /// Whether two checks use the same counters in the same way, except for their costs.
@@ -642,6 +674,56 @@ mod tests {
             }
         }
         assert_eq!(renewals, 1, "the others spend what is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_lease_is_renewed_before_it_is_used_up() {
+        let leases = Leases::new();
+        heat(&leases);
+        draw(&leases, 16);
+        let mut renewals = 0;
+        for _ in 0..200 {
+            if leases.spend(&check(), Some(DEADLINE)).is_none() {
+                renewals += 1;
+                assert!(leases.spend(&check(), None).is_some(), "units are left at renewal {renewals}");
+                draw(&leases, 16);
+            }
+        }
+        assert!(renewals >= 10, "{renewals}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_background_task_has_one_item_for_each_check_and_removes_those_without_demand() {
+        let leases = Leases::new();
+        heat(&leases);
+        for _ in 0..300 {
+            draw(&leases, 4);
+            for _ in 0..4 {
+                leases.spend(&check(), None).unwrap();
+            }
+            advance(Duration::from_millis(40)).await;
+            leases.end_due(Instant::now());
+            leases.spend(&check(), Some(DEADLINE));
+            assert!(leases.due.lock().len() <= 1);
+        }
+        for _ in 0..10 {
+            advance(LIFETIME).await;
+            leases.end_due(Instant::now());
+        }
+        assert_eq!((leases.due.lock().len(), leases.count.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_a_lease_does_not_cover_leaves_it_to_others() {
+        let leases = Leases::new();
+        heat(&leases);
+        draw(&leases, 16);
+        for large in [check_of("k", 0), check_of("k", 500)] {
+            let plan = leases.plan(&[large], Some(1), Instant::now(), DEADLINE);
+            let ends = plan.map_or(0, |plan| plan.ends);
+            assert_eq!(ends, 0, "nothing was spent, and the lease stays");
+        }
+        assert!(leases.spend(&check(), None).is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,7 +22,7 @@ use crate::{
     store::{Deadline, StoreError},
 };
 
-/// The most leases that one call returns.
+/// The most returns of one call, one for each counter.
 const MAX_RETURNS: usize = 64;
 /// How long a return that did not run is retried.
 const RETRY_TIME: Duration = Duration::from_millis(500);
@@ -31,7 +31,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause of the background task: a lease with a shorter lifetime may be drawn meanwhile.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// When the background task has to look at leases. The greatest is the earliest.
+/// The shortest pause of the background task.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// When the background task has to look at an entry. Each entry has one. The greatest is the earliest.
 #[derive(PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) at: Instant,
@@ -52,7 +55,7 @@ impl PartialOrd for Due {
 
 impl Leases {
     /// Ends the leases that have expired or are idle, and returns the calls for that.
-    fn end_due(&self, now: Instant) -> Vec<Check> {
+    pub(super) fn end_due(&self, now: Instant) -> Vec<Check> {
         let mut calls = Vec::new();
         loop {
             let mut due = self.due.lock();
@@ -67,7 +70,7 @@ impl Leases {
 
     fn end_due_of(&self, hash: u64, now: Instant, calls: &mut Vec<Check>) {
         let mut shard = self.shard(hash).lock();
-        let mut again = Vec::new();
+        let mut next: Option<Instant> = None;
         for entry in shard.table.iter_hash_mut(hash).filter(|entry| entry.hash == hash) {
             let is_idle = now.duration_since(entry.last_spent) >= entry.idle_time();
             let tiers = &entry.tiers;
@@ -78,15 +81,18 @@ impl Leases {
                 }
                 !ends
             });
-            again.extend(entry.leases.iter().map(|lease| entry.due_at(lease)));
+            if entry.is_active(now) {
+                let due = entry.due_at().max(now + SHORTEST_PAUSE);
+                next = Some(next.map_or(due, |other| other.min(due)));
+            }
         }
         let is_over = |entry: &CheckLeases| entry.hash == hash && !entry.is_active(now);
-        if let Ok(entry) = shard.table.find_entry(hash, is_over) {
+        while let Ok(entry) = shard.table.find_entry(hash, is_over) {
             entry.remove();
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
         drop(shard);
-        self.due.lock().extend(again.into_iter().map(|at| Due { at, hash }));
+        self.due.lock().extend(next.map(|at| Due { at, hash }));
     }
 
     pub(super) fn push_due(&self, due: Due) {
@@ -146,7 +152,7 @@ impl Shared {
             }
             let retry = Instant::now() + RETRY_PAUSE;
             if retry > give_up {
-                again.iter().for_each(|call| self.leases.counters.count_unspent(call, false));
+                again.iter().for_each(|call| self.leases.counters.count_unspent(call, None));
                 return;
             }
             if !again.is_empty() {
@@ -167,14 +173,14 @@ impl Shared {
         let mut again = Vec::new();
         for (call, outcome) in calls.iter().zip(outcomes) {
             match outcome {
-                Ok(_) => {
-                    self.leases.counters.count_unspent(call, true);
+                Ok(answer) => {
+                    self.leases.counters.count_unspent(call, Some(&answer));
                     self.denials.record_change(call.keys());
                 }
                 Err(StoreError::NotRun(_) | StoreError::Rejected { .. } | StoreError::Late(_)) => {
                     again.push(call.clone());
                 }
-                Err(_) => self.leases.counters.count_unspent(call, false),
+                Err(_) => self.leases.counters.count_unspent(call, None),
             }
         }
         again
