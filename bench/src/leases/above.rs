@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use sluicegate_testkit::oracle::{Admitted, window_violation};
+use sluicegate::Limit;
+use sluicegate_testkit::oracle::{Admitted, bucket_violation, window_violation};
 
 use super::{
     Effort, LEASE_PART, WITH, WITHOUT,
-    processes::{CALLERS, Demand, PROCESSES, Turn, turn},
+    processes::{Algorithm, CALLERS, Demand, PROCESSES, Turn, turn},
 };
 use crate::{
     progress::Progress,
@@ -27,42 +28,50 @@ const QUICK_WINDOWS: u32 = 2;
 /// The part of what is certainly available: the limit without the lease.
 const UTILISATION: Target = Target::AtLeast(0.99);
 
+/// Returns the limit that is exceeded.
+pub fn limit(algorithm: Algorithm) -> Result<Limit> {
+    Ok(match algorithm {
+        Algorithm::FixedWindow => Limit::fixed_window(BOUND.amount, BOUND.window)?,
+        Algorithm::TokenBucket => BOUND.bucket()?,
+    })
+}
+
 /// Fills the table.
 pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Result<Table> {
+    const ALGORITHMS: [(Algorithm, &str); 2] =
+        [(Algorithm::FixedWindow, "fixed window"), (Algorithm::TokenBucket, "token bucket")];
     let contestants = [(WITHOUT, false), (WITH, true)];
     let windows = if effort.is_quick { QUICK_WINDOWS } else { WINDOWS };
     // the first and the last window are not complete
-    let demand = Demand::Above(BOUND.window * (windows + 1));
-    let part = progress.begin(NAME, effort.rounds * contestants.len());
-    let mut samples: [Vec<Sample>; 2] = Default::default();
+    let time = BOUND.window * (windows + 1);
+    let part = progress.begin(NAME, effort.rounds * ALGORITHMS.len() * contestants.len());
+    let mut samples: [[Vec<Sample>; 2]; 2] = Default::default();
     for round in 0..effort.rounds {
-        for place in effort.rotated(contestants.len(), round) {
-            let (name, is_leased) = contestants[place];
-            part.at(round, name);
-            samples[place].push(Sample::of(&turn(server, is_leased, demand).await?, is_leased));
+        for ((algorithm, algorithm_name), samples) in ALGORITHMS.into_iter().zip(&mut samples) {
+            for place in effort.rotated(contestants.len(), round) {
+                let (name, is_leased) = contestants[place];
+                part.at(round, &format!("{algorithm_name}, {name}"));
+                let turn = turn(server, is_leased, Demand::Above { algorithm, time }).await?;
+                samples[place].push(Sample::of(&turn, algorithm, is_leased));
+            }
         }
     }
-    let cells: [fn(&Sample) -> f64; 6] = [
-        |sample| sample.lowest,
-        |sample| sample.highest,
-        |sample| sample.violations,
-        |sample| sample.redis_cpu_us,
-        |sample| sample.scripts,
-        |sample| sample.leased,
-    ];
-    let row = |((name, _), samples): (&(&str, bool), &Vec<Sample>)| Row {
-        contestant: (*name).to_owned(),
-        cells: cells.iter().map(|read| Some(Stat::of(samples.iter().map(read)))).collect(),
-    };
-    let with = &samples[1];
-    let of_window = |part: f64| BOUND.amount as f64 * part;
+    let (mut rows, mut ratios) = (Vec::new(), Vec::new());
+    for ((algorithm, name), samples) in ALGORITHMS.into_iter().zip(&samples) {
+        for ((contestant, _), samples) in contestants.iter().zip(samples) {
+            rows.push(Row { contestant: format!("{name}, {contestant}"), cells: Sample::cells(samples) });
+        }
+        ratios.extend(ratios_of(algorithm, name, samples));
+    }
     Ok(Table {
         name: NAME.to_owned(),
         what: format!(
-            "{PROCESSES} processes with {CALLERS} callers each on one key, fixed window of 100,000 per second, {windows} complete windows or \
-             more in each turn. A caller that is denied pauses for 1 ms. Admitted units of the window with the fewest and of the one with the most, \
-             by the callers' clock: a unit that is leased at the end of a window may be spent in the next. Violations are those that the oracle finds: \
-             more than the bound of the algorithm plus the lease in any interval of one window. CPU time and script calls are per admitted request"
+            "{PROCESSES} processes with {CALLERS} callers each on one key, 100,000 per second, {windows} complete windows or more in each \
+             turn. A caller that is denied pauses for 1 ms. Admitted requests of the window with the fewest and of the one with the most, by the \
+             time of sending: a request that is sent at the end of a window may be decided in the next, and a unit that is leased at the end of a \
+             window may be spent in the next. The first window of a token bucket begins with its burst. Violations are the turns in which the \
+             oracle finds an interval with more than the bound of the algorithm plus the lease; the bound of a fixed window is twice its limit in \
+             any interval of that length. CPU time and script calls are per admitted request"
         ),
         rounds: effort.rounds,
         columns: vec![
@@ -73,32 +82,37 @@ pub async fn table(effort: Effort, server: &Server, progress: &Progress) -> Resu
             Column::new("script calls", 4),
             Column::new("decided by leases, %", 1),
         ],
-        rows: contestants.iter().zip(&samples).map(row).collect(),
-        ratios: vec![
-            Ratio {
-                what: "violations of the bound plus the lease".to_owned(),
-                stat: Stat::of(with.iter().map(|sample| sample.violations)),
-                target: Some(Target::Exactly(0.0)),
-            },
-            Ratio {
-                what: "most admitted in a window / the limit plus the lease".to_owned(),
-                stat: Stat::of(with.iter().map(|it| it.highest / of_window(1.0 + LEASE_PART))),
-                target: Some(Target::AtMost(1.0)),
-            },
-            Ratio {
-                what: "fewest admitted in a window / the limit less the lease".to_owned(),
-                stat: Stat::of(with.iter().map(|it| it.lowest / of_window(1.0 - LEASE_PART))),
-                target: Some(UTILISATION),
-            },
-            Ratio {
-                what: "Redis CPU per admitted request, lease 1 % / no lease".to_owned(),
-                stat: Stat::of(
-                    with.iter().zip(&samples[0]).map(|(it, other)| it.redis_cpu_us / other.redis_cpu_us),
-                ),
-                target: None,
-            },
-        ],
+        rows,
+        ratios,
     })
+}
+
+fn ratios_of(algorithm: Algorithm, name: &str, [without, with]: &[Vec<Sample>; 2]) -> Vec<Ratio> {
+    let of_window = |part: f64| BOUND.amount as f64 * part;
+    let mut ratios = vec![Ratio {
+        what: format!("{name}, violations of the bound plus the lease"),
+        stat: Stat::of(with.iter().map(|it| it.violations)),
+        target: Some(Target::Exactly(0.0)),
+    }];
+    if matches!(algorithm, Algorithm::FixedWindow) {
+        ratios.push(Ratio {
+            what: format!("{name}, most admitted in a window / the limit plus the lease"),
+            stat: Stat::of(with.iter().map(|it| it.highest / of_window(1.0 + LEASE_PART))),
+            target: Some(Target::AtMost(1.0)),
+        });
+    }
+    ratios.push(Ratio {
+        what: format!("{name}, fewest admitted in a window / the limit less the lease"),
+        stat: Stat::of(with.iter().map(|it| it.lowest / of_window(1.0 - LEASE_PART))),
+        target: Some(UTILISATION),
+    });
+    let cpu = with.iter().zip(without).map(|(with, without)| with.redis_cpu_us / without.redis_cpu_us);
+    ratios.push(Ratio {
+        what: format!("{name}, Redis CPU per admitted request, lease 1 % / no lease"),
+        stat: Stat::of(cpu),
+        target: None,
+    });
+    ratios
 }
 
 /// The figures of one turn.
@@ -114,7 +128,19 @@ struct Sample {
 }
 
 impl Sample {
-    fn of(turn: &Turn, is_leased: bool) -> Self {
+    fn cells(samples: &[Self]) -> Vec<Option<Stat>> {
+        let reads: [fn(&Self) -> f64; 6] = [
+            |sample| sample.lowest,
+            |sample| sample.highest,
+            |sample| sample.violations,
+            |sample| sample.redis_cpu_us,
+            |sample| sample.scripts,
+            |sample| sample.leased,
+        ];
+        reads.into_iter().map(|read| Some(Stat::of(samples.iter().map(read)))).collect()
+    }
+
+    fn of(turn: &Turn, algorithm: Algorithm, is_leased: bool) -> Self {
         let lease = if is_leased { (BOUND.amount as f64 * LEASE_PART) as u64 } else { 0 };
         let calls = turn.clients.iter().flat_map(|client| &client.admitted);
         let calls: Vec<_> = calls
@@ -126,10 +152,15 @@ impl Sample {
             .collect();
         let admitted = turn.admitted();
         let windows = complete_windows(turn, &calls);
+        let Bound { amount, window } = BOUND;
+        let violation = match algorithm {
+            Algorithm::FixedWindow => window_violation(&calls, 2 * amount + lease, window),
+            Algorithm::TokenBucket => bucket_violation(&calls, amount + lease, amount, window),
+        };
         Self {
             lowest: windows.iter().copied().min().unwrap_or_default() as f64,
             highest: windows.iter().copied().max().unwrap_or_default() as f64,
-            violations: f64::from(window_violation(&calls, 2 * BOUND.amount + lease, BOUND.window).is_some()),
+            violations: f64::from(violation.is_some()),
             redis_cpu_us: turn.redis_cpu_us / admitted,
             scripts: turn.scripts / admitted,
             leased: turn.clients.iter().map(|client| client.leased).sum::<u64>() as f64 * 100.0 / admitted,

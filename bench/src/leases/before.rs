@@ -16,6 +16,8 @@ use crate::{
 pub const NAME: &str = "before";
 /// The tables that both revisions run.
 const TABLES: [&str; 2] = ["random-keys", "hot-allowed"];
+/// Short turns in each round: the difference to detect is smaller than the noise of one turn.
+const TURNS: usize = 3;
 /// The environment variable with the path of the earlier build; `scripts/bench` sets it.
 const EARLIER_BUILD: &str = "SLUICEGATE_BENCH_BEFORE";
 
@@ -29,9 +31,10 @@ pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Tabl
     })?;
     let programs = [PathBuf::from(earlier), env::current_exe()?];
     let names = [format!("revision {revision}"), "this revision".to_owned()];
-    let part = progress.begin(NAME, effort.rounds * programs.len());
+    let rounds = effort.rounds * TURNS;
+    let part = progress.begin(NAME, rounds * programs.len());
     let mut figures: [Vec<Figures>; 2] = Default::default();
-    for round in 0..effort.rounds {
+    for round in 0..rounds {
         for place in effort.rotated(programs.len(), round) {
             part.at(round, &names[place]);
             figures[place].push(measure(programs[place].clone().into_os_string())?);
@@ -64,9 +67,9 @@ pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Tabl
         name: NAME.to_owned(),
         what: format!(
             "limits without leases, this revision and revision {revision}, which has no leases: the tables random-keys and hot-allowed of the \
-             benchmarks on loopback, three short rounds in each round of this table"
+             benchmarks on loopback, in short turns"
         ),
-        rounds: effort.rounds,
+        rounds,
         columns: vec![Column::new("k decisions/s", 1), Column::new(REDIS_CPU, 2)],
         rows,
         ratios,
@@ -75,7 +78,7 @@ pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Tabl
 
 fn measure(program: OsString) -> Result<Figures> {
     let output = Command::new(&program)
-        .args(["--quick", "--rounds", "3", "--json", "--solo", OURS, "--only", &TABLES.join(",")])
+        .args(["--quick", "--rounds", "1", "--json", "--solo", OURS, "--only", &TABLES.join(",")])
         .output()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -26,7 +26,7 @@ use crate::{
     server::{self, Server},
 };
 
-pub use self::processes::client;
+pub use self::{hot::NAME as HOT, processes::client};
 
 /// The limit of a key: demand stays below it within one turn.
 const BOUND: Bound = Bound { amount: 1_000_000, window: Duration::from_secs(10) };
@@ -35,8 +35,8 @@ const LEASE_PART: f64 = 0.01;
 
 /// Contestants' names.
 const HAND: &str = "hand-written";
-const WITHOUT: &str = "sluicegate";
-const WITH: &str = "sluicegate, lease 1 %";
+pub const WITHOUT: &str = "sluicegate";
+pub const WITH: &str = "sluicegate, lease 1 %";
 
 /// All tables, in order.
 const TABLES: [&str; 6] =

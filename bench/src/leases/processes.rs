@@ -60,7 +60,14 @@ pub enum Demand {
     /// A number of decisions below the limit.
     Below,
     /// More than the limit, for a time.
-    Above(Duration),
+    Above { algorithm: Algorithm, time: Duration },
+}
+
+/// The algorithm of a limit that is exceeded.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Algorithm {
+    FixedWindow,
+    TokenBucket,
 }
 
 /// What a child prints at its end. Times are since the epoch.
@@ -234,7 +241,7 @@ pub async fn client(job: &str) -> Result<()> {
     let left = Arc::new(AtomicI64::new(DECISIONS));
     let stop = match job.demand {
         Demand::Below => Stop::After(left),
-        Demand::Above(time) => Stop::At(begun + time),
+        Demand::Above { time, .. } => Stop::At(begun + time),
     };
     let callers: Vec<_> = (0..CALLERS).map(|_| tokio::spawn(call(ours.clone(), stop.clone()))).collect();
     let (mut decisions, mut admitted) = (0, Vec::new());
@@ -252,7 +259,7 @@ pub async fn client(job: &str) -> Result<()> {
 fn limit(job: &Job) -> Result<Limit> {
     let (limit, bound) = match job.demand {
         Demand::Below => (BOUND.bucket()?, BOUND),
-        Demand::Above(_) => (Limit::fixed_window(above::BOUND.amount, above::BOUND.window)?, above::BOUND),
+        Demand::Above { algorithm, .. } => (above::limit(algorithm)?, above::BOUND),
     };
     if job.is_leased { leased(limit, bound) } else { Ok(limit) }
 }
