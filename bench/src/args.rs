@@ -10,7 +10,7 @@ use crate::{fronts::TowerAppVariant, network::Kind, stats::Target};
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
-    /// Rounds per contestant; at least 7 where a target is 1.3 or less
+    /// Rounds per contestant; at least 7 for leases and where a target is 1.3 or less
     #[arg(long, global = true, default_value_t = 5)]
     pub rounds: usize,
     /// At most three shorter rounds, without the contestants in other processes: about two minutes
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
     /// Write benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
-    /// the page of the task: benchmarks-fronts.md, benchmarks-network.md, benchmarks-outage.md
+    /// the page of the task: benchmarks-fronts.md, benchmarks-leases.md, benchmarks-network.md, benchmarks-outage.md
     #[arg(long, global = true)]
     pub write: Option<PathBuf>,
     /// Task to run instead of all tables
@@ -54,6 +54,12 @@ pub enum Task {
     Fronts,
     /// Compare limiters with Redis behind a network, with round trips from 0 to 5 ms
     Network,
+    /// Compare limits with leases with a hand-written limiter and with limits without leases
+    Leases {
+        /// Earlier revision to compare limits without leases with; scripts/bench builds it
+        #[arg(long, value_name = "REVISION")]
+        before: Option<String>,
+    },
     /// Run the proxy that delays traffic: started by the bench
     #[command(hide = true)]
     DelayProxy {
@@ -67,6 +73,12 @@ pub enum Task {
         kind: Kind,
         /// URL of the server
         url: String,
+    },
+    /// Run one of several client processes that share a lease: started by the bench
+    #[command(hide = true)]
+    LeasesClient {
+        /// Work in JSON
+        job: String,
     },
     /// Run the server that always allows: started by the bench
     #[command(hide = true)]

@@ -109,6 +109,11 @@ fn crates() -> Vec<String> {
     versions_of(&names).into_iter().chain(redis_rs()).collect()
 }
 
+/// The Redis client of the hand-written limiter.
+pub fn redis_client_version() -> Vec<String> {
+    redis_rs().into_iter().collect()
+}
+
 /// The Redis clients of `scripts/bench network`.
 pub fn client_versions() -> Vec<String> {
     redis_rs().into_iter().chain(versions_of(&["fred"])).collect()

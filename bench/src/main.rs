@@ -6,6 +6,7 @@
 mod args;
 mod drive;
 mod fronts;
+mod leases;
 mod local;
 mod machine;
 mod network;
@@ -40,6 +41,11 @@ fn main() -> Result<()> {
         Some(Task::Scaling { directory }) => scaling::write(directory),
         Some(Task::Fronts) => show(&args, &runtime()?.block_on(fronts::run(&args))?, Report::write_fronts),
         Some(Task::Network) => show_network(&args, &runtime()?.block_on(network::run(&args))?),
+        Some(Task::Leases { before }) => {
+            let report = runtime()?.block_on(leases::run(&args, before.as_deref()))?;
+            show(&args, &report, Report::write_leases)
+        }
+        Some(Task::LeasesClient { job }) => runtime()?.block_on(leases::client(job)),
         Some(Task::DelayProxy { upstream }) => network::serve_proxy(*upstream),
         Some(Task::NetworkClient { kind, url }) => runtime()?.block_on(network::client(*kind, url)),
         Some(Task::AlwaysAllow) => runtime()?.block_on(fronts::serve_always_allow()),

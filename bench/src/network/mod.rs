@@ -24,7 +24,6 @@ use self::{
     closed_loop::{Load, Observer},
     contestants::Connected,
     matrix::Point,
-    proxy::ProxyProcess,
     workload::Workload,
 };
 use crate::{
@@ -35,7 +34,11 @@ use crate::{
     server::{self, Server},
 };
 
-pub use self::{contestants::Kind, processes::client, proxy::serve as serve_proxy};
+pub use self::{
+    contestants::Kind,
+    processes::client,
+    proxy::{ProxyProcess, serve as serve_proxy},
+};
 
 /// Directly to Redis, without the proxy.
 const LOOPBACK: Duration = Duration::ZERO;

@@ -7,7 +7,7 @@ pub mod bounds;
 mod compare;
 mod crowd;
 mod exact;
-mod hand;
+pub mod hand;
 pub mod keys;
 #[cfg(feature = "limitador-redis")]
 mod limitador;

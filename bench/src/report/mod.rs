@@ -1,6 +1,7 @@
 //! Output of a run: tables for a terminal, pages and charts for the documentation.
 
 mod fronts;
+mod leases;
 mod markdown;
 mod network;
 mod outage;
@@ -46,6 +47,15 @@ impl Report {
     pub fn write_fronts(&self, directory: &Path) -> Result<()> {
         fs::create_dir_all(directory)?;
         fs::write(directory.join("benchmarks-fronts.md"), fronts::page(self))?;
+        Ok(())
+    }
+
+    /// Writes the page of `leases` and its figures into `directory`.
+    pub fn write_leases(&self, directory: &Path) -> Result<()> {
+        let figures = directory.join("benchmarks");
+        fs::create_dir_all(&figures)?;
+        fs::write(figures.join("leases.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        fs::write(directory.join("benchmarks-leases.md"), leases::page(self))?;
         Ok(())
     }
 

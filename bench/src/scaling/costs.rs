@@ -32,15 +32,7 @@ pub struct Costs {
 impl Costs {
     /// Reads the costs from the tables of a report.
     pub fn of(report: &Report) -> Result<Self> {
-        let read = |table: &str, row: &str, column: &str| {
-            let found = report.remote.iter().find(|it| it.name == table).and_then(|table| {
-                let place = table.columns.iter().position(|it| it.title == column)?;
-                table.rows.iter().find(|it| it.contestant == row)?.cells[place]
-            });
-            found.map(|stat| stat.median).with_context(|| {
-                format!("the figures lack {column:?} of {row:?} in {table:?}: run scripts/bench --write without --only")
-            })
-        };
+        let read = |table: &str, row: &str, column: &str| median(report, table, row, column);
         let (random, hot) = ("random-keys", "many-callers");
         Ok(Self {
             alone_us: read(batch::NAME, batch::SPREAD, REDIS_CPU)?,
@@ -70,4 +62,17 @@ impl Costs {
     pub fn with_keys_per_call(&self, keys: f64) -> f64 {
         self.call_us() / keys + self.decision_us()
     }
+}
+
+/// Returns the median of a figure.
+pub fn median(report: &Report, table: &str, row: &str, column: &str) -> Result<f64> {
+    let found = report.remote.iter().find(|it| it.name == table).and_then(|table| {
+        let place = table.columns.iter().position(|it| it.title == column)?;
+        table.rows.iter().find(|it| it.contestant == row)?.cells[place]
+    });
+    found.map(|stat| stat.median).with_context(|| {
+        format!(
+            "the figures lack {column:?} of {row:?} in {table:?}: run scripts/bench --write without --only"
+        )
+    })
 }

@@ -3,6 +3,7 @@
 use super::{
     costs::Costs,
     fleet::{BUSY, CALL_BYTES, MAX_CLIENTS, MAX_NODES, PER_INSTANCE, PER_LARGE_INSTANCE, Plan},
+    leases::{LeaseCosts, lease_section},
     simulate::{DEADLINE_US, NETWORK_US, Outcome, simulate},
     traffic::{KEYS, SLOTS, Shape},
 };
@@ -12,17 +13,18 @@ use crate::report::Report;
 const HOT_PART: f64 = 0.1;
 
 /// The page.
-pub fn page(report: &Report, costs: &Costs, plans: &[Plan]) -> String {
+pub fn page(report: &Report, costs: &Costs, leases: &LeaseCosts, plans: &[Plan]) -> String {
     let machine = &report.machine;
     let mut page = String::from(
         "# Scaling\n\n\
          <!-- written by scripts/bench scaling; do not edit -->\n\n\
          This page estimates how many Redis primaries 1, 10 and 100 million decisions per second need, what the next \
-         bottleneck is, and how a hot key behaves. No deployment of that size was run. The figures are **measured** on one \
+         bottleneck is, and how a hot key behaves without and with leases. No deployment of that size was run. The figures are **measured** on one \
          Redis, **computed** from the measurements, or **simulated** with the measured costs. The page is generated from the \
          figures:\n\n\
          <!-- not run: it takes half an hour -->\n```sh\nscripts/bench --write docs   # measures, writes \
          docs/benchmarks/figures.json\n\
+         scripts/bench leases --write docs   # docs/benchmarks/leases.json\n\
          scripts/bench scaling        # this page, from those figures\n```\n\n\
          ![primaries by decisions per second](benchmarks/scaling.svg)\n\n",
     );
@@ -31,6 +33,7 @@ pub fn page(report: &Report, costs: &Costs, plans: &[Plan]) -> String {
     computed(&mut page, plans);
     simulated(&mut page, costs, plans);
     hot(&mut page, costs, plans);
+    lease_section(&mut page, leases);
     bottlenecks(&mut page, plans);
     page.push_str(NOT_MODELLED);
     page
@@ -175,7 +178,7 @@ fn hot(page: &mut String, costs: &Costs, plans: &[Plan]) {
         "\n*late* replies arrive after the deadline, when the rule's failure policy has already decided. About {most:.0} \
          processes can \
          share one saturated key before that, on a primary that is otherwise {busy:.0} % busy. With more processes, let them share \
-         fewer decision servers (`sluicegate serve`), or split the limit into several keys. An *exhausted* hot key is cheaper: \
+         fewer decision servers (`sluicegate serve`), lease units (see below), or split the limit into several keys. An *exhausted* hot key is cheaper: \
          every process caches its denials, which costs \
          Redis one call per second and process.\n\n",
         busy = BUSY * 100.0,
@@ -235,6 +238,6 @@ fn time(us: f64) -> String {
 }
 
 /// Decisions per second: `10 M`, `100 k`.
-fn rate(per_s: f64) -> String {
+pub fn rate(per_s: f64) -> String {
     if per_s >= 1e6 { format!("{:.0} M", per_s / 1e6) } else { format!("{:.0} k", per_s / 1e3) }
 }

@@ -48,6 +48,12 @@ impl Shape {
         parts
     }
 
+    /// The share of each key.
+    pub fn shares(self) -> Vec<f64> {
+        let total: f64 = (0..KEYS).map(|key| self.weight(key)).sum();
+        (0..KEYS).map(|key| self.weight(key) / total).collect()
+    }
+
     /// The keys of one primary.
     pub fn keys(self, primary: usize, primaries: u64) -> Keys {
         let total: f64 = (0..KEYS).map(|key| self.weight(key)).sum();
@@ -72,6 +78,11 @@ impl Keys {
         let sum = number * self.part();
         self.shares.partition_point(|share| *share <= sum).min(self.shares.len() - 1) as u32
     }
+}
+
+/// The primary of a key.
+pub fn primary(key: usize, primaries: u64) -> usize {
+    owner(slot(key), primaries)
 }
 
 /// The slot of a key. A mixing function replaces CRC16; its distribution is equally even.
