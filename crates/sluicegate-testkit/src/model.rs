@@ -89,6 +89,7 @@ impl Model {
             tier.terms.limit.capacity().saturating_sub(used)
         };
         let free_before: Vec<u64> = check.tiers().iter().map(|tier| free(self, tier)).collect();
+        let before = self.clone();
         let mut drawn = 0;
         while drawn < most
             && check.tiers().iter().zip(&free_before).all(|(tier, free_before)| {
@@ -104,6 +105,11 @@ impl Model {
                 self.add_lease(tier, units, now);
             }
             drawn += 1;
+        }
+        if u64::from(drawn) * 8 < u64::from(most) {
+            // less than an eighth is not worth a lease
+            *self = before;
+            return 0;
         }
         let has_cost = check.tiers().iter().any(|tier| tier.terms.cost.units() > 0);
         if has_cost { drawn } else { most }

@@ -118,7 +118,7 @@ impl State {
             let (cost, free) = (tier.terms.cost.units(), u64::try_from(decided.available).unwrap_or(0));
             let room = (lease.units() - self.leased()) / cost;
             let drawn = u64::from(requests).min(room).min(free / (2 * cost));
-            if drawn > 0 {
+            if drawn > 0 && drawn * 8 >= u64::from(requests) {
                 let drawn = u32::try_from(drawn).unwrap();
                 let charge = Check::new(Operation::Check, vec![tier.clone()]).unwrap().times(drawn);
                 let charged = self.counters.decide_all(&[charge]).remove(0).answers[0];

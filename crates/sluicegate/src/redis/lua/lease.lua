@@ -9,6 +9,8 @@ local leased_units, draw, end_lease, save_lease_records, read_leased_group
 
 if has_leases then
   local LEASE_ENTRY, MAX_LEASE_ENTRIES = '<dd', 8
+  -- At least this part of the further requests is charged, or none: 1 / LEAST_DRAW.
+  local LEAST_DRAW = 8
   local lease_records, changed_records = {}, {}
 
   local function lease_record(key)
@@ -103,7 +105,8 @@ if has_leases then
         drawn = min(drawn, floor((group.most_leased[tier] - record.units) / cost), floor(free[tier] / (2 * cost)))
       end
     end
-    if drawn <= 0 then
+    -- a small part of what the process needs is not worth a lease
+    if drawn <= 0 or drawn * LEAST_DRAW < group.lease_counts[first] then
       return 0
     end
     for tier = 1, group.tiers do
