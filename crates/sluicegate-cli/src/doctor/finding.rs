@@ -50,6 +50,7 @@ pub(crate) mod see {
     pub(crate) const SENTINEL: &str = "docs/redis.md#sentinel";
     pub(crate) const CLUSTER: &str = "docs/redis.md#cluster";
     pub(crate) const WRONG: &str = "docs/redis.md#troubleshooting";
+    pub(crate) const LEASES: &str = "docs/leases.md#where-leases-do-not-help";
     pub(crate) const SIZING: &str = "docs/redis.md#sizing";
     pub(crate) const VERSIONS: &str = "docs/doctor.md#versions";
     pub(crate) const KEYS: &str = "docs/doctor.md#keys";

@@ -142,6 +142,9 @@ impl Doctor {
         }
         let keys = KeyScan::run(&inspection.servers, configured.as_ref(), self.max_keys, format).await;
         findings.extend(keys.findings(configured.as_ref()));
+        let round_trip = servers.iter().map(|facts| facts.round_trip(50)).max().unwrap_or_default();
+        let own_rules = rules.as_ref().map_or(&[][..], |rules| rules);
+        findings.extend(checks::leases(own_rules, config.store.instances, round_trip));
         findings.extend(rules.as_ref().err().and_then(Option::as_ref).map(OtherStore::finding));
         let mut report = DoctorReport::new(config.store.url.to_string(), findings)
             .with_servers(inspection.shape, &servers)

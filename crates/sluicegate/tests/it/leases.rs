@@ -10,6 +10,7 @@ use sluicegate::{
 };
 use sluicegate_testkit::{
     cluster::Cluster,
+    sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
     wait::until_async,
 };
@@ -375,6 +376,34 @@ async fn processes_together_never_hold_more_than_the_lease() {
         limiter.return_leases().await;
     }
     assert_eq!(used(&limiters[0], log(100_000), &labels).await, (1_600, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_drawn_from_the_new_primary_after_a_failover() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let addresses: Vec<String> =
+        sentinels.sentinels().iter().map(|server| server.addr().to_string()).collect();
+    let url = format!("redis-sentinel://{}/{NAME}", addresses.join(","));
+    let store = RedisStore::connect(&url).await.unwrap();
+    let rule = per_user(log(10_000), LeaseSize::percent(5)).lease_for(Duration::from_millis(300));
+    let limiter = Limiter::builder().store(store).rules([rule]).options(OPTIONS).build().unwrap();
+    let labels = user("failover");
+    check_until_leased(&limiter, &labels).await;
+    let new = tokio::task::block_in_place(|| sentinels.failover());
+    let has_lease = || {
+        let mut connection = sentinels.nodes()[new].connection();
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*:lease:*").query(&mut connection).unwrap();
+        sentinels.nodes()[new].is_primary() && !keys.is_empty()
+    };
+    let mut leased = 0;
+    until_async("the new primary has drawn leases", MINUTE, async || {
+        for _ in 0..50 {
+            leased += u64::from(check(&limiter, &labels).await.source == Source::Lease);
+        }
+        leased > 500 && tokio::task::block_in_place(has_lease)
+    })
+    .await;
+    limiter.return_leases().await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod clock;
 mod durability;
+mod leases;
 mod memory;
 mod permissions;
 mod topology;
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::format;
 
-pub(crate) use self::{durability::Persistence, version::Version};
+pub(crate) use self::{durability::Persistence, leases::check as leases, version::Version};
 
 /// The circumstances of a check.
 pub(crate) struct Context<'a> {

@@ -7,7 +7,7 @@ mod round_trips;
 use std::{collections::BTreeMap, time::Duration};
 
 use sluicegate::{
-    Cost, Limit, RedisStore, StoreError,
+    Cost, Limit, Limiter, Options, RedisStore, Source, StoreError,
     limiter::Operation,
     store::{Answer, Check, CheckAnswer, Deadline, Key, RemoteStore, Terms, Tier},
 };
@@ -281,6 +281,54 @@ async fn resharding_under_load_charges_every_call_exactly_once() {
         let (key, admitted) = caller.await.unwrap();
         assert!(admitted > 20, "{key} was checked too rarely");
         assert_eq!(used(&store, &key).await, admitted, "{key}");
+    }
+}
+
+/// While a slot migrates, leases are neither drawn nor ended; all requests are decided, and nothing is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resharding_under_load_keeps_the_counts_of_leased_keys() {
+    let cluster = Cluster::start(Flavor::Redis7);
+    let store = RedisStore::connect(&url(&cluster)).await.unwrap();
+    let places = places(&cluster, &store).await;
+    let moving: Vec<Place> = places.iter().filter(|place| place.node == 0).take(3).cloned().collect();
+    let options = Options::new().deadline(Duration::from_secs(5));
+    let limiter = Limiter::builder().store(store.clone()).options(options).build().unwrap();
+    let limit = Limit::sliding_log(MANY, HOUR).unwrap().with_lease(100, Duration::from_secs(1)).unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let callers = moving.iter().map(|place| {
+        let (limiter, key, stopped) = (limiter.clone(), place.key.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let (mut admitted, mut leased) = (0_u64, 0_u64);
+            while !*stopped.borrow() {
+                let decision = limiter.check_key(&key, &limit, Cost::ONE).await.unwrap();
+                assert!(decision.is_allowed() && !decision.is_degraded(), "{key}: {decision:?}");
+                admitted += 1;
+                leased += u64::from(decision.source == Source::Lease);
+                tokio::task::yield_now().await;
+            }
+            (key, admitted, leased)
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for to in [1, 2, 0] {
+        for place in &moving {
+            tokio::task::block_in_place(|| cluster.begin_migration(place.slot, to).finish());
+        }
+    }
+    stop.send(true).unwrap();
+    let mut counts = Vec::new();
+    for caller in callers {
+        counts.push(caller.await.unwrap());
+    }
+    limiter.return_leases().await;
+    let lost = limiter.stats().leases.lost;
+    for (key, admitted, leased) in counts {
+        assert!(leased > 20, "{key}: {leased} of {admitted} were leased");
+        let used = used(&store, &key).await;
+        assert!(
+            (admitted..=admitted + lost).contains(&used),
+            "{key}: {used} used, {admitted} admitted, {lost} lost"
+        );
     }
 }
 
