@@ -52,6 +52,8 @@ const SHARDS: usize = 16;
 const SWEEP_PAUSE: Duration = Duration::from_millis(100);
 /// The most leases of one set of counters: one that is being spent, and one that was drawn before it is used up.
 const MAX_LEASES: usize = 2;
+/// The shortest time after which the background task looks again at an entry without leases.
+const LEAST_PAUSE_WITHOUT_LEASE: Duration = Duration::from_millis(50);
 /// A lease is renewed when less than this part of it is left, or of its lifetime.
 const RENEWAL_PART: u32 = 4;
 
@@ -197,7 +199,7 @@ impl Leases {
             return;
         }
         let is_same = |other: &CheckLeases| same_counters(&other.tiers, &entry.tiers);
-        let due = Due { at: entry.due_at(), hash: entry.hash };
+        let due = Due { at: entry.due_at(entry.last_spent), hash: entry.hash };
         if let Entry::Vacant(place) = shard.table.entry(entry.hash, is_same, |other| other.hash) {
             place.insert(entry);
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -460,12 +462,13 @@ impl CheckLeases {
         });
     }
 
-    /// Returns when the background task has to look at this entry: when a lease expires or may be idle, or when there is no demand.
-    fn due_at(&self) -> Instant {
+    /// Returns when the background task has to look at this entry: when a lease expires or may be idle. A lease that is drawn meanwhile
+    /// is not idle before that.
+    fn due_at(&self, now: Instant) -> Instant {
         let first = self.leases.iter().map(|lease| lease.expires).min();
         match first {
             Some(expires) => expires.min(self.last_spent + self.idle_time()),
-            None => self.demand.ends(self.lifetime),
+            None => now + self.idle_time().max(LEAST_PAUSE_WITHOUT_LEASE),
         }
     }
 
@@ -711,6 +714,16 @@ mod tests {
             leases.end_due(Instant::now());
         }
         assert_eq!((leases.due.lock().len(), leases.count.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_lease_of_a_key_is_returned_when_it_is_idle() {
+        let leases = Leases::new();
+        heat(&leases);
+        advance(Duration::from_millis(10)).await;
+        draw(&leases, 4);
+        advance(LIFETIME / 2).await;
+        assert_eq!(leases.end_due(Instant::now()).len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

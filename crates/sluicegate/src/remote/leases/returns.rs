@@ -82,7 +82,7 @@ impl Leases {
                 !ends
             });
             if entry.is_active(now) {
-                let due = entry.due_at().max(now + SHORTEST_PAUSE);
+                let due = entry.due_at(now).max(now + SHORTEST_PAUSE);
                 next = Some(next.map_or(due, |other| other.min(due)));
             }
         }
