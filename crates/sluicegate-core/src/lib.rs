@@ -28,6 +28,7 @@
 //! * [`cost`]: the cost of one request
 //! * [`time`]: a moment of a store's clock
 //! * [`algorithm`]: the algorithms, their states, and the table that registers them
+//! * [`hold`]: admitted requests whose cost is corrected later
 //! * [`step`]: the decision for many identical requests on one counter
 //! * [`packed`]: states in three numbers
 //! * [`decision`]: the outcome, and the only place where waits are rounded for display
@@ -38,6 +39,7 @@ pub mod algorithm;
 pub mod calendar;
 pub mod cost;
 pub mod decision;
+pub mod hold;
 pub mod limit;
 pub mod oracle;
 pub mod packed;
@@ -49,6 +51,7 @@ pub use algorithm::{Algorithm, Bound, State};
 pub use calendar::Calendar;
 pub use cost::{Cost, CostError};
 pub use decision::{Outcome, Retry};
+pub use hold::{HoldAnswer, HoldOutcome, OnExpiry};
 pub use limit::{Lease, Limit, LimitError, Window};
 pub use packed::Scale;
 pub use snapshot::Snapshot;

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::{algorithm::Algorithm, calendar::Calendar, time::Timestamp};
+use crate::{algorithm::Algorithm, calendar::Calendar, hold::OnExpiry, time::Timestamp};
 
 /// The largest amount and the largest burst of every algorithm except the sliding log.
 pub const MAX_AMOUNT: u64 = 1_000_000_000;
@@ -47,6 +47,9 @@ pub enum LimitError {
     /// The window has a fraction of a microsecond.
     #[error("window {0:?} has a fraction of a microsecond: use whole microseconds")]
     WindowTooFine(Duration),
+    /// The algorithm has no window.
+    #[error("{0} has no window: remove it")]
+    WindowNotSupported(Algorithm),
     /// The burst is zero or too large.
     #[error("burst {0} is out of range: use 1 to {MAX_AMOUNT}")]
     Burst(u64),
@@ -74,6 +77,14 @@ pub enum LimitError {
         /// The longest lifetime for this limit.
         max: Duration,
     },
+    /// The algorithm counts holds, which cannot be charged in advance.
+    #[error("{0} has no lease: remove it")]
+    LeaseNotSupported(Algorithm),
+    /// A lease cannot be combined with holds that are released when they expire.
+    #[error(
+        "a limit that releases expired holds has no lease: remove the lease, or use on_expiry = \"charge\""
+    )]
+    LeaseWithRelease,
     /// Only a fixed window can follow the calendar.
     #[error("{0} has no calendar windows: use fixed-window, or a window such as \"30d\"")]
     CalendarNotSupported(Algorithm),
@@ -124,6 +135,8 @@ pub struct Limit {
     rate: Rate,
     calendar: Option<&'static Calendar>,
     lease: Option<Lease>,
+    on_expiry: OnExpiry,
+    max_excess: Option<u32>,
 }
 
 /// The units of a limit that processes may charge in advance, and for how long a process may spend them.
@@ -242,6 +255,8 @@ impl Limit {
             rate,
             calendar: None,
             lease: None,
+            on_expiry: OnExpiry::Charge,
+            max_excess: None,
         }
     }
 }
@@ -253,6 +268,9 @@ impl Limit {
     /// If the amount or the window is outside of the range in which the algorithm is exact, or if the algorithm has no calendar
     /// windows.
     pub fn new(algorithm: Algorithm, amount: u64, window: impl Into<Window>) -> Result<Self, LimitError> {
+        if !algorithm.properties().has_window {
+            return Err(LimitError::WindowNotSupported(algorithm));
+        }
         let max = algorithm.max_amount();
         if amount == 0 || amount > max {
             return Err(LimitError::Amount { algorithm, amount, max });
@@ -273,7 +291,105 @@ impl Limit {
         let window_us = window.as_secs() * 1_000_000 + u64::from(window.subsec_micros());
         let rate = Rate::reduced(amount, window_us);
         let capacity = amount;
-        Ok(Self { algorithm, amount, window_us, capacity, phase_us: 0, rate, calendar, lease: None })
+        Ok(Self {
+            algorithm,
+            amount,
+            window_us,
+            capacity,
+            phase_us: 0,
+            rate,
+            calendar,
+            lease: None,
+            on_expiry: OnExpiry::Charge,
+            max_excess: None,
+        })
+    }
+
+    /// Creates a limit of `amount` live holds, each counted with its cost.
+    ///
+    /// ```
+    /// use sluicegate_core::Limit;
+    ///
+    /// let limit = Limit::concurrency(10)?;
+    /// assert_eq!(limit.capacity(), 10);
+    /// # Ok::<(), sluicegate_core::LimitError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the amount is out of range.
+    pub const fn concurrency(amount: u64) -> Result<Self, LimitError> {
+        let algorithm = Algorithm::Concurrency;
+        if amount == 0 || amount > MAX_AMOUNT {
+            return Err(LimitError::Amount { algorithm, amount, max: MAX_AMOUNT });
+        }
+        Ok(Self {
+            algorithm,
+            amount,
+            window_us: 0,
+            capacity: amount,
+            phase_us: 0,
+            rate: Rate { units: 1, micros: 1 },
+            calendar: None,
+            lease: None,
+            on_expiry: OnExpiry::Release,
+            max_excess: None,
+        })
+    }
+
+    /// Returns the same limit with another effect of a hold that expires. A limit of live holds always releases them.
+    ///
+    /// # Errors
+    /// If the limit has a lease and expired holds are to be released.
+    pub fn with_on_expiry(mut self, on_expiry: OnExpiry) -> Result<Self, LimitError> {
+        if self.lease.is_some() && on_expiry == OnExpiry::Release {
+            return Err(LimitError::LeaseWithRelease);
+        }
+        if self.algorithm.properties().has_window {
+            self.on_expiry = on_expiry;
+        }
+        Ok(self)
+    }
+
+    /// Returns the same limit with another bound of [`Limit::max_excess`]; more than [`MAX_AMOUNT`] counts as that.
+    #[must_use]
+    pub fn with_max_excess(mut self, units: u64) -> Self {
+        self.max_excess = Some(u32::try_from(units.min(MAX_AMOUNT)).expect("MAX_AMOUNT fits 32 bits"));
+        self
+    }
+
+    /// Returns what happens to the units of a hold that expires.
+    #[inline]
+    pub const fn on_expiry(&self) -> OnExpiry {
+        self.on_expiry
+    }
+
+    /// Returns whether the units of a hold are refunded when it expires.
+    #[inline]
+    pub const fn releases_expired(&self) -> bool {
+        matches!(self.on_expiry, OnExpiry::Release)
+    }
+
+    /// Returns the most units that settling a hold charges beyond its estimate: the capacity, unless it was set.
+    pub const fn max_excess(&self) -> u64 {
+        match self.max_excess {
+            Some(units) => units as u64,
+            None => self.capacity,
+        }
+    }
+
+    /// Returns a limit of the same kind with another amount and window, and without burst, phase or lease. An algorithm without a window
+    /// keeps none.
+    ///
+    /// # Errors
+    /// As [`Limit::new`].
+    pub fn with_amount_and_window(&self, amount: u64, window: impl Into<Window>) -> Result<Self, LimitError> {
+        let window = window.into();
+        let limit = if window == self.window_setting() && !self.algorithm.properties().has_window {
+            Self::concurrency(amount)?
+        } else {
+            Self::new(self.algorithm, amount, window)?
+        };
+        Ok(Self { on_expiry: self.on_expiry, max_excess: self.max_excess, ..limit })
     }
 
     /// Returns the same limit with another burst: the units that an idle caller can use at one time.
@@ -312,8 +428,15 @@ impl Limit {
     /// each for at most `lifetime`.
     ///
     /// # Errors
-    /// If there is no unit, there are more units than the limit admits, or the lifetime is out of range.
+    /// If there is no unit, there are more units than the limit admits, the lifetime is out of range, or the limit releases expired
+    /// holds.
     pub fn with_lease(mut self, units: u64, lifetime: Duration) -> Result<Self, LimitError> {
+        if !self.algorithm.properties().has_window {
+            return Err(LimitError::LeaseNotSupported(self.algorithm));
+        }
+        if self.releases_expired() {
+            return Err(LimitError::LeaseWithRelease);
+        }
         let max = self.max_lease();
         let range_error = LimitError::Lease { units, max };
         let number = u32::try_from(units).ok().and_then(NonZeroU32::new);
@@ -357,7 +480,9 @@ impl Limit {
     pub fn share_of(mut self, count: u32) -> Self {
         let part = |units: u64| (units / u64::from(count.max(1))).max(1);
         (self.amount, self.capacity) = (part(self.amount), part(self.capacity));
-        self.rate = Rate::reduced(self.amount, self.window_us);
+        if self.algorithm.properties().has_window {
+            self.rate = Rate::reduced(self.amount, self.window_us);
+        }
         self.lease = None;
         self
     }
@@ -377,7 +502,7 @@ impl Limit {
         self.amount
     }
 
-    /// Returns the length of the window; of a calendar window, an upper bound of it.
+    /// Returns the length of the window; of a calendar window, an upper bound of it. Zero if the algorithm has none.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
@@ -441,7 +566,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_each_range_are_valid_and_one_beyond_is_not() {
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::WINDOWED {
             let max = algorithm.max_amount();
             for window in [MIN_WINDOW, MAX_WINDOW] {
                 assert!(Limit::new(algorithm, 1, window).is_ok());
@@ -525,7 +650,7 @@ mod tests {
         }
         assert_eq!("gcra".parse(), Ok(Algorithm::TokenBucket));
         let error = "leaky".parse::<Algorithm>().unwrap_err().to_string();
-        let expected = "unknown algorithm \"leaky\": use fixed-window, sliding-log, sliding-counter or token-bucket (alias gcra)";
+        let expected = "unknown algorithm \"leaky\": use fixed-window, sliding-log, sliding-counter, token-bucket or concurrency (alias gcra for token-bucket)";
         assert_eq!(error, expected);
     }
 

@@ -24,6 +24,8 @@ pub enum Snapshot {
     },
     /// The level of the bucket and the rate at which it drains.
     TokenBucket(Level),
+    /// The units of live holds, and when the first and the last of them expire.
+    Concurrency(Span),
 }
 
 /// Units and the interval in which they were charged or count.

@@ -10,6 +10,7 @@ use crate::{
     algorithm::{Counter, State, with_counter},
     cost::Cost,
     decision::Retry,
+    hold::{HoldAnswer, HoldOutcome},
     limit::Limit,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
@@ -80,6 +81,8 @@ pub struct Answer {
     pub spare: u64,
     /// Units of the counter that are leased, if the request is denied: a return of them may end the denial early.
     pub leased: u64,
+    /// The result of a hold operation.
+    pub hold: HoldAnswer,
 }
 
 /// The answer of one counter to one of the requests of an [`Answer`].
@@ -225,6 +228,7 @@ impl Terms {
             reset_after_us: reset.after_us,
             spare: reset.spare,
             leased: 0,
+            hold: HoldAnswer::NONE,
         }
     }
 
@@ -254,6 +258,22 @@ impl Terms {
 }
 
 impl Answer {
+    /// Nothing was decided.
+    pub const NONE: Self = Self {
+        passes: 0,
+        charged: 0,
+        available: 0,
+        retry: None,
+        reset_after_us: 0,
+        spare: 0,
+        leased: 0,
+        hold: HoldAnswer::NONE,
+    };
+
+    /// There is no such hold.
+    pub const UNKNOWN_HOLD: Self =
+        Self { hold: HoldAnswer { outcome: HoldOutcome::Unknown, ..HoldAnswer::NONE }, ..Self::NONE };
+
     /// Returns the answer to the request at `index` (from 0, in order of arrival) if `granted` of the requests passed all
     /// enforced counters.
     #[inline]

@@ -297,6 +297,7 @@ impl Counter {
                 current + u64::try_from(faded).expect("less than before")
             }
             Algorithm::FixedWindow | Algorithm::TokenBucket => unreachable!("answered above"),
+            Algorithm::Concurrency => unreachable!("it has no window"),
         }
     }
 

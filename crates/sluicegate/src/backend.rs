@@ -2,7 +2,7 @@
 
 use std::{slice, sync::Arc, time::Duration};
 
-use sluicegate_core::{Algorithm, Limit, Timestamp, step::Share};
+use sluicegate_core::{Algorithm, Answer, HoldAnswer, Limit, Timestamp, step::Share};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
@@ -39,6 +39,20 @@ pub(crate) struct CheckShares {
     pub(crate) source: Source,
     /// Each answer with the position of its tier in the check. A denial from the cache has only the tiers that deny.
     pub(crate) shares: SmallVec<[(usize, Share); 1]>,
+    /// The result of a hold operation on each tier; otherwise empty.
+    pub(crate) holds: Vec<HoldAnswer>,
+}
+
+impl CheckShares {
+    /// No tier has an answer yet.
+    pub(crate) fn without_answers() -> Self {
+        Self { at: None, source: Source::Fallback, shares: SmallVec::new(), holds: Vec::new() }
+    }
+
+    /// Returns the results of a hold operation; nothing for other checks.
+    pub(crate) fn holds_of(check: &Check, answers: &[Answer]) -> Vec<HoldAnswer> {
+        if check.uses_holds() { answers.iter().map(|answer| answer.hold).collect() } else { Vec::new() }
+    }
 }
 
 impl Backend {
@@ -69,6 +83,18 @@ impl Backend {
             Self::Remote(remote) => {
                 remote.decide_here(check).map_or_else(|| Step::Remote(remote), Step::Decided)
             }
+        }
+    }
+
+    /// Settles, releases or renews a hold.
+    pub(crate) async fn adjust_hold(
+        &self,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> Result<CheckShares, StoreError> {
+        match self {
+            Self::Local(store) => Ok(decide_locally(store, check)),
+            Self::Remote(remote) => remote.adjust_hold(check, deadline).await,
         }
     }
 
@@ -153,14 +179,17 @@ impl Backend {
 
 #[inline]
 fn decide_locally(store: &MemoryStore, check: &Check) -> CheckShares {
-    if let [Tier { key, terms }] = check.tiers() {
+    if let [Tier { key, terms }] = check.tiers()
+        && !check.uses_holds()
+    {
         let (answer, at) = store.decide_one(key, terms, check.operation(), 1);
         let shares = smallvec![(0, answer.share(terms, 0, 1))];
-        return CheckShares { at: Some(at), source: Source::Memory, shares };
+        return CheckShares { at: Some(at), source: Source::Memory, shares, holds: Vec::new() };
     }
     let CheckAnswer { at, answers } =
         store.decide_all(slice::from_ref(check)).pop().expect("one check has one answer");
+    let holds = CheckShares::holds_of(check, &answers);
     let answers = check.tiers().iter().zip(&answers).enumerate();
     let shares = answers.map(|(position, (tier, answer))| (position, answer.share(&tier.terms, 0, 1)));
-    CheckShares { at: Some(at), source: Source::Memory, shares: shares.collect() }
+    CheckShares { at: Some(at), source: Source::Memory, shares: shares.collect(), holds }
 }

@@ -1,9 +1,11 @@
 //! One operation on one or more counters, as a store receives it.
 
+use std::time::Duration;
+
 use sluicegate_core::{Operation, Terms};
 use smallvec::SmallVec;
 
-use crate::key::Key;
+use crate::key::{HoldId, Key};
 
 /// The maximum number of tiers in one check.
 pub const MAX_TIERS: usize = 64;
@@ -26,7 +28,41 @@ pub struct Check {
     operation: Operation,
     count: u32,
     lease: Option<LeaseCall>,
+    hold: Option<HoldCall>,
     tiers: Tiers,
+}
+
+/// An operation on a hold.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HoldCall {
+    /// The id of the hold.
+    pub id: HoldId,
+    /// The operation.
+    pub operation: HoldOperation,
+}
+
+/// What happens to a hold. Only [`HoldOperation::Hold`] is conditional; the operation of the other checks is [`Operation::Charge`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HoldOperation {
+    /// Check, and record the admitted request under the id. The operation of the check is [`Operation::Check`].
+    Hold {
+        /// When the hold expires, from now.
+        ttl: Duration,
+    },
+    /// Replace the estimate of each tier by its cost.
+    Settle {
+        /// The tiers that keep their estimate, as bits.
+        kept: u64,
+        /// The most units that are charged beyond the estimate, instead of the bound of the limit.
+        max_excess: Option<u64>,
+    },
+    /// Move the expiry, if that makes it later.
+    Renew {
+        /// When the hold expires, from now.
+        ttl: Duration,
+    },
+    /// Revert the hold, because another server denied it.
+    TakeBack,
 }
 
 /// What a check does with the leases of its counters, besides its operation. Every tier of such a check has a limit with a lease.
@@ -71,6 +107,20 @@ pub enum CheckError {
     RepeatedKey(String),
 }
 
+impl HoldOperation {
+    /// Returns the operation for some tiers of its check.
+    #[cfg(feature = "redis")]
+    pub(crate) fn for_tiers(self, places: &[usize]) -> Self {
+        match self {
+            Self::Settle { kept, max_excess } => {
+                let bit = |(index, place): (usize, &usize)| (kept >> place & 1) << index;
+                Self::Settle { kept: places.iter().enumerate().map(bit).sum(), max_excess }
+            }
+            other => other,
+        }
+    }
+}
+
 impl Check {
     /// Creates a check of one request.
     ///
@@ -90,7 +140,7 @@ impl Check {
                 return Err(CheckError::RepeatedKey(tier.key.to_string()));
             }
         }
-        Ok(Self { operation, count: 1, lease: None, tiers })
+        Ok(Self { operation, count: 1, lease: None, hold: None, tiers })
     }
 
     /// Repeats the check for `count` identical requests; 0 counts as 1.
@@ -117,6 +167,17 @@ impl Check {
         self
     }
 
+    /// Makes the check an operation on a hold.
+    #[must_use]
+    pub fn with_hold(mut self, id: HoldId, operation: HoldOperation) -> Self {
+        self.operation = match operation {
+            HoldOperation::Hold { .. } => Operation::Check,
+            _ => Operation::Charge,
+        };
+        self.hold = Some(HoldCall { id, operation });
+        self
+    }
+
     /// The operation.
     pub fn operation(&self) -> Operation {
         self.operation
@@ -132,10 +193,25 @@ impl Check {
         self.lease
     }
 
-    /// Whether every limit of the check has a lease.
+    /// The operation on a hold, if it is one.
+    #[inline]
+    pub fn hold(&self) -> Option<&HoldCall> {
+        self.hold.as_ref()
+    }
+
+    /// Whether the check is decided together with the holds of its counters: it is an operation on a hold, or expired holds of a counter
+    /// must be released first.
+    #[inline]
+    pub(crate) fn uses_holds(&self) -> bool {
+        let is_conditional = matches!(self.operation, Operation::Check | Operation::Peek);
+        self.hold.is_some()
+            || (is_conditional && self.tiers.iter().any(|tier| tier.terms.limit.releases_expired()))
+    }
+
+    /// Whether every limit of the check has a lease, and it is not about a hold.
     #[inline]
     pub(crate) fn is_leasable(&self) -> bool {
-        self.tiers.iter().all(|tier| tier.terms.limit.lease().is_some())
+        self.hold.is_none() && self.tiers.iter().all(|tier| tier.terms.limit.lease().is_some())
     }
 
     /// The tiers, in order.

@@ -18,8 +18,9 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+use sluicegate_core::hold::MAX_HOLD_ID;
 
-use crate::labels::Labels;
+use crate::{hashing::random, labels::Labels, rules::MAX_RULE_NAME};
 
 /// The longest identity that is stored unhashed; longer ones are stored as SHA-256.
 pub const MAX_PLAIN_IDENTITY: usize = 128;
@@ -125,9 +126,100 @@ impl Key {
         }
     }
 
+    /// Returns the key with these parts as they are stored; `None` if they cannot be those of a key.
+    pub(crate) fn from_encoded(rule: &str, identity: &str, co_located: Option<u32>) -> Option<Self> {
+        let is_rule = is_encoded(rule, MAX_ENCODED * MAX_RULE_NAME);
+        if !is_rule || !is_encoded(identity, MAX_PLAIN_IDENTITY) {
+            return None;
+        }
+        let mut short = [0; MAX_SHORT];
+        let identity = match short.get_mut(..identity.len()) {
+            Some(start) => {
+                start.copy_from_slice(identity.as_bytes());
+                IdentityText::short(identity.len(), short)
+            }
+            None => IdentityText::Long(identity.into()),
+        };
+        Some(Self { rule: (rule != NO_RULE).then(|| rule.into()), identity, co_located })
+    }
+
+    /// Returns the hash that determines the Cluster slot, if it is not that of the identity.
+    pub(crate) fn co_located(&self) -> Option<u32> {
+        self.co_located
+    }
+
     /// Returns the tag that determines the Cluster slot; never text of a caller.
     pub fn tag(&self) -> u32 {
         self.co_located.unwrap_or_else(|| crc32fast::hash(self.identity_bytes()))
+    }
+}
+
+/// The id of a hold, encoded like an identity.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct HoldId(Arc<str>);
+
+/// Why the id of a hold is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HoldIdError {
+    /// The id is empty.
+    #[error("id is empty: use one that is unique to the request, or leave it out")]
+    Empty,
+    /// The id is too long.
+    #[error("id has {0} bytes: use at most {MAX_HOLD_ID}, or a hash of it")]
+    TooLong(usize),
+}
+
+impl HoldId {
+    /// Creates an id from any bytes.
+    ///
+    /// # Errors
+    /// If it is empty or too long.
+    pub fn new(id: impl AsRef<[u8]>) -> Result<Self, HoldIdError> {
+        let id = id.as_ref();
+        match id.len() {
+            0 => Err(HoldIdError::Empty),
+            len if len > MAX_HOLD_ID => Err(HoldIdError::TooLong(len)),
+            _ => Ok(Self::encoded(id)),
+        }
+    }
+
+    /// Creates an id from any bytes that are not empty; long ones are hashed.
+    pub fn hashed(id: impl AsRef<[u8]>) -> Self {
+        Self(identity(&[Some(id.as_ref())]).as_str().into())
+    }
+
+    /// Creates an id that no other hold has.
+    pub fn random() -> Self {
+        Self(format!("{:016x}{:016x}", random(), random()).into())
+    }
+
+    fn encoded(id: &[u8]) -> Self {
+        let mut text = vec![0; MAX_ENCODED * id.len()];
+        let len = encode(id, &mut text).expect("the buffer fits every encoded byte");
+        Self(ascii(&text[..len]).into())
+    }
+
+    /// Returns the id of this encoded text; `None` if it cannot be one.
+    pub(crate) fn from_encoded(id: &str) -> Option<Self> {
+        is_encoded(id, MAX_ENCODED * MAX_HOLD_ID).then(|| Self(id.into()))
+    }
+
+    /// Returns the encoded id.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -169,6 +261,32 @@ pub fn encoded_rule(name: &str) -> Arc<str> {
     let mut text = vec![0; MAX_ENCODED * name.len()];
     let len = encode(name.as_bytes(), &mut text).expect("the buffer fits every encoded byte");
     ascii(&text[..len]).into()
+}
+
+/// Returns the name of a rule from its stored form.
+pub(crate) fn decoded_rule(text: &str) -> Arc<str> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let escaped = after.get(..2).filter(|_| first == b'%').and_then(|digits| str::from_utf8(digits).ok());
+        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into()
+}
+
+/// Whether a text has only characters of encoded rules, identities and ids, and at most `max` of them.
+fn is_encoded(text: &str, max: usize) -> bool {
+    let is_used = |byte: u8| byte.is_ascii_alphanumeric() || b"-._%,!*#".contains(&byte);
+    !text.is_empty() && text.len() <= max && text.bytes().all(is_used)
 }
 
 fn identity(values: &[Option<&[u8]>]) -> IdentityText {

@@ -43,6 +43,34 @@ pub struct Stats {
     pub store: StoreStats,
     /// Units that were charged in advance.
     pub leases: LeaseStats,
+    /// Holds by outcome.
+    pub holds: HoldStats,
+    /// Checks that left out a rule that counts requests in flight.
+    pub skipped_concurrency: u64,
+}
+
+/// Holds that this process has made or ended, by outcome. An expired hold is counted by the process that finds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HoldStats {
+    /// Holds that were made.
+    pub held: u64,
+    /// Holds whose estimate was replaced by the actual cost.
+    pub settled: u64,
+    /// Holds whose estimate was refunded.
+    pub released: u64,
+    /// Holds that expired before they were settled, one for each counter.
+    pub expired: u64,
+    /// Settlements of holds that were settled before.
+    pub already: u64,
+    /// Settlements of holds that had expired.
+    pub late: u64,
+    /// Settlements of holds that the store does not know.
+    pub unknown: u64,
+    /// Settlements that are repeated in the background, because the store did not answer.
+    pub queued: u64,
+    /// Settlements that are queued now.
+    pub waiting: usize,
 }
 
 /// Units that this process has charged in advance, over all limits with a lease. The units that it holds now are those drawn and neither

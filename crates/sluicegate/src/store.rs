@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use crate::{memory::MemoryStore, stats::StoreStats};
 
 pub use sluicegate_core::{
-    Answer, Snapshot, Terms,
+    Answer, HoldAnswer, HoldOutcome, Snapshot, Terms,
+    hold::LiveHolds,
     step::{Admission, Share},
 };
 
 pub use crate::{
-    check::{Check, CheckError, LeaseCall, MAX_TIERS, Tier},
-    key::{Key, KeyError, MAX_KEY, MAX_PLAIN_IDENTITY, encoded_rule},
+    check::{Check, CheckError, HoldCall, HoldOperation, LeaseCall, MAX_TIERS, Tier},
+    key::{HoldId, HoldIdError, Key, KeyError, MAX_KEY, MAX_PLAIN_IDENTITY, encoded_rule},
 };
 
 /// A boxed future, which keeps [`RemoteStore`] object safe.
@@ -173,6 +174,8 @@ pub struct CounterSnapshot {
     pub snapshot: Snapshot,
     /// The units that processes have leased and not spent, which count as used.
     pub leased: u64,
+    /// The live holds.
+    pub holds: LiveHolds,
 }
 
 /// Returns the outcome of each of `count` checks; the error of a batch is that of each check.

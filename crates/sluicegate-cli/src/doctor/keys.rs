@@ -187,7 +187,9 @@ impl KeyScan {
         let stray = |ttl| StrayKey { server, name: name.clone(), ttl };
         let rule = match meaning {
             None => return self.foreign.add(stray(Duration::ZERO)),
-            Some(KeyKind::Instances | KeyKind::Lease { .. }) => None,
+            Some(
+                KeyKind::Instances | KeyKind::Lease { .. } | KeyKind::Holds { .. } | KeyKind::Hold { .. },
+            ) => None,
             Some(KeyKind::Counter { rule, .. }) => Some(rule),
         };
         self.own += 1;

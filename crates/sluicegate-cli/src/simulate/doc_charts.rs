@@ -123,7 +123,7 @@ fn replay_scenario(scenario: &Scenario, algorithm: Algorithm) -> ScenarioResult 
 }
 
 fn svg_chart(scenario: &Scenario) -> String {
-    let height = HEAD + PANEL * Algorithm::ALL.len() as f64 + 14.0;
+    let height = HEAD + PANEL * Algorithm::WINDOWED.len() as f64 + 14.0;
     let mut svg = String::new();
     chart::text(&mut svg, 16.0, 24.0, "t head", "start", scenario.title);
     let limit = format!("{}. The limit: {AMOUNT} in {WINDOW} s.", scenario.explained);
@@ -138,7 +138,7 @@ fn svg_chart(scenario: &Scenario) -> String {
         );
         chart::text(&mut svg, x + 17.0, 24.0, "t", "start", label);
     }
-    for (at, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+    for (at, algorithm) in Algorithm::WINDOWED.into_iter().enumerate() {
         panel(&mut svg, HEAD + PANEL * at as f64, scenario, algorithm);
     }
     format!(

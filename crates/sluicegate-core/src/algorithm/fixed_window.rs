@@ -39,6 +39,7 @@ pub struct View {
 impl Counter for State {
     const PROPERTIES: Properties = Properties {
         max_amount: MAX_AMOUNT,
+        has_window: true,
         has_burst: false,
         has_phase: true,
         has_calendar: true,

@@ -16,6 +16,7 @@
 //! To add an algorithm, write its documentation page, a module with its [`Counter`] and its Lua files, and add one row to
 //! the table in this file. The configuration, the stores, the headers and the tools read the table.
 
+pub mod concurrency;
 pub mod fixed_window;
 pub mod sliding_counter;
 pub mod sliding_log;
@@ -130,6 +131,8 @@ register! { $
     SlidingCounter = "sliding-counter" => sliding_counter,
     /// A level that drains at a steady rate.
     TokenBucket = "token-bucket" | "gcra" => token_bucket,
+    /// The units of live holds. It has no window: units count until their hold ends.
+    Concurrency = "concurrency" => concurrency,
 }
 pub(crate) use with_counter;
 pub(crate) use with_counter_type;
@@ -139,6 +142,8 @@ pub(crate) use with_counter_type;
 pub struct Properties {
     /// The largest amount that it counts exactly.
     pub max_amount: u64,
+    /// Whether units count for a window. Otherwise they count until their [hold](crate::hold) ends.
+    pub has_window: bool,
     /// Whether its limits have a burst.
     pub has_burst: bool,
     /// Whether its limits have a phase.
@@ -172,9 +177,18 @@ pub enum Bound {
         /// Length of the window.
         window: Duration,
     },
+    /// At most `most` units at any moment.
+    Live {
+        /// Units.
+        most: u64,
+    },
 }
 
 impl Algorithm {
+    /// The algorithms whose units count for a window.
+    pub const WINDOWED: [Self; 4] =
+        [Self::FixedWindow, Self::SlidingLog, Self::SlidingCounter, Self::TokenBucket];
+
     /// Returns the largest amount that this algorithm counts exactly.
     pub const fn max_amount(self) -> u64 {
         self.properties().max_amount
@@ -184,8 +198,9 @@ impl Algorithm {
     pub(crate) fn list() -> String {
         let names = Self::ALL.map(Self::name);
         let [others @ .., last] = &names;
-        let aliases = Self::NAMES.iter().map(|(name, _)| *name).filter(|name| !names.contains(name));
-        format!("{} or {last} (alias {})", others.join(", "), aliases.collect::<Vec<_>>().join(", "))
+        let aliases = Self::NAMES.iter().filter(|(name, _)| !names.contains(name));
+        let aliases: Vec<_> = aliases.map(|(name, algorithm)| format!("{name} for {algorithm}")).collect();
+        format!("{} or {last} (alias {})", others.join(", "), aliases.join(", "))
     }
 }
 
@@ -381,6 +396,7 @@ impl Limit {
         match with_counter_type!(self.algorithm(), C => C::bound(self)) {
             Bound::Window { most, window } => Bound::Window { most: most + lease, window },
             Bound::Bucket { burst, amount, window } => Bound::Bucket { burst: burst + lease, amount, window },
+            Bound::Live { most } => Bound::Live { most },
         }
     }
 }
@@ -451,6 +467,14 @@ mod tests {
         assert_eq!(names.len(), Algorithm::NAMES.len());
         let mut codes = Algorithm::ALL.map(|algorithm| algorithm.properties().script_code);
         codes.sort_unstable();
-        assert_eq!(codes, [1, 2, 3, 4]);
+        assert_eq!(codes, [1, 2, 3, 4, 6]);
+    }
+
+    #[test]
+    fn the_windowed_algorithms_are_those_with_a_window() {
+        let windowed: Vec<_> =
+            Algorithm::ALL.into_iter().filter(|algorithm| algorithm.properties().has_window).collect();
+        assert_eq!(windowed, Algorithm::WINDOWED);
+        assert_eq!(Limit::concurrency(10).unwrap().bound(), Bound::Live { most: 10 });
     }
 }

@@ -50,6 +50,7 @@ impl View {
 impl Counter for State {
     const PROPERTIES: Properties = Properties {
         max_amount: MAX_AMOUNT,
+        has_window: true,
         has_burst: false,
         has_phase: false,
         has_calendar: false,

@@ -55,6 +55,7 @@ pub struct View {
 impl Counter for State {
     const PROPERTIES: Properties = Properties {
         max_amount: MAX_LOG_AMOUNT,
+        has_window: true,
         has_burst: false,
         has_phase: false,
         has_calendar: false,

@@ -112,6 +112,7 @@ pub struct View {
 impl Counter for State {
     const PROPERTIES: Properties = Properties {
         max_amount: MAX_AMOUNT,
+        has_window: true,
         has_burst: true,
         has_phase: false,
         has_calendar: false,

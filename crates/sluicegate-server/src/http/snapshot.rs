@@ -46,6 +46,11 @@ pub enum SnapshotState {
         /// Units drained per second.
         drains_per_second: f64,
     },
+    /// The units of live holds, and when the first and the last of them expire.
+    Concurrency {
+        /// The first and the last expiry.
+        live: SpanView,
+    },
 }
 
 /// Units charged in a time span.
@@ -78,6 +83,7 @@ impl SnapshotView {
                 level: level.whole as f64 + level.part as f64 / level.rate.micros as f64,
                 drains_per_second: level.rate.units as f64 * 1e6 / level.rate.micros as f64,
             },
+            Snapshot::Concurrency(live) => SnapshotState::Concurrency { live: live.into() },
         };
         Self { at_us: inspected.at.as_micros(), state }
     }

@@ -739,7 +739,7 @@ async fn snapshots_are_read_within_the_callers_deadline_and_not_without_the_stor
 #[tokio::test]
 async fn an_explanation_of_a_counter_in_debt_has_its_whole_usage() {
     let api = Api::new([]);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let request = |cost| {
             format!(
                 r#"{{"key":"k","limit":{{"algorithm":"{algorithm}","amount":10,"window":"10m"}},"cost":{cost}}}"#

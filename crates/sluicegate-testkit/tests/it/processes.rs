@@ -93,6 +93,7 @@ fn assert_calls_within(limit: &Limit, witness: &str, calls: &[Admitted]) {
         Algorithm::SlidingLog => window_violation(calls, amount, window),
         Algorithm::SlidingCounter => window_violation(calls, 2 * amount - 1, window),
         Algorithm::TokenBucket => bucket_violation(calls, limit.capacity(), amount, window),
+        Algorithm::Concurrency => unreachable!("its requests are holds"),
     };
     if let Some(violation) = violation {
         panic!("{}, by {witness}: {violation}", limit.algorithm());
@@ -115,7 +116,7 @@ fn processes_together_get_exactly_the_limit_on_every_server() {
     const AMOUNT: u64 = 300;
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::WINDOWED {
             let hammer = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
             let admitted = run_together(&hammer);
             assert_within(&hammer.limit, &admitted);
@@ -130,7 +131,7 @@ fn processes_with_a_round_trip_of_1_ms_together_get_exactly_the_limit_and_keep_i
     const AMOUNT: u64 = 300;
     let server = Server::start(Flavor::Redis7);
     let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
         let plan = Hammer { url: proxy.url(), ..plan };
         let admitted = run_together(&plan);
@@ -157,7 +158,7 @@ fn processes_with_skewed_clocks_together_get_exactly_the_limit() {
         hammer::run(PROGRAM, &hammers)
     };
     let server = Server::start(Flavor::Redis7);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(200));
         let reports = together(&plan);
         let admitted: Vec<_> = reports.iter().flat_map(|report| report.admitted.clone()).collect();
@@ -189,7 +190,7 @@ fn unlimited_demand_gets_at_least_99_percent_of_the_limit() {
     const AMOUNT: u64 = 400;
     const WINDOW: Duration = Duration::from_secs(1);
     let server = Server::start(Flavor::Redis7);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let limit = Limit::new(algorithm, AMOUNT, WINDOW).expect("within the range");
         let plan = hammer(&server, limit, Workload::Time(Duration::from_millis(4_500)));
         let reports = hammer::run(PROGRAM, &[plan]);
@@ -202,6 +203,7 @@ fn unlimited_demand_gets_at_least_99_percent_of_the_limit() {
             Algorithm::FixedWindow | Algorithm::SlidingCounter => {
                 Duration::from_secs(first.as_secs()) + WINDOW
             }
+            Algorithm::Concurrency => unreachable!("its requests are holds"),
         };
         let span = from..from + 3 * WINDOW;
         let admitted = cost_of(admitted.iter().filter(|call| span.contains(&call.at)));
@@ -213,7 +215,7 @@ fn unlimited_demand_gets_at_least_99_percent_of_the_limit() {
 fn costs_of_several_units_fill_each_keys_limit_exactly() {
     const AMOUNT: u64 = 100;
     let server = Server::start(Flavor::Redis7);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let keys: Vec<_> = ["one", "two", "three"].map(String::from).to_vec();
         // A third of the calls costs 1, a third of those goes to each key: 4 x 33 of them fill what the others leave.
         let plan = hammer(&server, once(algorithm, AMOUNT), Workload::Calls(300));
@@ -235,7 +237,7 @@ fn keeps_its_bound_over_many_windows(algorithm: Algorithm) {
     let limit = Limit::new(algorithm, AMOUNT, Duration::from_millis(100)).expect("within the range");
     let limit = match algorithm {
         Algorithm::TokenBucket => limit.with_burst(20).expect("within the range"),
-        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => limit,
+        _ => limit,
     };
     let admitted = run_together(&hammer(&server, limit, Workload::Time(Duration::from_millis(1_200))));
     assert_within(&limit, &admitted);
@@ -269,7 +271,7 @@ fn with_leases_processes_that_come_and_go_keep_the_bound_plus_the_lease() {
     const AMOUNT: u64 = 400;
     const LEASE: u64 = 80;
     const WINDOW: Duration = Duration::from_millis(500);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         let server = Server::start(Flavor::Redis7);
         let limit = Limit::new(algorithm, AMOUNT, WINDOW).expect("within the range");
         let leased = limit.with_lease(LEASE, Duration::from_millis(100)).expect("within the range");
@@ -293,6 +295,7 @@ fn with_leases_processes_that_come_and_go_keep_the_bound_plus_the_lease() {
             Algorithm::SlidingLog => window_violation(&calls, AMOUNT + LEASE, WINDOW),
             Algorithm::SlidingCounter => window_violation(&calls, 2 * AMOUNT - 1 + LEASE, WINDOW),
             Algorithm::TokenBucket => bucket_violation(&calls, AMOUNT + LEASE, AMOUNT, WINDOW),
+            Algorithm::Concurrency => unreachable!("it has no lease"),
         };
         if let Some(violation) = violation {
             panic!("{algorithm}: {violation}");
@@ -305,8 +308,8 @@ fn with_leases_processes_that_come_and_go_keep_the_bound_plus_the_lease() {
 #[test]
 fn the_usage_of_each_of_two_tiers_equals_what_was_admitted() {
     const AMOUNT: u64 = 300;
-    let users_algorithms = Algorithm::ALL.into_iter().cycle().skip(1);
-    for (algorithm, users_algorithm) in Algorithm::ALL.into_iter().zip(users_algorithms) {
+    let users_algorithms = Algorithm::WINDOWED.into_iter().cycle().skip(1);
+    for (algorithm, users_algorithm) in Algorithm::WINDOWED.into_iter().zip(users_algorithms) {
         // Four users could take 400: both tiers deny, and the shared tier decides the total.
         for (costs, least) in [(vec![1], AMOUNT), (vec![2, 3], AMOUNT - 2)] {
             let server = Server::start(Flavor::Redis7);
@@ -336,7 +339,7 @@ fn a_process_killed_at_any_time_leaves_expiring_keys_and_calls_charged_once() {
     const ROUNDS: usize = 12;
     const MANY: u64 = 200_000;
     let server = Server::start(Flavor::Redis7);
-    for (round, algorithm) in (0..ROUNDS).zip(Algorithm::ALL.into_iter().cycle()) {
+    for (round, algorithm) in (0..ROUNDS).zip(Algorithm::WINDOWED.into_iter().cycle()) {
         let key = format!("round-{round}");
         let limit = once(algorithm, MANY);
         let hammer = Hammer { keys: vec![key.clone()], ..hammer(&server, limit, Workload::Calls(MANY)) };

@@ -310,7 +310,7 @@ fn dialects_are_parsed_by_name() {
 #[tokio::test]
 async fn headers_are_valid_structured_fields() {
     let windows = [Duration::from_millis(1), Duration::from_millis(1500), MINUTE, 3650 * 1440 * MINUTE];
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::WINDOWED {
         for (amount, window) in [1, 7, 200_000].into_iter().flat_map(|n| windows.map(|window| (n, window))) {
             let name = format!(r#"{algorithm} "\{amount}~"#);
             let limit = Limit::new(algorithm, amount, window).unwrap();

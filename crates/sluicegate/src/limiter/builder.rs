@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::{Inner, Limiter};
+use super::{Inner, Limiter, hold::HoldCounters};
 use crate::{
     backend::Backend,
     memory::MemoryStore,
@@ -61,6 +61,14 @@ impl LimiterBuilder {
         let rules = ArcSwap::from_pointee(RuleSet::new(self.rules)?);
         let store = self.store.unwrap_or_else(|| MemoryStore::new().into());
         let backend = Backend::new(store, self.options);
-        Ok(Limiter { inner: Arc::new(Inner { backend, rules }), deadline: None })
+        Ok(Limiter {
+            inner: Arc::new(Inner {
+                backend,
+                rules,
+                skipped_concurrency: 0.into(),
+                holds: HoldCounters::default(),
+            }),
+            deadline: None,
+        })
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::future::join_all;
 use sluicegate_core::{
-    Algorithm, Operation, Outcome, Retry, Terms, Timestamp,
+    Algorithm, Cost, HoldAnswer, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -103,11 +103,43 @@ impl Progress {
 }
 
 /// The rule of a tier: the fields of its decision, and its failure policy.
-#[derive(Default)]
 pub(super) struct TierInfo {
     pub(super) rule: Option<Arc<str>>,
     pub(super) unit: Unit,
     pub(super) on_store_failure: OnStoreFailure,
+    /// The time until a hold expires.
+    pub(super) ttl: Option<Duration>,
+    /// The factor of the caller's cost.
+    pub(super) factor: Cost,
+}
+
+impl Default for TierInfo {
+    fn default() -> Self {
+        let (rule, unit, on_store_failure) = Default::default();
+        Self { rule, unit, on_store_failure, ttl: None, factor: Cost::ONE }
+    }
+}
+
+/// What happens with rules that count requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConcurrencyRules {
+    /// They apply: the request is a hold or a peek.
+    Apply,
+    /// They are left out.
+    Skip,
+    /// They are an error.
+    Reject,
+}
+
+impl ConcurrencyRules {
+    /// Returns how a request that is not a hold uses them.
+    pub(super) fn of(request: &Request<'_>) -> Self {
+        match request.operation {
+            Operation::Peek => Self::Apply,
+            Operation::Check if !request.skips_concurrency => Self::Reject,
+            Operation::Check | Operation::Charge | Operation::Refund { .. } => Self::Skip,
+        }
+    }
 }
 
 /// The rules that a request matches, in order.
@@ -119,6 +151,8 @@ pub(super) struct MatchedRules {
     pub(super) infos: TierInfos,
     /// Rules that deny without counting.
     pub(super) denials: Vec<TierDecision>,
+    /// Whether a check left out a rule that counts requests in flight.
+    pub(super) has_skipped: bool,
 }
 
 pub(super) type TierInfos = SmallVec<[TierInfo; 1]>;
@@ -138,6 +172,8 @@ pub(super) struct TierDecisions {
     pub(super) at: Option<Timestamp>,
     pub(super) source: Source,
     pub(super) failure: Option<StoreError>,
+    /// The results of a hold, by position; otherwise empty.
+    pub(super) holds: Vec<HoldAnswer>,
 }
 
 impl Limiter {
@@ -151,8 +187,9 @@ impl Limiter {
             (own, other) => own.or(other),
         };
         let mut matched = MatchedRules::default();
-        matched.add(|| self.inner.rules.load(), request)?;
-        let MatchedRules { tiers, infos, mut denials } = matched;
+        matched.add(|| self.inner.rules.load(), request, ConcurrencyRules::of(request))?;
+        self.inner.record_skipped(matched.has_skipped);
+        let MatchedRules { tiers, infos, mut denials, .. } = matched;
         if matches!(request.operation, Operation::Charge | Operation::Refund { .. }) {
             denials.clear();
         }
@@ -186,9 +223,13 @@ impl MatchedRules {
         &mut self,
         rules: impl FnOnce() -> R,
         request: &Request<'_>,
+        concurrency: ConcurrencyRules,
     ) -> Result<(), Error> {
         let (labels, costs, selection, limit) = match &request.subject {
             Subject::Key { key, limit, cost } => {
+                if !limit.algorithm().properties().has_window && concurrency != ConcurrencyRules::Apply {
+                    return Err(Error::NeedsHold { rule: None });
+                }
                 self.infos.push(TierInfo::default());
                 self.tiers.push(Tier { key: Key::without_rule(key)?, terms: Terms::new(*limit, *cost) });
                 return Ok(());
@@ -202,6 +243,13 @@ impl MatchedRules {
             return self.add_without_rule(limit, request, Key::of_labels(labels));
         }
         for mut applied in applied.into_iter().filter(|applied| selection.contains(applied.rule, labels)) {
+            if is_concurrency(&applied) && concurrency != ConcurrencyRules::Apply {
+                if concurrency == ConcurrencyRules::Reject {
+                    return Err(Error::NeedsHold { rule: Some(Arc::clone(&applied.rule.name)) });
+                }
+                self.has_skipped |= request.operation == Operation::Check;
+                continue;
+            }
             match limit {
                 Some(limit) if denies_all(&applied, limit) => self.add_denial(applied.rule, &applied.effect),
                 Some(limit) => {
@@ -217,11 +265,11 @@ impl MatchedRules {
     fn add_applied(&mut self, applied: Applied<'_>) {
         let rule = applied.rule;
         match applied.effect {
-            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure } => {
+            Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure, factor } => {
                 let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
                 let terms = Terms { limit, cost, mode: mode(shadow), admission };
-                let (rule, unit) = (Some(Arc::clone(&rule.name)), rule.unit.clone());
-                self.infos.push(TierInfo { rule, unit, on_store_failure });
+                let (name, unit, ttl) = (Some(Arc::clone(&rule.name)), rule.unit.clone(), rule.ttl);
+                self.infos.push(TierInfo { rule: name, unit, on_store_failure, ttl, factor });
                 self.tiers.push(Tier { key, terms });
             }
             Effect::Deny { .. } => self.add_denial(rule, &applied.effect),
@@ -251,6 +299,11 @@ impl MatchedRules {
     }
 }
 
+/// Whether a rule counts requests in flight.
+fn is_concurrency(applied: &Applied<'_>) -> bool {
+    matches!(applied.effect, Effect::Limit { limit, .. } if !limit.algorithm().properties().has_window)
+}
+
 /// Whether a limit of zero replaces that of a rule.
 fn denies_all(applied: &Applied<'_>, other: LimitOverride) -> bool {
     other.amount == 0 && matches!(applied.effect, Effect::Limit { .. })
@@ -260,7 +313,7 @@ fn denies_all(applied: &Applied<'_>, other: LimitOverride) -> bool {
 fn replace_limit(applied: &mut Applied<'_>, other: LimitOverride) -> Result<(), Error> {
     let Effect::Limit { limit, .. } = &mut applied.effect else { return Ok(()) };
     let phase = Duration::from_micros(limit.phase_us());
-    *limit = other.with_algorithm(limit.algorithm())?;
+    *limit = other.replace(limit)?;
     if !phase.is_zero() {
         *limit = limit.with_phase(phase)?;
     }
@@ -288,14 +341,14 @@ pub(super) fn mode(shadow: bool) -> Mode {
 
 impl PreparedCheck {
     pub(super) fn decisions(&mut self, shares: CheckShares) -> TierDecisions {
-        let CheckShares { at, source, shares } = shares;
+        let CheckShares { at, source, shares, holds } = shares;
         let positions =
             (shares.len() < self.tiers.len()).then(|| shares.iter().map(|(position, _)| *position).collect());
         let mut tiers = Vec::with_capacity(shares.len());
         for (position, share) in shares {
             tiers.push(self.tiers[position].decision(&self.check.tiers()[position].terms, share));
         }
-        TierDecisions { tiers, positions, at, source, failure: None }
+        TierDecisions { tiers, positions, at, source, failure: None, holds }
     }
 
     /// Sends the check to the store. If there is no answer by the deadline, the failure policies decide.
@@ -336,6 +389,7 @@ impl PreparedCheck {
             (0..tiers.len()).filter(|&position| infos[position].on_store_failure == policy).collect()
         };
         let (mut source, mut decisions, mut positions) = (Source::Open, Vec::new(), SmallVec::new());
+        let mut holds = Vec::new();
         for position in with_policy(&self.tiers, OnStoreFailure::Closed) {
             let terms = &tiers[position].terms;
             if terms.mode == Mode::Enforced {
@@ -348,9 +402,16 @@ impl PreparedCheck {
         let local = with_policy(&self.tiers, OnStoreFailure::Local);
         if source == Source::Open && !local.is_empty() {
             let own = local.iter().map(|&position| tiers[position].clone()).collect();
-            let own =
+            let mut own =
                 Check::from_tiers(self.check.operation(), own).expect("a part of a valid check is valid");
+            if let Some(hold) = self.check.hold() {
+                own = own.with_hold(hold.id.clone(), hold.operation);
+            }
             let (shares, own) = remote.decide_by_fallback(&own);
+            if !shares.holds.is_empty() {
+                holds = vec![HoldAnswer::NONE; tiers.len()];
+                local.iter().zip(shares.holds).for_each(|(position, hold)| holds[*position] = hold);
+            }
             for (index, share) in shares.shares {
                 let position = local[index];
                 positions.push(position);
@@ -360,7 +421,7 @@ impl PreparedCheck {
         }
         remote.counters().record_degraded(source);
         let positions = Some(positions);
-        TierDecisions { tiers: decisions, positions, at: None, source, failure: Some(failure) }
+        TierDecisions { tiers: decisions, positions, at: None, source, failure: Some(failure), holds }
     }
 }
 
@@ -375,7 +436,8 @@ impl TierDecisions {
 
     /// No tier has a decision.
     pub(super) fn none(source: Source, failure: Option<StoreError>) -> Self {
-        Self { tiers: Vec::new(), positions: Some(SmallVec::new()), at: None, source, failure }
+        let (tiers, positions) = (Vec::new(), Some(SmallVec::new()));
+        Self { tiers, positions, at: None, source, failure, holds: Vec::new() }
     }
 
     /// Returns the decision of the tier at a position in the check.

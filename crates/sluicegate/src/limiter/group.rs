@@ -11,7 +11,10 @@ use tokio::time::Instant;
 
 use super::{
     Error, Limiter, Request,
-    decide::{MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, mode, without_counters},
+    decide::{
+        ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, mode,
+        without_counters,
+    },
 };
 use crate::{
     backend::{Backend, Step},
@@ -75,6 +78,7 @@ impl Limiter {
             deadline = deadline.into_iter().chain(request.deadline).min();
         }
         refunds.denials.clear();
+        self.inner.record_skipped(checks.has_skipped);
         let backend = &self.inner.backend;
         let started = Instant::now();
         let decisions = checks.decide(backend, Operation::Check, deadline).await?;
@@ -113,12 +117,14 @@ struct JointCheck {
     reached: Vec<(usize, usize)>,
     /// Which request matches a rule that denies without counting.
     denials: Vec<(usize, TierDecision)>,
+    has_skipped: bool,
 }
 
 impl JointCheck {
     fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
         let mut matched = MatchedRules::default();
-        matched.add(|| rules, request)?;
+        matched.add(|| rules, request, ConcurrencyRules::of(request))?;
+        self.has_skipped |= matched.has_skipped;
         self.denials.extend(matched.denials.into_iter().map(|tier| (index, tier)));
         for (info, tier) in matched.infos.into_iter().zip(matched.tiers) {
             self.add_counter(index, info, tier)?;
@@ -174,7 +180,7 @@ impl JointCheck {
         let tiers = reached.filter_map(|(_, position)| decisions.tier(*position).cloned()).collect();
         let denials = self.denials.iter().filter(|(other, _)| *other == request);
         let TierDecisions { at, source, ref failure, .. } = *decisions;
-        TierDecisions { tiers, positions: None, at, source, failure: failure.clone() }
+        TierDecisions { tiers, positions: None, at, source, failure: failure.clone(), holds: Vec::new() }
             .combine(denials.map(|(_, tier)| tier.clone()).collect())
     }
 }

@@ -7,39 +7,55 @@
 //! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
+//! | `hold`, `hold_token` | requests whose cost is corrected later |
 //! | `reset` | deleting counters |
 
 mod adjust;
 mod builder;
 mod decide;
 mod group;
+mod hold;
+mod hold_token;
 mod request;
 mod reset;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
-use sluicegate_core::{Cost, Limit, LimitError};
+use sluicegate_core::{
+    Cost, Limit, LimitError,
+    hold::{MAX_HOLD_TTL, MAX_LIVE_HOLDS, MIN_HOLD_TTL},
+};
 
 use crate::{
     backend::Backend,
     check::CheckError,
     decision::Decision,
-    key::{Key, KeyError},
+    key::{HoldId, HoldIdError, Key, KeyError},
     labels::Labels,
     memory::MemoryStore,
     rules::{Costs, MatchError, Rule, RuleSet, RulesError},
-    stats::Stats,
+    stats::{HoldStats, Stats},
     store::{CounterSnapshot, Store, StoreError},
 };
 
 pub use sluicegate_core::Operation;
 
+use self::hold::HoldCounters;
 pub use self::{
     adjust::{Charge, Refund},
     builder::LimiterBuilder,
     decide::{PendingDecision, Progress},
     group::GroupDecision,
+    hold::{Hold, HoldDecision, HoldRequest, SettleOutcome, SettledTier, Settlement},
+    hold_token::{HoldToken, HoldTokenError},
     request::{LimitOverride, Request, RuleSelection, Subject},
     reset::{DeletedCounter, Reset, UnmatchedRule},
 };
@@ -72,6 +88,17 @@ pub struct Limiter {
 struct Inner {
     backend: Backend,
     rules: ArcSwap<RuleSet>,
+    /// Checks that left out a rule that counts requests in flight.
+    skipped_concurrency: AtomicU64,
+    holds: HoldCounters,
+}
+
+impl Inner {
+    fn record_skipped(&self, has_skipped: bool) {
+        if has_skipped {
+            self.skipped_concurrency.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Why a request has no decision. All variants but [`Error::Store`] and [`Error::PartialReset`] are errors of the request.
@@ -101,6 +128,32 @@ pub enum Error {
     /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
     #[error("a remote store cannot decide synchronously: use check or check_key")]
     NotLocal,
+    /// A rule counts requests in flight, which only a hold can end.
+    #[error("{} counts requests in flight: use hold, and settle or release it at the end", named(rule.as_deref()))]
+    NeedsHold {
+        /// The rule; `None` for a limit that was given with the request.
+        rule: Option<Arc<str>>,
+    },
+    /// The id of a hold is invalid.
+    #[error(transparent)]
+    HoldId(#[from] HoldIdError),
+    /// The token of a hold is invalid.
+    #[error(transparent)]
+    HoldToken(#[from] HoldTokenError),
+    /// The time until a hold expires is out of range.
+    #[error(
+        "ttl {0:?} is out of range: use {MIN_HOLD_TTL:?} to {MAX_HOLD_TTL:?}, and renew the hold for longer work"
+    )]
+    HoldTtl(Duration),
+    /// The id belongs to a hold with another cost, or to one that has ended. Nothing was charged.
+    #[error("id {0} belongs to a hold with another cost, or to one that has ended: use another id")]
+    HoldConflict(HoldId),
+    /// A counter has too many live holds. Nothing was charged.
+    #[error("{} has {MAX_LIVE_HOLDS} live holds, or memory is full: settle or release holds, or use a shorter ttl", named(rule.as_deref()))]
+    TooManyHolds {
+        /// The rule; `None` for a limit that was given with the request.
+        rule: Option<Arc<str>>,
+    },
     /// A request of a group is neither a check nor a refund without a time.
     #[error("a group cannot contain {0:?}: use checks, and refunds without a time")]
     GroupOperation(Operation),
@@ -227,7 +280,10 @@ impl Limiter {
 
     /// Returns counters and gauges about the store and the calls to it.
     pub fn stats(&self) -> Stats {
-        self.inner.backend.stats()
+        let skipped_concurrency = self.inner.skipped_concurrency.load(Ordering::Relaxed);
+        let stats = self.inner.backend.stats();
+        let holds = HoldStats { waiting: stats.holds.waiting, ..self.inner.holds.snapshot() };
+        Stats { skipped_concurrency, holds, ..stats }
     }
 
     /// Logs a warning if a round trip of this length leaves too little of the deadline. Under load the limiter measures round trips by
@@ -432,6 +488,11 @@ impl Limiter {
             Progress::Pending(_) => Err(Error::NotLocal),
         }
     }
+}
+
+/// Returns how a message names a rule.
+fn named(rule: Option<&str>) -> String {
+    rule.map_or_else(|| "this limit".to_owned(), |rule| format!("rule {rule:?}"))
 }
 
 fn list_rules(names: &[String]) -> String {

@@ -37,6 +37,9 @@ pub struct Request<'a> {
     pub operation: Operation,
     /// How long the caller waits, if that is shorter than the limiter's deadline.
     pub deadline: Option<Duration>,
+    /// Whether rules that count requests in flight do not apply. Otherwise a check that one of them matches is an error, because only a
+    /// [hold](super::Limiter::hold) can be counted.
+    pub skips_concurrency: bool,
 }
 
 /// The counters and the cost of a request.
@@ -101,7 +104,7 @@ impl<'a> Request<'a> {
     }
 
     fn check(subject: Subject<'a>) -> Self {
-        Self { subject, operation: Operation::Check, deadline: None }
+        Self { subject, operation: Operation::Check, deadline: None, skips_concurrency: false }
     }
 
     /// Sets the operation.
@@ -114,6 +117,12 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn deadline(self, deadline: Option<Duration>) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Leaves out rules that count requests in flight, instead of returning an error.
+    #[must_use]
+    pub fn skip_concurrency(self) -> Self {
+        Self { skips_concurrency: true, ..self }
     }
 
     /// Restricts the request to some of the rules. No effect on a request for a key.
@@ -136,7 +145,7 @@ impl<'a> Request<'a> {
 
     /// Copies borrowed data.
     pub fn into_owned(self) -> Request<'static> {
-        let Self { subject, operation, deadline } = self;
+        let Self { subject, operation, deadline, skips_concurrency } = self;
         let subject = match subject {
             Subject::Labels { labels, costs, rules, limit } => {
                 Subject::Labels { labels: Cow::Owned(labels.into_owned()), costs, rules, limit }
@@ -145,7 +154,7 @@ impl<'a> Request<'a> {
                 Subject::Key { key: Cow::Owned(key.into_owned()), limit, cost }
             }
         };
-        Request { subject, operation, deadline }
+        Request { subject, operation, deadline, skips_concurrency }
     }
 
     /// Returns the cost in this unit.
@@ -188,6 +197,15 @@ impl RuleSelection {
 impl LimitOverride {
     pub(super) fn with_algorithm(self, algorithm: Algorithm) -> Result<Limit, LimitError> {
         Limit::new(algorithm, self.amount.min(algorithm.max_amount()), self.window)
+    }
+
+    /// Replaces the amount of a limit, and its window if it has one.
+    pub(super) fn replace(self, limit: &Limit) -> Result<Limit, LimitError> {
+        let algorithm = limit.algorithm();
+        let amount = self.amount.min(algorithm.max_amount());
+        let window =
+            if algorithm.properties().has_window { self.window.into() } else { limit.window_setting() };
+        limit.with_amount_and_window(amount, window)
     }
 }
 

@@ -3,8 +3,12 @@
 //! The counters are in a slab. An index with four bytes per counter finds them by hash. A decision touches few cache lines, and
 //! growing moves only the index.
 
+use std::collections::HashMap;
+
 use sluicegate_core::{
-    Algorithm, Answer, Limit, Operation, Scale, Snapshot, State, Terms, Timestamp, step::step,
+    Algorithm, Answer, Limit, Operation, Scale, Snapshot, State, Terms, Timestamp,
+    hold::{Holds, LiveHolds},
+    step::step,
 };
 
 use super::{
@@ -16,7 +20,7 @@ use super::{
     overflow::{OverflowCounters, with_exhausted_state},
     slab::Slab,
 };
-use crate::key::Key;
+use crate::{hashing::RandomKeyedHash, key::Key};
 
 /// How long a counter is kept after it equals a fresh one, if memory allows, so that it still exists if the clock is set
 /// back.
@@ -34,6 +38,8 @@ pub(super) struct Shard {
     classes: LimitClasses,
     hashing: Hashing,
     overflow: OverflowCounters,
+    /// The holds of counters that have any.
+    holds: HashMap<(Key, Algorithm), Holds, RandomKeyedHash>,
     /// Bytes of index, entries and classes that the budget includes.
     accounted_bytes: usize,
     /// Earliest time of the next sweep.
@@ -57,6 +63,7 @@ impl Shard {
             classes: LimitClasses::default(),
             hashing,
             overflow: OverflowCounters::new(max_overflow),
+            holds: HashMap::default(),
             accounted_bytes: 0,
             next_sweep_us: 0,
         }
@@ -131,6 +138,35 @@ impl Shard {
         }
     }
 
+    /// Returns the holds of a counter, if it has any.
+    pub(super) fn holds(&self, key: &Key, algorithm: Algorithm) -> Option<&Holds> {
+        self.holds.get(&(key.clone(), algorithm))
+    }
+
+    /// Returns the live holds of a counter.
+    pub(super) fn live_holds(&self, key: &Key, algorithm: Algorithm, now: Timestamp) -> LiveHolds {
+        self.holds(key, algorithm).map_or_else(LiveHolds::default, |holds| holds.live(now))
+    }
+
+    /// Runs `act` once on the state of a counter and its holds.
+    pub(super) fn with_holds<R>(
+        &mut self,
+        lookup: &Lookup<'_>,
+        budget: &Budget,
+        now: Timestamp,
+        mut act: impl FnMut(&mut State, &mut Holds) -> R,
+    ) -> R {
+        let key = (lookup.key.clone(), lookup.limit.algorithm());
+        let mut holds = self.holds.remove(&key).unwrap_or_default();
+        let before = holds.bytes();
+        let result = self.with(lookup, budget, now, &mut |state| act(state, &mut holds));
+        budget.replace(before, holds.bytes());
+        if !holds.is_empty() {
+            self.holds.insert(key, holds);
+        }
+        result
+    }
+
     /// Returns the snapshot of a counter at `now`; that of a fresh one if it does not exist.
     pub(super) fn snapshot(&self, key: &Key, hash: u64, limit: &Limit, now: Timestamp) -> Snapshot {
         let Some(id) = self.find(key, hash, limit.algorithm()) else {
@@ -151,6 +187,9 @@ impl Shard {
         algorithm: Algorithm,
         budget: &Budget,
     ) -> bool {
+        if let Some(holds) = self.holds.get_mut(&(key.clone(), algorithm)) {
+            holds.reset();
+        }
         let found = self.find(key, hash, algorithm);
         if let Some(id) = found {
             self.remove(id, budget);
@@ -286,6 +325,12 @@ impl Shard {
         for id in self.entries.find_all(is_fresh) {
             self.remove(id, budget);
         }
+        self.holds.retain(|_, holds| {
+            let before = holds.bytes();
+            holds.remove_expired(Timestamp::from_micros(since_us));
+            budget.replace(before, holds.bytes());
+            !holds.is_empty()
+        });
         if self.entries.slots() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
             self.compact();
         }

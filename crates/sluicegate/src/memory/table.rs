@@ -8,7 +8,11 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use sluicegate_core::{Algorithm, Answer, Limit, Operation, Terms, Timestamp, step::granted};
+use sluicegate_core::{
+    Algorithm, Answer, HoldAnswer, HoldOutcome, Limit, Operation, State, Terms, Timestamp,
+    hold::{Holds, NewHold},
+    step::granted,
+};
 
 use super::{
     MemoryUsage,
@@ -18,7 +22,7 @@ use super::{
     shard::{Lookup, Shard},
 };
 use crate::{
-    check::{Check, Tier},
+    check::{Check, HoldOperation, Tier},
     key::Key,
     store::CounterSnapshot,
 };
@@ -126,6 +130,7 @@ impl<L: Lock<Shard>> Table<L> {
     ) -> (Vec<Vec<Answer>>, Timestamp) {
         if let [check] = checks
             && let [tier] = check.tiers()
+            && !check.uses_holds()
         {
             let (answer, now) =
                 self.decide_one(&tier.key, &tier.terms, check.operation(), check.count(), clock);
@@ -188,7 +193,8 @@ impl<L: Lock<Shard>> Table<L> {
         let (shard, hash) = self.locate(key, limit.algorithm());
         let shard = self.shards[shard].0.lock();
         let at = clock();
-        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at), leased: 0 }
+        let holds = shard.live_holds(key, limit.algorithm(), at);
+        CounterSnapshot { at, snapshot: shard.snapshot(key, hash, limit, at), leased: 0, holds }
     }
 
     /// Returns the number of counters, the memory in use and its bound.
@@ -229,6 +235,9 @@ struct Locked<'a, G> {
 impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     /// Decides one check, whose tiers have these locations.
     fn decide(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
+        if check.uses_holds() {
+            return self.decide_held(check, locations);
+        }
         let (operation, count, now) = (check.operation(), check.count(), self.now);
         let tiers = || check.tiers().iter().zip(locations);
         if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
@@ -255,6 +264,118 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             })
         });
         settled.collect()
+    }
+
+    /// Decides a check together with the holds of its counters.
+    fn decide_held(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
+        let (operation, count, now) = (check.operation(), check.count(), self.now);
+        let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
+        let id = check.hold().map(|hold| hold.id.as_str().as_bytes());
+        let ttl = match check.hold().map(|hold| (hold.operation, &hold.id)) {
+            None => None,
+            Some((HoldOperation::Hold { ttl }, id)) => Some((ttl, id.as_str().as_bytes())),
+            Some((adjustment, id)) => return self.adjust_hold(&tiers, adjustment, id.as_str().as_bytes()),
+        };
+        if let Some((_, id)) = ttl
+            && tiers.iter().any(|(tier, location)| {
+                self.holds_of(tier, location).is_some_and(|holds| holds.is_known(id, now))
+            })
+        {
+            let repeated = |(tier, location): &(&Tier, &(usize, u64))| {
+                let units = tier.terms.cost.units();
+                self.holds_of(tier, location).map_or(Answer::NONE, |holds| holds.repeat(id, units, now))
+            };
+            return tiers.iter().map(repeated).collect();
+        }
+        let mut released = Vec::with_capacity(tiers.len());
+        let mut passes = Vec::with_capacity(tiers.len());
+        let mut is_full = Vec::with_capacity(tiers.len());
+        for (tier, location) in &tiers {
+            let limit = &tier.terms.limit;
+            // the operation is recorded once, in the second pass
+            let (passed, expired, full) = self.with_holds(Operation::Peek, tier, location, |state, holds| {
+                let expired =
+                    if operation == Operation::Check { holds.release_expired(state, limit, now) } else { 0 };
+                (tier.terms.passes(state, count, now), expired, holds.is_full())
+            });
+            passes.push(passed);
+            released.push(expired);
+            let fits = !full && id.is_none_or(|id| self.budget.reserve(Holds::growth_bytes(id)));
+            is_full.push(!fits);
+        }
+        if let Some(id) = id {
+            let reserved = is_full.iter().filter(|full| !**full).count();
+            self.budget.release(reserved * Holds::growth_bytes(id));
+            if reserved < tiers.len() {
+                let outcome = |full| if full { HoldOutcome::Full } else { HoldOutcome::NotHeld };
+                let hold = |full| HoldAnswer { outcome: outcome(full), ..HoldAnswer::NONE };
+                return is_full.into_iter().map(|full| Answer { hold: hold(full), ..Answer::NONE }).collect();
+            }
+        }
+        let terms = check.tiers().iter().map(|tier| &tier.terms);
+        let granted = match operation {
+            Operation::Check => granted(count, terms.zip(passes.iter().copied())),
+            _ => 0,
+        };
+        let mut answers = Vec::with_capacity(tiers.len());
+        for (((tier, location), passes), released) in tiers.iter().zip(passes).zip(released) {
+            let terms = &tier.terms;
+            let mut answer = self.with_holds(operation, tier, location, |state, holds| {
+                let answer = terms.settle(state, passes, granted, count, now);
+                match ttl {
+                    Some((ttl, id)) if granted.min(passes) > 0 => {
+                        holds.add(state, terms, NewHold { id, ttl, answer }, now)
+                    }
+                    _ => answer,
+                }
+            });
+            answer.hold.released = released;
+            answers.push(answer);
+        }
+        answers
+    }
+
+    /// Settles, renews or takes back a hold.
+    fn adjust_hold(
+        &mut self,
+        tiers: &[(&Tier, &(usize, u64))],
+        operation: HoldOperation,
+        id: &[u8],
+    ) -> Vec<Answer> {
+        let now = self.now;
+        let adjusted = tiers.iter().enumerate().map(|(index, (tier, location))| {
+            let units = tier.terms.cost.units();
+            if !self.holds_of(tier, location).is_some_and(|holds| holds.is_known(id, now)) {
+                return Answer::UNKNOWN_HOLD;
+            }
+            self.with_holds(Operation::Charge, tier, location, |state, holds| match operation {
+                HoldOperation::Settle { kept, max_excess } => {
+                    let actual = (kept >> index & 1 == 0).then_some(units);
+                    holds.settle(state, id, actual, max_excess, now)
+                }
+                HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
+                HoldOperation::TakeBack => holds.take_back(state, id, now),
+                HoldOperation::Hold { .. } => unreachable!("a hold is decided, not adjusted"),
+            })
+        });
+        adjusted.collect()
+    }
+
+    fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
+    }
+
+    fn with_holds<R>(
+        &mut self,
+        operation: Operation,
+        tier: &Tier,
+        &(shard, hash): &(usize, u64),
+        act: impl FnMut(&mut State, &mut Holds) -> R,
+    ) -> R {
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
+        self.guards[held].with_holds(&lookup, self.budget, self.now, act)
     }
 
     fn with<R>(

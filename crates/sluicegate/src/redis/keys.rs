@@ -1,5 +1,11 @@
-//! The names of Redis keys: `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>` for a counter, and
-//! `<prefix>1:{<tag>}:lease:<algorithm>:<rule>:<identity>` for its leases.
+//! The names of Redis keys, in the slot of their counter:
+//!
+//! | name | contents |
+//! |---|---|
+//! | `<prefix>1:{<tag>}:<algorithm>:<rule>:<identity>` | a counter |
+//! | `<prefix>1:{<tag>}:lease:<algorithm>:<rule>:<identity>` | its leases |
+//! | `<prefix>1:{<tag>}:holds:<algorithm>:<rule>:<identity>` | the index of its holds; a concurrency counter is its own index |
+//! | `<prefix>1:{<tag>}:hold:<algorithm>:<rule>:<identity>:<id>` | the record of one hold |
 //!
 //! `1` is the version of the stored format. The tag, eight hex digits, alone determines the Cluster slot
 //! and never contains text of a caller. [`Key`] describes how rule and identity are encoded.
@@ -8,7 +14,7 @@ use std::io::Write;
 
 use sluicegate_core::Algorithm;
 
-use crate::key::Key;
+use crate::key::{HoldId, Key};
 
 /// The default prefix of all keys.
 pub const DEFAULT_PREFIX: &str = "sg";
@@ -31,11 +37,40 @@ pub(super) fn write_redis_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algor
         .expect("writing to a vector cannot fail");
 }
 
+/// Appends the key of a record beside a counter to `text`.
+fn write_kind(text: &mut Vec<u8>, prefix: &str, kind: &str, key: &Key, algorithm: Algorithm) {
+    let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
+    write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{kind}:{algorithm}:{rule}:{identity}")
+        .expect("writing to a vector cannot fail");
+}
+
 /// Appends the key of a counter's lease record to `text`.
 pub(super) fn write_lease_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
-    let (tag, rule, identity) = (key.tag(), key.rule(), key.identity());
-    write!(text, "{prefix}{FORMAT}:{{{tag:08x}}}:{LEASE}:{algorithm}:{rule}:{identity}")
-        .expect("writing to a vector cannot fail");
+    write_kind(text, prefix, LEASE, key, algorithm);
+}
+
+/// Appends the key of the index of a counter's holds to `text`. For a concurrency counter, that is the counter.
+pub(super) fn write_holds_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm) {
+    if algorithm.properties().has_window {
+        write_kind(text, prefix, HOLDS, key, algorithm);
+    } else {
+        write_redis_key(text, prefix, key, algorithm);
+    }
+}
+
+/// Appends the key of the record of a hold to `text`.
+pub(super) fn write_hold_key(text: &mut Vec<u8>, prefix: &str, key: &Key, algorithm: Algorithm, id: &HoldId) {
+    write_kind(text, prefix, HOLD, key, algorithm);
+    write!(text, ":{id}").expect("writing to a vector cannot fail");
+}
+
+/// Returns the keys that belong to a counter, except for records of single holds.
+pub(super) fn counter_keys(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<Vec<u8>> {
+    let mut keys = vec![redis_key(prefix, key, algorithm), lease_key(prefix, key, algorithm)];
+    if algorithm.properties().has_window {
+        keys.push(holds_key(prefix, key, algorithm));
+    }
+    keys
 }
 
 /// Returns the key of a counter's lease record.
@@ -45,8 +80,17 @@ pub(super) fn lease_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8
     name
 }
 
-/// The part of a key that marks a lease record. No algorithm has this name.
+/// Returns the key of the index of a counter's holds.
+pub(super) fn holds_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
+    let mut name = Vec::new();
+    write_holds_key(&mut name, prefix, key, algorithm);
+    name
+}
+
+/// The parts of a key that mark a record beside a counter. No algorithm has such a name.
 const LEASE: &str = "lease";
+const HOLDS: &str = "holds";
+const HOLD: &str = "hold";
 
 /// The tag of the set of processes. No counter has it: their tags are hex numbers.
 pub(super) const INSTANCES: &str = "instances";
@@ -72,6 +116,14 @@ pub(super) enum Name<'a> {
     Lease {
         rule: &'a str,
     },
+    /// The index of a counter's holds.
+    Holds {
+        rule: &'a str,
+    },
+    /// The record of a hold.
+    Hold {
+        rule: &'a str,
+    },
     Instances,
 }
 
@@ -89,12 +141,22 @@ pub(super) fn parse<'a>(prefix: &str, name: &'a [u8]) -> Option<Name<'a>> {
     }
     let is_tag = tag.len() == 8 && tag.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let rest = rest.strip_prefix(':').filter(|_| is_tag)?;
-    let lease = rest.strip_prefix(LEASE).and_then(|rest| rest.strip_prefix(':'));
-    let mut parts = lease.unwrap_or(rest).split(':');
+    let (first, further) = rest.split_once(':')?;
+    let (kind, rest) = match first {
+        LEASE | HOLDS | HOLD => (Some(first), further),
+        _ => (None, rest),
+    };
+    let mut parts = rest.split(':');
     let (algorithm, rule, identity) = (parts.next()?, parts.next()?, parts.next()?);
     let algorithm = Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?;
-    let is_whole = parts.next().is_none() && !rule.is_empty() && !identity.is_empty();
-    let name = if lease.is_some() { Name::Lease { rule } } else { Name::Counter { rule, algorithm } };
+    let has_id = kind != Some(HOLD) || parts.next().is_some_and(|id| !id.is_empty());
+    let is_whole = parts.next().is_none() && has_id && !rule.is_empty() && !identity.is_empty();
+    let name = match kind {
+        None => Name::Counter { rule, algorithm },
+        Some(LEASE) => Name::Lease { rule },
+        Some(HOLDS) => Name::Holds { rule },
+        Some(_) => Name::Hold { rule },
+    };
     is_whole.then_some(name)
 }
 
@@ -118,6 +180,15 @@ mod tests {
         let lease = lease_key("sg", &key, Algorithm::SlidingLog);
         assert_eq!(lease, b"sg1:{30d13f94}:lease:sliding-log:!key:user%3a42");
         assert_eq!(parse("sg", &lease), Some(Name::Lease { rule: "!key" }));
+        let holds = holds_key("sg", &key, Algorithm::SlidingLog);
+        assert_eq!(holds, b"sg1:{30d13f94}:holds:sliding-log:!key:user%3a42");
+        assert_eq!(parse("sg", &holds), Some(Name::Holds { rule: "!key" }));
+        let counter = redis_key("sg", &key, Algorithm::Concurrency);
+        assert_eq!(holds_key("sg", &key, Algorithm::Concurrency), counter);
+        let mut hold = Vec::new();
+        write_hold_key(&mut hold, "sg", &key, Algorithm::Concurrency, &HoldId::new("a:b").unwrap());
+        assert_eq!(hold, b"sg1:{30d13f94}:hold:concurrency:!key:user%3a42:a%3ab");
+        assert_eq!(parse("sg", &hold), Some(Name::Hold { rule: "!key" }));
         assert_eq!(parse("sg", instances_key("sg").as_bytes()), Some(Name::Instances));
         for other in [
             "sg1:{instances}:probe",
@@ -126,6 +197,9 @@ mod tests {
             "sg1:{30d13f94}:token-bucket::a",
             "sg1:{30d13f94}:lease:token-bucket:!key",
             "sg1:{30d13f94}:lease:!key:a",
+            "sg1:{30d13f94}:holds:token-bucket:!key:a:b",
+            "sg1:{30d13f94}:hold:token-bucket:!key:a",
+            "sg1:{30d13f94}:hold:token-bucket:!key:a:",
             "sg1:{30D13F94}:token-bucket:!key:a",
             "sg1:{30d13f94}:gcra:!key:a",
             "sg2:{30d13f94}:token-bucket:!key:a",

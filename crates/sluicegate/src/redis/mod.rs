@@ -39,7 +39,10 @@ use self::{
     cluster::Cluster,
     connection::{CallFailure, RedisRequest},
     connector::Connector,
-    keys::{DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, instances_key, lease_key, probe_key, redis_key},
+    keys::{
+        DEFAULT_PREFIX, INSTANCES, MAX_PREFIX, counter_keys, holds_key, instances_key, lease_key, probe_key,
+        redis_key,
+    },
     primary::Primary,
     script::{CallTimes, SOURCE, decode, encode},
     sentinel::Sentinels,
@@ -371,19 +374,7 @@ impl RemoteStore for RedisStore {
             let now = self.clock.as_ref().map(ManualClock::now);
             let mut snapshots = Vec::with_capacity(counters.len());
             for (key, limit) in counters {
-                let algorithm = limit.algorithm();
-                let request = snapshot::request(&redis_key(&self.prefix, key, algorithm), algorithm);
-                let reply = match &self.backend {
-                    Backend::Primary(primary) => primary.send(RedisRequest::Command(&request)).await?,
-                    Backend::Cluster(cluster) => {
-                        cluster.send_for_key(key, RedisRequest::Command(&request)).await?
-                    }
-                };
-                let mut snapshot = snapshot::read(reply, limit, now)?;
-                if let (Some(snapshot), Some(_)) = (&mut snapshot, limit.lease()) {
-                    snapshot.leased = self.leased(key, algorithm, snapshot.at).await?;
-                }
-                snapshots.push(snapshot);
+                snapshots.push(self.inspect_one(key, limit, now).await?);
             }
             Ok(snapshots)
         })
@@ -399,8 +390,7 @@ impl RemoteStore for RedisStore {
             for counters in counters.chunks(MAX_BATCH) {
                 let mut request = redis::cmd("UNLINK");
                 for (key, algorithm) in counters {
-                    request.arg(redis_key(&self.prefix, key, *algorithm));
-                    request.arg(lease_key(&self.prefix, key, *algorithm));
+                    request.arg(counter_keys(&self.prefix, key, *algorithm));
                 }
                 let keys = number(primary.send(RedisRequest::Command(&request)).await?)?;
                 deleted += keys.min(u64::try_from(counters.len()).unwrap_or(u64::MAX));
@@ -411,14 +401,42 @@ impl RemoteStore for RedisStore {
 }
 
 impl RedisStore {
+    async fn inspect_one(
+        &self,
+        key: &Key,
+        limit: &Limit,
+        now: Option<Timestamp>,
+    ) -> Result<Option<CounterSnapshot>, StoreError> {
+        let algorithm = limit.algorithm();
+        let request = snapshot::holds_request(&holds_key(&self.prefix, key, algorithm));
+        let (at, holds) = snapshot::read_holds(self.send_for(key, &request).await?, now)?;
+        if !algorithm.properties().has_window {
+            return Ok(holds.map(|holds| holds.snapshot(at)));
+        }
+        let request = snapshot::request(&redis_key(&self.prefix, key, algorithm), algorithm);
+        let mut snapshot = snapshot::read(self.send_for(key, &request).await?, limit, now)?;
+        if let Some(snapshot) = &mut snapshot {
+            snapshot.holds = holds.map(|holds| holds.live).unwrap_or_default();
+            if limit.lease().is_some() {
+                snapshot.leased = self.leased(key, algorithm, snapshot.at).await?;
+            }
+        }
+        Ok(snapshot)
+    }
+
+    /// Sends a command for one counter.
+    async fn send_for(&self, key: &Key, request: &redis::Cmd) -> Result<Value, StoreError> {
+        Ok(match &self.backend {
+            Backend::Primary(primary) => primary.send(RedisRequest::Command(request)).await?,
+            Backend::Cluster(cluster) => cluster.send_for_key(key, RedisRequest::Command(request)).await?,
+        })
+    }
+
     /// Returns the units of a counter that processes have leased and not spent.
     async fn leased(&self, key: &Key, algorithm: Algorithm, at: Timestamp) -> Result<u64, StoreError> {
         let mut request = redis::cmd("GET");
         request.arg(lease_key(&self.prefix, key, algorithm));
-        let reply = match &self.backend {
-            Backend::Primary(primary) => primary.send(RedisRequest::Command(&request)).await?,
-            Backend::Cluster(cluster) => cluster.send_for_key(key, RedisRequest::Command(&request)).await?,
-        };
+        let reply = self.send_for(key, &request).await?;
         let record = Option::<Vec<u8>>::from_redis_value(reply)
             .map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
         Ok(snapshot::leased_units(&record.unwrap_or_default(), at))

@@ -7,14 +7,15 @@ use std::{hash::BuildHasher, ops::Range, sync::LazyLock, time::Duration};
 
 use hashbrown::HashTable;
 use sluicegate_core::{
-    Algorithm, Answer, Calendar, Lease, Limit, Operation, Retry, State, Terms, Timestamp,
+    Algorithm, Answer, Calendar, HoldAnswer, HoldOutcome, Lease, Limit, Operation, Retry, State, Terms,
+    Timestamp,
     step::{Admission, Mode},
 };
 use tokio::time::Instant;
 
-use super::keys::{write_lease_key, write_redis_key};
+use super::keys::{write_hold_key, write_holds_key, write_lease_key, write_redis_key};
 use crate::{
-    check::{Check, LeaseCall},
+    check::{Check, HoldCall, HoldOperation, LeaseCall},
     hashing::RandomKeyedHash,
     store::{CheckAnswer, StoreError},
 };
@@ -32,13 +33,17 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("lua/fast/token_bucket.lua"),
     include_str!("lua/fast/sliding_log.lua"),
     include_str!("lua/lease.lua"),
+    include_str!("lua/hold_groups.lua"),
     include_str!("lua/fast/checks.lua"),
     include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_counter.lua"),
     include_str!("lua/token_bucket.lua"),
     include_str!("lua/sliding_log.lua"),
+    include_str!("lua/concurrency.lua"),
     include_str!("lua/general.lua"),
+    include_str!("lua/hold.lua"),
+    include_str!("lua/run.lua"),
 );
 
 /// The SHA-1 digest of the script, for `EVALSHA`.
@@ -47,6 +52,8 @@ pub(super) static DIGEST: LazyLock<String> =
 
 const SHADOW: u8 = 1;
 const OVERDRAFT: u8 = 2;
+const KEEP_ESTIMATE: u8 = 4;
+const RELEASE_EXPIRED: u8 = 8;
 const NONE: f64 = -1.0;
 const STATUS_DECIDED: u8 = 0;
 const STATUS_LATE: u8 = 1;
@@ -57,6 +64,8 @@ const CALENDAR_WINDOW: u8 = 5;
 /// In the place of a retry time: the stored state of the tier cannot be read.
 const UNREADABLE: f64 = -2.0;
 const ANSWER_BYTES: usize = 48;
+/// The result of a hold operation, after the answer.
+const HOLD_BYTES: usize = 29;
 const NUMBER_BYTES: usize = 8;
 /// Status and time, before the answers.
 const HEADER_BYTES: usize = 1 + NUMBER_BYTES;
@@ -109,13 +118,36 @@ pub(super) struct SendTimes {
     pub(super) now: Timestamp,
 }
 
+/// How the script reads a counter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum KeyKind {
+    String,
+    Log,
+    SortedSet,
+}
+
+impl KeyKind {
+    fn of(algorithm: Algorithm) -> Self {
+        let properties = algorithm.properties();
+        match (properties.is_log, properties.has_window) {
+            (true, _) => Self::Log,
+            (false, true) => Self::String,
+            (false, false) => Self::SortedSet,
+        }
+    }
+}
+
 /// The indexes of a tier's key and limit in the call.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct TierIndexes {
     key: usize,
     limit: usize,
     /// The lease record, if the limit has a lease and the check uses it.
     lease: Option<usize>,
+    /// The index of the counter's holds, if the check uses it and the counter is not the index.
+    holds: Option<usize>,
+    /// The record of the hold, if the check is about one.
+    hold: Option<usize>,
 }
 
 /// The path of a group through the script.
@@ -125,6 +157,7 @@ enum GroupPath {
     /// Checks of one small token bucket each, which no other check of the call uses.
     FastBucket = 1,
     Leased = 2,
+    Held = 3,
 }
 
 pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result<Call, StoreError> {
@@ -132,33 +165,44 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     if tiers > MAX_BATCH {
         return Err(StoreError::TooLarge { tiers, max: MAX_BATCH });
     }
-    // two passes, so that the keys of logs are last
     let mut keys = Keys::default();
     let mut limits: Vec<Limit> = Vec::new();
-    let mut indexes = vec![TierIndexes { key: 0, limit: 0, lease: None }; tiers];
-    let mut fixed_keys = 0;
-    for is_log in [false, true] {
+    let mut indexes = vec![TierIndexes::default(); tiers];
+    // sliding logs after other strings, and sorted sets last
+    let mut counts = [0; 2];
+    for kind in [KeyKind::String, KeyKind::Log, KeyKind::SortedSet] {
         let tiers = checks.iter().flat_map(|check| check.tiers().iter().map(move |tier| (check, tier)));
         for ((check, tier), index) in tiers.zip(&mut indexes) {
             let algorithm = tier.terms.limit.algorithm();
-            if algorithm.properties().is_log == is_log {
+            if KeyKind::of(algorithm) == kind {
                 index.key = keys.index_of(|name| write_redis_key(name, prefix, &tier.key, algorithm));
                 index.limit = index_of_limit(tier.terms.limit, &mut limits);
             }
-            if !is_log && tier.terms.limit.lease().is_some() && uses_leases(check) {
-                let lease = keys.index_of(|name| write_lease_key(name, prefix, &tier.key, algorithm));
-                index.lease = Some(lease);
+            match kind {
+                KeyKind::String if tier.terms.limit.lease().is_some() && uses_leases(check) => {
+                    let lease = keys.index_of(|name| write_lease_key(name, prefix, &tier.key, algorithm));
+                    index.lease = Some(lease);
+                }
+                KeyKind::SortedSet if check.uses_holds() && algorithm.properties().has_window => {
+                    let holds = keys.index_of(|name| write_holds_key(name, prefix, &tier.key, algorithm));
+                    index.holds = Some(holds);
+                }
+                _ => {}
+            }
+            if let (KeyKind::String, Some(HoldCall { id, .. })) = (kind, check.hold()) {
+                let hold = keys.index_of(|name| write_hold_key(name, prefix, &tier.key, algorithm, id));
+                index.hold = Some(hold);
             }
         }
-        if !is_log {
-            fixed_keys = keys.len();
+        if let KeyKind::String | KeyKind::Log = kind {
+            counts[kind as usize] = keys.len();
         }
     }
 
-    let mut header = Vec::with_capacity(18);
+    let mut header = Vec::with_capacity(20);
     push_time(&mut header, times.now);
     push_time(&mut header, times.deadline);
-    push_index(&mut header, fixed_keys);
+    counts.iter().for_each(|count| push_index(&mut header, *count));
 
     let mut limit_table = Vec::with_capacity(limits.len() * LIMIT_BYTES);
     for limit in &limits {
@@ -172,7 +216,9 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     for (index, check) in checks.iter().enumerate() {
         let (own, others) = rest.split_at(check.tiers().len());
         rest = others;
-        let path = if uses_leases(check) {
+        let path = if check.uses_holds() {
+            GroupPath::Held
+        } else if uses_leases(check) {
             GroupPath::Leased
         } else if is_fast_bucket(check, own, &keys) {
             GroupPath::FastBucket
@@ -184,7 +230,7 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
     // checks of the fast bucket path share no key with other checks, so their order does not matter
     planned.sort_by_key(|planned| match planned.path {
         GroupPath::FastBucket => planned.indexes[0].limit,
-        GroupPath::Any | GroupPath::Leased => usize::MAX,
+        GroupPath::Any | GroupPath::Leased | GroupPath::Held => usize::MAX,
     });
 
     let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
@@ -215,7 +261,9 @@ impl PlannedCheck<'_> {
     /// Returns whether both checks can be in one group.
     fn is_like(&self, other: &Self) -> bool {
         let (own, others) = (self.check.tiers(), other.check.tiers());
+        let terms_of = |check: &Check| check.hold().map(|hold| hold.operation);
         self.path == other.path
+            && terms_of(self.check) == terms_of(other.check)
             && self.check.operation() == other.check.operation()
             && own.len() == others.len()
             && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
@@ -224,6 +272,9 @@ impl PlannedCheck<'_> {
 
 /// Returns whether a check draws or ends a lease, or must report leased units if it is denied.
 fn uses_leases(check: &Check) -> bool {
+    if check.uses_holds() {
+        return false;
+    }
     let has_lease = || check.tiers().iter().any(|tier| tier.terms.limit.lease().is_some());
     check.lease().is_some() || (check.operation() == Operation::Check && has_lease())
 }
@@ -234,6 +285,7 @@ fn is_fast_bucket(check: &Check, indexes: &[TierIndexes], keys: &Keys) -> bool {
     let Terms { limit, mode, admission, .. } = tier.terms;
     check.operation() == Operation::Check
         && limit.algorithm() == Algorithm::TokenBucket
+        && !check.uses_holds()
         && mode == Mode::Enforced
         && admission == Admission::InFull
         && u128::from(limit.capacity()) * u128::from(limit.rate().micros) < MAX_FAST
@@ -243,16 +295,20 @@ fn is_fast_bucket(check: &Check, indexes: &[TierIndexes], keys: &Keys) -> bool {
 fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     let [first, ..] = group else { return };
     let operation = first.check.operation();
-    plan.extend([operation_code(operation), first.path as u8]);
+    plan.extend([operation_code(first.check), first.path as u8]);
     plan.push(u8::try_from(first.indexes.len()).expect("a check has at most MAX_TIERS tiers"));
     push_index(plan, group.len());
     push_time(plan, if let Operation::Refund { at } = operation { at } else { None });
+    if first.path == GroupPath::Held {
+        let mut held = Vec::with_capacity(64 * group.len());
+        push_held_group(&mut held, group);
+        let length = u32::try_from(held.len()).expect("a batch has at most MAX_BATCH tiers and ids");
+        plan.extend(length.to_le_bytes());
+        plan.extend(held);
+        return;
+    }
     for (tier, index) in first.check.tiers().iter().zip(first.indexes) {
-        let shadow = if tier.terms.mode == Mode::Shadow { SHADOW } else { 0 };
-        let overdraft = if tier.terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
-        plan.push(shadow + overdraft);
-        push_index(plan, index.limit + 1);
-        push_number(plan, tier.terms.cost.units());
+        push_terms(plan, &tier.terms, 0, index);
         if first.path == GroupPath::Leased {
             let lease = tier.terms.limit.lease();
             push_number(plan, lease.map_or(0, Lease::units));
@@ -271,8 +327,52 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         for index in planned.indexes {
             push_index(plan, index.key + 1);
             if planned.path == GroupPath::Leased {
-                push_index(plan, index.lease.map_or(0, |lease| lease + 1));
+                push_optional_index(plan, index.lease);
             }
+        }
+    }
+}
+
+/// Writes the flags, the limit and the cost of a tier.
+fn push_terms(plan: &mut Vec<u8>, terms: &Terms, flags: u8, index: &TierIndexes) {
+    let shadow = if terms.mode == Mode::Shadow { SHADOW } else { 0 };
+    let overdraft = if terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
+    plan.push(flags + shadow + overdraft);
+    push_index(plan, index.limit + 1);
+    push_number(plan, terms.cost.units());
+}
+
+/// Writes the tiers and the checks of a group with holds.
+fn push_held_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
+    let [first, ..] = group else { return };
+    let operation = first.check.hold().map(|hold| hold.operation);
+    let (kept, excess) = match operation {
+        Some(HoldOperation::Settle { kept, max_excess }) => (kept, Some(max_excess)),
+        _ => (0, None),
+    };
+    for (position, (tier, index)) in first.check.tiers().iter().zip(first.indexes).enumerate() {
+        let limit = &tier.terms.limit;
+        let keep = if kept >> position & 1 == 1 { KEEP_ESTIMATE } else { 0 };
+        let release = if limit.releases_expired() { RELEASE_EXPIRED } else { 0 };
+        push_terms(plan, &tier.terms, keep + release, index);
+        // a settlement uses the bound that was recorded with the hold, unless it has another one
+        let excess = excess.unwrap_or(Some(limit.max_excess()));
+        plan.extend(excess.map_or(NONE, exact).to_le_bytes());
+    }
+    let ttl = match operation {
+        Some(HoldOperation::Hold { ttl } | HoldOperation::Renew { ttl }) => ttl,
+        _ => Duration::ZERO,
+    };
+    for planned in group {
+        plan.extend(planned.check.count().to_le_bytes());
+        push_number(plan, u64::try_from(ttl.as_micros()).expect("at most MAX_HOLD_TTL"));
+        let id = planned.check.hold().map_or("", |hold| hold.id.as_str());
+        push_index(plan, id.len());
+        plan.extend(id.as_bytes());
+        for index in planned.indexes {
+            push_index(plan, index.key + 1);
+            push_optional_index(plan, index.holds);
+            push_optional_index(plan, index.hold);
         }
     }
 }
@@ -452,8 +552,7 @@ fn try_decode(
     let tiers: usize = checks.iter().map(|check| check.tiers().len()).sum();
     let (numbers, records) = rest.split_at_checked((checks.len() + tiers) * NUMBER_BYTES)?;
     let mut numbers = numbers.as_chunks::<NUMBER_BYTES>().0.iter().map(|number| f64::from_le_bytes(*number));
-    let (records, []) = records.as_chunks::<ANSWER_BYTES>() else { return None };
-    let mut records = records.iter();
+    let mut records = records;
     let mut decided = vec![Ok(CheckAnswer { at, answers: Vec::new() }); checks.len()];
     for &index in &call.order {
         let check = &checks[index];
@@ -461,11 +560,25 @@ fn try_decode(
         let levels = numbers.by_ref().take(check.tiers().len());
         decided[index] = if passed < 0.0 {
             levels.for_each(drop);
-            let (own, others) = records.as_slice().split_at_checked(check.tiers().len())?;
-            records = others.iter();
-            match own.iter().position(is_unreadable) {
+            let mut answers = Vec::with_capacity(check.tiers().len());
+            let mut unreadable = None;
+            for tier in 0..check.tiers().len() {
+                let (record, rest) = records.split_first_chunk::<ANSWER_BYTES>()?;
+                records = rest;
+                let mut answer = decode_answer(record);
+                if check.uses_holds() {
+                    let (result, rest) = records.split_first_chunk::<HOLD_BYTES>()?;
+                    records = rest;
+                    answer.hold = decode_hold(result)?;
+                }
+                if is_unreadable(record) {
+                    unreadable = unreadable.or(Some(tier));
+                }
+                answers.push(answer);
+            }
+            match unreadable {
                 Some(tier) => Err(StoreError::Unreadable { key: call.key_of(checks, index, tier) }),
-                None => Ok(CheckAnswer { at, answers: own.iter().map(decode_answer).collect() }),
+                None => Ok(CheckAnswer { at, answers }),
             }
         } else {
             let tiers = check.tiers().iter().zip(levels);
@@ -475,7 +588,7 @@ fn try_decode(
             Ok(CheckAnswer { at, answers })
         };
     }
-    records.next().is_none().then_some(Ok(decided))
+    records.is_empty().then_some(Ok(decided))
 }
 
 /// Computes the answer of a tier from its level before the call and the number of requests that passed all tiers.
@@ -518,19 +631,48 @@ fn decode_answer(record: &[u8; ANSWER_BYTES]) -> Answer {
         reset_after_us: whole(number(24)),
         spare: whole(number(32)),
         leased: whole(number(40)),
+        hold: HoldAnswer::NONE,
     }
+}
+
+/// Returns the result of a hold operation; `None` if the outcome is unknown.
+fn decode_hold(record: &[u8; HOLD_BYTES]) -> Option<HoldAnswer> {
+    let number = |from: usize| whole(f64::from_le_bytes(array(&record[from..from + 8])));
+    let outcome = match record[0] {
+        0 => HoldOutcome::NotHeld,
+        1 => HoldOutcome::Held,
+        2 => HoldOutcome::Repeated,
+        3 => HoldOutcome::Renewed,
+        4 => HoldOutcome::Settled,
+        5 => HoldOutcome::Already,
+        6 => HoldOutcome::Late,
+        7 => HoldOutcome::Unknown,
+        8 => HoldOutcome::Conflict,
+        9 => HoldOutcome::Full,
+        _ => return None,
+    };
+    Some(HoldAnswer {
+        outcome,
+        released: u32::from_le_bytes(array(&record[1..5])),
+        at: Timestamp::from_micros(number(5)),
+        expires_at: Timestamp::from_micros(number(13)),
+        charged: number(21),
+    })
 }
 
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("the slice has the requested length")
 }
 
-fn operation_code(operation: Operation) -> u8 {
-    match operation {
-        Operation::Check => 0,
-        Operation::Peek => 1,
-        Operation::Charge => 2,
-        Operation::Refund { .. } => 3,
+fn operation_code(check: &Check) -> u8 {
+    match (check.hold().map(|hold| hold.operation), check.operation()) {
+        (Some(HoldOperation::Settle { .. }), _) => 4,
+        (Some(HoldOperation::Renew { .. }), _) => 5,
+        (Some(HoldOperation::TakeBack), _) => 6,
+        (Some(HoldOperation::Hold { .. }) | None, Operation::Check) => 0,
+        (_, Operation::Peek) => 1,
+        (_, Operation::Charge) => 2,
+        (_, Operation::Refund { .. }) => 3,
     }
 }
 
@@ -555,6 +697,11 @@ fn push_number(bytes: &mut Vec<u8>, number: u64) {
 
 fn push_index(bytes: &mut Vec<u8>, index: usize) {
     bytes.extend(u16::try_from(index).expect("a batch has at most MAX_BATCH keys").to_le_bytes());
+}
+
+/// Writes an index that may be absent.
+fn push_optional_index(bytes: &mut Vec<u8>, index: Option<usize>) {
+    push_index(bytes, index.map_or(0, |index| index + 1));
 }
 
 /// Returns a whole number below 2^53 as a Lua number.

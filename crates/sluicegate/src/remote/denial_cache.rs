@@ -99,7 +99,12 @@ impl DenialCache {
             .filter(|(_, tier)| tier.terms.mode == Mode::Enforced)
             .filter_map(|(position, tier)| Some((position, self.lookup_tier(tier, now)?)));
         let shares: SmallVec<_> = denying.collect();
-        (!shares.is_empty()).then_some(CheckShares { at: None, source: Source::Cache, shares })
+        (!shares.is_empty()).then_some(CheckShares {
+            at: None,
+            source: Source::Cache,
+            shares,
+            holds: Vec::new(),
+        })
     }
 
     fn lookup_tier(&self, tier: &Tier, now: Instant) -> Option<Share> {
@@ -115,9 +120,9 @@ impl DenialCache {
         (denial.is_certain && now < denial.until).then(|| denial.share_at(now))
     }
 
-    /// Caches which tiers are certain to deny the next request of a check.
+    /// Caches which tiers are certain to deny the next request of a check. Where holds can end a denial, it is not certain.
     pub(super) fn insert_certain(&self, check: &Check, answers: &[Answer], sent: &Sent) {
-        if self.longest.is_zero() || check.operation() != Operation::Check {
+        if self.longest.is_zero() || check.operation() != Operation::Check || check.uses_holds() {
             return;
         }
         let received = Instant::now();
@@ -257,15 +262,7 @@ mod tests {
 
     fn record(cache: &DenialCache, check: &Check, sent: &Sent, passes: u32) {
         let retry = (passes < 2).then_some(Retry::After(Duration::from_secs(60)));
-        let answer = Answer {
-            passes,
-            charged: passes,
-            available: 0,
-            retry,
-            reset_after_us: 60_000_000,
-            spare: 0,
-            leased: 0,
-        };
+        let answer = Answer { passes, charged: passes, retry, reset_after_us: 60_000_000, ..Answer::NONE };
         cache.insert_certain(&check.clone().times(2), &[answer], sent);
     }
 

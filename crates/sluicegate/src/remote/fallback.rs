@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::Mutex;
 use sluicegate_core::{
-    Algorithm, Cost, Operation, Retry, Terms, Timestamp,
+    Algorithm, Cost, HoldOutcome, Operation, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     backend::CheckShares,
-    check::{Check, Tier},
+    check::{Check, HoldCall, Tier},
     decision::Source,
     hashing::random,
     key::Key,
@@ -46,6 +46,8 @@ const LIFETIME: Duration = Duration::from_secs(10);
 pub(super) struct Fallback {
     counters: MemoryStore,
     known: KnownUsage,
+    /// Whether holds were ever made here.
+    has_holds: AtomicBool,
     /// Held while a decision depends on known usage, which is compared with the counters before they are charged.
     comparison: Mutex<()>,
     instances: Mutex<InstanceCount>,
@@ -60,6 +62,7 @@ impl Fallback {
         Self {
             counters,
             known: KnownUsage::default(),
+            has_holds: AtomicBool::new(false),
             comparison: Mutex::default(),
             instances: Mutex::new(InstanceCount::new(instances)),
             is_announced: AtomicBool::new(false),
@@ -106,14 +109,14 @@ impl Fallback {
         };
         let known: SmallVec<[Option<Usage>; 1]> = check.tiers().iter().map(known).collect();
         if known.iter().all(Option::is_none) {
-            return (self.decide_by_counters(check.operation(), &shares), shares);
+            return (self.decide_by_counters(&like(check, &shares)), shares);
         }
         let _comparison = self.comparison.lock();
         let denied = self.denied_by_known_usage(&shares, &known);
         if !denied.shares.is_empty() {
             return (denied, shares);
         }
-        let mut decided = self.decide_by_counters(check.operation(), &shares);
+        let mut decided = self.decide_by_counters(&like(check, &shares));
         for (position, share) in &mut decided.shares {
             if let Some(usage) = known[*position] {
                 share.remaining = share.remaining.saturating_sub(usage.used);
@@ -123,11 +126,22 @@ impl Fallback {
         (decided, shares)
     }
 
-    fn decide_by_counters(&self, operation: Operation, tiers: &[Tier]) -> CheckShares {
-        let check = Check::new(operation, tiers.to_vec()).expect("the same counters as in a valid check");
+    /// Settles, releases or renews a hold where this process made it. Returns `None` if it did not.
+    pub(super) fn adjust_hold(&self, check: &Check) -> Option<CheckShares> {
+        if !self.has_holds.load(Ordering::Relaxed) {
+            return None;
+        }
+        let adjusted = self.decide_by_counters(check);
+        adjusted.holds.iter().any(|hold| hold.outcome != HoldOutcome::Unknown).then_some(adjusted)
+    }
+
+    fn decide_by_counters(&self, check: &Check) -> CheckShares {
         let answer =
-            self.counters.decide_all(slice::from_ref(&check)).pop().expect("one check has one answer");
-        let answer = CheckShares::from_store(&check, &answer.answers, Position::ALONE, answer.at);
+            self.counters.decide_all(slice::from_ref(check)).pop().expect("one check has one answer");
+        if answer.answers.iter().any(|answer| answer.hold.outcome == HoldOutcome::Held) {
+            self.has_holds.store(true, Ordering::Relaxed);
+        }
+        let answer = CheckShares::from_store(check, &answer.answers, Position::ALONE, answer.at);
         CheckShares { source: Source::Fallback, ..answer }
     }
 
@@ -136,7 +150,7 @@ impl Fallback {
         let free = |tier: &Tier| {
             let terms = Terms { cost: Cost::ZERO, ..tier.terms };
             let tier = Tier { key: tier.key.clone(), terms };
-            self.decide_by_counters(Operation::Peek, &[tier]).shares[0].1.remaining
+            self.decide_by_counters(&peek(tier)).shares[0].1.remaining
         };
         let denied = tiers.iter().zip(known).enumerate().filter_map(|(position, (tier, usage))| {
             let usage = (*usage).filter(|_| tier.terms.mode == Mode::Enforced)?;
@@ -150,13 +164,26 @@ impl Fallback {
             let share = Share { passes: false, remaining, debt: 0, retry, reset_after: usage.reset_after };
             is_denied.then_some((position, share))
         });
-        CheckShares { at: None, source: Source::Fallback, shares: denied.collect() }
+        CheckShares { at: None, source: Source::Fallback, shares: denied.collect(), holds: Vec::new() }
     }
 
     /// Returns `true` once: to the caller that has to start the [`Announcer`].
     pub(super) fn must_be_announced(&self) -> bool {
         !self.is_announced.load(Ordering::Relaxed) && !self.is_announced.swap(true, Ordering::AcqRel)
     }
+}
+
+/// Returns the same operation on other tiers.
+fn like(check: &Check, tiers: &[Tier]) -> Check {
+    let own = Check::new(check.operation(), tiers.to_vec()).expect("the same counters as in a valid check");
+    match check.hold() {
+        Some(HoldCall { id, operation }) => own.with_hold(id.clone(), *operation),
+        None => own,
+    }
+}
+
+fn peek(tier: Tier) -> Check {
+    Check::new(Operation::Peek, vec![tier]).expect("one counter is a check")
 }
 
 /// Registers this instance in the store for as long as the limiter exists, and counts the instances.

@@ -83,7 +83,10 @@ impl KnownUsage {
                 u64::try_from((u128::from(report.used) * left).div_ceil(whole)).unwrap_or(report.used)
             }
             // the times at which its units expire are not known
-            Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => report.used,
+            Algorithm::FixedWindow
+            | Algorithm::SlidingLog
+            | Algorithm::SlidingCounter
+            | Algorithm::Concurrency => report.used,
         };
         (used > 0).then_some(Usage { used, reset_after: left })
     }

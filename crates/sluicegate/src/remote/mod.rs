@@ -9,6 +9,8 @@
 //!         -> no call is in flight                  -> sent immediately
 //!         -> fewer calls in flight than the limit  -> sent in the next batch       (batch, call_limit)
 //!         -> otherwise queued, with equal checks   -> sent when a call returns     (queue)
+//!
+//! the end of a hold -> sent again if its reply is lost; queued while the store is down   (settlements)
 //! ```
 //!
 //! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of
@@ -25,6 +27,7 @@ mod known_usage;
 mod leases;
 mod queue;
 mod round_trips;
+mod settlements;
 #[cfg(test)]
 mod tests;
 mod upstreams;
@@ -56,13 +59,14 @@ use self::{
     fallback::{Announcer, Fallback},
     leases::{LeasePlan, Leases},
     queue::{Load, Queue},
+    settlements::Settlements,
     upstreams::{Servers, Upstreams},
 };
 use crate::{
     backend::CheckShares,
     check::{Check, Tier},
     decision::Source,
-    stats::{RemoteCounters, Stats},
+    stats::{HoldStats, RemoteCounters, Stats},
     store::{CheckAnswer, Deadline, RemoteStore, StoreError},
 };
 
@@ -146,6 +150,7 @@ const FAST_PART: u32 = 4;
 pub(crate) struct Remote {
     shared: Arc<Shared>,
     upstreams: Upstreams,
+    settlements: Settlements,
 }
 
 struct Shared {
@@ -184,7 +189,7 @@ impl Remote {
         let has_leases = store.has_leases() && store.has_real_clock();
         let leases = Leases::new();
         let shared = Arc::new(Shared { store, options, denials, leases, has_leases, fallback, counters });
-        Self { upstreams: Upstreams::new(&shared), shared }
+        Self { upstreams: Upstreams::new(&shared), shared, settlements: Settlements::default() }
     }
 
     /// The counters behind the statistics.
@@ -199,7 +204,7 @@ impl Remote {
 
     /// Decides a check without the store: this process has leased units for it, or the store is certain to deny it now.
     pub(crate) fn decide_here(&self, check: &Check) -> Option<CheckShares> {
-        if check.operation() != Operation::Check {
+        if check.operation() != Operation::Check || check.hold().is_some() {
             return None;
         }
         let Shared { leases, denials, options, .. } = &*self.shared;
@@ -235,6 +240,9 @@ impl Remote {
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
+        if check.hold().is_some() {
+            return self.send_repeatedly(check, deadline).await;
+        }
         let answer = self.send(check, deadline).await;
         let is_allowed = answer.as_ref().is_ok_and(|shares| shares.is_allowed(check));
         if !is_allowed && check.operation() == Operation::Check && self.is_leased(check) {
@@ -254,7 +262,7 @@ impl Remote {
         if let Err(StoreError::Ambiguous(_)) = answer {
             shared.counters.record_ambiguous();
         }
-        if let Operation::Refund { .. } = check.operation() {
+        if frees_units(check) {
             shared.denials.record_change(check.keys());
         }
         answer
@@ -299,6 +307,7 @@ impl Remote {
             round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
             store: self.shared.store.stats(),
             leases: self.shared.leases.stats(),
+            holds: HoldStats { waiting: self.queued_settlements(), ..HoldStats::default() },
             ..self.shared.counters.snapshot()
         }
     }
@@ -376,8 +385,7 @@ impl Upstream {
             None => counters.record_call(sent_at.elapsed()),
             Some(error) => counters.record_error(error),
         }
-        let mut refunds =
-            checks.iter().filter(|check| matches!(check.operation(), Operation::Refund { .. })).peekable();
+        let mut refunds = checks.iter().filter(|check| frees_units(check)).peekable();
         if refunds.peek().is_some() {
             denials.record_change(refunds.flat_map(Check::keys));
         }
@@ -458,6 +466,12 @@ fn validated(
     checks.iter().zip(decided).map(|(check, answer)| fits(check, answer?)).collect()
 }
 
+/// Whether an operation may make units available, which ends cached denials.
+fn frees_units(check: &Check) -> bool {
+    matches!(check.operation(), Operation::Refund { .. })
+        || (check.operation() == Operation::Charge && check.hold().is_some())
+}
+
 /// Whether an error is a failure of the store. A late call may be due to a short deadline of the caller.
 fn is_failure(error: &&StoreError) -> bool {
     !matches!(error, StoreError::Late(_))
@@ -491,7 +505,8 @@ impl CheckShares {
             .iter()
             .zip(answers)
             .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
-        Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect() }
+        let holds = Self::holds_of(check, answers);
+        Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect(), holds }
     }
 }
 

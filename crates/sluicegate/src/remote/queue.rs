@@ -361,7 +361,7 @@ impl State {
             return number;
         }
         let number = self.taken + self.groups.len();
-        if check.operation() == Operation::Check {
+        if check.operation() == Operation::Check && check.hold().is_none() {
             self.open.insert_unique(hash, (hash, number), |&(hash, _)| hash);
         }
         self.tiers += check.tiers().len();

@@ -97,7 +97,7 @@ fn an_override(random: &mut StdRng, algorithm: Algorithm) -> Override {
 }
 
 fn a_rule(random: &mut StdRng, name: usize, overrides: usize) -> Rule {
-    let algorithm = *Algorithm::ALL.choose(random).unwrap();
+    let algorithm = *Algorithm::WINDOWED.choose(random).unwrap();
     let amount = random.random_range(1..1000);
     let mut rule =
         Rule::new(&format!("r{name}"), Limit::new(algorithm, amount, Duration::from_secs(60)).unwrap());
@@ -181,7 +181,7 @@ fn reference_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effec
     let factor = last(&matching, |other| other.cost).unwrap_or(rule.cost);
     let cost = Cost::new(costs.of(&rule.unit).units() * factor.units()).unwrap();
     let on_store_failure = last(&matching, |other| other.on_store_failure).unwrap_or(rule.on_store_failure);
-    Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure })
+    Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure, factor })
 }
 
 fn last<T>(matching: &[&Override], field: impl Fn(&Override) -> Option<T>) -> Option<T> {

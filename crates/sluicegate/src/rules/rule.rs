@@ -66,6 +66,10 @@ pub struct Rule {
     pub lease: Option<LeaseSize>,
     /// How long a process may spend what it has charged in advance; without it, a tenth of the window and at most one second.
     pub lease_for: Option<Duration>,
+    /// The time until a hold expires, if the request does not set it; the shortest of all rules that match. 60 seconds by default.
+    pub ttl: Option<Duration>,
+    /// The label that carries the ids of holds, for front ends whose requests have no field for it.
+    pub hold: Option<Box<str>>,
     /// Overrides, applied in order, field by field; a later match wins.
     pub overrides: Vec<Override>,
 }
@@ -166,6 +170,8 @@ impl Rule {
             on_store_failure: OnStoreFailure::default(),
             lease: None,
             lease_for: None,
+            ttl: None,
+            hold: None,
             overrides: Vec::new(),
         }
     }
@@ -272,6 +278,27 @@ impl Rule {
     #[must_use]
     pub fn lease_for(mut self, lifetime: Duration) -> Self {
         self.lease_for = Some(lifetime);
+        self
+    }
+
+    /// Sets the time until a hold expires.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets the label that carries the ids of holds.
+    #[must_use]
+    pub fn hold(mut self, label: &str) -> Self {
+        self.hold = Some(label.into());
+        self
+    }
+
+    /// Sets the most units that settling a hold charges beyond its estimate; see [`Limit::max_excess`].
+    #[must_use]
+    pub fn max_excess(mut self, units: u64) -> Self {
+        self.limit = self.limit.with_max_excess(units);
         self
     }
 

@@ -64,6 +64,8 @@ pub enum Effect {
         overdraft: bool,
         /// The failure policy.
         on_store_failure: OnStoreFailure,
+        /// The factor of the caller's cost.
+        factor: Cost,
     },
     /// The request is denied without counting; a retry does not help.
     Deny {
@@ -255,8 +257,9 @@ impl Entry {
         let co_locate = rule.tag.as_deref().map(values);
         let key = Key::of_rule(&self.stored_name, &values(&rule.per), co_locate.as_deref());
         let limit = self.limit(&resolved, &key);
-        let Resolved { on_store_failure, .. } = resolved;
-        Ok(Some(Effect::Limit { key, limit, cost, shadow, overdraft: rule.overdraft, on_store_failure }))
+        let Resolved { on_store_failure, factor, .. } = resolved;
+        let overdraft = rule.overdraft;
+        Ok(Some(Effect::Limit { key, limit, cost, shadow, overdraft, on_store_failure, factor }))
     }
 
     /// Applies the matching overrides in order, field by field; a later match wins.
@@ -318,7 +321,7 @@ impl Entry {
         if resolved.amount.is_some() || window != limit.window_setting() || resolved.burst != rule.burst {
             let amount = resolved.amount.unwrap_or(limit.amount());
             let phase_us = limit.phase_us();
-            limit = Limit::new(limit.algorithm(), amount, window).expect(CHECKED);
+            limit = limit.with_amount_and_window(amount, window).expect(CHECKED);
             if let Some(burst) = resolved.burst {
                 limit = limit.with_burst(burst).expect(CHECKED);
             }

@@ -1,8 +1,14 @@
 //! Validation of rules, done once, so that matching cannot fail because of a rule.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use sluicegate_core::{Algorithm, Limit, LimitError, Window};
+use sluicegate_core::{
+    Algorithm, Limit, LimitError, Window,
+    hold::{MAX_HOLD_TTL, MIN_HOLD_TTL},
+};
 
 #[cfg(feature = "calendar")]
 use super::calendar_override::CalendarOverrideError;
@@ -107,6 +113,12 @@ pub enum RuleError {
     /// It sets the lifetime of leases without a lease.
     #[error("lease_for has no effect without lease: set for example lease = \"1%\", or remove lease_for")]
     LeaseForWithoutLease,
+    /// The time until its holds expire is out of range.
+    #[error("ttl {0:?} is out of range: use {MIN_HOLD_TTL:?} to {MAX_HOLD_TTL:?}")]
+    Ttl(Duration),
+    /// The label that carries the ids of its holds is invalid.
+    #[error("hold: {0}")]
+    Hold(LabelError),
     /// One of its overrides is invalid.
     #[error("override {}: {problem}", position + 1)]
     Override {
@@ -245,6 +257,7 @@ fn problems_but_burst(rule: &Rule) -> Vec<RuleError> {
         check_unit(&rule.unit).map_err(RuleError::Unit),
         check_stagger(rule),
         check_lease(rule),
+        check_holds(rule),
     ];
     let overrides = rule.overrides.iter().enumerate().map(|(position, other)| {
         check_override(other, &rule.limit).map_err(|problem| RuleError::Override { position, problem })
@@ -298,6 +311,14 @@ fn check_lease(rule: &Rule) -> Result<(), RuleError> {
     }
 }
 
+fn check_holds(rule: &Rule) -> Result<(), RuleError> {
+    match rule.ttl {
+        Some(ttl) if !(MIN_HOLD_TTL..=MAX_HOLD_TTL).contains(&ttl) => return Err(RuleError::Ttl(ttl)),
+        _ => {}
+    }
+    rule.hold.as_deref().map_or(Ok(()), labels::check_name).map_err(RuleError::Hold)
+}
+
 fn check_label_list(list: &[Box<str>]) -> Result<(), LabelListError> {
     if list.len() > MAX_PER {
         return Err(LabelListError::TooMany(list.len()));
@@ -318,7 +339,7 @@ fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> 
     other.when.check().map_err(OverrideError::When)?;
     let amount = other.amount.unwrap_or(limit.amount());
     let window = check_window(other, limit)?;
-    let changed = Limit::new(limit.algorithm(), amount, window).map_err(OverrideError::Limit)?;
+    let changed = limit.with_amount_and_window(amount, window).map_err(OverrideError::Limit)?;
     if let Some(burst) = other.burst {
         changed.with_burst(burst).map_err(OverrideError::Limit)?;
     }

@@ -224,7 +224,7 @@ async fn call_until(
 }
 
 fn random_limit(chance: &mut StdRng) -> Limit {
-    let algorithm = *Algorithm::ALL.choose(chance).unwrap();
+    let algorithm = *Algorithm::WINDOWED.choose(chance).unwrap();
     let amount = chance.random_range(20..=100);
     let window = Duration::from_millis(chance.random_range(100..=600));
     let limit = Limit::new(algorithm, amount, window).unwrap();
@@ -283,6 +283,7 @@ async fn simulate(seed: u64) -> u64 {
     let violation = match limit.bound() {
         Bound::Window { most, window } => window_violation(admitted, most, window),
         Bound::Bucket { burst, amount, window } => bucket_violation(admitted, burst, amount, window),
+        Bound::Live { .. } => unreachable!("it has no lease"),
     };
     if let Some(violation) = violation {
         panic!("seed {seed}: {violation}\n{limit:#?}");
@@ -312,7 +313,7 @@ fn with_leases_no_process_mix_and_no_fault_admits_more_than_the_bound_plus_the_l
 /// Continuous demand of several processes uses at least the part of the limit that is not leased.
 #[test]
 fn with_leases_continuous_demand_uses_the_limit_less_the_lease() {
-    for (seed, algorithm) in (0..).zip(Algorithm::ALL) {
+    for (seed, algorithm) in (0..).zip(Algorithm::WINDOWED) {
         run(async move {
             let window = Duration::from_secs(1);
             let limit = Limit::new(algorithm, 500, window).unwrap();

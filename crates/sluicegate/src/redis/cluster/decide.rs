@@ -5,14 +5,14 @@
 use std::{collections::BTreeMap, slice, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use sluicegate_core::{Algorithm, Operation, step::granted};
+use sluicegate_core::{Algorithm, HoldOutcome, Operation, step::granted};
 use tokio::time::Instant;
 
 use super::{
     Cluster, REDIRECT_TIMEOUT,
     outcome::{Progress, reserves},
     ready_by,
-    release::{Release, did_not_run},
+    release::{Release, may_repeat},
     slots::slot_of,
     split::{Done, FollowUp, Kind, Part, Reserved, split},
 };
@@ -22,7 +22,7 @@ use crate::{
     redis::{
         bytes,
         connection::{CallFailure, RedisRequest},
-        keys::{lease_key, redis_key},
+        keys::counter_keys,
         number,
         script::{CallTimes, MAX_BATCH, decode, encode},
     },
@@ -147,11 +147,10 @@ impl Cluster {
     ) -> Result<u64, StoreError> {
         let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
         for (key, algorithm) in counters {
-            let keys = [redis_key(prefix, key, *algorithm), lease_key(prefix, key, *algorithm)];
-            by_slot.entry(slot_of(key)).or_default().extend(keys);
+            by_slot.entry(slot_of(key)).or_default().extend(counter_keys(prefix, key, *algorithm));
         }
         let requests = by_slot.iter().flat_map(|(slot, keys)| {
-            keys.chunks(2 * MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
+            keys.chunks(MAX_BATCH).map(|keys| (*slot, redis::cmd("UNLINK").arg(keys).take()))
         });
         let requests: Vec<(u16, redis::Cmd)> = requests.collect();
         let sent = requests.iter().map(|(slot, request)| self.send(*slot, RedisRequest::Command(request)));
@@ -201,6 +200,18 @@ impl From<SlotCallError> for StoreError {
     }
 }
 
+/// Returns the outcomes of a hold that must be taken back if it is denied. A hold that was half made before is taken back as well, unless
+/// its id belongs to another one.
+fn outcomes_to_take_back(reserved: &[Option<Reserved>]) -> &'static [HoldOutcome] {
+    let mut outcomes =
+        reserved.iter().flatten().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);
+    if outcomes.any(|outcome| matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)) {
+        &[HoldOutcome::Held]
+    } else {
+        &[HoldOutcome::Held, HoldOutcome::Repeated]
+    }
+}
+
 fn only_slot(split: &[Vec<Part>]) -> Option<u16> {
     let mut slots = split.iter().flatten().map(|part| part.slot);
     let first = slots.next()?;
@@ -241,7 +252,8 @@ impl Batch {
         let has_capacity = self.cluster.recent_capacity.is_sufficient(&self.checks);
         let mut calls: BTreeMap<u16, Vec<(PartIndex, Check)>> = BTreeMap::new();
         for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            if reserves(check, parts) && !has_capacity[check_index] {
+            // a peek would deny a hold that is repeated
+            if reserves(check, parts) && !has_capacity[check_index] && check.hold().is_none() {
                 for (part_index, part) in parts.iter().enumerate() {
                     let index = PartIndex { check: check_index, part: part_index };
                     let peek = part.to_check(check, Operation::Peek, check.count());
@@ -300,9 +312,15 @@ impl Batch {
                 continue;
             }
             let granted = if error.is_some() { 0 } else { *granted };
+            let made_now = outcomes_to_take_back(reserved);
             for (part_index, part) in parts.iter().enumerate() {
                 let index = PartIndex { check: check_index, part: part_index };
-                let mut follow_ups = part.follow_ups(check, reserved[part_index].as_ref(), granted);
+                let reservation = reserved[part_index].as_ref();
+                let mut follow_ups = match check.hold() {
+                    None => part.follow_ups(check, reservation, granted),
+                    Some(_) if granted == 0 => part.take_back(check, reservation, made_now),
+                    Some(_) => Vec::new(),
+                };
                 if reserved[part_index].is_none() && peeked.is_empty() {
                     follow_ups.push(part.late_peek(check));
                 }
@@ -343,7 +361,7 @@ impl Batch {
         let mut releases = Vec::new();
         for ((slot, index, follow_up), check, outcome) in answered {
             match &outcome {
-                Err(error) if follow_up.kind == Kind::Refund && did_not_run(error) => {
+                Err(error) if follow_up.kind == Kind::Refund && may_repeat(&check, error) => {
                     let until = Instant::now() + follow_up.usage_lasts;
                     releases.push(Release { slot, refund: check, until });
                 }

@@ -118,8 +118,7 @@ mod tests {
     }
 
     fn record(capacity: &RecentCapacity, tier: Tier, available: i64) {
-        let answer =
-            Answer { passes: 1, charged: 1, available, retry: None, reset_after_us: 0, spare: 0, leased: 0 };
+        let answer = Answer { passes: 1, charged: 1, available, ..Answer::NONE };
         let answered = CheckAnswer { at: Timestamp::default(), answers: vec![answer] };
         capacity.record(&[check(vec![tier])], &[Ok(answered)]);
     }

@@ -1,7 +1,8 @@
 //! Retries, in the background, releases of reservations that did not run.
 //!
-//! A release is retried only if its last attempt is known not to have run: it was not sent, or Redis replied with an
-//! error. If the reply was lost, the release is abandoned, and the units may count until their window ends.
+//! A refund is retried only if its last attempt is known not to have run: it was not sent, or Redis replied with an
+//! error. If the reply was lost, it is abandoned, and the units may count until their window ends. Taking back a hold has an effect only
+//! once, so it is always retried.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -35,7 +36,7 @@ impl Default for PendingReleases {
     }
 }
 
-/// A refund of reserved units on one slot.
+/// A refund of reserved units on one slot, or the end of a hold that another slot denied.
 pub(super) struct Release {
     pub(super) slot: u16,
     pub(super) refund: Check,
@@ -43,9 +44,9 @@ pub(super) struct Release {
     pub(super) until: Instant,
 }
 
-/// Whether an error proves that a call changed nothing.
-pub(super) fn did_not_run(error: &StoreError) -> bool {
-    matches!(error, StoreError::NotRun(_) | StoreError::Rejected { .. })
+/// Whether a release can be sent again after an error: it changed nothing, or has an effect only once.
+pub(super) fn may_repeat(release: &Check, error: &StoreError) -> bool {
+    release.hold().is_some() || matches!(error, StoreError::NotRun(_) | StoreError::Rejected { .. })
 }
 
 impl Cluster {
@@ -81,7 +82,7 @@ impl Cluster {
             for (release, _, outcome) in self.decide_by_slot(prefix, by_slot, times).await {
                 match outcome {
                     Ok(_) => {}
-                    Err(error) if did_not_run(&error) => pending.push(release),
+                    Err(error) if may_repeat(&release.refund, &error) => pending.push(release),
                     Err(_) => given_up += 1,
                 }
             }

@@ -7,10 +7,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sluicegate_core::{Answer, Operation, State, Terms, Timestamp};
+use sluicegate_core::{Answer, HoldAnswer, HoldOutcome, Operation, State, Terms, Timestamp};
 
 use super::slots::slot_of;
-use crate::check::{Check, Tier};
+use crate::check::{Check, HoldCall, HoldOperation, Tier};
 
 /// The tiers of one check that are on one slot.
 #[derive(Debug)]
@@ -62,6 +62,10 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
     let tiers: Vec<Tier> = places.iter().map(|place| check.tiers()[*place].clone()).collect();
     let is_whole = tiers.len() == check.tiers().len() && operation == check.operation();
     let part = Check::new(operation, tiers).expect("some tiers of a check are a check");
+    if let Some(HoldCall { id, operation: of_hold }) = check.hold().filter(|_| operation == check.operation())
+    {
+        return part.with_hold(id.clone(), of_hold.for_tiers(places));
+    }
     match check.lease() {
         // a lease over several nodes is not drawn: its units would have to be reserved and refunded
         Some(lease) if is_whole => part.with_lease(lease),
@@ -98,7 +102,7 @@ pub(super) struct Done {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Refund what was reserved beyond the granted requests.
+    /// Refund what was reserved beyond the granted requests, or take back a hold.
     Refund,
     /// Peek for the retry time of the next request: this part admitted exactly the granted requests.
     PeekNext,
@@ -147,6 +151,24 @@ impl Part {
         follow_ups
     }
 
+    /// Returns the operation that takes back a hold that another part denied, where it had one of these outcomes.
+    pub(super) fn take_back(
+        &self,
+        check: &Check,
+        reserved: Option<&Reserved>,
+        outcomes: &[HoldOutcome],
+    ) -> Vec<FollowUp> {
+        let (Some(hold), Some(reserved)) = (check.hold(), reserved) else { return Vec::new() };
+        let is_made = |place: &usize| outcomes.contains(&reserved.answers[*place].hold.outcome);
+        let places: Vec<usize> = (0..self.tiers.len()).filter(is_made).collect();
+        let (HoldOperation::Hold { ttl }, [_, ..]) = (hold.operation, &*places) else { return Vec::new() };
+        let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();
+        let tiers = tiers.iter().map(|place| check.tiers()[*place].clone()).collect();
+        let held = Check::new(Operation::Charge, tiers).expect("some tiers of a check are a check");
+        let check = held.with_hold(hold.id.clone(), HoldOperation::TakeBack);
+        vec![FollowUp { places, kind: Kind::Refund, check, usage_lasts: ttl }]
+    }
+
     /// Returns a peek at a part without a reservation.
     pub(super) fn late_peek(&self, check: &Check) -> FollowUp {
         FollowUp {
@@ -181,7 +203,13 @@ impl Part {
             let last = answer_of(Kind::Refund, place).unwrap_or(first);
             let ahead = answer_of(Kind::PeekNext, place).and_then(|answer| answer.retry);
             let retry = first.retry.or(ahead).filter(|_| passes < check.count() && charged == passes);
-            Answer { passes, charged, retry, ..*last }
+            let is_taken_back = answer_of(Kind::Refund, place).is_some();
+            let hold = if is_taken_back {
+                HoldAnswer { released: first.hold.released, ..HoldAnswer::NONE }
+            } else {
+                first.hold
+            };
+            Answer { passes, charged, retry, hold, ..*last }
         };
         reserved.answers.iter().enumerate().map(answer).collect()
     }

@@ -70,6 +70,16 @@ pub enum KeyKind {
         /// The rule, as in a counter.
         rule: String,
     },
+    /// The index of the holds of a counter of this rule.
+    Holds {
+        /// The rule, as in a counter.
+        rule: String,
+    },
+    /// The record of a hold.
+    Hold {
+        /// The rule, as in a counter.
+        rule: String,
+    },
     /// The set of processes that use this store.
     Instances,
 }
@@ -110,10 +120,17 @@ impl InspectedServer {
             let meaning = parse(&self.prefix, &name).map(|name| match name {
                 Name::Counter { rule, algorithm } => KeyKind::Counter { rule: rule.to_owned(), algorithm },
                 Name::Lease { rule } => KeyKind::Lease { rule: rule.to_owned() },
+                Name::Holds { rule } => KeyKind::Holds { rule: rule.to_owned() },
+                Name::Hold { rule } => KeyKind::Hold { rule: rule.to_owned() },
                 Name::Instances => KeyKind::Instances,
             });
             let is_unreadable = match (&meaning, header) {
-                (Some(KeyKind::Counter { .. }), Header::OtherType) => true,
+                (Some(KeyKind::Counter { algorithm, .. }), Header::OtherType) => is_string(*algorithm),
+                (Some(KeyKind::Counter { algorithm, .. }), Header::Bytes(bytes))
+                    if !is_string(*algorithm) =>
+                {
+                    !bytes.is_empty()
+                }
                 // a key that has expired since then is empty
                 (Some(KeyKind::Counter { algorithm, .. }), Header::Bytes(bytes)) => {
                     !bytes.is_empty() && !is_readable(*algorithm, &bytes)
@@ -169,8 +186,13 @@ impl InspectedServer {
         let counters: Vec<(&Vec<u8>, Algorithm)> = names
             .iter()
             .filter_map(|name| match parse(&self.prefix, name)? {
-                Name::Counter { algorithm, .. } => Some((name, algorithm)),
-                Name::Lease { .. } | Name::Instances => None,
+                Name::Counter { algorithm, .. } if is_string(algorithm) => Some((name, algorithm)),
+                // the script removes holds that have ended
+                Name::Counter { .. }
+                | Name::Lease { .. }
+                | Name::Holds { .. }
+                | Name::Hold { .. }
+                | Name::Instances => None,
             })
             .collect();
         let mut reads = redis::pipe();
@@ -254,6 +276,11 @@ impl KeyPages<'_> {
         self.cursor = (next != 0).then_some(next);
         Ok(Some(keys))
     }
+}
+
+/// Whether the counters of an algorithm are strings. Those without a window are sorted sets of holds.
+fn is_string(algorithm: Algorithm) -> bool {
+    algorithm.properties().has_window
 }
 
 fn count(replies: Vec<Value>) -> u64 {

@@ -5,14 +5,21 @@
 local MAX_FAST = 2 ^ 52 -- all arithmetic on the fast paths is exact below this
 local BUCKET_BYTES = 48
 
-local position, group_count, has_leases = 1, 0, false
+local position, group_count, has_leases, has_holds = 1, 0, false, false
 while position <= #plan do
   local start, _, path, tiers, checks = position, nil, nil, nil, nil
   _, path, tiers, checks, _, position = unpack_from(GROUP, plan, position)
   group_count = group_count + 1
   if path ~= FAST_BUCKET then
     group_starts[group_count] = start
-    position = position + tiers * TIER_BYTES + checks * (4 + 2 * tiers)
+    if path == HELD then
+      has_holds = true
+      local length
+      length, position = unpack_from('<I4', plan, position)
+      position = position + length
+    else
+      position = position + tiers * TIER_BYTES + checks * (4 + 2 * tiers)
+    end
     if path == LEASED then
       has_leases = true
       position = position + tiers * 16 + checks * (4 + 2 * tiers)

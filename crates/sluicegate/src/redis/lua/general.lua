@@ -4,9 +4,14 @@ local CHARGE, REFUND = 2, 3
 local SHADOW, OVERDRAFT = 1, 2 -- bits of the flags
 
 local algorithms = {}
-for _, limit in ipairs(limits) do
+
+local function set_algorithm(limit)
   algorithms[limit.code] = algorithms[limit.code] or define[limit.code]()
   limit.algorithm = algorithms[limit.code]
+end
+
+for _, limit in ipairs(limits) do
+  set_algorithm(limit)
 end
 
 -- The state of each key loaded so far, false if it cannot be read, and the limit that last changed it.
@@ -45,9 +50,13 @@ end
 
 local RECORD = '<I4I4ddddd'
 
-local function answer(state, limit, passed, charged, wait, leased)
+local function packed_answer(state, limit, passed, charged, wait, leased)
   local reset, spare = limit.algorithm.reset(state, limit)
-  replies[#replies + 1] = pack(RECORD, passed, charged, limit.capacity - state.used, wait, reset, spare, leased)
+  return pack(RECORD, passed, charged, limit.capacity - state.used, wait, reset, spare, leased)
+end
+
+local function answer(state, limit, passed, charged, wait, leased)
+  replies[#replies + 1] = packed_answer(state, limit, passed, charged, wait, leased)
 end
 
 local NO_ANSWER, UNREADABLE = pack(RECORD, 0, 0, 0, 0, 0, 0, 0), pack(RECORD, 0, 0, 0, -2, 0, 0, 0)
@@ -132,26 +141,3 @@ local function decide(group, first, count)
     answer(state, limit, passed, charged, wait, is_leased and leased_units(group, first + tier) or 0)
   end
 end
-
--- Remaining checks of the fast bucket path come first here: restore the order of the plan.
-table.sort(remaining, function(one, other)
-  return one.group < other.group or (one.group == other.group and one.first < other.first)
-end)
-for _, check in ipairs(remaining) do
-  local group, first = groups[check.group], check.first
-  local count = group.fields[first]
-  if group.operation >= CHARGE then
-    adjust(group, first, count)
-  else
-    decide(group, first, count)
-  end
-end
-
-for key, limit in pairs(dirty_limits) do
-  limit.algorithm.save(KEYS[key], states[key], limit)
-end
-if has_leases then
-  save_lease_records()
-end
-
-return reply_header .. table.concat(replies)

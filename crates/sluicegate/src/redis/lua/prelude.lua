@@ -1,22 +1,30 @@
 -- sluicegate: decides a batch of checks in order. Each check charges all of its counters or none.
 --
--- KEYS     the distinct counters and lease records of the batch, sliding logs last. For keys on several slots of one Cluster
---          node: only the first one, and the others from ARGV[4] on
--- ARGV[1]  '<ddH': now (-1: the server's clock), deadline (-1: none), number of KEYS that are not sliding logs. If the call has
---          calendar windows, then '<dd': the time from which and until which every one of them has a period
+-- KEYS     the distinct keys of the batch: counters, lease records and records of holds; then sliding logs; then sorted sets, which are
+--          concurrency counters and indexes of holds. For keys on several slots of one Cluster node: only the first one, and the
+--          others from ARGV[4] on
+-- ARGV[1]  '<ddHH': now (-1: the server's clock), deadline (-1: none), number of KEYS before the sliding logs, number of KEYS before
+--          the sorted sets. If the call has calendar windows, then '<dd': the time from which and until which every one of them has
+--          a period
 -- ARGV[2]  limits, each '<Bdddddd': algorithm (its code), amount, window, capacity, phase, and amount/window in lowest terms. A
 --          fixed window that follows a calendar has the code 5, the longest period as its window, and instead of the last
 --          three numbers the start and the end of a period and the end of the next one
 -- ARGV[3]  the checks in order, in groups that differ only in counts and keys. A group is
---            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund); path (0 any, 1 the fast bucket path: checks of one
---                      small token bucket each, which no other check of the batch uses, 2 with leases); number of tiers;
---                      number of checks; time of the charge to refund (-1: the newest)
---            '<BHd'    for each tier: flags (1 shadow, 2 overdraft), index of the limit, cost
+--            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 take back); path (0 any,
+--                      1 the fast bucket path: checks of one small token bucket each, which no other check of the batch uses,
+--                      2 with leases, 3 with holds); number of tiers; number of checks; time of the charge to refund (-1: the
+--                      newest)
+--            '<I4'     with holds: number of bytes of the group that follow
+--            '<BHd'    for each tier: flags (1 shadow, 2 overdraft, 4 keep the estimate, 8 release expired holds), index of the limit, cost
+--            '<d'      with holds, after each tier: the most units that are charged beyond an estimate
 --            '<dd'     with leases, after each tier: the most units that may be leased, and how long its record counts them
 --            '<I4'     for each check: number of identical requests
+--            '<dH'     with holds, after it: time until the hold expires, length of its id (0: not a hold); then the id
 --            '<I4'     with leases, after it: further requests to charge in advance; for a refund: leased units that were spent
 --            '<H'      for each tier of the check: index of the key
 --            '<H'      with leases, after each of them: index of the lease record (0: the limit has no lease)
+--            '<HH'     with holds, after each of them: index of the index of holds (0: a concurrency counter, which is one), index of the
+--                      record of the hold (0: not a hold)
 -- reply    '<Bd': status (0 decided; or nothing ran: 1 too late, 2 some keys are not on this node, 3 a calendar window has no
 --          period at this time) and time; then
 --            '<d'      for each check: number of requests that passed, including those charged in advance
@@ -26,6 +34,8 @@
 --                          microseconds until the next request passes (0: now, -1: never, -2: the stored state of this tier
 --                          cannot be read, so the check was not decided and charged nothing); microseconds until no units
 --                          count; the unused part of the last of these in units of 1/rate; with leases, leased units
+--            '<BI4ddd'     with holds, after each of them: outcome (hold.lua); expired holds of the counter that were released; when
+--                          this hold was made; when it expires; units that it has charged
 -- Without ARGV, a probe: an empty write to KEYS[1], which does not exist before or after. It needs the same permissions as a
 -- decision.
 --
@@ -50,8 +60,8 @@ local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
 local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
 local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
 
-local HEADER_BYTES = 18
-local now, deadline, fixed_keys = unpack_from('<ddH', ARGV[1])
+local HEADER_BYTES = 20
+local now, deadline, fixed_keys, string_keys = unpack_from('<ddHH', ARGV[1])
 local injected = now >= 0
 if not injected then
   local time = call('TIME')
@@ -82,8 +92,8 @@ local function renewed_ttl(ttl_until, window, needed)
   return now + lifetime, string.format('%.0f', millis)
 end
 
--- The stored state of each key, for a sliding log only its header. False if the key does not exist; '', which no algorithm
--- stores, if it is not a string. All keys are read before the first write.
+-- The stored state of each key, for a sliding log only its header, for a concurrency counter its units. False if the key does not exist;
+-- '', which no algorithm stores, if it has another type. All keys are read before the first write.
 local stored, is_one_slot = {}, #ARGV == 3
 if not is_one_slot then
   KEYS = { KEYS[1], unpack(ARGV, 4) }
@@ -93,7 +103,9 @@ end
 -- A Cluster node rejects commands for keys that it does not serve or that have migrated, and MGET for keys of several slots.
 for key = #stored + 1, #KEYS do
   local raw
-  if key > fixed_keys then
+  if key > string_keys then
+    raw = pcall_redis('ZSCORE', KEYS[key], '')
+  elseif key > fixed_keys then
     raw = pcall_redis('GETRANGE', KEYS[key], '0', LOG_HEADER_END)
     raw = raw ~= '' and raw
   else
@@ -110,14 +122,14 @@ end
 
 -- MGET returns nothing for a key of another type, and SET would overwrite it.
 local missing
-for key = 1, is_one_slot and #KEYS or 0 do
+for key = 1, is_one_slot and string_keys or 0 do
   if not stored[key] then
     missing = missing or {}
     missing[#missing + 1] = KEYS[key]
   end
 end
 if missing and call('EXISTS', unpack(missing)) > 0 then
-  for key = 1, #KEYS do
+  for key = 1, string_keys do
     if not stored[key] and call('EXISTS', KEYS[key]) == 1 then
       stored[key] = ''
     end
@@ -129,7 +141,7 @@ local plan, replies = ARGV[3], {}
 local GROUP, LIMIT, TIER = '<BBBHd', '<Bdddddd', '<BHd'
 local LIMIT_BYTES, TIER_BYTES = 49, 11
 -- The paths of a group.
-local FAST_BUCKET, LEASED = 1, 2
+local FAST_BUCKET, LEASED, HELD = 1, 2, 3
 
 -- The work that remains for the following paths: the position of each group in the plan, and single checks by group and
 -- position.

@@ -406,7 +406,7 @@ impl CheckLeases {
             reset_after: tier.reset_after.saturating_sub(elapsed),
         });
         let shares = shares.enumerate().collect();
-        Some(CheckShares { at: Some(lease.at), source: Source::Lease, shares })
+        Some(CheckShares { at: Some(lease.at), source: Source::Lease, shares, holds: Vec::new() })
     }
 
     fn is_renewing(&self, now: Instant) -> bool {
@@ -613,15 +613,7 @@ mod tests {
     fn draw(leases: &Leases, requests: u32) {
         let plan = plan(leases, Some(1)).expect("a draw");
         let charged = 1 + requests;
-        let answer = Answer {
-            passes: charged,
-            charged,
-            available: 500,
-            retry: None,
-            reset_after_us: 1,
-            spare: 0,
-            leased: 0,
-        };
+        let answer = Answer { passes: charged, charged, available: 500, reset_after_us: 1, ..Answer::NONE };
         let at = Timestamp::from_micros(7);
         let outcomes = plan.checks.iter().map(|_| Ok(CheckAnswer { at, answers: vec![answer] })).collect();
         let left = leases.record(&plan, outcomes, Instant::now());

@@ -62,9 +62,9 @@ async fn checks_on_several_slots_of_one_node_are_decided_by_one_call() {
             key: Key::without_rule(&place.key).unwrap(),
             terms: Terms::new(Limit::new(algorithm, 3, HOUR).unwrap(), Cost::ONE),
         };
-        let one = keys.iter().zip(Algorithm::ALL.into_iter().cycle());
+        let one = keys.iter().zip(Algorithm::WINDOWED.into_iter().cycle());
         let one = one.map(|(place, algorithm)| vec![tier(place, algorithm)]);
-        let two = keys.windows(2).zip(Algorithm::ALL.into_iter().cycle());
+        let two = keys.windows(2).zip(Algorithm::WINDOWED.into_iter().cycle());
         let two = two.map(|(pair, algorithm)| vec![tier(&pair[0], algorithm), tier(&pair[1], algorithm)]);
         let batch: Vec<Check> =
             one.chain(two).map(|tiers| Check::new(Operation::Check, tiers).unwrap()).collect();

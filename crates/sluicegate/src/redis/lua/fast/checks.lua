@@ -1,5 +1,5 @@
 
--- Decides checks on the fast path and leaves the others to the general path: operations other than check and peek, shadow and
+-- Decides checks on the fast path and leaves the others to the general path: operations other than check and peek, holds, shadow and
 -- overdraft tiers, large numbers, changed limits, and denials by anything but a token bucket without leases, whose level alone
 -- determines the retry time. Once a check of a key is left to the general path, so are the later ones, so that they are decided in order.
 local CHECK, PEEK = 0, 1
@@ -11,6 +11,8 @@ for group_number, start in pairs(group_starts) do
   group.operation, group.path, group.tiers, group.checks, group.time, position = unpack_from(GROUP, plan, start)
   if group.path == LEASED then
     read_leased_group(group, position)
+  elseif group.path == HELD then
+    read_held_group(group, position)
   else
     for tier = 1, group.tiers do
       group.flags[tier], index, group.costs[tier], position = unpack_from(TIER, plan, position)
@@ -29,7 +31,7 @@ for group_number = 1, group_count do
   if group and group.path ~= FAST_BUCKET then
     local operation, tiers, terms, fields = group.operation, group.tiers, group.terms, group.fields
     local is_leased = group.path == LEASED
-    local is_fast, only_buckets = operation <= PEEK, true
+    local is_fast, only_buckets = operation <= PEEK and group.path ~= HELD, true
     local request_parts, answers, free = {}, {}, {}
     for tier = 1, tiers do
       local limit, cost = terms[tier], group.costs[tier]

@@ -7,28 +7,32 @@
 -- An algorithm defines its functions if the batch has a limit of it:
 --   read[code](key, limit)          returns the level; false if the counter needs the general path
 --   write[code](key, limit, level)  writes the counter that was read, with another level
-local TOKEN_BUCKET, CALENDAR_WINDOW = 3, 5
+local TOKEN_BUCKET, CALENDAR_WINDOW, CONCURRENCY = 3, 5, 6
 local read, write = {}, {}
 
--- A counter is exhausted at the level `ceiling`; a unit has `unit` parts.
-local limits, is_used = {}, {}
-for at = 1, #ARGV[2], LIMIT_BYTES do
-  local code, amount, window, capacity, phase, units, micros = unpack_from(LIMIT, ARGV[2], at)
+-- Reads a limit. A counter is exhausted at the level `ceiling`; a unit has `unit` parts.
+local function read_limit(text, at)
+  local code, amount, window, capacity, phase, units, micros = unpack_from(LIMIT, text, at)
   local unit = code == TOKEN_BUCKET and micros or 1
-  limits[#limits + 1] = { code = code, amount = amount, window = window, capacity = capacity, phase = phase,
+  local limit = { code = code, amount = amount, window = window, capacity = capacity, phase = phase,
     units = units, micros = micros, unit = unit, ceiling = capacity * unit }
-  is_used[code] = true
+  if code == CALENDAR_WINDOW then -- the edges of two periods, in the place of other numbers
+    limit.start, limit.ends, limit.next_end = phase, units, micros
+  end
+  return limit
 end
 
--- The edges of two periods of a calendar, in the place of other numbers. Its counters take the general path.
+local limits, is_used = {}, {}
+for at = 1, #ARGV[2], LIMIT_BYTES do
+  local limit = read_limit(ARGV[2], at)
+  limits[#limits + 1] = limit
+  is_used[limit.code] = true
+end
+
+-- Counters with calendar windows take the general path.
 if is_used[CALENDAR_WINDOW] then
   read[CALENDAR_WINDOW] = function()
     return false
-  end
-  for _, limit in ipairs(limits) do
-    if limit.code == CALENDAR_WINDOW then
-      limit.start, limit.ends, limit.next_end = limit.phase, limit.units, limit.micros
-    end
   end
 end
 

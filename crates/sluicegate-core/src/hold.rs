@@ -1,0 +1,449 @@
+//! Holds: admitted requests whose cost is corrected later, and that count as live until then.
+//!
+//! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate by the actual cost, once:
+//! it refunds the difference to the charge of the hold, or charges the excess. A hold that is not settled expires. Then its estimate stays
+//! charged and ages with its window, or it is refunded ([`OnExpiry`]).
+//!
+//! [`Holds`] are the holds of one counter. Like the counters, they are a pure function of state and time; the Redis script
+//! (`hold.lua`) does the same. A store decides a hold over several counters in the steps of [`crate::step`], and then adds it to each of
+//! them.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
+
+use crate::{
+    algorithm::State,
+    cost::Cost,
+    limit::Limit,
+    step::{Answer, Operation, Terms},
+    time::{MAX_EXACT, Timestamp},
+};
+
+/// The longest id of a hold, in bytes.
+pub const MAX_HOLD_ID: usize = 128;
+/// The shortest time until a hold expires.
+pub const MIN_HOLD_TTL: Duration = Duration::from_millis(1);
+/// The longest time until a hold expires. Renew it for longer work.
+pub const MAX_HOLD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// The time until a hold expires if neither the request nor a rule sets it.
+pub const DEFAULT_HOLD_TTL: Duration = Duration::from_secs(60);
+/// How long the id of a settled or expired hold stays known.
+pub const HOLD_RETENTION: Duration = Duration::from_secs(60);
+/// The most holds of one counter that are live, or expired and not released yet.
+pub const MAX_LIVE_HOLDS: usize = 100_000;
+/// The most expired holds of a counter that one check releases. The others count as live until the next one.
+pub const MAX_RELEASED: usize = 16;
+
+const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
+/// The most forgotten ids that one operation removes from memory.
+const MAX_FORGOTTEN: usize = 32;
+/// The estimated memory of a hold without its id, in three tables.
+const HOLD_BYTES: usize = 480;
+/// How often the id of a hold is stored.
+const ID_COPIES: usize = 3;
+
+/// What happens to the units of a hold that expires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnExpiry {
+    /// The estimate stays charged and ages with its window.
+    #[default]
+    Charge,
+    /// The estimate is refunded.
+    Release,
+}
+
+impl OnExpiry {
+    /// The name in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Charge => "charge",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// The outcome of a hold operation on one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HoldOutcome {
+    /// Nothing is held: a hold was denied, or this counter only observes and would have denied it.
+    NotHeld,
+    /// The hold was made.
+    Held,
+    /// The hold exists already, with the same cost: this is its first answer.
+    Repeated,
+    /// The expiry was moved.
+    Renewed,
+    /// The estimate was replaced by the actual cost.
+    Settled,
+    /// The hold was settled before. Nothing changed.
+    Already,
+    /// The hold had expired. Settling charged the actual cost; renewing changed nothing.
+    Late,
+    /// There is no such hold. Nothing changed.
+    Unknown,
+    /// The id belongs to a hold with another cost, or to one that has ended. Nothing changed.
+    Conflict,
+    /// The counter has [`MAX_LIVE_HOLDS`]. Nothing changed.
+    Full,
+}
+
+/// The result of a hold operation on one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldAnswer {
+    /// The outcome.
+    pub outcome: HoldOutcome,
+    /// When the hold was made.
+    pub at: Timestamp,
+    /// When it expires.
+    pub expires_at: Timestamp,
+    /// The units that the hold has charged: its estimate, or the actual cost once it is settled.
+    pub charged: u64,
+    /// Other holds of the counter that had expired and were released by this operation.
+    pub released: u32,
+}
+
+impl HoldAnswer {
+    /// The answer to an operation that is not about a hold.
+    pub const NONE: Self = Self::new(HoldOutcome::NotHeld);
+
+    const fn new(outcome: HoldOutcome) -> Self {
+        let never = Timestamp::from_micros(0);
+        Self { outcome, at: never, expires_at: never, charged: 0, released: 0 }
+    }
+}
+
+/// A hold of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Record {
+    limit: Limit,
+    units: u64,
+    at_us: u64,
+    expires_us: u64,
+    /// Until when the id is known.
+    known_until_us: u64,
+    is_settled: bool,
+    charged: u64,
+    answer: Answer,
+}
+
+/// A hold in the order of expiry, as the script stores it: '<Bdd', whether it is released when it expires, its time and its units; then the
+/// id. Holds that expire at the same time are in the order of these bytes.
+type Member = Box<[u8]>;
+
+const MEMBER_BYTES: usize = 17;
+
+impl Record {
+    fn member(&self, id: &[u8]) -> Member {
+        let mut member = Vec::with_capacity(MEMBER_BYTES + id.len());
+        member.push(u8::from(self.limit.releases_expired()));
+        member.extend((self.at_us as f64).to_le_bytes());
+        member.extend((self.units as f64).to_le_bytes());
+        member.extend(id);
+        member.into()
+    }
+
+    /// When the hold leaves the index: at its expiry if it is released then, otherwise when its id is forgotten.
+    fn leaves_us(&self) -> u64 {
+        if self.limit.releases_expired() { self.expires_us } else { self.known_until_us }
+    }
+
+    /// Adds the result of an operation on this hold to the answer of its counter.
+    fn with_outcome(&self, answer: Answer, outcome: HoldOutcome) -> Answer {
+        let hold = HoldAnswer {
+            outcome,
+            at: Timestamp::from_micros(self.at_us),
+            expires_at: Timestamp::from_micros(self.expires_us),
+            charged: self.charged,
+            released: 0,
+        };
+        Answer { hold, ..answer }
+    }
+}
+
+fn units_of(member: &Member) -> (bool, u64, u64) {
+    let number =
+        |from: usize| f64::from_le_bytes(*member[from..].first_chunk().expect("a member has 17 bytes"));
+    (member[0] == 1, number(1) as u64, number(9) as u64)
+}
+
+/// The holds of one counter.
+#[derive(Clone, Debug, Default)]
+pub struct Holds {
+    /// Holds that are live or not released yet, by the time at which they leave.
+    index: BTreeSet<(u64, Member)>,
+    records: HashMap<Box<[u8]>, Record>,
+    /// The ids by the time until which they are known.
+    known: BTreeSet<(u64, Box<[u8]>)>,
+    id_bytes: usize,
+}
+
+/// A new hold.
+#[derive(Clone, Copy, Debug)]
+pub struct NewHold<'a> {
+    /// The id.
+    pub id: &'a [u8],
+    /// How long it lasts.
+    pub ttl: Duration,
+    /// The answer of the check that made it.
+    pub answer: Answer,
+}
+
+impl Holds {
+    /// Whether nothing is stored.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.index.is_empty()
+    }
+
+    /// Whether no further hold is accepted.
+    pub fn is_full(&self) -> bool {
+        self.index.len() >= MAX_LIVE_HOLDS
+    }
+
+    /// Returns the estimated memory in bytes.
+    pub fn bytes(&self) -> usize {
+        self.records.len() * HOLD_BYTES + self.id_bytes * ID_COPIES
+    }
+
+    /// Returns how many bytes a hold with this id adds.
+    pub fn growth_bytes(id: &[u8]) -> usize {
+        HOLD_BYTES + id.len() * ID_COPIES
+    }
+
+    /// Returns the number of live holds, the sum of their units and the time of the oldest one.
+    pub fn live(&self, now: Timestamp) -> LiveHolds {
+        let now = now.as_micros();
+        let live = self.index.iter().filter_map(|(leaves_us, member)| {
+            let (is_released, at_us, units) = units_of(member);
+            let expires_us = if is_released { *leaves_us } else { leaves_us - RETENTION_US };
+            (expires_us > now).then_some((at_us, units))
+        });
+        live.fold(LiveHolds::default(), |sum, (at_us, units)| sum.and(at_us, units))
+    }
+
+    /// Whether a hold with this id is live, or has ended recently.
+    pub fn is_known(&self, id: &[u8], now: Timestamp) -> bool {
+        self.record(id, now).is_some()
+    }
+
+    fn record(&self, id: &[u8], now: Timestamp) -> Option<&Record> {
+        let record = self.records.get(id).filter(|record| record.known_until_us > now.as_micros())?;
+        let is_valid = record.is_settled
+            || (record.limit.releases_expired() && record.expires_us <= now.as_micros())
+            || self.index.contains(&(record.leaves_us(), record.member(id)));
+        is_valid.then_some(record)
+    }
+
+    /// Answers a hold whose id is known on one of its counters.
+    pub fn repeat(&self, id: &[u8], units: u64, now: Timestamp) -> Answer {
+        let Some(record) = self.record(id, now) else {
+            return Answer::NONE;
+        };
+        let is_live = !record.is_settled && record.expires_us > now.as_micros();
+        if is_live && record.units == units {
+            record.with_outcome(record.answer, HoldOutcome::Repeated)
+        } else {
+            record.with_outcome(Answer::NONE, HoldOutcome::Conflict)
+        }
+    }
+
+    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed.
+    pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
+        let mut removed = 0;
+        while removed < MAX_RELEASED
+            && self.index.first().is_some_and(|(leaves_us, _)| *leaves_us <= now.as_micros())
+        {
+            let (_, member) = self.index.pop_first().expect("there is a first one");
+            let (is_released, at_us, units) = units_of(&member);
+            if is_released {
+                state.refund(limit, now, units, Some(Timestamp::from_micros(at_us)));
+            }
+            removed += 1;
+        }
+        self.update(state);
+        u32::try_from(removed).expect("at most MAX_RELEASED")
+    }
+
+    /// Adds a hold that was charged to the counter, and returns its answer with the expiry included.
+    pub fn add(&mut self, state: &mut State, terms: &Terms, hold: NewHold<'_>, now: Timestamp) -> Answer {
+        self.forget(now);
+        let (at_us, units) = (now.as_micros(), terms.cost.units());
+        let expires_us = at_us + micros(hold.ttl);
+        let mut record = Record {
+            limit: terms.limit,
+            units,
+            at_us,
+            expires_us,
+            known_until_us: expires_us + RETENTION_US,
+            is_settled: false,
+            charged: units,
+            answer: hold.answer,
+        };
+        self.index.insert((record.leaves_us(), record.member(hold.id)));
+        self.update(state);
+        record.answer.reset_after_us = state.reset(&terms.limit, now).after_us;
+        let answer = record.with_outcome(record.answer, HoldOutcome::Held);
+        self.insert(hold.id, record);
+        answer
+    }
+
+    /// Replaces the estimate of a hold by the actual cost; without one, the estimate stays. The excess is at most `max_excess`; without it,
+    /// at most that of the limit.
+    pub fn settle(
+        &mut self,
+        state: &mut State,
+        id: &[u8],
+        actual: Option<u64>,
+        max_excess: Option<u64>,
+        now: Timestamp,
+    ) -> Answer {
+        let Some(record) = self.record(id, now) else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        if record.is_settled {
+            return record.with_outcome(Answer::NONE, HoldOutcome::Already);
+        }
+        let mut record = record.clone();
+        let Record { limit, units, at_us, .. } = record;
+        let most = units.saturating_add(max_excess.unwrap_or(limit.max_excess())).min(MAX_EXACT);
+        let actual = actual.unwrap_or(units).min(most);
+        let was_charged = self.index.remove(&(record.leaves_us(), record.member(id)));
+        let at = Timestamp::from_micros(at_us);
+        if !limit.algorithm().properties().has_window {
+            if was_charged {
+                state.refund(&limit, now, units, None);
+            }
+        } else if !was_charged {
+            state.charge(&limit, now, actual);
+        } else if actual < units {
+            state.refund(&limit, now, units - actual, Some(at));
+        } else if actual > units {
+            state.charge(&limit, now, actual - units);
+        }
+        self.update(state);
+        let is_late = record.expires_us <= now.as_micros();
+        record.is_settled = true;
+        record.charged = actual;
+        record.known_until_us = now.as_micros() + RETENTION_US;
+        let outcome = if is_late { HoldOutcome::Late } else { HoldOutcome::Settled };
+        let answer = record.with_outcome(current(state, &limit, now), outcome);
+        self.insert(id, record);
+        answer
+    }
+
+    /// Moves the expiry of a live hold to `ttl` from now, if that is later.
+    pub fn renew(&mut self, state: &mut State, id: &[u8], ttl: Duration, now: Timestamp) -> Answer {
+        let Some(record) = self.record(id, now) else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        if record.is_settled {
+            return record.with_outcome(Answer::NONE, HoldOutcome::Already);
+        }
+        if record.expires_us <= now.as_micros() {
+            return record.with_outcome(Answer::NONE, HoldOutcome::Late);
+        }
+        let mut record = record.clone();
+        self.index.remove(&(record.leaves_us(), record.member(id)));
+        record.expires_us = record.expires_us.max(now.as_micros() + micros(ttl));
+        record.known_until_us = record.expires_us + RETENTION_US;
+        self.index.insert((record.leaves_us(), record.member(id)));
+        self.update(state);
+        let answer = record.with_outcome(current(state, &record.limit, now), HoldOutcome::Renewed);
+        self.insert(id, record);
+        answer
+    }
+
+    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied.
+    pub fn take_back(&mut self, state: &mut State, id: &[u8], now: Timestamp) -> Answer {
+        let record = self.record(id, now).filter(|record| !record.is_settled).cloned();
+        let Some(record) = record else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        if self.index.remove(&(record.leaves_us(), record.member(id))) {
+            state.refund(&record.limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
+        }
+        self.remove(id);
+        self.update(state);
+        record.with_outcome(current(state, &record.limit, now), HoldOutcome::Settled)
+    }
+
+    /// Removes all live holds, because their counter was deleted. Ids of settled holds stay known.
+    pub fn reset(&mut self) {
+        self.index.clear();
+    }
+
+    /// Removes everything that has no effect any more.
+    pub fn remove_expired(&mut self, now: Timestamp) {
+        while self.forget(now) > 0 {}
+        while self.index.first().is_some_and(|(leaves_us, _)| leaves_us + RETENTION_US <= now.as_micros()) {
+            self.index.pop_first();
+        }
+    }
+
+    fn insert(&mut self, id: &[u8], record: Record) {
+        self.remove(id);
+        self.known.insert((record.known_until_us, id.into()));
+        self.id_bytes += id.len();
+        self.records.insert(id.into(), record);
+    }
+
+    fn remove(&mut self, id: &[u8]) {
+        if let Some(record) = self.records.remove(id) {
+            self.known.remove(&(record.known_until_us, id.into()));
+            self.id_bytes -= id.len();
+        }
+    }
+
+    /// Removes ids that are not known any more, at most [`MAX_FORGOTTEN`], and returns how many.
+    fn forget(&mut self, now: Timestamp) -> usize {
+        let mut forgotten = 0;
+        while forgotten < MAX_FORGOTTEN
+            && self.known.first().is_some_and(|(until_us, _)| *until_us <= now.as_micros())
+        {
+            let (_, id) = self.known.pop_first().expect("there is a first one");
+            self.id_bytes -= id.len();
+            self.records.remove(&id);
+            forgotten += 1;
+        }
+        forgotten
+    }
+
+    /// Records in the state of a concurrency limit when holds expire.
+    fn update(&self, state: &mut State) {
+        if let State::Concurrency(counter) = state {
+            let expiry = |entry: Option<&(u64, Member)>| entry.map_or(0, |(leaves_us, _)| *leaves_us);
+            counter.first_expiry_us = expiry(self.index.first());
+            counter.last_expiry_us = expiry(self.index.last());
+        }
+    }
+}
+
+/// The live holds of a counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveHolds {
+    /// Their number.
+    pub count: u64,
+    /// The sum of their units.
+    pub units: u64,
+    /// When the oldest of them was made; 0 without any.
+    pub oldest_us: u64,
+}
+
+impl LiveHolds {
+    /// Adds a hold.
+    #[must_use]
+    pub fn and(self, at_us: u64, units: u64) -> Self {
+        let oldest_us = if self.count == 0 { at_us } else { self.oldest_us.min(at_us) };
+        Self { count: self.count + 1, units: self.units.saturating_add(units), oldest_us }
+    }
+}
+
+/// Returns the current state of a counter as the answer to an operation that is not denied.
+fn current(state: &mut State, limit: &Limit, now: Timestamp) -> Answer {
+    Terms::new(*limit, Cost::ZERO).adjust(state, Operation::Charge, 1, now)
+}
+
+fn micros(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_micros()).unwrap_or(MAX_EXACT)
+}

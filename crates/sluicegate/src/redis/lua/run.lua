@@ -1,0 +1,28 @@
+
+-- Remaining checks of the fast bucket path come first here: restore the order of the plan.
+table.sort(remaining, function(one, other)
+  return one.group < other.group or (one.group == other.group and one.first < other.first)
+end)
+for _, check in ipairs(remaining) do
+  local group, first = groups[check.group], check.first
+  local count = group.fields[first]
+  if group.path == HELD then
+    decide_held(group, first, count)
+  elseif group.operation >= CHARGE then
+    adjust(group, first, count)
+  else
+    decide(group, first, count)
+  end
+end
+
+for key, limit in pairs(dirty_limits) do
+  limit.algorithm.save(KEYS[key], states[key], limit)
+end
+if has_leases then
+  save_lease_records()
+end
+if has_holds then
+  save_hold_indexes()
+end
+
+return reply_header .. table.concat(replies)

@@ -1,0 +1,190 @@
+//! Operations on holds. Each has an effect only once, so that, unlike a check, it is sent again if its reply is lost. While the store is
+//! down, the ends of holds are queued.
+
+use std::{
+    collections::VecDeque,
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use futures_util::future::{Either, join_all, select};
+use parking_lot::Mutex;
+use sluicegate_core::HoldOutcome;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::Remote;
+use crate::{
+    backend::CheckShares,
+    check::{Check, HoldOperation},
+    store::StoreError,
+};
+
+/// The most settlements that are queued while the store is down.
+const MAX_QUEUED: usize = 16_384;
+/// How long a queued settlement is repeated. Later, the store does not know the hold.
+const MAX_AGE: Duration = Duration::from_secs(600);
+/// The most queued settlements that are sent at a time.
+const MAX_SENT: usize = 256;
+/// The first pause after a failure. It doubles after each one.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause after a failure.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often an operation is sent within its deadline.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// Settlements that the store did not answer.
+#[derive(Default)]
+pub(super) struct Settlements(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Queued>,
+    /// Whether a task sends them.
+    is_sending: bool,
+}
+
+struct Queued {
+    check: Check,
+    until: Instant,
+}
+
+impl Remote {
+    /// Sends an operation on a hold. If there is no reply after half of the time, or the connection is lost, it is sent again.
+    pub(super) async fn send_repeatedly(
+        &self,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> Result<CheckShares, StoreError> {
+        let time = self.shared.options.deadline_within(deadline);
+        let ends = Instant::now() + time;
+        let left = || ends.saturating_duration_since(Instant::now());
+        let mut first = pin!(self.send(check, Some(time)));
+        let mut answer = match timeout(time / 2, &mut first).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let second = pin!(self.send(check, Some(left())));
+                match select(first, second).await {
+                    Either::Left((Err(StoreError::Ambiguous(_)), other)) => other.await,
+                    Either::Right((Err(_), other)) => other.await,
+                    Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
+                }
+            }
+        };
+        for _ in 1..MAX_ATTEMPTS {
+            if !matches!(answer, Err(StoreError::Ambiguous(_))) || left().is_zero() {
+                break;
+            }
+            answer = match self.send(check, Some(left())).await {
+                // an earlier attempt may have had an effect
+                Err(StoreError::NotRun(reason)) => Err(StoreError::Ambiguous(reason)),
+                answer => answer,
+            };
+        }
+        answer
+    }
+
+    /// Settles, releases or renews a hold in the store, and in this process if a failure policy made it here. If the store does not
+    /// answer, the end of the hold is queued, and the answer has no results.
+    pub(crate) async fn adjust_hold(
+        self: &Arc<Self>,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> Result<CheckShares, StoreError> {
+        let here = self.shared.fallback.adjust_hold(check);
+        let error = match (self.send_repeatedly(check, deadline).await, here) {
+            (Ok(shares), here) => return Ok(merge(shares, here)),
+            (Err(_), Some(here)) if here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown) => {
+                return Ok(here);
+            }
+            (Err(error), _) => error,
+        };
+        let is_end =
+            matches!(check.hold(), Some(hold) if !matches!(hold.operation, HoldOperation::Renew { .. }));
+        if !is_end || !self.queue_settlement(check) {
+            return Err(error);
+        }
+        Ok(CheckShares::without_answers())
+    }
+
+    /// Repeats a settlement in the background. Returns whether there is room for it, and a runtime.
+    fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let mut queue = self.settlements.0.lock();
+        if queue.waiting.len() >= MAX_QUEUED {
+            return false;
+        }
+        queue.waiting.push_back(Queued { check: check.clone(), until: Instant::now() + MAX_AGE });
+        if !queue.is_sending {
+            queue.is_sending = true;
+            runtime.spawn(Sender(Arc::downgrade(self)).run());
+        }
+        true
+    }
+
+    /// Returns how many settlements are queued.
+    pub(super) fn queued_settlements(&self) -> usize {
+        self.settlements.0.lock().waiting.len()
+    }
+
+    /// Returns the next queued settlements that are not too old; without any, the task must end.
+    fn take_queued(&self) -> Vec<Queued> {
+        let mut queue = self.settlements.0.lock();
+        let now = Instant::now();
+        queue.waiting.retain(|queued| queued.until > now);
+        let count = queue.waiting.len().min(MAX_SENT);
+        queue.is_sending = count > 0;
+        queue.waiting.drain(..count).collect()
+    }
+}
+
+/// Sends queued settlements until there are none, or the limiter is dropped.
+struct Sender(Weak<Remote>);
+
+impl Sender {
+    async fn run(self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            sleep(pause).await;
+            let Some(remote) = self.0.upgrade() else { return };
+            let queued = remote.take_queued();
+            if queued.is_empty() {
+                return;
+            }
+            let sent = queued.into_iter().map(async |queued| {
+                let answer = remote.send(&queued.check, None).await;
+                answer.is_err().then_some(queued)
+            });
+            let failed: Vec<Queued> = join_all(sent).await.into_iter().flatten().collect();
+            pause = if failed.is_empty() {
+                Duration::ZERO
+            } else {
+                LONGEST_PAUSE.min(pause.max(FIRST_PAUSE) * 2)
+            };
+            let mut queue = remote.settlements.0.lock();
+            failed.into_iter().rev().for_each(|queued| queue.waiting.push_front(queued));
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if let Some(remote) = self.0.upgrade() {
+            // the runtime has stopped: a task on another one may take over
+            remote.settlements.0.lock().is_sending = false;
+        }
+    }
+}
+
+/// Replaces the results of tiers that only this process knows.
+fn merge(mut shares: CheckShares, here: Option<CheckShares>) -> CheckShares {
+    for (position, hold) in here.map(|here| here.holds).into_iter().flatten().enumerate() {
+        if hold.outcome != HoldOutcome::Unknown && shares.holds[position].outcome == HoldOutcome::Unknown {
+            shares.holds[position] = hold;
+        }
+    }
+    shares
+}
