@@ -17,3 +17,4 @@ mod sentinel;
 mod simulation;
 mod stats;
 mod store_outage;
+mod token_budget;
