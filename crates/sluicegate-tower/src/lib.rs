@@ -39,3 +39,8 @@ pub use self::{layer::RateLimitLayer, service::RateLimit};
 #[cfg(all(doctest, feature = "axum", feature = "toml"))]
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;
+
+/// The examples of the page about budgets, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/budgets.md")]
+struct Budgets;
