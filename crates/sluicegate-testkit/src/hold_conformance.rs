@@ -43,7 +43,8 @@ fn concurrency(amount: u64) -> Limit {
 
 /// Returns limits of 10 per day that release expired holds, and one of 10 live holds.
 fn releasing() -> Vec<Limit> {
-    let windowed = limits(10, DAY).map(|limit| limit.with_on_expiry(OnExpiry::Release).expect("without a lease"));
+    let windowed =
+        limits(10, DAY).map(|limit| limit.with_on_expiry(OnExpiry::Release).expect("without a lease"));
     windowed.into_iter().chain([concurrency(10)]).collect()
 }
 
@@ -756,7 +757,13 @@ async fn fill_with_holds(fixture: &StoreFixture, limit: &Limit) -> bool {
             let [key] = &*keys.into_iter().filter(|key| !key.contains(":hold:")).collect::<Vec<_>>() else {
                 panic!("one counter")
             };
-            redis::cmd("EVAL").arg(fill).arg(1).arg(key).arg(others).exec(&mut connection).expect("an answer");
+            redis::cmd("EVAL")
+                .arg(fill)
+                .arg(1)
+                .arg(key)
+                .arg(others)
+                .exec(&mut connection)
+                .expect("an answer");
         }
         _ => return false,
     }

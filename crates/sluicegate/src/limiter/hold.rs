@@ -2,6 +2,7 @@
 
 use std::{
     future::IntoFuture,
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -266,7 +267,7 @@ pub(super) fn held_decision(
     id: HoldId,
     ttl: Duration,
     held: Vec<HeldTier>,
-    decisions: TierDecisions,
+    mut decisions: TierDecisions,
     denials: Vec<crate::decision::TierDecision>,
 ) -> Result<HoldDecision, Error> {
     let holds = &decisions.holds;
@@ -285,6 +286,12 @@ pub(super) fn held_decision(
     let is_held = |position: usize| is_unknown || holds.get(position).is_some_and(is_made);
     let tiers = held.into_iter().enumerate().filter(|(position, _)| is_held(*position)).map(|(_, tier)| tier);
     let token = HoldToken { id, tiers: tiers.collect() };
+    if is_repeated {
+        // rules that were added since do not deny a hold that exists
+        let holds = mem::take(&mut decisions.holds);
+        let mut is_made = holds.iter().map(is_made);
+        decisions.tiers.retain(|tier| is_made.next() == Some(true) || tier.mode == Mode::Shadow);
+    }
     let mut decision = decisions.combine(denials);
     if is_repeated {
         decision.at = made_at;

@@ -9,7 +9,11 @@ use std::{
 use tokio::runtime::Handle;
 
 use super::{Error, HoldDecision, Limiter, decide::TierDecisions, hold::held_decision, hold_token::HeldTier};
-use crate::{decision::TierDecision, key::HoldId, store::BoxFuture};
+use crate::{
+    decision::TierDecision,
+    key::HoldId,
+    store::{BoxFuture, StoreError},
+};
 
 /// A hold that the store has not answered.
 pub(super) struct UnansweredHold {
@@ -25,12 +29,13 @@ impl UnansweredHold {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
         limiter.inner.holds.record_hold(&decisions.holds);
+        let is_ambiguous = matches!(decisions.failure, Some(StoreError::Ambiguous(_)));
         let mut held = held_decision(id, ttl, held, decisions, denials)?;
         if !held.decision.is_allowed()
             && let Some(token) = held.token.take()
-            && !token.is_empty()
+            && is_ambiguous
         {
-            // the store did not answer, and the failure policy denied: the store may have the hold
+            // the failure policy denied, but the store may have the hold
             limiter.release_later(token);
         }
         Ok(held)
