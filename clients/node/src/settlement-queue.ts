@@ -9,11 +9,8 @@ import type { HoldAdjustment } from "./hold-request.js";
 import { Queue } from "./queue.js";
 import type { Settlement } from "./settlement.js";
 
-/** The most settlements that wait. */
-const MAX_QUEUED = 10_000;
-
-/** How long a settlement is repeated. */
-const MAX_AGE_MS = 600_000;
+/** The bounds of a client's queue. */
+const BOUNDS: QueueBounds = { maxQueued: 10_000, maxAgeMs: 600_000 };
 
 /** The first and the longest pause after a failure. */
 const FIRST_PAUSE_MS = 50;
@@ -31,10 +28,10 @@ export interface SettlementSender {
   dropped(error: SluicegateError): void;
 }
 
-/** The bounds of a queue, which tests change. */
+/** How many settlements wait, and how long each is repeated. */
 export interface QueueBounds {
-  maxQueued?: number;
-  maxAgeMs?: number;
+  maxQueued: number;
+  maxAgeMs: number;
 }
 
 /** Settlements that were not delivered. They are sent in order. */
@@ -45,7 +42,7 @@ export class SettlementQueue {
   readonly #waiting = new Queue<Queued>();
   #isSending = false;
 
-  constructor(sender: SettlementSender, { maxQueued = MAX_QUEUED, maxAgeMs = MAX_AGE_MS }: QueueBounds = {}) {
+  constructor(sender: SettlementSender, { maxQueued, maxAgeMs }: QueueBounds = BOUNDS) {
     this.#sender = sender;
     this.#maxQueued = maxQueued;
     this.#maxAgeMs = maxAgeMs;
