@@ -199,7 +199,7 @@ export class Hold {
       }
       pauseMs = Math.max(ttlMs * RENEW_AGAIN_AFTER, SHORTEST_RENEWAL_PAUSE_MS);
     }
-    if (!this.#hasEnded) this.#renewAfter(pauseMs, ttlMs);
+    if (!this.#hasEnded && this.#begun === null) this.#renewAfter(pauseMs, ttlMs);
   }
 }
 

@@ -347,6 +347,18 @@ def test_an_asyncio_hold_is_renewed_while_its_block_runs(fake):
     assert {request["ttl_ms"] for request in server.requests[1:-1]} == {300}
 
 
+def test_a_settled_hold_is_not_renewed(fake):
+    server = fake(HoldServer(ttl_ms=100))
+
+    async def use(client):
+        async with client.hold(LABELS) as hold:
+            await hold.settle(1)
+            await asyncio.sleep(0.2)
+
+    run_in_loop(server, use)
+    assert [path for path, _ in calls(server)][-1] == "settle"
+
+
 def test_a_failed_renewal_is_repeated_before_the_hold_expires(fake):
     server = fake(HoldServer(fail=(2, 3)))
 

@@ -259,8 +259,10 @@ class AsyncHold(HoldState):
         """Renews the hold until it has ended."""
         # The remaining time of a hold that existed already is unknown.
         pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
-        while not self._has_ended:
+        while True:
             await asyncio.sleep(pause)
+            if self._has_ended:
+                return
             try:
                 settlement = await self.renew(ttl)
             except Unavailable:
