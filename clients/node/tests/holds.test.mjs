@@ -42,7 +42,9 @@ const COST = { requests: 1, tokens: 500 };
 const REQUEST = { labels: LABELS, cost: COST };
 
 async function start(t, { store = "memory:", ...options } = {}) {
-  const server = await Server.start(t, { config: RULES, args: ["--store", store] });
+  // on a busy machine the store may answer after the default of 50 ms
+  const environment = { SLUICEGATE_STORE_DEADLINE: "5s" };
+  const server = await Server.start(t, { config: RULES, args: ["--store", store], environment });
   const client = new Client({ url: server.url, deadlineMs: RELAXED_MS, ...options });
   t.after(() => client.close());
   return client;
