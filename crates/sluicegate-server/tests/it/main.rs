@@ -13,6 +13,7 @@ mod grpc_connections;
 mod grpc_front;
 mod http;
 mod http_connections;
+mod http_holds;
 mod key_scan;
 mod live;
 mod log_lines;
