@@ -6,7 +6,8 @@ use sluicegate::{
     Algorithm, Cost, Limit, ManualClock, Retry, StoreError, Timestamp,
     limiter::Operation,
     store::{
-        Answer, Check, CheckAnswer, CounterSnapshot, Deadline, HoldId, HoldOperation, Key, RemoteStore, Store, Terms, Tier,
+        Answer, Check, CheckAnswer, CounterSnapshot, Deadline, HoldId, HoldOperation, Key, RemoteStore,
+        Store, Terms, Tier,
     },
 };
 use sluicegate_core::step::Share;
@@ -48,7 +49,8 @@ impl StoreFixture {
         id: &str,
         operation: HoldOperation,
     ) -> Vec<Answer> {
-        let decided = decide(&self.store, &[held(tiers, id, operation)], None).await.expect("the store answers");
+        let decided =
+            decide(&self.store, &[held(tiers, id, operation)], None).await.expect("the store answers");
         let CheckAnswer { at, answers } = decided.into_iter().next().expect("one check has one answer");
         assert_eq!(at, self.clock.now());
         answers
