@@ -22,7 +22,7 @@ use super::{
     shard::{Lookup, Shard},
 };
 use crate::{
-    check::{Check, HoldOperation, Tier},
+    check::{Check, HoldCall, HoldOperation, Tier},
     key::Key,
     store::CounterSnapshot,
 };
@@ -271,19 +271,23 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         let (operation, count, now) = (check.operation(), check.count(), self.now);
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
         let id = check.hold().map(|hold| hold.id.as_str().as_bytes());
-        let ttl = match check.hold().map(|hold| (hold.operation, &hold.id)) {
+        let ttl = match check.hold().map(|hold| (hold.operation.new_ttl(), hold)) {
             None => None,
-            Some((HoldOperation::Hold { ttl }, id)) => Some((ttl, id.as_str().as_bytes())),
-            Some((adjustment, id)) => return self.adjust_hold(&tiers, adjustment, id.as_str().as_bytes()),
+            Some((Some(ttl), hold)) => Some((ttl, hold.id.as_str().as_bytes(), hold.operation)),
+            Some((None, HoldCall { id, operation })) => {
+                return self.adjust_hold(&tiers, *operation, id.as_str().as_bytes());
+            }
         };
-        if let Some((_, id)) = ttl
+        if let Some((_, id, operation)) = ttl
             && tiers.iter().any(|(tier, location)| {
                 self.holds_of(tier, location).is_some_and(|holds| holds.is_known(id, now))
             })
         {
             let repeated = |(tier, location): &(&Tier, &(usize, u64))| {
                 let units = tier.terms.cost.units();
-                self.holds_of(tier, location).map_or(Answer::NONE, |holds| holds.repeat(id, units, now))
+                let answer =
+                    self.holds_of(tier, location).map_or(Answer::NONE, |holds| holds.repeat(id, units, now));
+                operation.answer(answer)
             };
             return tiers.iter().map(repeated).collect();
         }
@@ -323,7 +327,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             let mut answer = self.with_holds(operation, tier, location, |state, holds| {
                 let answer = terms.settle(state, passes, granted, count, now);
                 match ttl {
-                    Some((ttl, id)) if granted.min(passes) > 0 => {
+                    Some((ttl, id, _)) if granted.min(passes) > 0 => {
                         holds.add(state, terms, NewHold { id, ttl, answer }, now)
                     }
                     _ => answer,
@@ -355,7 +359,9 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
                 }
                 HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
                 HoldOperation::TakeBack => holds.take_back(state, id, now),
-                HoldOperation::Hold { .. } => unreachable!("a hold is decided, not adjusted"),
+                HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
+                    unreachable!("a hold is decided, not adjusted")
+                }
             })
         });
         adjusted.collect()

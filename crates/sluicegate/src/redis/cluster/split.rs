@@ -161,7 +161,7 @@ impl Part {
         let (Some(hold), Some(reserved)) = (check.hold(), reserved) else { return Vec::new() };
         let is_made = |place: &usize| outcomes.contains(&reserved.answers[*place].hold.outcome);
         let places: Vec<usize> = (0..self.tiers.len()).filter(is_made).collect();
-        let (HoldOperation::Hold { ttl }, [_, ..]) = (hold.operation, &*places) else { return Vec::new() };
+        let (Some(ttl), [_, ..]) = (hold.operation.new_ttl(), &*places) else { return Vec::new() };
         let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();
         let tiers = tiers.iter().map(|place| check.tiers()[*place].clone()).collect();
         let held = Check::new(Operation::Charge, tiers).expect("some tiers of a check are a check");
