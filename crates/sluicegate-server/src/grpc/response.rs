@@ -30,6 +30,24 @@ pub(super) fn denied(descriptors: usize) -> RateLimitResponse {
     RateLimitResponse { overall_code: code, statuses: vec![status; statuses], ..RateLimitResponse::default() }
 }
 
+/// Creates the response to a call of this many descriptors that settles holds.
+pub(super) fn settled(descriptors: usize) -> RateLimitResponse {
+    let code = Code::Ok.into();
+    let statuses = vec![settled_status(); descriptors];
+    RateLimitResponse { overall_code: code, statuses, ..RateLimitResponse::default() }
+}
+
+/// Adds the statuses of descriptors that settle holds, at these ascending positions.
+pub(super) fn insert_settled(response: &mut RateLimitResponse, positions: &[usize]) {
+    for position in positions {
+        response.statuses.insert((*position).min(response.statuses.len()), settled_status());
+    }
+}
+
+fn settled_status() -> DescriptorStatus {
+    DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }
+}
+
 fn status(decision: &Decision) -> DescriptorStatus {
     let code = code(decision).into();
     let Some(tier) = decision.deciding() else {
