@@ -16,6 +16,7 @@
 //!
 //! * [`RateLimitLayer`]: settings: labels, costs and responses to denied requests
 //! * [`RateLimit`]: the service, which checks a request and then calls the inner service or responds with a denial
+//! * [`ActualCosts`]: the actual cost of a request that is held until its response ends
 //! * [`denial`]: a denial as problem+json or as a gRPC status
 //! * [`headers`]: a decision as response headers, in several dialects
 //! * [`client`]: the client's address behind proxies
@@ -25,17 +26,24 @@
 //!
 //! All decisions come from the [`Limiter`](sluicegate::Limiter), which answers within its deadline.
 
+mod body;
 pub mod client;
 pub mod denial;
 pub mod headers;
+mod hold;
 mod labels;
 mod layer;
 mod service;
 pub mod target;
 
-pub use self::{layer::RateLimitLayer, service::RateLimit};
+pub use self::{body::ResponseBody, hold::ActualCosts, layer::RateLimitLayer, service::RateLimit};
 
 /// The examples of the guide, run as tests.
 #[cfg(all(doctest, feature = "axum", feature = "toml"))]
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;
+
+/// The examples of the page about budgets, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/budgets.md")]
+struct Budgets;

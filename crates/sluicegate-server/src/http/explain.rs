@@ -188,7 +188,7 @@ fn by_rules(
                 });
             }
             Ok(Effect::Limit { key, limit, cost, shadow, .. }) => {
-                let is_free = costs.of(&rule.unit).units() == 0;
+                let is_free = rule.cost_of(costs).units() == 0;
                 let tier = decision.tiers.iter().find(|tier| tier.rule.as_deref() == Some(&*rule.name));
                 let observed = (tier, decision.source);
                 let mut applied =

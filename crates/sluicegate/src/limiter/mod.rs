@@ -7,7 +7,7 @@
 //! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
-//! | `hold`, `hold_token` | requests whose cost is corrected later |
+//! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
 //! | `reset` | deleting counters |
 
 mod adjust;
@@ -16,6 +16,7 @@ mod decide;
 mod group;
 mod hold;
 mod hold_token;
+mod pending_hold;
 mod request;
 mod reset;
 

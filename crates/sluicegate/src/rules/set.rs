@@ -300,7 +300,7 @@ impl Entry {
 
     fn cost(&self, resolved: &Resolved, costs: &Costs) -> Result<Cost, MatchError> {
         let rule = &self.rule;
-        let (cost, factor) = (costs.of(&rule.unit), resolved.factor);
+        let (cost, factor) = (rule.cost_of(costs), resolved.factor);
         match cost.units().checked_mul(factor.units()).map(Cost::new) {
             Some(Ok(product)) => Ok(product),
             // a shadow rule never causes an error; this cost exceeds every capacity, so the rule reports that it would deny
