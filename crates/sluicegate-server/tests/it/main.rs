@@ -24,5 +24,6 @@ mod openapi;
 mod prometheus;
 mod resp;
 mod resp_clients;
+mod resp_holds;
 mod resp_redis;
 mod trace;
