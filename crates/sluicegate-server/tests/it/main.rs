@@ -25,5 +25,6 @@ mod openapi;
 mod prometheus;
 mod resp;
 mod resp_clients;
+mod resp_holds;
 mod resp_redis;
 mod trace;
