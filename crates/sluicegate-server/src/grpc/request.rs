@@ -47,6 +47,17 @@ pub(super) struct RateLimitCall {
     pub(super) problem: Option<String>,
 }
 
+impl RateLimitCall {
+    /// Adds the end of a stream. Of several with the same labels, the largest cost counts: a descriptor without a cost is for streams whose
+    /// cost Envoy does not know.
+    fn add_end(&mut self, end: StreamEnd) {
+        match self.ends.iter_mut().find(|other| other.labels == end.labels) {
+            Some(known) => known.actual = known.actual.max(end.actual),
+            None => self.ends.push(end),
+        }
+    }
+}
+
 /// A descriptor that marks the end of a stream.
 #[derive(Debug)]
 pub(super) struct StreamEnd {
@@ -88,9 +99,7 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
         if marks_end(descriptor) {
             call.end_positions.push(index);
             match labels {
-                Ok(labels) => {
-                    call.ends.push(StreamEnd { labels, actual: hits(request, descriptor).map(cost) })
-                }
+                Ok(labels) => call.add_end(StreamEnd { labels, actual: hits(request, descriptor).map(cost) }),
                 Err(error) => call.problem = Some(problem(&error)),
             }
             continue;

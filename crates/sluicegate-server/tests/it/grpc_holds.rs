@@ -138,6 +138,22 @@ async fn the_excess_is_charged_and_an_end_without_an_addend_keeps_the_estimate()
 }
 
 #[tokio::test]
+async fn an_end_without_an_addend_besides_one_with_an_addend_has_no_effect() {
+    let mut envoy = OnMemory::start(budget()).await;
+    for (id, ends) in [
+        ("a", vec![end("a", 7), end_without_cost("a")]),
+        ("b", vec![end_without_cost("b"), end("b", 7)]),
+        ("c", vec![end("c", 5), end("c", 7), end("c", 6)]),
+        ("d", vec![end_without_cost("d"), end("d", 0)]),
+    ] {
+        assert_eq!(envoy.code(vec![start(id, 100)]).await, Code::Ok);
+        envoy.settle(ends).await;
+    }
+    assert_eq!(envoy.left().await, expect([("requests", 96), ("tokens", 979), ("in-flight", 2)]));
+    assert_eq!(envoy.limiter.stats().holds.settled, 4);
+}
+
+#[tokio::test]
 async fn an_end_without_a_hold_changes_nothing() {
     let mut envoy = OnMemory::start(budget()).await;
     let full = expect([("requests", 100), ("tokens", 1_000), ("in-flight", 2)]);
