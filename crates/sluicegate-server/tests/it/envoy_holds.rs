@@ -234,10 +234,16 @@ async fn the_end_of_a_denied_request_changes_nothing() {
     edge.until_left((10_000 - 7, 1)).await;
 }
 
-/// The configuration removes the client's own `x-request-id`.
+/// Envoy keeps the `x-request-id` of clients at internal addresses, unless the configuration removes it.
+const INTERNAL: (&str, &str) = (
+    "xff_num_trusted_hops: 0",
+    "xff_num_trusted_hops: 0\n          \
+     internal_address_config: { cidr_ranges: [{ address_prefix: 127.0.0.0, prefix_len: 8 }] }",
+);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_cannot_choose_the_id_of_its_holds() {
-    let edge = Edge::start(rules(10_000, 2), &[]).await;
+    let edge = Edge::start(rules(10_000, 2), &[INTERNAL]).await;
     let id = "x-request-id: 7fd3c7d1-0000-4000-8000-000000000001\r\n";
     let first = edge.open("/1", id).await;
     let second = edge.open("/2", id).await;
@@ -257,10 +263,7 @@ async fn a_client_cannot_choose_the_id_of_its_holds() {
 /// An id from another proxy, which may repeat.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_id_that_comes_again_gets_no_second_hold() {
-    let preserved = [
-        ("- remove: x-request-id", "- remove: x-other"),
-        ("xff_num_trusted_hops: 0", "xff_num_trusted_hops: 0\n          preserve_external_request_id: true"),
-    ];
+    let preserved = [INTERNAL, ("- remove: x-request-id", "- remove: x-other")];
     let id = "x-request-id: 7fd3c7d1-0000-4000-8000-000000000001\r\n";
     let edge = Edge::start(rules(10_000, 5), &preserved).await;
     let first = edge.open("/1", id).await;
