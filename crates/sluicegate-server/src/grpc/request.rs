@@ -29,8 +29,8 @@ const DOMAIN: &str = "domain";
 const DEFAULT_HITS: u64 = 1;
 
 /// The entry that marks a descriptor of the call at the end of a stream, which settles a hold. It is not a label.
-const MARKING_KEY: &str = "sluicegate";
-const SETTLE: &[u8] = b"settle";
+pub(super) const MARKING_KEY: &str = "sluicegate";
+pub(super) const SETTLE: &str = "settle";
 
 /// What a call asks for.
 #[derive(Debug, Default)]
@@ -131,7 +131,7 @@ fn marks_end(descriptor: &RateLimitDescriptor) -> bool {
 }
 
 fn is_mark(entry: &Entry) -> bool {
-    entry.key == MARKING_KEY && entry.value == SETTLE
+    entry.key == MARKING_KEY && entry.value == SETTLE.as_bytes()
 }
 
 /// Returns the labels of a descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.

@@ -217,72 +217,88 @@ async fn a_stream_that_the_client_aborts_or_that_reports_no_tokens_keeps_its_est
     assert_eq!(edge.limiter.stats().holds.settled, 2);
 }
 
+/// The mark as a constant, which denied requests have as well.
+const CONSTANT_MARK: (&str, &str) = (
+    "metadata:\n                          descriptor_key: sluicegate\n                          \
+     metadata_key: { key: envoy.filters.http.ratelimit, path: [{ key: sluicegate }] }",
+    "generic_key: { descriptor_key: sluicegate, descriptor_value: settle }",
+);
+
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_denied_request_changes_nothing() {
-    let edge = Edge::start(rules(10_000, 1), &[]).await;
-    let held = edge.open("/7", "").await;
-    for denials in 1..=3 {
-        let denied = edge.open("/7", "").await;
-        assert_eq!(denied.status(), 429);
-        denied.finish().await;
-        edge.until_holds("Envoy reports the end of the denied request", |holds| holds.unknown == denials)
-            .await;
+async fn the_end_of_a_denied_request_is_not_sent_or_changes_nothing() {
+    for (changes, unknown) in [(&[][..], 0), (&[CONSTANT_MARK][..], 3)] {
+        let edge = Edge::start(rules(10_000, 1), changes).await;
+        let held = edge.open("/7", "").await;
+        for _ in 0..3 {
+            let denied = edge.open("/7", "").await;
+            assert_eq!(denied.status(), 429);
+            denied.finish().await;
+        }
+        edge.until_holds("Envoy sends the ends", |holds| holds.unknown == unknown).await;
         assert_eq!(edge.left().await, (10_000 - ESTIMATE, 0));
+        edge.api.end(1);
+        held.finish().await;
+        edge.until_left((10_000 - 7, 1)).await;
+        assert_eq!(edge.limiter.stats().holds.unknown, unknown);
     }
-    edge.api.end(1);
-    held.finish().await;
-    edge.until_left((10_000 - 7, 1)).await;
 }
 
-/// Envoy keeps the `x-request-id` of clients at internal addresses, unless the configuration removes it.
+/// Envoy keeps the `x-request-id` of clients at internal addresses.
 const INTERNAL: (&str, &str) = (
     "xff_num_trusted_hops: 0",
     "xff_num_trusted_hops: 0\n          \
      internal_address_config: { cidr_ranges: [{ address_prefix: 127.0.0.0, prefix_len: 8 }] }",
 );
+const ID: &str = "x-request-id: 7fd3c7d1-0000-4000-8000-000000000001\r\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_cannot_choose_the_id_of_its_holds() {
-    let edge = Edge::start(rules(10_000, 2), &[INTERNAL]).await;
-    let id = "x-request-id: 7fd3c7d1-0000-4000-8000-000000000001\r\n";
-    let first = edge.open("/1", id).await;
-    let second = edge.open("/2", id).await;
+async fn an_external_client_cannot_choose_the_id_of_its_holds() {
+    let edge = Edge::start(rules(10_000, 2), &[]).await;
+    let first = edge.open("/1", ID).await;
+    let second = edge.open("/2", ID).await;
     assert_eq!((first.status(), second.status()), (200, 200));
     assert_eq!(edge.left().await, (10_000 - 2 * ESTIMATE, 0));
-    let denied = edge.open("/3", id).await;
-    assert_eq!(denied.status(), 429);
-    denied.finish().await;
-    edge.until_holds("Envoy reports the end of the denied request", |holds| holds.unknown == 1).await;
-    assert_eq!(edge.left().await, (10_000 - 2 * ESTIMATE, 0), "the end of the denied request freed nothing");
+    assert_eq!(edge.open("/3", ID).await.status(), 429);
     edge.api.end(2);
     first.finish().await;
     second.finish().await;
     edge.until_left((10_000 - 3, 2)).await;
 }
 
-/// An id from another proxy, which may repeat.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_live_id_that_comes_again_gets_no_second_hold() {
-    let preserved = [INTERNAL, ("- remove: x-request-id", "- remove: x-other")];
-    let id = "x-request-id: 7fd3c7d1-0000-4000-8000-000000000001\r\n";
-    let edge = Edge::start(rules(10_000, 5), &preserved).await;
-    let first = edge.open("/1", id).await;
+async fn a_client_that_repeats_a_live_id_gets_no_second_hold_and_ends_none() {
+    let edge = Edge::start(rules(10_000, 5), &[INTERNAL]).await;
+    let first = edge.open("/1", ID).await;
     assert_eq!(first.status(), 200);
-    let again = edge.open("/2", id).await;
-    assert_eq!(again.status(), 429);
-    let [tokens, _] = rules(10_000, 5);
+    for _ in 0..3 {
+        let again = edge.open("/2", ID).await;
+        assert_eq!(again.status(), 429);
+        again.finish().await;
+    }
+    assert_eq!(edge.open("/2", "").await.status(), 200, "another id is held, and its stream is aborted");
+    edge.until_holds("the aborted stream is settled", |holds| holds.settled == 1).await;
+    assert_eq!(edge.left().await, (10_000 - 2 * ESTIMATE, 4), "the first is still held");
+    edge.api.end(1);
+    first.finish().await;
+    edge.until_left((10_000 - ESTIMATE - 1, 5)).await;
+}
 
-    let in_flight = rules(1, 5)[1].clone().shadow();
-    let edge = Edge::start([tokens, in_flight], &preserved).await;
-    let open = join_all((0..3).map(|_| edge.open("/2", id))).await;
-    assert!(open.iter().all(|stream| stream.status() == 200));
-    assert_eq!(edge.left().await, (10_000 - 3 * ESTIMATE, 4), "every request is charged");
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_repeats_a_live_id_is_charged_for_each_request() {
+    let [tokens, in_flight] = rules(10_000, 5);
+    let edge = Edge::start([tokens, in_flight.shadow()], &[INTERNAL]).await;
+    let first = edge.open("/2", ID).await;
+    let again = [edge.open("/2", ID).await, edge.open("/2", ID).await];
+    assert_eq!(edge.left().await, (10_000 - 3 * ESTIMATE, 4), "every request is charged, one is held");
     edge.api.end(3);
-    for stream in open {
+    for stream in again {
+        assert_eq!(stream.status(), 200);
         stream.finish().await;
     }
-    edge.until_holds("all ends are reported", |holds| holds.settled + holds.already == 3).await;
-    assert_eq!(edge.left().await, (10_000 - 2 * ESTIMATE - 2, 5), "one hold is settled");
+    first.finish().await;
+    edge.until_left((10_000 - 2 * ESTIMATE - 2, 5)).await;
+    let holds = edge.limiter.stats().holds;
+    assert_eq!((holds.held, holds.settled, holds.already), (1, 1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
