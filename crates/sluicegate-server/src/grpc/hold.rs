@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sluicegate::{
     Cost, Error, Labels, Limiter,
-    limiter::{GroupDecision, Request},
+    limiter::{GroupHoldDecision, Request},
     store::HoldId,
 };
 use tracing::Instrument;
@@ -22,12 +22,12 @@ pub(super) async fn hold(
     requests: &[Request<'_>],
     id: HoldId,
     deadline: Option<Duration>,
-) -> Result<GroupDecision, Error> {
+) -> Result<GroupHoldDecision, Error> {
     let observation = engine.observer().begin(Transport::Grpc);
     let span = trace::decision_span(Transport::Grpc, Call::Hold);
     let decided = limiter(engine, deadline).hold_group(requests, id).instrument(span.clone()).await;
     match &decided {
-        Ok(group) => {
+        Ok(GroupHoldDecision { group, .. }) => {
             trace::record(&span, &group.overall);
             observation.decided_group(requests, group, || engine.limiter().rules());
         }

@@ -244,7 +244,11 @@ impl RateLimitHandler {
             run_to_completion(refunds.decide(self.engine.clone())).await
         };
         match decided {
-            Ok(group) => self.respond(&group.overall, &group.each),
+            Ok((group, is_held)) => {
+                let mut response = self.respond(&group.overall, &group.each)?;
+                response.dynamic_metadata = is_held.then(response::mark_of_hold);
+                Ok(response)
+            }
             Err(error) => self.without_decision(&error, request),
         }
     }
@@ -354,11 +358,15 @@ struct Group {
 }
 
 impl Group {
-    async fn decide(self, engine: &Engine) -> Result<GroupDecision, Error> {
+    /// Returns the decision, and whether the requests are held.
+    async fn decide(self, engine: &Engine) -> Result<(GroupDecision, bool), Error> {
         let Self { requests, hold, deadline } = self;
         match hold {
-            Some(id) => hold::hold(engine, &requests, id, deadline).await,
-            None => engine.decide_group(Transport::Grpc, &requests, deadline).await,
+            Some(id) => {
+                let decided = hold::hold(engine, &requests, id, deadline).await?;
+                Ok((decided.group, decided.is_held))
+            }
+            None => Ok((engine.decide_group(Transport::Grpc, &requests, deadline).await?, false)),
         }
     }
 }
@@ -372,7 +380,7 @@ struct Refunds {
 }
 
 impl Refunds {
-    async fn decide(self, engine: Engine) -> Result<GroupDecision, Error> {
+    async fn decide(self, engine: Engine) -> Result<(GroupDecision, bool), Error> {
         let decided = self.group.decide(&engine).await;
         audit(&Audit {
             who: self.identity.name(),

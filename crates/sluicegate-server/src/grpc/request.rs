@@ -29,8 +29,8 @@ const DOMAIN: &str = "domain";
 const DEFAULT_HITS: u64 = 1;
 
 /// The entry that marks a descriptor of the call at the end of a stream, which settles a hold. It is not a label.
-const MARKING_KEY: &str = "sluicegate";
-const SETTLE: &[u8] = b"settle";
+pub(super) const MARKING_KEY: &str = "sluicegate";
+pub(super) const SETTLE: &str = "settle";
 
 /// What a call asks for.
 #[derive(Debug, Default)]
@@ -45,6 +45,17 @@ pub(super) struct RateLimitCall {
     pub(super) end_positions: Vec<usize>,
     /// Why a descriptor that marks the end of a stream is invalid.
     pub(super) problem: Option<String>,
+}
+
+impl RateLimitCall {
+    /// Adds the end of a stream. Of several with the same labels, the largest cost counts: a descriptor without a cost is for streams whose
+    /// cost Envoy does not know.
+    fn add_end(&mut self, end: StreamEnd) {
+        match self.ends.iter_mut().find(|other| other.labels == end.labels) {
+            Some(known) => known.actual = known.actual.max(end.actual),
+            None => self.ends.push(end),
+        }
+    }
 }
 
 /// A descriptor that marks the end of a stream.
@@ -88,9 +99,7 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
         if marks_end(descriptor) {
             call.end_positions.push(index);
             match labels {
-                Ok(labels) => {
-                    call.ends.push(StreamEnd { labels, actual: hits(request, descriptor).map(cost) })
-                }
+                Ok(labels) => call.add_end(StreamEnd { labels, actual: hits(request, descriptor).map(cost) }),
                 Err(error) => call.problem = Some(problem(&error)),
             }
             continue;
@@ -122,7 +131,7 @@ fn marks_end(descriptor: &RateLimitDescriptor) -> bool {
 }
 
 fn is_mark(entry: &Entry) -> bool {
-    entry.key == MARKING_KEY && entry.value == SETTLE
+    entry.key == MARKING_KEY && entry.value == SETTLE.as_bytes()
 }
 
 /// Returns the labels of a descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.

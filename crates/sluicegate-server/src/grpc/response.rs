@@ -8,7 +8,7 @@ use sluicegate_tower::headers::{self, Dialect};
 
 use super::{
     messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
-    request::MAX_DESCRIPTORS,
+    request::{MARKING_KEY, MAX_DESCRIPTORS, SETTLE},
 };
 
 /// Creates the response. Its statuses are in the order of the descriptors.
@@ -42,6 +42,13 @@ pub(super) fn insert_settled(response: &mut RateLimitResponse, positions: &[usiz
     for position in positions {
         response.statuses.insert((*position).min(response.statuses.len()), settled_status());
     }
+}
+
+/// Returns the dynamic metadata of a request that is held: the entry that marks the call at the end of its stream. Envoy does not have it for
+/// other requests.
+pub(super) fn mark_of_hold() -> prost_types::Struct {
+    let value = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(SETTLE.to_owned())) };
+    prost_types::Struct { fields: [(MARKING_KEY.to_owned(), value)].into() }
 }
 
 fn settled_status() -> DescriptorStatus {

@@ -15,6 +15,7 @@ use sluicegate_server::{
     },
 };
 
+use prost_types::value::Kind;
 use sluicegate_core::OnExpiry;
 
 use crate::grpc_front::{Front, OnMemory, descriptor, hits, negative, on_memory, request, seconds};
@@ -91,6 +92,14 @@ fn expect<const N: usize>(left: [(&str, u64); N]) -> Vec<(String, u64)> {
     left.map(|(rule, units)| (rule.to_owned(), units)).into()
 }
 
+/// Whether the answer has the mark of a hold as dynamic metadata.
+fn is_marked(answer: &RateLimitResponse) -> bool {
+    let Some(metadata) = &answer.dynamic_metadata else { return false };
+    let entries: Vec<_> = metadata.fields.iter().map(|(key, value)| (&**key, value.kind.clone())).collect();
+    assert_eq!(entries, [("sluicegate", Some(Kind::StringValue("settle".to_owned())))]);
+    true
+}
+
 fn codes(answer: &RateLimitResponse) -> (Code, Vec<Code>) {
     (answer.overall_code(), answer.statuses.iter().map(|status| status.code()).collect())
 }
@@ -135,6 +144,41 @@ async fn the_excess_is_charged_and_an_end_without_an_addend_keeps_the_estimate()
     envoy.front.call(of_all(20, vec![plain])).await.unwrap();
     envoy.front.call(of_all(30, vec![end_without_cost("of-all")])).await.unwrap();
     assert_eq!(envoy.left().await, expect([("requests", 97), ("tokens", 620), ("in-flight", 2)]));
+}
+
+#[tokio::test]
+async fn an_end_without_an_addend_besides_one_with_an_addend_has_no_effect() {
+    let mut envoy = OnMemory::start(budget()).await;
+    for (id, ends) in [
+        ("a", vec![end("a", 7), end_without_cost("a")]),
+        ("b", vec![end_without_cost("b"), end("b", 7)]),
+        ("c", vec![end("c", 5), end("c", 7), end("c", 6)]),
+        ("d", vec![end_without_cost("d"), end("d", 0)]),
+    ] {
+        assert_eq!(envoy.code(vec![start(id, 100)]).await, Code::Ok);
+        envoy.settle(ends).await;
+    }
+    assert_eq!(envoy.left().await, expect([("requests", 96), ("tokens", 979), ("in-flight", 2)]));
+    assert_eq!(envoy.limiter.stats().holds.settled, 4);
+}
+
+/// Envoy adds the mark to the call at the end of a stream from the metadata, so that only requests that are held have such a call.
+#[tokio::test]
+async fn only_the_answer_to_a_request_that_is_held_has_the_mark() {
+    let [requests, tokens, in_flight] = budget();
+    let mut envoy = OnMemory::start([requests, tokens, in_flight.shadow()]).await;
+    for (descriptor, is_held) in [
+        (start("r", 10), true),
+        (start("r", 10), false),
+        (end("r", 10), false),
+        (start("r", 10), false),
+        (start("denied", 5_000), false),
+        (descriptor([("tenant", "acme")]), false),
+        (start("s", 0), true),
+    ] {
+        let answer = envoy.call("edge", vec![descriptor.clone()]).await;
+        assert_eq!(is_marked(&answer), is_held, "{descriptor:?}");
+    }
 }
 
 #[tokio::test]

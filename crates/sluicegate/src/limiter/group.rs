@@ -15,7 +15,7 @@ use super::{
         ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, denial, mode,
         without_counters,
     },
-    label_hold::GroupHold,
+    label_hold::{GroupHold, GroupHoldDecision},
 };
 use crate::{
     backend::{Backend, Step},
@@ -67,7 +67,7 @@ impl Limiter {
     /// # }).unwrap();
     /// ```
     pub async fn check_group(&self, requests: &[Request<'_>]) -> Result<GroupDecision, Error> {
-        self.decide_group(requests, None).await
+        Ok(self.decide_group(requests, None).await?.group)
     }
 
     /// Decides a group, as a hold if there is an id.
@@ -75,7 +75,7 @@ impl Limiter {
         &self,
         requests: &[Request<'_>],
         hold: Option<HoldId>,
-    ) -> Result<GroupDecision, Error> {
+    ) -> Result<GroupHoldDecision, Error> {
         let rules = self.rules();
         let use_of_concurrency =
             if hold.is_some() { ConcurrencyRules::of_held } else { ConcurrencyRules::of };
@@ -94,11 +94,13 @@ impl Limiter {
         self.inner.record_skipped(checks.has_skipped);
         let backend = &self.inner.backend;
         let started = Instant::now();
+        let mut is_held = hold.is_some();
         let decisions = match hold {
             None => checks.decide(backend, None, deadline).await?,
             Some(id) => match self.hold_jointly(&mut checks, id, deadline).await? {
                 GroupHold::Decided(decisions) => decisions,
                 GroupHold::Known(in_flight) => {
+                    is_held = false;
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
                     checks.denials.extend(in_flight);
                     let deadline = backend.time_left(deadline, started.elapsed());
@@ -108,8 +110,9 @@ impl Limiter {
         };
         let is_degraded = decisions.failure.is_some();
         let mut group = checks.group_decision(decisions, requests.len());
+        is_held &= group.overall.is_allowed();
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
-            return Ok(group);
+            return Ok(GroupHoldDecision { group, is_held });
         }
         let deadline = if is_degraded {
             Some(Duration::ZERO)
@@ -124,7 +127,7 @@ impl Limiter {
         for (index, _) in requests.iter().enumerate().filter(|(_, request)| is_refund(request)) {
             group.each[index] = refunds.decision_of(&refunded, index);
         }
-        Ok(group)
+        Ok(GroupHoldDecision { group, is_held })
     }
 }
 

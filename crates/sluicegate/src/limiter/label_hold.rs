@@ -49,6 +49,16 @@ impl LabelHold {
     }
 }
 
+/// The decision over several requests that are held together. See [`Limiter::hold_group`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupHoldDecision {
+    /// The decision.
+    pub group: GroupDecision,
+    /// Whether the requests are held, so that their end must be settled. `false` if they were denied, or their id was known.
+    pub is_held: bool,
+}
+
 /// A hold that several requests make together.
 pub(super) enum GroupHold {
     /// It is decided.
@@ -89,7 +99,7 @@ impl Limiter {
     ///
     /// # Errors
     /// As [`Limiter::check_group`], and if a counter has too many live holds.
-    pub async fn hold_group(&self, requests: &[Request<'_>], id: HoldId) -> Result<GroupDecision, Error> {
+    pub async fn hold_group(&self, requests: &[Request<'_>], id: HoldId) -> Result<GroupHoldDecision, Error> {
         self.decide_group(requests, Some(id)).await
     }
 

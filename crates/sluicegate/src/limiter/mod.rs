@@ -59,7 +59,7 @@ pub use self::{
     group::GroupDecision,
     hold::{Hold, HoldDecision, HoldRequest, SettleOutcome, SettledTier, Settlement},
     hold_token::{HoldToken, HoldTokenError},
-    label_hold::LabelHold,
+    label_hold::{GroupHoldDecision, LabelHold},
     request::{LimitOverride, Request, RuleSelection, Subject},
     reset::{DeletedCounter, Reset, UnmatchedRule},
 };
