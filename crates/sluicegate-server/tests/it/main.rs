@@ -11,6 +11,7 @@ mod gateways;
 mod grpc;
 mod grpc_connections;
 mod grpc_front;
+mod hold_metrics;
 mod http;
 mod http_connections;
 mod http_holds;
