@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate_core::{Answer, HoldAnswer, HoldOutcome, Operation, Terms};
+use sluicegate_core::{Operation, Terms, Timestamp};
 use smallvec::SmallVec;
 
 use crate::key::{HoldId, Key};
@@ -68,8 +68,11 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// Revert the hold, because another server denied it.
-    TakeBack,
+    /// Revert the hold, because another server denied it, unless it was made or repeated after this time.
+    TakeBack {
+        /// The store's time of the denied attempt.
+        until: Timestamp,
+    },
 }
 
 /// What a check does with the leases of its counters, besides its operation. Every tier of such a check has a limit with a lease.
@@ -123,15 +126,6 @@ impl HoldOperation {
         }
     }
 
-    /// Returns the answer to this operation if the store answers a repeated hold with its first answer.
-    pub(crate) fn answer(self, answer: Answer) -> Answer {
-        if matches!(self, Self::HoldNew { .. }) && answer.hold.outcome == HoldOutcome::Repeated {
-            let hold = HoldAnswer { outcome: HoldOutcome::Conflict, ..answer.hold };
-            return Answer { hold, ..Answer::NONE };
-        }
-        answer
-    }
-
     /// Returns the operation for some tiers of its check.
     #[cfg(feature = "redis")]
     pub(crate) fn for_tiers(self, places: &[usize]) -> Self {
@@ -167,9 +161,9 @@ impl Check {
         Ok(Self { operation, count: 1, lease: None, hold: None, tiers })
     }
 
-    /// Repeats the check for `count` identical requests; 0 counts as 1.
+    /// Repeats the check for `count` identical requests; 0 counts as 1. An operation on a hold is about one request.
     pub fn times(mut self, count: u32) -> Self {
-        self.count = count.max(1);
+        self.count = if self.hold.is_some() { 1 } else { count.max(1) };
         self
     }
 
@@ -198,6 +192,7 @@ impl Check {
             HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => Operation::Check,
             _ => Operation::Charge,
         };
+        self.count = 1;
         self.hold = Some(HoldCall { id, operation });
         self
     }

@@ -202,13 +202,16 @@ fn is_stricter(one: &Rule, other: &Rule) -> bool {
     one.limit.amount() <= other.limit.amount() && one.limit.capacity() <= other.limit.capacity()
 }
 
-/// Serializes a rule without its name, amounts and failure policy: rules that count the same requests have the same text.
+/// Serializes a rule without its name, amounts, failure policy and settings of holds: rules that count the same requests have the same text.
 fn conditions_text(rule: &Rule) -> String {
     let view = RuleView {
         name: String::new(),
         amount: 0,
         burst: None,
         on_store_failure: "",
+        ttl: None,
+        max_excess: None,
+        hold: None,
         per: {
             let mut per: Vec<_> = rule.per.iter().map(|label| label.to_string()).collect();
             per.sort_unstable();

@@ -199,8 +199,11 @@ pub(super) fn limit(rule: &RuleReport) -> String {
         _ => String::new(),
     };
     let per = if view.per.is_empty() { String::new() } else { format!(", per {}", view.per.join(" and ")) };
-    let window = window_text(&view.window, view.zone, view.anchor.as_ref());
-    format!("{} per {window}{burst}{per} ({})", count(view.amount), view.algorithm)
+    let window = match &view.window {
+        Some(window) => format!(" per {}", window_text(window, view.zone, view.anchor.as_ref())),
+        None => String::new(),
+    };
+    format!("{}{window}{burst}{per} ({})", count(view.amount), view.algorithm)
 }
 
 fn difference(report: &SimulationReport) {

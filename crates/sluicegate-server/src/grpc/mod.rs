@@ -50,15 +50,12 @@ use self::messages::{
     DESCRIPTORS, RateLimitRequest, RateLimitResponse,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
-use self::{
-    hold::Excess,
-    request::{Problem, RateLimitCall},
-};
+use self::request::{Problem, RateLimitCall};
 use crate::{
     auth::{Access, AuthError, Identity, is_authenticated},
     completion::run_to_completion,
     config::{Live, Scope},
-    engine::{Engine, Transport},
+    engine::{Engine, Excess, Transport},
     net::activity::Activity,
     observe::{
         Call,

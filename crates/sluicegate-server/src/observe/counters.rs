@@ -98,12 +98,16 @@ impl SourceCounters {
 }
 
 /// The calls, in the order of their counters.
-const CALLS: [Call; 5] = [
+const CALLS: [Call; 9] = [
     Call::CHECK,
     Call::Decide(Operation::Peek),
     Call::Decide(Operation::Charge),
     Call::Decide(Operation::Refund { at: None }),
     Call::Reset,
+    Call::Hold,
+    Call::Settle,
+    Call::Release,
+    Call::Renew,
 ];
 
 impl CounterTable {
@@ -237,6 +241,10 @@ impl RequestCounters {
             Call::Decide(Operation::Charge) => 2,
             Call::Decide(Operation::Refund { .. }) => 3,
             Call::Reset => 4,
+            Call::Hold => 5,
+            Call::Settle => 6,
+            Call::Release => 7,
+            Call::Renew => 8,
         };
         self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }

@@ -410,6 +410,9 @@ impl Executor<'_> {
                 self.session.audit(request, &reset);
                 reset.map(|reset| reset_reply(&reset, self.replies))
             }
+            Call::Hold | Call::Settle | Call::Release | Call::Renew => {
+                unreachable!("no command makes or ends a hold")
+            }
         };
         if let Err(error) = answered {
             self.replies.error(Error::from(error));

@@ -233,7 +233,7 @@ fn by_rules(
     let labels = engine.labels(names.zip(values)).map_err(Error::invalid)?;
     let operation = match call {
         Call::Decide(operation) => operation,
-        Call::Reset => Operation::Check,
+        Call::Reset | Call::Hold | Call::Settle | Call::Release | Call::Renew => Operation::Check,
     };
     let request = Request::new(labels, costs).operation(operation);
     Ok(CommandRequest { call, request, form: ReplyForm::Sluicegate })

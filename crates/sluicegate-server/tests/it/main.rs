@@ -15,6 +15,7 @@ mod grpc_front;
 mod grpc_holds;
 mod http;
 mod http_connections;
+mod http_holds;
 mod key_scan;
 mod live;
 mod log_lines;

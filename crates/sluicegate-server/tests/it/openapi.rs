@@ -16,7 +16,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sluicegate::{Limit, Limiter, MemoryStore, Rule, labels, rules, store};
-use sluicegate_core::snapshot;
+use sluicegate_core::{hold, limit, snapshot};
 use sluicegate_server::http::HttpService;
 use sluicegate_server::{
     auth::Access,
@@ -167,7 +167,7 @@ async fn examples_match_their_schemas_and_are_accepted_with_matching_responses()
             count += 1;
         }
     }
-    assert_eq!(count, 14);
+    assert_eq!(count, 25);
 }
 
 #[test]
@@ -181,6 +181,10 @@ fn described_bounds_equal_those_of_the_code() {
         ("/Labels/additionalProperties/maxLength", labels::MAX_LABEL_VALUE as u64),
         ("/Cost/anyOf/1/maxProperties", rules::MAX_UNITS as u64),
         ("/Key/maxLength", store::MAX_KEY as u64),
+        ("/HoldId/maxLength", hold::MAX_HOLD_ID as u64),
+        ("/HoldTtl/minimum", hold::MIN_HOLD_TTL.as_millis() as u64),
+        ("/HoldTtl/maximum", hold::MAX_HOLD_TTL.as_millis() as u64),
+        ("/MaxExcess/maximum", limit::MAX_AMOUNT),
         ("/CheckBatch/properties/checks/maxItems", MAX_CHECKS as u64),
         ("/Decisions/properties/results/maxItems", MAX_CHECKS as u64),
         ("/Snapshot/oneOf/1/properties/charges/maxItems", snapshot::MAX_CHARGES as u64),

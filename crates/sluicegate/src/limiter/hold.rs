@@ -2,6 +2,7 @@
 
 use std::{
     future::IntoFuture,
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -15,11 +16,13 @@ use sluicegate_core::{
     hold::{DEFAULT_HOLD_TTL, MAX_HOLD_TTL, MIN_HOLD_TTL},
     step::{Mode, Share},
 };
+use tokio::runtime::Handle;
 
 use super::{
     Error, Limiter, Request,
     decide::{ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, without_counters},
     hold_token::{HeldTier, HoldToken},
+    pending_hold::{ReleasedIfDropped, UnansweredHold},
 };
 use crate::{
     backend::{CheckShares, Step},
@@ -51,6 +54,8 @@ pub struct HoldDecision {
     pub token: Option<HoldToken>,
     /// When the hold expires, on the store's clock; `None` if it was denied or no store recorded it.
     pub expires_at: Option<Timestamp>,
+    /// The time from making or renewing the hold until it expires.
+    pub ttl: Duration,
     /// Whether the hold existed already: this is the first answer, and nothing was charged again.
     pub is_repeated: bool,
 }
@@ -208,10 +213,14 @@ impl<'a> HoldRequest<'a> {
 
     /// Makes the hold, and returns the decision without a guard.
     ///
+    /// If this future is dropped while the store decides, a hold without [`HoldRequest::id`] is released in the background. One with an id
+    /// may have been made: repeat it, or release it with [`Limiter::hold_token`].
+    ///
     /// # Errors
     /// As [`Limiter::hold`].
     pub async fn decide(self) -> Result<HoldDecision, Error> {
         let Self { limiter, request, id, ttl } = self;
+        let has_own_id = id.is_some();
         let id = id.unwrap_or_else(HoldId::random);
         let deadline = limiter.deadline.into_iter().chain(request.deadline).min();
         let mut matched = MatchedRules::default();
@@ -225,34 +234,35 @@ impl<'a> HoldRequest<'a> {
             let source = without_counters(!denials.is_empty());
             let decision = Decision::from_tiers(denials, None, source);
             let token = decision.is_allowed().then(|| HoldToken { id, tiers: Vec::new() });
-            return Ok(HoldDecision { decision, token, expires_at: None, is_repeated: false });
+            return Ok(HoldDecision { decision, token, expires_at: None, ttl, is_repeated: false });
         }
         let held = tiers.iter().zip(&infos).map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let check = Check::from_tiers(Operation::Check, tiers)?;
         let check = check.with_hold(id.clone(), HoldOperation::Hold { ttl });
         let mut prepared = PreparedCheck { check, tiers: infos };
-        let decisions = match limiter.inner.backend.start(&prepared.check) {
-            Step::Decided(shares) => prepared.decisions(shares),
-            Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await?,
-        };
-        limiter.inner.holds.record_hold(&decisions.holds);
-        let mut held = held_decision(id, held, decisions, denials)?;
-        if !held.decision.is_allowed()
-            && let Some(token) = held.token.take()
-            && !token.is_empty()
-        {
-            // the store did not answer, and the failure policy denied: the store may have the hold
-            limiter.release_later(token);
+        let unanswered = UnansweredHold { limiter: limiter.clone(), id, ttl, held, denials };
+        match limiter.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => unanswered.answered(prepared.decisions(shares)),
+            Step::Remote(remote) => {
+                let remote = Arc::clone(remote);
+                let deciding =
+                    async move { unanswered.answered(prepared.decide_remotely(&remote, deadline).await?) };
+                if has_own_id {
+                    deciding.await
+                } else {
+                    ReleasedIfDropped::new(limiter, deciding, |held| held.token).await
+                }
+            }
         }
-        Ok(held)
     }
 }
 
 /// Combines the decisions of the tiers with the results of their holds.
-fn held_decision(
+pub(super) fn held_decision(
     id: HoldId,
+    ttl: Duration,
     held: Vec<HeldTier>,
-    decisions: TierDecisions,
+    mut decisions: TierDecisions,
     denials: Vec<crate::decision::TierDecision>,
 ) -> Result<HoldDecision, Error> {
     let holds = &decisions.holds;
@@ -266,12 +276,18 @@ fn held_decision(
     let expires_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.expires_at).min();
     let made_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.at).max();
     let token = HoldToken { id, tiers: decisions.held_tiers(held) };
+    if is_repeated {
+        // rules that were added since do not deny a hold that exists
+        let holds = mem::take(&mut decisions.holds);
+        let mut is_made = holds.iter().map(is_made);
+        decisions.tiers.retain(|tier| is_made.next() == Some(true) || tier.mode == Mode::Shadow);
+    }
     let mut decision = decisions.combine(denials);
     if is_repeated {
         decision.at = made_at;
     }
     let expires_at = expires_at.filter(|_| decision.is_allowed());
-    Ok(HoldDecision { decision, token: Some(token), expires_at, is_repeated })
+    Ok(HoldDecision { decision, token: Some(token), expires_at, ttl, is_repeated })
 }
 
 fn is_made(hold: &HoldAnswer) -> bool {
@@ -516,7 +532,8 @@ impl Limiter {
         self.adjust_later(token, None);
     }
 
-    /// [`Limiter::settle`] in the background. On the memory store it is done when this returns.
+    /// [`Limiter::settle`] in the background. On the memory store it is done when this returns. A cost that is too large is logged, and the
+    /// hold keeps its estimate.
     pub fn settle_later(&self, token: HoldToken, costs: impl Into<Costs>) {
         self.adjust_later(token, Some(costs.into()));
     }
@@ -538,7 +555,14 @@ impl Limiter {
         let limiter = self.clone();
         self.run_later(async move {
             let adjusted = match costs {
-                Some(costs) => limiter.settle(&token, costs).await,
+                Some(costs) => match limiter.settle(&token, costs).await {
+                    Err(error @ Error::Match(_)) => {
+                        tracing::warn!("a hold keeps its estimate: {error}");
+                        let nothing = Costs::new::<&str>([]).expect("no unit is invalid");
+                        limiter.settle(&token, nothing).await
+                    }
+                    settled => settled,
+                },
                 None => limiter.release(&token).await,
             };
             adjusted.map(drop)
@@ -554,7 +578,7 @@ impl Limiter {
         if !self.is_remote() {
             // the memory store never waits
             let _ = futures_util::FutureExt::now_or_never(adjusting);
-        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        } else if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(adjusting);
         }
     }

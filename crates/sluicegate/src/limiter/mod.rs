@@ -7,7 +7,7 @@
 //! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
-//! | `hold`, `hold_token` | requests whose cost is corrected later |
+//! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
 //! | `label_hold` | holds whose id a label carries |
 //! | `reset` | deleting counters |
 
@@ -18,6 +18,7 @@ mod group;
 mod hold;
 mod hold_token;
 mod label_hold;
+mod pending_hold;
 mod request;
 mod reset;
 

@@ -186,11 +186,10 @@ fn required_pairs(rule: &Rule) -> impl Iterator<Item = (&str, &Pattern)> {
 
 /// Returns whether the rule applies, regardless of its overrides.
 fn applies(rule: &Rule, labels: &Labels) -> bool {
-    let expected = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
     rule.when.all_match(labels)
         && (rule.absent != Absent::Skip || !lacks_a_per_label(rule, labels))
         && !rule.unless.any_matches(labels)
-        && (!rule.exact || labels.iter().all(|(label, _)| expected(label)))
+        && (!rule.exact || labels.iter().all(|(label, _)| rule.expects(label)))
 }
 
 fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {

@@ -9,6 +9,7 @@ mod conformance;
 mod connection;
 mod group;
 mod histories;
+mod hold_rules;
 mod lease_simulation;
 mod leases;
 mod limiter;
