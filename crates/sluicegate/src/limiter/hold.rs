@@ -246,7 +246,11 @@ impl<'a> HoldRequest<'a> {
                 let remote = Arc::clone(remote);
                 let deciding =
                     async move { unanswered.answered(prepared.decide_remotely(&remote, deadline).await?) };
-                if has_own_id { deciding.await } else { ReleasedIfDropped::new(limiter, deciding).await }
+                if has_own_id {
+                    deciding.await
+                } else {
+                    ReleasedIfDropped::new(limiter, deciding, |held| held.token).await
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Such ids may come from end clients. An id that is known therefore makes no second hold, and gets no first answer: the request is
 //! charged like a check, and denied by rules that count requests in flight.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Cost, HoldOutcome, hold::DEFAULT_HOLD_TTL, step::Mode};
 
@@ -13,9 +13,11 @@ use super::{
     group::JointCheck,
     hold::Adjustment,
     hold_token::{HeldTier, HoldToken},
+    pending_hold::ReleasedIfDropped,
 };
 use crate::{
-    check::{HoldCall, HoldOperation},
+    backend::Step,
+    check::HoldOperation,
     decision::TierDecision,
     key::HoldId,
     labels::Labels,
@@ -160,8 +162,21 @@ impl Limiter {
         let tiers = checks.tiers.iter().zip(&checks.infos);
         let held: Vec<HeldTier> = tiers.map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let in_flight = checks.denials_in_flight();
-        let hold = HoldCall { id: id.clone(), operation: HoldOperation::HoldNew { ttl } };
-        let decisions = checks.decide(&self.inner.backend, Some(hold), deadline).await?;
+        let Some(mut prepared) = checks.prepare()? else {
+            return Ok(GroupHold::Decided(checks.without_counters()));
+        };
+        prepared.check = prepared.check.with_hold(id.clone(), HoldOperation::HoldNew { ttl });
+        let decisions = match self.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => prepared.decisions(shares),
+            Step::Remote(remote) => {
+                let (remote, id, held) = (Arc::clone(remote), id.clone(), held.clone());
+                let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
+                // Envoy sends no call at the end of a stream that ended before this one was answered
+                let token =
+                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.held_tiers(held) });
+                ReleasedIfDropped::new(self, deciding, token).await?
+            }
+        };
         let holds = &decisions.holds;
         self.inner.holds.record_hold(holds);
         if let Some(full) = holds.iter().position(|hold| hold.outcome == HoldOutcome::Full) {
