@@ -37,8 +37,8 @@ impl UnansweredHold {
     }
 }
 
-/// A hold in flight whose id nobody else has. If the caller is dropped, for example because its client disconnected, the hold is completed
-/// in the background and released; otherwise it would count until it expires.
+/// A hold in flight whose id only its caller could use. If the caller is dropped, for example because its client disconnected, the hold is
+/// completed in the background and released; otherwise it would count until it expires.
 pub(super) struct ReleasedIfDropped<'a> {
     limiter: &'a Limiter,
     deciding: Option<BoxFuture<'static, Result<HoldDecision, Error>>>,
