@@ -8,7 +8,7 @@ use std::{
 
 use http::Extensions;
 use sluicegate::{
-    Cost, Costs, Limiter,
+    Cost, Costs, Decision, Limiter,
     limiter::{HoldDecision, HoldToken, SettleOutcome},
     rules::MAX_UNITS,
 };
@@ -116,6 +116,34 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for ActualCosts {
     }
 }
 
+/// A hold whose request is not being served yet.
+pub(crate) struct NewHold {
+    /// `None` if the request was denied.
+    token: Option<HoldToken>,
+    /// How often the hold has to be renewed; `None` if no store recorded it.
+    ttl: Option<Duration>,
+}
+
+impl NewHold {
+    pub(crate) fn of(hold: HoldDecision) -> (Decision, Self) {
+        let HoldDecision { decision, token, expires_at, ttl, .. } = hold;
+        (decision, Self { token, ttl: expires_at.map(|_| ttl) })
+    }
+
+    /// Starts to renew the hold, and adds [`ActualCosts`] to the request. Returns `None` if no counter has the hold.
+    pub(crate) fn start(self, limiter: &Limiter, request: &mut Extensions) -> Option<LiveHold> {
+        // an outer layer may have a hold, too: both are settled with the same cost
+        let actual = request.get_or_insert_default::<ActualCosts>().clone();
+        let token = Arc::new(self.token.filter(|token| !token.is_empty())?);
+        let limiter = limiter.clone();
+        let runtime = Handle::try_current().ok();
+        let renewal = runtime.as_ref().zip(self.ttl).map(|(runtime, ttl)| {
+            runtime.spawn(renew(limiter.clone(), Arc::clone(&token), ttl)).abort_handle()
+        });
+        Some(LiveHold { limiter, token, actual, runtime, renewal })
+    }
+}
+
 /// The hold of a request that is being served. Dropping it settles the hold in the background.
 pub(crate) struct LiveHold {
     limiter: Limiter,
@@ -127,18 +155,6 @@ pub(crate) struct LiveHold {
 }
 
 impl LiveHold {
-    /// Starts to renew a hold, and adds [`ActualCosts`] to the request. Returns `None` if no counter has the hold.
-    pub(crate) fn start(limiter: &Limiter, hold: HoldDecision, request: &mut Extensions) -> Option<Self> {
-        // an outer layer may have a hold, too: both are settled with the same cost
-        let actual = request.get_or_insert_default::<ActualCosts>().clone();
-        let token = Arc::new(hold.token.filter(|token| !token.is_empty())?);
-        let runtime = Handle::try_current().ok();
-        let renewal = hold.expires_at.and(runtime.as_ref()).map(|runtime| {
-            runtime.spawn(renew(limiter.clone(), Arc::clone(&token), hold.ttl)).abort_handle()
-        });
-        Some(Self { limiter: limiter.clone(), token, actual, runtime, renewal })
-    }
-
     /// Uses the actual costs in the extensions of a response, if there are any.
     pub(crate) fn use_costs_of(&mut self, response: &Extensions) {
         if let Some(actual) = response.get::<ActualCosts>() {

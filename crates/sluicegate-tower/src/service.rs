@@ -9,14 +9,14 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
-use sluicegate::{Decision, Error, limiter::HoldDecision};
+use sluicegate::{Decision, Error};
 use tower_service::Service;
 
 use crate::{
     body::ResponseBody,
     denial::{self, CheckError, DenialFormat},
     headers,
-    hold::LiveHold,
+    hold::{LiveHold, NewHold},
     labels,
     layer::LayerSettings,
 };
@@ -69,7 +69,7 @@ where
             if settings.skips(&head) {
                 return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::inner));
             }
-            let checked = match check(&settings, &head).await {
+            let (decision, hold) = match check(&settings, &head).await {
                 Ok(checked) => checked,
                 Err(error) => {
                     settings.log_once(&error);
@@ -78,14 +78,10 @@ where
                     );
                 }
             };
-            let (decision, hold) = match checked {
-                Checked::Decided(decision) => (Arc::new(decision), None),
-                Checked::Held(hold) => (Arc::new(hold.decision.clone()), Some(hold)),
-            };
+            let decision = Arc::new(decision);
             let mut response = if decision.is_allowed() {
                 head.extensions.insert(Arc::clone(&decision));
-                let hold =
-                    hold.and_then(|hold| LiveHold::start(&settings.limiter, *hold, &mut head.extensions));
+                let hold = hold.and_then(|hold| hold.start(&settings.limiter, &mut head.extensions));
                 let mut response = ready.call(Request::from_parts(head, body)).await?;
                 headers::add(response.headers_mut(), &decision, settings.dialect);
                 with_hold(response, hold)
@@ -98,14 +94,8 @@ where
     }
 }
 
-/// The decision of a request.
-enum Checked {
-    Decided(Decision),
-    Held(Box<HoldDecision>),
-}
-
 /// Checks a request, and holds it if its cost is an estimate or an in-flight limit matches it.
-async fn check(settings: &LayerSettings, head: &Parts) -> Result<Checked, CheckError> {
+async fn check(settings: &LayerSettings, head: &Parts) -> Result<(Decision, Option<NewHold>), CheckError> {
     let labels = labels::read(settings, head)?;
     let request = sluicegate::limiter::Request::new(&labels, settings.cost(head));
     // The client's `grpc-timeout` does not shorten the limiter's deadline: with a short timeout a client could force a
@@ -113,12 +103,13 @@ async fn check(settings: &LayerSettings, head: &Parts) -> Result<Checked, CheckE
     if !settings.has_estimate {
         match settings.limiter.start(&request) {
             Err(Error::NeedsHold { .. }) => {}
-            progress => return Ok(Checked::Decided(progress?.decision().await?)),
+            progress => return Ok((progress?.decision().await?, None)),
         }
     }
     // boxed to keep the future of requests without holds small
     let hold = Box::pin(settings.limiter.hold_request(request).decide()).await?;
-    Ok(Checked::Held(Box::new(hold)))
+    let (decision, hold) = NewHold::of(hold);
+    Ok((decision, Some(hold)))
 }
 
 fn with_hold<B>(response: Response<B>, hold: Option<LiveHold>) -> Response<ResponseBody<B>> {

@@ -298,7 +298,12 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     plan.extend([operation_code(first.check), first.path as u8]);
     plan.push(u8::try_from(first.indexes.len()).expect("a check has at most MAX_TIERS tiers"));
     push_index(plan, group.len());
-    push_time(plan, if let Operation::Refund { at } = operation { at } else { None });
+    let time = match (operation, first.check.hold().map(|hold| hold.operation)) {
+        (Operation::Refund { at }, _) => at,
+        (_, Some(HoldOperation::TakeBack { until })) => Some(until),
+        _ => None,
+    };
+    push_time(plan, time);
     if first.path == GroupPath::Held {
         let mut held = Vec::with_capacity(64 * group.len());
         push_held_group(&mut held, group);
@@ -360,8 +365,8 @@ fn push_held_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         plan.extend(excess.map_or(NONE, exact).to_le_bytes());
     }
     let ttl = match operation {
-        Some(HoldOperation::Hold { ttl } | HoldOperation::Renew { ttl }) => ttl,
-        _ => Duration::ZERO,
+        Some(HoldOperation::Renew { ttl }) => ttl,
+        other => other.and_then(HoldOperation::new_ttl).unwrap_or(Duration::ZERO),
     };
     for planned in group {
         plan.extend(planned.check.count().to_le_bytes());
@@ -668,7 +673,8 @@ fn operation_code(check: &Check) -> u8 {
     match (check.hold().map(|hold| hold.operation), check.operation()) {
         (Some(HoldOperation::Settle { .. }), _) => 4,
         (Some(HoldOperation::Renew { .. }), _) => 5,
-        (Some(HoldOperation::TakeBack), _) => 6,
+        (Some(HoldOperation::TakeBack { .. }), _) => 6,
+        (Some(HoldOperation::HoldNew { .. }), _) => 7,
         (Some(HoldOperation::Hold { .. }) | None, Operation::Check) => 0,
         (_, Operation::Peek) => 1,
         (_, Operation::Charge) => 2,

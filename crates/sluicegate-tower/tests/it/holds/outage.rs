@@ -1,6 +1,6 @@
 //! Holds on a store that is slow, full or does not answer.
 
-use sluicegate::{MemoryStore, OnStoreFailure, Options, RedisStore, Source};
+use sluicegate::{MemoryStore, OnStoreFailure, Options, RedisStore, Source, store::HoldId};
 use sluicegate_testkit::{
     gated_store::GatedStore,
     server::{Flavor, Server as Redis},
@@ -74,6 +74,42 @@ async fn a_client_that_disconnects_while_the_store_decides_leaves_no_hold() {
     .await;
     until_store_reports(&limiter, 1).await;
     assert_eq!(limiter.stats().holds.held, 1);
+}
+
+#[tokio::test]
+async fn a_hold_with_an_id_that_is_dropped_while_the_store_decides_can_be_repeated() {
+    let store = GatedStore::closed();
+    let options = Options::new().deadline(Duration::from_secs(60));
+    let limiter =
+        Limiter::builder().store(store.clone()).rules([in_flight(1)]).options(options).build().unwrap();
+    let hold = {
+        let limiter = limiter.clone();
+        async move || {
+            let id = HoldId::new("request 1").unwrap();
+            limiter.hold(&Labels::default(), 1).id(id).decide().await.unwrap()
+        }
+    };
+    let dropped = tokio::spawn({
+        let hold = hold.clone();
+        async move { hold().await }
+    });
+    store.received().await;
+    dropped.abort();
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    store.permit(1_000);
+    assert!(hold().await.is_repeated);
+    assert_eq!(remaining(&limiter, "requests").await, 0);
+}
+
+#[tokio::test]
+async fn a_response_that_is_dropped_outside_of_the_runtime_frees_its_slot() {
+    let limiter = Limiter::new(GatedStore::open(), [in_flight(1)]).unwrap();
+    let inner = service_fn(async |_: Request<()>| Ok::<_, io::Error>(Response::new(Body::empty())));
+    let service = RateLimitLayer::new(limiter.clone()).layer(inner);
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(remaining(&limiter, "requests").await, 0);
+    std::thread::spawn(move || drop(response)).join().unwrap();
+    until_remaining(&limiter, 1).await;
 }
 
 #[tokio::test]

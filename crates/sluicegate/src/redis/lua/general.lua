@@ -71,7 +71,9 @@ end
 
 -- Applies an unconditional operation to one tier.
 local function adjust_tier(group, tier, count, key)
-  local limit, units = group.terms[tier], min(count * group.costs[tier], MAX_EXACT)
+  local limit = group.terms[tier]
+  -- only holds change live holds
+  local units = limit.code == CONCURRENCY and 0 or min(count * group.costs[tier], MAX_EXACT)
   local state = state_of(key, limit)
   if group.operation == REFUND then
     if limit.algorithm.refund(state, limit, units, group.time) then
