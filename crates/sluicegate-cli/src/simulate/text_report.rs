@@ -137,6 +137,9 @@ fn file(file: &FileReport, report: &SimulationReport) {
     if file.unmatched > 0 {
         output::line(paint(DIM, format!("no rule applies to {}", count(file.unmatched))));
     }
+    if let Some(note) = file.not_simulated_note() {
+        output::line(paint(WARNING, note));
+    }
     let mut table = Table::new([
         ("rule", Left),
         ("limit", Left),
