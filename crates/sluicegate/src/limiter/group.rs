@@ -6,7 +6,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use sluicegate_core::{Operation, Terms, step::Mode};
+use sluicegate_core::{HoldOutcome, Operation, Terms, step::Mode};
 use tokio::time::Instant;
 
 use super::{
@@ -98,7 +98,12 @@ impl Limiter {
         let decisions = match hold {
             None => checks.decide(backend, deadline).await?,
             Some(id) => match self.hold_jointly(&mut checks, id, deadline).await? {
-                GroupHold::Decided(decisions) => decisions,
+                GroupHold::Decided(decisions) => {
+                    // a settlement by the id would reach the store, too, where it may be that of another hold
+                    let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
+                    is_held = is_made && decisions.failure.is_none();
+                    decisions
+                }
                 GroupHold::Known(in_flight) => {
                     is_held = false;
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;

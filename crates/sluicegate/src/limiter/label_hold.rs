@@ -173,7 +173,7 @@ impl Limiter {
                 let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
                 // Envoy sends no call at the end of a stream that ended before this one was answered
                 let token =
-                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.held_tiers(held) });
+                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.made_tiers(held) });
                 ReleasedIfDropped::new(self, deciding, token).await?
             }
         };
@@ -187,10 +187,10 @@ impl Limiter {
             decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
         let token = |tiers| HoldToken { id, tiers };
         if is_known || !is_allowed {
-            // a part was made on another slot of a Cluster, or the store did not answer and may have made it
-            self.release_later(token(decisions.held_tiers(held)));
+            // a part was made on another slot of a Cluster. If the store did not answer, the hold expires: its id may be that of another one
+            self.release_later(token(decisions.made_tiers(held)));
         } else {
-            let ends = |position: usize| !checks.has_hold(position) && decisions.may_hold(position);
+            let ends = |position: usize| !checks.has_hold(position) && decisions.has_made(position);
             let tiers = held.into_iter().enumerate().filter(|(position, _)| ends(*position));
             self.keep_later(token(tiers.map(|(_, tier)| tier).collect()));
         }

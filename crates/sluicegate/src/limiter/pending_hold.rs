@@ -31,13 +31,14 @@ impl UnansweredHold {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
         limiter.inner.holds.record_hold(&decisions.holds);
-        let is_ambiguous = matches!(decisions.failure, Some(StoreError::Ambiguous(_)));
+        let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
         let mut held = held_decision(id, ttl, held, decisions, denials)?;
         if !held.decision.is_allowed()
             && let Some(token) = held.token.take()
-            && is_ambiguous
+            && may_exist
         {
-            // the failure policy denied, but the store may have the hold
+            // the failure policy denied, but the store may have the hold. A caller may repeat its own id: then the release would end
+            // the new hold, so the first one expires instead
             limiter.release_later(token);
         }
         Ok(held)
