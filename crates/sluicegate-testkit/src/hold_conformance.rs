@@ -32,6 +32,7 @@ use crate::{
 /// The start is 6 hours before the end of a day.
 const DAY: Duration = Duration::from_secs(86_400);
 const HOLD: HoldOperation = HoldOperation::Hold { ttl: MINUTE };
+const HOLD_NEW: HoldOperation = HoldOperation::HoldNew { ttl: MINUTE };
 /// A settlement of one counter that is bounded by its limit.
 const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
 /// Takes back any hold.
@@ -95,7 +96,7 @@ impl Counter<'_> {
     /// Applies an operation to one of its holds.
     async fn on_hold(&self, id: &str, limit: &Limit, cost: u64, operation: HoldOperation) -> Answer {
         let terms = match operation {
-            HoldOperation::Hold { .. } => terms(limit, cost),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => terms(limit, cost),
             _ => terms(&any_limit(limit), cost),
         };
         self.fixture.decide_held(&[(&self.key, terms)], id, operation).await[0]
@@ -590,6 +591,31 @@ conformance_tests! { hold_conformance:
                 let expected = if is_full { HoldOutcome::Unknown } else { HoldOutcome::Settled };
                 assert_eq!(outcomes(&ended), [expected; 2], "{limit:?}");
             }
+        }
+    }
+
+    /// A hold with an id that must be new is made once. If one counter knows the id, nothing changes anywhere, whatever the cost is and whether the
+    /// others admit it.
+    a_new_id_conflicts_with_any_that_is_known(fixture) {
+        for limit in all_limits() {
+            let [first, second] = [0; 2].map(|_| fixture.new_counter());
+            let tiers = |costs: [u64; 2]| [(&*first.key, terms(&limit, costs[0])), (&*second.key, terms(&limit, costs[1]))];
+            let made = first.on_hold("id", &limit, 4, HOLD_NEW).await;
+            assert_eq!((made.hold.outcome, made.charged, made.available), (HoldOutcome::Held, 1, 6), "{limit:?}");
+            assert_eq!(made.hold.expires_at, START.plus(MINUTE), "{limit:?}");
+            let conflict = [HoldOutcome::Conflict, HoldOutcome::NotHeld];
+            for costs in [[4, 1], [3, 1], [4, 11], [0, 0]] {
+                fixture.clock.advance(MICROSECOND);
+                let answers = fixture.decide_held(&tiers(costs), "id", HOLD_NEW).await;
+                assert_eq!(outcomes(&answers), conflict, "{limit:?} {costs:?}");
+                assert!(answers.iter().all(|answer| (answer.passes, answer.charged) == (0, 0)), "{limit:?}");
+                assert_eq!([first.left(&limit).await, second.left(&limit).await], [6, 10], "{limit:?}");
+            }
+            first.on_hold("id", &limit, 4, SETTLE).await;
+            assert_eq!(outcomes(&fixture.decide_held(&tiers([4, 1]), "id", HOLD_NEW).await), conflict, "{limit:?}");
+            fixture.clock.advance(HOLD_RETENTION);
+            let made = fixture.decide_held(&tiers([1, 1]), "id", HOLD_NEW).await;
+            assert_eq!(outcomes(&made), [HoldOutcome::Held; 2], "{limit:?}");
         }
     }
 
