@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { test } from "node:test";
 import { Client, HoldConflictError, InvalidRequestError, localBucket } from "sluicegate";
+import ts from "typescript";
 import { freePort, listen, RELAXED_MS, runProgram, sleep, until } from "./harness.mjs";
 
 const LABELS = { labels: { tenant: "acme" } };
@@ -377,4 +378,23 @@ test("queued settlements do not keep the process running", async (t) => {
     cwd: new URL("..", import.meta.url).pathname,
   });
   assert.deepEqual([code, output], [0, "queued\n"]);
+});
+
+test("await using renews and settles, as compiled by TypeScript", async (t) => {
+  const source = `async function run(client, request, use) {
+    await using hold = await client.hold(request);
+    return await use(hold);
+  }`;
+  const { outputText } = ts.transpileModule(source, { compilerOptions: { target: ts.ScriptTarget.ES2022 } });
+  const run = new Function(`${outputText}; return run;`)();
+  const server = await fakeServer(t, { ttlMs: 150 });
+  const client = startClient(t, server);
+  const request = { ...LABELS, cost: 9 };
+  await run(client, request, () => until("a renewal", () => server.paths().includes("renew")));
+  await assert.rejects(
+    run(client, request, () => Promise.reject(new Error("failed"))),
+    /failed/,
+  );
+  const ends = server.calls.filter(([path]) => path !== "hold" && path !== "renew");
+  assert.deepEqual(ends, Array(2).fill(["settle", 9]));
 });

@@ -32,7 +32,6 @@ use crate::{
 /// The start is 6 hours before the end of a day.
 const DAY: Duration = Duration::from_secs(86_400);
 const HOLD: HoldOperation = HoldOperation::Hold { ttl: MINUTE };
-const HOLD_NEW: HoldOperation = HoldOperation::HoldNew { ttl: MINUTE };
 /// A settlement of one counter that is bounded by its limit.
 const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
 /// Takes back any hold.
@@ -594,28 +593,30 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A hold with an id that must be new is made once. If one counter knows the id, nothing changes anywhere, whatever the cost is and whether the
-    /// others admit it.
-    a_new_id_conflicts_with_any_that_is_known(fixture) {
+    /// An id that must be new conflicts with a hold of the same id, in any of its tiers, and leaves it as it is: also if another tier denies.
+    an_id_that_must_be_new_never_changes_a_hold_that_exists(fixture) {
         for limit in all_limits() {
-            let [first, second] = [0; 2].map(|_| fixture.new_counter());
-            let tiers = |costs: [u64; 2]| [(&*first.key, terms(&limit, costs[0])), (&*second.key, terms(&limit, costs[1]))];
-            let made = first.on_hold("id", &limit, 4, HOLD_NEW).await;
-            assert_eq!((made.hold.outcome, made.charged, made.available), (HoldOutcome::Held, 1, 6), "{limit:?}");
-            assert_eq!(made.hold.expires_at, START.plus(MINUTE), "{limit:?}");
-            let conflict = [HoldOutcome::Conflict, HoldOutcome::NotHeld];
-            for costs in [[4, 1], [3, 1], [4, 11], [0, 0]] {
-                fixture.clock.advance(MICROSECOND);
-                let answers = fixture.decide_held(&tiers(costs), "id", HOLD_NEW).await;
-                assert_eq!(outcomes(&answers), conflict, "{limit:?} {costs:?}");
-                assert!(answers.iter().all(|answer| (answer.passes, answer.charged) == (0, 0)), "{limit:?}");
-                assert_eq!([first.left(&limit).await, second.left(&limit).await], [6, 10], "{limit:?}");
+            let counters = [fixture.new_counter(), fixture.new_counter(), fixture.new_counter()];
+            let [first, second, third] = &counters;
+            let new = HoldOperation::HoldNew { ttl: MINUTE };
+            let hold = async |counters: &[&Counter<'_>], cost| {
+                let tiers: Vec<_> = counters.iter().map(|counter| (&*counter.key, terms(&limit, cost))).collect();
+                outcomes(&fixture.decide_held(&tiers, "id", new).await)
+            };
+            let left = async || (first.left(&limit).await, second.left(&limit).await, third.left(&limit).await);
+            assert_eq!(hold(&[first, second], 4).await, [HoldOutcome::Held; 2], "{limit:?}");
+            for (tiers, cost) in [(vec![first, second], 4), (vec![first], 1), (vec![first, third], 4)] {
+                let outcomes = hold(&tiers, cost).await;
+                assert!(outcomes.contains(&HoldOutcome::Conflict), "{limit:?}: {outcomes:?}");
+                assert!(!outcomes.contains(&HoldOutcome::Held), "{limit:?}: {outcomes:?}");
+                assert_eq!(left().await, (6, 6, 10), "{limit:?}");
             }
-            first.on_hold("id", &limit, 4, SETTLE).await;
-            assert_eq!(outcomes(&fixture.decide_held(&tiers([4, 1]), "id", HOLD_NEW).await), conflict, "{limit:?}");
-            fixture.clock.advance(HOLD_RETENTION);
-            let made = fixture.decide_held(&tiers([1, 1]), "id", HOLD_NEW).await;
-            assert_eq!(outcomes(&made), [HoldOutcome::Held; 2], "{limit:?}");
+            let denied = hold(&[second, third], 11).await;
+            assert!(!denied.contains(&HoldOutcome::Held), "{denied:?}");
+            assert_eq!(left().await, (6, 6, 10), "{limit:?}: a denial does not take back the hold");
+            let tiers = [first, second].map(|counter| (&*counter.key, terms(&any_limit(&limit), 1)));
+            let settled = outcomes(&fixture.decide_held(&tiers, "id", SETTLE).await);
+            assert_eq!(settled, [HoldOutcome::Settled; 2], "{limit:?}");
         }
     }
 

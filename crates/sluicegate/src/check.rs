@@ -50,8 +50,8 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same. Sent only once, so that a
-    /// conflict is never with itself.
+    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never takes back a
+    /// hold that exists. Sent only once, so that a conflict is never with itself.
     HoldNew {
         /// When the hold expires, from now.
         ttl: Duration,
@@ -124,6 +124,11 @@ impl HoldOperation {
             Self::Hold { ttl } | Self::HoldNew { ttl } => Some(ttl),
             _ => None,
         }
+    }
+
+    /// Whether the operation makes a hold whose id must be new.
+    pub(crate) fn needs_new_id(self) -> bool {
+        matches!(self, Self::HoldNew { .. })
     }
 
     /// Returns the operation for some tiers of its check.

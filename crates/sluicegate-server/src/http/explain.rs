@@ -60,8 +60,9 @@ pub struct LimitView {
     pub algorithm: Cow<'static, str>,
     /// Units per window.
     pub amount: u64,
-    /// The window.
-    pub window: String,
+    /// The window; `None` if the algorithm has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     /// The time zone of a calendar window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
@@ -148,7 +149,7 @@ impl LimitView {
         Self {
             algorithm: limit.algorithm().name().into(),
             amount: limit.amount(),
-            window: window::text(limit),
+            window: limit.algorithm().properties().has_window.then(|| window::text(limit)),
             zone: limit.calendar().map(|calendar| calendar.zone().to_owned()),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             capacity: limit.capacity(),

@@ -2,7 +2,6 @@
 
 use std::{
     future::IntoFuture,
-    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -262,7 +261,7 @@ pub(super) fn held_decision(
     id: HoldId,
     ttl: Duration,
     held: Vec<HeldTier>,
-    mut decisions: TierDecisions,
+    decisions: TierDecisions,
     denials: Vec<crate::decision::TierDecision>,
 ) -> Result<HoldDecision, Error> {
     let holds = &decisions.holds;
@@ -276,12 +275,6 @@ pub(super) fn held_decision(
     let expires_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.expires_at).min();
     let made_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.at).max();
     let token = HoldToken { id, tiers: decisions.held_tiers(held) };
-    if is_repeated {
-        // rules that were added since do not deny a hold that exists
-        let holds = mem::take(&mut decisions.holds);
-        let mut is_made = holds.iter().map(is_made);
-        decisions.tiers.retain(|tier| is_made.next() == Some(true) || tier.mode == Mode::Shadow);
-    }
     let mut decision = decisions.combine(denials);
     if is_repeated {
         decision.at = made_at;

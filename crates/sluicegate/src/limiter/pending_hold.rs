@@ -44,8 +44,8 @@ impl UnansweredHold {
     }
 }
 
-/// A hold in flight whose id nobody else has. If the caller is dropped, for example because its client disconnected, the hold is completed
-/// in the background and released; otherwise it would count until it expires.
+/// A hold in flight whose id only its caller could use. If the caller is dropped, for example because its client disconnected, the hold is
+/// completed in the background and released; otherwise it would count until it expires.
 pub(super) struct ReleasedIfDropped<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static>
 {
     limiter: &'a Limiter,

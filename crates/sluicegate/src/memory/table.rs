@@ -273,27 +273,21 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
         match check.hold() {
             None => self.decide_tiers(check, &tiers, None),
-            Some(HoldCall { id, operation: HoldOperation::Hold { ttl } }) => {
+            Some(HoldCall {
+                id,
+                operation: operation @ (HoldOperation::Hold { ttl } | HoldOperation::HoldNew { ttl }),
+            }) => {
                 let id = id.as_str().as_bytes();
                 let known = |(tier, location): &HeldTier<'_>| {
-                    self.holds_of(tier, location)?.repeat(id, tier.terms.cost.units(), self.now)
+                    let holds = self.holds_of(tier, location)?;
+                    if operation.needs_new_id() {
+                        holds.conflict(id, self.now)
+                    } else {
+                        holds.repeat(id, tier.terms.cost.units(), self.now)
+                    }
                 };
                 let known: Vec<Option<Answer>> = tiers.iter().map(known).collect();
                 if known.iter().flatten().any(|answer| answer.hold.outcome == HoldOutcome::Conflict) {
-                    return known.into_iter().map(|answer| answer.unwrap_or(Answer::NONE)).collect();
-                }
-                self.decide_tiers(check, &tiers, Some(MadeHold { id, ttl: *ttl, known: &known }))
-            }
-            Some(HoldCall { id, operation: HoldOperation::HoldNew { ttl } }) => {
-                let id = id.as_str().as_bytes();
-                let conflict = |(tier, location): &HeldTier<'_>| {
-                    let known =
-                        self.holds_of(tier, location)?.repeat(id, tier.terms.cost.units(), self.now)?;
-                    let hold = HoldAnswer { outcome: HoldOutcome::Conflict, ..known.hold };
-                    Some(Answer { hold, ..Answer::NONE })
-                };
-                let known: Vec<Option<Answer>> = tiers.iter().map(conflict).collect();
-                if known.iter().any(Option::is_some) {
                     return known.into_iter().map(|answer| answer.unwrap_or(Answer::NONE)).collect();
                 }
                 self.decide_tiers(check, &tiers, Some(MadeHold { id, ttl: *ttl, known: &known }))

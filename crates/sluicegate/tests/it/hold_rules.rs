@@ -39,17 +39,20 @@ async fn a_changed_rule_does_not_change_the_settlement_of_a_hold() {
 }
 
 #[tokio::test]
-async fn a_rule_that_was_added_since_does_not_deny_a_repeated_hold() {
+async fn a_repeated_hold_is_completed_or_taken_back_by_a_rule_that_was_added_since() {
     let limiter = Limiter::in_memory([budget("tokens", 100)]).unwrap();
     let id = HoldId::new("request").unwrap();
     let labels = Labels::default();
     let hold = || limiter.hold(&labels, tokens(60)).id(id.clone()).decide();
     assert!(hold().await.unwrap().decision.is_allowed());
-    limiter.reconfigure([budget("tokens", 100), budget("small", 1)]).unwrap();
+    limiter.reconfigure([budget("tokens", 100), budget("wide", 200)]).unwrap();
     let repeated = hold().await.unwrap();
     assert!(repeated.is_repeated && repeated.decision.is_allowed());
-    let token = repeated.token.unwrap();
-    assert_eq!(limiter.settle(&token, tokens(10)).await.unwrap().outcome, SettleOutcome::Settled);
+    limiter.reconfigure([budget("tokens", 100), budget("small", 1)]).unwrap();
+    let denied = hold().await.unwrap();
+    assert_eq!((denied.decision.is_allowed(), denied.token), (false, None));
+    limiter.reconfigure([budget("tokens", 100)]).unwrap();
+    assert_eq!(remaining(&limiter).await, Some(100));
 }
 
 #[tokio::test]
