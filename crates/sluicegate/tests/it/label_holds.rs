@@ -171,7 +171,8 @@ async fn a_single_number_is_the_cost_in_the_units_of_the_rules_that_name_the_lab
             vec![rule("a", "tokens"), rule("b", "tokens"), rule("c", "cents")],
             vec![("requests", 1), ("tokens", 7), ("cents", 7)],
         ),
-        (vec![rule("plain", "requests"), rule("tokens", "tokens")], vec![("requests", 7), ("tokens", 7)]),
+        (vec![rule("plain", "requests"), rule("tokens", "tokens")], vec![("requests", 1), ("tokens", 7)]),
+        (vec![rule("plain", "requests")], vec![("requests", 7)]),
     ] {
         let limiter = Limiter::new(MemoryStore::new(), rules).unwrap();
         let hold = limiter.label_hold(&labels([("id", "r")])).unwrap();
