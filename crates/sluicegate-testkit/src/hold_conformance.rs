@@ -95,7 +95,7 @@ impl Counter<'_> {
     /// Applies an operation to one of its holds.
     async fn on_hold(&self, id: &str, limit: &Limit, cost: u64, operation: HoldOperation) -> Answer {
         let terms = match operation {
-            HoldOperation::Hold { .. } => terms(limit, cost),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => terms(limit, cost),
             _ => terms(&any_limit(limit), cost),
         };
         self.fixture.decide_held(&[(&self.key, terms)], id, operation).await[0]

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelHold {
     id: HoldId,
-    /// The units of the rules with a window that name the label, each once.
+    /// The units of the rules with a window that name the label, each once; `requests` only if there are no others.
     units: Vec<Unit>,
 }
 
@@ -39,7 +39,7 @@ impl LabelHold {
     }
 
     /// Returns the costs of a request that has only one number: its cost in the units of the rules that name the label, besides one
-    /// request. Without such units, it is the number of requests.
+    /// request. If they count nothing but requests, it is the number of requests.
     ///
     /// # Errors
     /// If there are too many units.
@@ -87,6 +87,9 @@ impl Limiter {
                 units.push(rule.unit.clone());
             }
         }
+        if units.len() > 1 {
+            units.retain(|unit| **unit != *DEFAULT_UNIT);
+        }
         Some(LabelHold { id, units })
     }
 
@@ -96,7 +99,7 @@ impl Limiter {
     /// A rule that counts requests in flight counts the request once, times its own cost; those that match only requests that
     /// [skip](Request::skip_concurrency) them are left out. The charges of these requests stay as they are.
     ///
-    /// The id is not trusted. If one of the counters knows it, nothing is held: the request is charged like a check, or denied if an enforced
+    /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced
     /// rule counts requests in flight.
     ///
     /// # Errors
@@ -105,9 +108,9 @@ impl Limiter {
         self.decide_group(requests, Some(id)).await
     }
 
-    /// Replaces the estimate of the hold whose id the labels carry, exactly once: for the rules that match the labels and [name a
-    /// label](Rule::hold) by the actual cost, in the unit of each rule; for the others, and without an actual cost, the estimate stays.
-    /// Rules that count requests in flight no longer count it.
+    /// Replaces the estimate of the hold whose id the labels carry, exactly once: by the actual cost, in the units of
+    /// [`LabelHold::costs`], for the rules that match the labels and [name a label](Rule::hold). For other rules and units, and without an
+    /// actual cost, the estimate stays. Rules that count requests in flight no longer count it.
     ///
     /// # Errors
     /// When the store does not answer and too many operations wait for it.
@@ -134,7 +137,7 @@ impl Limiter {
         actual: Option<Cost>,
         max_excess: Option<u64>,
     ) -> Result<Settlement, Error> {
-        let Some(LabelHold { id, .. }) = self.label_hold(labels) else {
+        let Some(LabelHold { id, units: settled }) = self.label_hold(labels) else {
             return Ok(Settlement::of(Vec::new(), SettleOutcome::Unknown));
         };
         let mut matched = MatchedRules::default();
@@ -142,11 +145,11 @@ impl Limiter {
         matched.add(|| self.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
         let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
         let token = HoldToken { id, tiers: tiers.collect() };
-        let units = |factor: Cost| {
-            let product = actual?.units().checked_mul(factor.units());
+        let units = matched.infos.iter().map(|info| {
+            let actual = actual.filter(|_| info.names_hold && settled.contains(&info.unit))?;
+            let product = actual.units().checked_mul(info.factor.units());
             Some(product.and_then(|units| Cost::new(units).ok()).unwrap_or(Cost::MAX))
-        };
-        let units = matched.infos.iter().map(|info| if info.names_hold { units(info.factor) } else { None });
+        });
         let units: Vec<Option<Cost>> = units.collect();
         self.adjust_hold(&token, Adjustment::SettleTiers { units: &units, max_excess }).await
     }
